@@ -1,0 +1,273 @@
+"""The description of a transformer that both implementations read.
+
+Plain frozen dataclasses, checked when they are made; this file imports neither jax nor torch.
+Every field that changes a number is here under its own name, so that nothing rests on a framework's default.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from jax_tformer.errors import InputError
+
+Activation = Literal["relu", "gelu_erf", "gelu_tanh", "silu"]
+AttentionScale = Literal["head_width", "model_width", "none"]
+Dtype = Literal["float64", "float32", "bfloat16"]
+Head = Literal["none", "linear", "transform"]
+Initializer = Literal["normal", "xavier_uniform"]
+Norm = Literal["layernorm", "rmsnorm"]
+NormPlacement = Literal["pre", "post"]
+Positions = Literal["sinusoidal_interleaved", "sinusoidal_half", "learned", "rotary", "none"]
+Remat = Literal["none", "dots", "full"]
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises InputError(message) unless `condition` holds."""
+    if not condition:
+        raise InputError(message)
+
+
+def require_positive(config: Any, *names: str) -> None:
+    """Raises InputError unless every named field is an integer of at least 1."""
+    for name in names:
+        value = getattr(config, name)
+        require(
+            isinstance(value, int) and not isinstance(value, bool) and value >= 1,
+            f"{name} is {value!r}; expected a whole number of at least 1",
+        )
+
+
+def require_finite(config: Any, *names: str, above: float | None = None, minimum: float | None = None) -> None:
+    """Raises InputError unless every named field is a finite number, above `above` and not below `minimum`."""
+    for name in names:
+        value = getattr(config, name)
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        bound = f" above {above:g}" if above is not None else f" of at least {minimum:g}" if minimum is not None else ""
+        within = number and (above is None or value > above) and (minimum is None or value >= minimum)
+        require(within, f"{name} is {value!r}; expected a finite number{bound}")
+
+
+def require_choice(config: Any, name: str, allowed: Any) -> None:
+    """Raises InputError unless the named field is one of the values of the Literal type `allowed`."""
+    value = getattr(config, name)
+    require(
+        value in get_args(allowed), f"{name} is {value!r}; expected one of {', '.join(map(repr, get_args(allowed)))}"
+    )
+
+
+def require_fraction(config: Any, *names: str) -> None:
+    """Raises InputError unless every named field is a number from 0 up to, but not including, 1."""
+    for name in names:
+        value = getattr(config, name)
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        require(number and 0 <= value < 1, f"{name} is {value!r}; expected a number from 0 to below 1")
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """One stack of layers, encoder or decoder, with the embedding that feeds it."""
+
+    num_layers: int = 6
+    """Layers."""
+    num_heads: int = 8
+    """Query heads."""
+    feedforward_width: int = 2048
+    """Inner width of the feed-forward layers."""
+    key_value_heads: int | None = None
+    """Key/value heads, shared by groups of query heads; None: as many as query heads."""
+    head_width: int | None = None
+    """Width of one head; None: d_model / num_heads."""
+    attention_scale: AttentionScale = "head_width"
+    """Attention scores are multiplied by head_width^-0.5, by d_model^-0.5, or left alone (none)."""
+    query_bias: bool = True
+    """Bias of the query projections."""
+    key_bias: bool = True
+    """Bias of the key projections."""
+    value_bias: bool = True
+    """Bias of the value projections."""
+    output_bias: bool = True
+    """Bias of the attention output projections."""
+    feedforward_bias: bool = True
+    """Biases of the feed-forward layers."""
+    activation: Activation = "relu"
+    """Activation of the feed-forward layers."""
+    gated: bool = False
+    """Gated feed-forward: down(activation(gate(x)) * up(x)) instead of down(activation(up(x)))."""
+    norm: Norm = "layernorm"
+    """Kind of normalisation."""
+    norm_placement: NormPlacement = "post"
+    """pre: x + f(norm(x)); post: norm(x + f(x))."""
+    norm_eps: float = 1e-5
+    """Added to the variance (or the mean square) inside the root."""
+    norm_bias: bool = True
+    """Bias of the normalisations; RMSNorm has none, so there it must be False."""
+    final_norm: bool = False
+    """A normalisation after the last layer."""
+    embedding_norm: bool = False
+    """A normalisation of the embedded input."""
+    embedding_scale: bool = False
+    """Multiply token embeddings by sqrt(d_model)."""
+    positions: Positions = "sinusoidal_interleaved"
+    """How positions enter: sine at even and cosine at odd columns, sine half then cosine half, learned, rotary, none."""
+    max_positions: int | None = None
+    """Rows of the learned position table; None where positions are not learned."""
+    position_base: float = 10000.0
+    """Base of the sinusoidal and rotary wavelengths."""
+    token_types: int = 0
+    """Rows of the token-type (segment) table; 0: no such table."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "num_layers", "num_heads", "feedforward_width")
+        for name in ("key_value_heads", "head_width", "max_positions"):
+            if getattr(self, name) is not None:
+                require_positive(self, name)
+        require_choice(self, "attention_scale", AttentionScale)
+        require_choice(self, "activation", Activation)
+        require_choice(self, "norm", Norm)
+        require_choice(self, "norm_placement", NormPlacement)
+        require_choice(self, "positions", Positions)
+        require_finite(self, "norm_eps", "position_base", above=0)
+        require(
+            self.norm == "layernorm" or not self.norm_bias,
+            "norm is 'rmsnorm' and norm_bias is True; expected norm_bias False, since RMSNorm has no bias",
+        )
+        require(
+            isinstance(self.token_types, int) and self.token_types >= 0,
+            f"token_types is {self.token_types!r}; expected a whole number of at least 0",
+        )
+        key_value_heads = self.key_value_heads or self.num_heads
+        require(
+            self.num_heads % key_value_heads == 0,
+            f"num_heads is {self.num_heads} and key_value_heads is {key_value_heads}; "
+            "expected a number of heads that the key/value heads divide",
+        )
+        require(
+            (self.positions == "learned") == (self.max_positions is not None),
+            f"positions is {self.positions!r} and max_positions is {self.max_positions}; "
+            "expected max_positions with learned positions, and only there",
+        )
+
+
+@dataclass(frozen=True)
+class DropoutConfig:
+    """The four dropout rates; all apply only where a dropout key is given."""
+
+    embedding: float = 0.0
+    """Of the embedded input."""
+    attention: float = 0.0
+    """Of the attention weights."""
+    residual: float = 0.0
+    """Of every sublayer's output, before it is added to the residual stream."""
+    feedforward: float = 0.0
+    """Of the activations inside the feed-forward layers."""
+
+    def __post_init__(self) -> None:
+        require_fraction(self, "embedding", "attention", "residual", "feedforward")
+
+
+@dataclass(frozen=True)
+class ComputeConfig:
+    """In which arithmetic and in which order the layers are computed."""
+
+    parameter_dtype: Dtype = "float32"
+    """Type in which parameters are kept."""
+    dtype: Dtype = "float32"
+    """Type of activations and matrix products; norms, softmax and loss never go below float32."""
+    remat: Remat = "none"
+    """What the backward pass computes again: nothing, all but matrix products (dots), or whole layers (full)."""
+    unroll: int = 1
+    """Layers computed in one iteration of the scan over layers."""
+
+    def __post_init__(self) -> None:
+        require_choice(self, "parameter_dtype", Dtype)
+        require_choice(self, "dtype", Dtype)
+        require_choice(self, "remat", Remat)
+        require_positive(self, "unroll")
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """A transformer. Which stacks exist decides its kind: both, an encoder-decoder; one, encoder- or decoder-only."""
+
+    vocab_size: int | None = None
+    """Rows of the token table; None: as many as the experiment's tokenizer has ids."""
+    d_model: int = 512
+    """Width of the residual stream."""
+    encoder: StackConfig | None = None
+    """The encoder: every position attends to every other."""
+    decoder: StackConfig | None = None
+    """The decoder: causal, with cross-attention if there is an encoder."""
+    shared_embedding: bool = False
+    """Encoder and decoder read one token table."""
+    head: Head = "linear"
+    """What stands on the last stack: nothing, a vocabulary projection, or BERT's transform before that projection."""
+    tied_head: bool = False
+    """The vocabulary projection is the transposed token table of the last stack."""
+    head_bias: bool = False
+    """Bias of the vocabulary projection."""
+    initializer: Initializer = "normal"
+    """normal: standard deviation initializer_std; xavier_uniform: by fan-in and fan-out, token tables d_model^-0.5."""
+    initializer_std: float = 0.02
+    """Standard deviation of the normal initializer, and of learned position and token-type tables under either."""
+    residual_init_scale: bool = False
+    """Start the projections that end a residual branch smaller, by (branches in the stack)^-0.5, as GPT-2 does."""
+    dropout: DropoutConfig = field(default_factory=DropoutConfig)
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+
+    def __post_init__(self) -> None:
+        if self.vocab_size is not None:
+            require_positive(self, "vocab_size")
+        require_positive(self, "d_model")
+        require_choice(self, "head", Head)
+        require_choice(self, "initializer", Initializer)
+        require_finite(self, "initializer_std", above=0)
+        require(
+            self.encoder is not None or self.decoder is not None,
+            "a transformer has neither encoder nor decoder; expected at least one stack",
+        )
+        require(
+            not self.shared_embedding or (self.encoder is not None and self.decoder is not None),
+            "shared_embedding is set, but there is only one stack; expected an encoder and a decoder",
+        )
+        require(
+            self.head != "none" or not (self.tied_head or self.head_bias),
+            "tied_head or head_bias is set, but head is 'none'; expected 'linear' or 'transform'",
+        )
+        for stack in filter(None, (self.encoder, self.decoder)):
+            self._check_widths(stack)
+
+    def _check_widths(self, stack: StackConfig) -> None:
+        require(
+            stack.head_width is not None or self.d_model % stack.num_heads == 0,
+            f"d_model is {self.d_model} and num_heads is {stack.num_heads}; "
+            "expected a width divisible by the number of heads, or head_width set",
+        )
+        require(
+            not stack.positions.startswith("sinusoidal") or self.d_model % 2 == 0,
+            f"d_model is {self.d_model}; sinusoidal positions need an even width",
+        )
+        require(
+            stack.positions != "rotary" or self.head_width(stack) % 2 == 0,
+            f"the head width is {self.head_width(stack)}; rotary positions need an even one",
+        )
+
+    @property
+    def output_stack(self) -> StackConfig:
+        """The stack that the head stands on: the decoder where there is one."""
+        stack = self.decoder or self.encoder
+        assert stack is not None  # checked on construction
+        return stack
+
+    def head_width(self, stack: StackConfig) -> int:
+        """C, the width of one head of `stack`."""
+        return stack.head_width or self.d_model // stack.num_heads
+
+    def with_vocab_size(self, vocab_size: int) -> "TransformerConfig":
+        """This config for a vocabulary of `vocab_size` ids, unless it names a size of its own."""
+        return self if self.vocab_size is not None else dataclasses.replace(self, vocab_size=vocab_size)
+
+    def with_dtype(self, dtype: Dtype) -> "TransformerConfig":
+        """This config with parameters and arithmetic in `dtype`."""
+        compute = dataclasses.replace(self.compute, parameter_dtype=dtype, dtype=dtype)
+        return dataclasses.replace(self, compute=compute)

@@ -1,0 +1,8 @@
+"""The one exception that means "the user can mend this"."""
+
+
+class InputError(ValueError):
+    """Bad input: its message is one line that says what was wrong, what was expected and what to do.
+
+    The command-line programs print it without a traceback and exit with status 2.
+    """

@@ -1,0 +1,48 @@
+"""The decoder alone: a language model, GPT's shape."""
+
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jax_tformer.config import TransformerConfig
+from jax_tformer.models.outputs import Outputs
+from jax_tformer.nn.blocks import Context
+from jax_tformer.nn.dropout import split_key
+from jax_tformer.nn.embedding import Head, InputEmbedding
+from jax_tformer.nn.masks import both, causal_mask, padding_mask
+from jax_tformer.nn.positions import position_ids
+from jax_tformer.nn.stacks import Stack
+
+
+class DecoderOnly(nnx.Module):
+    """logits = head(decoder(embedding(tokens))), every position seeing itself and what stands before it."""
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        assert config.decoder is not None
+        self.embedding = InputEmbedding(config, config.decoder, rngs=rngs)
+        self.decoder = Stack(config, config.decoder, cross=False, rngs=rngs)
+        self.head = Head(config, rngs=rngs) if config.head != "none" else None
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        *,
+        mask: Bool[Array, "B T"] | None = None,
+        positions: Int[Array, "#B T"] | None = None,
+        token_types: Int[Array, "B T"] | None = None,
+        dropout_key: Key[Array, ""] | None = None,
+        capture: bool = False,
+    ) -> Float[Array, "B T V"] | Outputs:
+        """Logits `[B, T, V]` (without a head: hidden states `[B, T, D]`); with `capture`, Outputs.
+
+        `mask` is True at tokens and False at padding, on either side; positions then count tokens only.
+        """
+        embedding_key, decoder_key = split_key(dropout_key, 2)
+        positions = position_ids(tokens.shape[1], mask) if positions is None else positions
+        x = self.embedding(tokens, positions, token_types=token_types, dropout_key=embedding_key)
+        context = Context(
+            self_mask=both(causal_mask(tokens.shape[1]), padding_mask(mask)), rotation=self.decoder.rotation(positions)
+        )
+        x, captured = self.decoder(x, context, dropout_key=decoder_key, capture=capture)
+        if self.head is not None:
+            x = self.head(x, self.embedding.tokens)
+        return Outputs(x, decoder=captured) if capture else x

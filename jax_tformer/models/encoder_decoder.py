@@ -1,0 +1,98 @@
+"""The encoder-decoder of "Attention is all you need" (Vaswani et al., 2017, section 3)."""
+
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jax_tformer.config import TransformerConfig
+from jax_tformer.models.outputs import Outputs
+from jax_tformer.nn.blocks import Captured, Context
+from jax_tformer.nn.dropout import split_key
+from jax_tformer.nn.embedding import Head, InputEmbedding, Table
+from jax_tformer.nn.masks import both, causal_mask, padding_mask
+from jax_tformer.nn.positions import position_ids
+from jax_tformer.nn.stacks import Stack
+
+
+class EncoderDecoder(nnx.Module):
+    """logits = decode(target, encode(source)): the decoder asks, the encoder's output answers."""
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        assert config.encoder is not None and config.decoder is not None
+        self.source_embedding = InputEmbedding(config, config.encoder, rngs=rngs)
+        self.encoder = Stack(config, config.encoder, cross=False, rngs=rngs)
+        self.target_embedding = InputEmbedding(config, config.decoder, rngs=rngs, tokens=not config.shared_embedding)
+        self.decoder = Stack(config, config.decoder, cross=True, rngs=rngs)
+        self.head = Head(config, rngs=rngs) if config.head != "none" else None
+
+    def __call__(
+        self,
+        source: Int[Array, "B S"],
+        target: Int[Array, "B T"],
+        *,
+        source_mask: Bool[Array, "B S"] | None = None,
+        target_mask: Bool[Array, "B T"] | None = None,
+        dropout_key: Key[Array, ""] | None = None,
+        capture: bool = False,
+    ) -> Float[Array, "B T V"] | Outputs:
+        """Logits `[B, T, V]` of the token after each of `target` (shifted right: it begins with the start token).
+
+        Masks are True at tokens and False at padding, on either side. Without a head: hidden states `[B, T, D]`;
+        with `capture`, Outputs.
+        """
+        encoder_key, decoder_key = split_key(dropout_key, 2)
+        memory, encoder = self._encode(source, source_mask, encoder_key, capture)
+        logits, decoder = self._decode(target, memory, source_mask, target_mask, decoder_key, capture)
+        return Outputs(logits, encoder, decoder) if capture else logits
+
+    def encode(
+        self, source: Int[Array, "B S"], *, source_mask: Bool[Array, "B S"] | None = None
+    ) -> Float[Array, "B S D"]:
+        """The memory that `decode` attends to."""
+        return self._encode(source, source_mask, None, False)[0]
+
+    def decode(
+        self,
+        target: Int[Array, "B T"],
+        memory: Float[Array, "B S D"],
+        *,
+        source_mask: Bool[Array, "B S"] | None = None,
+        target_mask: Bool[Array, "B T"] | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Logits of the token after each of `target`, given the encoder's output."""
+        return self._decode(target, memory, source_mask, target_mask, None, False)[0]
+
+    def _encode(
+        self, source: Array, source_mask: Array | None, key: Array | None, capture: bool
+    ) -> tuple[Array, Captured | None]:
+        embedding_key, stack_key = split_key(key, 2)
+        positions = position_ids(source.shape[1], source_mask)
+        x = self.source_embedding(source, positions, dropout_key=embedding_key)
+        context = Context(self_mask=padding_mask(source_mask), rotation=self.encoder.rotation(positions))
+        return self.encoder(x, context, dropout_key=stack_key, capture=capture)
+
+    def _decode(
+        self,
+        target: Array,
+        memory: Array,
+        source_mask: Array | None,
+        target_mask: Array | None,
+        key: Array | None,
+        capture: bool,
+    ) -> tuple[Array, Captured | None]:
+        embedding_key, stack_key = split_key(key, 2)
+        positions = position_ids(target.shape[1], target_mask)
+        x = self.target_embedding(target, positions, table=self._target_table, dropout_key=embedding_key)
+        context = Context(
+            self_mask=both(causal_mask(target.shape[1]), padding_mask(target_mask)),
+            memory=memory,
+            cross_mask=padding_mask(source_mask),
+            rotation=self.decoder.rotation(positions),
+        )
+        x, captured = self.decoder(x, context, dropout_key=stack_key, capture=capture)
+        return (x if self.head is None else self.head(x, self._target_table)), captured
+
+    @property
+    def _target_table(self) -> Table:
+        table = self.target_embedding.tokens or self.source_embedding.tokens
+        assert table is not None
+        return table

@@ -1,0 +1,75 @@
+"""The functional face of the models: a pure pair of init and apply."""
+
+from typing import Any
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Key
+
+from jax_tformer.config import TransformerConfig
+from jax_tformer.errors import InputError
+from jax_tformer.models.decoder_only import DecoderOnly
+from jax_tformer.models.encoder_decoder import EncoderDecoder
+from jax_tformer.models.encoder_only import EncoderOnly
+from jax_tformer.nn.arrays import Params
+
+Model = EncoderDecoder | DecoderOnly | EncoderOnly
+
+
+class Transformer:
+    """A transformer as pure functions of its parameters, a plain nested dict of arrays.
+
+    `init` and `apply` can be jitted, differentiated and vmapped; nothing is kept between calls.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        if config.vocab_size is None:
+            raise InputError("vocab_size is None; a model needs a number: TransformerConfig(vocab_size=...)")
+        self.config = config
+        self._graph, state = nnx.split(nnx.eval_shape(lambda: _model(config, nnx.Rngs(0))), nnx.Param)
+        self.shapes: Params = nnx.to_pure_dict(state)
+        """The parameters as jax.ShapeDtypeStruct: names, shapes and dtypes without the numbers."""
+
+    def init(self, key: Key[Array, ""]) -> Params:
+        """Fresh parameters; the same key gives the same parameters, to the bit, on one platform."""
+        return jax.jit(self._init)(key)
+
+    def apply(self, params: Params, *inputs: Array, **options: Any) -> Any:
+        """The model's logits; inputs and options are those of the model's kind.
+
+        Encoder-decoder: `apply(params, source, target, source_mask=, target_mask=)`; one stack:
+        `apply(params, tokens, mask=, positions=, token_types=)`; all: `dropout_key=` (absent = deterministic) and
+        `capture=True` (returns Outputs, with every layer's hidden states and attention weights).
+        """
+        return self.bind(params)(*inputs, **options)
+
+    def encode(self, params: Params, source: Array, **options: Any) -> Array:
+        """The encoder's output `[B, S, D]` of an encoder-decoder."""
+        return self._encoder_decoder(params).encode(source, **options)
+
+    def decode(self, params: Params, target: Array, memory: Array, **options: Any) -> Array:
+        """Logits `[B, T, V]` of an encoder-decoder, given `memory`, the result of `encode`."""
+        return self._encoder_decoder(params).decode(target, memory, **options)
+
+    def bind(self, params: Params) -> Any:
+        """The Flax module with these parameters in it, to call parts of it by name."""
+        return nnx.merge(self._graph, params)
+
+    def _encoder_decoder(self, params: Params) -> EncoderDecoder:
+        if self.config.encoder is None or self.config.decoder is None:
+            raise TypeError("encode and decode need a model with an encoder and a decoder")
+        return self.bind(params)
+
+    def _init(self, key: Key[Array, ""]) -> Params:
+        return nnx.to_pure_dict(nnx.state(_model(self.config, nnx.Rngs(params=key)), nnx.Param))
+
+
+def _model(config: TransformerConfig, rngs: nnx.Rngs) -> Model:
+    if config.encoder is None:
+        return DecoderOnly(config, rngs=rngs)
+    return EncoderOnly(config, rngs=rngs) if config.decoder is None else EncoderDecoder(config, rngs=rngs)
+
+
+def transformer(config: TransformerConfig) -> Transformer:
+    """The transformer that `config` describes: `net.init(key)` gives parameters, `net.apply(params, ...)` logits."""
+    return Transformer(config)

@@ -1,0 +1,83 @@
+"""One layer: attention, cross-attention in a decoder that has an encoder, feed-forward, each in a residual branch."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Key
+
+from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.nn.attention import Attention, Rotation
+from jax_tformer.nn.dropout import dropout, split_key
+from jax_tformer.nn.feedforward import FeedForward
+from jax_tformer.nn.norms import Norm
+
+
+class Context(NamedTuple):
+    """What all layers of a stack see alike in one forward pass."""
+
+    self_mask: Bool[Array, "#B 1 #T T"] | None = None
+    memory: Float[Array, "B S D"] | None = None
+    cross_mask: Bool[Array, "B 1 1 S"] | None = None
+    rotation: Rotation | None = None
+
+
+class Captured(NamedTuple):
+    """What `capture=True` brings back from one layer, or stacked along L from all of them."""
+
+    hidden: Float[Array, "*L B T D"]
+    """The residual stream after the layer."""
+    self_attention: Float[Array, "*L B H T T"]
+    """Attention weights."""
+    cross_attention: Float[Array, "*L B H T S"] | None
+    """Attention weights over the encoder's output."""
+
+
+class Block(nnx.Module):
+    """x + attention(norm(x)), x + feedforward(norm(x)) (pre), or norm(x + attention(x)) ... (post; the paper)."""
+
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, cross: bool, rngs: nnx.Rngs):
+        branches = stack.num_layers * (3 if cross else 2)
+        self.self_attention = Attention(config, stack, rngs=rngs, residual_branches=branches)
+        self.self_attention_norm = Norm(config, stack)
+        self.cross_attention = Attention(config, stack, rngs=rngs, residual_branches=branches) if cross else None
+        self.cross_attention_norm = Norm(config, stack) if cross else None
+        self.feedforward = FeedForward(config, stack, rngs=rngs, residual_branches=branches)
+        self.feedforward_norm = Norm(config, stack)
+        self.pre = stack.norm_placement == "pre"
+        self.dropout_rate = config.dropout.residual
+
+    def __call__(
+        self, x: Float[Array, "B T D"], context: Context, *, dropout_key: Key[Array, ""] | None = None
+    ) -> tuple[Float[Array, "B T D"], Captured]:
+        """The layer applied to x, and what it computed on the way."""
+        keys = split_key(dropout_key, 6)
+        self_weights = cross_weights = None
+
+        def self_attention(x: Array) -> Array:
+            nonlocal self_weights
+            output, self_weights = self.self_attention(
+                x, x, context.self_mask, rotation=context.rotation, dropout_key=keys[0]
+            )
+            return output
+
+        def cross_attention(x: Array) -> Array:
+            nonlocal cross_weights
+            assert self.cross_attention is not None and context.memory is not None
+            output, cross_weights = self.cross_attention(x, context.memory, context.cross_mask, dropout_key=keys[2])
+            return output
+
+        def feedforward(x: Array) -> Array:
+            return self.feedforward(x, dropout_key=keys[4])
+
+        x = self._residual(x, self_attention, self.self_attention_norm, keys[1])
+        if self.cross_attention_norm is not None:
+            x = self._residual(x, cross_attention, self.cross_attention_norm, keys[3])
+        x = self._residual(x, feedforward, self.feedforward_norm, keys[5])
+        assert self_weights is not None
+        return x, Captured(x, self_weights, cross_weights)
+
+    def _residual(self, x: Array, branch: Callable[[Array], Array], norm: Norm, key: Array | None) -> Array:
+        if self.pre:
+            return x + dropout(branch(norm(x)), self.dropout_rate, key)
+        return norm(x + dropout(branch(x), self.dropout_rate, key))

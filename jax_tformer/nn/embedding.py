@@ -1,0 +1,114 @@
+"""From token ids to the residual stream, and from the residual stream to logits."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key
+
+from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.errors import InputError
+from jax_tformer.nn.arrays import accumulator, dtype_of
+from jax_tformer.nn.dropout import dropout
+from jax_tformer.nn.feedforward import activate
+from jax_tformer.nn.linear import Linear, initial_kernel
+from jax_tformer.nn.norms import Norm
+from jax_tformer.nn.positions import sinusoidal
+
+
+class Table(nnx.Module):
+    """A lookup table `[rows, D]`."""
+
+    def __init__(self, rows: int, config: TransformerConfig, *, std: float, rngs: nnx.Rngs):
+        dtype = dtype_of(config.compute.parameter_dtype)
+        self.embedding = nnx.Param(std * jax.random.normal(rngs.params(), (rows, config.d_model), dtype))
+        self.dtype = config.compute.dtype
+
+    def __call__(self, ids: Int[Array, "#B T"]) -> Float[Array, "#B T D"]:
+        """The rows called `ids`; ids must be in range (checked on the host, not here)."""
+        return jnp.take(self.embedding[...], ids, axis=0).astype(dtype_of(self.dtype))
+
+
+class InputEmbedding(nnx.Module):
+    """What a stack reads: token, position and token-type embeddings, added; then norm and dropout.
+
+    Token tables start at d_model^-0.5 under xavier_uniform, so that the paper's scaling by sqrt(d_model)
+    (section 3.4) brings them to unit size. With `tokens=False` the table belongs to another stack and comes as an
+    argument (`shared_embedding`).
+    """
+
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs, tokens: bool = True):
+        assert config.vocab_size is not None
+        std = config.initializer_std
+        token_std = std if config.initializer == "normal" else config.d_model**-0.5
+        self.tokens = Table(config.vocab_size, config, std=token_std, rngs=rngs) if tokens else None
+        learned = stack.positions == "learned"
+        self.positions = Table(stack.max_positions or 0, config, std=std, rngs=rngs) if learned else None
+        self.token_types = Table(stack.token_types, config, std=std, rngs=rngs) if stack.token_types else None
+        self.norm = Norm(config, stack) if stack.embedding_norm else None
+        self.config, self.stack = config, stack
+
+    def __call__(
+        self,
+        ids: Int[Array, "B T"],
+        positions: Int[Array, "#B T"],
+        *,
+        token_types: Int[Array, "B T"] | None = None,
+        table: Table | None = None,
+        dropout_key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Embeds `ids`; raises InputError where the sequence is longer than the learned positions."""
+        tokens = self.tokens if table is None else table
+        assert tokens is not None
+        x = tokens(ids)
+        if self.stack.embedding_scale:
+            x = x * math.sqrt(self.config.d_model)
+        if self.positions is not None:
+            if ids.shape[1] > (self.stack.max_positions or 0):
+                raise InputError(
+                    f"the sequence has {ids.shape[1]} tokens and the model {self.stack.max_positions} learned "
+                    "positions; give a shorter sequence"
+                )
+            x = x + self.positions(positions)
+        elif self.stack.positions.startswith("sinusoidal"):
+            interleaved = self.stack.positions == "sinusoidal_interleaved"
+            base = self.stack.position_base
+            x = x + sinusoidal(positions, self.config.d_model, interleaved=interleaved, base=base, dtype=x.dtype)
+        if self.token_types is not None:
+            x = x + self.token_types(jnp.zeros_like(ids) if token_types is None else token_types)
+        if self.norm is not None:
+            x = self.norm(x)
+        return dropout(x, self.config.dropout.embedding, dropout_key)
+
+
+class Head(nnx.Module):
+    """logits = x W (+ b) (paper, section 3.4); W may be the token table, transposed (Press & Wolf, 2017).
+
+    With head "transform", x first passes dense, activation and norm, as in BERT's masked language model.
+    """
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        assert config.vocab_size is not None
+        stack, width = config.output_stack, config.d_model
+        transform = config.head == "transform"
+        self.dense = Linear((width,), (width,), config, bias=True, rngs=rngs) if transform else None
+        self.norm = Norm(config, stack) if transform else None
+        shape = (width, config.vocab_size)
+        tied = config.tied_head
+        self.kernel = None if tied else nnx.Param(initial_kernel(rngs.params(), shape, config, shape))
+        zeros = jnp.zeros(config.vocab_size, dtype_of(config.compute.parameter_dtype))
+        self.bias = nnx.Param(zeros) if config.head_bias else None
+        self.activation = stack.activation
+        self.dtype = config.compute.dtype
+
+    def __call__(self, x: Float[Array, "B T D"], table: Table) -> Float[Array, "B T V"]:
+        """Logits, in at least float32; `table` is used where the head is tied."""
+        if self.dense is not None and self.norm is not None:
+            x = self.norm(activate(self.dense(x), self.activation))
+        kernel = (table.embedding[...].T if self.kernel is None else self.kernel[...]).astype(dtype_of(self.dtype))
+        flat = x.reshape(-1, x.shape[-1])
+        logits = jnp.matmul(flat, kernel, preferred_element_type=accumulator(x.dtype))
+        if self.bias is not None:
+            logits = logits + self.bias[...].reshape(1, -1).astype(logits.dtype)
+        return logits.reshape(*x.shape[:-1], -1)

@@ -1,0 +1,44 @@
+"""The position-wise feed-forward layer (paper, section 3.3) and its gated form (Shazeer, 2020)."""
+
+from functools import partial
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from jax_tformer.config import Activation, StackConfig, TransformerConfig
+from jax_tformer.nn.dropout import dropout
+from jax_tformer.nn.linear import Linear
+
+
+def activate(x: Array, activation: Activation) -> Array:
+    """ReLU, GELU (Hendrycks & Gimpel, 2016; exact or in the tanh approximation) or SiLU."""
+    functions = {
+        "relu": jax.nn.relu,
+        "gelu_erf": partial(jax.nn.gelu, approximate=False),
+        "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+        "silu": jax.nn.silu,
+    }
+    return functions[activation](x)
+
+
+class FeedForward(nnx.Module):
+    """down(activation(up(x))), or down(activation(gate(x)) * up(x)) where the stack is gated."""
+
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs, residual_branches: int):
+        model, inner, bias = (config.d_model,), (stack.feedforward_width,), stack.feedforward_bias
+        self.gate = Linear(model, inner, config, bias=bias, rngs=rngs) if stack.gated else None
+        self.up = Linear(model, inner, config, bias=bias, rngs=rngs)
+        self.down = Linear(inner, model, config, bias=bias, rngs=rngs, residual_branches=residual_branches)
+        self.activation = stack.activation
+        self.dropout_rate = config.dropout.feedforward
+
+    def __call__(
+        self, x: Float[Array, "B T D"], *, dropout_key: Key[Array, ""] | None = None
+    ) -> Float[Array, "B T D"]:
+        """The same two (or three) projections at every position."""
+        if self.gate is None:
+            hidden = activate(self.up(x), self.activation)
+        else:
+            hidden = activate(self.gate(x), self.activation) * self.up(x)
+        return self.down(dropout(hidden, self.dropout_rate, dropout_key))

@@ -1,0 +1,21 @@
+"""Attention masks: boolean `[B, 1, T, S]`, True = may attend; None = all may."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+
+def causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
+    """Position t may attend to positions 0 .. t (paper, section 3.2.3)."""
+    return jnp.tril(jnp.ones((1, 1, length, length), bool))
+
+
+def padding_mask(tokens: Bool[Array, "B S"] | None) -> Bool[Array, "B 1 1 S"] | None:
+    """Every position may attend to the keys that are tokens (True) and not to padding."""
+    return None if tokens is None else tokens[:, None, None, :]
+
+
+def both(first: Bool[Array, "#B 1 #T #S"] | None, second: Bool[Array, "#B 1 #T #S"] | None) -> Array | None:
+    """What both masks allow."""
+    if first is None or second is None:
+        return second if first is None else first
+    return jnp.logical_and(first, second)

@@ -1,0 +1,74 @@
+"""A stack of layers whose parameters are stacked along a leading axis and run under one scan."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key
+
+from jax_tformer.config import Remat, StackConfig, TransformerConfig
+from jax_tformer.nn.arrays import dtype_of
+from jax_tformer.nn.attention import Rotation
+from jax_tformer.nn.blocks import Block, Captured, Context
+from jax_tformer.nn.norms import Norm
+from jax_tformer.nn.positions import angles
+
+
+class Stack(nnx.Module):
+    """num_layers blocks, then the final norm if the stack has one.
+
+    Compile time does not grow with depth: `lax.scan` runs one compiled layer over the leading `L` axis.
+    """
+
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, cross: bool, rngs: nnx.Rngs):
+        @nnx.split_rngs(splits=stack.num_layers)
+        @nnx.vmap(in_axes=0, out_axes=0)
+        def blocks(rngs: nnx.Rngs) -> Block:
+            return Block(config, stack, cross=cross, rngs=rngs)
+
+        self.blocks = blocks(rngs)
+        self.final_norm = Norm(config, stack) if stack.final_norm else None
+        self.config, self.stack = config, stack
+
+    def rotation(self, positions: Int[Array, "#B T"]) -> Rotation | None:
+        """The rotary angles of `positions`, computed once for all layers; None without rotary positions."""
+        if self.stack.positions != "rotary":
+            return None
+        dtype = dtype_of(self.config.compute.dtype)
+        angle = angles(positions, self.config.head_width(self.stack), self.stack.position_base, dtype)
+        return Rotation(jnp.cos(angle), jnp.sin(angle))
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        context: Context,
+        *,
+        dropout_key: Key[Array, ""] | None = None,
+        capture: bool = False,
+    ) -> tuple[Float[Array, "B T D"], Captured | None]:
+        """All layers in turn; with `capture`, also what each computed, stacked along L."""
+        graph, layers = nnx.split(self.blocks, nnx.Param)
+        keys = None if dropout_key is None else jax.random.split(dropout_key, self.stack.num_layers)
+
+        def layer(x: Array, inputs: tuple[Any, Array | None]) -> tuple[Array, Captured | None]:
+            parameters, key = inputs
+            x, captured = nnx.merge(graph, parameters)(x, context, dropout_key=key)
+            return x, captured if capture else None
+
+        compute = self.config.compute
+        body = rematerialized(layer, compute.remat)
+        x, captured = jax.lax.scan(body, x, (layers, keys), unroll=min(compute.unroll, self.stack.num_layers))
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        return x, captured
+
+
+def rematerialized(layer: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
+    """`layer`, with what its backward pass computes again instead of keeping (see ComputeConfig.remat)."""
+    if remat == "none":
+        return layer
+    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat == "dots" else None
+    # Under scan the loop itself keeps the compiler from merging both computations, which is what prevent_cse is for.
+    return jax.checkpoint(layer, prevent_cse=False, policy=policy)

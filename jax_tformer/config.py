@@ -109,7 +109,7 @@ class StackConfig:
     embedding_scale: bool = False
     """Multiply token embeddings by sqrt(d_model)."""
     positions: Positions = "sinusoidal_interleaved"
-    """How positions enter: sine at even and cosine at odd columns, sine half then cosine half, learned, rotary, none."""
+    """Sines at even and cosines at odd columns, all sines then all cosines, a learned table, rotation, nothing."""
     max_positions: int | None = None
     """Rows of the learned position table; None where positions are not learned."""
     position_base: float = 10000.0

@@ -93,7 +93,7 @@ class PairData:
     source: PairSource = "files"
     """dates: dates of many locales and styles -> ISO 8601, made as needed; files: what --data.path names."""
     path: str | None = None
-    """Tab-separated pairs, JSON lines with "source" and "target", or one text file with --data.target-path beside it."""
+    """Tab-separated pairs, JSON lines with "source" and "target", or the text file that target_path belongs to."""
     target_path: str | None = None
     """The file whose lines are the targets of the lines of --data.path."""
     source_length: int = 64

@@ -16,11 +16,11 @@ from jax_tformer.nn.stacks import Stack
 class DecoderOnly(nnx.Module):
     """logits = head(decoder(embedding(tokens))), every position seeing itself and what stands before it."""
 
-    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: TransformerConfig):
         assert config.decoder is not None
-        self.embedding = InputEmbedding(config, config.decoder, rngs=rngs)
-        self.decoder = Stack(config, config.decoder, cross=False, rngs=rngs)
-        self.head = Head(config, rngs=rngs) if config.head != "none" else None
+        self.embedding = InputEmbedding(config, config.decoder)
+        self.decoder = Stack(config, config.decoder, cross=False)
+        self.head = Head(config) if config.head != "none" else None
 
     def __call__(
         self,

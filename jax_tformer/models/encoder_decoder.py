@@ -16,13 +16,14 @@ from jax_tformer.nn.stacks import Stack
 class EncoderDecoder(nnx.Module):
     """logits = decode(target, encode(source)): the decoder asks, the encoder's output answers."""
 
-    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
-        assert config.encoder is not None and config.decoder is not None
-        self.source_embedding = InputEmbedding(config, config.encoder, rngs=rngs)
-        self.encoder = Stack(config, config.encoder, cross=False, rngs=rngs)
-        self.target_embedding = InputEmbedding(config, config.decoder, rngs=rngs, tokens=not config.shared_embedding)
-        self.decoder = Stack(config, config.decoder, cross=True, rngs=rngs)
-        self.head = Head(config, rngs=rngs) if config.head != "none" else None
+    def __init__(self, config: TransformerConfig):
+        assert config.encoder is not None
+        assert config.decoder is not None
+        self.source_embedding = InputEmbedding(config, config.encoder)
+        self.encoder = Stack(config, config.encoder, cross=False)
+        self.target_embedding = InputEmbedding(config, config.decoder, tokens=not config.shared_embedding)
+        self.decoder = Stack(config, config.decoder, cross=True)
+        self.head = Head(config) if config.head != "none" else None
 
     def __call__(
         self,

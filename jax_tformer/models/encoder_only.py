@@ -16,11 +16,11 @@ from jax_tformer.nn.stacks import Stack
 class EncoderOnly(nnx.Module):
     """output = encoder(embedding(tokens)); with a head, logits of the token that stands (or stood) at each position."""
 
-    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: TransformerConfig):
         assert config.encoder is not None
-        self.embedding = InputEmbedding(config, config.encoder, rngs=rngs)
-        self.encoder = Stack(config, config.encoder, cross=False, rngs=rngs)
-        self.head = Head(config, rngs=rngs) if config.head != "none" else None
+        self.embedding = InputEmbedding(config, config.encoder)
+        self.encoder = Stack(config, config.encoder, cross=False)
+        self.head = Head(config) if config.head != "none" else None
 
     def __call__(
         self,

@@ -3,7 +3,7 @@
 from typing import Any
 
 import jax
-from flax import nnx
+from flax import nnx, traverse_util
 from jaxtyping import Array, Key
 
 from jax_tformer.config import TransformerConfig
@@ -12,6 +12,7 @@ from jax_tformer.models.decoder_only import DecoderOnly
 from jax_tformer.models.encoder_decoder import EncoderDecoder
 from jax_tformer.models.encoder_only import EncoderOnly
 from jax_tformer.nn.arrays import Params
+from jax_tformer.nn.parameters import Declared, draw
 
 Model = EncoderDecoder | DecoderOnly | EncoderOnly
 
@@ -26,7 +27,11 @@ class Transformer:
         if config.vocab_size is None:
             raise InputError("vocab_size is None; a model needs a number: TransformerConfig(vocab_size=...)")
         self.config = config
-        self._graph, state = nnx.split(nnx.eval_shape(lambda: _model(config, nnx.Rngs(0))), nnx.Param)
+        self._graph, state = nnx.split(nnx.eval_shape(lambda: _model(config)), nnx.Param)
+        self._declared = {
+            ".".join(map(str, path)): Declared(variable.shape, variable.dtype, variable.get_metadata("start"))
+            for path, variable in nnx.to_flat_state(state)
+        }
         self.shapes: Params = nnx.to_pure_dict(state)
         """The parameters as jax.ShapeDtypeStruct: names, shapes and dtypes without the numbers."""
 
@@ -61,13 +66,13 @@ class Transformer:
         return self.bind(params)
 
     def _init(self, key: Key[Array, ""]) -> Params:
-        return nnx.to_pure_dict(nnx.state(_model(self.config, nnx.Rngs(params=key)), nnx.Param))
+        return traverse_util.unflatten_dict(draw(key, self._declared), sep=".")
 
 
-def _model(config: TransformerConfig, rngs: nnx.Rngs) -> Model:
+def _model(config: TransformerConfig) -> Model:
     if config.encoder is None:
-        return DecoderOnly(config, rngs=rngs)
-    return EncoderOnly(config, rngs=rngs) if config.decoder is None else EncoderDecoder(config, rngs=rngs)
+        return DecoderOnly(config)
+    return EncoderOnly(config) if config.decoder is None else EncoderDecoder(config)
 
 
 def transformer(config: TransformerConfig) -> Transformer:

@@ -58,16 +58,14 @@ class Rotation:
 class Attention(nnx.Module):
     """Multi-head attention: queries from one sequence, keys and values from another (or the same)."""
 
-    def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs, residual_branches: int):
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, residual_branches: int):
         width = config.head_width(stack)
         model, heads = (config.d_model,), (stack.num_heads, width)
         shared = (stack.key_value_heads or stack.num_heads, width)
-        self.query = Linear(model, heads, config, bias=stack.query_bias, rngs=rngs)
-        self.key = Linear(model, shared, config, bias=stack.key_bias, rngs=rngs)
-        self.value = Linear(model, shared, config, bias=stack.value_bias, rngs=rngs)
-        self.output = Linear(
-            heads, model, config, bias=stack.output_bias, rngs=rngs, residual_branches=residual_branches
-        )
+        self.query = Linear(model, heads, config, bias=stack.query_bias)
+        self.key = Linear(model, shared, config, bias=stack.key_bias)
+        self.value = Linear(model, shared, config, bias=stack.value_bias)
+        self.output = Linear(heads, model, config, bias=stack.output_bias, residual_branches=residual_branches)
         self.scale = {"head_width": 1 / math.sqrt(width), "model_width": 1 / math.sqrt(config.d_model), "none": 1.0}[
             stack.attention_scale
         ]

@@ -36,13 +36,13 @@ class Captured(NamedTuple):
 class Block(nnx.Module):
     """x + attention(norm(x)), x + feedforward(norm(x)) (pre), or norm(x + attention(x)) ... (post; the paper)."""
 
-    def __init__(self, config: TransformerConfig, stack: StackConfig, *, cross: bool, rngs: nnx.Rngs):
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, cross: bool):
         branches = stack.num_layers * (3 if cross else 2)
-        self.self_attention = Attention(config, stack, rngs=rngs, residual_branches=branches)
+        self.self_attention = Attention(config, stack, residual_branches=branches)
         self.self_attention_norm = Norm(config, stack)
-        self.cross_attention = Attention(config, stack, rngs=rngs, residual_branches=branches) if cross else None
+        self.cross_attention = Attention(config, stack, residual_branches=branches) if cross else None
         self.cross_attention_norm = Norm(config, stack) if cross else None
-        self.feedforward = FeedForward(config, stack, rngs=rngs, residual_branches=branches)
+        self.feedforward = FeedForward(config, stack, residual_branches=branches)
         self.feedforward_norm = Norm(config, stack)
         self.pre = stack.norm_placement == "pre"
         self.dropout_rate = config.dropout.residual
@@ -63,7 +63,8 @@ class Block(nnx.Module):
 
         def cross_attention(x: Array) -> Array:
             nonlocal cross_weights
-            assert self.cross_attention is not None and context.memory is not None
+            assert self.cross_attention is not None
+            assert context.memory is not None
             output, cross_weights = self.cross_attention(x, context.memory, context.cross_mask, dropout_key=keys[2])
             return output
 

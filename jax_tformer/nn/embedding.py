@@ -2,7 +2,6 @@
 
 import math
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
@@ -12,17 +11,17 @@ from jax_tformer.errors import InputError
 from jax_tformer.nn.arrays import accumulator, dtype_of
 from jax_tformer.nn.dropout import dropout
 from jax_tformer.nn.feedforward import activate
-from jax_tformer.nn.linear import Linear, initial_kernel
+from jax_tformer.nn.linear import Linear
 from jax_tformer.nn.norms import Norm
+from jax_tformer.nn.parameters import ZEROS, Start, parameter, projection_start
 from jax_tformer.nn.positions import sinusoidal
 
 
 class Table(nnx.Module):
     """A lookup table `[rows, D]`."""
 
-    def __init__(self, rows: int, config: TransformerConfig, *, std: float, rngs: nnx.Rngs):
-        dtype = dtype_of(config.compute.parameter_dtype)
-        self.embedding = nnx.Param(std * jax.random.normal(rngs.params(), (rows, config.d_model), dtype))
+    def __init__(self, rows: int, config: TransformerConfig, *, std: float):
+        self.embedding = parameter((rows, config.d_model), config, Start("normal", std))
         self.dtype = config.compute.dtype
 
     def __call__(self, ids: Int[Array, "#B T"]) -> Float[Array, "#B T D"]:
@@ -38,14 +37,14 @@ class InputEmbedding(nnx.Module):
     argument (`shared_embedding`).
     """
 
-    def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs, tokens: bool = True):
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, tokens: bool = True):
         assert config.vocab_size is not None
         std = config.initializer_std
         token_std = std if config.initializer == "normal" else config.d_model**-0.5
-        self.tokens = Table(config.vocab_size, config, std=token_std, rngs=rngs) if tokens else None
+        self.tokens = Table(config.vocab_size, config, std=token_std) if tokens else None
         learned = stack.positions == "learned"
-        self.positions = Table(stack.max_positions or 0, config, std=std, rngs=rngs) if learned else None
-        self.token_types = Table(stack.token_types, config, std=std, rngs=rngs) if stack.token_types else None
+        self.positions = Table(stack.max_positions or 0, config, std=std) if learned else None
+        self.token_types = Table(stack.token_types, config, std=std) if stack.token_types else None
         self.norm = Norm(config, stack) if stack.embedding_norm else None
         self.config, self.stack = config, stack
 
@@ -88,17 +87,15 @@ class Head(nnx.Module):
     With head "transform", x first passes dense, activation and norm, as in BERT's masked language model.
     """
 
-    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: TransformerConfig):
         assert config.vocab_size is not None
         stack, width = config.output_stack, config.d_model
         transform = config.head == "transform"
-        self.dense = Linear((width,), (width,), config, bias=True, rngs=rngs) if transform else None
+        self.dense = Linear((width,), (width,), config, bias=True) if transform else None
         self.norm = Norm(config, stack) if transform else None
-        shape = (width, config.vocab_size)
-        tied = config.tied_head
-        self.kernel = None if tied else nnx.Param(initial_kernel(rngs.params(), shape, config, shape))
-        zeros = jnp.zeros(config.vocab_size, dtype_of(config.compute.parameter_dtype))
-        self.bias = nnx.Param(zeros) if config.head_bias else None
+        start = projection_start(config, width, config.vocab_size)
+        self.kernel = None if config.tied_head else parameter((width, config.vocab_size), config, start)
+        self.bias = parameter((config.vocab_size,), config, ZEROS) if config.head_bias else None
         self.activation = stack.activation
         self.dtype = config.compute.dtype
 

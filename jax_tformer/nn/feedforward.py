@@ -25,17 +25,15 @@ def activate(x: Array, activation: Activation) -> Array:
 class FeedForward(nnx.Module):
     """down(activation(up(x))), or down(activation(gate(x)) * up(x)) where the stack is gated."""
 
-    def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs, residual_branches: int):
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, residual_branches: int):
         model, inner, bias = (config.d_model,), (stack.feedforward_width,), stack.feedforward_bias
-        self.gate = Linear(model, inner, config, bias=bias, rngs=rngs) if stack.gated else None
-        self.up = Linear(model, inner, config, bias=bias, rngs=rngs)
-        self.down = Linear(inner, model, config, bias=bias, rngs=rngs, residual_branches=residual_branches)
+        self.gate = Linear(model, inner, config, bias=bias) if stack.gated else None
+        self.up = Linear(model, inner, config, bias=bias)
+        self.down = Linear(inner, model, config, bias=bias, residual_branches=residual_branches)
         self.activation = stack.activation
         self.dropout_rate = config.dropout.feedforward
 
-    def __call__(
-        self, x: Float[Array, "B T D"], *, dropout_key: Key[Array, ""] | None = None
-    ) -> Float[Array, "B T D"]:
+    def __call__(self, x: Float[Array, "B T D"], *, dropout_key: Key[Array, ""] | None = None) -> Float[Array, "B T D"]:
         """The same two (or three) projections at every position."""
         if self.gate is None:
             hidden = activate(self.up(x), self.activation)

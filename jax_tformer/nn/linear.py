@@ -1,25 +1,13 @@
-"""The one projection that everything else is made of, and how weights start."""
+"""The one projection that everything else is made of."""
 
 import math
 
-import jax
-import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Key
+from jaxtyping import Array
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.nn.arrays import dtype_of
-
-
-def initial_kernel(
-    key: Key[Array, ""], shape: tuple[int, ...], config: TransformerConfig, fans: tuple[int, int], scale: float = 1.0
-) -> Array:
-    """A projection's first weights: `scale` x N(0, initializer_std^2), or Glorot & Bengio's (2010) uniform."""
-    dtype = dtype_of(config.compute.parameter_dtype)
-    if config.initializer == "normal":
-        return scale * config.initializer_std * jax.random.normal(key, shape, dtype)
-    bound = scale * math.sqrt(6 / sum(fans))
-    return jax.random.uniform(key, shape, dtype, -bound, bound)
+from jax_tformer.nn.parameters import ZEROS, parameter, projection_start
 
 
 class Linear(nnx.Module):
@@ -37,13 +25,12 @@ class Linear(nnx.Module):
         config: TransformerConfig,
         *,
         bias: bool,
-        rngs: nnx.Rngs,
         residual_branches: int = 1,
     ) -> None:
-        fans = (math.prod(inputs), math.prod(outputs))
         scale = residual_branches**-0.5 if config.residual_init_scale else 1.0
-        self.kernel = nnx.Param(initial_kernel(rngs.params(), inputs + outputs, config, fans, scale))
-        self.bias = nnx.Param(jnp.zeros(outputs, dtype_of(config.compute.parameter_dtype))) if bias else None
+        start = projection_start(config, math.prod(inputs), math.prod(outputs), scale)
+        self.kernel = parameter(inputs + outputs, config, start)
+        self.bias = parameter(outputs, config, ZEROS) if bias else None
         self.dtype = config.compute.dtype
         self.inputs, self.outputs = inputs, outputs
 

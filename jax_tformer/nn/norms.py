@@ -6,7 +6,8 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.nn.arrays import accumulator, dtype_of
+from jax_tformer.nn.arrays import accumulator
+from jax_tformer.nn.parameters import ONES, ZEROS, parameter
 
 
 class Norm(nnx.Module):
@@ -17,9 +18,8 @@ class Norm(nnx.Module):
     """
 
     def __init__(self, config: TransformerConfig, stack: StackConfig) -> None:
-        dtype = dtype_of(config.compute.parameter_dtype)
-        self.scale = nnx.Param(jnp.ones(config.d_model, dtype))
-        self.bias = nnx.Param(jnp.zeros(config.d_model, dtype)) if stack.norm_bias else None
+        self.scale = parameter((config.d_model,), config, ONES)
+        self.bias = parameter((config.d_model,), config, ZEROS) if stack.norm_bias else None
         self.centered = stack.norm == "layernorm"
         self.eps = stack.norm_eps
 

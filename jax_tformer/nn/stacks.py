@@ -22,13 +22,8 @@ class Stack(nnx.Module):
     Compile time does not grow with depth: `lax.scan` runs one compiled layer over the leading `L` axis.
     """
 
-    def __init__(self, config: TransformerConfig, stack: StackConfig, *, cross: bool, rngs: nnx.Rngs):
-        @nnx.split_rngs(splits=stack.num_layers)
-        @nnx.vmap(in_axes=0, out_axes=0)
-        def blocks(rngs: nnx.Rngs) -> Block:
-            return Block(config, stack, cross=cross, rngs=rngs)
-
-        self.blocks = blocks(rngs)
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, cross: bool):
+        self.blocks = nnx.vmap(lambda: Block(config, stack, cross=cross), axis_size=stack.num_layers)()
         self.final_norm = Norm(config, stack) if stack.final_norm else None
         self.config, self.stack = config, stack
 

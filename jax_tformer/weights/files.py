@@ -1,0 +1,44 @@
+"""Weights as safetensors files, in the names and layouts of `torch_ref`, with the config in the header."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import safetensors
+from safetensors.numpy import load_file, save_file
+
+from jax_tformer.config import TransformerConfig
+from jax_tformer.config_file import from_dict, to_dict
+from jax_tformer.errors import InputError
+from jax_tformer.models.transformer import transformer
+from jax_tformer.nn.arrays import Params
+from jax_tformer.weights.names import from_reference, to_reference
+
+CONFIG_KEY = "jax_tformer.config"
+
+
+def save_weights(path: Path | str, params: Params, config: TransformerConfig) -> None:
+    """Writes a file that `load_weights` reads, and PyTorch too: `reference(config).load_state_dict(load_file(path))`.
+
+    Raises WeightsError if `params` are not those of `config`.
+    """
+    weights = to_reference(params)
+    from_reference(weights, transformer(config).shapes)
+    save_file(weights, path, metadata={CONFIG_KEY: json.dumps(to_dict(config))})
+
+
+def load_weights(path: Path | str) -> tuple[Params, TransformerConfig]:
+    """Parameters (NumPy arrays) and config of a file written by `save_weights`.
+
+    Raises InputError if the file is missing, damaged or without a config, and WeightsError if they do not fit.
+    """
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+        weights: dict[str, np.ndarray] = load_file(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise InputError(f"cannot read weights from {path}: {' '.join(str(error).split())}") from error
+    if CONFIG_KEY not in metadata:
+        raise InputError(f"{path} has no {CONFIG_KEY} in its header; expected a file written by save_weights")
+    config = from_dict(TransformerConfig, json.loads(metadata[CONFIG_KEY]), where=str(path))
+    return from_reference(weights, transformer(config).shapes), config

@@ -1,0 +1,9 @@
+"""The reference: the same transformers in plain PyTorch, written to be read.
+
+It shares nothing with `jax_tformer` but the configuration; the parity tests compare the two. Every module has the
+name that its JAX counterpart has.
+"""
+
+from torch_ref.models import DecoderOnly, EncoderDecoder, EncoderOnly, Output, reference
+
+__all__ = ["DecoderOnly", "EncoderDecoder", "EncoderOnly", "Output", "reference"]

@@ -6,3 +6,7 @@ class InputError(ValueError):
 
     The command-line programs print it without a traceback and exit with status 2.
     """
+
+
+class TrainingFailed(RuntimeError):
+    """The loss is no longer a number. Printed as one line too; the exit status is 1."""

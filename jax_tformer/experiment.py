@@ -269,11 +269,6 @@ class ExperimentConfig:
             _require_positions(self.model.decoder, "target_length", self.data.target_length)
         else:
             _require_positions(self.model.output_stack, "context_length", self.data.context_length)
-        require(
-            self.optimizer.warmup_steps <= self.training.steps,
-            f"warmup_steps is {self.optimizer.warmup_steps} and steps is {self.training.steps}; "
-            "expected a warm-up that fits into the run",
-        )
 
 
 def _require_positions(stack: object, name: str, length: int) -> None:

@@ -1,0 +1,67 @@
+"""Transformers in JAX, proven equal to a readable PyTorch reference.
+
+The axis glossary, used in every docstring, type and einsum:
+
+    B  batch              T  query (target) length      S  key (source) length
+    D  model width        H  query heads                K  key/value heads
+    C  width of one head  F  feed-forward width         V  vocabulary
+    L  layers             P  prompt length              N  new tokens
+
+Names are resolved when they are first used, so that reading a config costs no import of jax.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jax_tformer.config import ComputeConfig, DropoutConfig, StackConfig, TransformerConfig
+    from jax_tformer.decoding import completer, translator
+    from jax_tformer.errors import InputError
+    from jax_tformer.models.transformer import Transformer, transformer
+    from jax_tformer.presets import ARCHITECTURES, EXPERIMENTS
+    from jax_tformer.weights.files import load_weights, save_weights
+    from jax_tformer.weights.names import from_reference, to_reference
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ARCHITECTURES": "presets",
+    "EXPERIMENTS": "presets",
+    "ComputeConfig": "config",
+    "DropoutConfig": "config",
+    "InputError": "errors",
+    "StackConfig": "config",
+    "Transformer": "models.transformer",
+    "TransformerConfig": "config",
+    "completer": "decoding",
+    "from_reference": "weights.names",
+    "load_weights": "weights.files",
+    "save_weights": "weights.files",
+    "to_reference": "weights.names",
+    "transformer": "models.transformer",
+    "translator": "decoding",
+}
+
+__all__ = [
+    "ARCHITECTURES",
+    "EXPERIMENTS",
+    "ComputeConfig",
+    "DropoutConfig",
+    "InputError",
+    "StackConfig",
+    "Transformer",
+    "TransformerConfig",
+    "completer",
+    "from_reference",
+    "load_weights",
+    "save_weights",
+    "to_reference",
+    "transformer",
+    "translator",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'jax_tformer' has no attribute {name!r}")
+    return getattr(import_module(f"jax_tformer.{_HOMES[name]}"), name)

@@ -1,0 +1,118 @@
+"""The command line of the programs: typed flags through tyro, and errors as one line."""
+
+import contextlib
+import dataclasses
+import io
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import tyro
+
+from jax_tformer.errors import InputError, TrainingFailed
+from jax_tformer.experiment import ExperimentConfig
+from jax_tformer.presets import DEFAULT_EXPERIMENT, EXPERIMENTS
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where a run lives."""
+
+    run: Path | None = None
+    """The run's folder; runs/EXPERIMENT unless given. A folder that holds a run continues it."""
+    resume: Literal["auto", "no"] = "auto"
+    """auto: continue the run in the folder; no: start afresh, the old run is moved aside."""
+
+
+@dataclass(frozen=True)
+class TrainOptions(RunOptions, ExperimentConfig):
+    """The fields of an experiment, and where its run lives."""
+
+
+def train_options(arguments: Sequence[str]) -> tuple[ExperimentConfig, Path, bool]:
+    """(experiment, run folder, whether to continue what is there) from the command line of train.py.
+
+    Raises InputError for an unknown experiment, field or value, in one line. `--help` prints and exits.
+    """
+    arguments = list(arguments)
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
+        arguments.insert(0, DEFAULT_EXPERIMENT)
+    name = arguments[0]
+    if name in ("-h", "--help"):
+        print(_overview())
+        raise SystemExit(0)
+    if name not in EXPERIMENTS:
+        raise InputError(f"there is no experiment {name!r}; expected one of {', '.join(EXPERIMENTS)}")
+    preset = EXPERIMENTS[name]
+    values = {field.name: getattr(preset.config, field.name) for field in dataclasses.fields(preset.config)}
+    default = TrainOptions(**values)
+    options = parse(
+        TrainOptions, arguments[1:], prog=f"train.py {name}", description=preset.description, default=default
+    )
+    experiment = ExperimentConfig(**{name: getattr(options, name) for name in values})
+    return experiment, options.run or Path("runs") / name, options.resume == "auto"
+
+
+def parse(kind: Callable[..., C], arguments: Sequence[str], *, prog: str, description: str, default: Any = None) -> C:
+    """`arguments` as a `kind` (a dataclass); raises InputError, in one line, for what does not fit."""
+    told = io.StringIO()
+    extra = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(told):
+            return tyro.cli(
+                kind,
+                prog=prog,
+                description=description,
+                args=list(arguments),
+                config=(tyro.conf.AvoidSubcommands,),
+                **extra,
+            )
+    except SystemExit as error:
+        if not error.code:
+            raise
+        raise InputError(f"{_one_line(told.getvalue())}; see {prog} --help") from None
+
+
+def run_program(program: Callable[[Sequence[str]], int], name: str) -> None:
+    """Runs a program and exits with its status: 2, and one line on standard error, for what the user can mend."""
+    try:
+        status = program(sys.argv[1:])
+    except InputError as error:
+        print(f"{name}: error: {error}", file=sys.stderr)
+        status = 2
+    except TrainingFailed as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        status = 1
+    except KeyboardInterrupt:
+        status = 130
+    sys.stdout.flush()
+    raise SystemExit(status)
+
+
+def _overview() -> str:
+    width = max(map(len, EXPERIMENTS))
+    lines = [
+        "usage: train.py [EXPERIMENT] [--run FOLDER] [--resume auto|no] [--FIELD VALUE ...]",
+        "",
+        "Trains a transformer; a folder that holds a run continues it.",
+        "",
+        "experiments:",
+        *(f"  {name:<{width}}  {experiment.description}" for name, experiment in EXPERIMENTS.items()),
+        "",
+        "train.py EXPERIMENT --help shows every field with its default and meaning.",
+    ]
+    return "\n".join(lines)
+
+
+def _one_line(message: str) -> str:
+    """The sentence inside the box that tyro draws around an error."""
+    lines = [line.strip("│╭╮╰╯─ ") for line in message.splitlines() if not line.startswith(("╭", "╰"))]
+    ends = [i for i, line in enumerate(lines) if not line]
+    text = " ".join(lines[: ends[0]] if ends else lines)
+    text = re.sub(r"Error parsing (__tyro-dummy-inner__\.?|TrainOptions: )?", "", text).removeprefix(": ").rstrip(".")
+    return text[:1].lower() + text[1:]

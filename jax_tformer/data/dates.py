@@ -1,0 +1,131 @@
+"""Dates as people write them in many languages -> ISO 8601, made from Unicode's locale data (CLDR) as Babel ships it.
+
+    en_US: 3/4/21              -> 2021-03-04
+    en_GB: 04/03/2021          -> 2021-03-04
+    ja: 2021年3月4日木曜日       -> 2021-03-04
+
+The locale stands first because the text alone does not decide the date: 3/4/21 is in March or in April. A year of two
+digits is of the 100 years from 1969 to 2068 (POSIX strptime's rule for %y), so no date outside of them is made.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, timedelta
+from functools import cache
+
+import numpy as np
+from babel import Locale
+from babel.dates import DateTimeFormat, DateTimePattern, parse_pattern, tokenize_pattern
+
+from jax_tformer.data.splits import held_out_items
+
+FIRST_DAY = date(1969, 1, 1)
+LAST_DAY = date(2068, 12, 31)
+DAYS = (LAST_DAY - FIRST_DAY).days + 1
+_CODES = (
+    "ar bg bn ca cs da de el en_CA en_GB en_US es et fa fi fr he hi hr hu hy id it ja ka ko lt lv ms nb nl pl pt ro ru"
+    " sk sl sr_Cyrl sv sw ta th tr uk ur vi zh_Hans zh_Hant"
+)
+LOCALES = tuple(_CODES.split())
+STYLES = ("short", "medium", "long", "full")
+# Day, month and weekday together in figures and in short words: CLDR names such patterns by the fields they hold.
+SKELETONS = ("yMEd", "yMMMEd")
+
+# The part of a date that each letter of a CLDR pattern depends on; the era (G) is the same for all our dates.
+_UNITS: dict[str, Callable[[date], int]] = {
+    "y": lambda day: day.year - FIRST_DAY.year,
+    "M": lambda day: day.month - 1,
+    "L": lambda day: day.month - 1,
+    "d": lambda day: day.day - 1,
+    "E": date.weekday,
+    "c": date.weekday,
+    "G": lambda day: 0,
+}
+
+
+@dataclass(frozen=True)
+class DateFormat:
+    """One way of writing dates: a template with a gap for each field, and the words that may fill each gap."""
+
+    template: str
+    tables: tuple[tuple[Callable[[date], int], tuple[str, ...]], ...]
+
+    def write(self, day: date) -> str:
+        """The locale and `day` as it writes it: what babel.dates.format_date gives, many times faster."""
+        return self.template % tuple(words[unit(day)] for unit, words in self.tables)
+
+
+@cache
+def date_formats() -> tuple[DateFormat, ...]:
+    """All ways of writing a date: of every locale, each of its distinct patterns once."""
+    formats = []
+    for code in LOCALES:
+        locale = Locale.parse(code)
+        patterns = [locale.date_formats[style] for style in STYLES]
+        patterns += [
+            parse_pattern(locale.datetime_skeletons[name]) for name in SKELETONS if name in locale.datetime_skeletons
+        ]
+        formats += [_compile(code, pattern) for pattern in {pattern.pattern: pattern for pattern in patterns}.values()]
+    return tuple(formats)
+
+
+def _compile(code: str, pattern: DateTimePattern) -> DateFormat:
+    template = code + ": "
+    tables = []
+    for _, content in tokenize_pattern(pattern.pattern):
+        if isinstance(content, str):
+            template += content.replace("%", "%%")
+        else:
+            letter, width = content
+            unit = _UNITS[letter]
+            template += "%s"
+            tables.append((unit, _words(code, letter * width, unit)))
+    return DateFormat(template, tuple(tables))
+
+
+@cache
+def _words(code: str, field: str, unit: Callable[[date], int]) -> tuple[str, ...]:
+    """What `field` is written as for each value of its unit."""
+    # All days of a year and a day of all years: every value of every unit.
+    days = [FIRST_DAY + timedelta(index) for index in range(365)]
+    days += [date(year, 1, 1) for year in range(FIRST_DAY.year, LAST_DAY.year + 1)]
+    examples = {unit(day): day for day in days}
+    locale = Locale.parse(code)
+    return tuple(str(DateTimeFormat(examples[value], locale)[field]) for value in sorted(examples))
+
+
+@cache
+def _days(fraction: float) -> dict[bool, tuple[date, ...]]:
+    """All days, by whether they are held out."""
+    days = [FIRST_DAY + timedelta(index) for index in range(DAYS)]
+    chosen = held_out_items([day.isoformat() for day in days], fraction)
+    return {side: tuple(day for day in days if (day.isoformat() in chosen) == side) for side in (False, True)}
+
+
+def make_pair(rng: np.random.Generator, held_out: bool, fraction: float) -> tuple[str, str]:
+    """A random (source, target) pair: the locale and a date as it writes it, and the date in ISO 8601.
+
+    Which days are held out, a `fraction` of them, is a function of the day: no text of a held-out day is ever made
+    with `held_out` False. Every way of writing is equally probable.
+    """
+    days, formats = _days(fraction)[held_out], date_formats()
+    day, way = divmod(int(rng.integers(len(days) * len(formats))), len(formats))
+    return formats[way].write(days[day]), days[day].isoformat()
+
+
+def alphabet() -> str:
+    """Every character that a source or a target can hold, sorted."""
+    characters = set("0123456789-")
+    for way in date_formats():
+        characters.update(way.write(FIRST_DAY), *(word for _, words in way.tables for word in words))
+    return "".join(sorted(characters))
+
+
+def longest_sources() -> list[str]:
+    """For every way of writing, its longest words put together: no source of that way has more characters."""
+    return [way.template % tuple(max(words, key=len) for _, words in way.tables) for way in date_formats()]
+
+
+def description() -> str:
+    """All that decides the pairs, Babel's data included: another release of it may write other dates."""
+    return repr([(way.template, [words for _, words in way.tables]) for way in date_formats()])

@@ -1,0 +1,167 @@
+"""Reads the text and the sentence pairs that a run trains on, and says exactly where a file is wrong."""
+
+import glob
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from jax_tformer.errors import InputError
+from jax_tformer.experiment import PairData, TextData
+
+_TEXT_SUFFIXES = (".txt", ".md", ".rst", ".jsonl")
+
+
+def load_text(config: TextData) -> str:
+    """The text that `config` names; of several documents, one after the other.
+
+    Between documents stands a blank line, as between paragraphs: the last word of one and the first of the next must
+    not become one word, and every corpus with paragraphs has the characters for it.
+
+    Raises InputError if the files do not exist, cannot be read, hold no text, or are not UTF-8 or JSON lines.
+    """
+    if config.source == "python-docs":
+        return _python_docs()
+    if config.path is None:
+        raise InputError(
+            "no text was named; give --data.path a text file, a folder of them, a glob or JSON lines with a text field"
+        )
+    documents = [document for path in _text_files(config.path) for document in _documents(path) if document.strip()]
+    if not documents:
+        raise InputError(f"{config.path} holds no text; expected at least one document that is not empty")
+    return documents[0] if len(documents) == 1 else _join(documents)
+
+
+def load_pairs(config: PairData) -> list[tuple[str, str]]:
+    """The (source, target) pairs of the files that `config` names, in the order of the files.
+
+    Raises InputError if the files do not exist, cannot be read, hold no pairs, are not UTF-8, or a line is not a pair.
+    """
+    if config.path is None:
+        raise InputError(
+            "no pairs were named; give --data.path tab-separated pairs, JSON lines with source and target, "
+            "or a text file whose targets --data.target-path holds"
+        )
+    path = Path(config.path).expanduser()
+    if config.target_path is not None:
+        pairs = _aligned(path, Path(config.target_path).expanduser())
+    elif path.suffix == ".tsv":
+        pairs = _tab_separated(path)
+    elif path.suffix == ".jsonl":
+        pairs = [(record["source"], record["target"]) for record in _json_lines(path, ("source", "target"))]
+    else:
+        raise InputError(
+            f"{path} is neither .tsv nor .jsonl; expected one of them, or the targets' file as --data.target-path"
+        )
+    for number, pair in enumerate(pairs, 1):
+        for side, text in zip(("source", "target"), pair, strict=True):
+            if not text.strip():
+                raise InputError(f"{path}, line {number:,}: the {side} is empty; expected text; remove the pair")
+    return [(source.strip(), target.strip()) for source, target in pairs]
+
+
+def _python_docs() -> str:
+    try:
+        from pydoc_data import topics
+    except ImportError as error:
+        raise InputError("this Python comes without pydoc_data; install all of its standard library") from error
+    # Some entries are one text under two names.
+    documents = dict.fromkeys(topics.topics[name] for name in sorted(topics.topics))
+    return _join(documents)
+
+
+def _join(documents: Iterable[str]) -> str:
+    return "\n\n".join(document.strip("\n") for document in documents) + "\n"
+
+
+def _text_files(path: str) -> list[Path]:
+    place = Path(path).expanduser()
+    if place.is_dir():
+        files = sorted(file for file in place.rglob("*") if file.suffix in _TEXT_SUFFIXES and file.is_file())
+        if not files:
+            raise InputError(f"{path} is a folder without {', '.join(_TEXT_SUFFIXES)} files; expected at least one")
+        return files
+    if glob.has_magic(path) and not place.exists():
+        files = sorted(file for file in map(Path, glob.glob(str(place), recursive=True)) if file.is_file())
+        if not files:
+            raise InputError(f"{path} matches no file; expected at least one; check the pattern")
+        return files
+    return [place]
+
+
+def _documents(path: Path) -> list[str]:
+    if path.suffix == ".jsonl":
+        return [record["text"] for record in _json_lines(path, ("text",))]
+    return [_read(path)]
+
+
+def _read(path: Path) -> str:
+    """The text of a file, with newlines as line ends; InputError if there is none or it is not UTF-8."""
+    try:
+        if not path.exists():
+            raise InputError(f"{path} does not exist; expected a file; check the path")
+        if not path.is_file():
+            raise InputError(f"{path} is not a file; expected a file of text")
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); expected a readable file") from error
+    if not data.strip():
+        raise InputError(f"{path} is empty; expected text")
+    if (offset := data.find(b"\0")) >= 0:
+        raise InputError(f"{path} is binary: a NUL byte at byte {offset:,}; expected UTF-8 text")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path} is not UTF-8: byte 0x{data[error.start]:02x} at byte {error.start:,}; convert it to UTF-8"
+        ) from error
+    return text.replace("\r\n", "\n")
+
+
+def _lines(path: Path) -> list[str]:
+    # Not str.splitlines: that also breaks lines at separators that occur inside sentences, and files drift apart.
+    return _read(path).removesuffix("\n").split("\n")
+
+
+def _json_lines(path: Path, fields: tuple[str, ...]) -> list[dict[str, str]]:
+    records = []
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{path}, line {number:,}: not JSON ({error}); expected one JSON object a line") from error
+        for field in fields:
+            if not isinstance(record, dict) or not isinstance(record.get(field), str):
+                raise InputError(
+                    f'{path}, line {number:,}: no text under "{field}"; expected an object with a string under '
+                    + " and ".join(f'"{name}"' for name in fields)
+                )
+            if not _is_unicode(record[field]):
+                raise InputError(f'{path}, line {number:,}: a lone surrogate under "{field}"; expected valid Unicode')
+        records.append(record)
+    return records
+
+
+def _is_unicode(text: str) -> bool:
+    """False for what only a JSON escape can smuggle in: half of a surrogate pair."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _tab_separated(path: Path) -> list[tuple[str, str]]:
+    pairs = []
+    for number, line in enumerate(_lines(path), 1):
+        columns = line.split("\t")
+        if len(columns) != 2:
+            found = "1 column" if len(columns) == 1 else f"{len(columns)} columns"
+            raise InputError(f"{path}, line {number:,}: {found}; expected 2, source and target, separated by one tab")
+        pairs.append((columns[0], columns[1]))
+    return pairs
+
+
+def _aligned(path: Path, target_path: Path) -> list[tuple[str, str]]:
+    sources, targets = _lines(path), _lines(target_path)
+    if len(sources) != len(targets):
+        raise InputError(
+            f"{path} has {len(sources):,} lines and {target_path} has {len(targets):,}; "
+            "expected as many targets as sources, line by line"
+        )
+    return list(zip(sources, targets, strict=True))

@@ -1,0 +1,97 @@
+"""Which device holds which part of what: one table from names to logical axes, one from these to mesh axes.
+
+The model never mentions devices. One device is the mesh 1 x 1 x 1: the same code path.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jax_tformer.errors import InputError
+from jax_tformer.experiment import MeshConfig
+from jax_tformer.nn.arrays import Params
+from jax_tformer.training.step import TrainState
+
+LOGICAL_AXES: dict[str, tuple[str | None, ...]] = {
+    "query.kernel": ("embed", "heads", None),
+    "key.kernel": ("embed", "heads", None),
+    "value.kernel": ("embed", "heads", None),
+    "output.kernel": ("heads", None, "embed"),
+    "query.bias": ("heads", None),
+    "key.bias": ("heads", None),
+    "value.bias": ("heads", None),
+    "gate.kernel": ("embed", "feedforward"),
+    "up.kernel": ("embed", "feedforward"),
+    "down.kernel": ("feedforward", "embed"),
+    "gate.bias": ("feedforward",),
+    "up.bias": ("feedforward",),
+    "tokens.embedding": ("vocabulary", "embed"),
+    "head.kernel": ("embed", "vocabulary"),
+}
+"""The last parts of a parameter's path -> names of its last axes; any other parameter is on every device, whole."""
+
+MESH_AXES = {"embed": "fsdp", "heads": "tensor", "feedforward": "tensor", "vocabulary": "tensor"}
+"""Logical axis -> the mesh axis that it is split over."""
+
+BATCH = PartitionSpec(("data", "fsdp"))
+"""Batches are split by rows over both."""
+
+
+def make_mesh(config: MeshConfig) -> Mesh:
+    """The mesh data x fsdp x tensor over all devices; raises InputError if these do not make up such a mesh."""
+    devices = jax.device_count()
+    others = config.fsdp * config.tensor
+    data = config.data or max(devices // others, 1)
+    if data * others != devices:
+        raise InputError(
+            f"the mesh is data {data} x fsdp {config.fsdp} x tensor {config.tensor} = {data * others} devices, but "
+            f"there are {devices}; expected a product of {devices}"
+        )
+    shape, names = (data, config.fsdp, config.tensor), ("data", "fsdp", "tensor")
+    return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def check_batch(mesh: Mesh, batch_size: int, accumulation: int) -> None:
+    """Raises InputError unless every part of a batch divides over the devices that split it."""
+    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    if batch_size // accumulation % parts:
+        raise InputError(
+            f"batch_size {batch_size} in {accumulation} part(s) does not divide over {parts} devices; expected "
+            f"batch_size / accumulation to be a multiple of {parts}"
+        )
+
+
+def parameter_shardings(mesh: Mesh, shapes: Params) -> Params:
+    """The NamedSharding of every parameter; an axis that its mesh axis does not divide stays whole."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: NamedSharding(mesh, _partition(mesh, ".".join(key.key for key in path), leaf.shape)), shapes
+    )
+
+
+def state_shardings(mesh: Mesh, tx: optax.GradientTransformation, state: TrainState) -> TrainState:
+    """The sharding of every array of a training state: the optimizer's arrays lie where their parameters do."""
+    replicated = NamedSharding(mesh, PartitionSpec())
+    parameters = parameter_shardings(mesh, state.params)
+    opt_state = optax.tree_utils.tree_map_params(
+        tx, lambda _, sharding: sharding, state.opt_state, parameters, transform_non_params=lambda _: replicated
+    )
+    return TrainState(parameters, opt_state, replicated, replicated)
+
+
+def place_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """The arrays of a batch on the devices, split by rows."""
+    sharding = NamedSharding(mesh, BATCH)
+    return {name: jax.device_put(array, sharding) for name, array in batch.items()}
+
+
+def _partition(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:
+    logical = next((axes for name, axes in LOGICAL_AXES.items() if f".{path}".endswith(f".{name}")), ())
+    whole = (None,) * (len(shape) - len(logical))
+    axes = [
+        MESH_AXES[axis] if axis and size % mesh.shape[MESH_AXES[axis]] == 0 else None
+        for axis, size in zip(logical, shape[len(whole) :], strict=True)
+    ]
+    return PartitionSpec(*whole, *axes)

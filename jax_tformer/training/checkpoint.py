@@ -1,0 +1,300 @@
+"""Checkpoints of a training run: saved in the background, checksummed, and never trusted without a check.
+
+Orbax writes and reads the arrays. It does not notice bytes that changed, lists steps that are half deleted, and deletes
+old steps before anyone has looked at the new one; so listing, checking and deleting are done here. In the folder:
+
+    30/             a finished step: the arrays of each top-level key of the state in a subfolder of its own (so that
+                    parameters load without the optimizer), extra.json and checksums.json
+    40.pending*     a step on its way: it takes the name 40, in one rename, when it is complete and checksummed
+    10.deleted      an old step on its way out: deletion begins with this rename
+
+So a kill at any moment leaves only whole steps under plain numbers; the rest is ignored, and removed by the next save.
+With several processes all must call the same methods in the same order, on a folder that all of them see; the first
+one checks, lists and deletes.
+"""
+
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jax_tformer.errors import InputError
+from jax_tformer.training import checksums
+
+JSON: TypeAlias = "Mapping[str, JSON] | Sequence[JSON] | str | int | float | bool | None"
+PyTree: TypeAlias = Any
+
+_EXTRA_FILE = "extra.json"
+_STEP = re.compile(r"0|[1-9][0-9]*")
+_LEFTOVER = re.compile(r"[0-9]+\.(pending|deleted).*")
+_NO_STEP = -1
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What came back from a checkpoint."""
+
+    step: int
+    state: PyTree
+    """The arrays, with the structure, shapes, dtypes and shardings that were asked for."""
+    extra: dict[str, Any]
+    """The JSON that was saved beside the arrays."""
+    skipped: tuple[str, ...]
+    """One line for each newer step that was passed over: which, and why."""
+
+
+class Checkpoints:
+    """The checkpoints of one run. Making this object writes nothing; only one job at a time may save to a folder."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        """`folder` need not exist yet; `keep`, at least 1, is how many of the newest intact steps stay.
+
+        Raises InputError if the folder could not be written.
+        """
+        self._folder = folder.absolute()
+        self._keep = keep
+        self._intact: dict[int, bool] = {}
+        self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._running: Future[None] | None = None
+        place = self._folder
+        while not os.path.lexists(place):
+            place = place.parent
+        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+            raise InputError(
+                f"checkpoints cannot be written to {folder}: {place} is not a writable folder; "
+                "give a run folder that is, or change its permissions"
+            )
+
+    def save(self, step: int, state: Mapping[str, PyTree], extra: Mapping[str, JSON]) -> None:
+        """Copies `state` off the devices, then returns; writing, checksums and deletion of old steps follow behind.
+
+        `state` holds trees of arrays under names; it may be donated as soon as this returns. A step that is already
+        there and intact is not written again. Waits for the previous save first, and raises what `wait` raises.
+        """
+        self.wait()
+        if _agreed(lambda: self._is_saved(step)):
+            return
+        _agreed(self._make_room)
+        pending = self._folder / f"{step}.pending"
+        # Orbax refuses a tree without arrays, such as an empty one: there is nothing to save in it.
+        arrays = {name: tree for name, tree in state.items() if jax.tree.leaves(tree)}
+        text = json.dumps(extra, indent=1)
+        ocp = _orbax()
+        context = ocp.Context()
+        context.array.saving.use_compression = False
+        with context:
+            response = ocp.save_checkpointables_async(pending, arrays)
+        self._running = self._background.submit(self._finish, response, pending, step, text)
+
+    def wait(self) -> None:
+        """Returns when the last save is checksummed and listed, and older steps beyond `keep` are gone.
+
+        Raises what went wrong in the background: InputError if the disk or the folder was the cause.
+        """
+        running, self._running = self._running, None
+        if running is not None:
+            _agreed(running.result)
+            running.result()
+
+    def steps(self) -> list[int]:
+        """The finished steps on the disk, oldest first; their contents are not checked."""
+        return [step for step in _numbered(self._folder) if checksums.is_sealed(self._folder / str(step))]
+
+    def restore(self, abstract_state: Mapping[str, PyTree], step: int | None = None) -> Restored | None:
+        """The newest step whose files are as they were written, or the given step; None if there is none at all.
+
+        `abstract_state` has a jax.ShapeDtypeStruct for every array; those without a sharding go to the first local
+        device. Raises InputError if steps exist and none is intact, if the given one is not, or if it holds other
+        arrays than `abstract_state`; nothing is deleted then.
+        """
+        self.wait()
+        found = _restore(self._folder, abstract_state, step=step)
+        if found is not None:
+            self._intact[found.step] = True
+            if step is None:
+                self._intact |= {newer: False for newer in _numbered(self._folder) if newer > found.step}
+        return found
+
+    def close(self) -> None:
+        """Waits for the last save and raises what `wait` raises; the object is of no further use."""
+        try:
+            self.wait()
+        finally:
+            self._background.shutdown()
+
+    def _is_saved(self, step: int) -> bool:
+        if step not in self._intact:
+            self._intact[step] = checksums.damage(self._folder / str(step)) is None
+        return self._intact[step]
+
+    def _make_room(self) -> None:
+        """Makes the folder, and removes what a killed or failed save or deletion left in it."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for path in self._folder.iterdir():
+                if _LEFTOVER.fullmatch(path.name):
+                    shutil.rmtree(path)
+        except OSError as error:
+            raise InputError(f"checkpoints cannot be written to {self._folder}: {error}; mend the folder") from error
+
+    def _finish(self, response: Any, pending: Path, step: int, extra: str) -> None:
+        """Runs in the background thread: turns what Orbax has written into a finished step."""
+        try:
+            response.result()
+            if jax.process_index() != 0:
+                return
+            (pending / _EXTRA_FILE).write_text(extra, encoding="utf-8")
+            checksums.seal(pending)
+            final = self._folder / str(step)
+            if final.exists():
+                _delete(final)
+            pending.rename(final)
+            self._intact[step] = True
+            self._prune(step)
+        except Exception as error:
+            # TensorStore reports a full disk as a ValueError that carries the system's error number in its text.
+            if isinstance(error, OSError) or "os_error_code" in str(error):
+                reason = " ".join(str(error).split())
+                raise InputError(
+                    f"the checkpoint of step {step} could not be written to {self._folder}: {reason}; "
+                    "make room or mend the folder, then start again: older checkpoints are untouched"
+                ) from error
+            raise
+
+    def _prune(self, saved: int) -> None:
+        """Deletes the finished steps beyond `keep`; a damaged one does not take the place of an intact one."""
+        others = [step for step in reversed(self.steps()) if step != saved]
+        intact = [
+            step
+            for step in others
+            if self._intact.get(step, True) and not checksums.damage(self._folder / str(step), sizes_only=True)
+        ]
+        for step in set(others) - set(intact[: self._keep - 1]):
+            self._intact[step] = False
+            _delete(self._folder / str(step))
+
+
+def load_parameters(folder: Path, abstract_params: PyTree) -> Restored:
+    """The "params" of the newest checkpoint in which they are intact; the rest of it is neither read nor checked.
+
+    `Restored.state` is the tree of parameters. Raises InputError if there is no checkpoint, none with intact
+    parameters, or if these are not of the shapes in `abstract_params`.
+    """
+    found = _restore(folder.absolute(), {"params": abstract_params}, only=("params",))
+    if found is None:
+        raise InputError(f"there is no checkpoint in {folder}; train first, or name a run folder that holds one")
+    return Restored(found.step, found.state["params"], found.extra, found.skipped)
+
+
+def _restore(
+    folder: Path, abstract: Mapping[str, PyTree], step: int | None = None, only: Collection[str] | None = None
+) -> Restored | None:
+    skipped: list[str] = []
+    chosen = _agreed(lambda: _newest_intact(folder, step, only, skipped))
+    if chosen == _NO_STEP:
+        return None
+    path = folder / str(chosen)
+    ocp = _orbax()
+    names = [part.name for part in path.iterdir() if part.is_dir() and (only is None or part.name in only)]
+    _require_same_arrays(path, {name: ocp.metadata(path, name).metadata for name in names}, abstract)
+    wanted = {name: jax.tree.map(_placed, abstract[name]) for name in names}
+    state = {**abstract, **ocp.load_checkpointables(path, wanted)}
+    extra = json.loads((path / _EXTRA_FILE).read_text(encoding="utf-8"))
+    return Restored(chosen, state, extra, tuple(skipped))
+
+
+def _newest_intact(folder: Path, step: int | None, parts: Collection[str] | None, skipped: list[str]) -> int:
+    present = _numbered(folder)
+    if step is not None and step not in present:
+        raise InputError(f"there is no checkpoint of step {step} in {folder}; name one of {present}")
+    problems = []
+    for candidate in reversed(present) if step is None else [step]:
+        problem = checksums.damage(folder / str(candidate), parts)
+        if problem is None:
+            skipped.extend(f"skipped a damaged checkpoint in {folder}: {line}" for line in problems)
+            return candidate
+        problems.append(f"step {candidate}: {problem}")
+    if problems:
+        raise InputError(
+            f"found only damaged checkpoints in {folder} ({'; '.join(problems)}) and deleted nothing; "
+            "put back a copy of one, or start again in another run folder"
+        )
+    return _NO_STEP
+
+
+def _require_same_arrays(path: Path, saved: Mapping[str, PyTree], wanted: Mapping[str, PyTree]) -> None:
+    saved_arrays, wanted_arrays = _described(saved), _described(wanted)
+    for name in [*wanted_arrays, *saved_arrays]:
+        there, here = saved_arrays.get(name, "nothing"), wanted_arrays.get(name, "nothing")
+        if there != here:
+            raise InputError(
+                f"the checkpoint {path} has {there} at {name}, and this configuration expects {here}; "
+                "use the configuration it was made with, or another run folder"
+            )
+
+
+def _described(tree: PyTree) -> dict[str, str]:
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): f"{np.dtype(leaf.dtype)}{list(leaf.shape)}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
+    # Without a sharding Orbax would ask for the devices that the array was saved from, which may not exist here.
+    sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _numbered(folder: Path) -> list[int]:
+    if not folder.is_dir():
+        return []
+    return sorted(int(path.name) for path in folder.iterdir() if _STEP.fullmatch(path.name) and path.is_dir())
+
+
+def _delete(step_folder: Path) -> None:
+    # Renamed first, because a kill in the middle of the deletion would leave half a step under its number.
+    doomed = step_folder.with_name(f"{step_folder.name}.deleted")
+    step_folder.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def _agreed(work: Callable[[], int | None]) -> int:
+    """The result of `work` on the first process, for all processes; where it fails there, it fails for all."""
+    if jax.process_count() == 1:
+        return work() or 0
+    answer, failure = 0, None
+    if jax.process_index() == 0:
+        try:
+            answer = work() or 0
+        except Exception as error:
+            failure = error
+    shared = multihost_utils.broadcast_one_to_all(np.array([answer, failure is not None], np.int32))
+    if failure is not None:
+        raise failure
+    if shared[1]:
+        raise InputError("the first process could not use the checkpoints; its own message says why")
+    return int(shared[0])
+
+
+def _orbax() -> Any:
+    """Orbax, imported at first use because that takes up to half a second, and kept from writing to the terminal."""
+    from orbax.checkpoint import v1
+
+    logging.getLogger("absl").addFilter(_is_worth_showing)
+    return v1
+
+
+def _is_worth_showing(record: logging.LogRecord) -> bool:
+    # What Orbax warns of is either raised as well or found by our own checks; whoever lowers the level sees it all.
+    return "orbax" not in record.pathname or logging.getLogger("absl").isEnabledFor(logging.INFO)

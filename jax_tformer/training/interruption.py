@@ -1,0 +1,29 @@
+"""Ctrl-C and SIGTERM: the run finishes its step, saves, and ends."""
+
+import signal
+from types import FrameType, TracebackType
+
+
+class Interruption:
+    """Inside `with Interruption() as stop`, the first signal sets `stop.signal`; a second one ends at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def __enter__(self) -> "Interruption":
+        self._before = {kind: signal.signal(kind, self._handle) for kind in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @property
+    def status(self) -> int:
+        """The exit status of a program that ended on this signal."""
+        return 128 + (self.signal or 0)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number

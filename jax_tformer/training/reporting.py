@@ -1,0 +1,75 @@
+"""From the metrics of steps to rows, a progress line, and a speed."""
+
+import math
+import time
+
+from jax_tformer.errors import TrainingFailed
+from jax_tformer.experiment import ExperimentConfig
+from jax_tformer.training.metrics import MetricsLog
+from jax_tformer.training.optimizer import learning_rate
+from jax_tformer.training.progress import ProgressLine
+from jax_tformer.training.step import StepMetrics
+
+
+class Reporter:
+    """Reports each step after the next one has been dispatched, so that the device never waits for the report."""
+
+    def __init__(self, experiment: ExperimentConfig, log: MetricsLog, line: ProgressLine, started: float) -> None:
+        self._log, self._line, self._started = log, line, started
+        self._every = experiment.training.log_every
+        self._rate = learning_rate(experiment.optimizer, experiment.training.steps)
+        self._pending: tuple[int, StepMetrics] | None = None
+        self._clock: float | None = None
+        self._tokens = self._recent_tokens = 0
+        self._seconds = self._recent_seconds = 0.0
+        self.seconds_to_first_step: float | None = None
+        """From `started` (time.perf_counter) to the first finished step of this process."""
+        self.loss = math.nan
+        """Of the last step that was reported."""
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Over the steps of this process but the first, which also compiles, and those that follow an evaluation."""
+        return round(self._tokens / self._seconds, 1) if self._seconds else None
+
+    def step(self, number: int, metrics: StepMetrics) -> None:
+        """Takes the metrics of update `number` and reports those before; raises TrainingFailed if a loss is not finite."""
+        self.flush()
+        self._pending = (number, metrics)
+
+    def flush(self) -> None:
+        """Reports what has not been reported."""
+        if self._pending is None:
+            return
+        (number, metrics), self._pending = self._pending, None
+        self.loss, tokens = float(metrics.loss), int(metrics.tokens)
+        now = time.perf_counter()
+        if self.seconds_to_first_step is None:
+            self.seconds_to_first_step = now - self._started
+        elif self._clock is not None:
+            self._seconds, self._tokens = self._seconds + now - self._clock, self._tokens + tokens
+            self._recent_seconds, self._recent_tokens = (
+                self._recent_seconds + now - self._clock,
+                self._recent_tokens + tokens,
+            )
+        self._clock = now
+        if not math.isfinite(self.loss):
+            raise TrainingFailed(
+                f"the loss of step {number} is {self.loss}; the last checkpoint is from before; "
+                "try a lower --optimizer.learning-rate or a longer --optimizer.warmup-steps"
+            )
+        speed = self._recent_tokens / self._recent_seconds if self._recent_seconds else 0.0
+        self._line.update(number, self.loss, speed)
+        if number % self._every == 0:
+            figures = {"step": number, "loss": self.loss, "gradient_norm": float(metrics.gradient_norm)}
+            figures |= {"learning_rate": float(self._rate(number - 1)), "tokens_per_second": round(speed, 1)}
+            self._log.write(figures)
+            self._recent_tokens, self._recent_seconds = 0, 0.0
+
+    def evaluation(self, number: int, figures: dict[str, float]) -> None:
+        """Reports an evaluation after update `number`; the time that it took does not count as training."""
+        self.flush()
+        self._clock = None
+        self._log.write({"step": number, **figures})
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
+        self._line.say(f"step {number}  {shown}")

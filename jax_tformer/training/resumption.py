@@ -1,0 +1,67 @@
+"""What a run needs in order to continue as if it had not stopped: its state, its place in the data, its clock."""
+
+import time
+from collections.abc import Callable
+
+import grain
+import jax
+
+from jax_tformer.config_file import to_dict
+from jax_tformer.data.batches import Batch
+from jax_tformer.errors import InputError
+from jax_tformer.experiment import ExperimentConfig
+from jax_tformer.training.checkpoint import Checkpoints
+from jax_tformer.training.step import TrainState
+
+
+class Resumption:
+    """Saves and restores a training state together with the state of the batches that feed it."""
+
+    def __init__(self, checkpoints: Checkpoints, fingerprint: str, experiment: ExperimentConfig) -> None:
+        self._checkpoints, self._fingerprint, self._experiment = checkpoints, fingerprint, experiment
+        self._earlier, self._started = 0.0, time.perf_counter()
+        self.notes: list[str] = []
+        """Which damaged checkpoints were passed over, and why."""
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on the run so far, in all its sessions."""
+        return self._earlier + time.perf_counter() - self._started
+
+    def restore(
+        self,
+        new_state: Callable[[], TrainState],
+        shardings: TrainState,
+        batches: grain.DatasetIterator[Batch],
+    ) -> TrainState | None:
+        """The newest intact state, with `batches` set to what comes next; None if there is no checkpoint yet.
+
+        Raises InputError if the data is not what the run began with, if checkpoints exist but none is intact, or if
+        they hold other arrays.
+        """
+        abstract = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            jax.eval_shape(new_state),
+            shardings,
+        )
+        restored = self._checkpoints.restore(abstract._asdict())
+        if restored is None:
+            return None
+        if restored.extra["fingerprint"] != self._fingerprint:
+            raise InputError(
+                "the text or its tokenizer has changed since the run began; restore it, or start a new run with --run"
+            )
+        batches.set_state(restored.extra["batches"])
+        self._earlier = restored.extra["seconds"]
+        self.notes += restored.skipped
+        return TrainState(**restored.state)
+
+    def save(self, state: TrainState, batches: grain.DatasetIterator[Batch]) -> None:
+        """Saves in the background; `state` may be donated at once."""
+        extra = {
+            "batches": batches.get_state(),
+            "fingerprint": self._fingerprint,
+            "seconds": self.seconds,
+            "config": to_dict(self._experiment),
+        }
+        self._checkpoints.save(int(state.step), state._asdict(), extra)

@@ -1,0 +1,109 @@
+"""A run is a folder, and everything in it that is loaded is data: JSON, text, Orbax arrays."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jax_tformer.config_file import differences, from_dict, read_json, to_dict, write_json
+from jax_tformer.data.tokenizers import Tokenizer
+from jax_tformer.errors import InputError
+from jax_tformer.experiment import ExperimentConfig
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one run, by name."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The experiment, complete: what decides every number of the run."""
+        return self.path / "config.json"
+
+    @property
+    def tokenizer(self) -> Path:
+        """The tokenizer, in Hugging Face's format."""
+        return self.path / "tokenizer.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Parameters, optimizer state and position in the data, by step."""
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line: training steps and evaluations."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Event files of TensorBoard."""
+        return self.path / "tensorboard"
+
+    @property
+    def picture(self) -> Path:
+        """The loss curves."""
+        return self.path / "loss.png"
+
+    @property
+    def samples(self) -> Path:
+        """What the finished model says."""
+        return self.path / "samples.txt"
+
+    @property
+    def summary(self) -> Path:
+        """The figures of the finished run."""
+        return self.path / "summary.json"
+
+    def holds_run(self) -> bool:
+        """Whether a run was begun here."""
+        return self.config.exists()
+
+    def check(self) -> None:
+        """Raises InputError if the folder is a file, holds something else, or could not be written to."""
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"{self.path} is a file; expected a folder: choose another --run")
+        existing = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
+        if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK) or existing.is_relative_to("/proc"):
+            raise InputError(f"cannot write to {existing}; choose another --run or change its permissions")
+        if self.path.is_dir() and any(self.path.iterdir()) and not self.holds_run():
+            raise InputError(f"{self.path} holds files but no run (no config.json); choose an empty or new folder")
+
+    def read_config(self) -> ExperimentConfig:
+        """The experiment of the run; raises InputError if config.json is missing or damaged."""
+        if not self.path.is_dir():
+            raise InputError(f"there is no run in {self.path}; expected a folder that train.py has written")
+        return from_dict(ExperimentConfig, read_json(self.config), where=str(self.config))
+
+    def require_same(self, wanted: ExperimentConfig) -> None:
+        """Raises InputError, naming every field that differs, unless the run here is the one wanted."""
+        old, new = to_dict(self.read_config()), to_dict(wanted)
+        changed = differences(old, new)
+        if changed:
+            raise InputError(
+                f"{self.path} holds a run with another config ({'; '.join(changed)}); "
+                "repeat its flags to continue it, or start afresh with a new --run or --resume no"
+            )
+
+    def create(self, experiment: ExperimentConfig, tokenizer: Tokenizer) -> None:
+        """Makes the folder and writes the tokenizer and, last, config.json, which makes it a run."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            tokenizer.save(self.path)
+            write_json(self.config, to_dict(experiment))
+        except OSError as error:
+            raise InputError(f"cannot write to {self.path}: {error.strerror}; choose another --run") from error
+
+    def move_aside(self) -> Path:
+        """Renames a folder with a run in it to the first free PATH.1, PATH.2 ...; returns the new name."""
+        number = 1
+        while (aside := self.path.with_name(f"{self.path.name}.{number}")).exists():
+            number += 1
+        self.path.rename(aside)
+        return aside
+
+    def write_summary(self, figures: dict[str, Any]) -> None:
+        """Writes summary.json."""
+        write_json(self.summary, figures)

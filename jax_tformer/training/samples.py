@@ -1,0 +1,88 @@
+"""What a finished model says: samples of text, worked translations, restored words."""
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from jax_tformer.data.batches import Pipeline
+from jax_tformer.data.ids import IGNORED
+from jax_tformer.data.tokenizers import Tokenizer
+from jax_tformer.decoding import completer
+from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData, TextData
+from jax_tformer.models.transformer import Transformer
+from jax_tformer.nn.arrays import Params
+from jax_tformer.training.evaluation import Translator
+from jax_tformer.training.step import batch_logits
+
+
+def sample_text(
+    net: Transformer, params: Params, experiment: ExperimentConfig, pipeline: Pipeline, tokenizer: Tokenizer
+) -> str:
+    """Samples as `experiment.sample` asks for them, ready to print."""
+    data, sample = experiment.data, experiment.sample
+    if isinstance(data, PairData):
+        return _translations(net, params, data, pipeline, tokenizer, sample.count)
+    if isinstance(data, MaskedTextData):
+        return _restored(net, params, pipeline, tokenizer, sample.count)
+    return _continuations(net, params, experiment, data, tokenizer)
+
+
+def _continuations(
+    net: Transformer, params: Params, experiment: ExperimentConfig, data: TextData, tokenizer: Tokenizer
+) -> str:
+    sample = experiment.sample
+    complete = completer(
+        net,
+        context=data.context_length,
+        new_tokens=sample.max_new_tokens,
+        temperature=sample.temperature,
+        top_k=sample.top_k,
+    )
+    # Text begins as training text does: after the start token, or, in a tokenizer without one, after a line break.
+    first = [tokenizer.start_id] if tokenizer.start_id is not None else tokenizer.encode("\n")
+    prompts = np.tile(np.array(first, np.int32), (sample.count, 1))
+    tokens = np.asarray(complete(params, prompts, jax.random.key(experiment.training.seed)))
+    return "\n".join(f"--- sample {i + 1} ---\n{tokenizer.decode(row).strip()}\n" for i, row in enumerate(tokens))
+
+
+def _translations(
+    net: Transformer, params: Params, data: PairData, pipeline: Pipeline, tokenizer: Tokenizer, count: int
+) -> str:
+    examples = (pipeline.examples or [])[:count]
+    answers = Translator(net, data, tokenizer, batch_size=max(len(examples), 1))(params, [s for s, _ in examples])
+    rows = [
+        (source, answer, "" if answer == target else target)
+        for (source, target), answer in zip(examples, answers, strict=True)
+    ]
+    return _table("held-out examples", ("source", "model", "expected, where it differs"), rows)
+
+
+def _restored(net: Transformer, params: Params, pipeline: Pipeline, tokenizer: Tokenizer, count: int) -> str:
+    batch = pipeline.evaluation[0]
+    logits = np.asarray(batch_logits(net, params, {name: jax.numpy.asarray(x) for name, x in batch.items()}, None))
+    rows = []
+    for tokens, labels, scores in zip(batch["tokens"][:count], batch["labels"], logits, strict=False):
+        for place in np.flatnonzero(labels != IGNORED)[:4]:
+            before, after = (
+                tokenizer.decode(tokens[max(place - 8, 0) : place]),
+                tokenizer.decode(tokens[place + 1 :][:8]),
+            )
+            answer, truth = tokenizer.decode([scores[place].argmax()]), tokenizer.decode([labels[place]])
+            rows.append((f"{before} ___ {after}".replace("\n", " "), repr(answer), repr(truth)))
+    return _table("held-out words to restore", ("text", "model", "truth"), rows)
+
+
+def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*map(_plain, row))
+    console = Console(width=110, record=True, file=open("/dev/null", "w"))
+    console.print(table, markup=False)
+    return console.export_text()
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", r"\[")

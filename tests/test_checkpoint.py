@@ -1,0 +1,623 @@
+"""Checkpoints survive what happens to files and processes: kills, flipped bytes, lost files, other configurations."""
+
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jax_tformer.errors import InputError
+from jax_tformer.training import checkpoint, checksums
+from jax_tformer.training.checkpoint import Checkpoints, load_parameters
+
+ROOT = Path(__file__).parents[1]
+OPTIMIZER = optax.chain(
+    optax.clip_by_global_norm(1.0), optax.adamw(1e-3), optax.masked(optax.sgd(0.1), {"w": True, "b": False})
+)
+
+
+def make_state(step: int) -> dict:
+    params = {"w": jnp.arange(600.0).reshape(20, 30) + step, "b": jnp.full((7,), step, jnp.bfloat16)}
+    return {
+        "params": params,
+        "opt_state": OPTIMIZER.init(params),
+        "step": jnp.int32(step),
+        "dropout_key": jnp.array([step, 2**32 - 1], jnp.uint32),
+        "average": (),
+    }
+
+
+def abstract(state: dict) -> dict:
+    return jax.eval_shape(lambda: state)
+
+
+ABSTRACT = abstract(make_state(0))
+
+
+def assert_same_bits(left: object, right: object) -> None:
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for one, two in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        assert (one.dtype, one.shape) == (two.dtype, two.shape)
+        assert np.asarray(one).tobytes() == np.asarray(two).tobytes()
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
+    return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in [folder, *folder.rglob("*")]}
+
+
+def save_all(folder: Path, *steps: int, keep: int = 9) -> None:
+    with closing(Checkpoints(folder, keep)) as checkpoints:
+        for step in steps:
+            checkpoints.save(step, make_state(step), {"step": step})
+
+
+def run_python(code: str, *arguments: object, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("template") / "checkpoints"
+    save_all(folder, 10, 20, 30)
+    return folder
+
+
+@pytest.fixture
+def saved(template: Path, tmp_path: Path) -> Path:
+    """A folder with intact steps 10, 20 and 30."""
+    return Path(shutil.copytree(template, tmp_path / "run" / "checkpoints"))
+
+
+@pytest.fixture
+def open_checkpoints() -> Iterator[Callable[..., Checkpoints]]:
+    opened: list[Checkpoints] = []
+
+    def open_(folder: Path, keep: int = 9) -> Checkpoints:
+        opened.append(Checkpoints(folder, keep))
+        return opened[-1]
+
+    yield open_
+    for checkpoints in opened:
+        checkpoints.close()
+
+
+def test_restores_the_same_bits_and_tree(saved: Path, open_checkpoints: Callable[..., Checkpoints]) -> None:
+    checkpoints = open_checkpoints(saved)
+    assert checkpoints.steps() == [10, 20, 30]
+    restored = checkpoints.restore(ABSTRACT)
+    assert restored is not None
+    assert (restored.step, restored.extra, restored.skipped) == (30, {"step": 30}, ())
+    assert_same_bits(restored.state, make_state(30))
+    older = checkpoints.restore(ABSTRACT, step=10)
+    assert older is not None
+    assert_same_bits(older.state, make_state(10))
+
+
+def test_every_bit_pattern_survives(tmp_path: Path, open_checkpoints: Callable[..., Checkpoints]) -> None:
+    bits = np.random.default_rng(0).integers(0, 2**32, 4096, dtype=np.uint32)
+    state = {
+        "params": {
+            "float32": jax.lax.bitcast_convert_type(jnp.asarray(bits), jnp.float32),
+            "bfloat16": jax.lax.bitcast_convert_type(jnp.asarray(bits.view(np.uint16)), jnp.bfloat16),
+            "int32": jnp.asarray(bits.view(np.int32)),
+            "uint32": jnp.asarray(bits),
+            "scalar": jnp.float32(-0.0),
+        }
+    }
+    checkpoints = open_checkpoints(tmp_path)
+    checkpoints.save(1, state, {})
+    restored = checkpoints.restore(abstract(state))
+    assert restored is not None
+    assert_same_bits(restored.state, state)
+
+
+def test_extra_is_taken_when_save_is_called(tmp_path: Path, open_checkpoints: Callable[..., Checkpoints]) -> None:
+    extra = {"iterator": {"next": 3, "name": "naïve"}, "fingerprint": "ab12", "list": [1, 2.5, None, True]}
+    checkpoints = open_checkpoints(tmp_path)
+    checkpoints.save(1, make_state(1), extra)
+    extra["fingerprint"] = "later"
+    restored = checkpoints.restore(ABSTRACT)
+    assert restored is not None
+    assert restored.extra == {**extra, "fingerprint": "ab12"}
+
+
+def test_state_may_be_donated_right_after_save(tmp_path: Path, open_checkpoints: Callable[..., Checkpoints]) -> None:
+    advance = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
+    state = {"params": {str(index): jnp.zeros(500_000) for index in range(4)}}
+    shapes = abstract(state)
+    checkpoints = open_checkpoints(tmp_path, keep=4)
+    for step in range(4):
+        checkpoints.save(step, state, {})
+        for _ in range(3):
+            state = advance(state)
+    for step in range(4):
+        restored = checkpoints.restore(shapes, step)
+        assert restored is not None
+        for leaf in jax.tree.leaves(restored.state):
+            np.testing.assert_array_equal(leaf, 3.0 * step)
+
+
+def test_opening_reads_and_writes_nothing(
+    saved: Path, tmp_path: Path, open_checkpoints: Callable[..., Checkpoints]
+) -> None:
+    (saved / "40.pending").mkdir()
+    before = snapshot(saved)
+    checkpoints = open_checkpoints(saved, keep=1)
+    assert checkpoints.steps() == [10, 20, 30]
+    assert checkpoints.restore(ABSTRACT) is not None
+    load_parameters(saved, ABSTRACT["params"])
+    assert snapshot(saved) == before
+    absent = open_checkpoints(tmp_path / "absent" / "checkpoints")
+    assert absent.steps() == []
+    assert absent.restore(ABSTRACT) is None
+    assert not (tmp_path / "absent").exists()
+
+
+def data_file(step_folder: Path) -> Path:
+    return max((step_folder / "params").rglob("d/*"), key=lambda path: path.stat().st_size)
+
+
+def flip_inside_array(step: Path) -> None:
+    path = data_file(step)
+    content = bytearray(path.read_bytes())
+    row = np.asarray(make_state(int(step.name))["params"]["w"])[7].tobytes()
+    position = content.index(row) + 5
+    content[position] ^= 0x10
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def replace_by_folder(step: Path) -> None:
+    (step / "extra.json").unlink()
+    (step / "extra.json").mkdir()
+
+
+def empty(step: Path) -> None:
+    shutil.rmtree(step)
+    step.mkdir()
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "flipped byte in an array": (flip_inside_array, "has changed since it was written"),
+    "truncated data": (lambda step: cut(data_file(step)), "bytes instead of"),
+    "emptied data": (lambda step: data_file(step).write_bytes(b""), "has 0 bytes instead of"),
+    "missing data": (lambda step: data_file(step).unlink(), "is missing"),
+    "half deleted": (lambda step: shutil.rmtree(step / "params"), "is missing"),
+    "a folder in place of a file": (replace_by_folder, "extra.json"),
+    "truncated metadata": (lambda step: cut(step / "params" / "_METADATA"), "bytes instead of"),
+    "truncated extra": (lambda step: cut(step / "extra.json"), "extra.json has"),
+    "truncated checksums": (lambda step: cut(step / "checksums.json"), "checksums.json is damaged"),
+    "other JSON as checksums": (lambda step: (step / "checksums.json").write_text("[1]"), "checksums.json is damaged"),
+    "binary checksums": (lambda step: (step / "checksums.json").write_bytes(b"\xff\x00"), "checksums.json is damaged"),
+    "no checksums": (lambda step: (step / "checksums.json").unlink(), "it has no checksums.json"),
+    "an empty folder": (empty, "it has no checksums.json"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_falls_back_to_the_newest_intact_step(
+    saved: Path, kind: str, open_checkpoints: Callable[..., Checkpoints]
+) -> None:
+    break_step, reason = DAMAGES[kind]
+    break_step(saved / "30")
+    before = snapshot(saved)
+    checkpoints = open_checkpoints(saved)
+    restored = checkpoints.restore(ABSTRACT)
+    assert restored is not None
+    assert restored.step == 20
+    assert_same_bits(restored.state, make_state(20))
+    (line,) = restored.skipped
+    assert "step 30" in line
+    assert reason in line
+    assert str(saved) in line
+    assert "\n" not in line
+    with pytest.raises(InputError, match=r"step 30: "):
+        checkpoints.restore(ABSTRACT, step=30)
+    assert snapshot(saved) == before
+
+
+def test_passes_over_several_damaged_steps_and_junk(saved: Path, open_checkpoints: Callable[..., Checkpoints]) -> None:
+    flip_inside_array(saved / "30")
+    (saved / "20" / "_CHECKPOINT_METADATA").unlink()
+    for junk in ("junk", "007", "50x", "60.pending", "60.pending.orbax-checkpoint-tmp", "5.deleted"):
+        (saved / junk).mkdir()
+    (saved / "99").write_text("not a folder")
+    (saved / "notes.txt").write_text("mine")
+    restored = open_checkpoints(saved).restore(ABSTRACT)
+    assert restored is not None
+    assert restored.step == 10
+    assert [line.split("step ")[1].split(":")[0] for line in restored.skipped] == ["30", "20"]
+
+
+def test_refuses_when_no_step_is_intact(saved: Path, open_checkpoints: Callable[..., Checkpoints]) -> None:
+    for step in ("10", "20", "30"):
+        flip_inside_array(saved / step)
+    before = snapshot(saved)
+    for attempt in (
+        lambda: open_checkpoints(saved).restore(ABSTRACT),
+        lambda: load_parameters(saved, ABSTRACT["params"]),
+    ):
+        with pytest.raises(InputError, match="found only damaged checkpoints") as caught:
+            attempt()
+        assert "\n" not in str(caught.value)
+        assert "step 30" in str(caught.value)
+    assert snapshot(saved) == before
+
+
+def test_refuses_a_step_that_does_not_exist(saved: Path, open_checkpoints: Callable[..., Checkpoints]) -> None:
+    with pytest.raises(InputError, match=r"no checkpoint of step 25 .*\[10, 20, 30\]"):
+        open_checkpoints(saved).restore(ABSTRACT, step=25)
+
+
+def with_params(**params: jax.ShapeDtypeStruct) -> dict:
+    return {**ABSTRACT, "params": params}
+
+
+W, B = ABSTRACT["params"]["w"], ABSTRACT["params"]["b"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (
+            with_params(w=jax.ShapeDtypeStruct((20, 31), jnp.float32), b=B),
+            r"float32\[20, 30\] at params.w.* expects float32\[20, 31\]",
+        ),
+        (
+            with_params(w=jax.ShapeDtypeStruct((20, 30), jnp.bfloat16), b=B),
+            r"float32\[20, 30\] at params.w.* expects bfloat16\[20, 30\]",
+        ),
+        (with_params(w=W, b=B, more=B), r"nothing at params.more.* expects bfloat16\[7\]"),
+        (with_params(w=W), r"bfloat16\[7\] at params.b.* expects nothing"),
+        ({**ABSTRACT, "opt_state": optax.sgd(0.1, momentum=0.9).init({"w": W})}, r"at opt_state\."),
+        ({key: tree for key, tree in ABSTRACT.items() if key != "step"}, r"int32\[\] at step, .* expects nothing"),
+    ],
+    ids=["shape", "dtype", "added", "removed", "optimizer", "top level"],
+)
+def test_another_configuration_is_refused_in_one_line(
+    saved: Path, wanted: dict, message: str, open_checkpoints: Callable[..., Checkpoints]
+) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        open_checkpoints(saved).restore(wanted)
+    assert "\n" not in str(caught.value)
+
+
+def test_parameters_load_without_the_rest(saved: Path) -> None:
+    shutil.rmtree(saved / "30" / "opt_state")
+    restored = load_parameters(saved, ABSTRACT["params"])
+    assert (restored.step, restored.extra, restored.skipped) == (30, {"step": 30}, ())
+    assert_same_bits(restored.state, make_state(30)["params"])
+    with pytest.raises(InputError, match=r"params.w.*float32\[3\]"):
+        load_parameters(saved, {"w": jax.ShapeDtypeStruct((3,), jnp.float32), "b": B})
+
+
+def test_damaged_parameters_are_passed_over(saved: Path, tmp_path: Path) -> None:
+    flip_inside_array(saved / "30")
+    restored = load_parameters(saved, ABSTRACT["params"])
+    assert restored.step == 20
+    assert len(restored.skipped) == 1
+    with pytest.raises(InputError, match="no checkpoint in"):
+        load_parameters(tmp_path / "absent", ABSTRACT["params"])
+
+
+def test_keeps_the_newest(tmp_path: Path) -> None:
+    save_all(tmp_path, 1, 2, 3, 4, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "4"]
+    save_all(tmp_path, 5, keep=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["5"]
+
+
+def test_old_steps_go_only_when_the_new_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_all(tmp_path, 1)
+    seen: list[str] = []
+
+    def watch(folder: Path) -> None:
+        assert checksums.damage(tmp_path / "2") is None
+        seen.append(folder.name)
+
+    monkeypatch.setattr(checkpoint, "_delete", watch)
+    save_all(tmp_path, 2, keep=1)
+    assert seen == ["1"]
+
+
+@pytest.mark.parametrize("restore_first", [True, False])
+def test_a_damaged_step_takes_no_intact_ones_place(
+    saved: Path, restore_first: bool, open_checkpoints: Callable[..., Checkpoints]
+) -> None:
+    checkpoints = open_checkpoints(saved, keep=2)
+    if restore_first:
+        flip_inside_array(saved / "30")
+        checkpoints.restore(ABSTRACT)
+    else:
+        cut(data_file(saved / "30"))
+    checkpoints.save(40, make_state(40), {})
+    checkpoints.wait()
+    assert checkpoints.steps() == [20, 40]
+
+
+def test_folders_that_are_not_ours_are_left_alone(saved: Path) -> None:
+    (saved / "7").mkdir()
+    (saved / "7" / "thesis.txt").write_text("precious")
+    (saved / "junk.deleted").mkdir()
+    save_all(saved, 40, keep=1)
+    assert sorted(path.name for path in saved.iterdir()) == ["40", "7", "junk.deleted"]
+
+
+def test_saving_a_step_again_changes_nothing(saved: Path, open_checkpoints: Callable[..., Checkpoints]) -> None:
+    before = snapshot(saved)
+    checkpoints = open_checkpoints(saved, keep=1)
+    checkpoints.restore(ABSTRACT)
+    checkpoints.save(30, make_state(99), {})
+    checkpoints.wait()
+    without_restore = open_checkpoints(saved, keep=1)
+    without_restore.save(30, make_state(99), {})
+    without_restore.wait()
+    assert snapshot(saved) == before
+
+
+@pytest.mark.parametrize("restore_first", [True, False])
+def test_a_damaged_step_is_written_again(
+    saved: Path, restore_first: bool, open_checkpoints: Callable[..., Checkpoints]
+) -> None:
+    flip_inside_array(saved / "30")
+    checkpoints = open_checkpoints(saved)
+    if restore_first:
+        checkpoints.restore(ABSTRACT)
+    checkpoints.save(30, make_state(30), {})
+    restored = checkpoints.restore(ABSTRACT)
+    assert restored is not None
+    assert (restored.step, restored.skipped) == (30, ())
+
+
+def test_leftovers_of_a_kill_go_with_the_next_save(saved: Path) -> None:
+    shutil.copytree(saved / "30", saved / "40.pending")
+    shutil.copytree(saved / "30", saved / "40.pending.orbax-checkpoint-tmp")
+    shutil.copytree(saved / "30", saved / "5.deleted")
+    save_all(saved, 40)
+    assert sorted(path.name for path in saved.iterdir()) == ["10", "20", "30", "40"]
+
+
+@pytest.mark.parametrize("ask", ["wait", "save", "close"])
+def test_a_failure_in_the_background_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: str) -> None:
+    save_all(tmp_path, 1)
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(checksums, "seal", lambda folder: os.stat(folder / "gone"))
+        checkpoints.save(2, make_state(2), {})
+        calls = {
+            "wait": checkpoints.wait,
+            "save": lambda: checkpoints.save(3, make_state(3), {}),
+            "close": checkpoints.close,
+        }
+        with pytest.raises(InputError, match=r"step 2 could not be written .* older checkpoints are untouched"):
+            calls[ask]()
+    assert checkpoints.steps() == [1]
+    if ask != "close":
+        checkpoints.save(2, make_state(2), {})
+        checkpoints.close()
+        assert [path.name for path in tmp_path.iterdir()] == ["2"]
+
+
+@contextmanager
+def as_ordinary_user() -> Iterator[None]:
+    """File permissions mean nothing to root, under which containers often run the tests."""
+    if os.getuid() != 0:
+        yield
+        return
+    os.setreuid(65534, -1)
+    try:
+        yield
+    finally:
+        os.setreuid(0, -1)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="not a writable folder"):
+        Checkpoints(tmp_path / "file" / "checkpoints", 2)
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    Checkpoints(locked / "checkpoints", 2)
+    locked.chmod(0o555)
+    with as_ordinary_user(), pytest.raises(InputError, match=r"is not a writable folder"):
+        Checkpoints(locked / "checkpoints", 2)
+
+
+EIGHT_DEVICES = """
+import sys
+from pathlib import Path
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+from jax_tformer.training.checkpoint import Checkpoints
+assert not any(name.startswith("orbax") for name in sys.modules), "orbax must be imported at first use only"
+
+axes = (jax.sharding.AxisType.Auto,) * 2
+wide = jax.make_mesh((2, 4), ("fsdp", "tensor"), axis_types=axes)
+tall = jax.make_mesh((8, 1), ("fsdp", "tensor"), axis_types=axes)
+values = np.random.default_rng(0).standard_normal((16, 24))
+assert values.dtype == np.float64
+
+def arrays(mesh, spec):
+    def put(array, spec):
+        return jax.device_put(array, NamedSharding(mesh, spec))
+    return {"params": {"w": put(values, spec), "all": put(values[0], P())}, "step": jnp.int32(5)}
+
+state = arrays(wide, P("fsdp", "tensor"))
+checkpoints = Checkpoints(Path(sys.argv[1]), 2)
+checkpoints.save(5, state, {})
+checkpoints.wait()
+for target in (state, arrays(tall, P("fsdp")), arrays(wide, P(None, "tensor")), None):
+    if target is None:
+        wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+    else:
+        wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), target)
+    restored = checkpoints.restore(wanted)
+    w = restored.state["params"]["w"]
+    assert w.dtype == np.float64 and np.asarray(w).tobytes() == values.tobytes()
+    assert np.asarray(restored.state["params"]["all"]).tobytes() == values[0].tobytes()
+    if target is None:
+        assert w.devices() == {jax.devices()[0]}
+    else:
+        assert w.sharding == target["params"]["w"].sharding and len(w.devices()) == 8
+checkpoints.close()
+"""
+
+
+def test_shards_move_between_meshes_in_silence(tmp_path: Path) -> None:
+    child = run_python(
+        EIGHT_DEVICES, tmp_path, XLA_FLAGS="--xla_force_host_platform_device_count=8", JAX_ENABLE_X64="1"
+    )
+    output, errors = child.communicate(timeout=60)
+    assert child.returncode == 0, errors
+    assert (output, errors) == ("", "")
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+import jax.numpy as jnp
+from jax_tformer.errors import InputError
+from jax_tformer.training.checkpoint import Checkpoints
+
+checkpoints = Checkpoints(Path(sys.argv[1]), 2)
+checkpoints.save(1, {"params": {"w": jnp.zeros(1000)}}, {})
+checkpoints.wait()
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+checkpoints.save(2, {"params": {"w": jnp.zeros(100_000)}}, {})
+try:
+    checkpoints.wait()
+except InputError as error:
+    print(error)
+print(checkpoints.steps())
+"""
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    output, errors = run_python(FULL_DISK, tmp_path).communicate(timeout=60)
+    message, steps = output.splitlines()
+    assert "the checkpoint of step 2 could not be written" in message
+    assert steps == "[1]"
+    assert errors == ""
+
+
+SAVE_UNTIL_KILLED = """
+import sys
+from pathlib import Path
+import jax, jax.numpy as jnp
+from jax_tformer.training.checkpoint import Checkpoints
+
+def make(step):
+    tree = {"w": jnp.full((300, 100), step), "b": jnp.full(9, step)}
+    return {"params": tree, "opt_state": {"mean": tree}}
+
+checkpoints = Checkpoints(Path(sys.argv[1]), 2)
+restored = checkpoints.restore(jax.eval_shape(lambda: make(0)))
+step = 0 if restored is None else restored.step
+assert restored is None or all((leaf == step).all() for leaf in jax.tree.leaves(restored.state))
+print("from", step, *(restored.skipped if restored else ()), flush=True)
+while True:
+    step += 1
+    checkpoints.save(step, make(step), {"step": step})
+    print("begun", step, flush=True)
+    if step % 3 == 0:
+        checkpoints.wait()
+        print("done", step, flush=True)
+"""
+
+
+def test_kill_at_any_moment_leaves_the_newest_finished_step(tmp_path: Path) -> None:
+    done = 0
+    for delay in [random.uniform(0, 0.6) for _ in range(4)]:
+        child = run_python(SAVE_UNTIL_KILLED, tmp_path)
+        assert child.stdout is not None
+        start = child.stdout.readline()
+        assert start.startswith("from"), child.communicate()[1]
+        assert int(start.split()[1]) >= done
+        assert "skipped" not in start
+        child.stdout.readline()
+        time.sleep(delay)
+        child.send_signal(signal.SIGKILL)
+        output, _ = child.communicate(timeout=60)
+        done = max([done, *(int(line.split()[1]) for line in output.splitlines() if line.startswith("done"))])
+        steps = Checkpoints(tmp_path, 2).steps()
+        assert len(steps) <= 3
+        assert not steps or steps[-1] >= done
+        assert all(checksums.damage(tmp_path / str(step)) is None for step in steps), delay
+    assert done > 0
+    save_all(tmp_path, done + 1000, keep=2)
+    assert all(path.name.isdigit() for path in tmp_path.iterdir())
+
+
+TWO_PROCESSES = """
+import sys
+from pathlib import Path
+import jax, jax.numpy as jnp, numpy as np
+folder, port, index = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+jax.distributed.initialize("localhost:" + port, 2, index, heartbeat_timeout_seconds=20, shutdown_timeout_seconds=20)
+from jax.experimental.multihost_utils import sync_global_devices
+from jax.sharding import NamedSharding, PartitionSpec as P
+from jax_tformer.errors import InputError
+from jax_tformer.training.checkpoint import Checkpoints
+
+mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+make = jax.jit(lambda step: {"params": {"w": jnp.arange(64.0) + step}}, out_shardings=NamedSharding(mesh, P("data")))
+checkpoints = Checkpoints(folder, 2)
+for step in (1, 2, 3, 3):
+    checkpoints.save(step, make(step), {"step": step})
+checkpoints.wait()
+assert checkpoints.steps() == [2, 3]
+
+wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), make(0))
+def check(step):
+    restored = checkpoints.restore(wanted)
+    assert restored.step == step and restored.extra == {"step": step}
+    for shard in restored.state["params"]["w"].addressable_shards:
+        np.testing.assert_array_equal(shard.data, np.arange(64.0)[shard.index] + step)
+
+check(3)
+def damage(step):
+    sync_global_devices("the other process may still be reading")
+    if index == 0:
+        (folder / str(step) / "extra.json").write_text("{}")
+damage(3)
+check(2)
+damage(2)
+try:
+    checkpoints.restore(wanted)
+except InputError:
+    print("refused")
+checkpoints.close()
+"""
+
+
+def test_two_processes_share_checkpoints(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    children = [run_python(TWO_PROCESSES, tmp_path, port, index) for index in range(2)]
+    for child in children:
+        output, errors = child.communicate(timeout=60)
+        assert child.returncode == 0, errors
+        assert output.endswith("refused\n")

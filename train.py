@@ -1,0 +1,121 @@
+"""Train a transformer: `python train.py [EXPERIMENT] [--FIELD VALUE ...]`; `--help` lists the experiments."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+from jax_tformer.command_line import run_program, train_options
+
+STARTED = time.perf_counter()
+
+
+def main(arguments: Sequence[str]) -> int:
+    # 1. The experiment: a preset and the flags that change it, checked before anything heavy is imported.
+    experiment, path, resume = train_options(arguments)
+
+    import jax
+
+    from jax_tformer.data.ids import check_vocabulary
+    from jax_tformer.data.pipelines import build_pipeline, build_tokenizer_for
+    from jax_tformer.data.tokenizers import load_tokenizer
+    from jax_tformer.models.transformer import transformer
+    from jax_tformer.sharding import check_batch, make_mesh, place_batch, state_shardings
+    from jax_tformer.startup import set_up_jax
+    from jax_tformer.training.checkpoint import Checkpoints
+    from jax_tformer.training.evaluation import Evaluator
+    from jax_tformer.training.finish import finish
+    from jax_tformer.training.interruption import Interruption
+    from jax_tformer.training.metrics import MetricsLog
+    from jax_tformer.training.optimizer import optimizer
+    from jax_tformer.training.progress import ProgressLine
+    from jax_tformer.training.reporting import Reporter
+    from jax_tformer.training.resumption import Resumption
+    from jax_tformer.training.run_folder import RunFolder
+    from jax_tformer.training.samples import sample_text
+    from jax_tformer.training.step import init_state, train_step
+
+    set_up_jax(experiment.model)
+    training, run = experiment.training, RunFolder(path)
+    run.check()
+    continues = resume and run.holds_run()
+
+    # 2. The mesh: one device is the mesh 1 x 1 x 1.
+    mesh = make_mesh(experiment.mesh)
+    check_batch(mesh, training.batch_size, training.accumulation)
+
+    # 3. The data. A run that continues keeps the tokenizer that it began with.
+    tokenizer = load_tokenizer(run.path) if continues else build_tokenizer_for(experiment.data)
+    model = experiment.model.with_vocab_size(tokenizer.vocab_size)
+    experiment = dataclasses.replace(experiment, model=model)
+    if continues:
+        run.require_same(experiment)
+    check_vocabulary(tokenizer, model.vocab_size)
+    pipeline = build_pipeline(experiment.data, training, tokenizer)
+
+    # 4. The model, its optimizer, and one step of both as a compiled function.
+    net = transformer(model)
+    tx = optimizer(experiment.optimizer, training.steps)
+    new_state = jax.tree_util.Partial(init_state, net, tx, jax.random.key(training.seed))
+    shardings = state_shardings(mesh, tx, jax.eval_shape(new_state))
+    step = jax.jit(
+        train_step(net, tx, accumulation=training.accumulation, label_smoothing=training.label_smoothing),
+        out_shardings=(shardings, None),
+        donate_argnums=0,
+    )
+
+    # 5. The run: where its newest checkpoint left it, or at step 0.
+    checkpoints = Checkpoints(run.checkpoints, training.keep_checkpoints)
+    batches = pipeline.train_iterator()
+    resumption = Resumption(checkpoints, pipeline.fingerprint, experiment)
+    state = resumption.restore(new_state, shardings, batches) if continues else None
+    if state is None:
+        if run.holds_run() and not continues:
+            print(f"the run that was in {run.path} is now in {run.move_aside()}")
+        run.create(experiment, tokenizer)
+        state = jax.jit(new_state, out_shardings=shardings)()
+    start = int(state.step)
+    if start == training.steps and run.summary.exists():
+        print(f"the run in {run.path} is complete; start another with --run FOLDER or --resume no")
+        return 0
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+
+    # 6. The loop: dispatch a step, then report the one before.
+    evaluate = Evaluator(net, experiment.data, pipeline, tokenizer, lambda batch: place_batch(mesh, batch))
+    log = MetricsLog(run, start)
+    with Interruption() as stop, ProgressLine(start, training.steps) as line:
+        devices = f"{jax.device_count()} {jax.devices()[0].device_kind} device(s)"
+        line.say(f"{run.path}: {parameters:,} parameters, steps {start} to {training.steps}, {devices}")
+        for note in (*pipeline.notes, *resumption.notes):
+            line.say(note)
+        reporter = Reporter(experiment, log, line, STARTED)
+        for number in range(start + 1, training.steps + 1):
+            state, metrics = step(state, place_batch(mesh, next(batches)))
+            reporter.step(number, metrics)
+            last = number == training.steps or stop.signal is not None
+            if number == training.steps or number % training.evaluate_every == 0:
+                reporter.evaluation(number, evaluate(state.params))
+            if last or number % training.checkpoint_every == 0:
+                reporter.flush()
+                resumption.save(state, batches)
+            if last:
+                break
+    checkpoints.close()
+    log.close()
+    if stop.signal is not None and number < training.steps:
+        print(f"stopped at step {number}; the same command continues the run in {run.path}")
+        return stop.status
+
+    # 7. What came of it.
+    samples = sample_text(net, state.params, experiment, pipeline, tokenizer)
+    figures = {
+        "tokens_per_second": reporter.tokens_per_second,
+        "seconds_to_first_step": reporter.seconds_to_first_step,
+        "wall_seconds": resumption.seconds,
+        "parameters": parameters,
+    }
+    print(finish(run, figures, samples))
+    return 0
+
+
+if __name__ == "__main__":
+    run_program(main, "train.py")

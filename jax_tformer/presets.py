@@ -185,18 +185,19 @@ _SMALL_GPT = TransformerConfig(
     tied_head=True,
     residual_init_scale=True,
 )
+_TEXT_DATA = TextData(context_length=128, tokenizer=TokenizerConfig("bpe", vocab_size=2048))
 _TEXT = ExperimentConfig(
     model=_SMALL_GPT,
-    data=TextData(context_length=128, tokenizer=TokenizerConfig("bpe", vocab_size=2048)),
+    data=_TEXT_DATA,
     optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=50, weight_decay=0.1),
     training=TrainingConfig(steps=800, batch_size=16, evaluate_every=200, checkpoint_every=200),
 )
-_DATES_STACK = StackConfig(num_layers=2, num_heads=4, feedforward_width=512, norm_placement="pre", final_norm=True)
+_DATES_STACK = StackConfig(num_layers=2, num_heads=4, feedforward_width=256, norm_placement="pre", final_norm=True)
 
 EXPERIMENTS: dict[str, Experiment] = {
     "python-docs": Experiment(
         "decoder-only on the Python language reference that ships inside CPython (default)",
-        replace(_TEXT, data=replace(_TEXT.data, source="python-docs")),
+        replace(_TEXT, data=replace(_TEXT_DATA, source="python-docs")),
     ),
     "dates": Experiment(
         "encoder-decoder: dates in many locales and styles -> ISO 8601",
@@ -209,7 +210,7 @@ EXPERIMENTS: dict[str, Experiment] = {
                 shared_embedding=True,
                 initializer="xavier_uniform",
             ),
-            data=PairData(source="dates", source_length=64, target_length=12),
+            data=PairData(source="dates", source_length=44, target_length=11),
             optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=200, weight_decay=0.01),
             training=TrainingConfig(steps=3000, batch_size=64, evaluate_every=500, checkpoint_every=500),
             sample=SampleConfig(count=12, temperature=0.0),

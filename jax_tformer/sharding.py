@@ -71,14 +71,14 @@ def parameter_shardings(mesh: Mesh, shapes: Params) -> Params:
     )
 
 
-def state_shardings(mesh: Mesh, tx: optax.GradientTransformation, state: TrainState) -> TrainState:
-    """The sharding of every array of a training state: the optimizer's arrays lie where their parameters do."""
+def state_shardings(mesh: Mesh, tx: optax.GradientTransformation, state: TrainState) -> Any:
+    """A TrainState with the sharding of every array: the optimizer's arrays lie where their parameters do."""
     replicated = NamedSharding(mesh, PartitionSpec())
     parameters = parameter_shardings(mesh, state.params)
     opt_state = optax.tree_utils.tree_map_params(
         tx, lambda _, sharding: sharding, state.opt_state, parameters, transform_non_params=lambda _: replicated
     )
-    return TrainState(parameters, opt_state, replicated, replicated)
+    return state._replace(params=parameters, opt_state=opt_state, step=replicated, key=replicated)  # type: ignore[arg-type]
 
 
 def place_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.Array]:

@@ -156,7 +156,7 @@ def test_state_may_be_donated_right_after_save(tmp_path: Path, open_checkpoints:
             np.testing.assert_array_equal(leaf, 3.0 * step)
 
 
-def test_opening_reads_and_writes_nothing(
+def test_opening_and_reading_write_nothing(
     saved: Path, tmp_path: Path, open_checkpoints: Callable[..., Checkpoints]
 ) -> None:
     (saved / "40.pending").mkdir()
@@ -340,6 +340,19 @@ def test_old_steps_go_only_when_the_new_one_is_whole(tmp_path: Path, monkeypatch
     monkeypatch.setattr(checkpoint, "_delete", watch)
     save_all(tmp_path, 2, keep=1)
     assert seen == ["1"]
+
+
+def test_an_interrupted_deletion_leaves_no_half_step(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(folder: Path) -> None:
+        data_file(folder).unlink()
+        raise OSError("interrupted")
+
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    with pytest.raises(InputError, match="interrupted"):
+        save_all(saved, 40, keep=1)
+    numbered = [path for path in saved.iterdir() if path.name.isdigit()]
+    assert saved / "40" in numbered
+    assert all(checksums.damage(path) is None for path in numbered)
 
 
 @pytest.mark.parametrize("restore_first", [True, False])
@@ -549,22 +562,25 @@ while True:
 
 def test_kill_at_any_moment_leaves_the_newest_finished_step(tmp_path: Path) -> None:
     done = 0
-    for delay in [random.uniform(0, 0.6) for _ in range(4)]:
+    for await_line in ("done", "begun", "begun", "done"):
+        delay = random.uniform(0, 0.4)
         child = run_python(SAVE_UNTIL_KILLED, tmp_path)
         assert child.stdout is not None
         start = child.stdout.readline()
         assert start.startswith("from"), child.communicate()[1]
         assert int(start.split()[1]) >= done
         assert "skipped" not in start
-        child.stdout.readline()
+        lines = [start]
+        while not lines[-1].startswith(await_line):
+            lines.append(child.stdout.readline())
         time.sleep(delay)
         child.send_signal(signal.SIGKILL)
-        output, _ = child.communicate(timeout=60)
-        done = max([done, *(int(line.split()[1]) for line in output.splitlines() if line.startswith("done"))])
+        lines += child.communicate(timeout=60)[0].splitlines()
+        done = max([done, *(int(line.split()[1]) for line in lines if line.startswith("done"))])
         steps = Checkpoints(tmp_path, 2).steps()
         assert len(steps) <= 3
         assert not steps or steps[-1] >= done
-        assert all(checksums.damage(tmp_path / str(step)) is None for step in steps), delay
+        assert all(checksums.damage(tmp_path / str(step)) is None for step in steps), f"{await_line} + {delay} s"
     assert done > 0
     save_all(tmp_path, done + 1000, keep=2)
     assert all(path.name.isdigit() for path in tmp_path.iterdir())

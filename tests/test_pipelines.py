@@ -11,7 +11,6 @@ import pytest
 
 from jax_tformer.data.batches import Batch, Pipeline, evaluation_items, shuffled_items
 from jax_tformer.data.ids import IGNORED
-from jax_tformer.data.masked import mask_tokens
 from jax_tformer.data.pipelines import build_pipeline, build_tokenizer_for
 from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
 from jax_tformer.errors import InputError
@@ -33,23 +32,16 @@ def text_data(text_path: str, **changes: Any) -> TextData:
     return TextData(path=text_path, context_length=16, **changes)
 
 
-def pair_data(tmp_path: Path, pairs: list[tuple[str, str]], **changes: Any) -> PairData:
-    (tmp_path / "pairs.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
-    lengths = {"source_length": 12, "target_length": 8}
-    return PairData(path=str(tmp_path / "pairs.tsv"), **(lengths | changes))
-
-
-PAIRS = [(f"source {n}", f"ziel {n}") for n in range(40)]
-
-
 @pytest.fixture(params=["text", "masked", "pairs", "dates"])
 def every_data(request: pytest.FixtureRequest, tmp_path: Path, text_path: str) -> Data:
-    return {
+    (tmp_path / "pairs.tsv").write_text("".join(f"source {n}\tziel {n}\n" for n in range(40)))
+    kinds: dict[str, Data] = {
         "text": text_data(text_path),
         "masked": MaskedTextData(path=text_path, context_length=16),
-        "pairs": pair_data(tmp_path, PAIRS),
+        "pairs": PairData(path=str(tmp_path / "pairs.tsv"), source_length=12, target_length=8),
         "dates": PairData("dates", source_length=48, target_length=11),
-    }[request.param]
+    }
+    return kinds[request.param]
 
 
 def build(data: Data, training: TrainingConfig = TRAINING) -> tuple[Pipeline, Tokenizer]:
@@ -116,9 +108,10 @@ def test_fingerprint_is_kept_by_a_restart_and_changed_by_what_changes_batches(ev
     later = dataclasses.replace(TRAINING, steps=5, evaluate_batches=1, log_every=3)
     assert build_pipeline(every_data, later, loaded).fingerprint == pipeline.fingerprint
     field = "source_length" if isinstance(every_data, PairData) else "context_length"
-    longer = dataclasses.replace(every_data, **{field: getattr(every_data, field) + 1})
+    change: dict[str, Any] = {field: getattr(every_data, field) + 1}
+    longer = dataclasses.replace(every_data, **change)
     other_tokenizer = build_tokenizer_for(dataclasses.replace(every_data, tokenizer=TokenizerConfig("bpe", 300)))
-    wide = dataclasses.replace(every_data, **({"source_length": 120} if isinstance(every_data, PairData) else {}))
+    wide = dataclasses.replace(every_data, source_length=120) if isinstance(every_data, PairData) else every_data
     fingerprints = [
         pipeline.fingerprint,
         build_pipeline(every_data, dataclasses.replace(TRAINING, seed=6), tokenizer).fingerprint,
@@ -176,6 +169,13 @@ def test_text_windows_predict_the_next_token(text_path: str) -> None:
         assert (*tokens, labels[-1]) in windows
 
 
+def test_text_begins_with_the_start_token(text_path: str) -> None:
+    pipeline, tokenizer = build(text_data(text_path, stride=16, held_out=0.5, tokenizer=TokenizerConfig("bytes")))
+    epoch = windows_of([pipeline.train[number] for number in range(40)])
+    assert (tokenizer.start_id, *TEXT[:15].encode()) in epoch
+    assert pipeline.evaluation[0]["tokens"][0, 0] == tokenizer.start_id
+
+
 def test_an_epoch_reads_every_window_once(text_path: str) -> None:
     for stride in (1, 7):
         data = text_data(text_path, stride=stride, held_out=0.9, tokenizer=CHARACTERS)
@@ -188,12 +188,13 @@ def test_an_epoch_reads_every_window_once(text_path: str) -> None:
         assert read[:count] != read[count : 2 * count]
 
 
-def test_held_out_text_is_read_once_and_never_trained_on(text_path: str) -> None:
-    training = dataclasses.replace(TRAINING, evaluate_batches=100)
-    # A length that leaves a last batch of 2 rows.
-    data = dataclasses.replace(text_data(text_path, tokenizer=CHARACTERS), context_length=15)
-    pipeline, tokenizer = build(data, training)
-    end = TEXT[int(len(TEXT) * 0.9) :]
+def test_held_out_text_is_read_once_and_never_trained_on(tmp_path: Path) -> None:
+    # Text that never repeats itself, and a length that leaves a last batch of 2 rows.
+    text = "".join(np.random.default_rng(0).choice(list("abcdefgh"), 3950))
+    (tmp_path / "text.txt").write_text(text)
+    data = TextData(path=str(tmp_path / "text.txt"), context_length=15, tokenizer=CHARACTERS)
+    pipeline, tokenizer = build(data, dataclasses.replace(TRAINING, evaluate_batches=100))
+    end = text[int(len(text) * 0.9) :]
     rows = (len(end) - 1) // 15
     labels = np.concatenate([batch["labels"] for batch in pipeline.evaluation])
     assert tokenizer.decode(labels[:rows].ravel()) == end[1 : rows * 15 + 1]
@@ -247,154 +248,3 @@ def test_a_saved_tokenizer_that_lacks_a_character_is_refused(text_path: str, tmp
     Path(text_path).write_text(TEXT + "€" * 20)
     with pytest.raises(InputError, match="'€'"):
         build_pipeline(text_data(text_path, tokenizer=CHARACTERS), TRAINING, tokenizer)
-
-
-# Masked text
-
-
-def test_masked_tokens_are_restored_by_their_labels(text_path: str) -> None:
-    data = MaskedTextData(path=text_path, context_length=20, held_out=0.2, tokenizer=CHARACTERS)
-    pipeline, tokenizer = build(data)
-    ids = tokenizer.encode(TEXT[: int(len(TEXT) * 0.8)]).tolist()
-    windows = {tuple(ids[i : i + 20]) for i in range(len(ids) - 19)}
-    for number in range(50):
-        batch = pipeline.train[number]
-        assert ((batch["labels"] != IGNORED).sum(axis=1) == 3).all()
-        restored = np.where(batch["labels"] == IGNORED, batch["tokens"], batch["labels"])
-        assert {tuple(row) for row in restored.tolist()} <= windows
-
-
-def test_a_window_is_masked_in_another_way_in_every_epoch(text_path: str) -> None:
-    data = MaskedTextData(path=text_path, context_length=40, stride=997, held_out=0.5, tokenizer=CHARACTERS)
-    pipeline, _ = build(data)
-    # Three windows only, so that each comes 20 times.
-    labels = windows_of([pipeline.train[number] for number in range(15)], "labels")
-    assert len(set(labels)) == 60
-
-
-def test_masking_is_bert_s() -> None:
-    windows = np.random.default_rng(0).integers(10, 1000, (400, 100), np.int32)
-    ordinary = np.arange(10, 1000, dtype=np.int32)
-    batch = mask_tokens(windows, np.random.default_rng(1), 0.15, mask_id=3, ordinary_ids=ordinary)
-    chosen = batch["labels"] != IGNORED
-    assert (chosen.sum(axis=1) == 15).all()
-    # Every position is equally likely to be chosen.
-    assert 30 < chosen.sum(axis=0).min() <= chosen.sum(axis=0).max() < 95
-    assert (batch["tokens"] == windows)[~chosen].all()
-    tokens = batch["tokens"][chosen]
-    assert (tokens == 3).mean() == pytest.approx(0.8, abs=0.02)
-    assert (tokens == windows[chosen]).mean() == pytest.approx(0.1, abs=0.02)
-    replaced = tokens[(tokens != 3) & (tokens != windows[chosen])]
-    assert replaced.min() >= 10
-    assert len(set(replaced.tolist())) > 300
-
-
-def test_at_least_one_token_of_a_window_is_masked() -> None:
-    windows = np.arange(12, dtype=np.int32).reshape(4, 3)
-    batch = mask_tokens(windows, np.random.default_rng(1), 0.01, mask_id=99, ordinary_ids=np.arange(12, dtype=np.int32))
-    assert ((batch["labels"] != IGNORED).sum(axis=1) == 1).all()
-
-
-def test_masking_needs_a_mask_token(text_path: str) -> None:
-    without = build_tokenizer_for(text_data(text_path))
-    with pytest.raises(InputError, match="no mask token"):
-        build_pipeline(MaskedTextData(path=text_path, context_length=16), TRAINING, without)
-
-
-# Pairs
-
-
-def test_pair_batch_is_padded_masked_and_shifted(tmp_path: Path) -> None:
-    pipeline, tokenizer = build(pair_data(tmp_path, PAIRS))
-    expected = dict(PAIRS)
-    start, end, pad = tokenizer.start_id, tokenizer.end_id, tokenizer.pad_id
-    assert len({start, end, pad, None}) == 4
-    for batch in [pipeline.train[number] for number in range(20)]:
-        for row in range(4):
-            source = batch["source"][row].tolist()
-            text = tokenizer.decode(source)
-            ids, target_ids = tokenizer.encode(text).tolist(), tokenizer.encode(expected[text]).tolist()
-            assert source == [*ids, end, *[pad] * (11 - len(ids))]
-            assert batch["source_mask"][row].tolist() == [True] * (len(ids) + 1) + [False] * (11 - len(ids))
-            rest = 7 - len(target_ids)
-            assert batch["labels"][row].tolist() == [*target_ids, end, *[IGNORED] * rest]
-            assert batch["target"][row].tolist() == [start, *target_ids, *[pad] * rest]
-            assert batch["target_mask"][row].tolist() == [True] * (len(target_ids) + 1) + [False] * rest
-
-
-def sources_of(batches: list[Batch], tokenizer: Tokenizer) -> list[str]:
-    return [tokenizer.decode(row) for batch in batches for row in batch["source"]]
-
-
-def test_an_epoch_reads_every_training_pair_once_and_no_held_out_one(tmp_path: Path) -> None:
-    pipeline, tokenizer = build(pair_data(tmp_path, PAIRS))
-    read = sources_of([pipeline.train[number] for number in range(18)], tokenizer)
-    assert pipeline.examples is not None
-    held_out = {source for source, _ in pipeline.examples}
-    assert len(held_out) == 4
-    assert sorted(read[:36]) == sorted(read[36:]) == sorted({source for source, _ in PAIRS} - held_out)
-    assert set(sources_of(pipeline.evaluation, tokenizer)) == held_out
-    assert set(pipeline.examples) <= set(PAIRS)
-    assert pipeline.bytes_per_token is None
-
-
-def test_a_source_with_two_targets_is_on_one_side(tmp_path: Path) -> None:
-    twice = [(f"s {n}", f"{word} {n}") for n in range(40) for word in ("eins", "zwei")]
-    pipeline, tokenizer = build(pair_data(tmp_path, twice, held_out=0.5))
-    trained = set(sources_of([pipeline.train[number] for number in range(10)], tokenizer))
-    assert len(trained) == 20
-    assert not trained & set(sources_of(pipeline.evaluation, tokenizer))
-
-
-def test_too_long_pairs_are_left_out_and_counted(tmp_path: Path) -> None:
-    # 11 characters and the end token fit 12; start token and 7 characters fit 8.
-    long = [("s" * 12, "t"), ("s", "t" * 8), ("u" * 11, "t" * 7)]
-    pipeline, tokenizer = build(pair_data(tmp_path, PAIRS + long))
-    assert pipeline.notes == ["2 of 43 pairs are left out: longer than 12 source or 8 target tokens"]
-    read = sources_of([*(pipeline.train[number] for number in range(10)), *pipeline.evaluation], tokenizer)
-    assert "u" * 11 in read
-    assert len(set(read)) == 41
-    assert build(pair_data(tmp_path, PAIRS))[0].notes == []
-
-
-@pytest.mark.parametrize("pairs", [[("s" * 20, "t")] * 3, [("a", "b")], [("a", "b"), ("a", "c")]])
-def test_no_pair_left_on_a_side_is_refused(tmp_path: Path, pairs: list[tuple[str, str]]) -> None:
-    with pytest.raises(InputError, match=r"there are 0 training and \d held-out pairs") as caught:
-        build(pair_data(tmp_path, pairs))
-    assert "\n" not in str(caught.value)
-
-
-def test_pairs_need_start_end_and_padding(tmp_path: Path) -> None:
-    bare = build_tokenizer_for(TextData("python-docs", tokenizer=CHARACTERS))
-    with pytest.raises(InputError, match="no start token"):
-        build_pipeline(pair_data(tmp_path, PAIRS), TRAINING, bare)
-
-
-# Dates
-
-
-@pytest.mark.parametrize("tokenizer", [CHARACTERS, TokenizerConfig("bytes"), TokenizerConfig("bpe", 500)])
-def test_dates_with_every_tokenizer(tokenizer: TokenizerConfig) -> None:
-    data = PairData("dates", source_length=108, target_length=12, tokenizer=tokenizer)
-    pipeline, made = build(data)
-    batch = pipeline.train[0]
-    targets = [made.decode(row[row != IGNORED]) for row in batch["labels"]]
-    assert all(len(target) == 10 and target[4] == target[7] == "-" for target in targets)
-    assert all(": " in made.decode(row) for row in batch["source"])
-
-
-def test_dates_are_unlimited_and_held_out_days_stay_out() -> None:
-    pipeline, tokenizer = build(PairData("dates", source_length=48, target_length=11))
-    trained = {tokenizer.decode(row) for number in range(300) for row in pipeline.train[number]["target"]}
-    assert len(trained) > 1100
-    assert pipeline.examples is not None
-    assert len(pipeline.examples) == 512
-    held_out = {target for _, target in pipeline.examples}
-    evaluated = {tokenizer.decode(row) for batch in pipeline.evaluation for row in batch["target"]}
-    assert not trained & (held_out | evaluated)
-
-
-def test_dates_that_do_not_fit_are_refused_with_the_numbers() -> None:
-    message = "source_length is 20 and target_length is 10; the dates need at least 44 and 11"
-    with pytest.raises(InputError, match=message):
-        build(PairData("dates", source_length=20, target_length=10))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jax_tformer.data.ids import check_ids, check_vocabulary, shift_right
 from jax_tformer.data.tokenizer_kinds import build_tokenizer
-from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer, pieces
+from jax_tformer.data.tokenizers import Role, Tokenizer, load_tokenizer, pieces
 from jax_tformer.data.windows import Windows
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import TokenizerConfig
@@ -26,8 +26,8 @@ CORPUS = string.printable + "".join(
     f"Line {n}: the model doesn't   know\n\n\n  that {n * n} != {n}!\t“Ça va”, 日本語 и русский 🙂\r\n"
     for n in range(400)
 )
-PAIR_TOKENS = {"pad": "<|pad|>", "start": "<|start|>", "end": "<|end|>"}
-END_OF_TEXT = {"start": "<|endoftext|>", "end": "<|endoftext|>"}
+PAIR_TOKENS: dict[Role, str] = {"pad": "<|pad|>", "start": "<|start|>", "end": "<|end|>"}
+END_OF_TEXT: dict[Role, str] = {"start": "<|endoftext|>", "end": "<|endoftext|>"}
 BYTES = TokenizerConfig("bytes")
 CHARACTERS = TokenizerConfig("characters")
 BPE = TokenizerConfig("bpe", 400)
@@ -57,6 +57,13 @@ def test_pieces_give_the_ids_of_the_whole_text(made: Tokenizer) -> None:
     assert len(pieces(text)) > 2
     assert "".join(pieces(text)) == text
     assert made.encode(text).tolist() == backend_ids(made, text)
+
+
+def test_a_text_is_not_cut_inside_an_added_token(tmp_path: Path) -> None:
+    build_tokenizer(BYTES, [], {"mask": "a mask"}).save(tmp_path)
+    text = "a mask" * 3000
+    assert any(piece.endswith("a") for piece in pieces(text))
+    assert set(load_tokenizer(tmp_path).encode(text).tolist()) == {256}
 
 
 @pytest.mark.parametrize("config", [BYTES, BPE], ids=lambda config: config.kind)

@@ -136,18 +136,23 @@ def _dates(data: PairData, training: TrainingConfig, batcher: PairBatcher) -> Pi
             f"the dates need at least {source_length} and {target_length} with this tokenizer"
         )
 
-    def draw(count: int, held_out: bool, generator: np.random.Generator) -> list[Pair]:
-        return [dates.make_pair(generator, held_out, data.held_out) for _ in range(count)]
+    def draw(count: int, held_out: bool, generator: np.random.Generator) -> list[tuple[Pair, PairIds]]:
+        # The check above is exact for characters; with other tokenizers a rare pair may still be too long.
+        drawn: list[tuple[Pair, PairIds]] = []
+        while len(drawn) < count:
+            pairs = [dates.make_pair(generator, held_out, data.held_out) for _ in range(count - len(drawn))]
+            drawn += [pair for pair in zip(pairs, batcher.encode(pairs), strict=True) if batcher.fits(pair[1])]
+        return drawn
 
     def make_batch(_: int, generator: np.random.Generator) -> Batch:
-        return batcher.batch(batcher.encode(draw(training.batch_size, False, generator)))
+        return batcher.batch([ids for _, ids in draw(training.batch_size, False, generator)])
 
     generator = np.random.default_rng(0)
-    examples = draw(_EXAMPLES, True, generator)
+    examples = [pair for pair, _ in draw(_EXAMPLES, True, generator)]
     evaluation = [draw(training.batch_size, True, generator) for _ in range(training.evaluate_batches)]
     return Pipeline(
         train=endless(make_batch, training.seed),
-        evaluation=[batcher.batch(batcher.encode(pairs)) for pairs in evaluation],
+        evaluation=[batcher.batch([ids for _, ids in drawn]) for drawn in evaluation],
         fingerprint=fingerprint([dates.description()], batcher.tokenizer, data, training),
         examples=examples,
     )

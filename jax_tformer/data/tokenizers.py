@@ -27,7 +27,7 @@ _SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")
 ONE_CHARACTER = "(?m:.)"
 _PIECE_LENGTH = 8192
 _GROUP = 4096
-# GPT-2's pattern joins a space to the word that follows it, never to the one before; and no special token holds one.
+# GPT-2's pattern joins a space to the word that follows it, never to the one before.
 _PIECE_END = re.compile(r"(?<=\w)[ \n]")
 
 
@@ -193,8 +193,10 @@ def _is_byte_level(outline: dict) -> bool:
     before = outline["pre_tokenizer"] or {}
     plain = before.get("type") == "ByteLevel" and not before.get("add_prefix_space")
     bounded = before.get("use_regex", True) or not outline["model"].get("merges")
-    reaching = any(token["lstrip"] or token["rstrip"] for token in outline["added_tokens"])
-    return plain and bounded and outline["normalizer"] is None and not reaching
+    whole = any(
+        token["lstrip"] or token["rstrip"] or _PIECE_END.search(token["content"]) for token in outline["added_tokens"]
+    )
+    return plain and bounded and outline["normalizer"] is None and not whole
 
 
 def _character_table(outline: dict, special: Mapping[str, int]) -> np.ndarray | None:

@@ -44,5 +44,5 @@ class DecoderOnly(nnx.Module):
         )
         x, captured = self.decoder(x, context, dropout_key=decoder_key, capture=capture)
         if self.head is not None:
-            x = self.head(x, self.embedding.tokens)
+            x = self.head(x, self.embedding.table)
         return Outputs(x, decoder=captured) if capture else x

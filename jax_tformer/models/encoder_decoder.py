@@ -94,6 +94,4 @@ class EncoderDecoder(nnx.Module):
 
     @property
     def _target_table(self) -> Table:
-        table = self.target_embedding.tokens or self.source_embedding.tokens
-        assert table is not None
-        return table
+        return self.target_embedding.tokens or self.source_embedding.table

@@ -42,5 +42,5 @@ class EncoderOnly(nnx.Module):
         context = Context(self_mask=padding_mask(mask), rotation=self.encoder.rotation(positions))
         x, captured = self.encoder(x, context, dropout_key=encoder_key, capture=capture)
         if self.head is not None:
-            x = self.head(x, self.embedding.tokens)
+            x = self.head(x, self.embedding.table)
         return Outputs(x, encoder=captured) if capture else x

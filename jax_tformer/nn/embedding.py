@@ -48,6 +48,12 @@ class InputEmbedding(nnx.Module):
         self.norm = Norm(config, stack) if stack.embedding_norm else None
         self.config, self.stack = config, stack
 
+    @property
+    def table(self) -> Table:
+        """The token table, which must be this embedding's own."""
+        assert self.tokens is not None
+        return self.tokens
+
     def __call__(
         self,
         ids: Int[Array, "B T"],
@@ -58,9 +64,7 @@ class InputEmbedding(nnx.Module):
         dropout_key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B T D"]:
         """Embeds `ids`; raises InputError where the sequence is longer than the learned positions."""
-        tokens = self.tokens if table is None else table
-        assert tokens is not None
-        x = tokens(ids)
+        x = (table or self.table)(ids)
         if self.stack.embedding_scale:
             x = x * math.sqrt(self.config.d_model)
         if self.positions is not None:

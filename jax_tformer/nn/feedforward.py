@@ -1,5 +1,6 @@
 """The position-wise feed-forward layer (paper, section 3.3) and its gated form (Shazeer, 2020)."""
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -13,7 +14,7 @@ from jax_tformer.nn.linear import Linear
 
 def activate(x: Array, activation: Activation) -> Array:
     """ReLU, GELU (Hendrycks & Gimpel, 2016; exact or in the tanh approximation) or SiLU."""
-    functions = {
+    functions: dict[str, Callable[[Array], Array]] = {
         "relu": jax.nn.relu,
         "gelu_erf": partial(jax.nn.gelu, approximate=False),
         "gelu_tanh": partial(jax.nn.gelu, approximate=True),

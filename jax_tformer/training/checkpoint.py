@@ -18,21 +18,19 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jaxtyping import PyTree
 
 from jax_tformer.errors import InputError
 from jax_tformer.training import checksums
-
-JSON: TypeAlias = "Mapping[str, JSON] | Sequence[JSON] | str | int | float | bool | None"
-PyTree: TypeAlias = Any
 
 _EXTRA_FILE = "extra.json"
 _STEP = re.compile(r"0|[1-9][0-9]*")
@@ -50,7 +48,7 @@ class Restored:
     extra: dict[str, Any]
     """The JSON that was saved beside the arrays."""
     skipped: tuple[str, ...]
-    """One line for each newer step that was passed over: which, and why."""
+    """One line for each newer step that was passed over: which, and why. With several processes, on the first only."""
 
 
 class Checkpoints:
@@ -75,11 +73,11 @@ class Checkpoints:
                 "give a run folder that is, or change its permissions"
             )
 
-    def save(self, step: int, state: Mapping[str, PyTree], extra: Mapping[str, JSON]) -> None:
+    def save(self, step: int, state: Mapping[str, PyTree], extra: Mapping[str, Any]) -> None:
         """Copies `state` off the devices, then returns; writing, checksums and deletion of old steps follow behind.
 
-        `state` holds trees of arrays under names; it may be donated as soon as this returns. A step that is already
-        there and intact is not written again. Waits for the previous save first, and raises what `wait` raises.
+        `state` holds trees of arrays under names; it may be donated as soon as this returns. `extra` is JSON. A step
+        that is there and intact is not written again. Waits for the previous save first, and raises what `wait` does.
         """
         self.wait()
         if _agreed(lambda: self._is_saved(step)):
@@ -126,7 +124,7 @@ class Checkpoints:
         return found
 
     def close(self) -> None:
-        """Waits for the last save and raises what `wait` raises; the object is of no further use."""
+        """Waits for the last save, and raises what `wait` does; the object is of no further use."""
         try:
             self.wait()
         finally:
@@ -217,7 +215,7 @@ def _newest_intact(folder: Path, step: int | None, parts: Collection[str] | None
     present = _numbered(folder)
     if step is not None and step not in present:
         raise InputError(f"there is no checkpoint of step {step} in {folder}; name one of {present}")
-    problems = []
+    problems: list[str] = []
     for candidate in reversed(present) if step is None else [step]:
         problem = checksums.damage(folder / str(candidate), parts)
         if problem is None:

@@ -4,8 +4,10 @@ import math
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jax_tformer.data.batches import Batch as HostBatch
 from jax_tformer.data.batches import Pipeline
 from jax_tformer.data.pairs import pair_batcher
 from jax_tformer.data.tokenizers import Tokenizer
@@ -21,7 +23,12 @@ class Evaluator:
     """Held-out loss, and exact match of greedy decoding where there are pairs."""
 
     def __init__(
-        self, net: Transformer, data: object, pipeline: Pipeline, tokenizer: Tokenizer, place: Callable[[Batch], Batch]
+        self,
+        net: Transformer,
+        data: object,
+        pipeline: Pipeline,
+        tokenizer: Tokenizer,
+        place: Callable[[HostBatch], Batch],
     ) -> None:
         self._step = jax.jit(evaluation_step(net))
         self._pipeline, self._place = pipeline, place
@@ -75,15 +82,16 @@ class Translator:
             # Always the same number of rows, so that one compilation serves all.
             rows = part + part[-1:] * (self._batch_size - len(part))
             encoded = self._batcher.encode([(source, "") for source in rows])
-            for source, pair in zip(part, encoded, strict=False):
+            for text, pair in zip(part, encoded, strict=False):
                 if not self._batcher.fits(pair):
                     raise InputError(
-                        f"the source {source[:40]!r} has {len(pair[0])} tokens; expected at most "
+                        f"the source {text[:40]!r} has {len(pair[0])} tokens; expected at most "
                         f"{self._batcher.source_length - 1}"
                     )
             batch = self._batcher.batch(encoded)
             key = jax.random.fold_in(jax.random.key(seed), first)
-            targets = np.asarray(self._translate(params, batch["source"], batch["source_mask"], key))
+            source, mask = jnp.asarray(batch["source"]), jnp.asarray(batch["source_mask"])
+            targets = np.asarray(self._translate(params, source, mask, key))
             decode = self._batcher.tokenizer.decode
             answers += [decode(_until(row, self._batcher.end_id)) for row in targets[: len(part)]]
         return answers

@@ -3,6 +3,8 @@
 import math
 import time
 
+import jax.numpy as jnp
+
 from jax_tformer.errors import TrainingFailed
 from jax_tformer.experiment import ExperimentConfig
 from jax_tformer.training.metrics import MetricsLog
@@ -33,7 +35,7 @@ class Reporter:
         return round(self._tokens / self._seconds, 1) if self._seconds else None
 
     def step(self, number: int, metrics: StepMetrics) -> None:
-        """Takes the metrics of update `number` and reports those before; raises TrainingFailed if a loss is not finite."""
+        """Takes the metrics of update `number`, reports those before; raises TrainingFailed if a loss is not finite."""
         self.flush()
         self._pending = (number, metrics)
 
@@ -62,7 +64,10 @@ class Reporter:
         self._line.update(number, self.loss, speed)
         if number % self._every == 0:
             figures = {"step": number, "loss": self.loss, "gradient_norm": float(metrics.gradient_norm)}
-            figures |= {"learning_rate": float(self._rate(number - 1)), "tokens_per_second": round(speed, 1)}
+            figures |= {
+                "learning_rate": float(self._rate(jnp.asarray(number - 1))),
+                "tokens_per_second": round(speed, 1),
+            }
             self._log.write(figures)
             self._recent_tokens, self._recent_seconds = 0, 0.0
 

@@ -1,8 +1,13 @@
 """What a finished model says: samples of text, worked translations, restored words."""
 
+import io
+from collections.abc import Sequence
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from jax_tformer.data.batches import Pipeline
@@ -41,7 +46,7 @@ def _continuations(
     )
     # Text begins as training text does: after the start token, or, in a tokenizer without one, after a line break.
     first = [tokenizer.start_id] if tokenizer.start_id is not None else tokenizer.encode("\n")
-    prompts = np.tile(np.array(first, np.int32), (sample.count, 1))
+    prompts = jnp.tile(jnp.array(first, jnp.int32), (sample.count, 1))
     tokens = np.asarray(complete(params, prompts, jax.random.key(experiment.training.seed)))
     return "\n".join(f"--- sample {i + 1} ---\n{tokenizer.decode(row).strip()}\n" for i, row in enumerate(tokens))
 
@@ -60,29 +65,21 @@ def _translations(
 
 def _restored(net: Transformer, params: Params, pipeline: Pipeline, tokenizer: Tokenizer, count: int) -> str:
     batch = pipeline.evaluation[0]
-    logits = np.asarray(batch_logits(net, params, {name: jax.numpy.asarray(x) for name, x in batch.items()}, None))
+    logits = np.asarray(batch_logits(net, params, {name: jnp.asarray(x) for name, x in batch.items()}, None))
     rows = []
     for tokens, labels, scores in zip(batch["tokens"][:count], batch["labels"], logits, strict=False):
         for place in np.flatnonzero(labels != IGNORED)[:4]:
-            before, after = (
-                tokenizer.decode(tokens[max(place - 8, 0) : place]),
-                tokenizer.decode(tokens[place + 1 :][:8]),
-            )
+            before = tokenizer.decode(tokens[max(place - 8, 0) : place])
+            after = tokenizer.decode(tokens[place + 1 :][:8])
             answer, truth = tokenizer.decode([scores[place].argmax()]), tokenizer.decode([labels[place]])
             rows.append((f"{before} ___ {after}".replace("\n", " "), repr(answer), repr(truth)))
     return _table("held-out words to restore", ("text", "model", "truth"), rows)
 
 
-def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column)
+def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    table = Table(*columns, title=title, title_justify="left")
     for row in rows:
-        table.add_row(*map(_plain, row))
-    console = Console(width=110, record=True, file=open("/dev/null", "w"))
-    console.print(table, markup=False)
-    return console.export_text()
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")
+        table.add_row(*map(escape, row))
+    text = io.StringIO()
+    Console(width=110, file=text).print(table)
+    return text.getvalue()

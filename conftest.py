@@ -1,0 +1,35 @@
+"""The table of measured parity figures, printed before pytest's own summary line."""
+
+from typing import Any
+
+import pytest
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The worst figure of each preset and gate, of all tests that recorded one."""
+    worst: dict[tuple[str, str], tuple[float, float]] = {}
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.stats.get(outcome, []):
+            for name, value in getattr(report, "user_properties", ()):
+                if name == "parity":
+                    preset, gate, figure, bar = value
+                    worst[preset, gate] = max(worst.get((preset, gate), (figure, bar)), (figure, bar))
+    if not worst:
+        return
+    gates = sorted({gate for _, gate in worst})
+    presets = list(dict.fromkeys(preset for preset, _ in worst))
+    width = max(map(len, presets))
+    terminalreporter.section("parity: the worst figure of each preset and gate")
+    terminalreporter.write_line(" " * width + "".join(f"  {gate:>22}" for gate in gates))
+    for preset in presets:
+        cells = [worst.get((preset, gate)) for gate in gates]
+        shown = "".join("  " + ("-" if cell is None else f"{cell[0]:.1e}").rjust(22) for cell in cells)
+        terminalreporter.write_line(f"{preset:<{width}}{shown}")
+    bars = {gate: bar for (_, gate), (_, bar) in worst.items()}
+    terminalreporter.write_line(f"{'bar':<{width}}" + "".join("  " + f"{bars[gate]:.0e}".rjust(22) for gate in gates))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two workers: a worker's compilations already fill a core."""
+    return 2

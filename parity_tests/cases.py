@@ -1,0 +1,141 @@
+"""What the gates are run on: reduced presets, weights of two regimes, batches that bite."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.models.transformer import transformer
+from jax_tformer.presets import ARCHITECTURES
+from jax_tformer.weights.names import reference_shape, slots
+from parity_tests.bridge import Tensors
+
+REGIMES = {"std 0.02": 0.02, "std 0.2": 0.2}
+"""Standard deviations of matrices: near initialisation, and large enough for sharp attention."""
+PADDINGS = ("none", "right", "left")
+VOCABULARY = 61
+
+
+def reduced(config: TransformerConfig) -> TransformerConfig:
+    """`config` with every switch as it is, but at most 32 wide and 3 deep, and 61 tokens."""
+
+    def stack(old: StackConfig | None, layers: int) -> StackConfig | None:
+        if old is None:
+            return None
+        heads = min(old.num_heads, 4)
+        return replace(
+            old,
+            num_layers=min(old.num_layers, layers),
+            num_heads=heads,
+            feedforward_width=min(old.feedforward_width, 80),
+            max_positions=old.max_positions and min(old.max_positions, 40),
+        )
+
+    return replace(
+        config,
+        vocab_size=min(config.vocab_size or VOCABULARY, VOCABULARY),
+        d_model=min(config.d_model, 32),
+        # Depths that differ, so that a layer of one stack cannot stand for one of the other.
+        encoder=stack(config.encoder, 2),
+        decoder=stack(config.decoder, 3),
+    )
+
+
+_GATED = StackConfig(
+    num_layers=2,
+    num_heads=4,
+    feedforward_width=48,
+    key_value_heads=2,
+    head_width=6,
+    query_bias=True,
+    activation="silu",
+    gated=True,
+    norm="rmsnorm",
+    norm_bias=False,
+    norm_placement="pre",
+    final_norm=True,
+    positions="rotary",
+)
+SWITCHES: dict[str, TransformerConfig] = {
+    # Every switch that no preset sets.
+    "switches-decoder-only": TransformerConfig(vocab_size=VOCABULARY, d_model=32, decoder=_GATED),
+    "switches-encoder-decoder": TransformerConfig(
+        vocab_size=VOCABULARY,
+        d_model=32,
+        encoder=replace(_GATED, attention_scale="none", positions="sinusoidal_half", embedding_scale=True),
+        decoder=replace(
+            _GATED, attention_scale="model_width", activation="gelu_erf", token_types=0, final_norm=False, key_bias=False
+        ),
+        shared_embedding=True,
+        head="transform",
+        head_bias=True,
+    ),
+}
+CONFIGS = {name: reduced(config) for name, config in ARCHITECTURES.items()} | SWITCHES
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Sizes of a batch."""
+
+    batch: int = 3
+    source: int = 11
+    target: int = 7
+
+
+def weights_for(config: TransformerConfig, std: float, seed: int = 0) -> Tensors:
+    """Float64 weights by the reference's names: matrices N(0, std^2); biases and norms off their 0 and 1."""
+    rng = np.random.default_rng(seed)
+    weights = {}
+    for name, slot in slots(transformer(config).shapes).items():
+        shape = reference_shape(slot)
+        if len(shape) > 1:
+            weights[name] = rng.normal(0, std, shape)
+        else:
+            weights[name] = rng.normal(1.0 if slot.rule.ours == "scale" else 0.0, 0.1, shape)
+    return weights
+
+
+def batch_for(config: TransformerConfig, padding: str, seed: int = 1, lengths: Lengths | None = None) -> Tensors:
+    """A batch for `config`: some labels ignored, rows of different length where there is padding on that side."""
+    rng = np.random.default_rng(seed)
+    lengths = lengths or Lengths()
+    stack = config.output_stack
+    limit = stack.max_positions or lengths.source
+    if config.encoder is not None and config.decoder is not None:
+        batch = _side(rng, config, lengths.batch, lengths.source, padding, "source")
+        batch |= _side(rng, config, lengths.batch, lengths.target, padding, "target")
+        labels, mask = batch["target"], batch.get("target_mask")
+    else:
+        batch = _side(rng, config, lengths.batch, min(lengths.source, limit), padding, "tokens")
+        if "tokens_mask" in batch:
+            batch["mask"] = batch.pop("tokens_mask")
+        if stack.token_types:
+            batch["token_types"] = rng.integers(0, stack.token_types, batch["tokens"].shape).astype(np.int32)
+        labels, mask = batch["tokens"], batch.get("mask")
+    labels = rng.permuted(labels, axis=1).astype(np.int64)
+    labels[rng.random(labels.shape) < 0.2] = -100
+    if mask is not None:
+        labels[~mask] = -100
+    return batch | {"labels": labels}
+
+
+def _side(
+    rng: np.random.Generator, config: TransformerConfig, rows: int, length: int, padding: str, name: str
+) -> Tensors:
+    ids = rng.integers(0, config.vocab_size, (rows, length)).astype(np.int32)
+    if padding == "none":
+        return {name: ids}
+    real = np.concatenate([[length], rng.integers(1, length, rows - 1)])[:, None]
+    places = np.arange(length)[None]
+    mask = places < real if padding == "right" else places >= length - real
+    return {name: ids, f"{name}_mask": mask}
+
+
+def cases() -> Iterator[tuple[str, str, str]]:
+    """(config name, regime, padding) for every combination."""
+    for name in CONFIGS:
+        for regime in REGIMES:
+            for padding in PADDINGS:
+                yield name, regime, padding

@@ -1,0 +1,27 @@
+"""float64 for the gates, and the table of worst figures at the end of the session."""
+
+from collections.abc import Callable, Iterator
+
+import jax
+import pytest
+
+from parity_tests.measure import Measured
+
+_FIGURES = "parity"
+
+
+@pytest.fixture(autouse=True)
+def exact_arithmetic() -> Iterator[None]:
+    """float64 on, and products in full precision on every platform."""
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        yield
+
+
+@pytest.fixture
+def record(record_property: Callable[[str, object], None]) -> Callable[[str, Measured], None]:
+    """record(preset, measured): puts a figure into the table that the session ends with."""
+
+    def note(preset: str, measured: Measured) -> None:
+        record_property(_FIGURES, (preset, measured.gate, measured.worst, measured.bar))
+
+    return note

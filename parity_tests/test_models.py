@@ -1,0 +1,78 @@
+"""Gates 1, 2 and 3: every preset, both weight regimes, without and with padding on either side."""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+import pytest
+
+from jax_tformer.presets import ARCHITECTURES
+from parity_tests.bridge import Pair, Result, known_zeros
+from parity_tests.cases import CONFIGS, PADDINGS, REGIMES, Lengths, batch_for, weights_for
+from parity_tests.measure import Measured, assert_parity, assert_quality
+
+Record = Callable[[str, Measured], None]
+
+
+@lru_cache(maxsize=2)
+def pair(name: str, dtype: str) -> Pair:
+    """Both models of one config; the compiled function is kept while the parameters change."""
+    return Pair(CONFIGS[name], weights_for(CONFIGS[name], 0.02), dtype)
+
+
+def results(name: str, regime: str, padding: str, dtype: str) -> tuple[Result, Result]:
+    """(JAX, PyTorch) on one case."""
+    weights = weights_for(CONFIGS[name], REGIMES[regime])
+    models = pair(name, dtype)
+    models.load(weights)
+    batch = batch_for(CONFIGS[name], padding)
+    return models.run_jax(batch), models.run_torch(batch)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in CONFIGS])
+def test_gates_1_2_and_3(name: str, padding: str, record: Record) -> None:
+    for regime in REGIMES:
+        ours, theirs = results(name, regime, padding, "float64")
+        zeros = known_zeros(CONFIGS[name], theirs.gradients)
+        record(name, assert_parity("1 activations", ours.activations, theirs.activations))
+        record(name, assert_parity("2 gradients", ours.gradients, theirs.gradients, zero=zeros))
+
+        ours32, theirs32 = results(name, regime, padding, "float32")
+        truth = theirs.activations | theirs.gradients
+        scales = {tensor: float(np.linalg.norm(array)) for tensor, array in truth.items()} | zeros
+        measured = assert_quality(
+            "3 float32 / allowed",
+            ours32.activations | ours32.gradients,
+            theirs32.activations | theirs32.gradients,
+            truth,
+            scales,
+        )
+        record(name, measured)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "vaswani-base"])
+def test_gates_1_and_2_at_full_size(name: str, record: Record) -> None:
+    config = ARCHITECTURES[name]
+    models = Pair(config, weights_for(config, 0.02), "float64")
+    lengths = Lengths(batch=2, source=33, target=21)
+    batch = batch_for(config, "right", lengths=lengths)
+    ours, theirs = models.run_jax(batch), models.run_torch(batch)
+    record(f"{name}, full size", assert_parity("1 activations", ours.activations, theirs.activations))
+    zeros = known_zeros(config, theirs.gradients)
+    record(f"{name}, full size", assert_parity("2 gradients", ours.gradients, theirs.gradients, zero=zeros))
+
+
+def test_source_and_target_lengths_differ() -> None:
+    batch = batch_for(CONFIGS["vaswani-base"], "none")
+    assert batch["source"].shape[1] != batch["target"].shape[1]
+
+
+@pytest.mark.parametrize("name", ["vaswani-base", "switches-decoder-only", "switches-encoder-decoder"])
+def test_positions_far_from_the_start(name: str, record: Record) -> None:
+    """Rotation and sinusoids over 520 positions: rounding of large angles would show there first."""
+    config = CONFIGS[name]
+    models = Pair(config, weights_for(config, 0.2), "float64")
+    batch = batch_for(config, "none", lengths=Lengths(batch=1, source=520, target=515))
+    ours, theirs = models.run_jax(batch), models.run_torch(batch)
+    record(f"{name}, 520 positions", assert_parity("1 activations", ours.activations, theirs.activations))

@@ -1,0 +1,170 @@
+"""Gate 9: weights go there and back bit for bit, and whatever does not fit is refused with both lists."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
+
+from jax_tformer.config import Dtype, TransformerConfig
+from jax_tformer.errors import InputError
+from jax_tformer.models.transformer import transformer
+from jax_tformer.nn.arrays import Params
+from jax_tformer.presets import ARCHITECTURES
+from jax_tformer.weights.files import load_weights, save_weights
+from jax_tformer.weights.names import WeightsError, from_reference, to_reference
+from parity_tests.cases import CONFIGS
+from parity_tests.measure import Measured
+from torch_ref import reference
+
+PARAMETERS = {"gpt2": 124_439_808, "bert-base": 109_514_298}
+"""The published counts: Hugging Face's GPT2LMHeadModel and BertForMaskedLM of these configs have as many."""
+PAPER_MILLIONS = {"vaswani-base": 65, "vaswani-big": 213}
+
+
+def noise(config: TransformerConfig) -> Params:
+    """Parameters in which no two numbers are alike in position and value."""
+    rng = np.random.default_rng(3)
+    return jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape).astype(leaf.dtype), transformer(config).shapes)
+
+
+def same_bits(first: Params, second: Params) -> bool:
+    return jax.tree.structure(first) == jax.tree.structure(second) and all(
+        a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_there_and_back(name: str, dtype: Dtype, tmp_path: Path, record: Callable[[str, Measured], None]) -> None:
+    config = CONFIGS[name].with_dtype(dtype)
+    params = noise(config)
+    assert same_bits(params, from_reference(to_reference(params), transformer(config).shapes))
+    save_weights(tmp_path / "w.safetensors", params, config)
+    loaded, loaded_config = load_weights(tmp_path / "w.safetensors")
+    assert loaded_config == config
+    assert same_bits(params, loaded)
+    record(name, Measured("9 bits lost", 0.0, 0.0, "all"))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_pytorch_reads_the_file(name: str, tmp_path: Path) -> None:
+    """The names, shapes and dtypes are those of the reference's state dict: none missing, none left over."""
+    config = CONFIGS[name]
+    params = noise(config)
+    save_weights(tmp_path / "w.safetensors", params, config)
+    model = reference(config)
+    model.load_state_dict(load_file(tmp_path / "w.safetensors"), strict=True)
+    back = {key: tensor.numpy() for key, tensor in model.state_dict().items()}
+    assert same_bits(params, from_reference(back, transformer(config).shapes))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_full_size_shapes_agree(name: str) -> None:
+    config = ARCHITECTURES[name]
+    with torch.device("meta"):
+        theirs = {key: tuple(value.shape) for key, value in reference(config).state_dict().items()}
+    ours = jax.eval_shape(lambda: noise_shapes(config))
+    assert {key: tuple(leaf.shape) for key, leaf in to_shapes(ours).items()} == theirs
+
+
+def noise_shapes(config: TransformerConfig) -> Params:
+    return jax.tree.map(lambda leaf: jax.numpy.zeros(leaf.shape, leaf.dtype), transformer(config).shapes)
+
+
+def to_shapes(shapes: Params) -> dict[str, np.ndarray]:
+    """Arrays of the reference's shapes without their numbers (one zero, broadcast)."""
+    from jax_tformer.weights.names import reference_shape, slots
+
+    return {key: np.broadcast_to(np.zeros(()), reference_shape(slot)) for key, slot in slots(shapes).items()}
+
+
+@pytest.mark.parametrize("name", [*PARAMETERS, *PAPER_MILLIONS])
+def test_parameter_counts(name: str) -> None:
+    count = sum(leaf.size for leaf in jax.tree.leaves(transformer(ARCHITECTURES[name]).shapes))
+    if name in PARAMETERS:
+        assert count == PARAMETERS[name]
+    else:
+        # The paper rounds, and says neither which biases there are nor the exact vocabulary.
+        assert abs(count / 1e6 - PAPER_MILLIONS[name]) < 0.04 * PAPER_MILLIONS[name]
+
+
+def broken(change: Callable[[dict[str, np.ndarray]], object]) -> str:
+    """The message about weights that `change` has damaged."""
+    config = CONFIGS["gpt2"]
+    weights = to_reference(noise(config))
+    change(weights)
+    with pytest.raises(WeightsError) as error:
+        from_reference(weights, transformer(config).shapes)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+NAME = "decoder.blocks.1.self_attention.query.weight"
+
+
+def test_missing() -> None:
+    assert f"1 missing ({NAME})" in broken(lambda w: w.pop(NAME))
+
+
+def test_unexpected() -> None:
+    message = broken(lambda w: w.update(surplus=w.pop(NAME)))
+    assert "1 unexpected (surplus)" in message
+    assert f"1 missing ({NAME})" in message
+
+
+def test_misshaped() -> None:
+    assert f"{NAME} is [32, 31], expected [32, 32]" in broken(lambda w: w.update({NAME: w[NAME][:, :31]}))
+
+
+def test_mistyped() -> None:
+    message = broken(lambda w: w.update({NAME: w[NAME].astype(np.float16)}))
+    assert f"{NAME} is float16, expected float32" in message
+
+
+def test_doubled() -> None:
+    config = CONFIGS["gpt2"]
+    weights = list(to_reference(noise(config)).items())
+    with pytest.raises(WeightsError, match="1 given twice"):
+        from_reference([*weights, weights[3]], transformer(config).shapes)
+
+
+def test_a_leaf_without_a_rule() -> None:
+    with pytest.raises(WeightsError, match="no rule"):
+        to_reference({"mystery": {"gamma": np.zeros(3)}})
+
+
+def test_two_leaves_with_one_name() -> None:
+    with pytest.raises(WeightsError, match="would both be called"):
+        to_reference({"norm": {"scale": np.zeros(3), "embedding": np.zeros((3, 3))}})
+
+
+def test_transposing_a_square_matrix_shows() -> None:
+    """Square matrices hide a wrong transposition from every check of shapes; only the numbers tell."""
+    config = CONFIGS["gpt2"]
+    params = noise(config)
+    weights = to_reference(params)
+    weights[NAME] = np.ascontiguousarray(weights[NAME].T)
+    assert not same_bits(params, from_reference(weights, transformer(config).shapes))
+
+
+def test_saving_other_weights_than_the_config_names(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="missing"):
+        save_weights(tmp_path / "w.safetensors", noise(CONFIGS["gpt2"]), CONFIGS["bert-base"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_that_are_not_ours(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read weights"):
+        load_weights(tmp_path / "absent.safetensors")
+    (tmp_path / "junk.safetensors").write_bytes(b"junk")
+    with pytest.raises(InputError, match="cannot read weights"):
+        load_weights(tmp_path / "junk.safetensors")
+    save_file({"a": np.zeros(3)}, tmp_path / "foreign.safetensors")
+    with pytest.raises(InputError, match=r"no jax_tformer\.config"):
+        load_weights(tmp_path / "foreign.safetensors")

@@ -1,8 +1,15 @@
-"""The table of measured parity figures, printed before pytest's own summary line."""
+"""Shape types are checked in every test; measured parity figures are printed before pytest's own summary line."""
 
 from typing import Any
 
+import jax
 import pytest
+from jaxtyping import install_import_hook
+
+# Before anything of ours is imported: from here on, every call of these modules checks its annotated shapes.
+install_import_hook(["jax_tformer.nn", "jax_tformer.models", "jax_tformer.decoding"], "beartype.beartype")
+# A broadcast that nobody wrote down is a mistake waiting to happen.
+jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

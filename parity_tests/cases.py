@@ -64,9 +64,7 @@ SWITCHES: dict[str, TransformerConfig] = {
         vocab_size=VOCABULARY,
         d_model=32,
         encoder=replace(_GATED, attention_scale="none", positions="sinusoidal_half", embedding_scale=True),
-        decoder=replace(
-            _GATED, attention_scale="model_width", activation="gelu_erf", token_types=0, final_norm=False, key_bias=False
-        ),
+        decoder=replace(_GATED, attention_scale="model_width", activation="gelu_erf", final_norm=False, key_bias=False),
         shared_embedding=True,
         head="transform",
         head_bias=True,

@@ -1,0 +1,42 @@
+# make train, make test: each makes .venv if it is missing, installs what it needs, and runs.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help train test lint clean
+
+help:
+	@echo "make train [ARGS='EXPERIMENT --FIELD VALUE ...']   train a model; make train ARGS=--help lists experiments"
+	@echo "make test  [ARGS='-k NAME ...']                    prove that JAX and PyTorch agree; run all tests"
+	@echo "make lint                                          ruff and mypy"
+	@echo "make clean                                         remove .venv"
+
+train: .venv/core
+	@$(BIN)/python train.py $(ARGS)
+
+test: .venv/test
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+
+lint: .venv/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv
+
+.venv/made:
+	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info < (3, 14); sys.exit(0 if ok else "Python %d.%d found; expected 3.11 to 3.13: make PYTHON=python3.12 ..." % sys.version_info[:2])'
+	@$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/core: .venv/made pyproject.toml constraints.txt
+	@echo "installing what training needs into .venv ..."
+	@$(PIP) --editable .
+	@touch $@ && touch -r $@ .venv/made
+
+.venv/test: .venv/made pyproject.toml constraints.txt
+	@echo "installing what the tests need into .venv ..."
+	@$(PIP) --editable '.[parity,dev]'
+	@touch $@ .venv/core && touch -r $@ .venv/made

@@ -1,0 +1,35 @@
+"""A trained model from its run folder, ready to be used."""
+
+from dataclasses import dataclass
+
+from jax_tformer.data.ids import check_vocabulary
+from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
+from jax_tformer.errors import InputError
+from jax_tformer.models.transformer import Transformer, transformer
+from jax_tformer.nn.arrays import Params
+from jax_tformer.startup import set_up_jax
+from jax_tformer.training.checkpoint import load_parameters
+from jax_tformer.training.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model with the parameters of its newest intact checkpoint, and its tokenizer."""
+
+    net: Transformer
+    params: Params
+    tokenizer: Tokenizer
+    step: int
+
+
+def load_trained(run: RunFolder) -> Trained:
+    """Raises InputError if the run has no checkpoint yet, or if one of its files is damaged."""
+    config = run.read_config().model
+    tokenizer = load_tokenizer(run.path)
+    if config.vocab_size is None:
+        raise InputError(f"{run.config} has no model.vocab_size; expected the number of the run's tokenizer")
+    check_vocabulary(tokenizer, config.vocab_size)
+    set_up_jax(config)
+    net = transformer(config)
+    restored = load_parameters(run.checkpoints, net.shapes)
+    return Trained(net, restored.state, tokenizer, restored.step)

@@ -1,0 +1,354 @@
+"""What the source documents print, reproduced with our code and, where it has the same part, with the reference.
+
+A document is called by the number that its file begins with. The token ids that 000 prints, and its windows, are
+checked in tests/test_tokenizers.py (`TestArticle`); where the documents err is the subject of test_errata.py.
+"""
+
+import re
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from jaxtyping import Array
+
+from jax_tformer.config import TransformerConfig
+from jax_tformer.data.ids import shift_right
+from jax_tformer.data.windows import Windows
+from jax_tformer.models.outputs import Outputs
+from jax_tformer.models.transformer import Transformer, transformer
+from jax_tformer.nn.arrays import Params
+from jax_tformer.nn.attention import attend
+from jax_tformer.nn.blocks import Block, Context
+from jax_tformer.nn.masks import both, causal_mask, padding_mask
+from jax_tformer.nn.norms import Norm
+from jax_tformer.nn.positions import angles, position_ids, sinusoidal
+from jax_tformer.nn.stacks import Stack
+from jax_tformer.presets import ARCHITECTURES
+from parity_tests.bridge import Pair
+from parity_tests.cases import weights_for
+from parity_tests.measure import FLOAT64_BAR, relative_error
+from torch_ref import Output, layers, models, reference
+
+DOCUMENTS = Path(__file__).resolve().parents[2] / "shared" / "sources"
+
+DENOMINATORS = [1.0000, 21.5443, 464.1590]
+POSITIONS = [
+    [0.0000, 1.0000, 0.0000, 1.0000, 0.0000, 1.0000],
+    [0.8415, 0.5403, 0.0464, 0.9989, 0.0022, 1.0000],
+    [0.9093, -0.4161, 0.0927, 0.9957, 0.0043, 1.0000],
+    [0.1411, -0.9900, 0.1388, 0.9903, 0.0065, 1.0000],
+    [-0.7568, -0.6536, 0.1846, 0.9828, 0.0086, 1.0000],
+    [-0.9589, 0.2837, 0.2300, 0.9732, 0.0108, 0.9999],
+    [-0.2794, 0.9602, 0.2749, 0.9615, 0.0129, 0.9999],
+    [0.6570, 0.7539, 0.3192, 0.9477, 0.0151, 0.9999],
+    [0.9894, -0.1455, 0.3629, 0.9318, 0.0172, 0.9999],
+    [0.4121, -0.9111, 0.4057, 0.9140, 0.0194, 0.9998],
+]
+CAUSAL = [
+    [1, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+    [1, 1, 0, 0, 0, 0, 0, 0, 0, 0],
+    [1, 1, 1, 0, 0, 0, 0, 0, 0, 0],
+    [1, 1, 1, 1, 0, 0, 0, 0, 0, 0],
+    [1, 1, 1, 1, 1, 0, 0, 0, 0, 0],
+    [1, 1, 1, 1, 1, 1, 0, 0, 0, 0],
+    [1, 1, 1, 1, 1, 1, 1, 0, 0, 0],
+    [1, 1, 1, 1, 1, 1, 1, 1, 0, 0],
+    [1, 1, 1, 1, 1, 1, 1, 1, 1, 0],
+    [1, 1, 1, 1, 1, 1, 1, 1, 1, 1],
+]
+# "Chapter 1\n\n\n\nIt was a bright cold day in April" under GPT-2's tokenizer.
+IDS = np.array([14126, 352, 628, 198, 198, 1026, 373, 257, 6016, 4692, 1110, 287, 3035], np.int32)
+END_OF_TEXT = 50256
+
+# 001: the output of its attention for the first sentence, and the first column of its normalisation by hand.
+ATTENTION_OUTPUT = [
+    [-3.9014, -2.5143, 0.5328, 2.1713, 11.6392, -4.5111],
+    [-3.9261, -2.5294, 0.5359, 2.1826, 11.7051, -4.5360],
+    [-3.9235, -2.5278, 0.5356, 2.1814, 11.6980, -4.5333],
+    [-2.9408, -1.9877, 0.5475, 1.6745, 8.8760, -3.4817],
+    [1.7852, 1.0139, -0.2578, -0.4185, -3.4584, 1.2042],
+    [-3.9260, -2.5294, 0.5359, 2.1826, 11.7050, -4.5360],
+    [1.8151, 1.0338, -0.2649, -0.4310, -3.5336, 1.2330],
+    [-3.9244, -2.5284, 0.5357, 2.1818, 11.7005, -4.5343],
+    [-3.9097, -2.5193, 0.5338, 2.1751, 11.6612, -4.5194],
+    [-3.9217, -2.5267, 0.5354, 2.1806, 11.6933, -4.5315],
+]
+NORMALISED = [-0.8153, -0.8156, -0.8156, -0.8085, 1.0473, -0.8156, 1.0442, -0.8156, -0.8154, -0.8156]
+
+# 002: its embedded input of two contexts of six tokens, and one head's view of "horizon", the last of the first.
+EMBEDDED = [
+    [
+        [0.4553, 0.3277, 0.4210, 0.6628],
+        [0.0874, 0.3216, 0.2850, 0.1438],
+        [0.8880, 0.2221, 0.6271, 0.8234],
+        [0.9180, 0.8070, 0.4281, 0.1977],
+        [0.4874, 0.9018, 0.4258, 0.1630],
+        [0.0441, 0.1988, 0.6751, 0.8757],
+    ],
+    [
+        [0.9347, 0.9255, 0.6341, 0.0567],
+        [0.7656, 0.2911, 0.6161, 0.0123],
+        [0.4200, 0.3295, 0.1863, 0.7694],
+        [0.3197, 0.9724, 0.6066, 0.2184],
+        [0.4521, 0.9276, 0.3951, 0.1281],
+        [0.7899, 0.7894, 0.2245, 0.2889],
+    ],
+]
+QUERY = [0.9100, 0.3448]
+KEYS = [[0.0921, 0.9907], [0.5637, 0.7303], [0.1860, 0.4071], [0.8067, 0.1776], [0.7002, 0.6632], [0.9094, 0.3594]]
+VALUES = [[0.5637, 0.4056], [0.9803, 0.0100], [0.4111, 0.3980], [0.6882, 0.9797], [0.5551, 0.7583], [0.3060, 0.2141]]
+SCORES = [0.4254, 0.7648, 0.3096, 0.7953, 0.8659, 0.9515]
+WEIGHTS = [0.1252, 0.1758, 0.1115, 0.1812, 0.1945, 0.2119]
+OUTPUT = [0.5863, 0.4673]
+# The same row if the scores are scaled, as the text of 002 says; no document prints it.
+SCALED_WEIGHTS = [0.1368, 0.1740, 0.1261, 0.1778, 0.1868, 0.1985]
+SCALED_OUTPUT = [0.5863, 0.4658]
+
+
+def test_the_figures_stand_in_the_documents() -> None:
+    """The literals above, in one piece and in their order."""
+    if not DOCUMENTS.is_dir():
+        pytest.skip("needs ../shared/sources")
+    copied = {
+        "000": [DENOMINATORS, POSITIONS, NORMALISED],
+        "001": [DENOMINATORS, POSITIONS, ATTENTION_OUTPUT, NORMALISED],
+        "002": [EMBEDDED, QUERY, KEYS, VALUES, SCORES, WEIGHTS, OUTPUT],
+    }
+    for number, tables in copied.items():
+        (document,) = DOCUMENTS.glob(f"{number}_*.txt")
+        printed = " ".join(re.findall(r"-?\d+\.\d{4}\b", document.read_text(encoding="utf-8")))
+        for table in tables:
+            assert " ".join(f"{figure:.4f}" for figure in np.ravel(table)) in printed
+
+
+def assert_prints(array: object, printed: object) -> None:
+    """`array`, rounded to four decimals, is `printed`."""
+    np.testing.assert_array_equal(np.round(np.asarray(array), 4), printed)
+
+
+def first_layer(stack: Stack) -> Block:
+    """Layer 0 of a stack, whose parameters carry a leading L axis."""
+    graph, parameters = nnx.split(stack.blocks, nnx.Param)
+    return nnx.merge(graph, jax.tree.map(lambda leaf: leaf[0], parameters))
+
+
+def both_run(config: TransformerConfig, *inputs: np.ndarray) -> tuple[Any, Outputs, Output]:
+    """The bound JAX model, and what it and the reference compute from `inputs` with the same random weights."""
+    models = Pair(config, weights_for(config, 0.2), "float64")
+    ours = jax.jit(partial(models.net.apply, capture=True))(models.params, *inputs)
+    with torch.no_grad():
+        theirs = models.torch(*map(torch.from_numpy, inputs))
+    assert relative_error(np.asarray(ours.logits), theirs.logits.numpy()) <= FLOAT64_BAR
+    return models.net.bind(models.params), ours, theirs
+
+
+def drawn(config: TransformerConfig) -> tuple[Transformer, Params]:
+    """The model, with normal float32 numbers for parameters: `init` would compile for longer than the test runs."""
+    net, rng = transformer(config), np.random.default_rng(0)
+    return net, jax.tree.map(lambda leaf: jnp.asarray(0.02 * rng.standard_normal(leaf.shape, np.float32)), net.shapes)
+
+
+def test_position_denominators() -> None:
+    """000 computes in float32, where 2/3 is rounded before it becomes an exponent: exactly, it is 464.1589."""
+    one = jnp.ones((1, 1), jnp.int32)
+    single, double = (1 / angles(one, 6, 10000.0, jnp.dtype(dtype))[0, 0] for dtype in ("float32", "float64"))
+    assert single.dtype == jnp.float32
+    assert_prints(single.astype(jnp.float64), DENOMINATORS)
+    assert_prints(double, [1.0000, 21.5443, 464.1589])
+    assert_prints(1 / layers.angles(torch.ones(1, 1, dtype=torch.float64), 6, 10000.0)[0, 0], [1, 21.5443, 464.1589])
+    assert_prints(1 / layers.angles(torch.ones(1, 1), 6, 10000.0)[0, 0].double(), DENOMINATORS)
+
+
+def test_position_table() -> None:
+    ours = sinusoidal(position_ids(10, None), 6, interleaved=True, base=10000.0, dtype=jnp.dtype("float64"))
+    assert_prints(ours[0], POSITIONS)
+    assert_prints(layers.sinusoidal(torch.arange(10.0)[None].double(), 6, 10000.0, interleaved=True)[0], POSITIONS)
+
+
+def test_causal_mask_of_size_ten() -> None:
+    """Ours is True where the articles add 0, and False where they add -inf; their mask of zeros is our None."""
+    assert causal_mask(10).dtype == jnp.bool_
+    assert causal_mask(10)[0, 0].astype(int).tolist() == CAUSAL
+    assert models.causal(torch.zeros(4, 10), None)[0, 0].int().tolist() == CAUSAL
+    assert both(None, padding_mask(None)) is None
+
+
+def article_steps(layer: Block, embedded: Array) -> None:
+    """The shapes inside one self-attention, where 000 and 001 print them: 2 heads of width 3."""
+    attention = layer.self_attention
+    assert embedded.shape == (4, 10, 6)
+    # The articles project to 3 x 6 columns at once and put the heads first; ours stay behind the positions.
+    query, key, value = attention.query(embedded), attention.key(embedded), attention.value(embedded)
+    assert query.shape == key.shape == value.shape == (4, 10, 2, 3)
+    values, weights = attend(query, key, value, None, scale=attention.scale)
+    assert weights.shape == (4, 2, 10, 10)
+    assert values.shape == (4, 10, 2, 3)
+    assert attention.output(values).shape == (4, 10, 6)
+    assert layer.self_attention_norm(embedded + attention.output(values)).shape == (4, 10, 6)
+    assert layer.feedforward.up(embedded).shape == (4, 10, 12)
+    assert layer.feedforward(embedded).shape == (4, 10, 6)
+
+
+def test_shapes_of_the_encoder_decoder_article() -> None:
+    """000, from the windows of both sides to probabilities over GPT-2's vocabulary."""
+    config = ARCHITECTURES["article-encoder-decoder"]
+    source, target = (Windows(ids, 10, 1).cut(np.arange(4)) for ids in (IDS, shift_right(IDS, END_OF_TEXT)))
+    assert source.shape == target.shape == (4, 10)
+    assert target[0].tolist() == [END_OF_TEXT, *source[0, :9].tolist()]
+
+    model, ours, theirs = both_run(config, source, target)
+    for stack, embedding, ids in (
+        (model.encoder, model.source_embedding, source),
+        (model.decoder, model.target_embedding, target),
+    ):
+        embedded = jax.eval_shape(embedding, jnp.asarray(ids), position_ids(10, None))
+        jax.eval_shape(partial(article_steps, first_layer(stack)), embedded)
+
+    assert ours.encoder is not None
+    assert ours.decoder is not None
+    assert ours.encoder.hidden.shape == ours.decoder.hidden.shape == (1, 4, 10, 6)
+    for weights in (ours.encoder.self_attention, ours.decoder.self_attention, ours.decoder.cross_attention):
+        assert weights is not None
+        assert weights.shape == (1, 4, 2, 10, 10)
+    assert ours.encoder.cross_attention is None
+    assert ours.logits.shape == tuple(theirs.logits.shape) == (4, 10, 50257)
+    np.testing.assert_allclose(jax.nn.softmax(ours.logits, axis=-1).sum(-1), np.ones((4, 10)), rtol=1e-12)
+    allowed = np.broadcast_to(np.array(CAUSAL, bool), (1, 4, 2, 10, 10))
+    np.testing.assert_array_equal(np.asarray(ours.decoder.self_attention) > 0, allowed)
+    assert (np.asarray(ours.encoder.self_attention) > 0).all()
+    assert theirs.decoder is not None
+    assert tuple(theirs.decoder.cross_attention[0].shape) == (4, 2, 10, 10)
+
+
+def test_shapes_of_the_encoder_article() -> None:
+    """001: the encoder's output is the result, normalised last."""
+    model, ours, theirs = both_run(ARCHITECTURES["article-encoder"], Windows(IDS, 10, 1).cut(np.arange(4)))
+    embedded = jax.ShapeDtypeStruct((4, 10, 6), jnp.float64)
+    jax.eval_shape(partial(article_steps, first_layer(model.encoder)), embedded)
+    assert ours.logits.shape == tuple(theirs.logits.shape) == (4, 10, 6)
+    assert ours.encoder is not None
+    assert ours.decoder is None
+    assert ours.encoder.self_attention.shape == (1, 4, 2, 10, 10)
+    np.testing.assert_array_equal(ours.encoder.hidden[0], ours.logits)
+    last = first_layer(model.encoder).feedforward_norm
+    standard = (np.asarray(ours.logits) - last.bias[...]) / last.scale[...]
+    np.testing.assert_allclose(standard.mean(-1), np.zeros((4, 10)), rtol=0, atol=1e-12)
+
+
+def test_layer_norm_by_hand() -> None:
+    """000 and 001: mean, mean of squared deviations, eps inside the root; on the figures that 001 prints."""
+    config = ARCHITECTURES["article-encoder"].with_dtype("float64")
+    assert config.encoder is not None
+    x = np.array([ATTENTION_OUTPUT])
+    deviation = x - x.mean(-1, keepdims=True)
+    by_hand = deviation / np.sqrt((deviation**2).mean(-1, keepdims=True) + 1e-5)
+    norm = Norm(config, config.encoder)
+    norm.scale[...] = jnp.ones(6)
+    ours = np.asarray(norm(jnp.asarray(x)))
+    assert relative_error(ours, by_hand) <= FLOAT64_BAR
+    theirs = layers.Norm(config, config.encoder).double()(torch.from_numpy(x)).detach().numpy()
+    assert relative_error(theirs, by_hand) <= FLOAT64_BAR
+    # What goes in is printed with four decimals too, which costs up to one unit in the last place of what comes out.
+    np.testing.assert_allclose(ours[0, :, 0], NORMALISED, rtol=0, atol=1e-4)
+
+
+def horizon(scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """Weights and output of "horizon" in 002, with our attention and its causal mask."""
+    # Of the queries only the last is printed; the others are left at zero, and nothing depends on them.
+    query = jnp.zeros((1, 6, 1, 2)).at[0, 5, 0].set(jnp.array(QUERY))
+    key, value = (jnp.array(rows)[None, :, None, :] for rows in (KEYS, VALUES))
+    output, weights = attend(query, key, value, causal_mask(6), scale=scale)
+    return np.asarray(weights[0, 0, 5]), np.asarray(output[0, 5, 0])
+
+
+def test_attention_row_of_horizon() -> None:
+    """002 prints the softmax of scores that are not scaled, whatever its text says."""
+    weights, output = horizon(scale=1.0)
+    assert_prints(np.array(KEYS) @ np.array(QUERY), SCORES)
+    assert_prints(weights, WEIGHTS)
+    # 002 multiplies the weights as it has printed them, whose rounding adds up to 1e-4: exactly, it is 0.5862.
+    assert_prints(output, [0.5862, 0.4673])
+    assert_prints(np.array(WEIGHTS) @ np.array(VALUES), OUTPUT)
+    np.testing.assert_allclose(output, OUTPUT, rtol=0, atol=1e-4)
+
+
+def test_attention_row_of_horizon_scaled() -> None:
+    """What the text of 002 describes: scores times head_width^-0.5."""
+    weights, output = horizon(scale=2**-0.5)
+    assert_prints(weights, SCALED_WEIGHTS)
+    assert_prints(output, SCALED_OUTPUT)
+
+
+def test_shapes_of_the_decoder_only_article() -> None:
+    """002: (2, 6, 4) goes through two heads of width 2 and comes out as (2, 6, 4)."""
+    config = ARCHITECTURES["post-decoder-only"]
+    tokens = np.arange(12, dtype=np.int32).reshape(2, 6)
+    model, ours, theirs = both_run(config, tokens)
+    assert ours.logits.shape == tuple(theirs.logits.shape) == (2, 6, 256)
+    np.testing.assert_allclose(jax.nn.softmax(ours.logits, axis=-1).sum(-1), np.ones((2, 6)), rtol=1e-12)
+
+    x = jnp.array(EMBEDDED)
+    attention = first_layer(model.decoder).self_attention
+    for project in (attention.query, attention.key, attention.value):
+        assert jax.eval_shape(project, x).shape == (2, 6, 2, 2)
+    assert attention.scale == pytest.approx(2**-0.5, rel=1e-15)
+    hidden, captured = model.decoder(x, Context(self_mask=causal_mask(6)), capture=True)
+    assert x.shape == hidden.shape == (2, 6, 4)
+    assert captured is not None
+    assert captured.self_attention.shape == (2, 2, 2, 6, 6)
+    above = np.triu_indices(6, 1)
+    assert not np.asarray(captured.self_attention)[..., above[0], above[1]].any()
+
+
+def test_shapes_of_the_notebook() -> None:
+    """003: b x n x 768 in and out, 12 heads of 64, and a mask of 1 at tokens and 0 at padding."""
+    config = ARCHITECTURES["notebook-bert"]
+    # The notebook's input is embedded already: the token table is left out of the way.
+    net, params = drawn(replace(config, vocab_size=1))
+    model = net.bind(params)
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 5, 768), np.float32))
+    mask = jnp.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    output, captured = model.encoder(x, Context(self_mask=padding_mask(mask == 1)), capture=True)
+    layer = first_layer(model.encoder)
+    assert jax.eval_shape(layer.self_attention.query, x).shape == (2, 5, 12, 64)
+    assert jax.eval_shape(layer.feedforward.up, x).shape == (2, 5, 3072)
+    assert captured.self_attention.shape == (1, 2, 12, 5, 5)
+    assert output.shape == (2, 5, 768)
+    weights = np.asarray(captured.self_attention[0])
+    assert (weights > 0).sum(-1).tolist() == [[[5] * 5] * 12, [[3] * 5] * 12]
+    assert not weights[1, :, :, 3:].any()
+
+
+def test_the_toy_run_of_the_lecture() -> None:
+    """004, at full size: (2, 9) and (2, 8) without its last token -> (2, 7, 10); padding has index 0."""
+    config = ARCHITECTURES["lecture-seq2seq"]
+    source = np.array([[3, 1, 4, 1, 5, 9, 2, 0, 0], [6, 5, 3, 5, 8, 9, 7, 9, 3]], np.int32)
+    target = np.array([[1, 2, 3, 8, 4, 6, 2, 0], [1, 6, 4, 3, 3, 8, 3, 2]], np.int32)
+    assert source.shape == (2, 9)
+    assert target.shape == (2, 8)
+    net, params = drawn(config)
+    run = jax.jit(partial(net.apply, capture=True))
+    outputs: Outputs = run(params, source, target[:, :-1], source_mask=source != 0)
+    assert outputs.logits.shape == (2, 7, 10)
+    assert np.isfinite(outputs.logits).all()
+
+    assert outputs.encoder is not None
+    assert outputs.decoder is not None
+    assert outputs.decoder.cross_attention is not None
+    assert outputs.encoder.self_attention.shape == (6, 2, 8, 9, 9)
+    assert outputs.decoder.cross_attention.shape == (6, 2, 8, 7, 9)
+    for weights in (np.asarray(outputs.encoder.self_attention), np.asarray(outputs.decoder.cross_attention)):
+        # Every query, padded or not, sees the 7 tokens of the first source and the 9 of the second.
+        assert ((weights > 0).sum(-1) == np.array([7, 9])[None, :, None, None]).all()
+        assert not weights[:, 0, :, :, 7:].any()
+
+    with torch.device("meta"):
+        theirs = reference(config)(torch.zeros(2, 9).int(), torch.zeros(2, 7).int(), torch.ones(2, 9).bool())
+    assert tuple(theirs.logits.shape) == (2, 7, 10)

@@ -1,0 +1,103 @@
+"""Training on 8 virtual devices gives what one device gives."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from jax_tformer.errors import InputError
+from jax_tformer.experiment import MeshConfig
+from jax_tformer.models.transformer import transformer
+from jax_tformer.presets import ARCHITECTURES
+from jax_tformer.sharding import LOGICAL_AXES, check_batch, make_mesh, parameter_shardings
+
+PROGRAM = """
+import json, sys
+import jax, numpy as np
+from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.experiment import MeshConfig, OptimizerConfig
+from jax_tformer.models.transformer import transformer
+from jax_tformer.sharding import make_mesh, place_batch, state_shardings
+from jax_tformer.training.optimizer import optimizer
+from jax_tformer.training.step import init_state, train_step
+
+mesh = make_mesh(MeshConfig(**json.loads(sys.argv[1])))
+stack = StackConfig(num_layers=2, num_heads=4, feedforward_width=32, norm_placement="pre", final_norm=True)
+net = transformer(TransformerConfig(vocab_size=24, d_model=16, encoder=stack, decoder=stack))
+tx = optimizer(OptimizerConfig(warmup_steps=2), 10)
+new = lambda: init_state(net, tx, jax.random.key(0))
+shardings = state_shardings(mesh, tx, jax.eval_shape(new))
+state = jax.jit(new, out_shardings=shardings)()
+step = jax.jit(train_step(net, tx, accumulation=2), donate_argnums=0, out_shardings=(shardings, None))
+rng, losses = np.random.default_rng(0), []
+for _ in range(6):
+    ids = lambda length: rng.integers(0, 24, (16, length)).astype(np.int32)
+    batch = {"source": ids(7), "target": ids(5), "labels": ids(5)}
+    batch |= {"source_mask": np.ones((16, 7), bool), "target_mask": np.ones((16, 5), bool)}
+    state, metrics = step(state, place_batch(mesh, batch))
+    losses.append(float(metrics.loss))
+kernel = state.params["decoder"]["blocks"]["feedforward"]["up"]["kernel"]
+print(json.dumps({"losses": losses, "devices": len(kernel.sharding.device_set), "spec": str(kernel.sharding.spec),
+    "share": kernel.addressable_shards[0].data.size / kernel.size}))
+"""
+
+
+def run(devices: int, **mesh: int) -> dict:
+    environment = os.environ | {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(mesh)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_eight_devices_train_as_one_does() -> None:
+    one = run(1)
+    eight = run(8, data=2, fsdp=2, tensor=2)
+    assert eight["devices"] == 8
+    assert eight["share"] == 1 / 4, "the feed-forward kernel is split over fsdp and tensor"
+    assert one["losses"][0] != one["losses"][-1]
+    assert max(abs(a - b) / b for a, b in zip(eight["losses"], one["losses"], strict=True)) < 1e-5
+
+
+def test_one_device_is_the_mesh_of_ones() -> None:
+    mesh = make_mesh(MeshConfig())
+    assert dict(mesh.shape) == {"data": jax.device_count(), "fsdp": 1, "tensor": 1}
+
+
+@pytest.mark.parametrize("axes", [{"data": 3}, {"tensor": 2}, {"fsdp": 5}])
+def test_a_mesh_that_the_devices_do_not_make_up(axes: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="devices, but there are"):
+        make_mesh(MeshConfig(**axes))
+
+
+def test_batches_must_divide() -> None:
+    mesh = jax.sharding.AbstractMesh((4, 1, 1), ("data", "fsdp", "tensor"))
+    check_batch(mesh, 16, 2)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="multiple of 4"):
+        check_batch(mesh, 16, 8)  # type: ignore[arg-type]
+
+
+def test_every_logical_name_is_in_use_and_nothing_large_is_left_whole() -> None:
+    """A parameter that the table forgets would be copied to every device."""
+    mesh = jax.sharding.AbstractMesh((1, 2, 2), ("data", "fsdp", "tensor"))
+    used = set()
+    for name, config in ARCHITECTURES.items():
+        shapes = transformer(config).shapes
+        shardings = parameter_shardings(mesh, shapes)  # type: ignore[arg-type]
+        for (path, leaf), sharding in zip(
+            jax.tree_util.tree_leaves_with_path(shapes), jax.tree.leaves(shardings), strict=True
+        ):
+            full = jax.tree_util.keystr(path, simple=True, separator=".")
+            used |= {suffix for suffix in LOGICAL_AXES if f".{full}".endswith(f".{suffix}")}
+            matrix = full.endswith(("kernel", "tokens.embedding")) and "head.dense" not in full
+            assert not matrix or any(sharding.spec), f"{name}: {full} {leaf.shape} is whole on every device"
+    assert used == set(LOGICAL_AXES) - {"gate.kernel", "gate.bias"}

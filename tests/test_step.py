@@ -1,0 +1,139 @@
+"""One training step: accumulation, ignored labels, dropout keys, memory options and precision."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jax_tformer.config import ComputeConfig, DropoutConfig, Remat, StackConfig, TransformerConfig
+from jax_tformer.experiment import OptimizerConfig
+from jax_tformer.models.transformer import transformer
+from jax_tformer.nn.arrays import Params
+from jax_tformer.training.losses import IGNORED, mean_cross_entropy
+from jax_tformer.training.optimizer import optimizer
+from jax_tformer.training.step import Batch, TrainState, batch_logits, init_state, train_step
+
+STACK = StackConfig(num_layers=3, num_heads=2, feedforward_width=32, norm_placement="pre", final_norm=True)
+CONFIG = TransformerConfig(vocab_size=23, d_model=16, decoder=STACK)
+TX = optimizer(OptimizerConfig(warmup_steps=0, schedule="constant"), 10)
+
+
+def batch() -> Batch:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 23, (4, 9))
+    labels[0, 2:] = IGNORED  # rows with different numbers of counting labels, so that means of means show
+    return {"tokens": jnp.asarray(rng.integers(0, 23, (4, 9)), jnp.int32), "labels": jnp.asarray(labels, jnp.int32)}
+
+
+def after_one_step(config: TransformerConfig, **options: float) -> tuple[TrainState, float]:
+    net = transformer(config)
+    state = init_state(net, TX, jax.random.key(0))
+    state, metrics = jax.jit(train_step(net, TX, **options))(state, batch())  # type: ignore[arg-type]
+    return state, float(metrics.loss)
+
+
+def largest_difference(first: Params, second: Params) -> float:
+    return max(jax.tree.leaves(jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), first, second)))
+
+
+def gradients(config: TransformerConfig) -> Params:
+    net = transformer(config)
+    params = net.init(jax.random.key(0))
+    loss = lambda params: mean_cross_entropy(batch_logits(net, params, batch(), None), batch()["labels"])  # noqa: E731
+    return jax.jit(jax.grad(loss))(params)
+
+
+def test_accumulation_gives_the_gradients_of_the_whole_batch() -> None:
+    whole, whole_loss = after_one_step(CONFIG, label_smoothing=0.1)
+    parts, parts_loss = after_one_step(CONFIG, label_smoothing=0.1, accumulation=2)
+    assert parts_loss == pytest.approx(whole_loss, rel=1e-6)
+    # Adam's first moment after one step is a tenth of the gradient.
+    first, second = (optax.tree_utils.tree_get(state.opt_state, "mu") for state in (whole, parts))
+    assert largest_difference(first, second) < 1e-7
+
+
+def test_a_step_changes_every_parameter_and_counts_itself() -> None:
+    net = transformer(CONFIG)
+    before = init_state(net, TX, jax.random.key(0))
+    after, _ = after_one_step(CONFIG)
+    assert int(after.step) == 1
+    unchanged = [
+        jax.tree_util.keystr(path)
+        for (path, a), b in zip(
+            jax.tree_util.tree_leaves_with_path(before.params), jax.tree.leaves(after.params), strict=True
+        )
+        if bool((a == b).all())
+    ]
+    assert not unchanged
+
+
+def test_a_batch_without_labels_gives_no_loss_and_no_gradient() -> None:
+    net = transformer(CONFIG)
+    params = net.init(jax.random.key(0))
+    nothing = batch() | {"labels": jnp.full((4, 9), IGNORED)}
+    loss, grads = jax.value_and_grad(
+        lambda params: mean_cross_entropy(batch_logits(net, params, nothing, None), nothing["labels"])
+    )(params)
+    assert float(loss) == 0
+    assert all(not leaf.any() for leaf in jax.tree.leaves(grads))
+
+
+@pytest.mark.parametrize("compute", [*(ComputeConfig(remat=r) for r in ("dots", "full")), ComputeConfig(unroll=3)])
+def test_remat_and_unroll_change_the_order_and_nothing_else(compute: ComputeConfig) -> None:
+    changed = dataclasses.replace(CONFIG, compute=compute)
+    assert largest_difference(gradients(CONFIG), gradients(changed)) < 1e-6
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+def test_remat_keeps_less(remat: Remat) -> None:
+    """The compiled gradient of a deep stack needs less memory the more is computed again."""
+    sizes = {}
+    for kind in ("none", remat):
+        stack = dataclasses.replace(STACK, num_layers=12, feedforward_width=256)
+        config = dataclasses.replace(CONFIG, decoder=stack, compute=ComputeConfig(remat=kind))  # type: ignore[arg-type]
+        net = transformer(config)
+        tokens = jax.ShapeDtypeStruct((16, 64), jnp.int32)
+        compiled = jax.jit(jax.grad(lambda p, t, net=net: net.apply(p, t).sum())).lower(net.shapes, tokens).compile()
+        sizes[kind] = compiled.memory_analysis().temp_size_in_bytes
+    assert (sizes[remat] < 0.7 * sizes["none"]) == (remat != "none")
+
+
+def test_dropout_follows_from_key_and_step() -> None:
+    config = dataclasses.replace(CONFIG, dropout=DropoutConfig(0.1, 0.1, 0.1, 0.1))
+    net = transformer(config)
+    step = jax.jit(train_step(net, TX))
+    state = init_state(net, TX, jax.random.key(0))
+    losses = [float(step(state._replace(step=jnp.asarray(n, jnp.int32)), batch())[1].loss) for n in (0, 0, 1)]
+    assert losses[0] == losses[1]
+    assert losses[0] != losses[2]
+
+
+@pytest.mark.parametrize("site", ["embedding", "attention", "residual", "feedforward"])
+def test_each_dropout_rate_acts_and_only_with_a_key(site: str) -> None:
+    plain, config = transformer(CONFIG), dataclasses.replace(CONFIG, dropout=DropoutConfig(**{site: 0.4}))
+    net, tokens = transformer(config), batch()["tokens"]
+    params = plain.init(jax.random.key(0))
+    expected = plain.apply(params, tokens)
+    assert (net.apply(params, tokens) == expected).all()
+    assert not (net.apply(params, tokens, dropout_key=jax.random.key(1)) == expected).all()
+
+
+def test_bfloat16_keeps_norms_softmax_and_logits_in_float32() -> None:
+    config = dataclasses.replace(CONFIG, compute=ComputeConfig(dtype="bfloat16"))
+    net = transformer(config)
+    params = net.init(jax.random.key(0))
+    outputs = net.apply(params, batch()["tokens"], capture=True)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
+    assert outputs.logits.dtype == jnp.float32
+    assert outputs.decoder.self_attention.dtype == jnp.float32
+    assert outputs.decoder.hidden.dtype == jnp.bfloat16
+    sums = outputs.decoder.self_attention.sum(-1)
+    assert float(jnp.abs(sums - 1).max()) < 1e-5
+
+
+def test_float64_needs_x64() -> None:
+    with pytest.raises(ValueError, match="jax_enable_x64"):
+        transformer(CONFIG.with_dtype("float64"))

@@ -1,24 +1,24 @@
-"""docs/errata.md, proven: every test shows what a source document says and that ours does what is right.
+"""docs/errata.md, proven: each test shows where a source document errs, and that ours does what is right.
 
-A document is called by the number that its file begins with. The `literal_` functions do what a document does; they
-are ours only in wording.
+A document is called by the number that its file begins with. What is called `literal` does what a document does, in
+our words.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from flax import nnx
 from jaxtyping import Array
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.config import TransformerConfig
 from jax_tformer.data.ids import IGNORED
 from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.nn.arrays import Params
@@ -28,48 +28,47 @@ from jax_tformer.nn.embedding import InputEmbedding
 from jax_tformer.nn.feedforward import FeedForward
 from jax_tformer.nn.masks import causal_mask, padding_mask
 from jax_tformer.nn.positions import position_ids, sinusoidal
-from jax_tformer.nn.stacks import Stack
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.training.losses import mean_cross_entropy
-from jax_tformer.weights.names import from_reference, to_reference
-from parity_tests.bridge import Tensors
+from jax_tformer.weights.names import from_reference, slots
 from parity_tests.cases import CONFIGS, weights_for
 from parity_tests.measure import FLOAT64_BAR, relative_error
 from parity_tests.test_sources import (
     ATTENTION_OUTPUT,
+    KEYS,
     NORMALISED,
+    QUERY,
     SCALED_WEIGHTS,
     WEIGHTS,
     assert_prints,
     first_layer,
-    horizon,
 )
 from torch_ref import layers, reference
 
-NOTEBOOK = ARCHITECTURES["notebook-bert"]
+ARTICLE, LECTURE, NOTEBOOK = (CONFIGS[name] for name in ("article-encoder-decoder", "lecture-seq2seq", "notebook-bert"))
 
 
-def model(config: TransformerConfig) -> tuple[Transformer, Params]:
+def sharp(config: TransformerConfig, std: float = 0.2) -> tuple[Transformer, Params]:
     """The model in float64, with weights large enough for attention to be far from uniform."""
     net = transformer(config.with_dtype("float64"))
-    return net, jax.tree.map(jnp.asarray, from_reference(weights_for(config, 0.2), net.shapes))
+    return net, jax.tree.map(jnp.asarray, from_reference(weights_for(config, std), net.shapes))
 
 
 def influence(function: Callable[[Array], Array], x: Array) -> np.ndarray:
     """`[T, J]`, the largest derivative of function(x) at position t by x at position j; both have a batch of one."""
-    jacobian = jax.jit(jax.jacrev(function))(x)
-    return np.abs(np.asarray(jacobian)[0, :, :, 0]).max(axis=(1, 3))
+    jacobian = np.asarray(jax.jit(jax.jacrev(function))(x))
+    return np.abs(jacobian[0, :, :, 0]).max(axis=(1, 3))
 
 
 def token_influence(net: Transformer, params: Params, home: str, tokens: Array, *before: Array) -> np.ndarray:
-    """`[T, T]`, how the logits (or hidden states) depend on the embeddings of `tokens`, which all differ."""
+    """`[T, T]`, how the model's output depends on the embeddings of `tokens`, no two of which may be alike."""
     table = params[home]["tokens"]["embedding"]
 
-    def logits(embedded: Array) -> Array:
+    def output(embedded: Array) -> Array:
         rows = {"tokens": {"embedding": table.at[tokens[0]].set(embedded[0])}}
         return net.apply({**params, home: {**params[home], **rows}}, *before, tokens)
 
-    return influence(logits, table[tokens])
+    return influence(output, table[tokens])
 
 
 def assert_causal(dependence: np.ndarray) -> None:
@@ -79,134 +78,356 @@ def assert_causal(dependence: np.ndarray) -> None:
     assert not dependence[~past].any()
 
 
-def literal_cross_attention(layer: Block, memory: Array, x: Array) -> Array:
-    """000's decoder layer: the encoder's output asks, the decoder's state answers, and both are added."""
+# 000 and 001
+
+
+def literal_decoder_layer(layer: Block, memory: Array, x: Array) -> Array:
+    """000's: the encoder's output asks, the decoder's state answers, and the two are added."""
     x = layer.self_attention_norm(x + layer.self_attention(x, x, causal_mask(x.shape[1]))[0])
+    assert layer.cross_attention is not None
+    assert layer.cross_attention_norm is not None
     x = layer.cross_attention_norm(x + layer.cross_attention(memory, x, None)[0])
     return layer.feedforward_norm(x + layer.feedforward(x))
 
 
-def article_layer(source_length: int) -> tuple[Block, Array, Array]:
-    """The decoder layer of 000 (small), an encoder's output and five decoder states."""
-    net, params = model(CONFIGS["article-encoder-decoder"])
-    memory = net.encode(params, jnp.arange(source_length)[None])
-    states = jnp.asarray(np.random.default_rng(2).standard_normal((1, 5, 6)))
+def decoder_layer(source_length: int) -> tuple[Block, Array, Array]:
+    """A decoder layer of 000's size, an encoder's output and five decoder states."""
+    net, params = sharp(ARTICLE)
+    rng = np.random.default_rng(2)
+    memory, states = (jnp.asarray(rng.standard_normal((1, length, 6))) for length in (source_length, 5))
     return first_layer(net.bind(params).decoder), memory, states
 
 
-class TestCrossAttentionTurnedRound:
-    def test_the_literal_version_sees_later_targets(self) -> None:
-        layer, memory, states = article_layer(source_length=5)
-        dependence = influence(lambda x: literal_cross_attention(layer, memory, x), states)
-        assert (dependence > 1e-6).all()
-        context = Context(self_mask=causal_mask(5), memory=memory)
-        assert_causal(influence(lambda x: layer(x, context)[0], states))
+def test_cross_attention_turned_round_sees_later_targets() -> None:
+    layer, memory, states = decoder_layer(source_length=5)
+    context = Context(self_mask=causal_mask(5), memory=memory)
+    assert (influence(lambda x: literal_decoder_layer(layer, memory, x), states) > 1e-6).all()
+    assert_causal(influence(lambda x: layer(x, context)[0], states))
 
-    def test_our_logits_do_not(self) -> None:
-        net, params = model(CONFIGS["article-encoder-decoder"])
-        source, target = jnp.array([[7, 1, 9]]), jnp.array([[4, 11, 2, 8, 5]])
-        assert_causal(token_influence(net, params, "target_embedding", target, source))
 
-    def test_the_literal_version_needs_equal_lengths(self) -> None:
-        layer, memory, states = article_layer(source_length=3)
-        with pytest.raises(TypeError, match=r"\(1, 5, 6\).*\(1, 3, 6\)"):
-            literal_cross_attention(layer, memory, states)
-        x, captured = layer(states, Context(self_mask=causal_mask(5), memory=memory))
-        assert x.shape == (1, 5, 6)
-        assert captured.cross_attention is not None
-        assert captured.cross_attention.shape == (1, 2, 5, 3)
+def test_our_cross_attention_does_not_see_later_targets() -> None:
+    net, params = sharp(ARTICLE)
+    source, target = jnp.array([[7, 1, 9]]), jnp.array([[4, 11, 2, 8, 5]])
+    assert_causal(token_influence(net, params, "target_embedding", target, source))
+
+
+def test_cross_attention_turned_round_needs_equal_lengths() -> None:
+    layer, memory, states = decoder_layer(source_length=3)
+    with pytest.raises(TypeError, match=r"\(1, 5, 6\).*\(1, 3, 6\)"):
+        literal_decoder_layer(layer, memory, states)
+    x, captured = layer(states, Context(self_mask=causal_mask(5), memory=memory))
+    assert x.shape == (1, 5, 6)
+    assert captured.cross_attention is not None
+    assert captured.cross_attention.shape == (1, 2, 5, 3)
 
 
 class LiteralDropout(nn.Module):
-    """000's way: the rate is an argument that nothing reads."""
+    """000's: the rate is an argument that nothing reads."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.dropout = nn.Dropout()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.dropout(x)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3])
 def test_a_bare_dropout_ignores_its_rate(rate: float) -> None:
-    assert ARCHITECTURES["article-encoder-decoder"].dropout.feedforward == 0.1
     torch.manual_seed(0)
-    ones = torch.ones(100_000)
-    assert (LiteralDropout(rate)(ones) == 0).double().mean().item() == pytest.approx(0.5, abs=0.01)
+    x = torch.ones(1, 2000, 50).double()
+    assert (LiteralDropout(rate)(x) == 0).double().mean().item() == pytest.approx(0.5, abs=0.01)
 
-    # Identity weights show the hidden activations, all 1 before dropout; 2,000 x 50 of them.
-    config = CONFIGS["article-encoder-decoder"]
-    config = replace(config, d_model=50, dropout=replace(config.dropout, feedforward=rate)).with_dtype("float64")
-    stack = replace(config.output_stack, num_heads=2, feedforward_width=50)
-    ours, theirs = FeedForward(config, stack, residual_branches=1), layers.FeedForward(config, stack, ).double()
-    for layer in (ours.up, ours.down):
-        layer.kernel[...] = jnp.eye(50)
-    theirs.load_state_dict({name: torch.eye(50) if array.ndim == 2 else torch.zeros(50) for name, array in theirs.state_dict().items()})
-    dropped = np.asarray(ours(jnp.ones((1, 2000, 50)), dropout_key=jax.random.key(0)))
-    with torch.no_grad():
-        reference_dropped = theirs.train()(torch.ones(1, 2000, 50).double()).numpy()
-    for hidden in (dropped, reference_dropped):
-        assert (hidden == 0).mean() == pytest.approx(rate, abs=0.01)
-        np.testing.assert_allclose(hidden[hidden != 0], 1 / (1 - rate), rtol=1e-12)
-    np.testing.assert_array_equal(ours(jnp.ones((1, 2, 50))), np.ones((1, 2, 50)))
+    # Identity matrices let the hidden activations through: all 1, but for dropout.
+    config = replace(ARTICLE, d_model=50, dropout=replace(ARTICLE.dropout, feedforward=rate)).with_dtype("float64")
+    stack = replace(config.output_stack, feedforward_width=50)
+    ours, theirs = FeedForward(config, stack, residual_branches=1), layers.FeedForward(config, stack).double()
+    for ours_linear, theirs_linear in ((ours.up, theirs.up), (ours.down, theirs.down)):
+        ours_linear.kernel[...] = jnp.eye(50)
+        nn.init.eye_(theirs_linear.weight)
+        nn.init.zeros_(theirs_linear.bias)
+    hidden = np.asarray(ours(jnp.asarray(x), dropout_key=jax.random.key(0)))
+    for activations in (hidden, theirs.train()(x).detach().numpy()):
+        assert (activations == 0).mean() == pytest.approx(rate, abs=0.01)
+        np.testing.assert_allclose(activations[activations != 0], 1 / (1 - rate), rtol=1e-12)
+    np.testing.assert_array_equal(ours(jnp.asarray(x)), x)
+
+
+def test_our_article_preset_drops_what_the_article_means() -> None:
+    """Its argument is 0.1, in the feed-forward layer as after attention."""
+    dropout = ARCHITECTURES["article-encoder-decoder"].dropout
+    assert (dropout.residual, dropout.feedforward) == (0.1, 0.1)
 
 
 SEQUENCE_LENGTH, EMBEDDING_WIDTH = 10, 6
 
 
 def literal_position_table(length: int, width: int) -> np.ndarray:
-    """000's way: the arguments are named, and the notebook's variables are read."""
+    """000's: two arguments are named, and the variables of the notebook are read."""
     angle = np.arange(SEQUENCE_LENGTH)[:, None] / 10000 ** (np.arange(0, EMBEDDING_WIDTH, 2) / EMBEDDING_WIDTH)
     return np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(SEQUENCE_LENGTH, -1)
 
 
 def test_a_position_table_that_reads_globals() -> None:
+    """Two widths and two lengths in one process: ours is made for the batch at hand."""
     assert literal_position_table(4, 8).shape == (10, 6)
-    with pytest.raises(ValueError, match="broadcast"):
-        np.zeros((1, 4, 6)) + literal_position_table(4, 6)  # the whole table is added, whatever the length
-
-    float64 = jnp.dtype("float64")
-    wide, narrow, again = (
-        np.asarray(sinusoidal(position_ids(length, None), width, interleaved=True, base=10000.0, dtype=float64)[0])
-        for length, width in ((4, 8), (10, 6), (4, 8))
-    )
-    np.testing.assert_allclose(narrow, literal_position_table(10, 6), rtol=0, atol=1e-15)
-    np.testing.assert_array_equal(wide, again)
-    expected = [[f(t / 10000 ** (2 * i / 8)) for i in range(4) for f in (math.sin, math.cos)] for t in range(4)]
-    np.testing.assert_allclose(wide, expected, rtol=0, atol=1e-15)
-    # And as models use it: two widths in one process, a length of the moment.
-    for width, length in ((8, 4), (6, 3)):
-        config = replace(CONFIGS["article-encoder"], d_model=width).with_dtype("float64")
-        embedding = InputEmbedding(config, config.output_stack)  # its token table holds zeros
-        added = embedding(jnp.zeros((1, length), int), position_ids(length, None))[0]
-        np.testing.assert_array_equal(added, {8: wide, 6: narrow}[width][:length])
+    for length, width in ((10, 6), (4, 8), (3, 6)):
+        expected = [
+            [wave(t / 10000 ** (2 * i / width)) for i in range(width // 2) for wave in (math.sin, math.cos)]
+            for t in range(length)
+        ]
+        positions = position_ids(length, None)
+        table = sinusoidal(positions, width, interleaved=True, base=10000.0, dtype=jnp.dtype("float64"))[0]
+        np.testing.assert_allclose(table, expected, rtol=0, atol=1e-15)
+        # Modules start with zeros for parameters: what remains of the embedded input is the table.
+        config = replace(ARTICLE, d_model=width).with_dtype("float64")
+        embedding = InputEmbedding(config, config.output_stack)
+        np.testing.assert_array_equal(embedding(jnp.zeros((1, length), int), positions)[0], table)
 
 
-def test_the_normalisation_by_hand_leaves_out_the_residual() -> None:
-    """000 prints NORMALISED for LayerNorm(attention + input): it is that of the attention alone, as 001 shows."""
-    alone = F.layer_norm(torch.tensor(ATTENTION_OUTPUT).double(), (6,))[:, 0]
+def test_printed_normalisation_leaves_out_the_residual() -> None:
+    """000 prints NORMALISED for attention + input; it is that of attention alone, and 001 has both."""
+    with_residual = [-0.9511, -0.7062, -0.7170, -0.5669, 1.0509, -0.6046, 0.6238, -0.7322, -0.8901, -0.8219]
+    alone = F.layer_norm(torch.tensor(ATTENTION_OUTPUT).double(), (6,))[:, 0].numpy()
     np.testing.assert_allclose(alone, NORMALISED, rtol=0, atol=1e-4)
-    with_residual = [-0.9511, -0.7062, -0.7170, -0.5669, 1.0509, -0.6046, 0.6238, -0.7322, -0.8901, -0.8219]  # in 001
-    assert np.abs(alone.numpy() - with_residual).max() > 0.4
+    assert np.abs(alone - with_residual).max() > 0.4
 
-    # Ours adds the residual: with attention and feed-forward that give nothing, a layer normalises its input.
-    config = CONFIGS["article-encoder"].with_dtype("float64")
-    layer = Block(config, config.output_stack, cross=False)  # its matrices hold zeros
-    layer.self_attention_norm.scale[...] = layer.feedforward_norm.scale[...] = jnp.ones(6)
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 5, 6)) * 100)
-    twice = F.layer_norm(F.layer_norm(torch.from_numpy(np.array(x)), (6,)), (6,)).numpy()
-    assert relative_error(np.asarray(layer(x, Context())[0]), twice) <= FLOAT64_BAR
+    # Ours adds it: where attention and feed-forward give zero, a layer only normalises what it is given.
+    config = ARTICLE.with_dtype("float64")
+    layer = Block(config, config.output_stack, cross=False)
+    for norm in (layer.self_attention_norm, layer.feedforward_norm):
+        norm.scale[...] = jnp.ones(6)
+    x = np.random.default_rng(0).standard_normal((1, 5, 6))
+    expected = F.layer_norm(F.layer_norm(torch.from_numpy(x), (6,)), (6,)).numpy()
+    assert relative_error(np.asarray(layer(jnp.asarray(x), Context())[0]), expected) <= FLOAT64_BAR
 
 
-def test_printed_probabilities_are_unscaled() -> None:
-    stack = ARCHITECTURES["post-decoder-only"].output_stack
+# 002
+
+
+def test_printed_probabilities_are_of_unscaled_scores() -> None:
+    scores = torch.tensor(KEYS).double() @ torch.tensor(QUERY).double()
+    assert_prints(scores.softmax(0), WEIGHTS)
+    assert_prints((scores * 2**-0.5).softmax(0), SCALED_WEIGHTS)
+
     config = ARCHITECTURES["post-decoder-only"]
-    ours = Attention(config, stack, residual_branches=1).scale
-    none = Attention(config, replace(stack, attention_scale="none"), residual_branches=1).scale
-    assert ours == pytest.approx(2**-0.5, rel=1e-15)
-    assert none == 1.0
-    assert_prints(horizon(none)[0], WEIGHTS)
-    assert_prints(horizon(ours)[0], SCALED_WEIGHTS)
-    # The largest difference is 14 units of what is printed below rounding's reach.
-    assert np.abs(np.array(WEIGHTS) - SCALED_WEIGHTS).max() > 0.01
+    stack = config.output_stack
+    query, key = jnp.array(QUERY)[None, None, None, :], jnp.array(KEYS)[None, :, None, :]
+    for attention_scale, printed in ((stack.attention_scale, SCALED_WEIGHTS), ("none", WEIGHTS)):
+        attention = Attention(config, replace(stack, attention_scale=attention_scale), residual_branches=1)
+        assert_prints(attend(query, key, key, None, scale=attention.scale)[1][0, 0, 0], printed)
+
+
+# 003
+
+
+def literal_notebook(weights: dict[str, Tensor], x: Tensor, mask: Tensor, width: int) -> Tensor:
+    """003's block, with scores over sqrt(width); its heads are merged here, since as written it cannot run."""
+
+    def project(name: str, x: Tensor) -> Tensor:
+        prefix = f"encoder.blocks.0.{name}"
+        return F.linear(x, weights[f"{prefix}.weight"], weights.get(f"{prefix}.bias"))
+
+    def norm(name: str, x: Tensor) -> Tensor:
+        prefix = f"encoder.blocks.0.{name}"
+        return F.layer_norm(x, (768,), weights[f"{prefix}.weight"], weights[f"{prefix}.bias"])
+
+    query, key, value = (
+        project(f"self_attention.{name}", x).view(*x.shape[:2], 12, 64).permute(0, 2, 1, 3)
+        for name in ("query", "key", "value")
+    )
+    scores = query @ key.transpose(2, 3) / math.sqrt(width) + (1.0 - mask[:, None, None, :]) * -10000.0
+    attended = (scores.softmax(3) @ value).permute(0, 2, 1, 3).flatten(2)
+    x = norm("self_attention_norm", x + project("self_attention.output", attended))
+    return norm("feedforward_norm", x + project("feedforward.down", F.gelu(project("feedforward.up", x))))
+
+
+def test_the_notebook_scales_by_the_model_width() -> None:
+    config = replace(ARCHITECTURES["notebook-bert"], vocab_size=1)
+    assert config.encoder is not None
+    assert config.encoder.attention_scale == "head_width"
+    weights = {name: torch.from_numpy(array) for name, array in weights_for(config, 0.05).items()}
+    x = np.random.default_rng(3).standard_normal((2, 5, 768))
+    mask = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    literal = {
+        width: literal_notebook(weights, torch.from_numpy(x), torch.from_numpy(mask), width).numpy()
+        for width in (768, 64)
+    }
+    assert relative_error(literal[768], literal[64]) > 0.01
+    for attention_scale, width in (("model_width", 768), ("head_width", 64)):
+        net, params = sharp(replace(config, encoder=replace(config.encoder, attention_scale=attention_scale)), 0.05)
+        context = Context(self_mask=padding_mask(jnp.asarray(mask == 1)))
+        ours = np.asarray(first_layer(net.bind(params).encoder)(jnp.asarray(x), context)[0])
+        assert relative_error(ours, literal[width]) <= FLOAT64_BAR
+
+
+def notebook_weights(scores: list[float], mask: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Attention weights for one query with these scores, as 003 computes them and as we do, in float32."""
+    literal = (torch.tensor(scores) + (1.0 - torch.tensor(mask)) * -10000.0).softmax(0)
+    query, key = jnp.ones((1, 1, 1, 1), jnp.float32), jnp.asarray(scores, jnp.float32)[None, :, None, None]
+    _, ours = attend(query, key, key, padding_mask(jnp.array([mask]) == 1), scale=1.0)
+    assert literal.dtype == torch.float32
+    assert ours.dtype == jnp.float32
+    return literal.numpy(), np.asarray(ours[0, 0, 0])
+
+
+def test_minus_ten_thousand_does_not_hide_a_large_score() -> None:
+    literal, ours = notebook_weights([0.0, 1.0, 10002.0], mask=[1, 1, 0])
+    np.testing.assert_allclose(literal, [0.09003, 0.24473, 0.66524], atol=1e-5)
+    np.testing.assert_allclose(ours, [0.26894, 0.73106, 0.0], atol=1e-5)
+    assert ours[2] == 0
+
+
+def test_minus_ten_thousand_attends_to_padding_where_all_is_padding() -> None:
+    # 10,000 has steps of 0.001 in float32, so that even the order of the scores is lost.
+    literal, ours = notebook_weights([0.0, 1e-4, 2e-4], mask=[0, 0, 0])
+    np.testing.assert_allclose(literal, [1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
+    assert ours.tolist() == [0, 0, 0]
+
+    def total(query: Array, key: Array, value: Array) -> Array:
+        return jnp.square(attend(query, key, value, jnp.zeros((1, 1, 1, 3), bool), scale=1.0)[0] + 1).sum()
+
+    rng = np.random.default_rng(0)
+    inputs = [jnp.asarray(rng.standard_normal((1, length, 2, 4)), jnp.float32) for length in (1, 3, 3)]
+    value, gradients = jax.value_and_grad(total, argnums=(0, 1, 2))(*inputs)
+    assert value == 8.0  # outputs of zero, plus 1, squared
+    for gradient in gradients:
+        np.testing.assert_array_equal(gradient, np.zeros(gradient.shape))
+
+
+def test_a_name_mangled_forward_is_never_found() -> None:
+    class Block(nn.Module):
+        def __forward(self, x: Tensor) -> Tensor:
+            return x
+
+    with pytest.raises(NotImplementedError, match="forward"):
+        Block()(torch.ones(1))
+    assert hasattr(Block(), "_Block__forward")
+
+    config = NOTEBOOK.with_dtype("float64")
+    model = reference(config)
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in weights_for(config, 0.2).items()})
+    assert tuple(model(torch.arange(5)[None]).logits.shape) == (1, 5, 32)
+
+
+def test_unmerged_heads_do_not_fit_the_output_projection() -> None:
+    attended = torch.ones(2, 12, 5, 64)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        nn.Linear(768, 768)(attended.permute(0, 2, 1, 3))
+
+    config = ARCHITECTURES["notebook-bert"]
+    ours = Attention(config, config.output_stack, residual_branches=1).output
+    # Head 1, column 2 is row 64 + 2 of the projection: heads side by side, as the paper concatenates them.
+    ours.kernel[...] = jnp.eye(768, dtype=jnp.float32).reshape(12, 64, 768)
+    heads = jnp.zeros((2, 5, 12, 64), jnp.float32).at[:, :, 1, 2].set(1.0)
+    output = np.asarray(ours(heads))
+    assert output.shape == (2, 5, 768)
+    assert set(output.nonzero()[2].tolist()) == {66}
+
+
+def test_a_block_without_causal_mask_is_an_encoder_block() -> None:
+    """The same stack in both roles: what makes a decoder is the mask, which 003 has not."""
+    tokens = jnp.array([[4, 11, 2, 8, 5]])
+    net, params = sharp(NOTEBOOK)
+    assert (token_influence(net, params, "embedding", tokens) > 1e-6).all()
+    net, params = sharp(replace(NOTEBOOK, encoder=None, decoder=NOTEBOOK.encoder))
+    assert_causal(token_influence(net, params, "embedding", tokens))
+
+
+# 004
+
+
+@lru_cache(maxsize=1)
+def lecture() -> Callable[..., Array]:
+    """Logits of the lecture's model (small) from source and target; compiled once for each kind of call."""
+    net, params = sharp(LECTURE)
+    run = jax.jit(net.apply)
+    return lambda source, target, **masks: run(params, jnp.array([source]), jnp.array([target]), **masks)[0]
+
+
+SOURCE, PADDED_SOURCE = [3, 1, 4, 2], [3, 1, 4, 0]
+TOKENS = jnp.array([[True, True, True, False]])
+
+
+def test_padded_keys_are_hidden_and_padded_queries_ignored() -> None:
+    net, params = sharp(LECTURE)
+    target = jnp.array([[1, 4, 3]])
+    apply = jax.jit(net.apply, static_argnames="capture")
+    outputs = [
+        apply(params, jnp.array([ids]), target, source_mask=TOKENS, capture=True) for ids in (PADDED_SOURCE, SOURCE)
+    ]
+    weights, hidden = np.asarray(outputs[0].encoder.self_attention), np.asarray(outputs[0].encoder.hidden)
+    # The mask of 004 hides column 3 and leaves row 3: a padded query attends to the tokens, and computes something.
+    assert not weights[..., 3].any()
+    np.testing.assert_allclose(weights[..., 3, :3].sum(-1), np.ones(weights.shape[:3]), rtol=1e-12)
+    assert np.abs(hidden[-1, 0, 3] - np.asarray(outputs[1].encoder.hidden)[-1, 0, 3]).max() > 1e-3
+    # Nothing reads it: whatever stands at the padding, the logits are the same to the bit.
+    np.testing.assert_array_equal(outputs[0].logits, outputs[1].logits)
+
+
+def test_the_loss_ignores_padded_targets() -> None:
+    labels = jnp.array([[4, 3, 2, IGNORED, IGNORED]])
+    logits = [lecture()(SOURCE, target) for target in ([1, 4, 3, 0, 0], [1, 4, 3, 7, 2])]
+    assert np.abs(np.asarray(logits[0][3:] - logits[1][3:])).max() > 1e-3
+    losses = [mean_cross_entropy(one[None], labels) for one in logits]
+    assert losses[0] == losses[1]
+    counted = F.cross_entropy(torch.from_numpy(np.array(logits[0][:3])), torch.tensor([4, 3, 2]))
+    assert float(losses[0]) == pytest.approx(counted.item(), rel=1e-12)
+
+
+def test_a_causal_mask_suffices_for_padding_on_the_right() -> None:
+    padded, other = lecture()(SOURCE, [1, 4, 3, 0, 0]), lecture()(SOURCE, [1, 4, 3, 7, 2])
+    np.testing.assert_array_equal(padded[:3], other[:3])
+    masked = lecture()(SOURCE, [1, 4, 3, 0, 0], target_mask=jnp.array([[True] * 3 + [False] * 2]))
+    assert relative_error(np.asarray(masked[:3]), np.asarray(padded[:3])) <= FLOAT64_BAR
+
+
+def test_padding_on_the_left_needs_a_target_mask() -> None:
+    targets = ([0, 0, 1, 4, 3], [7, 2, 1, 4, 3])
+    causal_alone = [np.asarray(lecture()(SOURCE, target)[2:]) for target in targets]
+    assert (np.abs(causal_alone[0] - causal_alone[1]).max(axis=1) > 1e-3).all()
+    mask = jnp.array([[False] * 2 + [True] * 3])
+    masked = [np.asarray(lecture()(SOURCE, target, target_mask=mask)[2:]) for target in targets]
+    np.testing.assert_array_equal(masked[0], masked[1])
+    unpadded = np.asarray(lecture()(SOURCE, [1, 4, 3]))
+    assert relative_error(masked[0], unpadded) <= FLOAT64_BAR
+    assert relative_error(causal_alone[0], unpadded) > 0.01
+
+
+def test_a_token_with_the_index_of_padding_is_not_hidden() -> None:
+    """004 takes every 0 for padding; we take a mask, and no id for anything but a token."""
+    zero_is_a_token = lecture()([3, 0, 4, 2], [1, 4, 3])
+    everything = lecture()([3, 0, 4, 2], [1, 4, 3], source_mask=jnp.ones((1, 4), bool))
+    literal = lecture()([3, 0, 4, 2], [1, 4, 3], source_mask=jnp.array([[3, 0, 4, 2]]) != 0)
+    assert relative_error(np.asarray(zero_is_a_token), np.asarray(everything)) <= FLOAT64_BAR
+    assert relative_error(np.asarray(zero_is_a_token), np.asarray(literal)) > 0.01
+
+
+# Where the documents differ
+
+
+@pytest.mark.parametrize(
+    ("preset", "projection_biases", "output_bias", "learned_positions", "norm_placement"),
+    [
+        ("article-encoder-decoder", True, True, False, "post"),
+        ("article-encoder", True, True, False, "post"),
+        ("post-decoder-only", False, True, True, "pre"),
+        ("notebook-bert", False, True, False, "post"),
+        ("lecture-seq2seq", False, True, True, "post"),
+        ("vaswani-base", False, False, False, "post"),
+        ("bert-base", True, True, True, "post"),
+    ],
+)
+def test_presets_keep_what_their_documents_choose(
+    preset: str, projection_biases: bool, output_bias: bool, learned_positions: bool, norm_placement: str
+) -> None:
+    config = ARCHITECTURES[preset]
+    names = list(slots(transformer(config).shapes))
+    for projection in ("query", "key", "value"):
+        assert any(name.endswith(f"{projection}.weight") for name in names)
+        assert any(name.endswith(f"{projection}.bias") for name in names) == projection_biases
+    assert any(name.endswith("attention.output.bias") for name in names) == output_bias
+    assert any(name.endswith("positions.weight") for name in names) == learned_positions
+    for stack in filter(None, (config.encoder, config.decoder)):
+        assert stack.norm_placement == norm_placement
+        assert stack.attention_scale == "head_width"

@@ -604,7 +604,7 @@ if index == 0:
     seal = checksums.seal
     checksums.seal = lambda folder: (time.sleep(0.3), seal(folder))
 checkpoints = Checkpoints(folder, 2)
-for step in (1, 2, 3, 3):
+for step in (1, 2, 2, 3):
     checkpoints.save(step, make(step), {"step": step})
 checkpoints.wait()
 assert checkpoints.steps() == [2, 3]

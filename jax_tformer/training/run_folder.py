@@ -78,8 +78,13 @@ class RunFolder:
         return from_dict(ExperimentConfig, read_json(self.config), where=str(self.config))
 
     def require_same(self, wanted: ExperimentConfig) -> None:
-        """Raises InputError, naming every field that differs, unless the run here is the one wanted."""
+        """Raises InputError, naming every field that differs, unless the run here is the one wanted.
+
+        Where the data lies may differ: the fingerprint of its content is compared when the run is restored.
+        """
         old, new = to_dict(self.read_config()), to_dict(wanted)
+        for config in (old, new):
+            config["data"] |= {"path": None, "target_path": None}
         changed = differences(old, new)
         if changed:
             raise InputError(

@@ -20,6 +20,8 @@ from jax_tformer.nn.arrays import Params
 from jax_tformer.training.evaluation import Translator
 from jax_tformer.training.step import batch_logits
 
+_PROMPT = 8
+
 
 def sample_text(
     net: Transformer, params: Params, experiment: ExperimentConfig, pipeline: Pipeline, tokenizer: Tokenizer
@@ -30,11 +32,16 @@ def sample_text(
         return _translations(net, params, data, pipeline, tokenizer, sample.count)
     if isinstance(data, MaskedTextData):
         return _restored(net, params, pipeline, tokenizer, sample.count)
-    return _continuations(net, params, experiment, data, tokenizer)
+    return _continuations(net, params, experiment, data, pipeline, tokenizer)
 
 
 def _continuations(
-    net: Transformer, params: Params, experiment: ExperimentConfig, data: TextData, tokenizer: Tokenizer
+    net: Transformer,
+    params: Params,
+    experiment: ExperimentConfig,
+    data: TextData,
+    pipeline: Pipeline,
+    tokenizer: Tokenizer,
 ) -> str:
     sample = experiment.sample
     complete = completer(
@@ -44,11 +51,15 @@ def _continuations(
         temperature=sample.temperature,
         top_k=sample.top_k,
     )
-    # Text begins as training text does: after the start token, or, in a tokenizer without one, after a line break.
-    first = [tokenizer.start_id] if tokenizer.start_id is not None else tokenizer.encode("\n")
-    prompts = jnp.tile(jnp.array(first, jnp.int32), (sample.count, 1))
-    tokens = np.asarray(complete(params, prompts, jax.random.key(experiment.training.seed)))
-    return "\n".join(f"--- sample {i + 1} ---\n{tokenizer.decode(row).strip()}\n" for i, row in enumerate(tokens))
+    if tokenizer.start_id is not None:
+        prompts = np.full((sample.count, 1), tokenizer.start_id, np.int32)
+    else:
+        # A tokenizer without a start token has no way to say "begin": a few held-out tokens do.
+        held_out = pipeline.evaluation[0]["tokens"][:, :_PROMPT]
+        prompts = np.resize(held_out, (sample.count, held_out.shape[1]))
+    tokens = complete(params, jnp.asarray(prompts), jax.random.key(experiment.training.seed))
+    texts = [tokenizer.decode(row) for row in np.concatenate([prompts, np.asarray(tokens)], axis=1)]
+    return "\n".join(f"--- sample {number} ---\n{text.strip()}\n" for number, text in enumerate(texts, 1))
 
 
 def _translations(

@@ -1,0 +1,253 @@
+"""Whatever the user gets wrong: one line, exit status 2, no traceback, nothing written, nothing lost."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import generate
+import train
+from jax_tformer.command_line import run_program
+
+ROOT = Path(__file__).parents[1]
+TEXT = "It was a bright cold day in April, and the clocks were striking thirteen. " * 40
+TINY = [
+    *("--model.d-model", "16", "--model.decoder.num-layers", "1", "--model.decoder.num-heads", "2"),
+    *("--model.decoder.feedforward-width", "16", "--data.context-length", "8", "--data.tokenizer.kind", "characters"),
+    *("--data.tokenizer.vocab-size", "None", "--training.steps", "2", "--training.batch-size", "2"),
+    *("--training.evaluate-batches", "1", "--sample.max-new-tokens", "4", "--sample.count", "1"),
+]
+
+Refuse = Callable[..., str]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() if path.is_file() else b"" for path in sorted(folder.rglob("*"))}
+
+
+@pytest.fixture
+def refuse(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refuse:
+    """Runs a program that must refuse, with status 2 and one line, and leave the folder as it was; returns the line."""
+
+    def run(*arguments: str, program: str = "train.py") -> str:
+        before = contents(folder)
+        monkeypatch.setattr(sys, "argv", [program, *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            run_program(train.main if program == "train.py" else generate.main, program)
+        output = capsys.readouterr()
+        assert stop.value.code == 2, output
+        assert output.err.startswith(f"{program}: error: ")
+        assert output.err.count("\n") == 1, output.err
+        assert output.out == ""
+        assert contents(folder) == before
+        return output.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of two steps."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "text.txt").write_text(TEXT)
+    assert train.main(["text", "--data.path", str(folder / "text.txt"), "--run", str(folder / "run"), *TINY]) == 0
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path, folder: Path) -> Path:
+    """A copy of the finished run, in the current folder."""
+    subprocess.run(["cp", "-r", str(finished / "run"), str(finished / "text.txt"), str(folder)], check=True)
+    return folder / "run"
+
+
+def again(*changes: str) -> list[str]:
+    """The command that made the run."""
+    return ["text", "--data.path", str(Path("text.txt")), "--run", "run", *TINY, *changes]
+
+
+# Text and pairs.
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "text.txt"),
+        (b"", "empty"),
+        (b"abc\x00def" * 100, "binary"),
+        (b"caf\xe9 " * 100, "UTF-8"),
+        (b"short", "expected at least"),
+    ],
+)
+def test_text(refuse: Refuse, folder: Path, content: bytes | None, message: str) -> None:
+    if content is not None:
+        (folder / "text.txt").write_bytes(content)
+    assert message in refuse("text", "--data.path", "text.txt", "--run", "run", *TINY)
+
+
+def test_text_without_a_path(refuse: Refuse) -> None:
+    assert "--data.path" in refuse("text")
+
+
+def test_a_pair_without_a_tab_on_line_1234(refuse: Refuse, folder: Path) -> None:
+    lines = [f"source {i}\ttarget {i}" for i in range(2000)]
+    lines[1233] = "one column only"
+    (folder / "pairs.tsv").write_text("\n".join(lines))
+    line = refuse("pairs", "--data.path", "pairs.tsv", "--run", "run")
+    assert "1,234" in line or "1234" in line
+
+
+# The command line.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "there is no experiment 'nothing'; expected one of python-docs, dates"),
+        (["dates", "--model.depth", "3"], "--model.depth"),
+        (["--training.steps", "many"], "--training.steps"),
+        (["--training.steps"], "--training.steps"),
+        (["dates", "--model.d-model", "130"], "divisible by the number of heads"),
+        (["--training.steps", "0"], "steps is 0"),
+        (["--training.batch-size", "-4"], "batch_size is -4"),
+        (["--model.decoder.activation", "gelu"], "'gelu_erf'"),
+        (["--data.context-length", "4096"], "max_positions is 128"),
+        (["--training.batch-size", "10", "--training.accumulation", "4"], "accumulation divides"),
+        (["--optimizer.learning-rate", "nan"], "learning_rate is nan"),
+        (["--optimizer.learning-rate", "-1"], "learning_rate is -1"),
+        (["--mesh.tensor", "3"], "expected a product of"),
+        (["dates", "--data.path", "dates.txt"], "dates needs no file"),
+        (["dates", "--data.source-length", "5"], "at least"),
+        (["--model.vocab-size", "100"], "2048 ids and the model a vocabulary of 100"),
+        (["--resume", "perhaps"], "--resume"),
+    ],
+)
+def test_flags(refuse: Refuse, arguments: list[str], message: str) -> None:
+    assert message in refuse(*arguments)
+
+
+# The run folder.
+
+
+def test_a_run_folder_that_is_a_file(refuse: Refuse, folder: Path) -> None:
+    (folder / "run").write_text("precious")
+    assert "is a file" in refuse("dates", "--run", "run")
+
+
+def test_a_run_folder_with_something_else_in_it(refuse: Refuse, folder: Path) -> None:
+    (folder / "run").mkdir()
+    (folder / "run" / "thesis.tex").write_text("precious")
+    assert "no config.json" in refuse("dates", "--run", "run")
+    assert "no config.json" in refuse("dates", "--run", "run", "--resume", "no")
+
+
+def test_a_run_folder_that_cannot_be_written(refuse: Refuse, folder: Path) -> None:
+    place = "/proc/run"
+    if os.geteuid() != 0:
+        (folder / "locked").mkdir(mode=0o500)
+        place = "locked/run"
+    assert "cannot write" in refuse("dates", "--run", place)
+
+
+def test_another_config(refuse: Refuse, run: Path) -> None:
+    line = refuse(*again("--training.steps", "3", "--optimizer.beta2", "0.9"))
+    assert "training.steps: 2 -> 3" in line
+    assert "optimizer.beta2: 0.99 -> 0.9" in line
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"model": 3}', "\x00"])
+def test_a_damaged_config(refuse: Refuse, run: Path, damage: str) -> None:
+    (run / "config.json").write_text(damage)
+    assert "config.json" in refuse(*again())
+    assert "config.json" in refuse("run", "--prompt", "It", program="generate.py")
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"model": {}}', "\x00"])
+def test_a_damaged_tokenizer(refuse: Refuse, run: Path, damage: str) -> None:
+    (run / "tokenizer.json").write_text(damage)
+    assert "tokenizer.json" in refuse(*again())
+    assert "tokenizer.json" in refuse("run", "--prompt", "It", program="generate.py")
+
+
+def test_a_tokenizer_with_more_ids_than_the_vocabulary(refuse: Refuse, run: Path) -> None:
+    config = json.loads((run / "config.json").read_text())
+    config["model"]["vocab_size"] -= 1
+    (run / "config.json").write_text(json.dumps(config))
+    assert "ids and the model a vocabulary of" in refuse("run", "--prompt", "It", program="generate.py")
+
+
+def test_a_checkpoint_of_another_shape(refuse: Refuse, run: Path) -> None:
+    config = json.loads((run / "config.json").read_text())
+    config["model"]["decoder"]["feedforward_width"] = 24
+    (run / "config.json").write_text(json.dumps(config))
+    assert "float32[1, 16, 16]" in refuse("run", "--prompt", "It", program="generate.py")
+    assert "float32[1, 24, 16]" in refuse(*again("--model.decoder.feedforward-width", "24"))
+
+
+def test_changed_data(refuse: Refuse, run: Path, folder: Path) -> None:
+    (folder / "text.txt").write_text(TEXT + TEXT)
+    assert "has changed since the run began" in refuse(*again())
+
+
+def test_no_run_to_generate_from(refuse: Refuse, folder: Path) -> None:
+    assert "there is no run" in refuse("nowhere", "--prompt", "It", program="generate.py")
+
+
+# Prompts.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the prompt is empty"),
+        (["--prompt", ""], "the prompt is empty"),
+        (["--prompt", "It was a bright cold day"], "expected at most 8"),
+        (["--prompt", "§"], "§"),
+        (["--source", "It"], "holds a language model"),
+        (["--prompt", "It", "--temperature", "-1"], "temperature is -1"),
+        (["--prompt", "It", "--temperature", "nan"], "temperature is nan"),
+        (["--prompt", "It", "--top-k", "0"], "top_k is 0"),
+        (["--prompt", "It", "--max-new-tokens", "0"], "max_new_tokens is 0"),
+        (["--prompt", "It", "--words", "3"], "--words"),
+    ],
+)
+def test_prompts(refuse: Refuse, run: Path, arguments: list[str], message: str) -> None:
+    assert message in refuse("run", *arguments, program="generate.py")
+
+
+def test_a_finished_run_says_so_and_changes_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(run)
+    assert train.main(again()) == 0
+    assert "is complete" in capsys.readouterr().out
+    assert contents(run) == before
+
+
+def test_starting_afresh_keeps_the_old_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {name: content for name, content in contents(run).items() if content}
+    assert train.main(again("--resume", "no")) == 0
+    kept = {name.replace("/run.1/", "/run/"): content for name, content in contents(run.parent / "run.1").items()}
+    assert {name: content for name, content in kept.items() if content} == before
+    assert (run / "summary.json").exists()
+
+
+def test_the_real_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "train.py", "--training.steps", "-1"], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == (
+        "train.py: error: training: steps is -1; expected a whole number of at least 1; "
+        "see train.py python-docs --help\n"
+    )

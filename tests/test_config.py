@@ -1,0 +1,131 @@
+"""Configs are checked when they are made, and go through JSON unchanged."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.config_file import differences, from_dict, to_dict
+from jax_tformer.errors import InputError
+from jax_tformer.experiment import ExperimentConfig, TrainingConfig
+from jax_tformer.presets import ARCHITECTURES, EXPERIMENTS
+
+ROOT = Path(__file__).parents[1]
+
+BAD_STACKS: list[tuple[dict[str, Any], str]] = [
+    ({"num_layers": 0}, "num_layers is 0"),
+    ({"num_heads": -2}, "num_heads is -2"),
+    ({"feedforward_width": 1.5}, "feedforward_width is 1.5"),
+    ({"num_heads": True}, "num_heads is True"),
+    ({"key_value_heads": 3}, "key/value heads divide"),
+    ({"activation": "gelu"}, "'relu', 'gelu_erf', 'gelu_tanh', 'silu'"),
+    ({"norm": "batchnorm"}, "'layernorm', 'rmsnorm'"),
+    ({"norm": "rmsnorm"}, "RMSNorm has no bias"),
+    ({"norm_placement": "middle"}, "'pre', 'post'"),
+    ({"positions": "learned"}, "expected max_positions with learned positions"),
+    ({"max_positions": 10}, "expected max_positions with learned positions"),
+    ({"norm_eps": 0.0}, "norm_eps is 0.0"),
+    ({"position_base": float("inf")}, "position_base is inf"),
+    ({"token_types": -1}, "token_types is -1"),
+]
+BAD_MODELS: list[tuple[dict[str, Any], str]] = [
+    ({}, "neither encoder nor decoder"),
+    ({"decoder": StackConfig(), "vocab_size": 0}, "vocab_size is 0"),
+    ({"decoder": StackConfig(num_heads=7)}, "divisible by the number of heads"),
+    ({"decoder": StackConfig(num_heads=1), "d_model": 7}, "even width"),
+    ({"decoder": StackConfig(positions="rotary", head_width=5)}, "rotary positions need an even one"),
+    ({"decoder": StackConfig(), "shared_embedding": True}, "only one stack"),
+    ({"decoder": StackConfig(), "head": "none", "tied_head": True}, "head is 'none'"),
+    ({"decoder": StackConfig(), "initializer_std": float("nan")}, "initializer_std is nan"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), BAD_STACKS)
+def test_bad_stacks(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        StackConfig(**fields)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("fields", "message"), BAD_MODELS)
+def test_bad_models(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        TransformerConfig(**fields)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_architectures_go_through_json(name: str) -> None:
+    config = ARCHITECTURES[name]
+    assert from_dict(TransformerConfig, json.loads(json.dumps(to_dict(config))), where="here") == config
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_experiments_go_through_json(name: str) -> None:
+    config = EXPERIMENTS[name].config
+    back = from_dict(ExperimentConfig, json.loads(json.dumps(to_dict(config))), where="here")
+    assert back == config
+    assert type(back.data) is type(config.data)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d["training"].update(stepz=3), "stepz"),
+        (lambda d: d["training"].update(steps="many"), "steps"),
+        (lambda d: d.pop("model"), "model"),
+        (lambda d: d["training"].update(steps=-1), "steps is -1"),
+    ],
+)
+def test_damaged_json_is_refused_in_one_line(change: Any, message: str) -> None:
+    values = to_dict(EXPERIMENTS["dates"].config)
+    change(values)
+    with pytest.raises(InputError) as error:
+        from_dict(ExperimentConfig, values, where="config.json")
+    assert message in str(error.value)
+    assert str(error.value).startswith("config.json is not a valid ExperimentConfig")
+    assert "\n" not in str(error.value)
+
+
+def test_differences_name_the_fields() -> None:
+    old = EXPERIMENTS["dates"].config
+    new = dataclasses.replace(old, training=TrainingConfig(steps=7))
+    lines = differences(to_dict(old), to_dict(new))
+    assert "training.steps: 3000 -> 7" in lines
+    assert all(line.startswith("training.") for line in lines)
+    assert not differences(to_dict(old), to_dict(old))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import jax_tformer.config, jax_tformer.experiment, jax_tformer.presets",
+        "import jax_tformer; jax_tformer.TransformerConfig",
+        "import jax_tformer.command_line",
+        "import train, generate",
+    ],
+)
+def test_reading_a_config_imports_no_framework(statement: str) -> None:
+    check = (
+        f"{statement}; import sys; print([m for m in ('jax', 'flax', 'torch', 'grain', 'orbax') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_library_never_imports_torch_nor_the_reference_jax() -> None:
+    """Of the reference, torch_ref, only the config of ours may be known; of torch, ours knows nothing."""
+    for folder, forbidden in (("jax_tformer", ("torch",)), ("torch_ref", ("jax", "flax", "optax"))):
+        for path in (ROOT / folder).rglob("*.py"):
+            for line in path.read_text().splitlines():
+                words = line.split()
+                if words[:1] in (["import"], ["from"]):
+                    assert words[1].split(".")[0] not in forbidden, f"{path.name}: {line}"
+                if folder == "torch_ref" and words[:1] == ["from"] and words[1].startswith("jax_tformer"):
+                    assert words[1] == "jax_tformer.config", f"{path.name}: {line}"

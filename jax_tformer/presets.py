@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.config import ComputeConfig, DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.experiment import (
     ExperimentConfig,
     MaskedTextData,
@@ -180,8 +180,8 @@ class Experiment:
 
 
 _SMALL_GPT = TransformerConfig(
-    d_model=192,
-    decoder=replace(_GPT2_STACK, num_layers=4, num_heads=6, feedforward_width=768, max_positions=128),
+    d_model=128,
+    decoder=replace(_GPT2_STACK, num_layers=4, num_heads=4, feedforward_width=512, max_positions=128),
     tied_head=True,
     residual_init_scale=True,
 )
@@ -189,10 +189,12 @@ _TEXT_DATA = TextData(context_length=128, tokenizer=TokenizerConfig("bpe", vocab
 _TEXT = ExperimentConfig(
     model=_SMALL_GPT,
     data=_TEXT_DATA,
-    optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=50, weight_decay=0.1),
-    training=TrainingConfig(steps=800, batch_size=16, evaluate_every=200, checkpoint_every=200),
+    optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=50, weight_decay=0.1),
+    training=TrainingConfig(steps=1000, batch_size=8, evaluate_every=250, checkpoint_every=250),
 )
-_DATES_STACK = StackConfig(num_layers=2, num_heads=4, feedforward_width=256, norm_placement="pre", final_norm=True)
+_DATES_STACK = StackConfig(
+    num_layers=2, num_heads=4, feedforward_width=192, norm_placement="pre", final_norm=True, embedding_scale=True
+)
 
 EXPERIMENTS: dict[str, Experiment] = {
     "python-docs": Experiment(
@@ -203,16 +205,18 @@ EXPERIMENTS: dict[str, Experiment] = {
         "encoder-decoder: dates in many locales and styles -> ISO 8601",
         ExperimentConfig(
             model=TransformerConfig(
-                d_model=128,
+                d_model=96,
                 encoder=_DATES_STACK,
                 decoder=_DATES_STACK,
                 tied_head=True,
                 shared_embedding=True,
                 initializer="xavier_uniform",
+                compute=ComputeConfig(unroll=2),
             ),
+            # 44 is the longest date of all locales with its end token, and 11 an ISO date with its.
             data=PairData(source="dates", source_length=44, target_length=11),
-            optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=200, weight_decay=0.01),
-            training=TrainingConfig(steps=3000, batch_size=64, evaluate_every=500, checkpoint_every=500),
+            optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=200, weight_decay=0.01),
+            training=TrainingConfig(steps=1500, batch_size=64, evaluate_every=500, checkpoint_every=500),
             sample=SampleConfig(count=12, temperature=0.0),
         ),
     ),
@@ -220,9 +224,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         "encoder-only: restore masked tokens of the Python language reference",
         ExperimentConfig(
             model=TransformerConfig(
-                d_model=192,
+                d_model=128,
                 encoder=replace(
-                    _BERT_STACK, num_layers=4, num_heads=6, feedforward_width=768, max_positions=128, token_types=0
+                    _BERT_STACK, num_layers=4, num_heads=4, feedforward_width=512, max_positions=128, token_types=0
                 ),
                 head="transform",
                 tied_head=True,

@@ -21,6 +21,8 @@ from torch_ref import Output, reference
 from torch_ref.training import cross_entropy
 
 Tensors = dict[str, np.ndarray]
+OPTIMISED = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
+"""Compiles as outside of the tests, where conftest.py switches optimisation off."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,11 @@ class Result:
 class Pair:
     """The JAX model and the PyTorch reference of one config and one type, holding the same weights."""
 
-    def __init__(self, config: TransformerConfig, weights: Mapping[str, np.ndarray], dtype: Dtype) -> None:
+    def __init__(
+        self, config: TransformerConfig, weights: Mapping[str, np.ndarray], dtype: Dtype, *, optimised: bool
+    ) -> None:
         """`weights` are the reference's, by name; they are rounded to `dtype`."""
+        self._compiler_options = OPTIMISED if optimised else None
         self.config = config.with_dtype(dtype)
         self.dtype = np.dtype(dtype)
         self.net: Transformer = transformer(self.config)
@@ -108,7 +113,7 @@ class Pair:
                         activations[f"{side}.{layer}.{kind}"] = layers[layer]
             return loss, activations
 
-        return jax.jit(jax.value_and_grad(objective, has_aux=True))
+        return jax.jit(jax.value_and_grad(objective, has_aux=True), compiler_options=self._compiler_options)
 
     def _objective_torch(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         # A model without a head has no labels to meet: any smooth function of its output shows its gradients.

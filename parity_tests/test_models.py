@@ -6,6 +6,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
+from jax_tformer.config import Dtype
 from jax_tformer.presets import ARCHITECTURES
 from parity_tests.bridge import Pair, Result, known_zeros
 from parity_tests.cases import CONFIGS, PADDINGS, REGIMES, Lengths, batch_for, weights_for
@@ -15,12 +16,14 @@ Record = Callable[[str, Measured], None]
 
 
 @lru_cache(maxsize=2)
-def pair(name: str, dtype: str) -> Pair:
+def pair(name: str, dtype: Dtype) -> Pair:
     """Both models of one config; the compiled function is kept while the parameters change."""
-    return Pair(CONFIGS[name], weights_for(CONFIGS[name], 0.02), dtype)
+    weights = weights_for(CONFIGS[name], 0.02)
+    # float64 shows what function it is, whatever the compiler does; float32 shows how the optimised code rounds.
+    return Pair(CONFIGS[name], weights, dtype, optimised=dtype == "float32")
 
 
-def results(name: str, regime: str, padding: str, dtype: str) -> tuple[Result, Result]:
+def results(name: str, regime: str, padding: str, dtype: Dtype) -> tuple[Result, Result]:
     """(JAX, PyTorch) on one case."""
     weights = weights_for(CONFIGS[name], REGIMES[regime])
     models = pair(name, dtype)
@@ -54,7 +57,7 @@ def test_gates_1_2_and_3(name: str, padding: str, record: Record) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "vaswani-base"])
 def test_gates_1_and_2_at_full_size(name: str, record: Record) -> None:
     config = ARCHITECTURES[name]
-    models = Pair(config, weights_for(config, 0.02), "float64")
+    models = Pair(config, weights_for(config, 0.02), "float64", optimised=True)
     lengths = Lengths(batch=2, source=33, target=21)
     batch = batch_for(config, "right", lengths=lengths)
     ours, theirs = models.run_jax(batch), models.run_torch(batch)
@@ -72,7 +75,7 @@ def test_source_and_target_lengths_differ() -> None:
 def test_positions_far_from_the_start(name: str, record: Record) -> None:
     """Rotation and sinusoids over 520 positions: rounding of large angles would show there first."""
     config = CONFIGS[name]
-    models = Pair(config, weights_for(config, 0.2), "float64")
+    models = Pair(config, weights_for(config, 0.2), "float64", optimised=False)
     batch = batch_for(config, "none", lengths=Lengths(batch=1, source=520, target=515))
     ours, theirs = models.run_jax(batch), models.run_torch(batch)
     record(f"{name}, 520 positions", assert_parity("1 activations", ours.activations, theirs.activations))

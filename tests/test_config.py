@@ -97,7 +97,7 @@ def test_differences_name_the_fields() -> None:
     old = EXPERIMENTS["dates"].config
     new = dataclasses.replace(old, training=TrainingConfig(steps=7))
     lines = differences(to_dict(old), to_dict(new))
-    assert "training.steps: 3000 -> 7" in lines
+    assert "training.steps: 1500 -> 7" in lines
     assert all(line.startswith("training.") for line in lines)
     assert not differences(to_dict(old), to_dict(old))
 

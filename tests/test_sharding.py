@@ -48,7 +48,7 @@ print(json.dumps({"losses": losses, "devices": len(kernel.sharding.device_set), 
 
 def run(devices: int, **mesh: int) -> dict:
     environment = os.environ | {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(Path(__file__).parents[1]),
     }

@@ -1,0 +1,37 @@
+"""The code in the README runs, and the commands and files that it names exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from jax_tformer.presets import ARCHITECTURES, EXPERIMENTS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=[f"block {i}" for i in range(1, len(BLOCKS) + 1)])
+def test_code_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(compile(block, "README.md", "exec"), names)
+    assert "assert" in block, "a block that asserts nothing could print anything"
+
+
+def test_there_is_code_for_each_architecture() -> None:
+    code = "\n".join(BLOCKS)
+    assert len(BLOCKS) >= 4
+    for stacks in ("encoder=", "decoder="):
+        assert stacks in code
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *EXPERIMENTS])
+def test_every_preset_is_named(name: str) -> None:
+    assert f"`{name}`" in README

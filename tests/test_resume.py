@@ -1,0 +1,109 @@
+"""A run that is stopped and started again ends as one that was not: the same losses, to the bit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import train
+from jax_tformer.training.metrics import read_metrics
+
+ROOT = Path(__file__).parents[1]
+STEPS = 40
+FLAGS = [
+    *("--model.d-model", "16", "--model.encoder.num-layers", "1", "--model.decoder.num-layers", "1"),
+    *("--model.encoder.feedforward-width", "16", "--model.decoder.feedforward-width", "16"),
+    *("--model.dropout.residual", "0.1", "--training.steps", str(STEPS), "--training.batch-size", "4"),
+    *("--training.log-every", "1", "--training.evaluate-every", "16", "--training.evaluate-batches", "2"),
+    *("--training.checkpoint-every", "10"),
+]
+MEASURED = ("loss", "gradient_norm", "learning_rate", "val_loss", "exact_match")
+
+
+def losses(run: Path) -> list[dict[str, float]]:
+    """Everything in metrics.jsonl that does not depend on the clock."""
+    return [
+        {name: row[name] for name in ("step", *MEASURED) if name in row} for row in read_metrics(run / "metrics.jsonl")
+    ]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+    """The losses of a run in one go."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    assert train.main(["dates", "--run", str(run), *FLAGS]) == 0
+    rows = losses(run)
+    assert len(rows) == STEPS + 3
+    return rows
+
+
+def start(run: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "train.py", "dates", "--run", str(run), *FLAGS],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+
+
+def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
+    for _ in range(1200):
+        if any(row["step"] >= step for row in read_metrics(run / "metrics.jsonl")):
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    raise AssertionError(f"step {step} did not come")
+
+
+@pytest.mark.parametrize(
+    ("number", "at", "status"),
+    [(signal.SIGINT, 3, 130), (signal.SIGTERM, 13, 143), (signal.SIGKILL, 13, -9)],
+    ids=["ctrl-c before a checkpoint", "sigterm", "kill -9"],
+)
+def test_stopped_and_started_again(
+    number: int, at: int, status: int, tmp_path: Path, uninterrupted: list[dict[str, float]]
+) -> None:
+    run = tmp_path / "run"
+    process = start(run)
+    wait_for_step(run, at, process)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == status, errors
+    if number != signal.SIGKILL:
+        assert "the same command continues" in output
+        assert not errors
+    assert not (run / "summary.json").exists()
+    stopped = losses(run)
+    assert len(stopped) < len(uninterrupted), "the run was over before it could be stopped"
+
+    assert train.main(["dates", "--run", str(run), *FLAGS]) == 0
+    assert losses(run) == uninterrupted
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["steps"] == STEPS
+    assert summary["val_loss"] == uninterrupted[-1]["val_loss"]
+    assert all((run / name).stat().st_size for name in ("loss.png", "samples.txt", "config.json", "tokenizer.json"))
+
+
+def test_a_damaged_checkpoint_is_passed_over(
+    tmp_path: Path, uninterrupted: list[dict[str, float]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    process = start(run)
+    wait_for_step(run, 23, process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    newest = max((path for path in (run / "checkpoints").iterdir() if path.name.isdigit()), key=lambda p: int(p.name))
+    largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+    assert train.main(["dates", "--run", str(run), *FLAGS]) == 0
+    assert newest.name in capsys.readouterr().out
+    assert losses(run) == uninterrupted

@@ -181,16 +181,18 @@ class Experiment:
 
 _SMALL_GPT = TransformerConfig(
     d_model=128,
-    decoder=replace(_GPT2_STACK, num_layers=4, num_heads=4, feedforward_width=512, max_positions=128),
+    decoder=replace(
+        _GPT2_STACK, num_layers=4, num_heads=4, feedforward_width=512, positions="rotary", max_positions=None
+    ),
     tied_head=True,
     residual_init_scale=True,
 )
-_TEXT_DATA = TextData(context_length=128, tokenizer=TokenizerConfig("bpe", vocab_size=2048))
+_TEXT_DATA = TextData(context_length=128, tokenizer=TokenizerConfig("bpe", vocab_size=1024))
 _TEXT = ExperimentConfig(
     model=_SMALL_GPT,
     data=_TEXT_DATA,
     optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=50, weight_decay=0.1),
-    training=TrainingConfig(steps=1000, batch_size=8, evaluate_every=250, checkpoint_every=250),
+    training=TrainingConfig(steps=800, batch_size=8, evaluate_every=200, checkpoint_every=200),
 )
 _DATES_STACK = StackConfig(
     num_layers=2, num_heads=4, feedforward_width=192, norm_placement="pre", final_norm=True, embedding_scale=True
@@ -233,7 +235,7 @@ EXPERIMENTS: dict[str, Experiment] = {
                 head_bias=True,
             ),
             data=MaskedTextData(
-                source="python-docs", context_length=128, tokenizer=TokenizerConfig("bpe", vocab_size=2048)
+                source="python-docs", context_length=128, tokenizer=TokenizerConfig("bpe", vocab_size=1024)
             ),
             optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100, weight_decay=0.01),
             training=TrainingConfig(steps=800, batch_size=16, evaluate_every=200, checkpoint_every=200),

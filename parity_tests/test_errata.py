@@ -43,7 +43,6 @@ from parity_tests.test_sources import (
     SCALED_WEIGHTS,
     WEIGHTS,
     assert_prints,
-    compiled,
     first_layer,
 )
 from torch_ref import layers, reference
@@ -59,7 +58,7 @@ def sharp(config: TransformerConfig) -> tuple[Transformer, Params]:
 
 def influence(function: Callable[[Array], Array], x: Array) -> np.ndarray:
     """`[T, J]`, the largest derivative of function(x) at position t by x at position j; both have a batch of one."""
-    jacobian = np.asarray(compiled(jax.jacrev(function))(x))
+    jacobian = np.asarray(jax.jit(jax.jacrev(function))(x))
     return np.abs(jacobian[0, :, :, 0]).max(axis=(1, 3))
 
 
@@ -76,7 +75,7 @@ def token_influence(net: Transformer, params: Params, home: str, tokens: Array, 
 
 def assert_causal(dependence: np.ndarray) -> None:
     """Every position depends on itself and all before it, and not at all (exact zeros) on any after it."""
-    past = np.tri(*dependence.shape, dtype=bool)
+    past = np.tri(*dependence.shape) == 1
     assert (dependence[past] > 1e-6).all()
     assert not dependence[~past].any()
 
@@ -146,7 +145,7 @@ def test_a_bare_dropout_ignores_its_rate(rate: float) -> None:
         ours_linear.kernel[...] = jnp.eye(50)
         nn.init.eye_(theirs_linear.weight)
         nn.init.zeros_(theirs_linear.bias)
-    hidden = np.asarray(compiled(ours)(jnp.asarray(x), dropout_key=jax.random.key(0)))
+    hidden = np.asarray(jax.jit(ours)(jnp.asarray(x), dropout_key=jax.random.key(0)))
     for activations in (hidden, theirs.train()(x).detach().numpy()):
         assert (activations == 0).mean() == pytest.approx(rate, abs=0.01)
         np.testing.assert_allclose(activations[activations != 0], 1 / (1 - rate), rtol=1e-12)
@@ -179,7 +178,7 @@ def test_a_position_table_that_reads_globals() -> None:
         positions = position_ids(length, None)
         # Modules start with zeros for parameters: what remains of the embedded input is the table.
         config = replace(ARTICLE, d_model=width).with_dtype("float64")
-        table = compiled(InputEmbedding(config, config.output_stack))(jnp.zeros((1, length), int), positions)[0]
+        table = jax.jit(InputEmbedding(config, config.output_stack))(jnp.zeros((1, length), int), positions)[0]
         np.testing.assert_allclose(table, expected, rtol=0, atol=1e-15)
 
 
@@ -196,7 +195,7 @@ def test_printed_normalisation_leaves_out_the_residual() -> None:
         norm.scale[...] = jnp.ones(6)
     x = np.random.default_rng(0).standard_normal((1, 5, 6))
     expected = F.layer_norm(F.layer_norm(torch.from_numpy(x), (6,)), (6,)).numpy()
-    assert relative_error(np.asarray(compiled(layer)(jnp.asarray(x), Context())[0]), expected) <= FLOAT64_BAR
+    assert relative_error(np.asarray(jax.jit(layer)(jnp.asarray(x), Context())[0]), expected) <= FLOAT64_BAR
 
 
 def test_printed_probabilities_are_of_unscaled_scores() -> None:
@@ -246,11 +245,11 @@ def test_the_notebook_scales_by_the_model_width() -> None:
         for width in (768, 64)
     }
     assert relative_error(literal[768], literal[64]) > 0.01
-    for attention_scale, width in (("model_width", 768), ("head_width", 64)):
-        stack = replace(config.encoder, attention_scale=attention_scale)
+    stacks = {768: replace(config.encoder, attention_scale="model_width"), 64: config.encoder}
+    for width, stack in stacks.items():
         net = transformer(replace(config, encoder=stack).with_dtype("float64"))
         block = first_layer(net.bind(from_reference(weights, net.shapes)).encoder)
-        ours, _ = compiled(block)(jnp.asarray(x), Context(self_mask=padding_mask(jnp.asarray(mask == 1))))
+        ours, _ = jax.jit(block)(jnp.asarray(x), Context(self_mask=padding_mask(jnp.asarray(mask == 1))))
         assert relative_error(np.asarray(ours), literal[width]) <= FLOAT64_BAR
 
 
@@ -282,7 +281,7 @@ def test_minus_ten_thousand_attends_to_padding_where_all_is_padding() -> None:
 
     rng = np.random.default_rng(0)
     inputs = [jnp.asarray(rng.standard_normal((1, length, 2, 4)), jnp.float32) for length in (1, 3, 3)]
-    value, gradients = compiled(jax.value_and_grad(total, argnums=(0, 1, 2)))(*inputs)
+    value, gradients = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))(*inputs)
     assert value == 8.0  # outputs of zero, plus 1, squared
     for gradient in gradients:
         np.testing.assert_array_equal(gradient, np.zeros(gradient.shape))
@@ -314,7 +313,7 @@ def test_unmerged_heads_do_not_fit_the_output_projection() -> None:
     ours.kernel[...] = jnp.eye(768, dtype=jnp.float32).reshape(12, 64, 768)
     heads = np.zeros((2, 5, 12, 64), np.float32)
     heads[:, :, 1, 2] = 1
-    output = np.asarray(compiled(ours)(heads))
+    output = np.asarray(jax.jit(ours)(heads))
     assert output.shape == (2, 5, 768)
     assert set(output.nonzero()[2].tolist()) == {66}
 
@@ -332,7 +331,7 @@ def test_a_block_without_causal_mask_is_an_encoder_block() -> None:
 def lecture() -> Callable[..., Outputs]:
     """The model of 004 (small) on one source and one target; compiled once for each kind of call."""
     net, params = sharp(LECTURE)
-    run = compiled(partial(net.apply, capture=True))
+    run = jax.jit(partial(net.apply, capture=True))
 
     def outputs(source: list[int], target: list[int], **masks: list[int]) -> Outputs:
         options = {name: jnp.array([mask]) == 1 for name, mask in masks.items()}

@@ -5,7 +5,6 @@ checked in tests/test_tokenizers.py (`TestArticle`); where the documents err is 
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -119,7 +118,7 @@ def test_the_figures_stand_in_the_documents() -> None:
     """The literals above, in one piece and in their order."""
     if not DOCUMENTS.is_dir():
         pytest.skip("needs ../shared/sources")
-    copied = {
+    copied: dict[str, list[Any]] = {
         "000": [DENOMINATORS, POSITIONS, NORMALISED],
         "001": [DENOMINATORS, POSITIONS, ATTENTION_OUTPUT, NORMALISED_SUM, NORMALISED],
         "002": [EMBEDDED, QUERY, KEYS, VALUES, SCORES, WEIGHTS, OUTPUT],
@@ -136,11 +135,6 @@ def assert_prints(array: object, printed: object) -> None:
     np.testing.assert_array_equal(np.round(np.asarray(array), 4), printed)
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """jax.jit without optimising: what runs once or twice on small arrays takes its time in the compiler."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
-
-
 def first_layer(stack: Stack) -> Block:
     """Layer 0 of a stack, whose parameters carry a leading L axis."""
     graph, parameters = nnx.split(stack.blocks, nnx.Param)
@@ -149,8 +143,8 @@ def first_layer(stack: Stack) -> Block:
 
 def both_run(config: TransformerConfig, *inputs: np.ndarray) -> tuple[Any, Outputs, Output]:
     """The bound JAX model, and what it and the reference compute from `inputs` with the same random weights."""
-    models = Pair(config, weights_for(config, 0.2), "float64")
-    ours = compiled(partial(models.net.apply, capture=True))(models.params, *inputs)
+    models = Pair(config, weights_for(config, 0.2), "float64", optimised=False)
+    ours = jax.jit(partial(models.net.apply, capture=True))(models.params, *inputs)
     with torch.no_grad():
         theirs = models.torch(*map(torch.from_numpy, inputs))
     assert relative_error(np.asarray(ours.logits), theirs.logits.numpy()) <= FLOAT64_BAR
@@ -246,6 +240,7 @@ def test_shapes_of_the_encoder_article() -> None:
     assert ours.encoder.self_attention.shape == (1, 4, 2, 10, 10)
     np.testing.assert_array_equal(ours.encoder.hidden[0], ours.logits)
     last = first_layer(model.encoder).feedforward_norm
+    assert last.bias is not None
     standard = (np.asarray(ours.logits) - np.asarray(last.bias[...])) / np.asarray(last.scale[...])
     np.testing.assert_allclose(standard.mean(-1), np.zeros((4, 10)), rtol=0, atol=1e-12)
 
@@ -273,7 +268,7 @@ def horizon(scale: float) -> tuple[np.ndarray, np.ndarray]:
     query = np.zeros((1, 6, 1, 2))
     query[0, 5, 0] = QUERY
     key, value = (np.array(rows)[None, :, None, :] for rows in (KEYS, VALUES))
-    output, weights = compiled(partial(attend, scale=scale))(query, key, value, causal_mask(6))
+    output, weights = jax.jit(partial(attend, scale=scale))(query, key, value, causal_mask(6))
     return np.asarray(weights[0, 0, 5]), np.asarray(output[0, 5, 0])
 
 
@@ -308,7 +303,7 @@ def test_shapes_of_the_decoder_only_article() -> None:
     for project in (attention.query, attention.key, attention.value):
         assert jax.eval_shape(project, x).shape == (2, 6, 2, 2)
     assert attention.scale == pytest.approx(2**-0.5, rel=1e-15)
-    hidden, captured = compiled(partial(model.decoder, capture=True))(x, Context(self_mask=causal_mask(6)))
+    hidden, captured = jax.jit(partial(model.decoder, capture=True))(x, Context(self_mask=causal_mask(6)))
     assert x.shape == hidden.shape == (2, 6, 4)
     assert captured is not None
     assert captured.self_attention.shape == (2, 2, 2, 6, 6)
@@ -325,7 +320,7 @@ def test_shapes_of_the_notebook() -> None:
     x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 5, 768), np.float32))
     mask = jnp.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
     context = Context(self_mask=padding_mask(mask == 1))
-    output, captured = compiled(partial(model.encoder, capture=True))(x, context)
+    output, captured = jax.jit(partial(model.encoder, capture=True))(x, context)
     layer = first_layer(model.encoder)
     assert jax.eval_shape(layer.self_attention.query, x).shape == (2, 5, 12, 64)
     assert jax.eval_shape(layer.feedforward.up, x).shape == (2, 5, 3072)
@@ -344,7 +339,7 @@ def test_the_toy_run_of_the_lecture() -> None:
     assert source.shape == (2, 9)
     assert target.shape == (2, 8)
     net, params = drawn(config)
-    run = compiled(partial(net.apply, capture=True))
+    run = jax.jit(partial(net.apply, capture=True))
     outputs: Outputs = run(params, source, target[:, :-1], source_mask=source != 0)
     assert outputs.logits.shape == (2, 7, 10)
     assert np.isfinite(outputs.logits).all()

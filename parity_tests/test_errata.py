@@ -33,8 +33,7 @@ from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.training.losses import mean_cross_entropy
 from jax_tformer.weights.names import from_reference, slots
 from parity_tests.cases import CONFIGS, weights_for
-from parity_tests.measure import FLOAT64_BAR, relative_error
-from parity_tests.test_sources import (
+from parity_tests.documents import (
     ATTENTION_OUTPUT,
     KEYS,
     NORMALISED,
@@ -43,8 +42,9 @@ from parity_tests.test_sources import (
     SCALED_WEIGHTS,
     WEIGHTS,
     assert_prints,
-    first_layer,
 )
+from parity_tests.measure import FLOAT64_BAR, relative_error
+from parity_tests.test_sources import first_layer
 from torch_ref import layers, reference
 
 ARTICLE, LECTURE, NOTEBOOK = (CONFIGS[name] for name in ("article-encoder-decoder", "lecture-seq2seq", "notebook-bert"))

@@ -33,89 +33,34 @@ from jax_tformer.nn.stacks import Stack
 from jax_tformer.presets import ARCHITECTURES
 from parity_tests.bridge import Pair
 from parity_tests.cases import weights_for
+from parity_tests.documents import (
+    ATTENTION_OUTPUT,
+    CAUSAL,
+    DENOMINATORS,
+    EMBEDDED,
+    END_OF_TEXT,
+    IDS,
+    KEYS,
+    NORMALISED,
+    NORMALISED_SUM,
+    OUTPUT,
+    POSITIONS,
+    QUERY,
+    SCALED_OUTPUT,
+    SCALED_WEIGHTS,
+    SCORES,
+    VALUES,
+    WEIGHTS,
+    assert_prints,
+)
 from parity_tests.measure import FLOAT64_BAR, relative_error
 from torch_ref import Output, layers, models, reference
 
 DOCUMENTS = Path(__file__).resolve().parents[2] / "shared" / "sources"
 
-DENOMINATORS = [1.0000, 21.5443, 464.1590]
-POSITIONS = [
-    [0.0000, 1.0000, 0.0000, 1.0000, 0.0000, 1.0000],
-    [0.8415, 0.5403, 0.0464, 0.9989, 0.0022, 1.0000],
-    [0.9093, -0.4161, 0.0927, 0.9957, 0.0043, 1.0000],
-    [0.1411, -0.9900, 0.1388, 0.9903, 0.0065, 1.0000],
-    [-0.7568, -0.6536, 0.1846, 0.9828, 0.0086, 1.0000],
-    [-0.9589, 0.2837, 0.2300, 0.9732, 0.0108, 0.9999],
-    [-0.2794, 0.9602, 0.2749, 0.9615, 0.0129, 0.9999],
-    [0.6570, 0.7539, 0.3192, 0.9477, 0.0151, 0.9999],
-    [0.9894, -0.1455, 0.3629, 0.9318, 0.0172, 0.9999],
-    [0.4121, -0.9111, 0.4057, 0.9140, 0.0194, 0.9998],
-]
-CAUSAL = [
-    [1, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-    [1, 1, 0, 0, 0, 0, 0, 0, 0, 0],
-    [1, 1, 1, 0, 0, 0, 0, 0, 0, 0],
-    [1, 1, 1, 1, 0, 0, 0, 0, 0, 0],
-    [1, 1, 1, 1, 1, 0, 0, 0, 0, 0],
-    [1, 1, 1, 1, 1, 1, 0, 0, 0, 0],
-    [1, 1, 1, 1, 1, 1, 1, 0, 0, 0],
-    [1, 1, 1, 1, 1, 1, 1, 1, 0, 0],
-    [1, 1, 1, 1, 1, 1, 1, 1, 1, 0],
-    [1, 1, 1, 1, 1, 1, 1, 1, 1, 1],
-]
-# "Chapter 1\n\n\n\nIt was a bright cold day in April" under GPT-2's tokenizer.
-IDS = np.array([14126, 352, 628, 198, 198, 1026, 373, 257, 6016, 4692, 1110, 287, 3035], np.int32)
-END_OF_TEXT = 50256
-
-# 001: the output of its attention for the first sentence; the first column of its normalisation, by hand; and that of
-# the normalised sum with the input, which it does not print.
-ATTENTION_OUTPUT = [
-    [-3.9014, -2.5143, 0.5328, 2.1713, 11.6392, -4.5111],
-    [-3.9261, -2.5294, 0.5359, 2.1826, 11.7051, -4.5360],
-    [-3.9235, -2.5278, 0.5356, 2.1814, 11.6980, -4.5333],
-    [-2.9408, -1.9877, 0.5475, 1.6745, 8.8760, -3.4817],
-    [1.7852, 1.0139, -0.2578, -0.4185, -3.4584, 1.2042],
-    [-3.9260, -2.5294, 0.5359, 2.1826, 11.7050, -4.5360],
-    [1.8151, 1.0338, -0.2649, -0.4310, -3.5336, 1.2330],
-    [-3.9244, -2.5284, 0.5357, 2.1818, 11.7005, -4.5343],
-    [-3.9097, -2.5193, 0.5338, 2.1751, 11.6612, -4.5194],
-    [-3.9217, -2.5267, 0.5354, 2.1806, 11.6933, -4.5315],
-]
-NORMALISED_SUM = [-0.9511, -0.7062, -0.7170, -0.5669, 1.0509, -0.6046, 0.6238, -0.7322, -0.8901, -0.8219]
-NORMALISED = [-0.8153, -0.8156, -0.8156, -0.8085, 1.0473, -0.8156, 1.0442, -0.8156, -0.8154, -0.8156]
-
-# 002: its embedded input of two contexts of six tokens, and one head's view of "horizon", the last of the first.
-EMBEDDED = [
-    [
-        [0.4553, 0.3277, 0.4210, 0.6628],
-        [0.0874, 0.3216, 0.2850, 0.1438],
-        [0.8880, 0.2221, 0.6271, 0.8234],
-        [0.9180, 0.8070, 0.4281, 0.1977],
-        [0.4874, 0.9018, 0.4258, 0.1630],
-        [0.0441, 0.1988, 0.6751, 0.8757],
-    ],
-    [
-        [0.9347, 0.9255, 0.6341, 0.0567],
-        [0.7656, 0.2911, 0.6161, 0.0123],
-        [0.4200, 0.3295, 0.1863, 0.7694],
-        [0.3197, 0.9724, 0.6066, 0.2184],
-        [0.4521, 0.9276, 0.3951, 0.1281],
-        [0.7899, 0.7894, 0.2245, 0.2889],
-    ],
-]
-QUERY = [0.9100, 0.3448]
-KEYS = [[0.0921, 0.9907], [0.5637, 0.7303], [0.1860, 0.4071], [0.8067, 0.1776], [0.7002, 0.6632], [0.9094, 0.3594]]
-VALUES = [[0.5637, 0.4056], [0.9803, 0.0100], [0.4111, 0.3980], [0.6882, 0.9797], [0.5551, 0.7583], [0.3060, 0.2141]]
-SCORES = [0.4254, 0.7648, 0.3096, 0.7953, 0.8659, 0.9515]
-WEIGHTS = [0.1252, 0.1758, 0.1115, 0.1812, 0.1945, 0.2119]
-OUTPUT = [0.5863, 0.4673]
-# The same row if the scores are scaled, as the text of 002 says; no document prints it.
-SCALED_WEIGHTS = [0.1368, 0.1740, 0.1261, 0.1778, 0.1868, 0.1985]
-SCALED_OUTPUT = [0.5863, 0.4658]
-
 
 def test_the_figures_stand_in_the_documents() -> None:
-    """The literals above, in one piece and in their order."""
+    """The literals of documents.py, in one piece and in their order."""
     if not DOCUMENTS.is_dir():
         pytest.skip("needs ../shared/sources")
     copied: dict[str, list[Any]] = {
@@ -128,11 +73,6 @@ def test_the_figures_stand_in_the_documents() -> None:
         printed = " ".join(re.findall(r"-?\d+\.\d{4}\b", document.read_text(encoding="utf-8")))
         for table in tables:
             assert " ".join(f"{figure:.4f}" for figure in np.ravel(table)) in printed
-
-
-def assert_prints(array: object, printed: object) -> None:
-    """`array`, rounded to four decimals, is `printed`."""
-    np.testing.assert_array_equal(np.round(np.asarray(array), 4), printed)
 
 
 def first_layer(stack: Stack) -> Block:

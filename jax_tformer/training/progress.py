@@ -21,14 +21,15 @@ class ProgressLine:
                 TextColumn("step"),
                 MofNCompleteColumn(),
                 BarColumn(bar_width=None),
-                TextColumn("loss {task.fields[loss]}  {task.fields[speed]} tokens/s  left"),
+                TextColumn("loss {task.fields[loss]}  {task.fields[speed]}  left"),
                 TimeRemainingColumn(compact=True),
                 console=self._console,
                 transient=True,
             )
-            self._task = self._live.add_task("", total=steps, completed=start, loss="-", speed="-")
-        self._start, self._steps = start, steps
-        self._begun = self._shown = time.perf_counter()
+            self._task = self._live.add_task("", total=steps, completed=start, loss="", speed="")
+        self._steps = steps
+        self._first: tuple[int, float] | None = None
+        self._shown = 0.0
 
     def __enter__(self) -> "ProgressLine":
         if self._live:
@@ -39,19 +40,20 @@ class ProgressLine:
         if self._live:
             self._live.stop()
 
-    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-        """Shows the state after `step` updates."""
+    def update(self, step: int, loss: float, tokens_per_second: float | None) -> None:
+        """Shows the state after `step` updates; the first of a session, which also compiles, has no speed."""
+        speed = "" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
         if self._live:
-            self._live.update(self._task, completed=step, loss=f"{loss:.4f}", speed=f"{tokens_per_second:,.0f}")
+            self._live.update(self._task, completed=step, loss=f"{loss:.4f}", speed=speed)
             return
         now = time.perf_counter()
-        if now - self._shown >= PLAIN_SECONDS or step == self._start + 1:
+        if self._first is None:
+            self._first, self._shown = (step, now), now
+            self.say(f"step {step}/{self._steps}  loss {loss:.4f}")
+        elif now - self._shown >= PLAIN_SECONDS:
             self._shown = now
-            done = step - self._start
-            left = (now - self._begun) / done * (self._steps - step)
-            self.say(
-                f"step {step}/{self._steps}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  {left:.0f} s left"
-            )
+            left = (now - self._first[1]) / (step - self._first[0]) * (self._steps - step)
+            self.say(f"step {step}/{self._steps}  loss {loss:.4f}  {speed}  {left:.0f} s left")
 
     def say(self, line: str) -> None:
         """Prints a line above the live one."""

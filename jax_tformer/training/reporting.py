@@ -60,14 +60,13 @@ class Reporter:
                 f"the loss of step {number} is {self.loss}; the last checkpoint is from before; "
                 "try a lower --optimizer.learning-rate or a longer --optimizer.warmup-steps"
             )
-        speed = self._recent_tokens / self._recent_seconds if self._recent_seconds else 0.0
+        speed = round(self._recent_tokens / self._recent_seconds, 1) if self._recent_seconds else None
         self._line.update(number, self.loss, speed)
         if number % self._every == 0:
             figures = {"step": number, "loss": self.loss, "gradient_norm": float(metrics.gradient_norm)}
-            figures |= {
-                "learning_rate": float(self._rate(jnp.asarray(number - 1))),
-                "tokens_per_second": round(speed, 1),
-            }
+            figures["learning_rate"] = float(self._rate(jnp.asarray(number - 1)))
+            if speed is not None:
+                figures["tokens_per_second"] = speed
             self._log.write(figures)
             self._recent_tokens, self._recent_seconds = 0, 0.0
 

@@ -16,7 +16,7 @@ train: .venv/core
 	@$(BIN)/python train.py $(ARGS)
 
 test: .venv/test
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -n 2 $(ARGS)
 
 lint: .venv/test
 	$(BIN)/ruff check .

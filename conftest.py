@@ -10,7 +10,6 @@ os.environ["XLA_FLAGS"] = (
 )
 
 import jax
-import pytest
 from jaxtyping import install_import_hook
 
 # Before anything of ours is imported: from here on, every call of these modules checks its annotated shapes.
@@ -41,9 +40,3 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(f"{preset:<{width}}{shown}")
     bars = {gate: bar for (_, gate), (_, bar) in worst.items()}
     terminalreporter.write_line(f"{'bar':<{width}}" + "".join("  " + f"{bars[gate]:.0e}".rjust(22) for gate in gates))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two workers: a worker's compilations already fill a core."""
-    return 2

@@ -12,6 +12,7 @@ from jax_tformer.command_line import parse, run_program
 from jax_tformer.config import require, require_finite, require_positive
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import MaskedTextData, PairData, TextData
+from jax_tformer.paths import user_path
 
 if TYPE_CHECKING:
     from jax_tformer.training.run_folder import RunFolder
@@ -27,8 +28,8 @@ class GenerateOptions:
     """Text to continue, for a decoder-only model."""
     source: str | None = None
     """Text to translate, for an encoder-decoder; without it, every line of standard input."""
-    max_new_tokens: int = 200
-    """Tokens to add to the prompt."""
+    max_new_tokens: int | None = None
+    """Tokens to add to the prompt; 200 unless given."""
     temperature: float | None = None
     """Divides the logits; 0 is greedy. Unless given, 0.8 for prompts and 0 for translations."""
     top_k: int | None = None
@@ -37,7 +38,8 @@ class GenerateOptions:
     """The same seed gives the same tokens."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "max_new_tokens")
+        if self.max_new_tokens is not None:
+            require_positive(self, "max_new_tokens")
         require(self.prompt is None or self.source is None, "prompt and source are both given; expected one of them")
         if self.temperature is not None:
             require_finite(self, "temperature", minimum=0)
@@ -51,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from jax_tformer.training.run_folder import RunFolder
 
-    run = RunFolder(options.run)
+    run = RunFolder(user_path(options.run))
     data = run.read_config().data
     if isinstance(data, MaskedTextData):
         raise InputError(f"{options.run} holds an encoder; only decoder-only and encoder-decoder models generate text")
@@ -83,7 +85,7 @@ def complete(run: "RunFolder", data: TextData, options: GenerateOptions) -> int:
     continuation = completer(
         trained.net,
         context=data.context_length,
-        new_tokens=options.max_new_tokens,
+        new_tokens=options.max_new_tokens or 200,
         temperature=0.8 if options.temperature is None else options.temperature,
         top_k=options.top_k,
     )
@@ -97,6 +99,8 @@ def complete(run: "RunFolder", data: TextData, options: GenerateOptions) -> int:
 def translate(run: "RunFolder", data: PairData, options: GenerateOptions) -> int:
     """Prints the translation of the source, or of each line of standard input as it comes."""
     require(options.source is None or bool(options.source.strip()), "the source is empty; give the text with --source")
+    require(options.max_new_tokens is None, "max_new_tokens is for prompts; leave it out")
+    require(options.top_k is None or bool(options.temperature), "top_k needs a temperature above 0, or it is greedy")
 
     from jax_tformer.training.evaluation import Translator
     from jax_tformer.training.trained import load_trained
@@ -118,12 +122,12 @@ def translate(run: "RunFolder", data: PairData, options: GenerateOptions) -> int
 def sources(options: GenerateOptions) -> Iterator[str]:
     """The source of the command line, or the lines of standard input; raises InputError for an empty line."""
     if options.source is not None:
-        yield options.source
+        yield options.source.strip()
         return
     try:
         for number, line in enumerate(sys.stdin, 1):
             require(bool(line.strip()), f"line {number} of standard input is empty; expected a text to translate")
-            yield line.rstrip("\n")
+            yield line.strip()
     except UnicodeDecodeError as error:
         raise InputError(f"standard input is not UTF-8 (byte {error.start}); expected text") from error
 

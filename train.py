@@ -1,12 +1,13 @@
 """Train a transformer: `python train.py [EXPERIMENT] [--FIELD VALUE ...]`; `--help` lists the experiments."""
 
-import dataclasses
 import time
-from collections.abc import Sequence
-
-from jax_tformer.command_line import run_program, train_options
 
 STARTED = time.perf_counter()
+
+import dataclasses  # noqa: E402 (the clock starts before the imports)
+from collections.abc import Sequence  # noqa: E402
+
+from jax_tformer.command_line import run_program, train_options  # noqa: E402
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -15,11 +16,11 @@ def main(arguments: Sequence[str]) -> int:
 
     import jax
 
-    from jax_tformer.data.ids import check_vocabulary
+    from jax_tformer.data.ids import check_batch_ids, check_vocabulary
     from jax_tformer.data.pipelines import build_pipeline, build_tokenizer_for
-    from jax_tformer.data.tokenizers import load_tokenizer
+    from jax_tformer.data.tokenizers import load_run_tokenizer
     from jax_tformer.models.transformer import transformer
-    from jax_tformer.sharding import check_batch, make_mesh, place_batch, state_shardings
+    from jax_tformer.sharding import make_mesh, place_batch, state_shardings
     from jax_tformer.startup import set_up_jax
     from jax_tformer.training.checkpoint import Checkpoints
     from jax_tformer.training.evaluation import Evaluator
@@ -37,19 +38,19 @@ def main(arguments: Sequence[str]) -> int:
     set_up_jax(experiment.model)
     training, run = experiment.training, RunFolder(path)
     run.check()
-    continues = resume and run.holds_run()
+    checkpoints = Checkpoints(run.checkpoints, training.keep_checkpoints)
+    continues = resume and run.holds_run() and bool(checkpoints.steps())
 
     # 2. The mesh: one device is the mesh 1 x 1 x 1.
-    mesh = make_mesh(experiment.mesh)
-    check_batch(mesh, training.batch_size, training.accumulation)
+    mesh = make_mesh(experiment.mesh, training.batch_size // training.accumulation)
 
     # 3. The data. A run that continues keeps the tokenizer that it began with.
-    tokenizer = load_tokenizer(run.path) if continues else build_tokenizer_for(experiment.data)
+    tokenizer = load_run_tokenizer(run.path) if continues else build_tokenizer_for(experiment.data)
     model = experiment.model.with_vocab_size(tokenizer.vocab_size)
     experiment = dataclasses.replace(experiment, model=model)
     if continues:
         run.require_same(experiment)
-    check_vocabulary(tokenizer, model.vocab_size)
+    check_vocabulary(tokenizer, model.vocab_size or tokenizer.vocab_size)
     pipeline = build_pipeline(experiment.data, training, tokenizer)
 
     # 4. The model, its optimizer, and one step of both as a compiled function.
@@ -64,17 +65,18 @@ def main(arguments: Sequence[str]) -> int:
     )
 
     # 5. The run: where its newest checkpoint left it, or at step 0.
-    checkpoints = Checkpoints(run.checkpoints, training.keep_checkpoints)
     batches = pipeline.train_iterator()
-    resumption = Resumption(checkpoints, pipeline.fingerprint, experiment)
+    resumption = Resumption(checkpoints, pipeline.fingerprint, experiment, STARTED)
     state = resumption.restore(new_state, shardings, batches) if continues else None
     if state is None:
-        if run.holds_run() and not continues:
+        if run.holds_run() and not resume:
             print(f"the run that was in {run.path} is now in {run.move_aside()}")
         run.create(experiment, tokenizer)
         state = jax.jit(new_state, out_shardings=shardings)()
-    start = int(state.step)
+    run.lock()
+    number = start = int(state.step)
     if start == training.steps and run.summary.exists():
+        run.unlock()
         print(f"the run in {run.path} is complete; start another with --run FOLDER or --resume no")
         return 0
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
@@ -83,13 +85,15 @@ def main(arguments: Sequence[str]) -> int:
     evaluate = Evaluator(net, experiment.data, pipeline, tokenizer, lambda batch: place_batch(mesh, batch))
     log = MetricsLog(run, start)
     with Interruption() as stop, ProgressLine(start, training.steps) as line:
-        devices = f"{jax.device_count()} {jax.devices()[0].device_kind} device(s)"
+        devices = f"{mesh.size} {jax.devices()[0].device_kind} device(s)"
         line.say(f"{run.path}: {parameters:,} parameters, steps {start} to {training.steps}, {devices}")
         for note in (*pipeline.notes, *resumption.notes):
             line.say(note)
         reporter = Reporter(experiment, log, line, STARTED)
         for number in range(start + 1, training.steps + 1):
-            state, metrics = step(state, place_batch(mesh, next(batches)))
+            batch = next(batches)
+            check_batch_ids(batch, net.config.vocab_size)
+            state, metrics = step(state, place_batch(mesh, batch))
             reporter.step(number, metrics)
             last = number == training.steps or stop.signal is not None
             if number == training.steps or number % training.evaluate_every == 0:
@@ -101,6 +105,7 @@ def main(arguments: Sequence[str]) -> int:
                 break
     checkpoints.close()
     log.close()
+    run.unlock()
     if stop.signal is not None and number < training.steps:
         print(f"stopped at step {number}; the same command continues the run in {run.path}")
         return stop.status

@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 import io
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ import tyro
 
 from jax_tformer.errors import InputError, TrainingFailed
 from jax_tformer.experiment import ExperimentConfig
+from jax_tformer.paths import user_path
 from jax_tformer.presets import DEFAULT_EXPERIMENT, EXPERIMENTS
 
 C = TypeVar("C")
@@ -55,7 +58,7 @@ def train_options(arguments: Sequence[str]) -> tuple[ExperimentConfig, Path, boo
         TrainOptions, arguments[1:], prog=f"train.py {name}", description=preset.description, default=default
     )
     experiment = ExperimentConfig(**{name: getattr(options, name) for name in values})
-    return experiment, options.run or Path("runs") / name, options.resume == "auto"
+    return experiment, user_path(options.run or Path("runs") / name), options.resume == "auto"
 
 
 def parse(kind: Callable[..., C], arguments: Sequence[str], *, prog: str, description: str, default: Any = None) -> C:
@@ -82,15 +85,23 @@ def run_program(program: Callable[[Sequence[str]], int], name: str) -> None:
     """Runs a program and exits with its status: 2, and one line on standard error, for what the user can mend."""
     try:
         status = program(sys.argv[1:])
+        sys.stdout.flush()
     except InputError as error:
         print(f"{name}: error: {error}", file=sys.stderr)
         status = 2
     except TrainingFailed as error:
         print(f"{name}: {error}", file=sys.stderr)
         status = 1
+    except BrokenPipeError:
+        # The reader of our output has gone: nothing is left to say, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 128 + signal.SIGPIPE
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"{name}: error: {where}{error.strerror or error}", file=sys.stderr)
+        status = 2
     except KeyboardInterrupt:
-        status = 130
-    sys.stdout.flush()
+        status = 128 + signal.SIGINT
     raise SystemExit(status)
 
 

@@ -145,7 +145,7 @@ class StackConfig:
         require(
             (self.positions == "learned") == (self.max_positions is not None),
             f"positions is {self.positions!r} and max_positions is {self.max_positions}; "
-            "expected max_positions with learned positions, and only there",
+            "expected max_positions with learned positions, and only there (None takes it away)",
         )
 
 

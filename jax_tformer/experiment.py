@@ -37,7 +37,7 @@ class TokenizerConfig:
         require(
             (self.kind == "bpe") == (self.vocab_size is not None),
             f"tokenizer kind is {self.kind!r} and its vocab_size is {self.vocab_size}; "
-            "expected a vocab_size with 'bpe', and only there",
+            "expected a vocab_size with 'bpe', and only there (--data.tokenizer.vocab-size None takes it away)",
         )
         if self.vocab_size is not None:
             require(
@@ -197,6 +197,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         require_positive(self, "steps", "batch_size", "accumulation", "log_every", "evaluate_every")
         require_positive(self, "evaluate_batches", "checkpoint_every", "keep_checkpoints")
+        require(self.steps < 2**31, f"steps is {self.steps}; expected fewer than 2^31")
         require_fraction(self, "label_smoothing")
         require(
             isinstance(self.seed, int) and 0 <= self.seed < 2**32,
@@ -216,11 +217,11 @@ class SampleConfig:
     count: int = 3
     """Samples (text) or worked examples (pairs)."""
     max_new_tokens: int = 200
-    """Tokens of one text sample."""
+    """Tokens of one text sample; translations end where they end."""
     temperature: float = 0.8
-    """Divides the logits; 0 is greedy."""
+    """Divides the logits of texts and translations; 0 is greedy."""
     top_k: int | None = 50
-    """Keep the k most probable tokens; None: all."""
+    """Draw from the k most probable tokens; None: from all."""
 
     def __post_init__(self) -> None:
         require_positive(self, "count", "max_new_tokens")
@@ -234,7 +235,7 @@ class MeshConfig:
     """How many devices share each kind of work; their product is the number of devices in use."""
 
     data: int | None = None
-    """Parts of the batch; None: all devices that the other axes leave."""
+    """Parts of the batch; None: as many of the devices that the other axes leave as divide it."""
     fsdp: int = 1
     """Parts of the batch that also share the storage of parameters and optimizer state."""
     tensor: int = 1

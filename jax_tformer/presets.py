@@ -257,9 +257,11 @@ EXPERIMENTS: dict[str, Experiment] = {
             data=PairData(tokenizer=TokenizerConfig("bpe", vocab_size=4096)),
             optimizer=OptimizerConfig(learning_rate=1e-3, schedule="inverse_sqrt", warmup_steps=400, beta2=0.98),
             training=TrainingConfig(steps=5000, batch_size=32, label_smoothing=0.1),
+            sample=SampleConfig(count=8, temperature=0.0),
         ),
     ),
-    # The CPU recipe of nanoGPT's README; its windows start anywhere, hence stride 1.
+    # The CPU recipe of nanoGPT's README; its windows start anywhere, hence stride 1. The learning rate is ours: at
+    # nanoGPT's 1e-3 the held-out loss ends at 1.89.
     "shakespeare-char": Experiment(
         "decoder-only by nanoGPT's published CPU recipe: --data.path tinyshakespeare.txt",
         ExperimentConfig(
@@ -283,7 +285,7 @@ EXPERIMENTS: dict[str, Experiment] = {
                 residual_init_scale=True,
             ),
             data=TextData(context_length=64, held_out=0.1, tokenizer=TokenizerConfig("characters")),
-            optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100, final_fraction=0.1, beta2=0.99),
+            optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=100, final_fraction=0.1, beta2=0.99),
             training=TrainingConfig(steps=2000, batch_size=12, evaluate_every=250, evaluate_batches=20, seed=1337),
             sample=SampleConfig(max_new_tokens=500, temperature=0.8, top_k=200),
         ),

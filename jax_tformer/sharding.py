@@ -4,7 +4,7 @@ The model never mentions devices. One device is the mesh 1 x 1 x 1: the same cod
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import optax
@@ -13,7 +13,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import MeshConfig
 from jax_tformer.nn.arrays import Params
-from jax_tformer.training.step import TrainState
+
+if TYPE_CHECKING:
+    from jax_tformer.training.step import TrainState
 
 LOGICAL_AXES: dict[str, tuple[str | None, ...]] = {
     "query.kernel": ("embed", "heads", None),
@@ -40,28 +42,28 @@ BATCH = PartitionSpec(("data", "fsdp"))
 """Batches are split by rows over both."""
 
 
-def make_mesh(config: MeshConfig) -> Mesh:
-    """The mesh data x fsdp x tensor over all devices; raises InputError if these do not make up such a mesh."""
-    devices = jax.device_count()
-    others = config.fsdp * config.tensor
-    data = config.data or max(devices // others, 1)
-    if data * others != devices:
+def make_mesh(config: MeshConfig, rows: int) -> Mesh:
+    """The mesh data x fsdp x tensor for batches computed `rows` at a time (batch size / accumulation).
+
+    Where `config.data` is None it becomes the largest number that the devices and the rows allow. Raises InputError
+    if there are fewer devices than the mesh needs, or if the rows do not divide over data x fsdp.
+    """
+    devices, others = jax.device_count(), config.fsdp * config.tensor
+    fitting = [data for data in range(1, devices // others + 1) if rows % (data * config.fsdp) == 0]
+    data = config.data or max(fitting, default=1)
+    if data * others > devices:
         raise InputError(
             f"the mesh is data {data} x fsdp {config.fsdp} x tensor {config.tensor} = {data * others} devices, but "
-            f"there are {devices}; expected a product of {devices}"
+            f"there are {devices}; expected at most {devices}"
+        )
+    if rows % (data * config.fsdp):
+        raise InputError(
+            f"a batch of {rows} rows (batch_size / accumulation) does not divide over {data * config.fsdp} devices "
+            f"(data x fsdp); expected a multiple of {data * config.fsdp}"
         )
     shape, names = (data, config.fsdp, config.tensor), ("data", "fsdp", "tensor")
-    return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names))
-
-
-def check_batch(mesh: Mesh, batch_size: int, accumulation: int) -> None:
-    """Raises InputError unless every part of a batch divides over the devices that split it."""
-    parts = mesh.shape["data"] * mesh.shape["fsdp"]
-    if batch_size // accumulation % parts:
-        raise InputError(
-            f"batch_size {batch_size} in {accumulation} part(s) does not divide over {parts} devices; expected "
-            f"batch_size / accumulation to be a multiple of {parts}"
-        )
+    used = jax.devices()[: data * others]
+    return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names), devices=used)
 
 
 def parameter_shardings(mesh: Mesh, shapes: Params) -> Params:
@@ -71,7 +73,7 @@ def parameter_shardings(mesh: Mesh, shapes: Params) -> Params:
     )
 
 
-def state_shardings(mesh: Mesh, tx: optax.GradientTransformation, state: TrainState) -> Any:
+def state_shardings(mesh: Mesh, tx: optax.GradientTransformation, state: "TrainState") -> Any:
     """A TrainState with the sharding of every array: the optimizer's arrays lie where their parameters do."""
     replicated = NamedSharding(mesh, PartitionSpec())
     parameters = parameter_shardings(mesh, state.params)

@@ -17,12 +17,14 @@ def cache_folder() -> Path:
 
 def set_up_jax(config: TransformerConfig) -> None:
     """Switches on the persistent compilation cache, and float64 where the config asks for it."""
-    keep_freed_memory()
-    jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     if "float64" in (config.compute.dtype, config.compute.parameter_dtype):
         jax.config.update("jax_enable_x64", True)
+    if jax.default_backend() == "cpu":
+        keep_freed_memory()
 
 
 def keep_freed_memory() -> None:

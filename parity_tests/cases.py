@@ -125,7 +125,8 @@ def _side(
     ids = rng.integers(0, config.vocab_size, (rows, length)).astype(np.int32)
     if padding == "none":
         return {name: ids}
-    real = np.concatenate([[length], rng.integers(1, length, rows - 1)])[:, None]
+    # From a whole row to a row of padding alone, which may attend to nothing and yields zeros.
+    real = np.array([length, *rng.integers(1, length, rows - 2), 0])[:, None]
     places = np.arange(length)[None]
     mask = places < real if padding == "right" else places >= length - real
     return {name: ids, f"{name}_mask": mask}

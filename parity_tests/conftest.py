@@ -10,7 +10,7 @@ from parity_tests.measure import Measured
 _FIGURES = "parity"
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def exact_arithmetic() -> Iterator[None]:
     """float64 on, and products in full precision on every platform."""
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):

@@ -1,8 +1,8 @@
 """How two tensors are compared: normalised per tensor against a bar, never elementwise with a chosen tolerance."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -92,26 +92,41 @@ def assert_parity(
     return judged(gate, errors, bar)
 
 
-def assert_quality(
-    gate: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], truth: Mapping[str, Any], scales: Mapping[str, float]
-) -> Measured:
-    """Gate 3: err(ours, truth) / (FLOAT32_FACTOR * err(theirs, truth) + FLOAT32_FLOOR) is at most 1, per tensor.
+class Sample(NamedTuple):
+    """The same tensors from one batch: ours and theirs in float32, and the truth in float64."""
 
-    Errors are Euclidean norms over `scales[name]`, the norm of the truth. Scalars are left to gate 1: the error of
-    one rounded number says nothing about quality, so that the loss is judged by the tensor of its terms.
+    ours: Mapping[str, Any]
+    theirs: Mapping[str, Any]
+    truth: Mapping[str, Any]
+    scales: Mapping[str, float]
+    """What errors are relative to: the norm of the truth, or of everything where the truth is known to be zero."""
+
+
+def assert_quality(gate: str, samples: Sequence[Sample]) -> Measured:
+    """Gate 3: err(ours) / (FLOAT32_FACTOR * err(theirs) + FLOAT32_FLOOR) is at most 1, for every tensor.
+
+    err is the Euclidean distance from the truth, relative to its scale, as the root of the mean square over the
+    samples: six numbers may be right by luck once, which says nothing about quality. Scalars are left to gate 1; the
+    loss is judged by the tensor of its terms. Raises ParityError for what `require_comparable` raises, and for results
+    that are not float32.
     """
-    if not ours.keys() == theirs.keys() == truth.keys():
-        raise ParityError(f"{gate}: the three sides have different tensors")
-    ratios = {}
-    for name in ours:
-        a, b, exact = np.asarray(ours[name]), np.asarray(theirs[name]), np.asarray(truth[name], np.float64)
-        require_comparable(name, a, b)
-        if a.dtype != np.float32:
-            raise ParityError(f"{name}: the float32 run gave {a.dtype}")
-        if not a.shape:
-            continue
-        allowed = FLOAT32_FACTOR * relative_error(b, exact, scales[name]) + FLOAT32_FLOOR
-        ratios[name] = relative_error(a, exact, scales[name]) / allowed
+    squares: dict[str, tuple[float, float]] = {}
+    for ours, theirs, truth, scales in samples:
+        if not ours.keys() == theirs.keys() == truth.keys():
+            raise ParityError(f"{gate}: the three sides have different tensors")
+        for name in ours:
+            a, b, exact = np.asarray(ours[name]), np.asarray(theirs[name]), np.asarray(truth[name], np.float64)
+            require_comparable(name, a, b)
+            if a.dtype != np.float32:
+                raise ParityError(f"{name}: the float32 run gave {a.dtype}")
+            if a.shape:
+                here, there = squares.get(name, (0.0, 0.0))
+                here += relative_error(a, exact, scales[name]) ** 2 / len(samples)
+                there += relative_error(b, exact, scales[name]) ** 2 / len(samples)
+                squares[name] = here, there
+    ratios = {
+        name: here**0.5 / (FLOAT32_FACTOR * there**0.5 + FLOAT32_FLOOR) for name, (here, there) in squares.items()
+    }
     return judged(gate, ratios, 1.0)
 
 

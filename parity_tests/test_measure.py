@@ -11,7 +11,7 @@ import torch
 from jax_tformer.config import StackConfig, TransformerConfig
 from parity_tests.bridge import Pair, Result, known_zeros
 from parity_tests.cases import VOCABULARY, batch_for, weights_for
-from parity_tests.measure import ParityError, assert_parity, assert_quality, relative_error
+from parity_tests.measure import ParityError, Sample, assert_parity, assert_quality, relative_error
 from torch_ref import reference
 
 X = np.linspace(1.0, 2.0, 12).reshape(3, 4)
@@ -47,19 +47,36 @@ def test_one_wrong_element_among_many_shows() -> None:
     assert relative_error(wrong, large) == pytest.approx(1e-9, rel=1e-3)
 
 
-def test_quality_is_measured_against_the_truth() -> None:
-    truth = {"x": X}
-    theirs = {"x": (X * (1 + 1e-6)).astype(np.float32)}
+def quality(*errors: float) -> float:
+    """Gate 3's figure for float32 results that are off by these relative errors, the reference's being off by 1e-6."""
+    theirs = (X * (1 + 1e-6)).astype(np.float32)
+    ours = [(X * (1 + error)).astype(np.float32) for error in errors]
     scales = {"x": float(np.linalg.norm(X))}
-    assert_quality("gate 3", {"x": (X * (1 - 2.5e-6)).astype(np.float32)}, theirs, truth, scales)
+    return assert_quality("gate 3", [Sample({"x": x}, {"x": theirs}, {"x": X}, scales) for x in ours]).worst
+
+
+def test_quality_is_measured_against_the_truth() -> None:
+    assert quality(-2.5e-6) == pytest.approx(2.5 / 3.1, rel=0.1)
     with pytest.raises(ParityError):
-        assert_quality("gate 3", {"x": (X * (1 + 4e-6)).astype(np.float32)}, theirs, truth, scales)
+        quality(4e-6)
     with pytest.raises(ParityError, match="gave float64"):
-        assert_quality("gate 3", {"x": X}, {"x": X}, truth, scales)
+        assert_quality("gate 3", [Sample({"x": X}, {"x": X}, {"x": X}, {"x": 1.0})])
+
+
+def test_quality_over_samples_is_the_root_of_the_mean_square() -> None:
+    assert quality(3e-6, 1e-6) == pytest.approx(5**0.5 / 3.1, rel=0.1)
+    with pytest.raises(ParityError):
+        quality(6e-6, 1e-6)
 
 
 STACK = StackConfig(
-    num_layers=2, num_heads=4, feedforward_width=48, activation="gelu_erf", positions="rotary", norm_placement="pre"
+    num_layers=2,
+    num_heads=4,
+    feedforward_width=48,
+    activation="gelu_erf",
+    positions="rotary",
+    norm_placement="pre",
+    final_norm=True,
 )
 CONFIG = TransformerConfig(vocab_size=VOCABULARY, d_model=32, encoder=STACK, decoder=STACK, tied_head=True)
 

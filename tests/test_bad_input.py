@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 import generate
 import train
 from jax_tformer.command_line import run_program
+from jax_tformer.training.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen. " * 40
@@ -126,7 +128,7 @@ def test_a_pair_without_a_tab_on_line_1234(refuse: Refuse, folder: Path) -> None
         (["--training.batch-size", "10", "--training.accumulation", "4"], "accumulation divides"),
         (["--optimizer.learning-rate", "nan"], "learning_rate is nan"),
         (["--optimizer.learning-rate", "-1"], "learning_rate is -1"),
-        (["--mesh.tensor", "3"], "expected a product of"),
+        (["--mesh.tensor", "3"], "devices, but there are"),
         (["dates", "--data.path", "dates.txt"], "dates needs no file"),
         (["dates", "--data.source-length", "5"], "at least"),
         (["--model.vocab-size", "100"], "1024 ids and the model a vocabulary of 100"),
@@ -152,12 +154,48 @@ def test_a_run_folder_with_something_else_in_it(refuse: Refuse, folder: Path) ->
     assert "no config.json" in refuse("dates", "--run", "run", "--resume", "no")
 
 
-def test_a_run_folder_that_cannot_be_written(refuse: Refuse, folder: Path) -> None:
-    place = "/proc/run"
-    if os.geteuid() != 0:
-        (folder / "locked").mkdir(mode=0o500)
-        place = "locked/run"
-    assert "cannot write" in refuse("dates", "--run", place)
+def test_a_run_folder_that_cannot_be_written(refuse: Refuse, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Root may write everywhere: the answer of the system is played.
+    monkeypatch.setattr(os, "access", lambda place, mode: False)
+    assert "cannot write" in refuse("dates", "--run", "locked/run")
+
+
+@pytest.mark.parametrize("path", ["~nobody-of-this-name/run", "x" * 300])
+def test_paths_that_cannot_be(refuse: Refuse, path: str) -> None:
+    refuse("dates", "--run", path)
+    refuse("text", "--data.path", path)
+    refuse(path, "--prompt", "It", program="generate.py")
+
+
+def test_a_folder_that_another_job_trains_in(refuse: Refuse, run: Path) -> None:
+    (run / "summary.json").unlink()
+    (run / "lock").touch()
+    holder = RunFolder(run)
+    holder.lock()
+    try:
+        assert "another job" in refuse(*again())
+    finally:
+        holder.unlock()
+
+
+def test_a_run_that_never_saved_may_be_corrected(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    assert train.main(again("--training.steps", "3")) == 0
+    assert json.loads((run / "config.json").read_text())["training"]["steps"] == 3
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = again("--resume", "no", "--optimizer.learning-rate", "1e38", "--optimizer.warmup-steps", "0")
+    arguments += ["--optimizer.schedule", "constant", "--training.steps", "20", "--training.checkpoint-every", "1"]
+    monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        run_program(train.main, "train.py")
+    assert stop.value.code == 1
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert "try a lower --optimizer.learning-rate" in errors
 
 
 def test_another_config(refuse: Refuse, run: Path) -> None:

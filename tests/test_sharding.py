@@ -13,7 +13,7 @@ from jax_tformer.errors import InputError
 from jax_tformer.experiment import MeshConfig
 from jax_tformer.models.transformer import transformer
 from jax_tformer.presets import ARCHITECTURES
-from jax_tformer.sharding import LOGICAL_AXES, check_batch, make_mesh, parameter_shardings
+from jax_tformer.sharding import LOGICAL_AXES, make_mesh, parameter_shardings
 
 PROGRAM = """
 import json, sys
@@ -25,7 +25,7 @@ from jax_tformer.sharding import make_mesh, place_batch, state_shardings
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import init_state, train_step
 
-mesh = make_mesh(MeshConfig(**json.loads(sys.argv[1])))
+mesh = make_mesh(MeshConfig(**json.loads(sys.argv[1])), 8)
 stack = StackConfig(num_layers=2, num_heads=4, feedforward_width=32, norm_placement="pre", final_norm=True)
 net = transformer(TransformerConfig(vocab_size=24, d_model=16, encoder=stack, decoder=stack))
 tx = optimizer(OptimizerConfig(warmup_steps=2), 10)
@@ -69,21 +69,34 @@ def test_eight_devices_train_as_one_does() -> None:
 
 
 def test_one_device_is_the_mesh_of_ones() -> None:
-    mesh = make_mesh(MeshConfig())
-    assert dict(mesh.shape) == {"data": jax.device_count(), "fsdp": 1, "tensor": 1}
+    mesh = make_mesh(MeshConfig(), 8)
+    assert dict(mesh.shape) == {"data": 1, "fsdp": 1, "tensor": 1}
 
 
 @pytest.mark.parametrize("axes", [{"data": 3}, {"tensor": 2}, {"fsdp": 5}])
 def test_a_mesh_that_the_devices_do_not_make_up(axes: dict[str, int]) -> None:
     with pytest.raises(InputError, match="devices, but there are"):
-        make_mesh(MeshConfig(**axes))
+        make_mesh(MeshConfig(**axes), 30)
 
 
-def test_batches_must_divide() -> None:
-    mesh = jax.sharding.AbstractMesh((4, 1, 1), ("data", "fsdp", "tensor"))
-    check_batch(mesh, 16, 2)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="multiple of 4"):
-        check_batch(mesh, 16, 8)  # type: ignore[arg-type]
+def test_batches_must_divide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "device_count", lambda: 8)
+    with pytest.raises(InputError, match=r"12 rows .* does not divide over 8 devices .* multiple of 8"):
+        make_mesh(MeshConfig(data=4, fsdp=2), 12)
+
+
+@pytest.mark.parametrize(("rows", "data"), [(16, 8), (12, 6), (7, 7), (11, 1)])
+def test_without_a_number_the_data_axis_takes_what_divides_the_batch(
+    rows: int, data: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = {}
+    monkeypatch.setattr(jax, "device_count", lambda: 8)
+    monkeypatch.setattr(jax, "devices", lambda: list(range(8)))
+    monkeypatch.setattr(
+        jax, "make_mesh", lambda shape, names, axis_types, devices: made.update(shape=shape, of=devices)
+    )
+    make_mesh(MeshConfig(), rows)
+    assert made == {"shape": (data, 1, 1), "of": list(range(data))}
 
 
 def test_every_logical_name_is_in_use_and_nothing_large_is_left_whole() -> None:

@@ -1,9 +1,14 @@
 """Small certainties about token ids, on the host, before a device sees them."""
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError
+
+if TYPE_CHECKING:
+    from jax_tformer.data.tokenizers import Tokenizer
 
 IGNORED = -100
 """The label of positions that do not count in the loss."""
@@ -28,7 +33,14 @@ def check_ids(ids: np.ndarray, vocab_size: int) -> None:
         )
 
 
-def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
+def check_batch_ids(batch: Mapping[str, np.ndarray], vocab_size: int | None) -> None:
+    """`check_ids` for whatever the model will look up in a batch."""
+    for name in ("tokens", "source", "target"):
+        if name in batch:
+            check_ids(batch[name], vocab_size or 0)
+
+
+def check_vocabulary(tokenizer: "Tokenizer", vocab_size: int) -> None:
     """Raises InputError if the tokenizer has ids that a model of `vocab_size` has no rows for."""
     if tokenizer.vocab_size > vocab_size:
         raise InputError(

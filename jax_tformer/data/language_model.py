@@ -13,7 +13,7 @@ def language_model_pipeline(data: TextData, training: TrainingConfig, tokenizer:
     """Batches {"tokens": int32[B, T], "labels": int32[B, T]}: the label of a token is the one after it.
 
     Windows are cut from the start token, if the tokenizer has one, and then the text. Held-out windows follow one
-    another, so that every held-out token is predicted once.
+    another without overlap, and are thinned out evenly to the number of evaluation batches.
 
     Raises InputError if either part of the text is too short for one window.
     """

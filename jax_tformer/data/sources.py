@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import PairData, TextData
+from jax_tformer.paths import user_path
 
 _TEXT_SUFFIXES = (".txt", ".md", ".rst", ".jsonl")
 
@@ -41,9 +42,9 @@ def load_pairs(config: PairData) -> list[tuple[str, str]]:
             "no pairs were named; give --data.path tab-separated pairs, JSON lines with source and target, "
             "or a text file whose targets --data.target-path holds"
         )
-    path = Path(config.path).expanduser()
+    path = user_path(config.path)
     if config.target_path is not None:
-        pairs = _aligned(path, Path(config.target_path).expanduser())
+        pairs = _aligned(path, user_path(config.target_path))
     elif path.suffix == ".tsv":
         pairs = _tab_separated(path)
     elif path.suffix == ".jsonl":
@@ -74,7 +75,7 @@ def _join(documents: Iterable[str]) -> str:
 
 
 def _text_files(path: str) -> list[Path]:
-    place = Path(path).expanduser()
+    place = user_path(path)
     if place.is_dir():
         files = sorted(file for file in place.rglob("*") if file.suffix in _TEXT_SUFFIXES and file.is_file())
         if not files:

@@ -1,7 +1,6 @@
 """Makes the tokenizers of each kind: bytes, characters, BPE trained on a corpus, or one of Hugging Face."""
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -9,6 +8,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from jax_tformer.data.tokenizers import ONE_CHARACTER, Role, Tokenizer, load_tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import TokenizerConfig
+from jax_tformer.paths import user_path
 
 _HUB_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
 
@@ -74,8 +74,8 @@ def _load_huggingface(name: str | None) -> Tokenizer:
         raise InputError(
             "tokenizer kind is 'huggingface' without a name; give --data.tokenizer.name a folder or a hub name"
         )
-    if Path(name).expanduser().is_dir():
-        return load_tokenizer(Path(name).expanduser())
+    if user_path(name).is_dir():
+        return load_tokenizer(user_path(name))
     # The hub's roles stand in files that Tokenizer.from_pretrained does not fetch.
     from huggingface_hub import snapshot_download
 

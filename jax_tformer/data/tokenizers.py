@@ -148,6 +148,14 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     return Tokenizer(backend, _read_roles(Path(folder)))
 
 
+def load_run_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer that `Tokenizer.save` wrote; raises InputError if one of its two files is missing or damaged."""
+    tokenizer = load_tokenizer(folder)
+    if not (Path(folder) / "tokenizer_config.json").is_file():
+        raise InputError(f"{Path(folder) / 'tokenizer_config.json'} is missing; restore it, or start a new run")
+    return tokenizer
+
+
 def _read_roles(folder: Path) -> dict[Role, str]:
     named: dict[str, str] = {}
     for path in (folder / name for name in _SETTINGS):

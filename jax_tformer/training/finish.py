@@ -32,8 +32,8 @@ def finish(run: RunFolder, figures: dict[str, Any], samples: str) -> str:
         | {name: version(name) for name in PACKAGES},
     }
     run.samples.write_text(samples, encoding="utf-8")
-    draw_losses(rows, run.picture, run.path.name)
     run.write_summary(summary)
+    draw_losses(rows, run.picture, run.path.name)
     return samples + "\n" + "\n".join(_told(run, summary))
 
 

@@ -5,7 +5,7 @@ from types import FrameType, TracebackType
 
 
 class Interruption:
-    """Inside `with Interruption() as stop`, the first signal sets `stop.signal`; a second one ends at once."""
+    """Inside `with Interruption() as stop`, the first signal sets `stop.signal`; a second one breaks off the step."""
 
     def __init__(self) -> None:
         self.signal: int | None = None

@@ -21,8 +21,9 @@ class MetricsLog:
         from tensorboardX import SummaryWriter
 
         kept = [row for row in read_metrics(folder.metrics) if row["step"] <= step]
-        with open(folder.metrics, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in kept)
+        partial = folder.metrics.with_name(folder.metrics.name + ".partial")
+        partial.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        partial.replace(folder.metrics)
         self._file = open(folder.metrics, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed by close)
         self._writer = SummaryWriter(str(folder.tensorboard), purge_step=step + 1)
 
@@ -46,9 +47,12 @@ def read_metrics(path: Path) -> list[Row]:
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except ValueError:
             break
+        if not (isinstance(row, dict) and isinstance(row.get("step"), int)):
+            break
+        rows.append(row)
     return rows
 
 
@@ -68,7 +72,8 @@ def draw_losses(rows: list[Row], path: Path, title: str) -> None:
         axes.plot(*zip(*held_out, strict=True), "o-", color="#b3471d", markersize=4, label="held out")
         step, loss = held_out[-1]
         axes.annotate(f"{loss:.3f}", (step, loss), xytext=(0, 8), textcoords="offset points", ha="right")
-    axes.set(title=title, xlabel="step", ylabel="cross-entropy, nats a token")
+    axes.set_title(title, parse_math=False)
+    axes.set(xlabel="step", ylabel="cross-entropy, nats a token")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

@@ -55,11 +55,8 @@ class Reporter:
                 self._recent_tokens + tokens,
             )
         self._clock = now
-        if not math.isfinite(self.loss):
-            raise TrainingFailed(
-                f"the loss of step {number} is {self.loss}; the last checkpoint is from before; "
-                "try a lower --optimizer.learning-rate or a longer --optimizer.warmup-steps"
-            )
+        _require_finite(f"the loss of step {number}", self.loss)
+        _require_finite(f"the gradient norm of step {number}", float(metrics.gradient_norm))
         speed = round(self._recent_tokens / self._recent_seconds, 1) if self._recent_seconds else None
         self._line.update(number, self.loss, speed)
         if number % self._every == 0:
@@ -74,6 +71,16 @@ class Reporter:
         """Reports an evaluation after update `number`; the time that it took does not count as training."""
         self.flush()
         self._clock = None
+        _require_finite(f"the held-out loss after step {number}", figures["val_loss"])
         self._log.write({"step": number, **figures})
         shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
         self._line.say(f"step {number}  {shown}")
+
+
+def _require_finite(what: str, value: float) -> None:
+    """Raises TrainingFailed; no checkpoint then holds what came of the bad number."""
+    if not math.isfinite(value):
+        raise TrainingFailed(
+            f"{what} is {value}; the last checkpoint is from before; try a lower --optimizer.learning-rate or a longer "
+            "--optimizer.warmup-steps, with a new --run or --resume no"
+        )

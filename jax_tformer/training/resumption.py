@@ -17,9 +17,12 @@ from jax_tformer.training.step import TrainState
 class Resumption:
     """Saves and restores a training state together with the state of the batches that feed it."""
 
-    def __init__(self, checkpoints: Checkpoints, fingerprint: str, experiment: ExperimentConfig) -> None:
+    def __init__(
+        self, checkpoints: Checkpoints, fingerprint: str, experiment: ExperimentConfig, started: float
+    ) -> None:
+        """`started` is when this session began, by time.perf_counter."""
         self._checkpoints, self._fingerprint, self._experiment = checkpoints, fingerprint, experiment
-        self._earlier, self._started = 0.0, time.perf_counter()
+        self._earlier, self._started = 0.0, started
         self.notes: list[str] = []
         """Which damaged checkpoints were passed over, and why."""
 

@@ -1,9 +1,10 @@
 """A run is a folder, and everything in it that is loaded is data: JSON, text, Orbax arrays."""
 
+import fcntl
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from jax_tformer.config_file import differences, from_dict, read_json, to_dict, write_json
 from jax_tformer.data.tokenizers import Tokenizer
@@ -16,6 +17,7 @@ class RunFolder:
     """The files of one run, by name."""
 
     path: Path
+    _locks: list[IO[str]] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def config(self) -> Path:
@@ -66,7 +68,7 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file; expected a folder: choose another --run")
         existing = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
-        if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK) or existing.is_relative_to("/proc"):
+        if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
             raise InputError(f"cannot write to {existing}; choose another --run or change its permissions")
         if self.path.is_dir() and any(self.path.iterdir()) and not self.holds_run():
             raise InputError(f"{self.path} holds files but no run (no config.json); choose an empty or new folder")
@@ -85,6 +87,7 @@ class RunFolder:
         old, new = to_dict(self.read_config()), to_dict(wanted)
         for config in (old, new):
             config["data"] |= {"path": None, "target_path": None}
+            config["data"]["tokenizer"]["name"] = None
         changed = differences(old, new)
         if changed:
             raise InputError(
@@ -101,12 +104,30 @@ class RunFolder:
         except OSError as error:
             raise InputError(f"cannot write to {self.path}: {error.strerror}; choose another --run") from error
 
+    def lock(self) -> None:
+        """Keeps other jobs out of the folder until this process ends; raises InputError if one is at work there."""
+        self._locks.append(open(self.path / "lock", "w"))  # noqa: SIM115 (open for as long as it is held)
+        try:
+            fcntl.flock(self._locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise InputError(f"another job is training in {self.path}; stop it first, or give a new --run") from error
+
+    def unlock(self) -> None:
+        """Gives the folder free again."""
+        while self._locks:
+            self._locks.pop().close()
+
     def move_aside(self) -> Path:
         """Renames a folder with a run in it to the first free PATH.1, PATH.2 ...; returns the new name."""
-        number = 1
-        while (aside := self.path.with_name(f"{self.path.name}.{number}")).exists():
+        number, path = 1, self.path.absolute()
+        while (aside := path.with_name(f"{path.name}.{number}")).exists():
             number += 1
-        self.path.rename(aside)
+        try:
+            path.rename(aside)
+        except OSError as error:
+            raise InputError(
+                f"cannot move {path} to {aside.name}: {error.strerror}; give a new --run instead of --resume no"
+            ) from error
         return aside
 
     def write_summary(self, figures: dict[str, Any]) -> None:

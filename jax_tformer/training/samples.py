@@ -29,7 +29,7 @@ def sample_text(
     """Samples as `experiment.sample` asks for them, ready to print."""
     data, sample = experiment.data, experiment.sample
     if isinstance(data, PairData):
-        return _translations(net, params, data, pipeline, tokenizer, sample.count)
+        return _translations(net, params, experiment, data, pipeline, tokenizer)
     if isinstance(data, MaskedTextData):
         return _restored(net, params, pipeline, tokenizer, sample.count)
     return _continuations(net, params, experiment, data, pipeline, tokenizer)
@@ -63,10 +63,24 @@ def _continuations(
 
 
 def _translations(
-    net: Transformer, params: Params, data: PairData, pipeline: Pipeline, tokenizer: Tokenizer, count: int
+    net: Transformer,
+    params: Params,
+    experiment: ExperimentConfig,
+    data: PairData,
+    pipeline: Pipeline,
+    tokenizer: Tokenizer,
 ) -> str:
-    examples = (pipeline.examples or [])[:count]
-    answers = Translator(net, data, tokenizer, batch_size=max(len(examples), 1))(params, [s for s, _ in examples])
+    sample = experiment.sample
+    examples = (pipeline.examples or [])[: sample.count]
+    translate = Translator(
+        net,
+        data,
+        tokenizer,
+        temperature=sample.temperature,
+        top_k=sample.top_k,
+        batch_size=max(len(examples), 1),
+    )
+    answers = translate(params, [source for source, _ in examples], experiment.training.seed)
     rows = [
         (source, answer, "" if answer == target else target)
         for (source, target), answer in zip(examples, answers, strict=True)

@@ -9,7 +9,7 @@ import optax
 from jaxtyping import Array, Float, Int, Key, UInt32
 
 from jax_tformer.models.transformer import Transformer
-from jax_tformer.nn.arrays import Params
+from jax_tformer.nn.arrays import Params, accumulator
 from jax_tformer.training.losses import cross_entropy
 from jax_tformer.training.optimizer import global_norm
 
@@ -36,7 +36,7 @@ class StepMetrics(NamedTuple):
     gradient_norm: Float[Array, ""]
     """Global norm before clipping."""
     tokens: Int[Array, ""]
-    """Labels that counted."""
+    """Tokens that the model read, source and target, without padding."""
 
 
 def batch_logits(net: Transformer, params: Params, batch: Batch, dropout_key: Array | None) -> Float[Array, "B T V"]:
@@ -45,6 +45,13 @@ def batch_logits(net: Transformer, params: Params, batch: Batch, dropout_key: Ar
         masks = {"source_mask": batch["source_mask"], "target_mask": batch["target_mask"]}
         return net.apply(params, batch["source"], batch["target"], **masks, dropout_key=dropout_key)
     return net.apply(params, batch["tokens"], dropout_key=dropout_key)
+
+
+def tokens_read(batch: Batch) -> Int[Array, ""]:
+    """How many tokens of the batch are not padding."""
+    if "source" in batch:
+        return batch["source_mask"].sum() + batch["target_mask"].sum()
+    return jnp.asarray(batch["tokens"].size)
 
 
 def init_state(net: Transformer, tx: optax.GradientTransformation, key: Key[Array, ""]) -> TrainState:
@@ -86,8 +93,9 @@ def train_step(
             return jax.tree.map(jnp.add, sums, (loss, tokens, grads)), None
 
         first = jax.tree.map(lambda x: x[0], (parts, keys))
+        # In float32 at least: parts in bfloat16 would lose what the whole batch keeps.
         zeros = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype),
+            lambda x: jnp.zeros(x.shape, accumulator(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype),
             jax.eval_shape(lambda: (lambda value, grads: (*value, grads))(*differentiate(params, *first))),
         )
         return jax.lax.scan(add, zeros, (parts, keys))[0]
@@ -96,11 +104,11 @@ def train_step(
         dropout_key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step) if drops else None
         loss, tokens, grads = gradients(state.params, batch, dropout_key)
         count = jnp.maximum(tokens, 1)
-        grads = jax.tree.map(lambda g: (g / count).astype(g.dtype), grads)
+        grads = jax.tree.map(lambda g, p: (g / count).astype(p.dtype), grads, state.params)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         state = TrainState(params, opt_state, state.step + 1, state.key)
-        return state, StepMetrics(loss / count, global_norm(grads), tokens)
+        return state, StepMetrics(loss / count, global_norm(grads), tokens_read(batch))
 
     return step
 

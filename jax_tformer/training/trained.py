@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from jax_tformer.data.ids import check_vocabulary
-from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
+from jax_tformer.data.tokenizers import Tokenizer, load_run_tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.nn.arrays import Params
@@ -19,17 +19,16 @@ class Trained:
     net: Transformer
     params: Params
     tokenizer: Tokenizer
-    step: int
 
 
 def load_trained(run: RunFolder) -> Trained:
     """Raises InputError if the run has no checkpoint yet, or if one of its files is damaged."""
     config = run.read_config().model
-    tokenizer = load_tokenizer(run.path)
+    tokenizer = load_run_tokenizer(run.path)
     if config.vocab_size is None:
         raise InputError(f"{run.config} has no model.vocab_size; expected the number of the run's tokenizer")
     check_vocabulary(tokenizer, config.vocab_size)
     set_up_jax(config)
     net = transformer(config)
     restored = load_parameters(run.checkpoints, net.shapes)
-    return Trained(net, restored.state, tokenizer, restored.step)
+    return Trained(net, restored.state, tokenizer)

@@ -40,5 +40,9 @@ def load_weights(path: Path | str) -> tuple[Params, TransformerConfig]:
         raise InputError(f"cannot read weights from {path}: {' '.join(str(error).split())}") from error
     if CONFIG_KEY not in metadata:
         raise InputError(f"{path} has no {CONFIG_KEY} in its header; expected a file written by save_weights")
-    config = from_dict(TransformerConfig, json.loads(metadata[CONFIG_KEY]), where=str(path))
+    try:
+        values = json.loads(metadata[CONFIG_KEY])
+    except ValueError as error:
+        raise InputError(f"the config in the header of {path} is not JSON ({error})") from error
+    config = from_dict(TransformerConfig, values, where=str(path))
     return from_reference(weights, transformer(config).shapes), config

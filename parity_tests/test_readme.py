@@ -20,6 +20,10 @@ def test_code_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "assert" in block, "a block that asserts nothing could print anything"
 
 
+def test_nothing_is_left_to_fill_in() -> None:
+    assert not re.search(r"@@|TODO|XXX|FIXME", README)
+
+
 def test_there_is_code_for_each_architecture() -> None:
     code = "\n".join(BLOCKS)
     assert len(BLOCKS) >= 4

@@ -1,0 +1,68 @@
+"""The experiments that no other test trains, from the command to the files, and generation from what they leave."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import generate
+import train
+
+SHORT = [
+    *("--model.d-model", "16", "--model.encoder.num-layers", "1", "--model.encoder.feedforward-width", "16"),
+    *("--training.steps", "4", "--training.batch-size", "4", "--training.evaluate-batches", "2"),
+]
+
+
+def summary(run: Path) -> dict:
+    assert (run / "loss.png").stat().st_size > 1000
+    return json.loads((run / "summary.json").read_text())
+
+
+def test_masked_docs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    flags = ["--data.context-length", "32", "--model.encoder.num-heads", "2"]
+    assert train.main(["masked-docs", "--run", str(run), *SHORT, *flags]) == 0
+    figures = summary(run)
+    assert figures["steps"] == 4
+    assert 5 < figures["val_loss"] < 8  # ln 1024 = 6.9
+    assert "val_bits_per_byte" not in figures
+    assert "held-out words to restore" in capsys.readouterr().out
+
+
+def test_pairs_and_translation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, pairs = tmp_path / "run", tmp_path / "pairs.tsv"
+    pairs.write_text("".join(f"the number {n}\tle nombre {n}\n" for n in range(300)) + "long " * 80 + "\tlong\n")
+    flags = ["--model.decoder.num-layers", "1", "--model.decoder.feedforward-width", "16", "--data.path", str(pairs)]
+    flags += ["--data.tokenizer.vocab-size", "400", "--data.source-length", "24", "--data.target-length", "24"]
+    assert train.main(["pairs", "--run", str(run), *SHORT, *flags]) == 0
+    assert 0 <= summary(run)["exact_match"] <= 1
+    assert "1 of 301 pairs are left out" in capsys.readouterr().out
+
+    assert generate.main([str(run), "--source", "the number 7"]) == 0
+    one = capsys.readouterr().out
+    monkeypatch.setattr(sys, "stdin", io.StringIO("the number 7\r\n  the number 8\n"))
+    assert generate.main([str(run)]) == 0
+    two = capsys.readouterr().out
+    assert two.count("\n") == 2
+    assert two.startswith(one)
+
+
+def test_a_prompt_is_continued_and_the_seed_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, text = tmp_path / "run", tmp_path / "text.txt"
+    text.write_text("It was a bright cold day in April, and the clocks were striking thirteen. " * 30)
+    flags = [flag.replace("encoder", "decoder") for flag in SHORT]
+    flags += ["--data.context-length", "16", "--model.decoder.num-heads", "2", "--sample.max-new-tokens", "5"]
+    flags += ["--data.tokenizer.vocab-size", "300", "--data.path", str(text)]
+    assert train.main(["text", "--run", str(run), *flags]) == 0
+    capsys.readouterr()
+    said = []
+    for seed in ("1", "1", "2"):
+        assert generate.main([str(run), "--prompt", "It was", "--max-new-tokens", "30", "--seed", seed]) == 0
+        said.append(capsys.readouterr().out)
+    assert all(text.startswith("It was") for text in said)
+    assert said[0] == said[1] != said[2]

@@ -68,12 +68,12 @@ def main(arguments: Sequence[str]) -> int:
     batches = pipeline.train_iterator()
     resumption = Resumption(checkpoints, pipeline.fingerprint, experiment, STARTED)
     state = resumption.restore(new_state, shardings, batches) if continues else None
+    if run.holds_run() and not resume:
+        print(f"the run that was in {run.path} is now in {run.move_aside()}")
+    run.lock()
     if state is None:
-        if run.holds_run() and not resume:
-            print(f"the run that was in {run.path} is now in {run.move_aside()}")
         run.create(experiment, tokenizer)
         state = jax.jit(new_state, out_shardings=shardings)()
-    run.lock()
     number = start = int(state.step)
     if start == training.steps and run.summary.exists():
         run.unlock()

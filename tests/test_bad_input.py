@@ -174,6 +174,9 @@ def test_a_folder_that_another_job_trains_in(refuse: Refuse, run: Path) -> None:
     holder.lock()
     try:
         assert "another job" in refuse(*again())
+        assert "another job" in refuse(*again("--resume", "no"))
+        shutil.rmtree(run / "checkpoints")
+        assert "another job" in refuse(*again("--training.steps", "3"))
     finally:
         holder.unlock()
 

@@ -105,7 +105,11 @@ class RunFolder:
             raise InputError(f"cannot write to {self.path}: {error.strerror}; choose another --run") from error
 
     def lock(self) -> None:
-        """Keeps other jobs out of the folder until this process ends; raises InputError if one is at work there."""
+        """Makes the folder and keeps other jobs out of it until `unlock`, or until this process ends.
+
+        Raises InputError if one is at work there.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
         self._locks.append(open(self.path / "lock", "w"))  # noqa: SIM115 (open for as long as it is held)
         try:
             fcntl.flock(self._locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,6 +123,7 @@ class RunFolder:
 
     def move_aside(self) -> Path:
         """Renames a folder with a run in it to the first free PATH.1, PATH.2 ...; returns the new name."""
+        self.lock()
         number, path = 1, self.path.absolute()
         while (aside := path.with_name(f"{path.name}.{number}")).exists():
             number += 1
@@ -128,6 +133,8 @@ class RunFolder:
             raise InputError(
                 f"cannot move {path} to {aside.name}: {error.strerror}; give a new --run instead of --resume no"
             ) from error
+        finally:
+            self.unlock()
         return aside
 
     def write_summary(self, figures: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for report in terminalreporter.stats.get(outcome, []):
             for name, value in getattr(report, "user_properties", ()):
                 if name == "parity":
-                    preset, gate, figure, bar = value
+                    preset, gate, figure, bar, _ = value
                     worst[preset, gate] = max(worst.get((preset, gate), (figure, bar)), (figure, bar))
     if not worst:
         return

@@ -1,6 +1,6 @@
-"""One architecture in both frameworks, with the same weights, run on the same batch."""
+"""One model in both frameworks, with the same weights, run on the same batch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -9,20 +9,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from ml_dtypes import bfloat16
+from torch import nn
 from torch.nn import functional as F
 
 from jax_tformer.config import Dtype, TransformerConfig
-from jax_tformer.models.transformer import Transformer, transformer
+from jax_tformer.models.outputs import Outputs
+from jax_tformer.models.transformer import transformer
 from jax_tformer.nn.arrays import Params
 from jax_tformer.training.losses import cross_entropy as cross_entropy_sum
 from jax_tformer.training.losses import mean_cross_entropy
+from jax_tformer.training.step import apply_to_batch as apply_ours
 from jax_tformer.weights.names import from_reference, to_reference
 from torch_ref import Output, reference
+from torch_ref.dropout import inject
+from torch_ref.training import apply_to_batch as apply_theirs
 from torch_ref.training import cross_entropy
 
 Tensors = dict[str, np.ndarray]
 OPTIMISED = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
 """Compiles as outside of the tests, where conftest.py switches optimisation off."""
+KINDS = ("hidden", "self_attention", "cross_attention")
+"""What is captured of every layer and compared."""
 
 
 @dataclass(frozen=True)
@@ -35,89 +43,142 @@ class Result:
     """Of the loss, by the reference's parameter names."""
 
 
-class Pair:
-    """The JAX model and the PyTorch reference of one config and one type, holding the same weights."""
+class Bridge:
+    """A JAX function and a PyTorch module that hold the same weights.
+
+    `ours(params, batch)` and `theirs(module, batch)` return (loss, activations by name); `into` turns the module's
+    weights, by name, into the JAX parameters, and `back` does the reverse (it serves the gradients too).
+    """
 
     def __init__(
-        self, config: TransformerConfig, weights: Mapping[str, np.ndarray], dtype: Dtype, *, optimised: bool
+        self,
+        ours: Callable[[Params, dict[str, jax.Array]], tuple[jax.Array, dict[str, jax.Array]]],
+        theirs: Callable[[Any, dict[str, torch.Tensor]], tuple[torch.Tensor, dict[str, torch.Tensor]]],
+        module: nn.Module,
+        *,
+        into: Callable[[Tensors], Params],
+        back: Callable[[Params], Tensors],
+        dtype: Dtype,
+        optimised: bool,
     ) -> None:
-        """`weights` are the reference's, by name; they are rounded to `dtype`."""
+        self.ours, self.theirs, self.module, self.into, self.back = ours, theirs, module, into, back
+        self.dtype = np.dtype(bfloat16 if dtype == "bfloat16" else dtype)
         self._compiler_options = OPTIMISED if optimised else None
-        self.config = config.with_dtype(dtype)
-        self.dtype = np.dtype(dtype)
-        self.net: Transformer = transformer(self.config)
-        self.torch = reference(self.config).eval()
-        self.load(weights)
 
     def load(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Gives both models these weights; what has been compiled stays."""
+        """Gives both sides these weights, by the module's names, in their type; what has been compiled stays."""
         rounded = {name: array.astype(self.dtype) for name, array in weights.items()}
-        self.params: Params = jax.tree.map(jnp.asarray, from_reference(rounded, self.net.shapes))
-        self.torch.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in rounded.items()})
+        self.params: Params = jax.tree.map(jnp.asarray, self.into(rounded))
+        self.module.load_state_dict({name: to_torch(array.copy()) for name, array in rounded.items()})
 
     def run_jax(self, batch: Tensors) -> Result:
         """Forward and backward in JAX."""
         arrays = {name: jnp.asarray(array) for name, array in batch.items()}
         (_, activations), gradients = self._jax(self.params, arrays)
-        return Result(
-            {name: np.asarray(array) for name, array in activations.items()},
-            to_reference(gradients),
-        )
+        return Result({name: np.asarray(array) for name, array in activations.items()}, self.back(gradients))
 
     def run_torch(self, batch: Tensors) -> Result:
         """Forward and backward in PyTorch."""
-        arrays = {name: torch.from_numpy(array) for name, array in batch.items()}
-        self.torch.zero_grad()
-        if "source" in arrays:
-            masks = (arrays.get("source_mask"), arrays.get("target_mask"))
-            output: Output = self.torch(arrays["source"], arrays["target"], *masks)
-        else:
-            output = self.torch(arrays["tokens"], arrays.get("mask"), arrays.get("token_types"))
-        loss = self._objective_torch(output.logits, arrays["labels"])
+        self.module.zero_grad()
+        loss, activations = self.theirs(self.module, {name: torch.from_numpy(array) for name, array in batch.items()})
         loss.backward()
-        activations = {"logits": output.logits, "loss": loss}
-        if self.config.head != "none":
-            losses = F.cross_entropy(output.logits.flatten(0, 1), arrays["labels"].flatten(), reduction="none")
-            activations["loss of each token"] = losses.view(arrays["labels"].shape)
-        for side in ("encoder", "decoder"):
-            captured = getattr(output, side)
-            for kind in captured._fields if captured else ():
-                for layer, tensor in enumerate(getattr(captured, kind)):
-                    activations[f"{side}.{layer}.{kind}"] = tensor
-        zeros = {name: torch.zeros_like(p) for name, p in self.torch.named_parameters() if p.grad is None}
-        gradients = {name: zeros.get(name, p.grad) for name, p in self.torch.named_parameters()}
+        gradients = {
+            name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.module.named_parameters()
+        }
         return Result(
-            {name: tensor.detach().numpy() for name, tensor in activations.items()},
-            {name: tensor.numpy() for name, tensor in gradients.items()},
+            {name: from_torch(tensor) for name, tensor in activations.items()},
+            {name: from_torch(tensor) for name, tensor in gradients.items()},
         )
 
     @cached_property
     def _jax(self) -> Any:
-        def objective(params: Params, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
-            inputs = [batch[name] for name in ("source", "target", "tokens") if name in batch]
-            names = ("source_mask", "target_mask", "mask", "token_types")
-            options = {name: batch[name] for name in names if name in batch}
-            outputs = self.net.apply(params, *inputs, **options, capture=True)
-            if self.config.head == "none":
-                loss = jnp.square(outputs.logits).mean()
-            else:
-                loss = mean_cross_entropy(outputs.logits, batch["labels"])
-            activations = {"logits": outputs.logits, "loss": loss}
-            if self.config.head != "none":
-                activations["loss of each token"] = token_losses(outputs.logits, batch["labels"])
-            for side in ("encoder", "decoder"):
-                captured = getattr(outputs, side)
-                for kind in captured._fields if captured else ():
-                    layers = getattr(captured, kind)
-                    for layer in range(0 if layers is None else layers.shape[0]):
-                        activations[f"{side}.{layer}.{kind}"] = layers[layer]
-            return loss, activations
+        return jax.jit(jax.value_and_grad(self.ours, has_aux=True), compiler_options=self._compiler_options)
 
-        return jax.jit(jax.value_and_grad(objective, has_aux=True), compiler_options=self._compiler_options)
 
-    def _objective_torch(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+class Pair(Bridge):
+    """The JAX model and the PyTorch reference of one config and one type, holding the same weights."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        weights: Mapping[str, np.ndarray],
+        dtype: Dtype,
+        *,
+        optimised: bool,
+        dropout_seed: int | None = None,
+    ) -> None:
+        """`weights` are the reference's, by name; they are rounded to `dtype`.
+
+        With `dropout_seed` JAX drops by that key, and the reference by the masks that JAX drew.
+        """
+        self.config = config.with_dtype(dtype)
+        self.net = transformer(self.config)
+        self.key = None if dropout_seed is None else jax.random.key(dropout_seed)
+        super().__init__(
+            self._ours,
+            self._theirs,
+            reference(self.config).eval(),
+            into=lambda weights: from_reference(weights, self.net.shapes),
+            back=to_reference,
+            dtype=dtype,
+            optimised=optimised,
+        )
+        self.load(weights)
+
+    def run_jax(self, batch: Tensors) -> Result:
+        """Forward and backward in JAX; the masks that it drew go to the reference."""
+        result = super().run_jax(batch)
+        masks = {name: result.activations.pop(name) for name in list(result.activations) if name.endswith("dropout")}
+        inject(self.module, {name: torch.from_numpy(mask.copy()) for name, mask in masks.items()})
+        return result
+
+    def _ours(self, params: Params, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
+        outputs: Outputs = apply_ours(self.net, params, batch, dropout_key=self.key, capture=True)
+        if self.config.head == "none":
+            loss = jnp.square(outputs.logits.astype(jnp.promote_types(outputs.logits.dtype, jnp.float32))).mean()
+        else:
+            loss = mean_cross_entropy(outputs.logits, batch["labels"])
+        activations = {"logits": outputs.logits, "loss": loss}
+        if self.config.head != "none":
+            activations["loss of each token"] = token_losses(outputs.logits, batch["labels"])
+        for side in ("encoder", "decoder"):
+            for kind in KINDS if (captured := getattr(outputs, side)) else ():
+                layers = getattr(captured, kind)
+                for layer in range(0 if layers is None else layers.shape[0]):
+                    activations[f"{side}.{layer}.{kind}"] = layers[layer]
+        return loss, activations | outputs.dropout_masks()
+
+    def _theirs(self, model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        output: Output = apply_theirs(model, batch)
         # A model without a head has no labels to meet: any smooth function of its output shows its gradients.
-        return logits.square().mean() if self.config.head == "none" else cross_entropy(logits, labels)
+        if self.config.head == "none":
+            loss = output.logits.to(torch.promote_types(output.logits.dtype, torch.float32)).square().mean()
+        else:
+            loss = cross_entropy(output.logits, batch["labels"])
+        activations = {"logits": output.logits, "loss": loss}
+        if self.config.head != "none":
+            losses = F.cross_entropy(output.logits.flatten(0, 1), batch["labels"].flatten(), reduction="none")
+            activations["loss of each token"] = losses.view(batch["labels"].shape)
+        for side in ("encoder", "decoder"):
+            for kind in KINDS if (captured := getattr(output, side)) else ():
+                for layer, tensor in enumerate(getattr(captured, kind)):
+                    activations[f"{side}.{layer}.{kind}"] = tensor
+        return loss, activations
+
+
+def to_torch(array: np.ndarray) -> torch.Tensor:
+    """A tensor with these bits: NumPy's bfloat16 and PyTorch's are strangers to each other."""
+    if array.dtype == bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def from_torch(tensor: torch.Tensor) -> np.ndarray:
+    """The inverse of `to_torch`."""
+    tensor = tensor.detach()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(bfloat16)
+    return tensor.numpy()
 
 
 def token_losses(logits: jax.Array, labels: jax.Array) -> jax.Array:

@@ -7,13 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 FLOAT64_BAR = 1e-12
-"""Gates 1 and 2: the largest relative error of anything computed in float64."""
-FLOAT32_FACTOR, FLOAT32_FLOOR = 3.0, 2.0**-23
-"""Gate 3: our float32 error is at most the reference's float32 error times the factor, plus the floor."""
+"""Gates 1, 2, 5 and 7: the largest relative error of anything computed in float64."""
 
 
 class ParityError(AssertionError):
-    """Two implementations differ by more than a gate allows; the message shows both sides."""
+    """Two implementations differ by more than a gate allows, or cannot be compared; the message shows both sides."""
 
 
 @dataclass(frozen=True)
@@ -31,21 +29,35 @@ class Measured:
         """Whether the gate is green; NaN is not."""
         return self.worst <= self.bar
 
+    def require(self) -> "Measured":
+        """Prints the figure next to its bar; raises ParityError where the gate is red."""
+        print(self)
+        if not self.passed:
+            raise ParityError(str(self))
+        return self
+
     def __str__(self) -> str:
         verdict = "<=" if self.passed else "> "
-        return f"{self.gate}: {self.worst:.2e} {verdict} {self.bar:.0e} ({self.name})"
+        return f"gate {self.gate}: {self.worst:.2e} {verdict} {self.bar:.0e} ({self.name})"
 
 
 def require_comparable(name: str, ours: np.ndarray, theirs: np.ndarray) -> None:
-    """Raises ParityError where shapes, dtypes or the places of NaN and infinity differ."""
+    """Raises ParityError where shapes, dtypes or the places of NaN and infinity differ; it shows both sides."""
     if ours.shape != theirs.shape:
-        raise ParityError(f"{name}: shapes differ: ours {ours.shape}, theirs {theirs.shape}")
+        raise ParityError(f"{name}: shapes differ: ours {list(ours.shape)}, theirs {list(theirs.shape)}")
     if ours.dtype != theirs.dtype:
-        raise ParityError(f"{name}: dtypes differ: ours {ours.dtype}, theirs {theirs.dtype}")
+        raise ParityError(
+            f"{name}: dtypes differ: ours {ours.dtype}, theirs {theirs.dtype}; "
+            "one side was lowered on the way (JAX gives float32 unless jax_enable_x64 is on before tracing)"
+        )
     for what, test in (("NaN", np.isnan), ("infinity", np.isinf)):
         here, there = test(ours), test(theirs)
         if (here != there).any():
-            raise ParityError(f"{name}: {what} at {here.sum()} places in ours and {there.sum()} in theirs")
+            place = tuple(map(int, np.argwhere(here != there)[0]))
+            raise ParityError(
+                f"{name}: {what} at {here.sum()} places in ours and {there.sum()} in theirs; "
+                f"at {list(place)} ours is {ours[place]}, theirs {theirs[place]}"
+            )
 
 
 def relative_error(ours: np.ndarray, theirs: np.ndarray, scale: float | None = None) -> float:
@@ -66,6 +78,28 @@ def relative_error(ours: np.ndarray, theirs: np.ndarray, scale: float | None = N
     return max(float(np.linalg.norm(difference)) / norm, float(np.abs(difference).max()) / largest)
 
 
+def compared(
+    gate: str,
+    ours: Mapping[str, Any],
+    theirs: Mapping[str, Any],
+    *,
+    bar: float = FLOAT64_BAR,
+    zero: Mapping[str, float] | None = None,
+) -> Measured:
+    """The largest relative error of all tensors, which are matched by name, beside the bar of `gate`.
+
+    `zero` names tensors that are zero in exact arithmetic, with the scale to measure them against. Raises ParityError
+    for names that stand on one side only, and for what `require_comparable` raises.
+    """
+    _require_same_names(gate, ours, theirs)
+    errors = {}
+    for name in ours:
+        a, b = np.asarray(ours[name]), np.asarray(theirs[name])
+        require_comparable(name, a, b)
+        errors[name] = relative_error(a, b, (zero or {}).get(name))
+    return worst(gate, errors, bar)
+
+
 def assert_parity(
     gate: str,
     ours: Mapping[str, Any],
@@ -74,26 +108,12 @@ def assert_parity(
     bar: float = FLOAT64_BAR,
     zero: Mapping[str, float] | None = None,
 ) -> Measured:
-    """Compares tensors by name, prints the worst figure next to the bar, and raises ParityError above it.
-
-    `zero` names tensors that are zero in exact arithmetic, with the scale to measure them against. Raises ParityError
-    for names that stand on one side only, and for what `require_comparable` raises.
-    """
-    if ours.keys() != theirs.keys():
-        only_ours, only_theirs = sorted(ours.keys() - theirs.keys()), sorted(theirs.keys() - ours.keys())
-        raise ParityError(f"{gate}: only ours has {only_ours}, only theirs has {only_theirs}")
-    if not ours:
-        raise ParityError(f"{gate}: there is nothing to compare")
-    errors = {}
-    for name in ours:
-        a, b = np.asarray(ours[name]), np.asarray(theirs[name])
-        require_comparable(name, a, b)
-        errors[name] = relative_error(a, b, (zero or {}).get(name))
-    return judged(gate, errors, bar)
+    """`compared`, printed; raises ParityError above the bar."""
+    return compared(gate, ours, theirs, bar=bar, zero=zero).require()
 
 
 class Sample(NamedTuple):
-    """The same tensors from one batch: ours and theirs in float32, and the truth in float64."""
+    """The same tensors from one batch: ours and theirs in a narrow type, and the truth in float64."""
 
     ours: Mapping[str, Any]
     theirs: Mapping[str, Any]
@@ -102,39 +122,63 @@ class Sample(NamedTuple):
     """What errors are relative to: the norm of the truth, or of everything where the truth is known to be zero."""
 
 
-def assert_quality(gate: str, samples: Sequence[Sample]) -> Measured:
-    """Gate 3: err(ours) / (FLOAT32_FACTOR * err(theirs) + FLOAT32_FLOOR) is at most 1, for every tensor.
+@dataclass(frozen=True)
+class Quality:
+    """How far from the truth a narrow type may be: `factor` times as far as the reference in that type, + `floor`."""
+
+    dtype: str
+    factor: float
+    floor: float
+
+
+FLOAT32 = Quality("float32", 3.0, 2.0**-23)
+"""Gate 3."""
+BFLOAT16 = Quality("bfloat16", 2.0, 2.0**-23)
+"""Gate 4."""
+
+
+def quality(gate: str, samples: Sequence[Sample], allowed: Quality = FLOAT32) -> Measured:
+    """err(ours) / (factor * err(theirs) + floor) of the worst tensor; green is at most 1.
 
     err is the Euclidean distance from the truth, relative to its scale, as the root of the mean square over the
     samples: six numbers may be right by luck once, which says nothing about quality. Scalars are left to gate 1; the
-    loss is judged by the tensor of its terms. Raises ParityError for what `require_comparable` raises, and for results
-    that are not float32.
+    loss is judged by the tensor of its terms. Raises ParityError for what `compared` raises, and for results of
+    another type than `allowed.dtype`.
     """
     squares: dict[str, tuple[float, float]] = {}
     for ours, theirs, truth, scales in samples:
-        if not ours.keys() == theirs.keys() == truth.keys():
-            raise ParityError(f"{gate}: the three sides have different tensors")
+        _require_same_names(gate, ours, theirs)
+        _require_same_names(gate, ours, truth)
         for name in ours:
             a, b, exact = np.asarray(ours[name]), np.asarray(theirs[name]), np.asarray(truth[name], np.float64)
             require_comparable(name, a, b)
-            if a.dtype != np.float32:
-                raise ParityError(f"{name}: the float32 run gave {a.dtype}")
+            if str(a.dtype) != allowed.dtype:
+                raise ParityError(f"{name}: the {allowed.dtype} run gave {a.dtype} on both sides")
             if a.shape:
                 here, there = squares.get(name, (0.0, 0.0))
                 here += relative_error(a, exact, scales[name]) ** 2 / len(samples)
                 there += relative_error(b, exact, scales[name]) ** 2 / len(samples)
                 squares[name] = here, there
     ratios = {
-        name: here**0.5 / (FLOAT32_FACTOR * there**0.5 + FLOAT32_FLOOR) for name, (here, there) in squares.items()
+        name: here**0.5 / (allowed.factor * there**0.5 + allowed.floor) for name, (here, there) in squares.items()
     }
-    return judged(gate, ratios, 1.0)
+    return worst(gate, ratios, 1.0)
 
 
-def judged(gate: str, figures: Mapping[str, float], bar: float) -> Measured:
-    """The worst of the figures, printed; raises ParityError if it is above the bar (or NaN)."""
+def assert_quality(gate: str, samples: Sequence[Sample], allowed: Quality = FLOAT32) -> Measured:
+    """`quality`, printed; raises ParityError above 1."""
+    return quality(gate, samples, allowed).require()
+
+
+def worst(gate: str, figures: Mapping[str, float], bar: float) -> Measured:
+    """The largest of the figures; NaN is larger than any number."""
     name = max(figures, key=lambda name: float("inf") if np.isnan(figures[name]) else figures[name])
-    measured = Measured(gate, figures[name], bar, name)
-    print(measured)
-    if not measured.passed:
-        raise ParityError(str(measured))
-    return measured
+    return Measured(gate, figures[name], bar, name)
+
+
+def _require_same_names(gate: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    if ours.keys() != theirs.keys():
+        only_ours, only_theirs = sorted(ours.keys() - theirs.keys()), sorted(theirs.keys() - ours.keys())
+        raise ParityError(f"gate {gate}: only ours has {only_ours}, only theirs has {only_theirs}")
+    if not ours:
+        raise ParityError(f"gate {gate}: there is nothing to compare")

@@ -25,6 +25,7 @@ from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.nn.arrays import Params
 from jax_tformer.nn.attention import Attention, attend
 from jax_tformer.nn.blocks import Block, Context
+from jax_tformer.nn.dropout import draw_mask
 from jax_tformer.nn.embedding import InputEmbedding
 from jax_tformer.nn.feedforward import FeedForward
 from jax_tformer.nn.masks import causal_mask, padding_mask
@@ -145,7 +146,8 @@ def test_a_bare_dropout_ignores_its_rate(rate: float) -> None:
         ours_linear.kernel[...] = jnp.eye(50)
         nn.init.eye_(theirs_linear.weight)
         nn.init.zeros_(theirs_linear.bias)
-    hidden = np.asarray(jax.jit(ours)(jnp.asarray(x), dropout_key=jax.random.key(0)))
+    keep = draw_mask(jax.random.key(0), config.dropout.feedforward, x.shape)
+    hidden = np.asarray(jax.jit(ours)(jnp.asarray(x), keep=keep))
     for activations in (hidden, theirs.train()(x).detach().numpy()):
         assert (activations == 0).mean() == pytest.approx(rate, abs=0.01)
         np.testing.assert_allclose(activations[activations != 0], 1 / (1 - rate), rtol=1e-12)

@@ -137,8 +137,8 @@ def test_a_fault_in_the_reference_turns_the_gates_red(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     faulty = reference(replace(pair.config, decoder=replace(STACK, **fault))).eval()
-    faulty.load_state_dict(pair.torch.state_dict())
-    monkeypatch.setattr(pair, "torch", faulty)
+    faulty.load_state_dict(pair.module.state_dict())
+    monkeypatch.setattr(pair, "module", faulty)
     assert red(*compare()) == ["1", "2"]
 
 
@@ -147,11 +147,11 @@ def test_swapped_weights_turn_the_gates_red(
     name: str, pair: Pair, compare: Callable[[], tuple[Result, Result]]
 ) -> None:
     """Two heads in each other's place, and a square matrix transposed: no check of shapes sees either."""
-    before = {key: tensor.clone() for key, tensor in pair.torch.state_dict().items()}
-    weight = pair.torch.get_parameter(f"decoder.blocks.1.cross_attention.{name}.weight")
+    before = {key: tensor.clone() for key, tensor in pair.module.state_dict().items()}
+    weight = pair.module.get_parameter(f"decoder.blocks.1.cross_attention.{name}.weight")
     with torch.no_grad():
         weight.copy_(weight.T.clone() if name == "output" else weight.roll(8, dims=0))
     try:
         assert red(*compare()) == ["1", "2"]
     finally:
-        pair.torch.load_state_dict(before)
+        pair.module.load_state_dict(before)

@@ -11,7 +11,7 @@ from jax_tformer.config import Dtype
 from jax_tformer.presets import ARCHITECTURES
 from parity_tests.bridge import Pair, Result, Tensors, known_zeros
 from parity_tests.cases import CONFIGS, PADDINGS, REGIMES, Lengths, batch_for, weights_for
-from parity_tests.measure import Measured, Sample, assert_parity, assert_quality
+from parity_tests.measure import Measured, Sample, compared, quality
 
 Record = Callable[[str, Measured], None]
 
@@ -41,8 +41,8 @@ def test_gates_1_2_and_3(name: str, record: Record) -> None:
             weights, batch = weights_for(config, std, seed), batch_for(config, padding, seed)
             ours, theirs = results(name, weights, batch, "float64")
             zeros = known_zeros(config, theirs.gradients)
-            record(name, assert_parity("1 activations", ours.activations, theirs.activations))
-            record(name, assert_parity("2 gradients", ours.gradients, theirs.gradients, zero=zeros))
+            record(name, compared("1 activations", ours.activations, theirs.activations))
+            record(name, compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros))
 
             ours32, theirs32 = results(name, weights, batch, "float32")
             truth = theirs.activations | theirs.gradients
@@ -50,7 +50,7 @@ def test_gates_1_2_and_3(name: str, record: Record) -> None:
             samples.append(
                 Sample(ours32.activations | ours32.gradients, theirs32.activations | theirs32.gradients, truth, scales)
             )
-        record(name, assert_quality("3 float32 / allowed", samples))
+        record(name, quality("3 float32 / allowed", samples))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "vaswani-base"])
@@ -60,9 +60,9 @@ def test_gates_1_and_2_at_full_size(name: str, record: Record) -> None:
     lengths = Lengths(batch=2, source=33, target=21)
     batch = batch_for(config, "right", lengths=lengths)
     ours, theirs = models.run_jax(batch), models.run_torch(batch)
-    record(f"{name}, full size", assert_parity("1 activations", ours.activations, theirs.activations))
+    record(f"{name}, full size", compared("1 activations", ours.activations, theirs.activations))
     zeros = known_zeros(config, theirs.gradients)
-    record(f"{name}, full size", assert_parity("2 gradients", ours.gradients, theirs.gradients, zero=zeros))
+    record(f"{name}, full size", compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros))
 
 
 def test_source_and_target_lengths_differ() -> None:
@@ -77,4 +77,4 @@ def test_positions_far_from_the_start(name: str, record: Record) -> None:
     models = Pair(config, weights_for(config, 0.2), "float64", optimised=False)
     batch = batch_for(config, "none", lengths=Lengths(batch=1, source=520, target=515))
     ours, theirs = models.run_jax(batch), models.run_torch(batch)
-    record(f"{name}, 520 positions", assert_parity("1 activations", ours.activations, theirs.activations))
+    record(f"{name}, 520 positions", compared("1 activations", ours.activations, theirs.activations))

@@ -86,7 +86,7 @@ def both_run(config: TransformerConfig, *inputs: np.ndarray) -> tuple[Any, Outpu
     models = Pair(config, weights_for(config, 0.2), "float64", optimised=False)
     ours = jax.jit(partial(models.net.apply, capture=True))(models.params, *inputs)
     with torch.no_grad():
-        theirs = models.torch(*map(torch.from_numpy, inputs))
+        theirs = models.module(*map(torch.from_numpy, inputs))
     assert relative_error(np.asarray(ours.logits), theirs.logits.numpy()) <= FLOAT64_BAR
     return models.net.bind(models.params), ours, theirs
 

@@ -14,7 +14,7 @@ from jax_tformer.models.transformer import transformer
 from jax_tformer.nn.arrays import Params
 from jax_tformer.training.losses import IGNORED, mean_cross_entropy
 from jax_tformer.training.optimizer import optimizer
-from jax_tformer.training.step import Batch, TrainState, batch_logits, init_state, train_step
+from jax_tformer.training.step import Batch, TrainState, apply_to_batch, init_state, train_step
 
 STACK = StackConfig(num_layers=3, num_heads=2, feedforward_width=32, norm_placement="pre", final_norm=True)
 CONFIG = TransformerConfig(vocab_size=23, d_model=16, decoder=STACK)
@@ -42,7 +42,7 @@ def largest_difference(first: Params, second: Params) -> float:
 def gradients(config: TransformerConfig) -> Params:
     net = transformer(config)
     params = net.init(jax.random.key(0))
-    loss = lambda params: mean_cross_entropy(batch_logits(net, params, batch(), None), batch()["labels"])  # noqa: E731
+    loss = lambda params: mean_cross_entropy(apply_to_batch(net, params, batch()), batch()["labels"])  # noqa: E731
     return jax.jit(jax.grad(loss))(params)
 
 
@@ -75,7 +75,7 @@ def test_a_batch_without_labels_gives_no_loss_and_no_gradient() -> None:
     params = net.init(jax.random.key(0))
     nothing = batch() | {"labels": jnp.full((4, 9), IGNORED)}
     loss, grads = jax.value_and_grad(
-        lambda params: mean_cross_entropy(batch_logits(net, params, nothing, None), nothing["labels"])
+        lambda params: mean_cross_entropy(apply_to_batch(net, params, nothing), nothing["labels"])
     )(params)
     assert float(loss) == 0
     assert all(not leaf.any() for leaf in jax.tree.leaves(grads))

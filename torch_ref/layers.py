@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jax_tformer.config import StackConfig, TransformerConfig
+from torch_ref.dropout import Dropout
 
 
 def high(x: Tensor) -> Tensor:
@@ -72,7 +73,7 @@ class Attention(nn.Module):
         widths = {"head_width": self.width, "model_width": config.d_model, "none": 1}
         self.scale = 1 / math.sqrt(widths[stack.attention_scale])
         self.rotary_base = stack.position_base if stack.positions == "rotary" else None
-        self.dropout = nn.Dropout(config.dropout.attention)
+        self.dropout = Dropout(config.dropout.attention)
 
     def forward(
         self, x: Tensor, memory: Tensor, mask: Tensor | None, positions: Tensor | None = None
@@ -104,7 +105,7 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(*sizes, bias=bias)
         self.down = nn.Linear(stack.feedforward_width, config.d_model, bias=bias)
         self.activation = activation(stack.activation)
-        self.dropout = nn.Dropout(config.dropout.feedforward)
+        self.dropout = Dropout(config.dropout.feedforward)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
@@ -131,7 +132,9 @@ class Block(nn.Module):
         self.cross_attention = Attention(config, stack) if cross else None
         self.cross_attention_norm = Norm(config, stack) if cross else None
         self.feedforward, self.feedforward_norm = FeedForward(config, stack), Norm(config, stack)
-        self.dropout = nn.Dropout(config.dropout.residual)
+        self.self_attention_residual_dropout = Dropout(config.dropout.residual)
+        self.cross_attention_residual_dropout = Dropout(config.dropout.residual) if cross else None
+        self.feedforward_residual_dropout = Dropout(config.dropout.residual)
         self.pre = stack.norm_placement == "pre"
 
     def forward(
@@ -146,14 +149,15 @@ class Block(nn.Module):
         cross_weights = None
         h = self.self_attention_norm(x) if self.pre else x
         h, self_weights = self.self_attention(h, h, mask, positions)
-        x = self._add(x, h, self.self_attention_norm)
+        x = self._add(x, self.self_attention_residual_dropout(h), self.self_attention_norm)
         if self.cross_attention is not None and self.cross_attention_norm is not None and memory is not None:
+            assert self.cross_attention_residual_dropout is not None
             h = self.cross_attention_norm(x) if self.pre else x
             h, cross_weights = self.cross_attention(h, memory, memory_mask)
-            x = self._add(x, h, self.cross_attention_norm)
+            x = self._add(x, self.cross_attention_residual_dropout(h), self.cross_attention_norm)
         h = self.feedforward(self.feedforward_norm(x) if self.pre else x)
-        return self._add(x, h, self.feedforward_norm), self_weights, cross_weights
+        x = self._add(x, self.feedforward_residual_dropout(h), self.feedforward_norm)
+        return x, self_weights, cross_weights
 
     def _add(self, x: Tensor, h: Tensor, norm: Norm) -> Tensor:
-        x = x + self.dropout(h)
-        return x if self.pre else norm(x)
+        return x + h if self.pre else norm(x + h)

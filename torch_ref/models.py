@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jax_tformer.config import StackConfig, TransformerConfig
+from torch_ref.dropout import Dropout
 from torch_ref.layers import Block, Norm, activation, high, sinusoidal
 
 
@@ -38,7 +39,7 @@ class InputEmbedding(nn.Module):
         self.positions = nn.Embedding(stack.max_positions or 0, config.d_model) if learned else None
         self.token_types = nn.Embedding(stack.token_types, config.d_model) if stack.token_types else None
         self.norm = Norm(config, stack) if stack.embedding_norm else None
-        self.dropout = nn.Dropout(config.dropout.embedding)
+        self.dropout = Dropout(config.dropout.embedding)
         self.stack = stack
 
     def forward(self, ids: Tensor, positions: Tensor, table: nn.Embedding, types: Tensor | None = None) -> Tensor:

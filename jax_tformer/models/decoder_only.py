@@ -38,11 +38,12 @@ class DecoderOnly(nnx.Module):
         """
         embedding_key, decoder_key = split_key(dropout_key, 2)
         positions = position_ids(tokens.shape[1], mask) if positions is None else positions
-        x = self.embedding(tokens, positions, token_types=token_types, dropout_key=embedding_key)
+        keep = self.embedding.draw_keep(embedding_key, tokens)
+        x = self.embedding(tokens, positions, token_types=token_types, keep=keep)
         context = Context(
             self_mask=both(causal_mask(tokens.shape[1]), padding_mask(mask)), rotation=self.decoder.rotation(positions)
         )
         x, captured = self.decoder(x, context, dropout_key=decoder_key, capture=capture)
         if self.head is not None:
             x = self.head(x, self.embedding.table)
-        return Outputs(x, decoder=captured) if capture else x
+        return Outputs(x, decoder=captured, embedding_dropout={"embedding": keep}) if capture else x

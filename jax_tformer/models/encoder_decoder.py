@@ -41,15 +41,20 @@ class EncoderDecoder(nnx.Module):
         with `capture`, Outputs.
         """
         encoder_key, decoder_key = split_key(dropout_key, 2)
-        memory, encoder = self._encode(source, source_mask, encoder_key, capture)
-        logits, decoder = self._decode(target, memory, source_mask, target_mask, decoder_key, capture)
-        return Outputs(logits, encoder, decoder) if capture else logits
+        source_key, encoder_key = split_key(encoder_key, 2)
+        target_key, decoder_key = split_key(decoder_key, 2)
+        source_keep = self.source_embedding.draw_keep(source_key, source)
+        target_keep = self.target_embedding.draw_keep(target_key, target)
+        memory, encoder = self._encode(source, source_mask, source_keep, encoder_key, capture)
+        logits, decoder = self._decode(target, memory, source_mask, target_mask, target_keep, decoder_key, capture)
+        keeps = {"source_embedding": source_keep, "target_embedding": target_keep}
+        return Outputs(logits, encoder, decoder, keeps) if capture else logits
 
     def encode(
         self, source: Int[Array, "B S"], *, source_mask: Bool[Array, "B S"] | None = None
     ) -> Float[Array, "B S D"]:
         """The memory that `decode` attends to."""
-        return self._encode(source, source_mask, None, False)[0]
+        return self._encode(source, source_mask, None, None, False)[0]
 
     def decode(
         self,
@@ -60,16 +65,15 @@ class EncoderDecoder(nnx.Module):
         target_mask: Bool[Array, "B T"] | None = None,
     ) -> Float[Array, "B T V"]:
         """Logits of the token after each of `target`, given the encoder's output."""
-        return self._decode(target, memory, source_mask, target_mask, None, False)[0]
+        return self._decode(target, memory, source_mask, target_mask, None, None, False)[0]
 
     def _encode(
-        self, source: Array, source_mask: Array | None, key: Array | None, capture: bool
+        self, source: Array, source_mask: Array | None, keep: Array | None, key: Array | None, capture: bool
     ) -> tuple[Array, Captured | None]:
-        embedding_key, stack_key = split_key(key, 2)
         positions = position_ids(source.shape[1], source_mask)
-        x = self.source_embedding(source, positions, dropout_key=embedding_key)
+        x = self.source_embedding(source, positions, keep=keep)
         context = Context(self_mask=padding_mask(source_mask), rotation=self.encoder.rotation(positions))
-        return self.encoder(x, context, dropout_key=stack_key, capture=capture)
+        return self.encoder(x, context, dropout_key=key, capture=capture)
 
     def _decode(
         self,
@@ -77,19 +81,19 @@ class EncoderDecoder(nnx.Module):
         memory: Array,
         source_mask: Array | None,
         target_mask: Array | None,
+        keep: Array | None,
         key: Array | None,
         capture: bool,
     ) -> tuple[Array, Captured | None]:
-        embedding_key, stack_key = split_key(key, 2)
         positions = position_ids(target.shape[1], target_mask)
-        x = self.target_embedding(target, positions, table=self._target_table, dropout_key=embedding_key)
+        x = self.target_embedding(target, positions, table=self._target_table, keep=keep)
         context = Context(
             self_mask=both(causal_mask(target.shape[1]), padding_mask(target_mask)),
             memory=memory,
             cross_mask=padding_mask(source_mask),
             rotation=self.decoder.rotation(positions),
         )
-        x, captured = self.decoder(x, context, dropout_key=stack_key, capture=capture)
+        x, captured = self.decoder(x, context, dropout_key=key, capture=capture)
         return (x if self.head is None else self.head(x, self._target_table)), captured
 
     @property

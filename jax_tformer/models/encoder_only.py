@@ -38,9 +38,10 @@ class EncoderOnly(nnx.Module):
         """
         embedding_key, encoder_key = split_key(dropout_key, 2)
         positions = position_ids(tokens.shape[1], mask) if positions is None else positions
-        x = self.embedding(tokens, positions, token_types=token_types, dropout_key=embedding_key)
+        keep = self.embedding.draw_keep(embedding_key, tokens)
+        x = self.embedding(tokens, positions, token_types=token_types, keep=keep)
         context = Context(self_mask=padding_mask(mask), rotation=self.encoder.rotation(positions))
         x, captured = self.encoder(x, context, dropout_key=encoder_key, capture=capture)
         if self.head is not None:
             x = self.head(x, self.embedding.table)
-        return Outputs(x, encoder=captured) if capture else x
+        return Outputs(x, encoder=captured, embedding_dropout={"embedding": keep}) if capture else x

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.nn.arrays import accumulator
@@ -23,7 +23,7 @@ def attend(
     *,
     scale: float,
     dropout_rate: float = 0.0,
-    dropout_key: Key[Array, ""] | None = None,
+    keep: Bool[Array, "B H T S"] | None = None,
 ) -> tuple[Float[Array, "B T H C"], Float[Array, "B H T S"]]:
     """softmax(scale * Q K^T) V, and the weights (before dropout); H/K query heads share a key/value head.
 
@@ -41,7 +41,7 @@ def attend(
     weights = jax.nn.softmax(scores, axis=-1)
     if mask is not None:
         weights = jnp.where(mask, weights, jnp.zeros((), high))
-    dropped = dropout(weights, dropout_rate, dropout_key).astype(value.dtype)
+    dropped = dropout(weights, dropout_rate, keep).astype(value.dtype)
     dropped = dropped.reshape(batch, key.shape[2], groups, length, -1)
     output = jnp.einsum("bkgts,bskc->btkgc", dropped, value)
     return output.reshape(query.shape), weights
@@ -78,14 +78,15 @@ class Attention(nnx.Module):
         mask: Bool[Array, "#B 1 #T S"] | None,
         *,
         rotation: Rotation | None = None,
-        dropout_key: Key[Array, ""] | None = None,
+        keep: Bool[Array, "B H T S"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B H T S"]]:
-        """Position t of x asks, the positions of memory answer. Returns the output and the attention weights."""
+        """Position t of x asks, the positions of memory answer. Returns the output and the attention weights.
+
+        `keep` is the dropout mask of the weights.
+        """
         query, key, value = self.query(x), self.key(memory), self.value(memory)
         if rotation is not None:
             query = rotate(query, rotation.cosine, rotation.sine)
             key = rotate(key, rotation.cosine, rotation.sine)
-        output, weights = attend(
-            query, key, value, mask, scale=self.scale, dropout_rate=self.dropout_rate, dropout_key=dropout_key
-        )
+        output, weights = attend(query, key, value, mask, scale=self.scale, dropout_rate=self.dropout_rate, keep=keep)
         return self.output(output), weights

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Key
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.nn.attention import Attention, Rotation
-from jax_tformer.nn.dropout import dropout, split_key
+from jax_tformer.nn.dropout import draw_mask, dropout, split_key
 from jax_tformer.nn.feedforward import FeedForward
 from jax_tformer.nn.norms import Norm
 
@@ -22,6 +22,20 @@ class Context(NamedTuple):
     rotation: Rotation | None = None
 
 
+class DropoutMasks(NamedTuple):
+    """What one layer keeps, or stacked along L all of them; None where nothing is dropped."""
+
+    self_attention: Bool[Array, "*L B H T T"] | None = None
+    """Of the attention weights."""
+    self_attention_residual: Bool[Array, "*L B T D"] | None = None
+    """Of the sublayer's output."""
+    cross_attention: Bool[Array, "*L B H T S"] | None = None
+    cross_attention_residual: Bool[Array, "*L B T D"] | None = None
+    feedforward: Bool[Array, "*L B T F"] | None = None
+    """Of the activations inside."""
+    feedforward_residual: Bool[Array, "*L B T D"] | None = None
+
+
 class Captured(NamedTuple):
     """What `capture=True` brings back from one layer, or stacked along L from all of them."""
 
@@ -31,6 +45,7 @@ class Captured(NamedTuple):
     """Attention weights."""
     cross_attention: Float[Array, "*L B H T S"] | None
     """Attention weights over the encoder's output."""
+    dropout: DropoutMasks
 
 
 class Block(nnx.Module):
@@ -45,19 +60,19 @@ class Block(nnx.Module):
         self.feedforward = FeedForward(config, stack, residual_branches=branches)
         self.feedforward_norm = Norm(config, stack)
         self.pre = stack.norm_placement == "pre"
-        self.dropout_rate = config.dropout.residual
+        self.config, self.stack = config, stack
 
     def __call__(
         self, x: Float[Array, "B T D"], context: Context, *, dropout_key: Key[Array, ""] | None = None
     ) -> tuple[Float[Array, "B T D"], Captured]:
         """The layer applied to x, and what it computed on the way."""
-        keys = split_key(dropout_key, 6)
+        masks = self._draw_masks(dropout_key, x, context.memory)
         self_weights = cross_weights = None
 
         def self_attention(x: Array) -> Array:
             nonlocal self_weights
             output, self_weights = self.self_attention(
-                x, x, context.self_mask, rotation=context.rotation, dropout_key=keys[0]
+                x, x, context.self_mask, rotation=context.rotation, keep=masks.self_attention
             )
             return output
 
@@ -65,20 +80,40 @@ class Block(nnx.Module):
             nonlocal cross_weights
             assert self.cross_attention is not None
             assert context.memory is not None
-            output, cross_weights = self.cross_attention(x, context.memory, context.cross_mask, dropout_key=keys[2])
+            output, cross_weights = self.cross_attention(
+                x, context.memory, context.cross_mask, keep=masks.cross_attention
+            )
             return output
 
         def feedforward(x: Array) -> Array:
-            return self.feedforward(x, dropout_key=keys[4])
+            return self.feedforward(x, keep=masks.feedforward)
 
-        x = self._residual(x, self_attention, self.self_attention_norm, keys[1])
+        x = self._residual(x, self_attention, self.self_attention_norm, masks.self_attention_residual)
         if self.cross_attention_norm is not None:
-            x = self._residual(x, cross_attention, self.cross_attention_norm, keys[3])
-        x = self._residual(x, feedforward, self.feedforward_norm, keys[5])
+            x = self._residual(x, cross_attention, self.cross_attention_norm, masks.cross_attention_residual)
+        x = self._residual(x, feedforward, self.feedforward_norm, masks.feedforward_residual)
         assert self_weights is not None
-        return x, Captured(x, self_weights, cross_weights)
+        return x, Captured(x, self_weights, cross_weights, masks)
 
-    def _residual(self, x: Array, branch: Callable[[Array], Array], norm: Norm, key: Array | None) -> Array:
+    def _residual(self, x: Array, branch: Callable[[Array], Array], norm: Norm, keep: Array | None) -> Array:
+        rate = self.config.dropout.residual
         if self.pre:
-            return x + dropout(branch(norm(x)), self.dropout_rate, key)
-        return norm(x + dropout(branch(x), self.dropout_rate, key))
+            return x + dropout(branch(norm(x)), rate, keep)
+        return norm(x + dropout(branch(x), rate, keep))
+
+    def _draw_masks(self, key: Array | None, x: Array, memory: Array | None) -> DropoutMasks:
+        (batch, length, _), heads, rates = x.shape, self.stack.num_heads, self.config.dropout
+        keys = split_key(key, 6)
+        if self.cross_attention is None or memory is None:
+            cross = cross_residual = None
+        else:
+            cross = draw_mask(keys[2], rates.attention, (batch, heads, length, memory.shape[1]))
+            cross_residual = draw_mask(keys[3], rates.residual, x.shape)
+        return DropoutMasks(
+            draw_mask(keys[0], rates.attention, (batch, heads, length, length)),
+            draw_mask(keys[1], rates.residual, x.shape),
+            cross,
+            cross_residual,
+            draw_mask(keys[4], rates.feedforward, (batch, length, self.stack.feedforward_width)),
+            draw_mask(keys[5], rates.residual, x.shape),
+        )

@@ -1,17 +1,23 @@
-"""Dropout (paper, section 5.4), with the key as an argument: no key, no dropout."""
+"""Dropout (paper, section 5.4) in two steps, so that a caller can see what was dropped: draw a mask, apply it."""
+
+import math
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Key
+from jaxtyping import Array, Bool, Key
 
 
-def dropout(x: Array, rate: float, key: Key[Array, ""] | None) -> Array:
-    """x with each element zeroed with probability `rate` and the others divided by 1 - rate."""
+def draw_mask(key: Key[Array, ""] | None, rate: float, shape: tuple[int, ...]) -> Bool[Array, "..."] | None:
+    """True, with probability 1 - rate, for each element that is kept; None where there is no key or nothing to drop."""
     if key is None or rate == 0:
-        return x
+        return None
     # Drawn flat, then reshaped: XLA on CPU takes six times as long to compile a generator of four axes.
-    keep = jax.random.bernoulli(key, 1 - rate, (x.size,)).reshape(x.shape)
-    return jnp.where(keep, x / (1 - rate), jnp.zeros_like(x))
+    return jax.random.bernoulli(key, 1 - rate, (math.prod(shape),)).reshape(shape)
+
+
+def dropout(x: Array, rate: float, keep: Bool[Array, "..."] | None) -> Array:
+    """x with what `keep` does not keep zeroed and the rest divided by 1 - rate; None keeps x as it is."""
+    return x if keep is None else jnp.where(keep, x / (1 - rate), jnp.zeros_like(x))
 
 
 def split_key(key: Key[Array, ""] | None, count: int) -> list[Key[Array, ""] | None]:

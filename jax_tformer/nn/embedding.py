@@ -4,12 +4,12 @@ import math
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.errors import InputError
 from jax_tformer.nn.arrays import accumulator, dtype_of
-from jax_tformer.nn.dropout import dropout
+from jax_tformer.nn.dropout import draw_mask, dropout
 from jax_tformer.nn.feedforward import activate
 from jax_tformer.nn.linear import Linear
 from jax_tformer.nn.norms import Norm
@@ -54,6 +54,10 @@ class InputEmbedding(nnx.Module):
         assert self.tokens is not None
         return self.tokens
 
+    def draw_keep(self, key: Key[Array, ""] | None, ids: Int[Array, "B T"]) -> Bool[Array, "B T D"] | None:
+        """The dropout mask for `ids`; None where nothing is dropped."""
+        return draw_mask(key, self.config.dropout.embedding, (*ids.shape, self.config.d_model))
+
     def __call__(
         self,
         ids: Int[Array, "B T"],
@@ -61,9 +65,12 @@ class InputEmbedding(nnx.Module):
         *,
         token_types: Int[Array, "B T"] | None = None,
         table: Table | None = None,
-        dropout_key: Key[Array, ""] | None = None,
+        keep: Bool[Array, "B T D"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """Embeds `ids`; raises InputError where the sequence is longer than the learned positions."""
+        """Embeds `ids`; raises InputError where the sequence is longer than the learned positions.
+
+        `keep` is the dropout mask of the result (`draw_keep`).
+        """
         x = (table or self.table)(ids)
         if self.stack.embedding_scale:
             x = x * math.sqrt(self.config.d_model)
@@ -82,7 +89,7 @@ class InputEmbedding(nnx.Module):
             x = x + self.token_types(jnp.zeros_like(ids) if token_types is None else token_types)
         if self.norm is not None:
             x = self.norm(x)
-        return dropout(x, self.config.dropout.embedding, dropout_key)
+        return dropout(x, self.config.dropout.embedding, keep)
 
 
 class Head(nnx.Module):

@@ -5,7 +5,7 @@ from functools import partial
 
 import jax
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Bool, Float
 
 from jax_tformer.config import Activation, StackConfig, TransformerConfig
 from jax_tformer.nn.dropout import dropout
@@ -34,10 +34,10 @@ class FeedForward(nnx.Module):
         self.activation = stack.activation
         self.dropout_rate = config.dropout.feedforward
 
-    def __call__(self, x: Float[Array, "B T D"], *, dropout_key: Key[Array, ""] | None = None) -> Float[Array, "B T D"]:
-        """The same two (or three) projections at every position."""
+    def __call__(self, x: Float[Array, "B T D"], *, keep: Bool[Array, "B T F"] | None = None) -> Float[Array, "B T D"]:
+        """The same two (or three) projections at every position; `keep` is the dropout mask of what lies between."""
         if self.gate is None:
             hidden = activate(self.up(x), self.activation)
         else:
             hidden = activate(self.gate(x), self.activation) * self.up(x)
-        return self.down(dropout(hidden, self.dropout_rate, dropout_key))
+        return self.down(dropout(hidden, self.dropout_rate, keep))

@@ -18,7 +18,7 @@ from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData, T
 from jax_tformer.models.transformer import Transformer
 from jax_tformer.nn.arrays import Params
 from jax_tformer.training.evaluation import Translator
-from jax_tformer.training.step import batch_logits
+from jax_tformer.training.step import apply_to_batch
 
 _PROMPT = 8
 
@@ -90,7 +90,7 @@ def _translations(
 
 def _restored(net: Transformer, params: Params, pipeline: Pipeline, tokenizer: Tokenizer, count: int) -> str:
     batch = pipeline.evaluation[0]
-    logits = np.asarray(batch_logits(net, params, {name: jnp.asarray(x) for name, x in batch.items()}, None))
+    logits = np.asarray(apply_to_batch(net, params, {name: jnp.asarray(x) for name, x in batch.items()}))
     rows = []
     for tokens, labels, scores in zip(batch["tokens"][:count], batch["labels"], logits, strict=False):
         for place in np.flatnonzero(labels != IGNORED)[:4]:

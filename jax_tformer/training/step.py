@@ -1,12 +1,13 @@
 """One optimizer step, one evaluation step: pure functions of a state."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, Key, UInt32
+from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from jax_tformer.models.transformer import Transformer
 from jax_tformer.nn.arrays import Params, accumulator
@@ -39,19 +40,36 @@ class StepMetrics(NamedTuple):
     """Tokens that the model read, source and target, without padding."""
 
 
-def batch_logits(net: Transformer, params: Params, batch: Batch, dropout_key: Array | None) -> Float[Array, "B T V"]:
-    """The model applied to whatever kind of batch this is."""
-    if "source" in batch:
-        masks = {"source_mask": batch["source_mask"], "target_mask": batch["target_mask"]}
-        return net.apply(params, batch["source"], batch["target"], **masks, dropout_key=dropout_key)
-    return net.apply(params, batch["tokens"], dropout_key=dropout_key)
+def apply_to_batch(net: Transformer, params: Params, batch: Batch, **options: Any) -> Any:
+    """`net.apply` on whatever kind of batch this is, with the masks and token types that it brings."""
+    inputs = [batch[name] for name in ("source", "target", "tokens") if name in batch]
+    given = {name: batch[name] for name in ("source_mask", "target_mask", "mask", "token_types") if name in batch}
+    return net.apply(params, *inputs, **given, **options)
+
+
+def split_batch(batch: Batch, parts: int) -> Batch:
+    """The batch as `parts` batches, stacked along a new leading axis; rows keep their order."""
+    return jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
+
+
+def dropout_keys(net: Transformer, state: "TrainState", accumulation: int) -> Key[Array, " parts"] | None:
+    """The dropout key of each part of the step that follows `state`; None where the model drops nothing.
+
+    They follow from the state's key and the step's number, so that a resumed run draws what an uninterrupted one would
+    have drawn.
+    """
+    rates = net.config.dropout
+    if not any((rates.embedding, rates.attention, rates.residual, rates.feedforward)):
+        return None
+    key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+    return key[None] if accumulation == 1 else jax.random.split(key, accumulation)
 
 
 def tokens_read(batch: Batch) -> Int[Array, ""]:
     """How many tokens of the batch are not padding."""
-    if "source" in batch:
-        return batch["source_mask"].sum() + batch["target_mask"].sum()
-    return jnp.asarray(batch["tokens"].size)
+    masks = {"source": "source_mask", "target": "target_mask", "tokens": "mask"}
+    read = [batch.get(mask, jnp.ones_like(batch[ids])) for ids, mask in masks.items() if ids in batch]
+    return jnp.stack([tokens.sum() for tokens in read]).sum()
 
 
 def init_state(net: Transformer, tx: optax.GradientTransformation, key: Key[Array, ""]) -> TrainState:
@@ -71,22 +89,19 @@ def train_step(
     """The function (state, batch) -> (state, metrics), to be jitted with its state donated.
 
     Gradients are those of the loss summed over the whole batch, divided by its number of counting tokens, however
-    many parts (`accumulation`) it is computed in. The dropout keys of a step follow from the state's key and the
-    step's number, so that a resumed run draws what an uninterrupted one would have drawn.
+    many parts (`accumulation`) it is computed in.
     """
-    dropout_rates = net.config.dropout
-    drops = any((dropout_rates.embedding, dropout_rates.attention, dropout_rates.residual, dropout_rates.feedforward))
 
     def total_loss(params: Params, part: Batch, dropout_key: Array | None) -> tuple[Array, Array]:
-        return cross_entropy(batch_logits(net, params, part, dropout_key), part["labels"], label_smoothing)
+        logits = apply_to_batch(net, params, part, dropout_key=dropout_key)
+        return cross_entropy(logits, part["labels"], label_smoothing)
 
-    def gradients(params: Params, batch: Batch, dropout_key: Array | None) -> tuple[Array, Array, Params]:
+    def gradients(params: Params, batch: Batch, keys: Array | None) -> tuple[Array, Array, Params]:
         differentiate = jax.value_and_grad(total_loss, has_aux=True)
         if accumulation == 1:
-            (loss, tokens), grads = differentiate(params, batch, dropout_key)
+            (loss, tokens), grads = differentiate(params, batch, None if keys is None else keys[0])
             return loss, tokens, grads
-        parts = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
-        keys = None if dropout_key is None else jax.random.split(dropout_key, accumulation)
+        parts = split_batch(batch, accumulation)
 
         def add(sums: tuple[Array, Array, Params], inputs: tuple[Batch, Array | None]) -> tuple[tuple, None]:
             (loss, tokens), grads = differentiate(params, *inputs)
@@ -101,8 +116,7 @@ def train_step(
         return jax.lax.scan(add, zeros, (parts, keys))[0]
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        dropout_key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step) if drops else None
-        loss, tokens, grads = gradients(state.params, batch, dropout_key)
+        loss, tokens, grads = gradients(state.params, batch, dropout_keys(net, state, accumulation))
         count = jnp.maximum(tokens, 1)
         grads = jax.tree.map(lambda g, p: (g / count).astype(p.dtype), grads, state.params)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
@@ -113,10 +127,31 @@ def train_step(
     return step
 
 
+def recorded_dropout(
+    net: Transformer, *, accumulation: int = 1
+) -> Callable[[TrainState, Batch], list[dict[str, Bool[Array, "..."]]]]:
+    """The function (state, batch) -> the dropout masks that `train_step` draws from there, by site, for each part.
+
+    The model runs as it does in the step, with the same keys; sites are named as in `Outputs.dropout_masks`.
+    """
+
+    def record(state: TrainState, batch: Batch) -> list[dict[str, Array]]:
+        keys = dropout_keys(net, state, accumulation)
+        parts = split_batch(batch, accumulation)
+        masks = []
+        for index in range(accumulation):
+            part = jax.tree.map(itemgetter(index), parts)
+            key = None if keys is None else keys[index]
+            masks.append(apply_to_batch(net, state.params, part, dropout_key=key, capture=True).dropout_masks())
+        return masks
+
+    return record
+
+
 def evaluation_step(net: Transformer) -> Callable[[Params, Batch], tuple[Array, Array]]:
     """The function (params, batch) -> (summed loss in nats, counting tokens), without dropout or smoothing."""
 
     def step(params: Params, batch: Batch) -> tuple[Array, Array]:
-        return cross_entropy(batch_logits(net, params, batch, None), batch["labels"])
+        return cross_entropy(apply_to_batch(net, params, batch), batch["labels"])
 
     return step

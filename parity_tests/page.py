@@ -1,0 +1,42 @@
+"""The skeleton of a report page: one file that loads nothing, readable on a phone, in light and in dark."""
+
+from html import escape
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #d9d9de; --soft: #f4f4f6; --good: #14743c; --bad: #b3261e; --text: #1d1d21; }
+@media (prefers-color-scheme: dark) {
+  :root { --line: #3a3a40; --soft: #26262b; --good: #6fd398; --bad: #ff8a80; --text: #e8e8ec; }
+}
+* { box-sizing: border-box; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 0 auto; padding: 1.5rem 1rem 4rem;
+       color: var(--text); }
+h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .25rem; }
+h2 { font-size: 1.15rem; margin: 2.2rem 0 .5rem; }
+p { max-width: 44rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
+th, td { padding: .35rem .7rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+thead th { background: var(--soft); }
+.green { color: var(--good); } .red { color: var(--bad); font-weight: 600; }
+.verdict { font-size: 1.05rem; }
+figure { margin: 1rem 0; } svg, img { max-width: 100%; height: auto; }
+figcaption, .note { font-size: .85rem; opacity: .8; }
+code { font: .85em ui-monospace, monospace; }
+"""
+
+
+def page(title: str, body: str) -> str:
+    """An HTML document with this title and body (HTML, already escaped)."""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A table of cells that are HTML already; wide ones scroll sideways by themselves."""
+    head = "".join(f"<th>{cell}</th>" for cell in header)
+    body = "\n".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'

@@ -4,11 +4,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help train test lint clean
+.PHONY: help train test parity parity-deep lint clean
 
 help:
 	@echo "make train [ARGS='EXPERIMENT --FIELD VALUE ...']   train a model; make train ARGS=--help lists experiments"
 	@echo "make test  [ARGS='-k NAME ...']                    prove that JAX and PyTorch agree; run all tests"
+	@echo "make parity [ARGS='-k gpt2 --out FOLDER ...']      run the parity gates alone; report: parity-report/parity.html"
+	@echo "make parity-deep [SEED=N]                          gates 1 and 2 on 3,000 random architectures; takes half an hour"
 	@echo "make lint                                          ruff and mypy"
 	@echo "make clean                                         remove .venv"
 
@@ -17,6 +19,12 @@ train: .venv/core
 
 test: .venv/test
 	@$(BIN)/python -m pytest -n 2 $(ARGS)
+
+parity: .venv/test
+	@$(BIN)/python -m parity_tests $(ARGS)
+
+parity-deep: .venv/test
+	$(BIN)/python -m pytest -n 2 parity_tests/test_random_architectures.py --deep $(or $(SEED),$(shell date +%s)) $(ARGS)
 
 lint: .venv/test
 	$(BIN)/ruff check .

@@ -10,6 +10,7 @@ os.environ["XLA_FLAGS"] = (
 )
 
 import jax
+import pytest
 from jaxtyping import install_import_hook
 
 # Before anything of ours is imported: from here on, every call of these modules checks its annotated shapes.
@@ -18,25 +19,23 @@ install_import_hook(["jax_tformer.nn", "jax_tformer.models", "jax_tformer.decodi
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What `make parity-deep` asks for."""
+    message = "draw 3,000 random architectures from this seed, instead of 150 that are always the same"
+    parser.addoption("--deep", type=int, metavar="SEED", help=message)
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """The worst figure of each preset and gate, of all tests that recorded one."""
-    worst: dict[tuple[str, str], tuple[float, float]] = {}
-    for outcome in ("passed", "failed"):
-        for report in terminalreporter.stats.get(outcome, []):
-            for name, value in getattr(report, "user_properties", ()):
-                if name == "parity":
-                    preset, gate, figure, bar, _ = value
-                    worst[preset, gate] = max(worst.get((preset, gate), (figure, bar)), (figure, bar))
-    if not worst:
-        return
-    gates = sorted({gate for _, gate in worst})
-    presets = list(dict.fromkeys(preset for preset, _ in worst))
-    width = max(map(len, presets))
-    terminalreporter.section("parity: the worst figure of each preset and gate")
-    terminalreporter.write_line(" " * width + "".join(f"  {gate:>22}" for gate in gates))
-    for preset in presets:
-        cells = [worst.get((preset, gate)) for gate in gates]
-        shown = "".join("  " + ("-" if cell is None else f"{cell[0]:.1e}").rjust(22) for cell in cells)
-        terminalreporter.write_line(f"{preset:<{width}}{shown}")
-    bars = {gate: bar for (_, gate), (_, bar) in worst.items()}
-    terminalreporter.write_line(f"{'bar':<{width}}" + "".join("  " + f"{bars[gate]:.0e}".rjust(22) for gate in gates))
+    # Only now: what the hook above instruments must not have been imported before it.
+    from parity_tests.report import Results
+    from parity_tests.report_page import table_text
+
+    results, screen = Results(), terminalreporter._tw
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if hasattr(report, "when"):
+                results.add(report)
+    if results.cells:
+        terminalreporter.section("parity: the worst figure of each preset and gate")
+        terminalreporter.write_line(table_text(results, screen.fullwidth, colour=screen.hasmarkup))

@@ -68,13 +68,12 @@ class Bridge:
     def load(self, weights: Mapping[str, np.ndarray]) -> None:
         """Gives both sides these weights, by the module's names, in their type; what has been compiled stays."""
         rounded = {name: array.astype(self.dtype) for name, array in weights.items()}
-        self.params: Params = jax.tree.map(jnp.asarray, self.into(rounded))
+        self.params: Params = jax.device_put(self.into(rounded))
         self.module.load_state_dict({name: to_torch(array.copy()) for name, array in rounded.items()})
 
     def run_jax(self, batch: Tensors) -> Result:
         """Forward and backward in JAX."""
-        arrays = {name: jnp.asarray(array) for name, array in batch.items()}
-        (_, activations), gradients = self._jax(self.params, arrays)
+        (_, activations), gradients = self._jax(self.params, jax.device_put(batch))
         return Result({name: np.asarray(array) for name, array in activations.items()}, self.back(gradients))
 
     def run_torch(self, batch: Tensors) -> Result:

@@ -70,11 +70,11 @@ def relative_error(ours: np.ndarray, theirs: np.ndarray, scale: float | None = N
     if not a.size:
         return 0.0
     difference = a - b
-    if scale is not None:
-        return float(np.linalg.norm(difference)) / scale
-    norm, largest = float(np.linalg.norm(b)), float(np.abs(b).max())
+    norm, largest = float(np.linalg.norm(b)) if scale is None else scale, float(np.abs(b).max())
     if norm == 0:
         return 0.0 if not difference.any() else float("inf")
+    if scale is not None:
+        return float(np.linalg.norm(difference)) / scale
     return max(float(np.linalg.norm(difference)) / norm, float(np.abs(difference).max()) / largest)
 
 
@@ -126,42 +126,42 @@ class Sample(NamedTuple):
 class Quality:
     """How far from the truth a narrow type may be: `factor` times as far as the reference in that type, + `floor`."""
 
-    dtype: str
+    dtypes: tuple[str, ...]
+    """That results may have; the same on both sides, tensor by tensor."""
     factor: float
     floor: float
 
 
-FLOAT32 = Quality("float32", 3.0, 2.0**-23)
+FLOAT32 = Quality(("float32",), 3.0, 2.0**-23)
 """Gate 3."""
-BFLOAT16 = Quality("bfloat16", 2.0, 2.0**-23)
-"""Gate 4."""
+BFLOAT16 = Quality(("bfloat16", "float32"), 2.0, 2.0**-23)
+"""Gate 4; norms, softmax, logits and loss are float32 there."""
 
 
 def quality(gate: str, samples: Sequence[Sample], allowed: Quality = FLOAT32) -> Measured:
     """err(ours) / (factor * err(theirs) + floor) of the worst tensor; green is at most 1.
 
-    err is the Euclidean distance from the truth, relative to its scale, as the root of the mean square over the
-    samples: six numbers may be right by luck once, which says nothing about quality. Scalars are left to gate 1; the
-    loss is judged by the tensor of its terms. Raises ParityError for what `compared` raises, and for results of
-    another type than `allowed.dtype`.
+    err is the Euclidean distance from the truth, relative to its scale: the median over the samples. Either side may be
+    right by luck once where a tensor has six numbers, or wrong by luck where rounding pushes a ReLU over its kink.
+    Scalars are left to gate 1; the loss is judged by the tensor of its terms. Raises ParityError for what `compared`
+    raises, and for results of another type than `allowed.dtypes`.
     """
-    squares: dict[str, tuple[float, float]] = {}
+    errors: dict[str, list[tuple[float, float]]] = {}
     for ours, theirs, truth, scales in samples:
         _require_same_names(gate, ours, theirs)
         _require_same_names(gate, ours, truth)
         for name in ours:
             a, b, exact = np.asarray(ours[name]), np.asarray(theirs[name]), np.asarray(truth[name], np.float64)
             require_comparable(name, a, b)
-            if str(a.dtype) != allowed.dtype:
-                raise ParityError(f"{name}: the {allowed.dtype} run gave {a.dtype} on both sides")
+            if str(a.dtype) not in allowed.dtypes:
+                raise ParityError(f"{name}: {a.dtype} on both sides; expected {' or '.join(allowed.dtypes)}")
             if a.shape:
-                here, there = squares.get(name, (0.0, 0.0))
-                here += relative_error(a, exact, scales[name]) ** 2 / len(samples)
-                there += relative_error(b, exact, scales[name]) ** 2 / len(samples)
-                squares[name] = here, there
-    ratios = {
-        name: here**0.5 / (allowed.factor * there**0.5 + allowed.floor) for name, (here, there) in squares.items()
-    }
+                both = relative_error(a, exact, scales[name]), relative_error(b, exact, scales[name])
+                errors.setdefault(name, []).append(both)
+    ratios = {}
+    for name, pairs in errors.items():
+        here, there = np.median(pairs, axis=0)
+        ratios[name] = float(here / (allowed.factor * there + allowed.floor))
     return worst(gate, ratios, 1.0)
 
 
@@ -182,3 +182,17 @@ def _require_same_names(gate: str, ours: Mapping[str, Any], theirs: Mapping[str,
         raise ParityError(f"gate {gate}: only ours has {only_ours}, only theirs has {only_theirs}")
     if not ours:
         raise ParityError(f"gate {gate}: there is nothing to compare")
+
+
+def trajectory(gate: str, ours: np.ndarray, theirs: np.ndarray, truth: np.ndarray) -> Measured:
+    """Gate 6: max|ours - truth| / (3 max|theirs - truth| + 1e-6) over all losses of all runs; green is at most 1.
+
+    `ours` and `theirs` are float32, `truth` is float64, each `[runs, steps]`. Raises ParityError for what
+    `require_comparable` raises, and for other types.
+    """
+    ours, theirs, truth = np.asarray(ours), np.asarray(theirs), np.asarray(truth)
+    require_comparable("the losses", ours, theirs)
+    if (ours.dtype, truth.dtype) != (np.float32, np.float64):
+        raise ParityError(f"the losses: {ours.dtype} against {truth.dtype}; expected float32 against float64")
+    here, there = float(np.abs(ours - truth).max()), float(np.abs(theirs - truth).max())
+    return Measured(gate, here / (3 * there + 1e-6), 1.0, "loss of each step")

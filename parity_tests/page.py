@@ -3,9 +3,11 @@
 from html import escape
 
 _STYLE = """
-:root { color-scheme: light dark; --line: #d9d9de; --soft: #f4f4f6; --good: #14743c; --bad: #b3261e; --text: #1d1d21; }
+:root { color-scheme: light dark; --line: #d9d9de; --soft: #f4f4f6; --good: #14743c; --bad: #b3261e; --text: #1d1d21;
+        --jax: #0a5fa5; --torch: #e08214; --truth: #5b5b66; --band: #dfe9f2; }
 @media (prefers-color-scheme: dark) {
-  :root { --line: #3a3a40; --soft: #26262b; --good: #6fd398; --bad: #ff8a80; --text: #e8e8ec; }
+  :root { --line: #3a3a40; --soft: #26262b; --good: #6fd398; --bad: #ff8a80; --text: #e8e8ec;
+          --jax: #7cc0f5; --torch: #f2a24b; --truth: #b4b4bf; --band: #24384a; }
 }
 * { box-sizing: border-box; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 0 auto; padding: 1.5rem 1rem 4rem;
@@ -21,17 +23,23 @@ thead th { background: var(--soft); }
 .green { color: var(--good); } .red { color: var(--bad); font-weight: 600; }
 .verdict { font-size: 1.05rem; }
 figure { margin: 1rem 0; } svg, img { max-width: 100%; height: auto; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 0 2rem; }
+.figures svg { width: 100%; } .wide svg { max-width: none; }
+.facts td { text-align: left; white-space: normal; }
+@media (max-width: 36rem) {
+  th, td { padding: .3rem .45rem; } th:first-child, td:first-child { white-space: normal; }
+}
 figcaption, .note { font-size: .85rem; opacity: .8; }
 code { font: .85em ui-monospace, monospace; }
 """
 
 
-def page(title: str, body: str) -> str:
-    """An HTML document with this title and body (HTML, already escaped)."""
+def page(title: str, body: str, style: str = "") -> str:
+    """An HTML document with this title and body (HTML, already escaped), and CSS of its own after what all share."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
 
 

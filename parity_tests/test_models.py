@@ -1,68 +1,71 @@
-"""Gates 1, 2 and 3: every preset, both weight regimes, without and with padding on either side."""
+"""Gates 1 to 4: every preset, in every weight regime, without and with padding on either side."""
 
-from collections.abc import Callable
-from functools import lru_cache
-from itertools import product
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
-from jax_tformer.config import Dtype
 from jax_tformer.presets import ARCHITECTURES
-from parity_tests.bridge import Pair, Result, Tensors, known_zeros
-from parity_tests.cases import CONFIGS, PADDINGS, REGIMES, Lengths, batch_for, weights_for
-from parity_tests.measure import Measured, Sample, compared, quality
+from parity_tests.bridge import Pair, Tensors, known_zeros
+from parity_tests.cases import CONFIGS, OFF_CENTRE, PADDINGS, REGIMES, Lengths, batch_for, weights_for
+from parity_tests.measure import BFLOAT16, FLOAT32, Measured, Sample, compared, quality
 
 Record = Callable[[str, Measured], None]
 
 
-@lru_cache(maxsize=2)
-def pair(name: str, dtype: Dtype) -> Pair:
-    """Both models of one config; the compiled function is kept while the parameters change."""
-    weights = weights_for(CONFIGS[name], 0.02)
-    # float64 shows what function it is, whatever the compiler does; float32 shows how the optimised code rounds.
-    return Pair(CONFIGS[name], weights, dtype, optimised=dtype == "float32")
+def inputs(name: str, std: float, count: int, offset: float = 0.0) -> Iterator[tuple[Tensors, Tensors]]:
+    """`count` pairs of weights and batch, all different, with every kind of padding."""
+    for seed in range(count):
+        weights = weights_for(CONFIGS[name], std, seed, offset=offset)
+        yield weights, batch_for(CONFIGS[name], PADDINGS[seed % len(PADDINGS)], seed)
 
 
-def results(name: str, weights: Tensors, batch: Tensors, dtype: Dtype) -> tuple[Result, Result]:
-    """(JAX, PyTorch) on one case."""
-    models = pair(name, dtype)
-    models.load(weights)
-    return models.run_jax(batch), models.run_torch(batch)
+def narrow_sample(exact: Pair, narrow: Pair, weights: Tensors, batch: Tensors) -> Sample:
+    """One batch in a narrow type beside the truth, both with weights that the narrow type holds exactly."""
+    rounded = {key: array.astype(narrow.dtype).astype(np.float64) for key, array in weights.items()}
+    exact.load(rounded)
+    narrow.load(rounded)
+    truth, ours, theirs = exact.run_torch(batch), narrow.run_jax(batch), narrow.run_torch(batch)
+    tensors = truth.activations | truth.gradients
+    scales = {tensor: float(np.linalg.norm(array)) for tensor, array in tensors.items()}
+    scales |= known_zeros(exact.config, truth.gradients)
+    return Sample(ours.activations | ours.gradients, theirs.activations | theirs.gradients, tensors, scales)
+
+
+def identity(record: Record, name: str, models: Pair, batch: Tensors) -> None:
+    """Gates 1 and 2 on one batch."""
+    ours, theirs = models.run_jax(batch), models.run_torch(batch)
+    record(name, compared("1 activations", ours.activations, theirs.activations))
+    zeros = known_zeros(models.config, theirs.gradients)
+    record(name, compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_gates_1_2_and_3(name: str, record: Record) -> None:
+def test_gates_1_2_3_and_4(name: str, record: Record) -> None:
     # One test a config, so that one process compiles its functions once.
-    config = CONFIGS[name]
+    start = weights_for(CONFIGS[name], 0.02)
+    exact = Pair(CONFIGS[name], start, "float64", optimised=False)
+    # float64 shows what function it is, whatever the compiler does, and bfloat16 rounds far above it; float32 shows
+    # how the optimised code rounds.
+    single = Pair(CONFIGS[name], start, "float32", optimised=True)
+    half = Pair(CONFIGS[name], start, "bfloat16", optimised=False)
     for std in REGIMES.values():
-        samples = []
-        for padding, seed in product(PADDINGS, range(2)):
-            weights, batch = weights_for(config, std, seed), batch_for(config, padding, seed)
-            ours, theirs = results(name, weights, batch, "float64")
-            zeros = known_zeros(config, theirs.gradients)
-            record(name, compared("1 activations", ours.activations, theirs.activations))
-            record(name, compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros))
-
-            ours32, theirs32 = results(name, weights, batch, "float32")
-            truth = theirs.activations | theirs.gradients
-            scales = {tensor: float(np.linalg.norm(array)) for tensor, array in truth.items()} | zeros
-            samples.append(
-                Sample(ours32.activations | ours32.gradients, theirs32.activations | theirs32.gradients, truth, scales)
-            )
-        record(name, quality("3 float32 / allowed", samples))
+        for weights, batch in inputs(name, std, 6):
+            exact.load(weights)
+            identity(record, name, exact, batch)
+    for std, offset in ((0.02, 0.0), (0.2, 0.0), (0.2, OFF_CENTRE)):
+        samples = [narrow_sample(exact, single, *case) for case in inputs(name, std, 12, offset)]
+        record(name, quality("3 float32 / allowed", samples, FLOAT32))
+    for std in REGIMES.values():
+        samples = [narrow_sample(exact, half, *case) for case in inputs(name, std, 12)]
+        record(name, quality("4 bfloat16 / allowed", samples, BFLOAT16))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "vaswani-base"])
 def test_gates_1_and_2_at_full_size(name: str, record: Record) -> None:
     config = ARCHITECTURES[name]
     models = Pair(config, weights_for(config, 0.02), "float64", optimised=True)
-    lengths = Lengths(batch=2, source=33, target=21)
-    batch = batch_for(config, "right", lengths=lengths)
-    ours, theirs = models.run_jax(batch), models.run_torch(batch)
-    record(f"{name}, full size", compared("1 activations", ours.activations, theirs.activations))
-    zeros = known_zeros(config, theirs.gradients)
-    record(f"{name}, full size", compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros))
+    identity(record, f"{name}, full size", models, batch_for(config, "right", lengths=Lengths(2, 33, 21)))
 
 
 def test_source_and_target_lengths_differ() -> None:
@@ -70,11 +73,15 @@ def test_source_and_target_lengths_differ() -> None:
     assert batch["source"].shape[1] != batch["target"].shape[1]
 
 
+def test_the_off_centre_regime_is_off_centre() -> None:
+    table = weights_for(CONFIGS["gpt2"], 0.2, offset=OFF_CENTRE)["embedding.tokens.weight"]
+    assert (table.mean(1) / table.std(1)).min() > 30
+
+
 @pytest.mark.parametrize("name", ["vaswani-base", "switches-decoder-only", "switches-encoder-decoder"])
 def test_positions_far_from_the_start(name: str, record: Record) -> None:
     """Rotation and sinusoids over 520 positions: rounding of large angles would show there first."""
-    config = CONFIGS[name]
-    models = Pair(config, weights_for(config, 0.2), "float64", optimised=False)
-    batch = batch_for(config, "none", lengths=Lengths(batch=1, source=520, target=515))
+    models = Pair(CONFIGS[name], weights_for(CONFIGS[name], 0.2), "float64", optimised=False)
+    batch = batch_for(CONFIGS[name], "none", lengths=Lengths(batch=1, source=520, target=515))
     ours, theirs = models.run_jax(batch), models.run_torch(batch)
     record(f"{name}, 520 positions", compared("1 activations", ours.activations, theirs.activations))

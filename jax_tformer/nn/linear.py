@@ -6,7 +6,7 @@ from flax import nnx
 from jaxtyping import Array
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.nn.arrays import dtype_of
+from jax_tformer.nn.arrays import accumulator, dtype_of
 from jax_tformer.nn.parameters import ZEROS, parameter, projection_start
 
 
@@ -41,5 +41,7 @@ class Linear(nnx.Module):
         leading = x.shape[: x.ndim - len(self.inputs)]
         y = x.reshape(-1, width).astype(dtype) @ self.kernel[...].reshape(width, -1).astype(dtype)
         if self.bias is not None:
-            y = y + self.bias[...].reshape(1, -1).astype(dtype)
+            # The sum over tokens that is the bias's gradient has the type of this addition: bfloat16 would lose it.
+            high = accumulator(dtype)
+            y = (y.astype(high) + self.bias[...].reshape(1, -1).astype(high)).astype(dtype)
         return y.reshape(leading + self.outputs)

@@ -93,7 +93,7 @@ def from_reference(weights: Mapping[str, Any] | Iterable[tuple[str, Any]], shape
     Every array must find its place and every place its array: raises WeightsError, which lists all that do not.
     """
     expected = slots(shapes)
-    given, doubled = _once(weights)
+    given, doubled = once(weights)
     complaints = _compare(given, expected, doubled)
     if complaints:
         raise WeightsError("the weights do not fit the model: " + "; ".join(complaints))
@@ -122,7 +122,8 @@ def _rule(path: str) -> Rule:
     raise WeightsError(f"no rule says what {path} is called in the reference; add one to jax_tformer.weights.names")
 
 
-def _once(weights: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> tuple[dict[str, np.ndarray], list[str]]:
+def once(weights: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The arrays by name, and the names that are given more than once."""
     given: dict[str, np.ndarray] = {}
     doubled = []
     for name, array in weights.items() if isinstance(weights, Mapping) else weights:
@@ -147,9 +148,11 @@ def _compare(given: dict[str, np.ndarray], expected: dict[str, Slot], doubled: l
         "of another shape": shapes,
         "of another type": dtypes,
     }
-    return [f"{len(names)} {label} ({_listed(names)})" for label, names in groups.items() if names]
+    return [f"{len(names)} {label} ({listed(names)})" for label, names in groups.items() if names]
 
 
-def _listed(names: list[str], most: int = 6) -> str:
+def listed(names: Iterable[str], most: int = 6) -> str:
+    """The names in order, the first few of many."""
+    names = sorted(names)
     rest = f", and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest

@@ -1,0 +1,64 @@
+"""Weights and configs of Hugging Face models, to ours and back, on NumPy arrays and plain dicts alone."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jax_tformer.config import TransformerConfig
+from jax_tformer.errors import InputError
+from jax_tformer.weights.huggingface.bert import BERT, MASKED_BERT
+from jax_tformer.weights.huggingface.gpt2 import GPT2
+from jax_tformer.weights.huggingface.tables import (
+    Arrays,
+    Family,
+    Weights,
+    read_rows,
+    read_settings,
+    write_rows,
+    write_settings,
+)
+
+FAMILIES: dict[str, Family] = {"GPT2LMHeadModel": GPT2, "BertModel": BERT, "BertForMaskedLM": MASKED_BERT}
+"""By the class in `transformers`, which a config.json names under `architectures`."""
+
+
+def config_from_huggingface(config: Mapping[str, Any]) -> TransformerConfig:
+    """Our config of the model that a config.json (parsed) describes, computing in float32.
+
+    Raises InputError for classes that we do not know and settings that we cannot represent.
+    """
+    return read_settings(_family(_architecture(config)), config)
+
+
+def from_huggingface(config: Mapping[str, Any], weights: Weights) -> tuple[TransformerConfig, Arrays]:
+    """Our config, and the weights under the names and in the layouts of `torch_ref`, bit for bit, each in its type.
+
+    `config` is a parsed config.json, `weights` their arrays by name, as a mapping or in pairs. With
+    `names.from_reference(weights, transformer(config).shapes)` they become our parameters. Raises InputError as
+    `config_from_huggingface` does, and WeightsError for arrays that do not fit.
+    """
+    ours = config_from_huggingface(config)
+    return ours, read_rows(_family(_architecture(config)).rows(ours), ours, weights)
+
+
+def to_huggingface(architecture: str, config: TransformerConfig, weights: Weights) -> tuple[dict[str, Any], Arrays]:
+    """The inverse of `from_huggingface`: the fields of config.json, and the arrays of a model of that class.
+
+    Raises InputError for an unknown class and for what the class cannot express, and WeightsError for weights (as
+    `names.to_reference` gives them) that do not fit `config`.
+    """
+    family = _family(architecture)
+    theirs = {"architectures": [architecture], **write_settings(family, config)}
+    return theirs, write_rows(family.rows(config), config, weights)
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    named = config.get("architectures")
+    if not isinstance(named, list) or len(named) != 1:
+        raise InputError(f"architectures is {named!r} in the Hugging Face config; expected a list of one class")
+    return named[0]
+
+
+def _family(architecture: str) -> Family:
+    if architecture not in FAMILIES:
+        raise InputError(f"{architecture!r} is not a known Hugging Face class; expected one of {', '.join(FAMILIES)}")
+    return FAMILIES[architecture]

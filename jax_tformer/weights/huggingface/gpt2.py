@@ -1,0 +1,70 @@
+"""GPT-2 (Radford et al., 2019) as `transformers.GPT2LMHeadModel` keeps it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jax_tformer.config import TransformerConfig
+from jax_tformer.presets import ARCHITECTURES
+from jax_tformer.weights.huggingface.tables import ACTIVATIONS, CONV1D, VECTOR, Family, Row, Setting
+
+
+def _four_times_the_width(ours: Mapping[str, Any]) -> int:
+    return 4 * ours["d_model"]
+
+
+SETTINGS = (
+    Setting("vocab_size", ("vocab_size",)),
+    Setting("n_embd", ("d_model",), synonym="hidden_size"),
+    Setting("n_layer", ("decoder.num_layers",), synonym="num_hidden_layers"),
+    Setting("n_head", ("decoder.num_heads",), synonym="num_attention_heads"),
+    Setting("n_positions", ("decoder.max_positions",), synonym="max_position_embeddings"),
+    Setting("n_inner", ("decoder.feedforward_width",), default=_four_times_the_width),
+    Setting("activation_function", ("decoder.activation",), ACTIVATIONS),
+    Setting("layer_norm_epsilon", ("decoder.norm_eps",)),
+    Setting("scale_attn_weights", ("decoder.attention_scale",), {True: "head_width", False: "none"}),
+    Setting("tie_word_embeddings", ("tied_head",)),
+    Setting("initializer_range", ("initializer_std",)),
+    Setting("embd_pdrop", ("dropout.embedding",)),
+    Setting("attn_pdrop", ("dropout.attention",)),
+    Setting("resid_pdrop", ("dropout.residual",)),
+)
+
+_BLOCK, _OURS = "transformer.h.*", "decoder.blocks.*"
+_FUSED = tuple(f"{_OURS}.self_attention.{name}" for name in ("query", "key", "value"))
+ROWS = (
+    Row("transformer.wte.weight", ("embedding.tokens.weight",)),
+    Row("transformer.wpe.weight", ("embedding.positions.weight",)),
+    Row(f"{_BLOCK}.ln_1.weight", (f"{_OURS}.self_attention_norm.weight",), VECTOR),
+    Row(f"{_BLOCK}.ln_1.bias", (f"{_OURS}.self_attention_norm.bias",), VECTOR),
+    Row(f"{_BLOCK}.attn.c_attn.weight", tuple(f"{name}.weight" for name in _FUSED), CONV1D),
+    Row(f"{_BLOCK}.attn.c_attn.bias", tuple(f"{name}.bias" for name in _FUSED), VECTOR),
+    Row(f"{_BLOCK}.attn.c_proj.weight", (f"{_OURS}.self_attention.output.weight",), CONV1D),
+    Row(f"{_BLOCK}.attn.c_proj.bias", (f"{_OURS}.self_attention.output.bias",), VECTOR),
+    Row(f"{_BLOCK}.ln_2.weight", (f"{_OURS}.feedforward_norm.weight",), VECTOR),
+    Row(f"{_BLOCK}.ln_2.bias", (f"{_OURS}.feedforward_norm.bias",), VECTOR),
+    Row(f"{_BLOCK}.mlp.c_fc.weight", (f"{_OURS}.feedforward.up.weight",), CONV1D),
+    Row(f"{_BLOCK}.mlp.c_fc.bias", (f"{_OURS}.feedforward.up.bias",), VECTOR),
+    Row(f"{_BLOCK}.mlp.c_proj.weight", (f"{_OURS}.feedforward.down.weight",), CONV1D),
+    Row(f"{_BLOCK}.mlp.c_proj.bias", (f"{_OURS}.feedforward.down.bias",), VECTOR),
+    Row("transformer.ln_f.weight", ("decoder.final_norm.weight",), VECTOR),
+    Row("transformer.ln_f.bias", ("decoder.final_norm.bias",), VECTOR),
+    # The causal mask and its large negative number, which older versions saved with every layer.
+    Row(f"{_BLOCK}.attn.bias", None),
+    Row(f"{_BLOCK}.attn.masked_bias", None),
+)
+
+
+def rows(config: TransformerConfig) -> tuple[Row, ...]:
+    """The rows of a GPT2LMHeadModel; without a tie the head is an array of its own."""
+    head = "embedding.tokens.weight" if config.tied_head else "head.weight"
+    return (*ROWS, Row("lm_head.weight", (head,)))
+
+
+GPT2 = Family(
+    model_type="gpt2",
+    template=ARCHITECTURES["gpt2"],
+    settings=SETTINGS,
+    fixed={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+    rows=rows,
+)
+"""`reorder_and_upcast_attn` asks for a softmax in float32, which ours never goes below: the function is the same."""

@@ -1,0 +1,247 @@
+"""How a family of Hugging Face models is written down, and what carries it out in both directions.
+
+A Family is two tables: Settings say which field of their config.json is which field of our config, Rows which of their
+arrays is which of ours. Reading and writing follow the same tables, so that they cannot drift apart.
+"Our" arrays have the names and layouts of `torch_ref`; `jax_tformer.weights.names` takes them from there.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import einops
+import numpy as np
+from flax import traverse_util
+
+from jax_tformer.config import Activation, TransformerConfig
+from jax_tformer.config_file import differences, from_dict, to_dict
+from jax_tformer.errors import InputError
+from jax_tformer.models.transformer import transformer
+from jax_tformer.weights.names import WeightsError, listed, once, reference_shape, slots
+
+Arrays = dict[str, np.ndarray]
+Weights = Mapping[str, Any] | Iterable[tuple[str, Any]]
+
+MATRIX = "(n o) i -> n o i"
+"""nn.Linear and nn.Embedding, which have our layout. n counts those of our arrays that theirs holds, mostly 1."""
+CONV1D = "i (n o) -> n o i"
+"""GPT-2's Conv1D keeps its inputs first."""
+VECTOR = "(n o) -> n o"
+
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu_erf",
+    "gelu_python": "gelu_erf",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+"""What Hugging Face calls our activations. `gelu_fast` cuts sqrt(2 / pi) to ten digits, which moves it by 2e-13."""
+
+
+class Setting(NamedTuple):
+    """A field of config.json, and the fields of our config (`decoder.num_layers`) that all get its value."""
+
+    theirs: str
+    ours: tuple[str, ...]
+    values: Mapping[Any, Any] | None = None
+    """Their value -> ours, where they are called differently; of several with one meaning, the first is written."""
+    synonym: str | None = None
+    """Another name that Hugging Face reads the field under."""
+    default: Callable[[Mapping[str, Any]], Any] | None = None
+    """Of our fields read so far, by name: what an absent field means; None: the template's value."""
+
+
+class Row(NamedTuple):
+    """One of their arrays; `*` stands for the number of the layer in all names.
+
+    A later row for what an earlier one has filled is a tie: its array may be absent, and else repeats the other.
+    """
+
+    theirs: str
+    ours: tuple[str, ...] | None
+    """What it becomes; None: deliberately dropped, whether it is there or not."""
+    axes: str = MATRIX
+
+
+@dataclass(frozen=True)
+class Family:
+    """What is to be known about one class of Hugging Face models."""
+
+    model_type: str
+    template: TransformerConfig
+    """Our config of a config.json without any settings; what no setting names is the same in the whole family."""
+    settings: tuple[Setting, ...]
+    fixed: Mapping[str, Any]
+    """Fields of config.json that change the function and have one value that we can represent, the default."""
+    rows: Callable[[TransformerConfig], tuple[Row, ...]]
+
+
+def read_settings(family: Family, config: Mapping[str, Any]) -> TransformerConfig:
+    """Our config of a config.json; absent and null settings have Hugging Face's defaults.
+
+    Raises InputError for settings that we cannot represent, and for values of another type than theirs.
+    """
+    for name, only in family.fixed.items():
+        if (given := config.get(name)) not in (None, only):
+            raise InputError(f"{name} is {given!r} in the Hugging Face config; only {only!r} is supported")
+    flat = traverse_util.flatten_dict(to_dict(family.template), sep=".")
+    for setting in family.settings:
+        given = config.get(setting.theirs)
+        if given is None and setting.synonym is not None:
+            given = config.get(setting.synonym)
+        if given is not None:
+            flat |= dict.fromkeys(setting.ours, _translated(setting, given))
+        elif setting.default is not None:
+            flat |= dict.fromkeys(setting.ours, setting.default(flat))
+    return from_dict(TransformerConfig, traverse_util.unflatten_dict(flat, sep="."), where="the Hugging Face config")
+
+
+def write_settings(family: Family, config: TransformerConfig) -> dict[str, Any]:
+    """The inverse of `read_settings`; raises InputError, which lists what the family cannot express.
+
+    In which arithmetic `config` computes is not part of a model there, and left out.
+    """
+    flat = traverse_util.flatten_dict(to_dict(config), sep=".")
+    for side in ("encoder", "decoder"):
+        if (getattr(config, side) is None) != (getattr(family.template, side) is None):
+            raise InputError(f"a model of type {family.model_type!r} and this config do not both have an {side}")
+    written = {"model_type": family.model_type, **family.fixed}
+    for setting in family.settings:
+        value = flat[setting.ours[0]]
+        names = [name for name, meaning in (setting.values or {value: value}).items() if meaning == value]
+        # A value without a name is read back as the default, and so found below.
+        written[setting.theirs] = names[0] if names else None
+    read = replace(read_settings(family, written), compute=config.compute)
+    if read != config:
+        lost = "; ".join(differences(to_dict(read), to_dict(config)))
+        raise InputError(f"a model of type {family.model_type!r} cannot express this (possible -> asked): {lost}")
+    return written
+
+
+def _translated(setting: Setting, given: Any) -> Any:
+    if setting.values is None:
+        return given
+    if given not in list(setting.values):
+        allowed = ", ".join(map(repr, setting.values))
+        raise InputError(f"{setting.theirs} is {given!r} in the Hugging Face config; expected one of {allowed}")
+    return setting.values[given]
+
+
+class Place(NamedTuple):
+    """One of their arrays in one layer, and which of ours it holds."""
+
+    theirs: str
+    shape: tuple[int, ...]
+    ours: tuple[str, ...]
+    axes: str
+    tied: bool
+    """Repeats what an earlier place holds."""
+
+
+def read_rows(rows: tuple[Row, ...], config: TransformerConfig, weights: Weights) -> Arrays:
+    """Their arrays -> ours, bit for bit; each keeps its type.
+
+    Every array must find its place and every place its array: raises WeightsError, which lists all that do not.
+    """
+    places = _places(rows, _shapes(config))
+    dropped = re.compile("|".join(_pattern(row.theirs) for row in rows if row.ours is None) or r"(?!)")
+    pairs = weights.items() if isinstance(weights, Mapping) else weights
+    given, doubled = once((name, array) for name, array in pairs if not dropped.fullmatch(name))
+    _require_same(
+        given,
+        {place.theirs: place.shape for place in places},
+        optional={place.theirs for place in places if place.tied},
+        doubled=doubled,
+    )
+    ours: Arrays = {}
+    for place in places:
+        if place.theirs not in given:
+            continue
+        parts = einops.rearrange(given[place.theirs], place.axes, n=len(place.ours))
+        for name, part in zip(place.ours, parts, strict=True):
+            if place.tied and part.tobytes() != ours[name].tobytes():
+                raise WeightsError(f"{place.theirs} should repeat the array that becomes {name}, and differs from it")
+            ours[name] = np.ascontiguousarray(part)
+    return ours
+
+
+def write_rows(rows: tuple[Row, ...], config: TransformerConfig, weights: Weights) -> Arrays:
+    """The inverse of `read_rows`. Tied arrays are written once, as Hugging Face does, and dropped ones not at all.
+
+    Raises WeightsError, which lists all that does not fit `config`.
+    """
+    shapes = _shapes(config)
+    given, doubled = once(weights)
+    _require_same(given, shapes, doubled=doubled)
+    theirs = {}
+    for place in _places(rows, shapes):
+        parts = [given[name] for name in place.ours]
+        if len({part.dtype for part in parts}) > 1:
+            raise WeightsError(f"{', '.join(place.ours)} become one array; expected one type, not several")
+        if not place.tied:
+            theirs[place.theirs] = np.ascontiguousarray(einops.rearrange(np.stack(parts), _inverse(place.axes)))
+    return theirs
+
+
+@lru_cache(maxsize=8)
+def _shapes(config: TransformerConfig) -> Mapping[str, tuple[int, ...]]:
+    return {name: reference_shape(slot) for name, slot in slots(transformer(config).shapes).items()}
+
+
+def _places(rows: tuple[Row, ...], shapes: Mapping[str, tuple[int, ...]]) -> list[Place]:
+    """The rows of all layers; raises WeightsError unless they fill each of our arrays (`shapes`), and no others."""
+    places: list[Place] = []
+    filled: set[str] = set()
+    layers = 1 + max(int(match[1]) for name in shapes if (match := re.search(r"\.blocks\.(\d+)\.", name)))
+    for row in rows:
+        if row.ours is None:
+            continue
+        for layer in map(str, range(layers if "*" in row.theirs else 1)):
+            theirs, ours = row.theirs.replace("*", layer), tuple(name.replace("*", layer) for name in row.ours)
+            if absent := [name for name in ours if name not in shapes]:
+                raise WeightsError(f"{theirs} becomes {listed(absent)}, which a model of this config does not have")
+            whole = einops.rearrange(np.empty((len(ours), *shapes[ours[0]]), bool), _inverse(row.axes))
+            places.append(Place(theirs, whole.shape, ours, row.axes, ours[0] in filled))
+            filled.update(ours)
+    if unfilled := shapes.keys() - filled:
+        raise WeightsError(f"this family has nothing that becomes {listed(unfilled)}")
+    return places
+
+
+def _inverse(axes: str) -> str:
+    before, after = axes.split(" -> ")
+    return f"{after} -> {before}"
+
+
+def _pattern(theirs: str) -> str:
+    return re.escape(theirs).replace(r"\*", r"\d+")
+
+
+def _require_same(
+    given: Arrays,
+    expected: Mapping[str, tuple[int, ...]],
+    *,
+    optional: Iterable[str] = (),
+    doubled: Iterable[str] = (),
+) -> None:
+    """Raises WeightsError unless the names and shapes agree; it lists all sides of the difference."""
+    groups = {
+        "missing": expected.keys() - given.keys() - set(optional),
+        "unexpected": given.keys() - expected.keys(),
+        "given twice": doubled,
+        "of another shape": [
+            f"{name} is {list(given[name].shape)}, expected {list(expected[name])}"
+            for name in given.keys() & expected.keys()
+            if given[name].shape != expected[name]
+        ],
+    }
+    complaints = [f"{len(list(names))} {label} ({listed(names)})" for label, names in groups.items() if names]
+    if complaints:
+        raise WeightsError("the weights do not fit the config: " + "; ".join(complaints))

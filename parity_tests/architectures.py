@@ -1,0 +1,124 @@
+"""Random architectures: any legal config of small size, any batch, for gates 1 and 2."""
+
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Any, get_args
+
+from hypothesis import strategies as st
+
+from jax_tformer import config as choices
+from jax_tformer.config import ComputeConfig, DropoutConfig, StackConfig, TransformerConfig
+from parity_tests.cases import PADDINGS, Lengths
+
+Strategy = st.SearchStrategy[Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """An architecture, its weights and its batch; `repr` is Python, to be pasted into a test."""
+
+    config: TransformerConfig
+    std: float
+    """Of the weights."""
+    seed: int
+    """Of weights and batch."""
+    padding: str
+    lengths: Lengths
+    dropout_seed: int | None
+
+    def __repr__(self) -> str:
+        return f"Case({_arguments(self)})"
+
+
+def _arguments(value: Any) -> str:
+    """The fields that differ from their defaults, as keyword arguments."""
+    given = [(f, getattr(value, f.name)) for f in fields(value)]
+    return ", ".join(f"{f.name}={pasteable(v)}" for f, v in given if f.default is MISSING or v != f.default)
+
+
+def pasteable(value: Any) -> str:
+    """`value` as Python that makes it again, without the fields that have their defaults."""
+    return f"{type(value).__name__}({_arguments(value)})" if is_dataclass(value) else repr(value)
+
+
+def one_of(literal: Any) -> Strategy:
+    """Any value of a Literal type."""
+    return st.sampled_from(get_args(literal))
+
+
+def few(*numbers: Any) -> Strategy:
+    """One of these."""
+    return st.sampled_from(numbers)
+
+
+@st.composite
+def stacks(draw: st.DrawFn, longest: int) -> dict[str, Any]:
+    """Fields of a StackConfig for sequences of up to `longest`; every field is drawn."""
+    heads, norm, positions = draw(few(1, 2, 4)), draw(one_of(choices.Norm)), draw(one_of(choices.Positions))
+    shared = draw(few(None, 1, 2))
+    width = draw(few(None, 2, 4, 6) if positions == "rotary" else few(None, 1, 3, 4))
+    return {
+        "num_layers": draw(st.integers(1, 3)),
+        "num_heads": heads,
+        "feedforward_width": draw(few(1, 5, 16)),
+        "key_value_heads": shared if shared is None or heads % shared == 0 else None,
+        "head_width": width,
+        "attention_scale": draw(one_of(choices.AttentionScale)),
+        "query_bias": draw(st.booleans()),
+        "key_bias": draw(st.booleans()),
+        "value_bias": draw(st.booleans()),
+        "output_bias": draw(st.booleans()),
+        "feedforward_bias": draw(st.booleans()),
+        "activation": draw(one_of(choices.Activation)),
+        "gated": draw(st.booleans()),
+        "norm": norm,
+        "norm_placement": draw(one_of(choices.NormPlacement)),
+        "norm_eps": draw(few(1e-12, 1e-6, 1e-5, 1e-2)),
+        "norm_bias": norm == "layernorm" and draw(st.booleans()),
+        "final_norm": draw(st.booleans()),
+        "embedding_norm": draw(st.booleans()),
+        "embedding_scale": draw(st.booleans()),
+        "positions": positions,
+        "max_positions": draw(st.integers(longest, longest + 3)) if positions == "learned" else None,
+        "position_base": draw(few(10000.0, 10.0, 500000.0)),
+        "token_types": draw(few(0, 1, 3)),
+    }
+
+
+@st.composite
+def configs(draw: st.DrawFn, longest: int) -> dict[str, Any]:
+    """Fields of a TransformerConfig; every field is drawn."""
+    kind = draw(few("encoder-decoder", "decoder-only", "encoder-only"))
+    encoder = None if kind == "decoder-only" else StackConfig(**draw(stacks(longest)))
+    decoder = None if kind == "encoder-only" else StackConfig(**draw(stacks(longest)))
+    head = draw(one_of(choices.Head))
+    # A width that suits the heads of both stacks, the halves of a rotation and the pairs of sinusoids.
+    return {
+        "vocab_size": draw(few(2, 7, 61)),
+        "d_model": draw(few(8, 16)),
+        "encoder": encoder,
+        "decoder": decoder,
+        "shared_embedding": kind == "encoder-decoder" and draw(st.booleans()),
+        "head": head,
+        "tied_head": head != "none" and draw(st.booleans()),
+        "head_bias": head != "none" and draw(st.booleans()),
+        # These three decide how weights start, not what is computed from them.
+        "initializer": draw(one_of(choices.Initializer)),
+        "initializer_std": draw(few(0.02, 1.0)),
+        "residual_init_scale": draw(st.booleans()),
+        "dropout": DropoutConfig(*(draw(few(0.0, 0.3)) for _ in fields(DropoutConfig))),
+        "compute": ComputeConfig(remat=draw(one_of(choices.Remat)), unroll=draw(few(1, 2))),
+    }
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """An architecture with weights and a batch for it."""
+    lengths = Lengths(draw(st.integers(2, 4)), draw(st.integers(2, 9)), draw(st.integers(2, 9)))
+    return Case(
+        config=TransformerConfig(**draw(configs(max(lengths.source, lengths.target)))),
+        std=draw(few(0.02, 0.2)),
+        seed=draw(st.integers(0, 999)),
+        padding=draw(st.sampled_from(PADDINGS)),
+        lengths=lengths,
+        dropout_seed=draw(st.none() | st.integers(0, 99)),
+    )

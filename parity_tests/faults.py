@@ -1,0 +1,297 @@
+"""The faults that the gates must catch: each one small, planted in one framework, one at a time.
+
+A fault is a context manager around the run of one side. Most patch one function of the reference; those of arithmetic
+are planted in the library.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import jax
+import jax.numpy as jnp
+import optax
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.nn import attention, norms, positions
+from jax_tformer.nn.arrays import accumulator
+from jax_tformer.training import optimizer as our_optimizer
+from torch_ref import layers, models, training
+from torch_ref.dropout import Dropout
+
+
+class Fault(NamedTuple):
+    """What goes wrong, and how to make it go wrong."""
+
+    name: str
+    plant: Callable[[], AbstractContextManager[Any]]
+    """Whatever runs inside has the fault."""
+    changes: Mapping[str, Any] | None = None
+    """Fields of both stacks of the reference's config that differ, for faults that a config can express."""
+
+
+def config_fault(name: str, **changes: Any) -> Fault:
+    """The reference reads a config that differs from ours."""
+    return Fault(name, contextmanager(lambda: iter([None])), changes)
+
+
+def code_fault(name: str, owner: Any, attribute: str, wrong: Callable[..., Any]) -> Fault:
+    """`owner.attribute` is `wrong(right)` instead."""
+    return Fault(name, lambda: patch.object(owner, attribute, wrong(getattr(owner, attribute))))
+
+
+def faulty(config: TransformerConfig, changes: Mapping[str, Any]) -> TransformerConfig:
+    """`config` with these fields of all its stacks changed."""
+
+    def stack(old: StackConfig | None) -> StackConfig | None:
+        return None if old is None else replace(old, **changes)
+
+    return replace(config, encoder=stack(config.encoder), decoder=stack(config.decoder))
+
+
+# Of the model, in the reference.
+
+
+def unbiased_variance(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def layer_norm(x: Tensor, shape: Any, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        normalised = (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=True, keepdim=True) + eps).sqrt()
+        return normalised * weight + (0 if bias is None else bias)
+
+    return layer_norm
+
+
+def leaking_causal_mask(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def causal(ids: Tensor, tokens: Tensor | None) -> Tensor:
+        leaking = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril(diagonal=1)[None, None]
+        return leaking if tokens is None else leaking & tokens[:, None, None]
+
+    return causal
+
+
+def without_padding_mask(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda ids, tokens: right(ids, None)
+
+
+def later_positions(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda ids, tokens: right(ids, tokens) + 1
+
+
+def interleaved_rotation(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def rotate(x: Tensor, positions: Tensor, base: float) -> Tensor:
+        angle = layers.angles(positions, x.shape[-1], base)[:, None]
+        even, odd = x[..., 0::2], x[..., 1::2]
+        turned = even * angle.cos() - odd * angle.sin(), odd * angle.cos() + even * angle.sin()
+        return torch.stack(turned, dim=-1).flatten(-2)
+
+    return rotate
+
+
+def swapped_cross_attention(right: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(
+        self: Any, x: Tensor, memory: Tensor, mask: Tensor | None, positions: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        # Only cross-attention has no positions; both sequences must be of one length for this to run at all.
+        return right(self, x, memory, mask, positions) if positions is not None else right(self, memory, x, mask)
+
+    return forward
+
+
+def untied_head(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def forward(self: Any, x: Tensor, table: nn.Embedding) -> Tensor:
+        """The same numbers as the table has, but not the table: its gradient does not come this way."""
+        copy = nn.Embedding.from_pretrained(table.weight.detach())
+        return right(self, x, copy)
+
+    return forward
+
+
+def padding_index(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda ids, table, padding_idx=None, *rest: right(ids, table, 0, *rest)
+
+
+def swapped_residual(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The residual stream comes from the normalised input."""
+
+    def _add(self: Any, x: Tensor, h: Tensor, norm: nn.Module) -> Tensor:
+        return norm(x) + h if self.pre else norm(x + h)
+
+    return _add
+
+
+# Of weights: no check of shapes sees these.
+
+
+@contextmanager
+def changed_weight(model: nn.Module, name: str, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """The parameter called `name` is something else for a while."""
+    parameter = model.get_parameter(name)
+    right = parameter.detach().clone()
+    with torch.no_grad():
+        parameter.copy_(change(right))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            parameter.copy_(right)
+
+
+def transposed(weight: Tensor) -> Tensor:
+    return weight.T
+
+
+def first_two_heads_swapped(weight: Tensor, heads: int) -> Tensor:
+    parts = list(weight.chunk(heads))
+    return torch.cat([parts[1], parts[0], *parts[2:]])
+
+
+# Of the loss and the optimizer, in the reference.
+
+
+def smoothing_without_the_label(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def summed(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """eps / (V - 1) on every token but the label."""
+        log_p, vocabulary = logits.log_softmax(-1), logits.shape[-1]
+        chosen = log_p.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+        spread = (log_p.sum(-1) - chosen) / (vocabulary - 1)
+        loss = -(1 - label_smoothing) * chosen - label_smoothing * spread
+        return torch.where(labels != -100, loss, torch.zeros_like(loss)).sum()
+
+    return summed
+
+
+def every_token_counts(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda labels: torch.tensor(labels.numel())
+
+
+def later_schedule(right: Callable[..., float]) -> Callable[..., float]:
+    return lambda config, n, steps: right(config, n + 1, steps)
+
+
+def clip_without_epsilon(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def clip(parameters: Any, limit: float) -> Tensor:
+        parameters = list(parameters)
+        norm = torch.stack([p.grad.norm() for p in parameters]).norm()
+        for parameter in parameters:
+            parameter.grad.mul_((limit / norm).clamp(max=1.0))
+        return norm
+
+    return clip
+
+
+class EpsilonInsideTheRoot(torch.optim.AdamW):
+    """m / sqrt(v + eps^2) where AdamW has m / (sqrt(v) + eps)."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            (beta1, beta2), rate = group["betas"], group["lr"]
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state |= {"n": 0, "m": torch.zeros_like(p), "v": torch.zeros_like(p)}
+                state["n"] += 1
+                state["m"].lerp_(p.grad, 1 - beta1)
+                state["v"].lerp_(p.grad.square(), 1 - beta2)
+                m, v = state["m"] / (1 - beta1 ** state["n"]), state["v"] / (1 - beta2 ** state["n"])
+                p.mul_(1 - rate * group["weight_decay"]).sub_(rate * m / (v + group["eps"] ** 2).sqrt())
+
+
+def decay_everywhere(right: Callable[..., Any]) -> Callable[..., Any]:
+    def adamw(model: nn.Module, config: Any) -> torch.optim.AdamW:
+        optimizer = right(model, config)
+        for group in optimizer.param_groups:
+            group["weight_decay"] = config.weight_decay
+        return optimizer
+
+    return adamw
+
+
+# Of arithmetic, in the library.
+
+
+def one_pass_variance(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    def call(self: norms.Norm, x: jax.Array) -> jax.Array:
+        high = x.astype(accumulator(x.dtype))
+        mean = high.mean(-1, keepdims=True) if self.centered else jnp.zeros_like(high[..., :1])
+        variance = jnp.maximum(jnp.square(high).mean(-1, keepdims=True) - jnp.square(mean), 0)
+        high = (high - mean) * jax.lax.rsqrt(variance + self.eps) * self.scale[...].reshape(1, 1, -1)
+        return (high if self.bias is None else high + self.bias[...].reshape(1, 1, -1)).astype(x.dtype)
+
+    return call
+
+
+def no_higher(right: Callable[..., Any]) -> Callable[..., Any]:
+    """What should be computed in at least float32 is computed in the type of the rest."""
+    return lambda dtype: jnp.dtype(dtype)
+
+
+def rounded_schedule(right: Callable[..., Any]) -> Callable[..., Any]:
+    def learning_rate(config: Any, steps: int) -> Callable[[jax.Array], jax.Array]:
+        return lambda n: right(config, steps)(n).astype(jnp.float32)
+
+    return learning_rate
+
+
+def default_weight_decay(right: Callable[..., Any]) -> Callable[..., Any]:
+    def adamw(*args: Any, **options: Any) -> optax.GradientTransformation:
+        return right(*args, **{name: value for name, value in options.items() if name != "weight_decay"})
+
+    return adamw
+
+
+def unscaled_dropout(right: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return x if self.keep is None else x.masked_fill(~self.keep, 0.0)
+
+    return forward
+
+
+MODEL = (
+    config_fault("GELU: tanh instead of erf", activation="gelu_tanh"),
+    config_fault("LayerNorm: eps 1e-6 instead of 1e-5", norm_eps=1e-6),
+    code_fault("LayerNorm: unbiased variance", F, "layer_norm", unbiased_variance),
+    config_fault("attention scaled by model width", attention_scale="model_width"),
+    code_fault("causal mask leaks one token", models, "causal", leaking_causal_mask),
+    code_fault("decoder ignores its padding mask", models, "causal", without_padding_mask),
+    code_fault("positions off by one", models, "position_ids", later_positions),
+    code_fault("rotary: interleaved instead of halves", layers, "rotate", interleaved_rotation),
+    code_fault("cross-attention: query and memory swapped", layers.Attention, "forward", swapped_cross_attention),
+    code_fault("tied head untied", models.Head, "forward", untied_head),
+    config_fault("post-norm instead of pre-norm", norm_placement="post"),
+    code_fault("residual from the normalised input", layers.Block, "_add", swapped_residual),
+    code_fault("padding_idx: one row gets no gradient", F, "embedding", padding_index),
+)
+"""Gates 1 and 2."""
+WEIGHTS = {
+    "one layer's square matrix transposed": ("decoder.blocks.1.cross_attention.output.weight", transposed),
+    "two heads swapped": ("decoder.blocks.1.cross_attention.query.weight", partial(first_two_heads_swapped, heads=4)),
+}
+"""Gates 1 and 2: what is changed, and how. No check of shapes sees these."""
+TRAINING = (
+    code_fault("AdamW: eps inside the root", torch.optim, "AdamW", lambda right: EpsilonInsideTheRoot),
+    code_fault("L2 in the gradient instead of decoupled decay", torch.optim, "AdamW", lambda right: torch.optim.Adam),
+    code_fault("decay of biases and norms too", training, "adamw", decay_everywhere),
+    code_fault("schedule off by one", training, "learning_rate", later_schedule),
+    code_fault("clip: norm + 0 instead of norm + 1e-6", training, "clip_grad_norm_", clip_without_epsilon),
+    code_fault("label smoothing eps / (V - 1)", training, "summed_cross_entropy", smoothing_without_the_label),
+    code_fault("loss over all tokens, not those that count", training, "counted", every_token_counts),
+)
+"""Gate 5."""
+LIBRARY_TRAINING = (
+    code_fault("learning rate rounded to float32", our_optimizer, "learning_rate", rounded_schedule),
+    code_fault("optax's default weight decay", our_optimizer.optax, "adamw", default_weight_decay),
+)
+"""Gate 5, planted in the library."""
+DROPOUT = code_fault("dropout without dividing by 1 - rate", Dropout, "forward", unscaled_dropout)
+"""Gate 7."""
+ONE_PASS = code_fault("LayerNorm: one-pass variance", norms.Norm, "__call__", one_pass_variance)
+"""Gate 3, planted in the library."""
+NARROW_SOFTMAX = code_fault("softmax computed in bfloat16", attention, "accumulator", no_higher)
+NARROW_ANGLES = code_fault("rotary angles computed in bfloat16", positions, "accumulator", no_higher)
+"""Gate 4, planted in the library."""

@@ -1,0 +1,211 @@
+"""A gate that cannot fail is a defect: every planted fault turns one red, with room to spare."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.experiment import OptimizerConfig, TrainingConfig
+from parity_tests import faults
+from parity_tests.bridge import Pair, Result, Tensors, known_zeros
+from parity_tests.cases import CONFIGS, OFF_CENTRE, VOCABULARY, Lengths, batch_for, weights_for
+from parity_tests.faults import Fault, changed_weight, faulty
+from parity_tests.measure import BFLOAT16, FLOAT32, Measured, ParityError, Quality, compared, quality
+from parity_tests.test_models import inputs, narrow_sample
+from parity_tests.test_training import batches
+from parity_tests.training_pair import Path, TrainingPair
+from torch_ref import reference
+
+STACK = StackConfig(
+    num_layers=2,
+    num_heads=4,
+    feedforward_width=48,
+    activation="gelu_erf",
+    positions="rotary",
+    norm_placement="pre",
+    final_norm=True,
+)
+# Rotation alone would not show a shift of all positions: it is relative.
+CONFIG = TransformerConfig(
+    vocab_size=VOCABULARY,
+    d_model=32,
+    encoder=replace(STACK, positions="sinusoidal_interleaved"),
+    decoder=STACK,
+    tied_head=True,
+)
+# Of one length, so that swapped cross-attention is no mere error of shapes; and with the id that padding_idx names.
+BATCH = batch_for(CONFIG, "right", lengths=Lengths(source=9, target=9))
+BATCH["target"][0, 3] = 0
+
+
+@pytest.fixture
+def report(record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """report(fault, where, figures, passes): requires a red gate, and notes the first one for the table."""
+
+    def note(fault: str, planted: str, measured: Sequence[Measured], passes: Mapping[str, bool | None]) -> None:
+        red = [figure for figure in measured if not figure.passed]
+        assert red, f"no gate sees {fault!r}: {'; '.join(map(str, measured))}"
+        first = red[0]
+        row = {"fault": fault, "planted": planted, "gate": first.gate, "figure": float(first.worst), "bar": first.bar}
+        record_property("fault", row | {"margin": float(first.worst) / first.bar} | passes)
+
+    return note
+
+
+def gates_1_and_2(ours: Result, theirs: Result) -> list[Measured]:
+    zeros = known_zeros(CONFIG, theirs.gradients)
+    return [
+        compared("1 activations", ours.activations, theirs.activations),
+        compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros),
+    ]
+
+
+def let_pass(ours: np.ndarray, theirs: np.ndarray) -> dict[str, bool | None]:
+    """Whether comparisons with common absolute tolerances would be content with these logits."""
+    largest = float(np.abs(ours - theirs).max())
+    return {"softmax_1e-2": bool(np.abs(softmax(ours) - softmax(theirs)).max() <= 1e-2)} | within(largest)
+
+
+def within(largest: float) -> dict[str, bool | None]:
+    return {"logits_1e-4": largest <= 1e-4, "logits_1e-5": largest <= 1e-5}
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    exponentials = np.exp(x - x.max(-1, keepdims=True))
+    return exponentials / exponentials.sum(-1, keepdims=True)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return Pair(CONFIG, weights_for(CONFIG, 0.02), "float64", optimised=False)
+
+
+@pytest.fixture(scope="module")
+def ours(pair: Pair) -> Result:
+    return pair.run_jax(BATCH)
+
+
+def test_without_a_fault_both_gates_are_green(pair: Pair, ours: Result) -> None:
+    assert all(measured.passed for measured in gates_1_and_2(ours, pair.run_torch(BATCH)))
+
+
+@pytest.mark.parametrize("fault", faults.MODEL, ids=lambda fault: fault.name)
+def test_faults_of_the_model(
+    fault: Fault, pair: Pair, ours: Result, report: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if fault.changes:
+        model = reference(faulty(pair.config, fault.changes)).eval()
+        model.load_state_dict(pair.module.state_dict())
+        monkeypatch.setattr(pair, "module", model)
+    with fault.plant():
+        theirs = pair.run_torch(BATCH)
+    report(fault.name, "reference", gates_1_and_2(ours, theirs), let_pass(*logits(ours, theirs)))
+
+
+@pytest.mark.parametrize("name", faults.WEIGHTS)
+def test_faults_of_weights(name: str, pair: Pair, ours: Result, report: Callable[..., None]) -> None:
+    with changed_weight(pair.module, *faults.WEIGHTS[name]):
+        theirs = pair.run_torch(BATCH)
+    report(name, "reference", gates_1_and_2(ours, theirs), let_pass(*logits(ours, theirs)))
+
+
+def logits(ours: Result, theirs: Result) -> tuple[np.ndarray, np.ndarray]:
+    return ours.activations["logits"], theirs.activations["logits"]
+
+
+TRAINED = replace(CONFIGS["post-decoder-only"], dropout=DropoutConfig())
+STEPS = batches(TRAINED, 50)
+
+
+def training_pair() -> TrainingPair:
+    optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=10, clip_norm=0.05, weight_decay=0.1)
+    training = TrainingConfig(steps=50, batch_size=4, accumulation=2, label_smoothing=0.1)
+    return TrainingPair(TRAINED, weights_for(TRAINED, 0.02), optimizer, training, "float64", optimised=False)
+
+
+@pytest.fixture(scope="module")
+def path() -> Path:
+    return training_pair().follow_jax(STEPS)[0]
+
+
+def gate_5(ours: Path, theirs: Path) -> list[Measured]:
+    return [compared("5 optimizer", ours.tensors(), theirs.tensors())]
+
+
+def losses_let_pass(ours: Path, theirs: Path) -> dict[str, bool | None]:
+    """The softmax says nothing here; instead of logits, the losses of all steps."""
+    return {"softmax_1e-2": None} | within(float(np.abs(ours.losses - theirs.losses).max()))
+
+
+def test_without_a_fault_gate_5_is_green(path: Path) -> None:
+    assert gate_5(path, training_pair().follow_torch(STEPS, []))[0].passed
+    assert (path.gradient_norms > 0.05).all(), "the clip must fire"
+
+
+@pytest.mark.parametrize("fault", faults.TRAINING, ids=lambda fault: fault.name)
+def test_faults_of_training(fault: Fault, path: Path, report: Callable[..., None]) -> None:
+    with fault.plant():
+        theirs = training_pair().follow_torch(STEPS, [])
+    report(fault.name, "reference", gate_5(path, theirs), losses_let_pass(path, theirs))
+
+
+@pytest.mark.parametrize("fault", faults.LIBRARY_TRAINING, ids=lambda fault: fault.name)
+def test_faults_of_our_training(fault: Fault, path: Path, report: Callable[..., None]) -> None:
+    with fault.plant():
+        wrong = training_pair().follow_jax(STEPS)[0]
+    # `path` has been shown to be the reference's.
+    report(fault.name, "library", gate_5(wrong, path), losses_let_pass(wrong, path))
+
+
+def test_a_fault_of_dropout(report: Callable[..., None]) -> None:
+    config = replace(TRAINED, dropout=DropoutConfig(residual=0.1))
+    models = Pair(config, weights_for(config, 0.02), "float64", optimised=False, dropout_seed=0)
+    batch = batch_for(config, "none")
+    ours = models.run_jax(batch)
+    with faults.DROPOUT.plant():
+        theirs = models.run_torch(batch)
+    measured = compared("7 dropout", ours.activations, theirs.activations)
+    report(faults.DROPOUT.name, "reference", [measured], let_pass(*logits(ours, theirs)))
+
+
+def gate_of_quality(
+    gate: str,
+    name: str,
+    fault: Fault,
+    allowed: Quality,
+    cases: Sequence[tuple[Tensors, Tensors]],
+) -> tuple[Measured, dict[str, bool | None]]:
+    """The figure of gate 3 or 4 with a fault in the library."""
+    dtype = "float32" if allowed is FLOAT32 else "bfloat16"
+    start = weights_for(CONFIGS[name], 0.02)
+    exact = Pair(CONFIGS[name], start, "float64", optimised=False)
+    narrow = Pair(CONFIGS[name], start, dtype, optimised=dtype == "float32")
+    with fault.plant():
+        samples = [narrow_sample(exact, narrow, *case) for case in cases]
+    first = [np.asarray(side["logits"], np.float64) for side in (samples[0].ours, samples[0].theirs)]
+    return quality(gate, samples, allowed), let_pass(*first)
+
+
+def test_a_fault_of_float32(report: Callable[..., None]) -> None:
+    cases = list(inputs("gpt2", 0.2, 3, OFF_CENTRE))
+    figure, passes = gate_of_quality("3 float32 / allowed", "gpt2", faults.ONE_PASS, FLOAT32, cases)
+    report(faults.ONE_PASS.name, "library", [figure], passes)
+
+
+def test_a_fault_of_bfloat16(report: Callable[..., None]) -> None:
+    """Angles in bfloat16: from position 256 on, neighbours are the same."""
+    name = "switches-decoder-only"
+    lengths = Lengths(batch=1, source=400)
+    cases = [
+        (weights_for(CONFIGS[name], 0.2, seed), batch_for(CONFIGS[name], "none", seed, lengths)) for seed in (0, 1, 2)
+    ]
+    figure, passes = gate_of_quality("4 bfloat16 / allowed", name, faults.NARROW_ANGLES, BFLOAT16, cases)
+    report(faults.NARROW_ANGLES.name, "library", [figure], passes)
+
+
+def test_a_lowered_softmax_is_refused_by_its_type() -> None:
+    cases = list(inputs("switches-decoder-only", 0.02, 1))
+    with pytest.raises(ParityError, match=r"self_attention: dtypes differ: ours bfloat16, theirs float32"):
+        gate_of_quality("4 bfloat16 / allowed", "switches-decoder-only", faults.NARROW_SOFTMAX, BFLOAT16, cases)

@@ -1,0 +1,210 @@
+"""Gates 1, 2 and 3 against Hugging Face's own GPT-2 and BERT, and what their settings mean."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from transformers.activations import ACT2FN
+
+from jax_tformer.config import DropoutConfig, Dtype
+from jax_tformer.nn.feedforward import activate
+from jax_tformer.weights.huggingface import FAMILIES, from_huggingface
+from jax_tformer.weights.huggingface.tables import ACTIVATIONS, MATRIX, read_rows
+from parity_tests.bridge import Pair, Result, Tensors, known_zeros
+from parity_tests.cases import CONFIGS, PADDINGS, REGIMES
+from parity_tests.huggingface import MODELS, Narrowed, Oracle, comparable
+from parity_tests.measure import Measured, ParityError, Sample, compared, quality
+
+Record = Callable[[str, Measured], None]
+
+
+@lru_cache(maxsize=2)
+def sides(name: str, dtype: Dtype) -> tuple[Pair, Oracle]:
+    """Ours and theirs of one model; the compiled function is kept while the parameters change."""
+    oracle = Oracle(name, dtype)
+    weights = from_huggingface(oracle.json, oracle.random_weights(0.02, 0))[1]
+    return Pair(oracle.config, weights, dtype, optimised=dtype == "float32"), oracle
+
+
+def results(name: str, weights: Tensors, batch: Tensors, dtype: Dtype) -> tuple[Result, Result]:
+    """(JAX, Hugging Face) on one case, where they are comparable; `weights` are theirs."""
+    pair, oracle = sides(name, dtype)
+    oracle.load(weights)
+    pair.load(from_huggingface(oracle.json, weights)[1])
+    # All true where they get no mask at all: JAX then compiles one function and not two.
+    whole = {"mask": np.ones(batch["tokens"].shape, bool)}
+    ours, theirs = pair.run_jax(whole | batch), oracle.run(batch)
+    return (
+        Result(comparable(oracle.config, batch, ours.activations), ours.gradients),
+        Result(comparable(oracle.config, batch, theirs.activations), theirs.gradients),
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gates_1_2_and_3(name: str, record: Record) -> None:
+    label, (_, oracle) = f"huggingface {name}", sides(name, "float64")
+    for std in REGIMES.values():
+        samples = []
+        for padding, seed in product(PADDINGS, range(2)):
+            weights, batch = oracle.random_weights(std, seed), oracle.batch(padding, seed)
+            ours, theirs = results(name, weights, batch, "float64")
+            zeros = known_zeros(oracle.config, theirs.gradients)
+            record(label, compared("1 activations", ours.activations, theirs.activations))
+            record(label, compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros))
+
+            ours32, theirs32 = results(name, weights, batch, "float32")
+            truth = theirs.activations | theirs.gradients
+            scales = {tensor: float(np.linalg.norm(array)) for tensor, array in truth.items()} | zeros
+            samples.append(
+                Sample(ours32.activations | ours32.gradients, theirs32.activations | theirs32.gradients, truth, scales)
+            )
+        record(label, quality("3 float32 / allowed", samples))
+
+
+def test_which_positions_are_compared() -> None:
+    batch = {
+        "tokens": np.arange(16).reshape(4, 4),
+        "mask": np.array([[0, 0, 1, 1], [1, 1, 0, 0], [1] * 4, [0] * 4]) > 0,
+    }
+    decoder = comparable(CONFIGS["gpt2"], batch, {"position": batch["tokens"]})["position"]
+    assert decoder.tolist() == [2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
+    encoder = comparable(CONFIGS["bert-base"], batch, {"position": batch["tokens"]})["position"]
+    assert encoder.tolist() == list(range(12))
+
+
+@pytest.mark.parametrize("padding", ["right", "left"])
+@pytest.mark.parametrize("name", ["gpt2", "bert masked"])
+def test_nothing_is_left_out_but_what_differs(name: str, padding: str) -> None:
+    """Hidden states of the first layer differ at every position that is not compared, and at no other."""
+    pair, oracle = sides(name, "float64")
+    weights, batch = oracle.random_weights(0.2, 0), oracle.batch(padding, 0)
+    oracle.load(weights)
+    pair.load(from_huggingface(oracle.json, weights)[1])
+    layer = f"{'decoder' if oracle.config.decoder else 'encoder'}.0.hidden"
+    ours, theirs = pair.run_jax(batch).activations[layer], oracle.run(batch).activations[layer]
+    places = np.arange(batch["tokens"].size).reshape(batch["tokens"].shape)
+    equal = np.abs(ours - theirs).max(axis=-1) < 1e-6
+    assert places[equal].tolist() == comparable(oracle.config, batch, {"place": places})["place"].tolist()
+    assert not equal.all()
+
+
+FUSED = tuple(f"decoder.blocks.*.self_attention.{name}.weight" for name in ("key", "query", "value"))
+FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "query and key swapped": ("transformer.h.*.attn.c_attn.weight", {"ours": FUSED}),
+    "a square matrix transposed": ("transformer.h.*.attn.c_proj.weight", {"axes": MATRIX}),
+    "heads before query, key and value": ("transformer.h.*.attn.c_attn.weight", {"axes": "i (o n) -> n o i"}),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_the_table_turns_gate_1_red(fault: str) -> None:
+    """All shapes agree; only the numbers tell."""
+    pair, oracle = sides("gpt2", "float64")
+    weights, batch = oracle.random_weights(0.02, 0), oracle.batch("right", 0)
+    theirs, change = FAULTS[fault]
+    rows = FAMILIES["GPT2LMHeadModel"].rows(oracle.config)
+    assert theirs in {row.theirs for row in rows}
+    faulty = tuple(row._replace(**change) if row.theirs == theirs else row for row in rows)
+    oracle.load(weights)
+    pair.load(read_rows(faulty, oracle.config, weights))
+    ours, reference = (
+        comparable(oracle.config, batch, result.activations) for result in (pair.run_jax(batch), oracle.run(batch))
+    )
+    with pytest.raises(ParityError):
+        compared("1 activations", ours, reference).require()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_float32_is_left_in_float64(name: str) -> None:
+    """These classes have no islands of float32, so that no cast needs to be rewritten."""
+    _, oracle = sides(name, "float64")
+    with Narrowed() as narrowed:
+        oracle.run(oracle.batch("left", 0))
+    assert not narrowed.found
+
+
+def test_an_island_of_float32_turns_gates_1_and_2_red() -> None:
+    plain, island = Oracle("gpt2"), Oracle("gpt2")
+    island.model.base_model.h[1].ln_2.register_forward_hook(lambda module, inputs, output: output.float().double())
+    weights, batch = plain.random_weights(0.2, 0), plain.batch("right", 0)
+    plain.load(weights)
+    island.load(weights)
+    with Narrowed() as narrowed:
+        theirs = island.run(batch)
+    assert narrowed.found
+    truth = plain.run(batch)
+    zeros = known_zeros(plain.config, truth.gradients)
+    for measured in (
+        compared("1 activations", theirs.activations, truth.activations),
+        compared("2 gradients", theirs.gradients, truth.gradients, zero=zeros),
+    ):
+        assert measured.bar < 1e-9 < measured.worst < 1e-3
+
+
+def test_a_padding_token_changes_the_gradient_of_its_row_alone() -> None:
+    """Why the gates run without one: PyTorch's padding_idx keeps the lookups of that row from training it."""
+    plain, padded = Oracle("bert masked"), Oracle("bert masked", pad_token_id=7)
+    assert plain.config == padded.config
+    weights, batch = plain.random_weights(0.02, 0), plain.batch("none", 0)
+    batch["tokens"][:, 3] = 7
+    for oracle in (plain, padded):
+        oracle.load(weights)
+    ours, theirs = plain.run(batch), padded.run(batch)
+    table = "embedding.tokens.weight"
+    assert np.abs(ours.gradients[table][7] - theirs.gradients[table][7]).max() > 1e-6
+    for result in (ours, theirs):
+        result.gradients[table] = np.delete(result.gradients[table], 7, axis=0)
+    assert compared("1 activations", ours.activations, theirs.activations).worst == 0
+    assert compared("2 gradients", ours.gradients, theirs.gradients).worst == 0
+
+
+SETTINGS: list[tuple[str, dict[str, Any]]] = [
+    ("gpt2", {"n_inner": None}),
+    ("gpt2", {"activation_function": "gelu"}),
+    ("gpt2", {"layer_norm_epsilon": 1e-2}),
+    ("gpt2", {"scale_attn_weights": False}),
+    ("gpt2", {"tie_word_embeddings": False}),
+    ("gpt2", {"n_head": 2, "n_layer": 1, "n_positions": 11, "vocab_size": 29}),
+    ("bert", {"hidden_act": "gelu_new", "layer_norm_eps": 1e-2, "intermediate_size": 24}),
+    ("bert", {"type_vocab_size": 3, "num_attention_heads": 8, "num_hidden_layers": 1}),
+    ("bert masked", {"hidden_act": "relu"}),
+    ("bert masked", {"tie_word_embeddings": False}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), SETTINGS, ids=lambda value: value if isinstance(value, str) else "-".join(value)
+)
+def test_settings_are_honoured(name: str, settings: dict[str, Any]) -> None:
+    """Against the PyTorch reference, which equals the JAX model and needs no compilation."""
+    oracle = Oracle(name, **settings)
+    assert oracle.config != Oracle(name).config
+    weights, batch = oracle.random_weights(0.2, 0), oracle.batch("right", 0)
+    oracle.load(weights)
+    pair = Pair(oracle.config, from_huggingface(oracle.json, weights)[1], "float64", optimised=False)
+    ours, theirs = pair.run_torch(batch), oracle.run(batch)
+    compared(
+        "1 activations",
+        comparable(oracle.config, batch, ours.activations),
+        comparable(oracle.config, batch, theirs.activations),
+    ).require()
+    zeros = known_zeros(oracle.config, theirs.gradients)
+    compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros).require()
+
+
+def test_activations_are_the_functions_of_these_names() -> None:
+    x = np.linspace(-6, 6, 101)
+    ours = {name: np.asarray(activate(jnp.asarray(x), kind)) for name, kind in ACTIVATIONS.items()}
+    compared("1 activations", ours, {name: ACT2FN[name](torch.from_numpy(x)).numpy() for name in ACTIVATIONS}).require()
+
+
+def test_dropout_rates() -> None:
+    rates: dict[str, Any] = {"embd_pdrop": 0.2, "attn_pdrop": 0.3, "resid_pdrop": 0.4}
+    assert Oracle("gpt2", **rates).config.dropout == DropoutConfig(embedding=0.2, attention=0.3, residual=0.4)
+    rates = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3}
+    assert Oracle("bert", **rates).config.dropout == DropoutConfig(embedding=0.2, attention=0.3, residual=0.2)

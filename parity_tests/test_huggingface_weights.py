@@ -1,0 +1,259 @@
+"""Gate 9 for Hugging Face models: weights and configs go there and back, and whatever does not fit is refused."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from transformers.models.bert import BertConfig, BertForMaskedLM, BertModel
+from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
+
+from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig
+from jax_tformer.errors import InputError
+from jax_tformer.models.transformer import transformer
+from jax_tformer.presets import ARCHITECTURES
+from jax_tformer.weights.huggingface import FAMILIES, config_from_huggingface, from_huggingface, to_huggingface
+from jax_tformer.weights.huggingface.tables import CONV1D, Row, read_rows
+from jax_tformer.weights.names import WeightsError, from_reference, to_reference
+from parity_tests.bridge import Tensors
+from parity_tests.cases import CONFIGS, weights_for
+from parity_tests.huggingface import MODELS, Oracle, config_json
+from parity_tests.measure import Measured, worst
+
+Record = Callable[[str, Measured], None]
+
+
+FULL_SIZE = [
+    (GPT2LMHeadModel, GPT2Config, ARCHITECTURES["gpt2"], 124_439_808),
+    (BertForMaskedLM, BertConfig, ARCHITECTURES["bert-base"], 109_514_298),
+    # Without the pooler, 768 x 768 + 768.
+    (BertModel, BertConfig, None, 109_482_240 - 590_592),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "preset", "count"), FULL_SIZE, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_default_configs_are_our_presets(kind: Any, config: Any, preset: TransformerConfig | None, count: int) -> None:
+    with torch.device("meta"):
+        model = kind(config())
+    ours = config_from_huggingface(config_json(model))
+    assert preset in (ours, None)
+    theirs = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("pooler."))
+    assert sum(leaf.size for leaf in jax.tree.leaves(transformer(ours).shapes)) == theirs == count
+    # All settings have Hugging Face's defaults.
+    assert config_from_huggingface({"architectures": [kind.__name__]}) == ours
+
+
+def saved(name: str, folder: Path, dtype: Dtype, **settings: Any) -> tuple[dict[str, Any], Tensors]:
+    """config.json and the arrays, as Hugging Face saves them."""
+    oracle = Oracle(name, dtype, **settings)
+    oracle.load(oracle.random_weights(0.02, 3))
+    oracle.model.save_pretrained(folder)
+    return json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+
+
+def bytes_lost(first: Tensors, second: Tensors) -> Measured:
+    """How many bytes differ, or stand on one side only, of any array."""
+
+    def differing(a: np.ndarray | None, b: np.ndarray | None) -> float:
+        if a is None or b is None or (a.shape, a.dtype) != (b.shape, b.dtype):
+            return float(max(0 if array is None else array.nbytes for array in (a, b)))
+        return float(np.sum(a.reshape(-1).view("u1") != b.reshape(-1).view("u1")))
+
+    names = first.keys() | second.keys()
+    return worst("9 bytes lost", {name: differing(first.get(name), second.get(name)) for name in names}, 0.0)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("name", MODELS)
+def test_there_and_back(name: str, tied: bool, dtype: Dtype, tmp_path: Path, record: Record) -> None:
+    """From the file that Hugging Face writes, through our parameters, into one that it reads, bit for bit."""
+    theirs, weights = saved(name, tmp_path, dtype, tie_word_embeddings=tied)
+    config, reference = from_huggingface(theirs, weights)
+    config = config.with_dtype(dtype)
+    params = from_reference(reference, transformer(config).shapes)
+    architecture = MODELS[name][0].__name__
+    written, back = to_huggingface(architecture, config, to_reference(params))
+    # What we have no place for: the pooler, and the bias that only a tied head uses.
+    idle = {"pooler.dense.weight", "pooler.dense.bias"} | (set() if tied else {"cls.predictions.bias"})
+    kept = {key: array for key, array in weights.items() if key not in idle}
+    record(f"huggingface {name}", bytes_lost(back, kept))
+    # The installed version knows absolute positions only, and no longer writes that it does.
+    assert written == written | {key: theirs[key] for key in written.keys() - {"position_embedding_type"}}
+    assert config_from_huggingface(written).with_dtype(dtype) == config
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_hugging_face_loads_what_we_write(name: str, tmp_path: Path) -> None:
+    oracle = Oracle(name)
+    weights = weights_for(oracle.config, 0.02)
+    config, arrays = to_huggingface(MODELS[name][0].__name__, oracle.config, weights)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(arrays, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    model, report = MODELS[name][0].from_pretrained(tmp_path, dtype=torch.float64, output_loading_info=True)
+    assert set(report["missing_keys"]) == {key for key in oracle.model.state_dict() if key.startswith("pooler.")}
+    assert not report["unexpected_keys"]
+    assert not report["mismatched_keys"]
+    state = {key: tensor.numpy() for key, tensor in model.state_dict().items()}
+    assert bytes_lost(from_huggingface(config_json(model), state)[1], weights).passed
+
+
+@lru_cache(maxsize=1)
+def gpt2() -> tuple[dict[str, Any], Tensors]:
+    oracle = Oracle("gpt2")
+    return oracle.json, oracle.random_weights(0.02, 0)
+
+
+def broken(change: Callable[[Tensors], object]) -> str:
+    """The message about weights that `change` has damaged."""
+    config, weights = gpt2()
+    weights = dict(weights)
+    change(weights)
+    with pytest.raises(WeightsError) as error:
+        from_huggingface(config, weights)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+NAME = "transformer.h.1.attn.c_attn.weight"
+
+
+def test_missing_and_unexpected() -> None:
+    message = broken(lambda w: w.update(surplus=w.pop(NAME)))
+    assert f"1 missing ({NAME})" in message
+    assert "1 unexpected (surplus)" in message
+
+
+def test_a_layer_too_many() -> None:
+    message = broken(lambda w: w.update({"transformer.h.3.ln_1.bias": w["transformer.h.2.ln_1.bias"]}))
+    assert "1 unexpected (transformer.h.3.ln_1.bias)" in message
+
+
+def test_misshaped() -> None:
+    assert f"{NAME} is [32, 95], expected [32, 96]" in broken(lambda w: w.update({NAME: w[NAME][:, :95]}))
+
+
+def test_doubled() -> None:
+    config, weights = gpt2()
+    pairs = list(weights.items())
+    with pytest.raises(WeightsError, match=r"1 given twice \(transformer\.wpe\.weight\)"):
+        from_huggingface(config, [*pairs, pairs[1]])
+
+
+def test_ties() -> None:
+    config, weights = gpt2()
+    table = weights["transformer.wte.weight"]
+    tied = from_huggingface(config, weights | {"lm_head.weight": table.copy()})[1]
+    assert bytes_lost(tied, from_huggingface(config, weights)[1]).passed
+    assert "lm_head.weight should repeat" in broken(lambda w: w.update({"lm_head.weight": table + 1}))
+    assert "lm_head.weight is [61, 31]" in broken(lambda w: w.update({"lm_head.weight": table[:, 1:]}))
+
+
+def test_what_older_versions_saved_is_dropped() -> None:
+    config, weights = gpt2()
+    mask = {f"transformer.h.{layer}.attn.bias": np.ones((1, 1, 40, 40), bool) for layer in range(3)}
+    assert bytes_lost(from_huggingface(config, weights | mask)[1], from_huggingface(config, weights)[1]).passed
+
+
+def test_writing_weights_that_do_not_fit() -> None:
+    config, weights = from_huggingface(*gpt2())
+    bias = "decoder.blocks.0.self_attention.key.bias"
+    for change, message in (
+        ({"surplus": weights[bias]}, r"1 unexpected \(surplus\)"),
+        ({bias: weights[bias][:3]}, r"key\.bias is \[3\], expected \[32\]"),
+        ({bias: weights[bias].astype(np.float32)}, "one type"),
+    ):
+        with pytest.raises(WeightsError, match=message):
+            to_huggingface("GPT2LMHeadModel", config, weights | change)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "only False is supported"),
+        ("gpt2", {"add_cross_attention": True}, "only False is supported"),
+        ("gpt2", {"activation_function": "quick_gelu"}, "expected one of 'gelu'"),
+        ("gpt2", {"activation_function": ["gelu"]}, "expected one of 'gelu'"),
+        ("gpt2", {"n_layer": "3"}, "num_layers"),
+        ("gpt2", {"n_head": 5}, "divisible"),
+        ("gpt2", {"architectures": None}, "expected a list of one class"),
+        ("gpt2", {"architectures": ["T5Model"]}, "'T5Model' is not a known"),
+        ("gpt2", {"scale_attn_weights": "yes"}, "expected one of True, False"),
+        ("bert", {"position_embedding_type": "relative_key"}, "only 'absolute' is supported"),
+        ("bert", {"is_decoder": True}, "only False is supported"),
+        ("bert masked", {"hidden_dropout_prob": 1.5}, "from 0 to below 1"),
+    ],
+)
+def test_settings_that_are_refused(name: str, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        config_from_huggingface(Oracle(name).json | change)
+    assert "\n" not in str(error.value)
+
+
+def test_null_means_the_default() -> None:
+    config = config_from_huggingface(
+        {"architectures": ["BertModel"], "position_embedding_type": None, "hidden_act": None}
+    )
+    assert config == config_from_huggingface({"architectures": ["BertModel"]})
+
+
+def test_a_lost_byte_shows() -> None:
+    x = np.arange(3.0)
+    for other, lost in (
+        ({"x": x}, 0),
+        ({"x": x + np.array([0, 0, 2**-51])}, 1),
+        ({"x": x.astype("f4")}, 24),
+        ({"y": x}, 24),
+    ):
+        assert bytes_lost({"x": x}, other).worst == lost
+
+
+def test_the_other_names_of_settings() -> None:
+    config, _ = gpt2()
+    renamed = {key: value for key, value in config.items() if key not in ("n_head", "n_embd")}
+    with_synonyms = renamed | {"num_attention_heads": 4, "hidden_size": 32}
+    assert config_from_huggingface(with_synonyms) == config_from_huggingface(config)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "preset", "change", "message"),
+    [
+        ("GPT2LMHeadModel", "bert-base", {}, "do not both have an encoder"),
+        ("GPT2LMHeadModel", "gpt2", {"stack": {"positions": "rotary", "max_positions": None}}, "positions"),
+        ("GPT2LMHeadModel", "gpt2", {"stack": {"attention_scale": "model_width"}}, "attention_scale"),
+        ("GPT2LMHeadModel", "gpt2", {"head_bias": True}, "head_bias: false -> true"),
+        ("BertModel", "bert-base", {}, 'head: "none" -> "transform"'),
+        ("BertForMaskedLM", "bert-base", {"dropout": DropoutConfig(embedding=0.1)}, r"residual: 0\.1 -> 0\.0"),
+        ("BertForMaskedLM", "bert-base", {"stack": {"token_types": 0}}, "token_type_embeddings"),
+    ],
+)
+def test_configs_that_a_family_cannot_express(
+    architecture: str, preset: str, change: dict[str, Any], message: str
+) -> None:
+    config, changes = CONFIGS[preset], dict(change)
+    if stack := changes.pop("stack", None):
+        side = "decoder" if config.decoder else "encoder"
+        changes[side] = replace(config.output_stack, **stack)
+    config = replace(config, **changes)
+    with pytest.raises(InputError, match=message) as error:
+        to_huggingface(architecture, config, weights_for(config, 0.02))
+    assert "\n" not in str(error.value)
+
+
+def test_a_table_with_a_gap_or_a_row_too_many() -> None:
+    config, weights = gpt2()
+    ours = config_from_huggingface(config)
+    rows = FAMILIES["GPT2LMHeadModel"].rows(ours)
+    with pytest.raises(WeightsError, match=r"nothing that becomes embedding\.positions\.weight"):
+        read_rows(tuple(row for row in rows if "wpe" not in row.theirs), ours, weights)
+    with pytest.raises(WeightsError, match=r"becomes mystery\.weight, which a model of this config does not have"):
+        read_rows((*rows, Row("x", ("mystery.weight",), CONV1D)), ours, weights)

@@ -1,0 +1,89 @@
+"""Gates 1 and 2 on architectures that nobody chose: every field of the config, drawn at random.
+
+`--deep SEED` draws 3,000 examples from that seed; without it there are 150, always the same.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, find, given, seed, settings
+
+from jax_tformer.config import ComputeConfig, DropoutConfig, StackConfig, TransformerConfig
+from parity_tests.architectures import Case, cases, configs, stacks
+from parity_tests.bridge import Pair, known_zeros
+from parity_tests.cases import Lengths, batch_for, weights_for
+from parity_tests.measure import Measured, ParityError, compared
+
+CONFIGS = (TransformerConfig, StackConfig, DropoutConfig, ComputeConfig)
+PARTS = 6
+"""Tests that share the examples, so that several processes can."""
+
+
+def figures(case: Case) -> list[Measured]:
+    """Gates 1 and 2 of one case."""
+    weights = weights_for(case.config, case.std, case.seed)
+    pair = Pair(case.config, weights, "float64", optimised=False, dropout_seed=case.dropout_seed)
+    batch = batch_for(case.config, case.padding, case.seed, case.lengths)
+    ours, theirs = pair.run_jax(batch), pair.run_torch(batch)
+    # Among random models are some whose attention cannot matter (all tokens alike, say), so that gradients cancel to a
+    # rounding error. Below a thousandth of the global norm, a gradient is measured against that thousandth.
+    norms = {name: float(np.linalg.norm(gradient)) for name, gradient in theirs.gradients.items()}
+    floor = 1e-3 * float(np.linalg.norm(list(norms.values())))
+    zeros = {name: floor for name, norm in norms.items() if norm < floor} | known_zeros(case.config, theirs.gradients)
+    return [
+        compared("1 activations", ours.activations, theirs.activations),
+        compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros),
+    ]
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_architectures(part: int, record: Callable[[str, Measured], None], pytestconfig: pytest.Config) -> None:
+    start = pytestconfig.getoption("--deep")
+    worst: dict[str, Measured] = {}
+
+    @seed(part if start is None else 1000 + PARTS * start + part)
+    @settings(
+        max_examples=(150 if start is None else 3000) // PARTS,
+        deadline=None,
+        database=None,
+        print_blob=False,
+        # No shrinking: it takes minutes, and the examples are small.
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases())
+    def gates_hold(case: Case) -> None:
+        try:
+            for measured in figures(case):
+                if measured.gate not in worst or not measured.worst <= worst[measured.gate].worst:
+                    worst[measured.gate] = measured
+                measured.require()
+        except ParityError as error:
+            raise ParityError(f"{error}; to see it again: figures({case!r})") from None
+
+    gates_hold()
+    for measured in worst.values():
+        record("random architectures", measured)
+
+
+def test_every_field_is_drawn() -> None:
+    """A field that is added to the config must be added here too."""
+    fixed = {"parameter_dtype", "dtype"}  # what the gates themselves choose
+    stack, config = find(stacks(5), lambda _: True), find(configs(5), lambda _: True)
+    assert stack.keys() == {field.name for field in fields(StackConfig)}
+    assert config.keys() == {field.name for field in fields(TransformerConfig)}
+    drawn = {field.name for field in fields(DropoutConfig)} | {"remat", "unroll"}
+    assert drawn == {field.name for part in (DropoutConfig, ComputeConfig) for field in fields(part)} - fixed
+
+
+def test_a_failing_example_can_be_pasted() -> None:
+    names = {kind.__name__: kind for kind in (Case, Lengths, *CONFIGS)}
+
+    @settings(max_examples=50, database=None, phases=[Phase.generate])
+    @given(cases())
+    def comes_back(case: Case) -> None:
+        assert eval(repr(case), names) == case
+
+    comes_back()

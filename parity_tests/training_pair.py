@@ -1,0 +1,98 @@
+"""Both frameworks on the same path: the same weights, batches and optimizer, step by step."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from jax_tformer.config import Dtype, TransformerConfig
+from jax_tformer.experiment import OptimizerConfig, TrainingConfig
+from jax_tformer.models.transformer import transformer
+from jax_tformer.training.optimizer import optimizer
+from jax_tformer.training.step import TrainState, recorded_dropout, train_step
+from jax_tformer.weights.names import from_reference, to_reference
+from parity_tests.bridge import OPTIMISED, Tensors, to_torch
+from torch_ref import reference
+from torch_ref.training import Trainer
+
+
+class Path(NamedTuple):
+    """Where training went."""
+
+    losses: np.ndarray
+    """Of every step, before its update."""
+    gradient_norms: np.ndarray
+    """Of every step, before clipping."""
+    parameters: Tensors
+    """After the last step, by the reference's names."""
+
+    def tensors(self) -> Tensors:
+        """Everything, by name."""
+        path = {"loss of each step": self.losses, "gradient norm of each step": self.gradient_norms}
+        return path | self.parameters
+
+
+class TrainingPair:
+    """A model, its optimizer and its schedule in both frameworks; every path starts from the same weights."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        weights: Mapping[str, np.ndarray],
+        optimizer_config: OptimizerConfig,
+        training: TrainingConfig,
+        dtype: Dtype,
+        *,
+        optimised: bool,
+    ) -> None:
+        self.config, self.training, self.optimizer = config.with_dtype(dtype), training, optimizer_config
+        self.dtype = np.dtype(dtype)
+        self.load(weights)
+        self.net = transformer(self.config)
+        options = OPTIMISED if optimised else None
+        self._tx = optimizer(optimizer_config, training.steps)
+        settings = {"accumulation": training.accumulation, "label_smoothing": training.label_smoothing}
+        self._step = jax.jit(train_step(self.net, self._tx, **settings), compiler_options=options)
+        self._record = jax.jit(recorded_dropout(self.net, accumulation=training.accumulation))
+
+    def load(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Paths start from these weights, by the reference's names; what has been compiled stays."""
+        self.weights = {name: array.astype(self.dtype) for name, array in weights.items()}
+
+    def follow_jax(self, batches: Sequence[Tensors]) -> tuple[Path, list[list[Tensors]]]:
+        """The path over these batches, and the dropout masks that were drawn: one list a step, one dict a part."""
+        params = jax.tree.map(jnp.asarray, from_reference(self.weights, self.net.shapes))
+        key = jax.random.key_data(jax.random.key(self.training.seed))
+        state = TrainState(params, self._tx.init(params), jnp.zeros((), jnp.int32), key)
+        rates = self.config.dropout
+        drops = any((rates.embedding, rates.attention, rates.residual, rates.feedforward))
+        losses, norms, masks = [], [], []
+        for batch in batches:
+            arrays = {name: jnp.asarray(array) for name, array in batch.items()}
+            if drops:
+                masks.append(jax.tree.map(np.asarray, self._record(state, arrays)))
+            state, metrics = self._step(state, arrays)
+            losses.append(metrics.loss)
+            norms.append(metrics.gradient_norm)
+        return Path(np.stack(losses), np.stack(norms), to_reference(state.params)), masks
+
+    def follow_torch(self, batches: Sequence[Tensors], masks: Sequence[Sequence[Tensors]]) -> Path:
+        """The reference's path over these batches, with these dropout masks."""
+        model = reference(self.config)
+        model.load_state_dict({name: to_torch(array.copy()) for name, array in self.weights.items()})
+        trainer = Trainer(model, self.optimizer, self.training)
+        losses, norms = [], []
+        for number, batch in enumerate(batches):
+            kept = (
+                [{site: torch.from_numpy(mask.copy()) for site, mask in part.items()} for part in masks[number]]
+                if masks
+                else None
+            )
+            metrics = trainer.step({name: torch.from_numpy(array) for name, array in batch.items()}, kept)
+            losses.append(metrics.loss.numpy())
+            norms.append(metrics.gradient_norm.numpy())
+        parameters = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
+        return Path(np.stack(losses), np.stack(norms), parameters)

@@ -1,0 +1,246 @@
+"""The parity report: what is red never reads as green, NaN survives, page and documents say what was measured."""
+
+import json
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from parity_tests.__main__ import updated
+from parity_tests.report import Cell, Fault, Results, cause, faults_markdown, gates_markdown, shown
+from parity_tests.report_page import GATES, html, table_text
+
+FACTS: dict[str, Any] = {"date": "2026-01-02T03:04:05+00:00", "seconds": 1.0, "machine": {"cores": "2"}, "versions": {}}
+FAULT: dict[str, Any] = {
+    "fault": "GELU: tanh <-> erf | one side",
+    "planted": "reference",
+    "gate": "1 activations",
+    "figure": 1e-4,
+    "bar": 1e-12,
+    "margin": 1e8,
+    "softmax_1e-2": True,
+    "logits_1e-4": False,
+    "logits_1e-5": None,
+}
+
+
+def report(
+    test: str, *properties: tuple[str, Any], outcome: str = "passed", when: str = "call", error: str = ""
+) -> SimpleNamespace:
+    """What pytest reports about one phase of one test."""
+    return SimpleNamespace(
+        nodeid=test,
+        when=when,
+        user_properties=list(properties),
+        passed=outcome == "passed",
+        failed=outcome == "failed",
+        skipped=outcome == "skipped",
+        longrepr=error,
+    )
+
+
+def figure(preset: str, gate: str, value: float, bar: float = 1e-12) -> tuple[str, tuple[object, ...]]:
+    return "parity", (preset, gate, value, bar, "logits")
+
+
+def gathered(*reports: SimpleNamespace) -> Results:
+    results = Results()
+    for one in reports:
+        results.add(one)
+    return results
+
+
+def parsed(results: Results) -> dict[str, Any]:
+    """The report as a program that accepts only the letter of JSON reads it."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(results.as_json(FACTS), parse_constant=refuse)
+
+
+GREEN = report("green", figure("gpt2", "1 activations", 5e-16), figure("gpt2", "9 bytes lost", 0, 0))
+
+
+def test_all_green() -> None:
+    results = gathered(GREEN, report("faulty", ("fault", FAULT)))
+    assert results.complaints() == []
+    assert (
+        results.verdict()
+        == "GREEN: 2 figures of 1 config, none above its bar; 1 planted fault, all seen (tests: 2 passed)"
+    )
+    assert parsed(results)["verdict"] == "green"
+    assert [cell["state"] for cell in parsed(results)["cells"]] == ["green", "green"]
+
+
+@pytest.mark.parametrize("value", [2e-12, math.nan, math.inf, -math.inf, -1.0])
+def test_what_is_not_a_figure_below_its_bar_is_red_everywhere(value: float) -> None:
+    results = gathered(GREEN, report("red", figure("gpt2", "2 gradients", value)))
+    assert results.verdict().startswith("RED: 1 figure above its bar (")
+    assert results.column("2 gradients") == ("1e-12", "red")
+    assert results.column("1 activations") == ("1e-12", "green")
+    [cell] = [cell for cell in parsed(results)["cells"] if cell["gate"] == "2 gradients"]
+    assert cell["state"] == "red"
+    assert cell["passed"] is False
+    assert float(cell["figure"]) == value or math.isnan(value)
+    assert isinstance(cell["figure"], float if math.isfinite(value) else str)
+    assert "RED" in table_text(results, 80, colour=False)
+    assert "RED" in html(results, FACTS)
+    assert f"**{shown(value)} red**" in gates_markdown(results)
+
+
+@pytest.mark.parametrize("order", [(1e-15, math.nan, 1e-11), (1e-11, 1e-15, math.nan), (math.nan, 1e-11, 1e-15)])
+def test_the_worst_figure_counts_and_none_is_worse_than_nan(order: tuple[float, ...]) -> None:
+    results = gathered(*(report(str(value), figure("gpt2", "1 activations", value)) for value in order))
+    assert math.isnan(results.cells["gpt2", "1 activations"].figure)
+
+
+def test_a_larger_figure_below_a_larger_bar_does_not_hide_a_red_one() -> None:
+    cells = [Cell("gpt2", "1 activations", 2e-12, 1e-12, "a"), Cell("gpt2", "1 activations", 1e-10, 1e-9, "b")]
+    assert cells[0].merged(cells[1]).name == cells[1].merged(cells[0]).name == "a"
+
+
+def test_figures_of_a_test_that_failed_are_not_green() -> None:
+    """It may have been about to measure something worse."""
+    crashed = report("crashed", figure("bert-base", "1 activations", 5e-16), outcome="failed", error="E  ValueError: x")
+    results = gathered(crashed, report("whole", figure("bert-base", "1 activations", 6e-16)))
+    [cell] = parsed(results)["cells"]
+    assert (cell["state"], cell["passed"], cell["figure"]) == ("cut", False, 6e-16)
+    assert parsed(results)["failures"] == [{"test": "crashed", "message": "ValueError: x"}]
+    assert results.verdict().startswith("RED: 1 figure of a test that did not finish, 1 failed test (")
+    assert "green" not in table_text(results, 80, colour=False)
+
+
+def test_a_failure_without_a_figure_is_red_and_a_gap_is_no_colour() -> None:
+    results = gathered(GREEN, report("setup", outcome="failed", when="setup", error="ValueError: x"))
+    assert results.complaints() == ["1 failed test"]
+    assert results.failures == {"setup": "ValueError: x (in setup)"}
+    results = gathered(GREEN, report("other", figure("bert-base", "1 activations", 0.0)))
+    assert table_text(results, 80, colour=False).splitlines()[3].split() == ["bert-base", "0", "-"]
+
+
+def test_a_teardown_that_fails_repeats_nothing() -> None:
+    teardown = report("test", ("fault", FAULT), outcome="failed", when="teardown", error="OSError: full")
+    results = gathered(report("test", ("fault", FAULT)), teardown)
+    assert len(results.faults) == 1
+    assert results.outcomes == {"test": "failed"}
+
+
+def test_tests_that_never_ran_are_red() -> None:
+    results = gathered(GREEN)
+    results.collected = ["green", "never"]
+    assert results.complaints() == ["1 test that did not run"]
+
+
+def test_a_fault_that_no_gate_saw_is_red() -> None:
+    results = gathered(GREEN, report("faulty", ("fault", FAULT | {"figure": 1e-13, "margin": 0.1})))
+    assert results.complaints() == ["1 planted fault that its gate let pass"]
+    assert parsed(results)["faults"][0]["caught"] is False
+    assert "**none** (1 activations)" in faults_markdown(results.faults)
+    incomplete = gathered(GREEN, report("faulty", ("fault", {"fault": "x"})))
+    assert incomplete.complaints() == ["1 failed test"]
+
+
+def test_faults_stand_in_the_order_of_the_tests() -> None:
+    results = gathered(*(report(test, ("fault", FAULT | {"fault": test})) for test in "cab"))
+    results.collected = ["b", "c", "a"]
+    assert [fault["fault"] for fault in parsed(results)["faults"]] == ["b", "c", "a"]
+
+
+def test_rows_and_columns_stand_in_one_order_whatever_ran_first() -> None:
+    names = ["gpt2, full size", "switches-b", "gpt2", "vaswani-base", "switches-a"]
+    results = gathered(
+        *(report(n, figure(n, g, 0.0)) for n in names for g in ("9 bytes lost", "10 more", "1 activations"))
+    )
+    assert results.presets == ["vaswani-base", "gpt2", "switches-a", "switches-b", "gpt2, full size"]
+    assert results.gates == ["1 activations", "9 bytes lost", "10 more"]
+
+
+def everything() -> Results:
+    """Eleven long names by nine gates, all of it at its widest, and one of each colour."""
+    gates = ["1 activations", "2 gradients", "3 float32 / allowed", "4 bfloat16 / allowed", "5 optimizer"]
+    gates += ["6 trajectory / allowed", "7 dropout", "8 decoding", "9 bytes lost"]
+    results = Results(faults=[Fault.read(FAULT)])
+    for preset in ("switches-encoder-decoder", "switches-encoder-decoder, 520 positions"):
+        for gate in gates:
+            results.cells[preset, gate] = Cell(preset, gate, 5.44e-16, 1e-12, "<logits>")
+    key = "switches-encoder-decoder", gates[3]
+    results.cells[key] = replace(results.cells[key], figure=math.nan)
+    return results
+
+
+def test_the_table_fits_the_terminal() -> None:
+    for width in (120, 80):
+        lines = table_text(everything(), width, colour=False).splitlines()
+        assert max(map(len, lines)) <= width
+        assert "..." not in "".join(lines)
+        assert "…" not in "".join(lines)
+        assert len(lines) == (2 + 2 + 1 + 2 if width == 120 else 2 + 2 + 2 + 2)
+    assert "\x1b[" in table_text(everything(), 80, colour=True)
+
+
+class Links(HTMLParser):
+    """What a page would load or run."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [f"{tag} {name}" for name, _ in attrs if name in ("src", "href", "srcset")]
+        self.found += [tag] * (tag in ("script", "link", "iframe", "img"))
+
+
+def test_the_page_loads_nothing_and_says_everything() -> None:
+    results = everything()
+    results.failures["a_test[<b>]"] = "ParityError: 1 < 2 & 3"
+    text = html(results, FACTS | {"selection": "-k '<i>'", "versions": {"jax": "0.10.2"}})
+    assert Links(text).found == []
+    assert not re.search(r"https?://|url\(|@import", text)
+    for said in (
+        "ParityError: 1 &lt; 2 &amp; 3",
+        "a_test[&lt;b&gt;]",
+        "&lt;i&gt;",
+        "0.10.2",
+        "GELU: tanh &lt;-&gt; erf",
+    ):
+        assert said in text
+    assert "<b>]" not in text
+    for gate in GATES.values():
+        assert gate.short in text
+    assert html(Results(), FACTS).count("<h2>") == 4
+
+
+def test_documents_get_the_tables_between_their_markers() -> None:
+    before = "# Title\n\n<!-- gates: begin -->\nold\n<!-- gates: end -->\n\nbetween\n\n"
+    before += "<!-- faults: begin -->\n<!-- faults: end -->\nlast\n"
+    results = gathered(GREEN, report("faulty", ("fault", FAULT)))
+    once = updated(before, results)
+    assert updated(once, results) == once
+    assert once.startswith(
+        "# Title\n\n<!-- gates: begin -->\n\n|  | 1 activations | 9 bytes lost |\n| --- | --- | --- |\n"
+    )
+    assert "| `gpt2` | 5.0e-16 | 0 |\n| bar | 1e-12 | 0 |\n\n<!-- gates: end -->\n\nbetween\n" in once
+    row = (
+        "| GELU: tanh <-> erf \\| one side | reference | 1 activations | 1.0e-04 | 1e-12 | 1.0e+08 | missed | seen |  |"
+    )
+    assert f"{row}\n\n<!-- faults: end -->\nlast\n" in once
+    # Without faults, the table of an earlier run stays.
+    assert updated(once, gathered(GREEN)) == once
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        ("E   parity_tests.measure.ParityError: gate 1: NaN", "ParityError: gate 1: NaN"),
+        ("worker 'gw0' crashed while running 'a.py::test'", "worker 'gw0' crashed while running 'a.py::test'"),
+        ("", "no message"),
+    ],
+)
+def test_the_cause_is_one_line(error: str, line: str) -> None:
+    assert cause(report("test", outcome="failed", error=error)) == line

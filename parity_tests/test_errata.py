@@ -301,7 +301,7 @@ def test_a_name_mangled_forward_is_never_found() -> None:
     config = NOTEBOOK.with_dtype("float64")
     model = reference(config)
     model.load_state_dict({name: torch.from_numpy(array) for name, array in weights_for(config, 0.2).items()})
-    assert tuple(model(torch.arange(5)[None]).logits.shape) == (1, 5, 32)
+    assert tuple(model(torch.arange(5)[None]).logits.shape) == (1, 5, config.d_model)
 
 
 def test_unmerged_heads_do_not_fit_the_output_projection() -> None:

@@ -1,0 +1,113 @@
+"""The public gates, on a small pair that is not ours."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from parity_tests import ParityError, check_parity
+
+WEIGHTS = {"up.kernel": ("up.weight", "o i -> i o"), "up.bias": "up.bias", "scale": "norm.weight", "shift": "norm.bias"}
+X = np.random.default_rng(0).standard_normal((5, 4))
+
+
+class Module(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm = nn.Linear(4, 6), nn.LayerNorm(6)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        hidden = self.up(x)
+        return {"hidden": hidden, "output": self.norm(torch.tanh(hidden))}
+
+
+def ours(params: Any, x: jax.Array) -> dict[str, jax.Array]:
+    high = jnp.promote_types(x.dtype, jnp.float32)
+    hidden = (x @ params["up"]["kernel"]).astype(high) + params["up"]["bias"][None].astype(high)
+    hidden = hidden.astype(x.dtype)
+    h = jnp.tanh(hidden).astype(high)
+    h = h - h.mean(-1, keepdims=True)
+    h = h / jnp.sqrt(jnp.square(h).mean(-1, keepdims=True) + 1e-5)
+    output = h * params["scale"][None].astype(high) + params["shift"][None].astype(high)
+    return {"hidden": hidden, "output": output.astype(x.dtype)}
+
+
+@pytest.fixture
+def module() -> Module:
+    torch.manual_seed(0)
+    return Module()
+
+
+def test_a_pair_that_is_the_same_passes_every_gate(module: Module) -> None:
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    figures = check_parity(ours, module, WEIGHTS, [X], gates=("9", "1", "2", "3", "4", "5"))
+    assert [figure.gate[0] for figure in figures] == ["9", "1", "2", "3", "4", "5"]
+    assert all(figure.passed for figure in figures)
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+
+
+def test_an_output_may_be_an_array(module: Module) -> None:
+    weights = {"kernel": ("weight", "o i -> i o"), "bias": "bias"}
+    figures = check_parity(lambda p, x: x @ p["kernel"] + p["bias"][None], module.up, weights, [X])
+    assert figures[1].name in ("output", "loss")
+
+
+def lowered(params: Any, x: jax.Array) -> dict[str, jax.Array]:
+    return {name: array.astype(jnp.float32) for name, array in ours(params, x).items()}
+
+
+def with_nan(params: Any, x: jax.Array) -> dict[str, jax.Array]:
+    return {name: array.at[2, 1].set(jnp.nan) for name, array in ours(params, x).items()}
+
+
+def shorter(params: Any, x: jax.Array) -> dict[str, jax.Array]:
+    return ours(params, x[:3])
+
+
+def renamed(params: Any, x: jax.Array) -> dict[str, jax.Array]:
+    return {f"our {name}": array for name, array in ours(params, x).items()}
+
+
+def off(params: Any, x: jax.Array) -> dict[str, jax.Array]:
+    return {name: array * (1 + 1e-9) for name, array in ours(params, x).items()}
+
+
+def detached(params: Any, x: jax.Array) -> dict[str, jax.Array]:
+    return ours(params | {"shift": jax.lax.stop_gradient(params["shift"])}, x)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lowered, r"mine: hidden: dtypes differ: ours float32, theirs float64"),
+        (with_nan, r"NaN at 1 places in ours and 0 in theirs; at \[2, 1\] ours is nan, theirs "),
+        (shorter, r"hidden: shapes differ: ours \[3, 6\], theirs \[5, 6\]"),
+        (renamed, r"only ours has \['our hidden', 'our output'\], only theirs has \['hidden', 'output'\]"),
+        (off, r"mine: gate 1 activations: 1.00e-09 >  1e-12"),
+        (detached, r"gate 2 gradients: 1.00e\+00 >  1e-12 \(norm.bias\)"),
+    ],
+)
+def test_what_differs_is_shown_from_both_sides(function: Any, message: str, module: Module) -> None:
+    with pytest.raises(ParityError, match=message):
+        check_parity(function, module, WEIGHTS, [X], name="mine")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scale": "norm.gamma"}, r"names \['norm.gamma'\], which the module lacks.* misses \['norm.weight'\]"),
+        ({"scale": "norm.bias"}, r"\['norm.bias'\] more than once, and misses \['norm.weight'\]"),
+    ],
+)
+def test_a_mapping_that_does_not_fit_is_refused(change: dict[str, str], message: str, module: Module) -> None:
+    with pytest.raises(ParityError, match=message):
+        check_parity(ours, module, WEIGHTS | change, [X])
+
+
+def test_unknown_gates_are_refused(module: Module) -> None:
+    with pytest.raises(ValueError, match=r"no gate \['12'\]"):
+        check_parity(ours, module, WEIGHTS, [X], gates=("12",))

@@ -1,7 +1,7 @@
 """The faults that the gates must catch: each one small, planted in one framework, one at a time.
 
-A fault is a context manager around the run of one side. Most patch one function of the reference; those of arithmetic
-are planted in the library.
+A fault is a context manager around the run of one side. These are planted in the reference, mostly by replacing one of
+its functions; library_faults.py has those of arithmetic.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -11,17 +11,11 @@ from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import jax
-import jax.numpy as jnp
-import optax
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.nn import attention, norms, positions
-from jax_tformer.nn.arrays import accumulator
-from jax_tformer.training import optimizer as our_optimizer
 from torch_ref import layers, models, training
 from torch_ref.dropout import Dropout
 
@@ -212,39 +206,6 @@ def decay_everywhere(right: Callable[..., Any]) -> Callable[..., Any]:
     return adamw
 
 
-# Of arithmetic, in the library.
-
-
-def one_pass_variance(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    def call(self: norms.Norm, x: jax.Array) -> jax.Array:
-        high = x.astype(accumulator(x.dtype))
-        mean = high.mean(-1, keepdims=True) if self.centered else jnp.zeros_like(high[..., :1])
-        variance = jnp.maximum(jnp.square(high).mean(-1, keepdims=True) - jnp.square(mean), 0)
-        high = (high - mean) * jax.lax.rsqrt(variance + self.eps) * self.scale[...].reshape(1, 1, -1)
-        return (high if self.bias is None else high + self.bias[...].reshape(1, 1, -1)).astype(x.dtype)
-
-    return call
-
-
-def no_higher(right: Callable[..., Any]) -> Callable[..., Any]:
-    """What should be computed in at least float32 is computed in the type of the rest."""
-    return lambda dtype: jnp.dtype(dtype)
-
-
-def rounded_schedule(right: Callable[..., Any]) -> Callable[..., Any]:
-    def learning_rate(config: Any, steps: int) -> Callable[[jax.Array], jax.Array]:
-        return lambda n: right(config, steps)(n).astype(jnp.float32)
-
-    return learning_rate
-
-
-def default_weight_decay(right: Callable[..., Any]) -> Callable[..., Any]:
-    def adamw(*args: Any, **options: Any) -> optax.GradientTransformation:
-        return right(*args, **{name: value for name, value in options.items() if name != "weight_decay"})
-
-    return adamw
-
-
 def unscaled_dropout(right: Callable[..., Any]) -> Callable[..., Any]:
     def forward(self: Any, x: Tensor) -> Tensor:
         return x if self.keep is None else x.masked_fill(~self.keep, 0.0)
@@ -283,15 +244,5 @@ TRAINING = (
     code_fault("loss over all tokens, not those that count", training, "counted", every_token_counts),
 )
 """Gate 5."""
-LIBRARY_TRAINING = (
-    code_fault("learning rate rounded to float32", our_optimizer, "learning_rate", rounded_schedule),
-    code_fault("optax's default weight decay", our_optimizer.optax, "adamw", default_weight_decay),
-)
-"""Gate 5, planted in the library."""
 DROPOUT = code_fault("dropout without dividing by 1 - rate", Dropout, "forward", unscaled_dropout)
 """Gate 7."""
-ONE_PASS = code_fault("LayerNorm: one-pass variance", norms.Norm, "__call__", one_pass_variance)
-"""Gate 3, planted in the library."""
-NARROW_SOFTMAX = code_fault("softmax computed in bfloat16", attention, "accumulator", no_higher)
-NARROW_ANGLES = code_fault("rotary angles computed in bfloat16", positions, "accumulator", no_higher)
-"""Gate 4, planted in the library."""

@@ -65,15 +65,22 @@ def complete(config: TransformerConfig, params: Params, prompt: np.ndarray, new:
     return np.asarray(run(params, jnp.asarray(prompt), jax.random.key(0)))
 
 
+def reference_completions(
+    config: TransformerConfig, weights: Tensors, prompt: np.ndarray, new: int
+) -> tuple[np.ndarray, ...]:
+    """(new tokens, margins) of the reference."""
+    model = reference(config).eval()
+    model.load_state_dict({key: to_torch(array) for key, array in weights.items()})
+    return greedy(lambda tokens: model(tokens).logits, torch.from_numpy(prompt).long(), new)
+
+
 @pytest.mark.parametrize("name", DECODERS)
 def test_completions(name: str, record: Record) -> None:
     weights = weights_for(CONFIGS[name], 0.2)
     config, params = ours_of(CONFIGS[name], weights)
     new = min(NEW, (config.output_stack.max_positions or 99) - 3)
     prompt = batch_for(config, "none")["tokens"][:, :3]
-    model = reference(config).eval()
-    model.load_state_dict({key: to_torch(array) for key, array in weights.items()})
-    theirs, margins = greedy(lambda tokens: model(tokens).logits, torch.from_numpy(prompt).long(), new)
+    theirs, margins = reference_completions(config, weights, prompt, new)
     record(name, differing(complete(config, params, prompt, new), theirs, margins))
 
 

@@ -8,16 +8,22 @@ import pytest
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.experiment import OptimizerConfig, TrainingConfig
-from parity_tests import faults
+from jax_tformer.models.transformer import transformer
+from jax_tformer.weights.names import from_reference, to_reference
+from parity_tests import faults, library_faults
 from parity_tests.bridge import Pair, Result, Tensors, known_zeros
 from parity_tests.cases import CONFIGS, OFF_CENTRE, VOCABULARY, Lengths, batch_for, weights_for
 from parity_tests.faults import Fault, changed_weight, faulty
-from parity_tests.measure import BFLOAT16, FLOAT32, Measured, ParityError, Quality, compared, quality
+from parity_tests.measure import BFLOAT16, FLOAT32, Measured, ParityError, Quality, compared, quality, trajectory, worst
+from parity_tests.test_decoding import NEW, complete, differing, ours_of, reference_completions
 from parity_tests.test_models import inputs, narrow_sample
 from parity_tests.test_training import batches
+from parity_tests.test_weights import bytes_lost, noise
 from parity_tests.training_pair import Path, TrainingPair
 from torch_ref import reference
 
+NOT_ASKED: dict[str, bool | None] = {"softmax_1e-2": None, "logits_1e-4": None, "logits_1e-5": None}
+"""Where there are neither logits nor losses to compare."""
 STACK = StackConfig(
     num_layers=2,
     num_heads=4,
@@ -49,7 +55,8 @@ def report(record_property: Callable[[str, object], None]) -> Callable[..., None
         assert red, f"no gate sees {fault!r}: {'; '.join(map(str, measured))}"
         first = red[0]
         row = {"fault": fault, "planted": planted, "gate": first.gate, "figure": float(first.worst), "bar": first.bar}
-        record_property("fault", row | {"margin": float(first.worst) / first.bar} | passes)
+        margin = float(first.worst) / first.bar if first.bar else float("inf")
+        record_property("fault", row | {"margin": margin} | passes)
 
     return note
 
@@ -151,7 +158,7 @@ def test_faults_of_training(fault: Fault, path: Path, report: Callable[..., None
     report(fault.name, "reference", gate_5(path, theirs), losses_let_pass(path, theirs))
 
 
-@pytest.mark.parametrize("fault", faults.LIBRARY_TRAINING, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", library_faults.LIBRARY_TRAINING, ids=lambda fault: fault.name)
 def test_faults_of_our_training(fault: Fault, path: Path, report: Callable[..., None]) -> None:
     with fault.plant():
         wrong = training_pair().follow_jax(STEPS)[0]
@@ -190,8 +197,8 @@ def gate_of_quality(
 
 def test_a_fault_of_float32(report: Callable[..., None]) -> None:
     cases = list(inputs("gpt2", 0.2, 3, OFF_CENTRE))
-    figure, passes = gate_of_quality("3 float32 / allowed", "gpt2", faults.ONE_PASS, FLOAT32, cases)
-    report(faults.ONE_PASS.name, "library", [figure], passes)
+    figure, passes = gate_of_quality("3 float32 / allowed", "gpt2", library_faults.ONE_PASS, FLOAT32, cases)
+    report(library_faults.ONE_PASS.name, "library", [figure], passes)
 
 
 def test_a_fault_of_bfloat16(report: Callable[..., None]) -> None:
@@ -201,11 +208,47 @@ def test_a_fault_of_bfloat16(report: Callable[..., None]) -> None:
     cases = [
         (weights_for(CONFIGS[name], 0.2, seed), batch_for(CONFIGS[name], "none", seed, lengths)) for seed in (0, 1, 2)
     ]
-    figure, passes = gate_of_quality("4 bfloat16 / allowed", name, faults.NARROW_ANGLES, BFLOAT16, cases)
-    report(faults.NARROW_ANGLES.name, "library", [figure], passes)
+    figure, passes = gate_of_quality("4 bfloat16 / allowed", name, library_faults.NARROW_ANGLES, BFLOAT16, cases)
+    report(library_faults.NARROW_ANGLES.name, "library", [figure], passes)
 
 
 def test_a_lowered_softmax_is_refused_by_its_type() -> None:
     cases = list(inputs("switches-decoder-only", 0.02, 1))
     with pytest.raises(ParityError, match=r"self_attention: dtypes differ: ours bfloat16, theirs float32"):
-        gate_of_quality("4 bfloat16 / allowed", "switches-decoder-only", faults.NARROW_SOFTMAX, BFLOAT16, cases)
+        gate_of_quality("4 bfloat16 / allowed", "switches-decoder-only", library_faults.NARROW_SOFTMAX, BFLOAT16, cases)
+
+
+def test_a_fault_of_trajectories(report: Callable[..., None]) -> None:
+    optimizer, training = OptimizerConfig(learning_rate=3e-4, warmup_steps=10), TrainingConfig(steps=300)
+    steps, weights = batches(TRAINED, 300), weights_for(TRAINED, 0.02)
+    truth = TrainingPair(TRAINED, weights, optimizer, training, "float64", optimised=False).follow_torch(steps, [])
+    single = TrainingPair(TRAINED, weights, optimizer, training, "float32", optimised=False)
+    theirs = single.follow_torch(steps, [])
+    right = single.follow_jax(steps)[0]
+    with library_faults.COARSE_MOMENT.plant():
+        wrong = TrainingPair(TRAINED, weights, optimizer, training, "float32", optimised=False).follow_jax(steps)[0]
+
+    def gate(ours: Path) -> Measured:
+        return trajectory("6 trajectory / allowed", ours.losses, theirs.losses, truth.losses)
+
+    assert gate(right).passed
+    report(library_faults.COARSE_MOMENT.name, "library", [gate(wrong)], losses_let_pass(wrong, right))
+
+
+def test_a_fault_of_decoding(report: Callable[..., None]) -> None:
+    name = "gpt2"
+    weights = weights_for(CONFIGS[name], 0.2)
+    config, params = ours_of(CONFIGS[name], weights)
+    prompt = batch_for(config, "none", lengths=Lengths(batch=8))["tokens"][:, :3]
+    theirs, margins = reference_completions(config, weights, prompt, NEW)
+    with library_faults.COARSE_CHOICE.plant():
+        measured = differing(complete(config, params, prompt, NEW), theirs, margins)
+    report(library_faults.COARSE_CHOICE.name, "library", [measured], NOT_ASKED)
+
+
+def test_a_fault_of_weights(report: Callable[..., None]) -> None:
+    params = noise(CONFIGS["gpt2"])
+    with library_faults.THROUGH_FLOAT16.plant():
+        lost = bytes_lost(params, from_reference(to_reference(params), transformer(CONFIGS["gpt2"]).shapes))
+    measured = worst("9 bytes lost", {"all parameters": float(lost)}, 0.0)
+    report(library_faults.THROUGH_FLOAT16.name, "library", [measured], NOT_ASKED)

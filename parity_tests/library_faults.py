@@ -1,0 +1,81 @@
+"""Faults planted in the library: what it computes or stores too coarsely, or leaves to a default."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jax_tformer import decoding
+from jax_tformer.nn import attention, norms, positions
+from jax_tformer.nn.arrays import accumulator
+from jax_tformer.training import optimizer as our_optimizer
+from jax_tformer.weights import names
+from parity_tests.faults import code_fault
+
+
+def one_pass_variance(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    def call(self: norms.Norm, x: jax.Array) -> jax.Array:
+        high = x.astype(accumulator(x.dtype))
+        mean = high.mean(-1, keepdims=True) if self.centered else jnp.zeros_like(high[..., :1])
+        variance = jnp.maximum(jnp.square(high).mean(-1, keepdims=True) - jnp.square(mean), 0)
+        high = (high - mean) * jax.lax.rsqrt(variance + self.eps) * self.scale[...].reshape(1, 1, -1)
+        return (high if self.bias is None else high + self.bias[...].reshape(1, 1, -1)).astype(x.dtype)
+
+    return call
+
+
+def no_higher(right: Callable[..., Any]) -> Callable[..., Any]:
+    """What should be computed in at least float32 is computed in the type of the rest."""
+    return lambda dtype: jnp.dtype(dtype)
+
+
+def rounded_schedule(right: Callable[..., Any]) -> Callable[..., Any]:
+    def learning_rate(config: Any, steps: int) -> Callable[[jax.Array], jax.Array]:
+        return lambda n: right(config, steps)(n).astype(jnp.float32)
+
+    return learning_rate
+
+
+def default_weight_decay(right: Callable[..., Any]) -> Callable[..., Any]:
+    def adamw(*args: Any, **options: Any) -> optax.GradientTransformation:
+        return right(*args, **{name: value for name, value in options.items() if name != "weight_decay"})
+
+    return adamw
+
+
+def coarse_moment(right: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **options: right(*args, **options, mu_dtype=jnp.bfloat16)
+
+
+def coarse_choice(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Two logits that 8 bits do not tell apart are a tie."""
+    return lambda logits, key, **options: right(logits.astype(jnp.float8_e4m3fn).astype(logits.dtype), key, **options)
+
+
+def through_float16(right: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    def rearrange(array: np.ndarray, *args: Any, **sizes: int) -> np.ndarray:
+        narrow = array if array.dtype == bool else array.astype(np.float16).astype(array.dtype)
+        return right(narrow, *args, **sizes)
+
+    return rearrange
+
+
+ONE_PASS = code_fault("LayerNorm: one-pass variance", norms.Norm, "__call__", one_pass_variance)
+"""Gate 3."""
+NARROW_SOFTMAX = code_fault("softmax computed in bfloat16", attention, "accumulator", no_higher)
+NARROW_ANGLES = code_fault("rotary angles computed in bfloat16", positions, "accumulator", no_higher)
+"""Gate 4."""
+LIBRARY_TRAINING = (
+    code_fault("learning rate rounded to float32", our_optimizer, "learning_rate", rounded_schedule),
+    code_fault("optax's default weight decay", our_optimizer.optax, "adamw", default_weight_decay),
+)
+"""Gate 5."""
+COARSE_MOMENT = code_fault("Adam's first moment kept in bfloat16", our_optimizer.optax, "adamw", coarse_moment)
+"""Gate 6."""
+COARSE_CHOICE = code_fault("greedy choice among logits kept in 8 bits", decoding, "pick", coarse_choice)
+"""Gate 8."""
+THROUGH_FLOAT16 = code_fault("weights converted by way of float16", names.einops, "rearrange", through_float16)
+"""Gate 9."""

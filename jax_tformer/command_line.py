@@ -20,6 +20,14 @@ from jax_tformer.paths import user_path
 from jax_tformer.presets import DEFAULT_EXPERIMENT, EXPERIMENTS
 
 C = TypeVar("C")
+_USAGE = """usage: train.py [EXPERIMENT] [--run FOLDER] [--resume auto|no] [--FIELD VALUE ...]
+
+Trains a transformer; a folder that holds a run continues it. Without a name, python-docs.
+
+experiments:
+{experiments}
+
+train.py EXPERIMENT --help shows every field with its default and meaning."""
 
 
 @dataclass(frozen=True)
@@ -42,23 +50,32 @@ def train_options(arguments: Sequence[str]) -> tuple[ExperimentConfig, Path, boo
 
     Raises InputError for an unknown experiment, field or value, in one line. `--help` prints and exits.
     """
-    arguments = list(arguments)
-    if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
-        arguments.insert(0, DEFAULT_EXPERIMENT)
-    name = arguments[0]
-    if name in ("-h", "--help"):
-        print(_overview())
-        raise SystemExit(0)
-    if name not in EXPERIMENTS:
-        raise InputError(f"there is no experiment {name!r}; expected one of {', '.join(EXPERIMENTS)}")
+    name, rest = chosen_experiment(arguments, DEFAULT_EXPERIMENT, _USAGE)
     preset = EXPERIMENTS[name]
     values = {field.name: getattr(preset.config, field.name) for field in dataclasses.fields(preset.config)}
     default = TrainOptions(**values)
-    options = parse(
-        TrainOptions, arguments[1:], prog=f"train.py {name}", description=preset.description, default=default
-    )
+    options = parse(TrainOptions, rest, prog=f"train.py {name}", description=preset.description, default=default)
     experiment = ExperimentConfig(**{name: getattr(options, name) for name in values})
     return experiment, user_path(options.run or Path("runs") / name), options.resume == "auto"
+
+
+def chosen_experiment(arguments: Sequence[str], default: str, usage: str) -> tuple[str, list[str]]:
+    """(the experiment that the first argument names, or `default`; the other arguments).
+
+    `--help` in its place prints `usage` with the experiments, and exits. Raises InputError for an unknown one.
+    """
+    arguments = list(arguments)
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
+        arguments.insert(0, default)
+    name, *rest = arguments
+    if name in ("-h", "--help"):
+        width = max(map(len, EXPERIMENTS))
+        listed = [f"  {name:<{width}}  {experiment.description}" for name, experiment in EXPERIMENTS.items()]
+        print(usage.format(experiments="\n".join(listed)))
+        raise SystemExit(0)
+    if name not in EXPERIMENTS:
+        raise InputError(f"there is no experiment {name!r}; expected one of {', '.join(EXPERIMENTS)}")
+    return name, rest
 
 
 def parse(kind: Callable[..., C], arguments: Sequence[str], *, prog: str, description: str, default: Any = None) -> C:
@@ -103,21 +120,6 @@ def run_program(program: Callable[[Sequence[str]], int], name: str) -> None:
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
     raise SystemExit(status)
-
-
-def _overview() -> str:
-    width = max(map(len, EXPERIMENTS))
-    lines = [
-        "usage: train.py [EXPERIMENT] [--run FOLDER] [--resume auto|no] [--FIELD VALUE ...]",
-        "",
-        "Trains a transformer; a folder that holds a run continues it.",
-        "",
-        "experiments:",
-        *(f"  {name:<{width}}  {experiment.description}" for name, experiment in EXPERIMENTS.items()),
-        "",
-        "train.py EXPERIMENT --help shows every field with its default and meaning.",
-    ]
-    return "\n".join(lines)
 
 
 def _one_line(message: str) -> str:

@@ -200,7 +200,7 @@ _DATES_STACK = StackConfig(
 
 EXPERIMENTS: dict[str, Experiment] = {
     "python-docs": Experiment(
-        "decoder-only on the Python language reference that ships inside CPython (default)",
+        "decoder-only on the Python language reference that ships inside CPython",
         replace(_TEXT, data=replace(_TEXT_DATA, source="python-docs")),
     ),
     "dates": Experiment(

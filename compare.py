@@ -1,0 +1,93 @@
+"""JAX and PyTorch side by side: `python compare.py [EXPERIMENT] [--steps N] [--out FOLDER] [--FIELD VALUE ...]`."""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+
+from comparison.options import read_plan
+from jax_tformer.command_line import run_program
+from jax_tformer.errors import InputError, TrainingFailed
+
+
+def main(arguments: Sequence[str]) -> int:
+    # 1. The plan: a preset, the flags that change it, and how to compare; checked before anything heavy is imported.
+    plan = read_plan(arguments)
+
+    # XLA would take three quarters of a GPU's memory at once, and both frameworks need some.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+    try:
+        import torch  # noqa: F401 (training needs no torch, so it may be missing)
+    except ImportError as error:
+        raise InputError("a comparison needs PyTorch; install it with pip install -e '.[parity]'") from error
+
+    from comparison.alone import measure_alone
+    from comparison.batches import Batches
+    from comparison.findings import Findings
+    from comparison.folder import ReportFolder
+    from comparison.jax_side import JaxSide
+    from comparison.live import LiveView
+    from comparison.loop import Sides, compare_seed
+    from comparison.machine import common_device, describe_machine, full_precision
+    from comparison.record import Record, SeedRecord
+    from comparison.report import report_page
+    from comparison.torch_side import TorchSide
+    from jax_tformer.startup import set_up_jax
+    from jax_tformer.training.interruption import Interruption
+    from parity_tests.measure import ParityError
+
+    # 2. Both frameworks, on one kind of device and in the same arithmetic.
+    folder = ReportFolder(plan.out)
+    folder.check()
+    set_up_jax(plan.experiment.model)
+    device = common_device()
+    full_precision()
+
+    # 3. The data: batches by number, made when they are asked for.
+    batches = Batches(plan.experiment, plan.steps)
+    model = plan.experiment.model.with_vocab_size(batches.vocab_size)
+    experiment = dataclasses.replace(plan.experiment, model=model)
+
+    # 4. The sides: the JAX library, the PyTorch reference, and the reference in float64 as the truth.
+    sides = Sides(JaxSide(experiment), TorchSide("PyTorch", experiment, device, plan.torch_compile), None)
+    parameters = sum(array.size for array in sides.torch.parameters().values())
+    if plan.needs_truth(parameters):
+        exact = dataclasses.replace(experiment, model=model.with_dtype("float64"))
+        sides = sides._replace(truth=TorchSide("float64", exact, device, compiled=False))
+
+    # 5. The loop, seed by seed; then memory, with each framework alone.
+    record, stopped, alone = Record(plan.dtype), None, {}
+    with Interruption() as stop, LiveView(plan.steps, len(plan.seeds), (sides.jax, sides.torch)) as view:
+        truth = " and the float64 truth" if sides.truth else ""
+        view.say(f"{plan.name}: {parameters:,} parameters, JAX, PyTorch{truth} in {plan.dtype} on {device}")
+        failure: Exception | None = None
+        try:
+            for seed in plan.seeds:
+                record.seeds.append(SeedRecord(seed))
+                compare_seed(record.seeds[-1], sides, model, batches(seed), plan.dropout == "shared", view, stop)
+                if stop.signal is not None:
+                    break
+        except (ParityError, TrainingFailed) as error:
+            failure, stopped = error, str(error)
+        if stop.signal is not None and record.steps < plan.steps * len(plan.seeds):
+            stopped = f"interrupted after {record.steps} of {plan.steps * len(plan.seeds)} steps"
+        if plan.memory and not stopped:
+            view.say("measuring each framework alone ...")
+            sides.jax.start(plan.seeds[0], None)
+            weights = sides.jax.parameters()
+            alone = measure_alone(experiment, weights, batches(plan.seeds[0]), device, plan.torch_compile)
+
+    # 6. The report of what was done.
+    findings = Findings(plan, record, parameters, describe_machine(), alone, stopped)
+    if record.begun:
+        folder.write(record, findings.as_dict(), report_page(findings))
+        print("\n".join([*map(str, findings.statements()), f"the report is {folder.path}/report.html"]))
+    if failure is not None:
+        raise TrainingFailed(str(failure))
+    if stopped:
+        return stop.status
+    return 0 if findings.passed else 1
+
+
+if __name__ == "__main__":
+    run_program(main, "compare.py")

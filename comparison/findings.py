@@ -1,0 +1,208 @@
+"""What a comparison found: in words, and as figures for report.json and the page."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from comparison.alone import Alone
+from comparison.machine import Machine
+from comparison.options import Plan
+from comparison.record import GATE6_FACTOR, GATE6_FLOOR, PARTED, Record, SeedRecord
+from jax_tformer.config_file import to_dict
+
+SIDES = {"jax": "JAX", "torch": "PyTorch"}
+DISTURBED = 0.1
+"""From this share of the processors' time on, other work spoils the measured times."""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One sentence of the findings."""
+
+    text: str
+    passed: bool | None
+    """Whether a bar was kept; None where the sentence judges nothing."""
+
+    @property
+    def mark(self) -> str:
+        """What to say before the sentence."""
+        return {True: "Within the bar. ", False: "Beyond the bar. ", None: ""}[self.passed]
+
+    def __str__(self) -> str:
+        return self.mark + self.text
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything that a report says."""
+
+    plan: Plan
+    record: Record
+    parameters: int
+    machine: Machine
+    alone: dict[str, Alone | str]
+    """By side; empty where it was not measured."""
+    stopped: str | None
+    """Why the comparison ended before its last step; None if it did not."""
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether no bar was exceeded; None where the comparison ended before its last step."""
+        return None if self.stopped else all(verdict.passed for verdict in self.record.verdicts())
+
+    def statements(self) -> list[Statement]:
+        """The findings in words, the most important first."""
+        stopped = [Statement(f"Stopped: {self.stopped}. What follows is what was done so far.", None)]
+        if not self.record.begun:
+            return stopped
+        return (stopped if self.stopped else []) + [*self._exactness(), self._speed()]
+
+    def _exactness(self) -> list[Statement]:
+        if self.record.dtype == "float64":
+            return self._identity()
+        if not self.record.has_truth:
+            return [self._difference()]
+        return self._gate6() if self.record.dtype == "float32" else [self._distances()]
+
+    def _steps(self) -> str:
+        return f"{self.record.steps} step{'s' if self.record.steps > 1 else ''}"
+
+    def _identity(self) -> list[Statement]:
+        subjects = ("The loss curves", "The parameters")
+        places = (f"over {self._steps()}", "of any of them after the last step")
+        return [
+            Statement(
+                f"{subject} {'coincide' if verdict.passed else 'differ'}: the largest relative difference {place} is "
+                f"{verdict.worst:.1e} ({verdict.name}); the bar is {verdict.bar:.0e}.",
+                verdict.passed,
+            )
+            for verdict, subject, place in zip(self.record.verdicts(), subjects, places, strict=False)
+        ]
+
+    def _difference(self) -> Statement:
+        apart = max(float(seed.distance("jax", "torch").max()) for seed in self.record.begun)
+        return Statement(
+            f"The losses are at most {apart:.1e} nats apart over {self._steps()}. Which side is nearer to the truth is "
+            "not known here: --truth yes tells, --dtype float64 shows whether both are the same function.",
+            None,
+        )
+
+    def _distances(self) -> Statement:
+        ours, theirs = (max(float(s.distance(side, "truth").max()) for s in self.record.begun) for side in SIDES)
+        return Statement(
+            f"In {self.record.dtype} and over {self._steps()}, the loss of JAX strays by at most {ours:.1e} nats from "
+            f"that of a float64 training, and the loss of PyTorch by {theirs:.1e}. No gate judges trajectories in this "
+            "type.",
+            None,
+        )
+
+    def _gate6(self) -> list[Statement]:
+        record = self.record
+        judged = sum(seed.judged() for seed in record.begun)
+        tightest = max(record.verdicts(), key=lambda verdict: verdict.worst / verdict.bar)
+        among = f"over {self._steps()}" if judged == record.steps else f"over {judged} of {self._steps()}"
+        if len(record.begun) > 1:
+            among += f", and in that of {len(record.begun)} seeds which is nearest to its bar"
+        found = [
+            Statement(
+                f"{'JAX is as exact as PyTorch' if tightest.passed else 'JAX is less exact than it may be'}: {among}, "
+                f"its loss strays by {tightest.worst:.1e} nats from that of a float64 training ({tightest.name}); "
+                f"gate 6 allows {tightest.bar:.1e}, {GATE6_FACTOR:g} times what PyTorch's does, + {GATE6_FLOOR:.0e}.",
+                tightest.passed,
+            )
+        ]
+        if judged < record.steps:
+            found.append(
+                Statement(
+                    f"In the other {record.steps - judged} steps even PyTorch in float32 is more than {PARTED:g} nats "
+                    "from PyTorch in float64: training has multiplied rounding so far that distances judge nobody.",
+                    None,
+                )
+            )
+        return found
+
+    def _speed(self) -> Statement:
+        ours, theirs = (1000 * _median(self.record.seconds(side)) for side in SIDES)
+        if not np.isfinite(ours):
+            return Statement("One step is too few to speak of speed: it also compiles.", None)
+        compiled = ", compiled" if self.plan.torch_compile else ""
+        text = f"A step takes {ours:.1f} ms in JAX and {theirs:.1f} ms in PyTorch{compiled}"
+        others = self.record.other_work()
+        if others is not None and others > DISTURBED:
+            text += f", but other work took {others:.0%} of the processors' time: measure again in quiet."
+        else:
+            text += f": JAX needs {ours / theirs:.2f} times PyTorch's time."
+        return Statement(text, None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For report.json."""
+        verdicts = [{**asdict(verdict), "passed": verdict.passed} for verdict in self.record.verdicts()]
+        plan = {name: value for name, value in vars(self.plan).items() if name not in ("experiment", "out")}
+        return {
+            "statements": [statement.text for statement in self.statements()],
+            "passed": self.passed,
+            "verdicts": verdicts,
+            "stopped": self.stopped,
+            "plan": plan,
+            "experiment": to_dict(self.plan.experiment),
+            "parameters": self.parameters,
+            "seeds": [seed_figures(seed) for seed in self.record.begun],
+            "spread": spread(self.record),
+            "parameter_errors": {name: error._asdict() for name, error in self.record.parameters().items()},
+            "speed": {side: speed_figures(self.record, side) for side in SIDES},
+            "alone": {side: asdict(x) if isinstance(x, Alone) else {"error": x} for side, x in self.alone.items()},
+            "other_work": self.record.other_work(),
+            "machine": self.machine.as_dict(),
+        }
+
+
+def _median(values: np.ndarray) -> float:
+    return float(np.median(values)) if values.size else float("nan")
+
+
+def seed_figures(seed: SeedRecord) -> dict[str, Any]:
+    """One seed in numbers: losses after the last step and the largest distances, in nats a token."""
+    figures: dict[str, Any] = {
+        "seed": seed.seed,
+        "steps": seed.steps,
+        "loss_jax": seed.jax[-1].loss,
+        "loss_torch": seed.torch[-1].loss,
+        "largest_difference": float(seed.distance("jax", "torch").max()),
+        "parameters_step": seed.parameters_step,
+        "largest_relative_difference": float(seed.relative_difference().max()),
+    }
+    if len(seed.truth) >= seed.steps:
+        figures["loss_truth"] = seed.truth[-1].loss
+        for side in SIDES:
+            figures[f"largest_distance_{side}"] = float(seed.distance(side, "truth").max())
+        figures["judged_steps"] = seed.judged()
+    return figures
+
+
+def spread(record: Record) -> dict[str, dict[str, float]]:
+    """The last loss of each side over the seeds that have all steps: mean and standard deviation."""
+    longest = max((seed.steps for seed in record.begun), default=0)
+    whole = [seed for seed in record.begun if seed.steps == longest]
+    found = {}
+    for side in SIDES if whole else ():
+        last = np.array([seed.losses(side)[-1] for seed in whole])
+        deviation = float(last.std(ddof=1)) if len(last) > 1 else 0.0
+        found[side] = {"mean": float(last.mean()), "standard_deviation": deviation, "seeds": float(len(last))}
+    return found
+
+
+def speed_figures(record: Record, side: str) -> dict[str, float | None]:
+    """The times of one side's steps but the very first, which also compiles and stands by itself."""
+    milliseconds = 1000 * record.seconds(side)
+    first = record.first_seconds(side)
+    if not milliseconds.size:
+        return {"first_step_seconds": first}
+    low, middle, high = np.percentile(milliseconds, [10, 50, 90])
+    return {
+        "median_milliseconds": float(middle),
+        "percentile_10_milliseconds": float(low),
+        "percentile_90_milliseconds": float(high),
+        "tokens_per_second": float(1000 * record.tokens() / middle),
+        "first_step_seconds": first,
+    }

@@ -1,0 +1,96 @@
+"""What a comparison shows while it goes: a table on a terminal, a plain line now and then elsewhere."""
+
+import statistics
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from comparison.machine import peak_memory
+from comparison.record import SeedRecord
+from comparison.sides import Side
+
+PLAIN_SECONDS, _REFRESH_SECONDS = 10.0, 0.25
+"""Seconds between two lines where there is no terminal, and between two refreshes of the table where there is one."""
+
+
+class LiveView:
+    """Both sides beside each other. It draws between steps only: a thread that redraws would disturb the timing."""
+
+    def __init__(self, steps: int, seeds: int, sides: tuple[Side, Side]) -> None:
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
+        self._steps, self._seeds, self._sides = steps, seeds, sides
+        self._first = self._shown = 0.0
+        self._done = 0
+
+    def __enter__(self) -> "LiveView":
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live:
+            self._live.stop()
+
+    def say(self, line: str) -> None:
+        """Prints a line that stays."""
+        self._console.print(line, markup=False)
+
+    def update(self, record: SeedRecord) -> None:
+        """Shows the newest step of `record`, if enough time has passed since the last one that was shown."""
+        self._done += 1
+        now, last = time.perf_counter(), record.steps == self._steps
+        if self._done == 1:
+            self._first = now
+        elif not last and now - self._shown < (_REFRESH_SECONDS if self._live else PLAIN_SECONDS):
+            return
+        self._shown = now
+        # From the second step on: the first one also compiles.
+        left = (now - self._first) / max(self._done - 1, 1) * (self._steps * self._seeds - self._done)
+        rest = f"{left:.0f} s left" if self._done > 1 else ""
+        if self._live:
+            self._live.update(self._table(record, rest), refresh=True)
+        else:
+            self.say(self._line(record, rest))
+
+    def _line(self, record: SeedRecord, rest: str) -> str:
+        jax, torch = record.jax[-1], record.torch[-1]
+        ours, theirs = self._milliseconds(record)
+        seed = f"seed {record.seed}  " if self._seeds > 1 else ""
+        return (
+            f"{seed}step {record.steps}/{self._steps}  loss JAX {jax.loss:.6f}  PyTorch {torch.loss:.6f}  "
+            f"difference {abs(jax.loss - torch.loss):.1e}  ms a step {ours:.1f} / {theirs:.1f}  {rest}"
+        )
+
+    def _table(self, record: SeedRecord, rest: str) -> Table:
+        jax, torch = record.jax[-1], record.torch[-1]
+        ours, theirs = self._milliseconds(record)
+        seed = f"  seed {record.seed}" if self._seeds > 1 else ""
+        table = Table(title=f"step {record.steps}/{self._steps}{seed}  {rest}", title_justify="left")
+        table.add_column("")
+        for name in ("JAX", "PyTorch", "JAX - PyTorch"):
+            table.add_column(name, justify="right", min_width=12)
+        table.add_row("loss, nats a token", f"{jax.loss:.8f}", f"{torch.loss:.8f}", f"{jax.loss - torch.loss:+.2e}")
+        if record.truth:
+            truth = record.truth[-1].loss
+            table.add_row("from the float64 truth", f"{jax.loss - truth:+.2e}", f"{torch.loss - truth:+.2e}", "")
+        norms = jax.gradient_norm, torch.gradient_norm
+        table.add_row("gradient norm", f"{norms[0]:.6f}", f"{norms[1]:.6f}", f"{norms[0] - norms[1]:+.2e}")
+        table.add_row("ms a step, median", f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs - 1:+.0%}")
+        speeds = [1000 * jax.tokens / milliseconds for milliseconds in (ours, theirs)]
+        table.add_row("tokens/s", *(f"{speed:,.0f}" for speed in speeds), f"{speeds[0] / speeds[1] - 1:+.0%}")
+        memory = [side.device_memory() for side in self._sides]
+        if memory[0] is not None and memory[1] is not None:
+            table.add_row("peak memory, MB", *(f"{size / 1e6:,.0f}" for size in memory if size is not None), "")
+        else:
+            table.add_row("peak memory, MB", "", "", f"together {peak_memory() / 1e6:,.0f}")
+        return table
+
+    @staticmethod
+    def _milliseconds(record: SeedRecord) -> tuple[float, float]:
+        # The first step also compiles; as long as there is no other, it is what there is.
+        ours, theirs = ([1000 * figures.seconds for figures in side[1:] or side] for side in (record.jax, record.torch))
+        return statistics.median(ours), statistics.median(theirs)

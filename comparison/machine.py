@@ -1,0 +1,128 @@
+"""Where a comparison runs: the device that both frameworks use, the versions, the processor."""
+
+import os
+import platform
+import resource
+import sys
+import time
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from jax_tformer.errors import InputError
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "torch", "numpy")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a reader of the figures must know."""
+
+    device: str
+    processor: str
+    processors: int
+    """That this process may use."""
+    torch_threads: int
+    system: str
+    versions: dict[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def common_device() -> Literal["cpu", "cuda"]:
+    """torch's name of the kind of device that both frameworks will use: JAX's default one.
+
+    Raises InputError where PyTorch cannot use it: figures from two kinds of devices are no comparison.
+    """
+    import jax
+    import torch
+
+    try:
+        backend = jax.default_backend()
+    except (RuntimeError, AssertionError) as error:
+        # JAX asserts where JAX_PLATFORMS names a known platform without a device.
+        reason = f" ({' '.join(str(error).split())})" if str(error) else ""
+        raise InputError(
+            f"JAX finds no device{reason}; JAX_PLATFORMS is {os.environ.get('JAX_PLATFORMS')!r}: correct it or unset it"
+        ) from error
+    if backend == "cpu":
+        return "cpu"
+    if backend == "gpu" and torch.cuda.is_available():
+        return "cuda"
+    raise InputError(
+        f"JAX runs on {backend} and this PyTorch ({torch.__version__}) cannot; install a PyTorch that can, or set "
+        "JAX_PLATFORMS=cpu to compare on the processor"
+    )
+
+
+def full_precision() -> None:
+    """Products in the precision of their type, in both frameworks: no TF32 and no bfloat16 passes for float32."""
+    from comparison import jax_side, torch_side
+
+    jax_side.full_precision()
+    torch_side.full_precision()
+
+
+def describe_machine() -> Machine:
+    """This machine, and the libraries in use."""
+    import jax
+    import torch
+
+    return Machine(
+        device=f"{jax.local_devices()[0].platform}: {jax.local_devices()[0].device_kind}",
+        processor=_processor(),
+        processors=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        torch_threads=torch.get_num_threads(),
+        system=f"{platform.system()} {platform.release()}, {platform.machine()}",
+        versions={"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
+    )
+
+
+class Neighbours:
+    """How much of the processors other work takes from now on: times are worth little where that is much."""
+
+    def __init__(self) -> None:
+        self._before = self._now()
+
+    def share(self) -> float | None:
+        """The fraction of all processors' time that others have used since; None where that cannot be told.
+
+        So it is on other systems than Linux, and within the first second.
+        """
+        now = self._now()
+        if now is None or self._before is None:
+            return None
+        every, busy, own = (after - before for after, before in zip(now, self._before, strict=True))
+        return min(max((busy - own) / every, 0.0), 1.0) if every > 1 else None
+
+    @staticmethod
+    def _now() -> tuple[float, float, float] | None:
+        try:
+            ticks = [int(number) for number in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        except (OSError, ValueError):
+            return None
+        second = os.sysconf("SC_CLK_TCK")
+        every, idle = sum(ticks) / second, sum(ticks[3:5]) / second
+        return every, every - idle, time.process_time()
+
+
+def peak_memory() -> int:
+    """The most bytes of memory that this process has held at once: everything, libraries and compiler included."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+    # Not ru_maxrss: on Linux a child begins with its parent's, even across exec.
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

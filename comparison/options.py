@@ -1,0 +1,164 @@
+"""The command line of compare.py: the fields of an experiment, and how it is compared."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from jax_tformer.command_line import chosen_experiment, parse
+from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig, require, require_fraction, require_positive
+from jax_tformer.experiment import (
+    ExperimentConfig,
+    MaskedTextData,
+    OptimizerConfig,
+    PairData,
+    TextData,
+    TrainingConfig,
+)
+from jax_tformer.paths import user_path
+from jax_tformer.presets import EXPERIMENTS
+
+DEFAULT_EXPERIMENT = "dates"
+"""The experiment with the shortest steps."""
+_USAGE = """usage: compare.py [EXPERIMENT] [--steps N] [--out FOLDER] [--dtype float64|float32|bfloat16]
+                  [--dropout off|shared] [--seeds N] [--torch-compile] [--FIELD VALUE ...]
+
+Trains the JAX model and the PyTorch reference side by side, from the same weights on the same batches, and
+writes a report: report.html, report.json, curves.csv and pictures. Without a name, dates.
+Exit status: 0 within the bars, 1 beyond them or not comparable, 2 for bad input.
+
+experiments:
+{experiments}
+
+compare.py EXPERIMENT --help shows every option and field with its default and meaning."""
+_DEFAULT_STEPS, _DEFAULT_DROPOUT_RATE = 300, 0.1
+_TRUTH_STEPS, _TRUTH_PARAMETERS = 1000, 10_000_000
+"""Up to here the float64 truth is computed unless told otherwise: it takes about twice PyTorch's time again."""
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """How to compare, and the fields of the experiment that is compared."""
+
+    model: TransformerConfig
+    data: TextData | MaskedTextData | PairData
+    optimizer: OptimizerConfig
+    training: TrainingConfig
+    steps: int | None = None
+    """Steps to compare, the first so many of the training; None: 300, or training.steps if that is fewer."""
+    out: Path | None = None
+    """Folder of the report: new, empty, or with an older report; runs/EXPERIMENT-comparison unless given."""
+    dtype: Dtype = "float32"
+    """Type of parameters and arithmetic in both frameworks. float64 shows whether they compute the same function."""
+    dropout: Literal["off", "shared"] = "off"
+    """off: all rates are 0; shared: PyTorch is given the masks that JAX draws."""
+    dropout_rate: float | None = None
+    """All four rates under --dropout shared; None: the experiment's rates, or 0.1 where it has none."""
+    seeds: int = 1
+    """Runs, one after another: training.seed, training.seed + 1 and so on; each has its own weights and batches."""
+    truth: Literal["auto", "yes", "no"] = "auto"
+    """Train in float64 as well, the truth that narrower types are measured against; auto: where that is affordable."""
+    torch_compile: bool = False
+    """Compile the PyTorch model with torch.compile."""
+    memory: bool = True
+    """Measure memory, and speed once more, with each framework alone in a process: some seconds at the end."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a comparison does, complete and checked."""
+
+    name: str
+    """Of the experiment."""
+    experiment: ExperimentConfig
+    out: Path
+    steps: int
+    seeds: tuple[int, ...]
+    dtype: Dtype
+    dropout: Literal["off", "shared"]
+    truth: Literal["auto", "yes", "no"]
+    torch_compile: bool
+    memory: bool
+
+    def needs_truth(self, parameters: int) -> bool:
+        """Whether a float64 training belongs to the comparison of a model with so many parameters."""
+        if self.truth != "auto":
+            return self.truth == "yes"
+        return self.dtype != "float64" and self.steps <= _TRUTH_STEPS and parameters <= _TRUTH_PARAMETERS
+
+
+def read_plan(arguments: Sequence[str]) -> Plan:
+    """The plan that a command line asks for.
+
+    Raises InputError for an unknown experiment, field or value, in one line. `--help` prints and exits.
+    """
+    name, rest = chosen_experiment(arguments, DEFAULT_EXPERIMENT, _USAGE)
+    preset = EXPERIMENTS[name]
+    config = preset.config
+    default = CompareOptions(config.model, config.data, config.optimizer, config.training)
+    options = parse(CompareOptions, rest, prog=f"compare.py {name}", description=preset.description, default=default)
+    model = _model(options, config.model)
+    return Plan(
+        name=name,
+        experiment=ExperimentConfig(model, options.data, options.optimizer, options.training),
+        out=user_path(options.out or Path("runs") / f"{name}-comparison"),
+        steps=_steps(options),
+        seeds=_seeds(options),
+        dtype=options.dtype,
+        dropout=options.dropout,
+        truth=_truth(options),
+        torch_compile=options.torch_compile,
+        memory=options.memory,
+    )
+
+
+def _steps(options: CompareOptions) -> int:
+    if options.steps is None:
+        return min(_DEFAULT_STEPS, options.training.steps)
+    require_positive(options, "steps")
+    require(
+        options.steps <= options.training.steps,
+        f"steps is {options.steps} and the training ends after {options.training.steps}; "
+        "expected at most that many, or a longer --training.steps",
+    )
+    return options.steps
+
+
+def _seeds(options: CompareOptions) -> tuple[int, ...]:
+    require_positive(options, "seeds")
+    first = options.training.seed
+    require(
+        first + options.seeds <= 2**32,
+        f"seeds is {options.seeds} and training.seed is {first}; expected seeds up to 2^32 - 1",
+    )
+    return tuple(range(first, first + options.seeds))
+
+
+def _truth(options: CompareOptions) -> Literal["auto", "yes", "no"]:
+    require(
+        options.truth != "yes" or options.dtype != "float64",
+        "truth is 'yes' and dtype is 'float64'; float64 is the truth already: leave --truth out",
+    )
+    return options.truth
+
+
+def _model(options: CompareOptions, preset: TransformerConfig) -> TransformerConfig:
+    """The model in the type and with the dropout rates of the comparison."""
+    model, rates = options.model, options.model.dropout
+    for field in ("dtype", "parameter_dtype"):
+        require(
+            getattr(model.compute, field) == getattr(preset.compute, field),
+            f"model.compute.{field} is set; a comparison has one type for everything: give --dtype",
+        )
+    if options.dropout_rate is not None:
+        require(options.dropout == "shared", "dropout_rate is set, but dropout is 'off'; give --dropout shared")
+        require_fraction(options, "dropout_rate")
+        require(options.dropout_rate > 0, "dropout_rate is 0.0; expected a rate above 0, or --dropout off")
+    if options.dropout == "off":
+        require(rates == preset.dropout, "model.dropout is set, but dropout is 'off'; give --dropout shared")
+        rates = DropoutConfig()
+    elif options.dropout_rate is not None or rates == DropoutConfig():
+        rate = options.dropout_rate or _DEFAULT_DROPOUT_RATE
+        rates = DropoutConfig(embedding=rate, attention=rate, residual=rate, feedforward=rate)
+    return dataclasses.replace(model, dropout=rates).with_dtype(options.dtype)

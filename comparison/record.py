@@ -1,0 +1,181 @@
+"""What a comparison has measured so far: curves of every seed, errors of every parameter, and its verdicts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from comparison.sides import StepFigures, Tensors
+from jax_tformer.config import TransformerConfig
+from parity_tests.bridge import known_zeros
+from parity_tests.measure import FLOAT64_BAR, Measured, ParityError, relative_error, require_comparable, worst
+
+GATE6_FACTOR, GATE6_FLOOR = 3.0, 1e-6
+"""Gate 6: our distance from the float64 truth is at most the reference's times the factor, plus the floor, in nats."""
+PARTED = 1e-3
+"""Nats. Training multiplies every difference, rounding too, so that any two float32 trainings part in the end. Where
+PyTorch's own is as far as this from the truth, rounding is all that distances still show, and gate 6 stops."""
+
+
+class ParameterError(NamedTuple):
+    """Relative distances of one parameter after the last step; those from the truth are None where there is none."""
+
+    difference: float
+    """Between JAX and PyTorch."""
+    jax: float | None
+    """Between JAX and the truth."""
+    torch: float | None
+    """Between PyTorch and the truth."""
+
+
+@dataclass
+class SeedRecord:
+    """The run of one seed."""
+
+    seed: int
+    jax: list[StepFigures] = field(default_factory=list)
+    torch: list[StepFigures] = field(default_factory=list)
+    truth: list[StepFigures] = field(default_factory=list)
+    """The float64 training; empty where it is not part of the comparison."""
+    parameters: dict[str, ParameterError] = field(default_factory=dict)
+    """By name, after `parameters_step`; empty until then."""
+    parameters_step: int = 0
+    """The step after which parameters were compared: where float32 parted from the truth, or the last one."""
+    other_work: float | None = None
+    """Fraction of the processors' time that others took after the first step; None where that is not known."""
+
+    @property
+    def steps(self) -> int:
+        """Steps that both sides have taken."""
+        return len(self.torch)
+
+    def losses(self, side: str) -> np.ndarray:
+        """float64[steps], of "jax", "torch" or "truth"."""
+        return np.array([figures.loss for figures in getattr(self, side)][: self.steps], np.float64)
+
+    def distance(self, one: str, other: str) -> np.ndarray:
+        """float64[steps], |loss - loss| of two sides, in nats."""
+        return np.abs(self.losses(one) - self.losses(other))
+
+    def relative_difference(self) -> np.ndarray:
+        """float64[steps], |JAX - PyTorch| / |PyTorch| of the losses."""
+        ours, theirs = self.losses("jax"), self.losses("torch")
+        return np.abs(ours - theirs) / np.where(ours == theirs, 1.0, np.abs(theirs))
+
+    def judged(self) -> int:
+        """The steps that gate 6 judges: those before PyTorch's distance from the truth reaches PARTED, at least one."""
+        return max(int((np.maximum.accumulate(self.distance("torch", "truth")) < PARTED).sum()), 1)
+
+
+@dataclass
+class Record:
+    """All seeds of a comparison."""
+
+    dtype: str
+    seeds: list[SeedRecord] = field(default_factory=list)
+
+    @property
+    def begun(self) -> list[SeedRecord]:
+        """The seeds that have a step."""
+        return [seed for seed in self.seeds if seed.steps]
+
+    @property
+    def steps(self) -> int:
+        """Steps of all seeds."""
+        return sum(seed.steps for seed in self.seeds)
+
+    @property
+    def has_truth(self) -> bool:
+        """Whether every step was also taken in float64."""
+        return bool(self.begun) and all(len(seed.truth) >= seed.steps for seed in self.begun)
+
+    def seconds(self, side: str) -> np.ndarray:
+        """Seconds of every step of "jax" or "torch" but the very first, which also compiles."""
+        steps = [figures.seconds for seed in self.begun for figures in getattr(seed, side)[: seed.steps]]
+        return np.array(steps[1:])
+
+    def first_seconds(self, side: str) -> float | None:
+        """Seconds of the very first step of "jax" or "torch", compilation included."""
+        return getattr(self.begun[0], side)[0].seconds if self.begun else None
+
+    def other_work(self) -> float | None:
+        """The largest fraction of the processors' time that others took during a seed; None where none is known."""
+        return _largest([seed.other_work for seed in self.seeds])
+
+    def tokens(self) -> float:
+        """The mean number of tokens in a step."""
+        return float(np.mean([figures.tokens for seed in self.begun for figures in seed.jax[: seed.steps]]))
+
+    def parameters(self) -> dict[str, ParameterError]:
+        """The worst of all seeds, for each parameter."""
+        compared = [seed.parameters for seed in self.seeds if seed.parameters]
+        return {
+            name: ParameterError(*(_largest([errors[name][i] for errors in compared]) for i in range(3)))  # type: ignore[arg-type]
+            for name in (compared[0] if compared else {})
+        }
+
+    def verdicts(self) -> list[Measured]:
+        """The gates that this comparison decides: none in bfloat16, or in float32 without the truth."""
+        if self.dtype == "float64":
+            found = [_loss_verdict(self.begun)]
+            if errors := {name: error.difference for name, error in self.parameters().items()}:
+                found.append(worst("5, parameters", errors, FLOAT64_BAR))
+            return found
+        if self.dtype == "float32" and self.has_truth:
+            return [gate6(seed) for seed in self.begun]
+        return []
+
+
+def gate6(seed: SeedRecord) -> Measured:
+    """Gate 6 for one seed: max|JAX - truth| against 3 x max|PyTorch - truth| + 1e-6, of the losses in nats."""
+    ours, theirs = (seed.distance(side, "truth")[: seed.judged()] for side in ("jax", "torch"))
+    place = int(ours.argmax())
+    bar = GATE6_FACTOR * float(theirs.max()) + GATE6_FLOOR
+    return Measured("6", float(ours[place]), bar, f"seed {seed.seed}, step {place + 1}")
+
+
+def _loss_verdict(seeds: Sequence[SeedRecord]) -> Measured:
+    differences = {
+        f"seed {seed.seed}, step {place + 1}": float(seed.relative_difference()[place])
+        for seed in seeds
+        for place in [int(seed.relative_difference().argmax())]
+    }
+    return worst("5, loss", differences, FLOAT64_BAR)
+
+
+def parameter_errors(
+    config: TransformerConfig, ours: Tensors, theirs: Tensors, truth: Tensors | None
+) -> dict[str, ParameterError]:
+    """How far apart the parameters of both sides are, relative to their size, and each from the truth.
+
+    A key bias that changes nothing in exact arithmetic is measured against all parameters together: its own size is
+    rounding. Raises ParityError where names, shapes, types or the places of NaN differ.
+    """
+    require_same_names(ours, theirs)
+    scales = known_zeros(config, dict(theirs))
+    errors = {}
+    for name in theirs:
+        require_comparable(name, ours[name], theirs[name])
+        scale = scales.get(name)
+        exact = None if truth is None else truth[name]
+        errors[name] = ParameterError(
+            relative_error(ours[name], theirs[name], scale),
+            None if exact is None else relative_error(ours[name], exact, scale),
+            None if exact is None else relative_error(theirs[name], exact, scale),
+        )
+    return errors
+
+
+def require_same_names(ours: Mapping[str, object], theirs: Mapping[str, object]) -> None:
+    """Raises ParityError, with both lists, where one side has parameters that the other does not know."""
+    if ours.keys() != theirs.keys():
+        raise ParityError(
+            f"only JAX has the parameters {sorted(ours.keys() - theirs.keys())}, "
+            f"only PyTorch has {sorted(theirs.keys() - ours.keys())}"
+        )
+
+
+def _largest(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return max(known) if known else None

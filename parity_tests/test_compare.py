@@ -1,0 +1,359 @@
+"""compare.py from end to end, on models of a few hundred numbers: what it finds, refuses, and leaves behind."""
+
+import csv
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+import compare
+from comparison.alone import Alone, measure_alone
+from comparison.batches import Batches
+from comparison.figures import parameter_table
+from comparison.folder import FILES
+from comparison.jax_side import JaxSide
+from comparison.live import LiveView
+from comparison.options import read_plan
+from comparison.record import ParameterError, SeedRecord, gate6, parameter_errors
+from comparison.sides import StepFigures, require_loss_type, require_same_step
+from comparison.torch_side import TorchSide
+from jax_tformer.command_line import run_program
+from jax_tformer.errors import TrainingFailed
+from jax_tformer.experiment import ExperimentConfig
+from parity_tests.measure import ParityError
+
+STACK = {"num-layers": 1, "num-heads": 2, "feedforward-width": 8}
+TINY = [
+    *(
+        part
+        for side in ("encoder", "decoder")
+        for name, n in STACK.items()
+        for part in (f"--model.{side}.{name}", f"{n}")
+    ),
+    *("--model.d-model", "8", "--training.batch-size", "4", "--optimizer.warmup-steps", "2"),
+]
+QUICK = ["dates", *TINY, "--no-memory"]
+
+Run = Callable[..., tuple[int, Any]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def exact_arithmetic() -> Iterator[None]:
+    """In place of the fixture of this name for all gates: compare.py sets its arithmetic itself; undone afterwards."""
+    names = ("jax_enable_x64", "jax_default_matmul_precision", "jax_compilation_cache_dir")
+    before = {name: getattr(jax.config, name) for name in names}
+    precision = torch.get_float32_matmul_precision()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    torch.set_float32_matmul_precision(precision)
+
+
+@pytest.fixture(autouse=True)
+def single_precision() -> None:
+    """float64 is on where a test asks for it: as in a new process."""
+    jax.config.update("jax_enable_x64", False)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs compare.py in an empty folder; returns its exit status and what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, Any]:
+        monkeypatch.setattr(sys, "argv", ["compare.py", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            run_program(compare.main, "compare.py")
+        assert isinstance(stop.value.code, int)
+        return stop.value.code, capsys.readouterr()
+
+    return run
+
+
+def report(folder: Path = Path("report")) -> dict[str, Any]:
+    return json.loads((folder / "report.json").read_text())
+
+
+def test_float64_with_shared_dropout_parts_and_seeds(run: Run) -> None:
+    options = ["--dtype", "float64", "--dropout", "shared", "--training.accumulation", "2", "--seeds", "2"]
+    status, printed = run(*QUICK, "--steps", "4", "--out", "report", *options)
+    assert status == 0, printed.err
+    found = report()
+    assert [verdict["gate"] for verdict in found["verdicts"]] == ["5, loss", "5, parameters"]
+    assert found["passed"] is True
+    assert found["experiment"]["model"]["dropout"]["attention"] == 0.1
+    rows = list(csv.DictReader(Path("report/curves.csv").read_text().splitlines()))
+    assert [(row["seed"], row["step"]) for row in rows] == [(f"{s}", f"{n}") for s in (0, 1) for n in (1, 2, 3, 4)]
+    for name in ("loss", "gradient_norm"):
+        ours, theirs = (np.array([float(row[f"{name}_{side}"]) for row in rows]) for side in ("jax", "torch"))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=0)
+    assert len({row["loss_jax"] for row in rows}) == 8
+    assert found["spread"]["jax"]["standard_deviation"] > 0
+    page = Path("report/report.html").read_text()
+    assert "The loss curves coincide" in page
+    assert "mean &plusmn; deviation" in page
+    assert not re.search(r"https?:|src=|<script|<link|@import|url\((?!#)", page)
+    assert sorted(FILES) == sorted(path.name for path in Path("report").iterdir())
+
+
+def test_float32_is_judged_against_the_truth(run: Run) -> None:
+    status, printed = run(*QUICK, "--steps", "3", "--out", "report")
+    assert status == 0, printed.err
+    found = report()
+    assert [verdict["gate"] for verdict in found["verdicts"]] == ["6"]
+    assert found["seeds"][0]["judged_steps"] == 3
+    assert {error["torch"] is None for error in found["parameter_errors"].values()} == {False}
+    # Once more into the same folder: the older report goes.
+    status, printed = run(*QUICK, "--steps", "2", "--out", "report", "--truth", "no")
+    assert status == 0, printed.err
+    assert report()["verdicts"] == []
+    assert "Which side is nearer to the truth is not known" in printed.out
+
+
+def test_bfloat16_has_no_gate_and_a_terminal_a_table(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    status, printed = run(*QUICK, "--steps", "2", "--out", "report", "--dtype", "bfloat16")
+    assert status == 0, printed.err
+    assert report()["verdicts"] == []
+    assert "No gate judges trajectories" in printed.out
+    for words in ("JAX - PyTorch", "from the float64 truth", "tokens/s", "peak memory, MB"):
+        assert words in printed.out
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, change: Callable[[ExperimentConfig], ExperimentConfig]) -> None:
+    """Makes PyTorch train by another experiment than JAX."""
+    init = TorchSide.__init__
+
+    def faulty(side: TorchSide, name: str, experiment: ExperimentConfig, *rest: Any, **options: Any) -> None:
+        init(side, name, change(experiment), *rest, **options)
+
+    monkeypatch.setattr(TorchSide, "__init__", faulty)
+
+
+def other_optimizer(**changes: Any) -> Callable[[ExperimentConfig], ExperimentConfig]:
+    return lambda e: dataclasses.replace(e, optimizer=dataclasses.replace(e.optimizer, **changes))
+
+
+@pytest.mark.parametrize(("dtype", "eps"), [("float64", 1.0001e-8), ("float32", 1e-6)])
+def test_a_planted_fault_turns_the_verdict_red(
+    run: Run, monkeypatch: pytest.MonkeyPatch, dtype: str, eps: float
+) -> None:
+    planted(monkeypatch, other_optimizer(eps=eps))
+    status, printed = run(*QUICK, "--steps", "4", "--out", "report", "--dtype", dtype)
+    assert status == 1
+    assert report()["passed"] is False
+    assert "Beyond the bar." in printed.out
+    assert 'class="red"' in Path("report/report.html").read_text()
+
+
+def test_other_shapes_stop_at_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, lambda e: dataclasses.replace(e, model=dataclasses.replace(e.model, head_bias=True)))
+    status, printed = run(*QUICK, "--steps", "2", "--out", "report")
+    assert status == 1
+    assert printed.err == "compare.py: only JAX has the parameters [], only PyTorch has ['head.bias']\n"
+    assert not Path("report").exists()
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, kind: type, loss: float) -> None:
+    step = kind.step  # type: ignore[attr-defined]
+    taken: list[None] = []
+
+    def faulty(side: Any, *inputs: Any) -> StepFigures:
+        taken.append(None)
+        figures = step(side, *inputs)
+        return figures._replace(loss=loss) if len(taken) == 2 else figures
+
+    monkeypatch.setattr(kind, "step", faulty)
+
+
+def test_a_nan_on_one_side_stops_and_keeps_what_was_done(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, JaxSide, float("nan"))
+    status, printed = run(*QUICK, "--steps", "3", "--out", "report")
+    assert status == 1
+    assert re.fullmatch(r"compare.py: the loss of step 2 is nan in JAX and [0-9.]+ in PyTorch\n", printed.err)
+    assert report()["seeds"][0]["steps"] == 1
+    assert report()["passed"] is None
+    assert "Stopped: the loss of step 2 is nan in JAX" in Path("report/report.html").read_text()
+
+
+def test_a_nan_on_both_sides_is_a_failed_training(run: Run) -> None:
+    hot = ["--optimizer.learning-rate", "1e30", "--optimizer.clip-norm", "None"]
+    status, printed = run(*QUICK, "--steps", "4", "--out", "report", "--truth", "no", *hot)
+    assert status == 1
+    assert "in JAX and nan in PyTorch; try a lower --optimizer.learning-rate" in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_an_interrupted_run_leaves_its_report(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    update = LiveView.update
+
+    def interrupted(view: LiveView, record: SeedRecord) -> None:
+        update(view, record)
+        if record.steps == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(LiveView, "update", interrupted)
+    status, printed = run(*QUICK, "--steps", "4", "--seeds", "3", "--out", "report")
+    assert status == 130, printed.err
+    assert report()["stopped"] == "interrupted after 2 of 12 steps"
+    assert report()["parameter_errors"]
+    assert len(Path("report/curves.csv").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "there is no experiment 'nothing'; expected one of python-docs, dates"),
+        (["dates", "--model.depth", "3"], "--model.depth"),
+        (["dates", "--steps", "0"], "steps is 0; expected a whole number of at least 1"),
+        (["dates", "--steps", "1501"], "the training ends after 1500"),
+        (["dates", "--seeds", "0"], "seeds is 0; expected a whole number of at least 1"),
+        (["dates", "--seeds", "2", "--training.seed", f"{2**32 - 1}"], "expected seeds up to 2^32 - 1"),
+        (["dates", "--dtype", "float16"], "float16"),
+        (["dates", "--dtype", "float64", "--truth", "yes"], "float64 is the truth already"),
+        (["dates", "--model.compute.dtype", "bfloat16"], "give --dtype"),
+        (["dates", "--model.dropout.residual", "0.1"], "give --dropout shared"),
+        (["dates", "--dropout-rate", "0.1"], "give --dropout shared"),
+        (["dates", "--dropout", "shared", "--dropout-rate", "0"], "expected a rate above 0"),
+        (["dates", "--training.batch-size", "3", "--training.accumulation", "2"], "that accumulation divides"),
+        (["dates", "--out", "file"], "file is a file; expected a folder"),
+        (["dates", "--out", "file/below"], "file; choose another --out"),
+        (["dates", "--out", "full"], "full holds notes.txt, which is no part of a report"),
+        (["text", "--data.path", "missing.txt"], "missing.txt"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(run: Run, arguments: list[str], message: str) -> None:
+    Path("file").write_text("")
+    Path("full").mkdir()
+    Path("full/notes.txt").write_text("")
+    before = sorted(Path().rglob("*"))
+    status, printed = run(*arguments)
+    assert status == 2
+    assert printed.err.startswith("compare.py: error: ")
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_a_device_that_pytorch_has_not(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    status, printed = run(*QUICK, "--dtype", "float64")
+    assert status == 2
+    assert "JAX runs on tpu and this PyTorch" in printed.err
+    assert "JAX_PLATFORMS=cpu" in printed.err
+
+
+def test_dropout_rates() -> None:
+    assert read_plan(["dates"]).experiment.model.dropout.residual == 0
+    assert read_plan(["dates", "--dropout", "shared"]).experiment.model.dropout.feedforward == 0.1
+    own = read_plan(["pairs", "--data.path", "x.tsv", "--dropout", "shared"]).experiment.model.dropout
+    assert (own.residual, own.attention) == (0.1, 0.0)
+    all_four = read_plan(["pairs", "--data.path", "x.tsv", "--dropout", "shared", "--dropout-rate", "0.3"])
+    assert dataclasses.astuple(all_four.experiment.model.dropout) == (0.3,) * 4
+
+
+def test_truth_where_it_is_affordable() -> None:
+    assert read_plan(["dates"]).needs_truth(10_000_000)
+    assert not read_plan(["dates"]).needs_truth(10_000_001)
+    assert not read_plan(["dates", "--steps", "1001"]).needs_truth(1)
+    assert read_plan(["dates", "--steps", "1001", "--truth", "yes"]).needs_truth(10**9)
+    assert not read_plan(["dates", "--dtype", "float64"]).needs_truth(1)
+
+
+def test_batches_are_those_of_a_training() -> None:
+    plan = read_plan(["dates", *TINY])
+    batches = Batches(plan.experiment, 3)
+    from jax_tformer.data.pipelines import build_pipeline, build_tokenizer_for
+
+    tokenizer = build_tokenizer_for(plan.experiment.data)
+    training = dataclasses.replace(plan.experiment.training, seed=5)
+    trained_on = build_pipeline(plan.experiment.data, training, tokenizer).train_iterator()
+    for ours in batches(5):
+        theirs = next(trained_on)
+        assert ours.keys() == theirs.keys()
+        assert all((ours[name] == theirs[name]).all() for name in ours)
+
+
+def test_each_framework_alone() -> None:
+    plan = read_plan(["dates", *TINY])
+    batches = Batches(plan.experiment, 3)
+    model = plan.experiment.model.with_vocab_size(batches.vocab_size)
+    experiment = dataclasses.replace(plan.experiment, model=model)
+    side = JaxSide(experiment)
+    side.start(0, None)
+    alone = measure_alone(experiment, side.parameters(), batches(0), "cpu", compiled=False)
+    for needs in alone.values():
+        assert isinstance(needs, Alone), needs
+        assert 50e6 < needs.memory_before <= needs.peak_memory < 5e9
+        assert needs.step_seconds > 0
+        assert needs.product_rate > 1e9
+        assert needs.device_memory is None
+
+
+def test_the_torch_side_imports_no_jax() -> None:
+    program = "import sys, comparison.torch_side, comparison.alone; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[1])
+
+
+def figures(loss: float, tokens: int = 7, norm: float = 1.0) -> StepFigures:
+    return StepFigures(loss, norm, tokens, 0.1)
+
+
+def test_steps_that_cannot_be_compared() -> None:
+    require_same_step(1, figures(1.0), figures(2.0))
+    with pytest.raises(ParityError, match="step 3: JAX read 7 tokens, PyTorch 8"):
+        require_same_step(3, figures(1.0), figures(1.0, tokens=8))
+    with pytest.raises(ParityError, match=r"gradient norm of step 1 is 1\.0 in JAX and inf in PyTorch"):
+        require_same_step(1, figures(1.0), figures(1.0, norm=float("inf")))
+    with pytest.raises(TrainingFailed, match="inf in JAX and nan in PyTorch"):
+        require_same_step(1, figures(float("inf")), figures(float("nan")))
+    with pytest.raises(ParityError, match="JAX gives the loss in float32; expected float64"):
+        require_loss_type("JAX", "float32", "float64")
+
+
+def test_parameters_that_cannot_be_compared() -> None:
+    config = read_plan(["dates"]).experiment.model
+    ones = {"a": np.ones(3)}
+    assert parameter_errors(config, ones, {"a": np.full(3, 2.0)}, None)["a"].difference == 0.5
+    for ours, message in (
+        ({"b": np.ones(3)}, r"only JAX has the parameters \['b'\], only PyTorch has \['a'\]"),
+        ({"a": np.ones(4)}, "shapes differ"),
+        ({"a": np.ones(3, np.float32)}, "dtypes differ: ours float32, theirs float64"),
+        ({"a": np.array([1.0, np.nan, 1.0])}, "NaN at 1 places in ours and 0 in theirs"),
+    ):
+        with pytest.raises(ParityError, match=message):
+            parameter_errors(config, ours, ones, None)
+
+
+def test_gate_6_stops_where_trainings_part() -> None:
+    def curve(*losses: float) -> list[StepFigures]:
+        return [figures(loss) for loss in losses]
+
+    truth = curve(4.0, 3.0, 2.0, 1.0)
+    together = SeedRecord(0, curve(4.0, 3.00002, 2.5, 1.5), curve(4.0, 3.00001, 2.01, 1.2), truth)
+    assert together.judged() == 2
+    assert gate6(together).passed
+    assert gate6(together).name == "seed 0, step 2"
+    apart = SeedRecord(0, curve(4.0, 3.0004, 2.5, 1.5), curve(4.0, 3.0001, 2.01, 1.2), truth)
+    assert not gate6(apart).passed
+
+
+def test_parameters_by_layer() -> None:
+    bias = "feedforward.up.bias"
+    names = ["source_embedding.tokens.weight", f"decoder.blocks.1.{bias}", f"encoder.blocks.0.{bias}"]
+    errors = {name: ParameterError(float(number), None, None) for number, name in enumerate(names)}
+    layers, kinds, table = parameter_table(errors)
+    assert layers == ["no layer", "encoder\n0", "decoder\n1"]
+    assert kinds == ["source_embedding.tokens.weight", bias]
+    assert table == [[0.0, None, None], [None, 2.0, 1.0]]

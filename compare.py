@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
         raise TrainingFailed(str(failure))
     if stopped:
         return stop.status
-    return 0 if findings.passed else 1
+    return 1 if findings.passed is False else 0
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from comparison.record import ParameterError, Record, gate6
+from comparison.record import ParameterError, Record
 from parity_tests.measure import FLOAT64_BAR
 
 INK, LINE, JAX, TORCH, TRUTH, BAND = "#1d1d22", "#d8d8dd", "#0a5fa5", "#e08214", "#5b5b66", "#dfe9f2"
@@ -70,9 +70,11 @@ def difference_figure(record: Record) -> Figure:
     elif record.has_truth:
         figure, axes = _axes("step", "distance from float64 loss, nats a token")
         for number, seed in enumerate(record.begun):
-            if record.dtype == "float32" and len(record.begun) == 1:
-                edges = [1, max(seed.judged(), 2)]
-                axes.fill_between(edges, _SMALLEST, gate6(seed).bar, color=BAND, linewidth=0, label="gate 6 allows")
+            if record.dtype == "float32":
+                allowed, label = seed.allowed(), "" if number else "gate 6 allows"
+                axes.fill_between(
+                    np.arange(1, len(allowed) + 1), _SMALLEST, allowed, color=BAND, linewidth=0, label=label
+                )
             _distances(axes, seed.distance("torch", "truth"), TORCH, "" if number else f"PyTorch, {record.dtype}")
             _distances(axes, seed.distance("jax", "truth"), JAX, "" if number else f"JAX, {record.dtype}")
     else:

@@ -8,8 +8,9 @@ import numpy as np
 from comparison.alone import Alone
 from comparison.machine import Machine
 from comparison.options import Plan
-from comparison.record import GATE6_FACTOR, GATE6_FLOOR, PARTED, Record, SeedRecord
+from comparison.record import PARTED, TRAJECTORY_FACTOR, TRAJECTORY_FLOOR, Record, SeedRecord
 from jax_tformer.config_file import to_dict
+from parity_tests.measure import FLOAT64_BAR
 
 SIDES = {"jax": "JAX", "torch": "PyTorch"}
 DISTURBED = 0.1
@@ -48,8 +49,9 @@ class Findings:
 
     @property
     def passed(self) -> bool | None:
-        """Whether no bar was exceeded; None where the comparison ended before its last step."""
-        return None if self.stopped else all(verdict.passed for verdict in self.record.verdicts())
+        """Whether no bar was exceeded; None where nothing was judged, or not to the last step."""
+        verdicts = self.record.verdicts()
+        return all(verdict.passed for verdict in verdicts) if verdicts and not self.stopped else None
 
     def statements(self) -> list[Statement]:
         """The findings in words, the most important first."""
@@ -69,22 +71,38 @@ class Findings:
         return f"{self.record.steps} step{'s' if self.record.steps > 1 else ''}"
 
     def _identity(self) -> list[Statement]:
+        since = self._first_beyond()
         subjects = ("The loss curves", "The parameters")
         places = (f"over {self._steps()}", "of any of them after the last step")
         return [
             Statement(
                 f"{subject} {'coincide' if verdict.passed else 'differ'}: the largest relative difference {place} is "
-                f"{verdict.worst:.1e} ({verdict.name}); the bar is {verdict.bar:.0e}.",
+                f"{verdict.worst:.1e} ({verdict.name}); the bar is {verdict.bar:.0e}.{since}",
                 verdict.passed,
             )
             for verdict, subject, place in zip(self.record.verdicts(), subjects, places, strict=False)
         ]
 
+    def _first_beyond(self) -> str:
+        """A sentence for float64 curves that began as one and parted."""
+        steps = [
+            int(part.argmax()) + 1
+            for seed in self.record.begun
+            if (part := seed.relative_difference() > FLOAT64_BAR).any()
+        ]
+        if not steps or min(steps) == 1:
+            return ""
+        return (
+            f" The first step beyond is {min(steps)}: training multiplies every difference, rounding too, so that "
+            "fewer --steps can tell more."
+        )
+
     def _difference(self) -> Statement:
         apart = max(float(seed.distance("jax", "torch").max()) for seed in self.record.begun)
         return Statement(
-            f"The losses are at most {apart:.1e} nats apart over {self._steps()}. Which side is nearer to the truth is "
-            "not known here: --truth yes tells, --dtype float64 shows whether both are the same function.",
+            f"The losses are at most {apart:.1e} nats apart over {self._steps()}. Nothing is judged, since it is not "
+            "known which side is nearer to the truth: --truth yes tells, --dtype float64 shows whether both are the "
+            "same function.",
             None,
         )
 
@@ -108,7 +126,8 @@ class Findings:
             Statement(
                 f"{'JAX is as exact as PyTorch' if tightest.passed else 'JAX is less exact than it may be'}: {among}, "
                 f"its loss strays by {tightest.worst:.1e} nats from that of a float64 training ({tightest.name}); "
-                f"gate 6 allows {tightest.bar:.1e}, {GATE6_FACTOR:g} times what PyTorch's does, + {GATE6_FLOOR:.0e}.",
+                f"gate 6 allows {tightest.bar:.1e} there, {TRAJECTORY_FACTOR:g} times what PyTorch had strayed by "
+                f"then, + {TRAJECTORY_FLOOR:.0e}.",
                 tightest.passed,
             )
         ]

@@ -6,7 +6,7 @@ from html import escape
 from comparison.alone import STEPS, Alone
 from comparison.figures import difference_figure, loss_figure, parameter_figure, to_svg
 from comparison.findings import SIDES, Findings, speed_figures, spread
-from comparison.record import GATE6_FACTOR, GATE6_FLOOR, PARTED, Record, gate6
+from comparison.record import PARTED, TRAJECTORY_FACTOR, TRAJECTORY_FLOOR, Record, gate6
 from parity_tests.page import page, table
 
 
@@ -41,10 +41,10 @@ def _figure(svg: str, caption: str) -> str:
 def _curves(record: Record) -> str:
     several = " Lines are means, areas reach from the lowest to the highest seed." if len(record.begun) > 1 else ""
     apart = "Points are steps, lines the largest so far; steps without any difference have no point."
-    if record.dtype == "float32" and record.has_truth and len(record.begun) == 1:
+    if record.dtype == "float32" and record.has_truth:
         apart += (
-            f" The area is where gate 6 wants JAX: up to {GATE6_FACTOR:g} times PyTorch's largest distance from the "
-            f"float64 training, + {GATE6_FLOOR:.0e}, while PyTorch itself is within {PARTED:g} nats of it."
+            f" The area is where gate 6 wants JAX: up to {TRAJECTORY_FACTOR:g} times PyTorch's largest distance so far "
+            f"from the float64 training, + {TRAJECTORY_FLOOR:.0e}, while PyTorch is within {PARTED:g} nats of it."
         )
     figures = [
         _figure(

@@ -21,6 +21,7 @@ from jax_tformer.training.losses import cross_entropy as cross_entropy_sum
 from jax_tformer.training.losses import mean_cross_entropy
 from jax_tformer.training.step import apply_to_batch as apply_ours
 from jax_tformer.weights.names import from_reference, to_reference
+from parity_tests.measure import ParityError
 from torch_ref import Output, reference
 from torch_ref.dropout import inject
 from torch_ref.training import apply_to_batch as apply_theirs
@@ -69,7 +70,13 @@ class Bridge:
         """Gives both sides these weights, by the module's names, in their type; what has been compiled stays."""
         rounded = {name: array.astype(self.dtype) for name, array in weights.items()}
         self.params: Params = jax.device_put(self.into(rounded))
-        self.module.load_state_dict({name: to_torch(array.copy()) for name, array in rounded.items()})
+        parameters = dict(self.module.named_parameters())
+        if parameters.keys() != rounded.keys():
+            only = sorted(parameters.keys() - rounded.keys()), sorted(rounded.keys() - parameters.keys())
+            raise ParityError(f"only the module has the parameters {only[0]}, only the weights have {only[1]}")
+        with torch.no_grad():
+            for name, array in rounded.items():
+                parameters[name].copy_(to_torch(array.copy()))
 
     def run_jax(self, batch: Tensors) -> Result:
         """Forward and backward in JAX."""
@@ -173,8 +180,8 @@ def to_torch(array: np.ndarray) -> torch.Tensor:
 
 
 def from_torch(tensor: torch.Tensor) -> np.ndarray:
-    """The inverse of `to_torch`."""
-    tensor = tensor.detach()
+    """The inverse of `to_torch`, from any device."""
+    tensor = tensor.detach().cpu()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(bfloat16)
     return tensor.numpy()

@@ -18,7 +18,7 @@ from jax_tformer.config import Dtype
 from jax_tformer.nn.arrays import Params
 from jax_tformer.training.optimizer import clip_by_global_norm
 from parity_tests.bridge import Bridge, Result, Tensors, from_torch
-from parity_tests.measure import BFLOAT16, FLOAT32, Measured, ParityError, Sample, compared, quality, worst
+from parity_tests.measure import BFLOAT16, FLOAT32, FLOAT64_BAR, Measured, ParityError, Sample, compared, quality, worst
 
 WeightMap = Mapping[str, str | tuple[str, str]]
 """Path in our parameters -> name of the module's parameter, with the einops pattern from its axes to ours if they
@@ -44,12 +44,19 @@ def check_parity(
     bfloat16 for 4; gate 9 is the weight mapping, there and back. Gradients are those of a fixed random projection of
     all outputs; `zero_gradients` names parameters whose gradient is zero in exact arithmetic (a key bias).
 
-    `theirs` is copied and stays as it was; float64 is switched on for JAX while this runs. Raises ParityError, which
-    shows both sides, for a red gate and for what cannot be compared: names, shapes, dtypes, NaN on one side; ValueError
-    for gates that do not exist.
+    `theirs` is copied, without dropout (`eval`), and stays as it was; float64 is switched on for JAX while this runs.
+    Outputs that are whole numbers or truth values must be equal in gate 1, and are left out of the others; frozen
+    parameters are left out of gates 2 to 5. Raises ParityError, which shows both sides, for a red gate and for what
+    cannot be compared: names, shapes, dtypes, NaN on one side, a mapping that does not fit; ValueError for gates that
+    do not exist, TypeError for arguments of another kind.
     """
-    if unknown := set(gates) - set(GATES):
-        raise ValueError(f"there is no gate {sorted(unknown)} for a pair of your own; expected some of {list(GATES)}")
+    if isinstance(gates, str) or not gates or (unknown := set(gates) - set(GATES)):
+        given = gates if isinstance(gates, str) or not gates else sorted(unknown)
+        raise ValueError(f"there is no gate {given!r} for a pair of your own; expected a list of some of {list(GATES)}")
+    if not isinstance(theirs, nn.Module):
+        raise TypeError(f"theirs is a {type(theirs).__name__}; expected a torch.nn.Module, which holds its weights")
+    if isinstance(inputs, np.ndarray | jax.Array | torch.Tensor):
+        raise TypeError("inputs is one array; expected a list of the arguments of both sides: [x]")
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         pair = OwnPair(ours, theirs, weights, inputs)
         runs = {
@@ -58,7 +65,7 @@ def check_parity(
             "2": lambda: pair.gradients(zero_gradients),
             "3": lambda: pair.quality("3 float32 / allowed", "float32", zero_gradients),
             "4": lambda: pair.quality("4 bfloat16 / allowed", "bfloat16", zero_gradients),
-            "5": pair.optimizer,
+            "5": lambda: pair.optimizer(zero_gradients),
         }
         figures = []
         for gate in gates:
@@ -77,7 +84,11 @@ class OwnPair:
     ) -> None:
         self.ours, self.theirs = ours, theirs
         self.rows = {path: row if isinstance(row, tuple) else (row, "... -> ...") for path, row in weights.items()}
-        self.weights: Tensors = {key: from_torch(p).astype(np.float64) for key, p in theirs.named_parameters()}
+        parameters = dict(theirs.named_parameters())
+        self.weights: Tensors = {key: from_torch(p).astype(np.float64) for key, p in parameters.items()}
+        self.frozen = {key for key, p in parameters.items() if not p.requires_grad}
+        if not self.weights:
+            raise ParityError("the module has no parameters, so that there is nothing to share")
         named = [key for key, _ in self.rows.values()]
         absent, unmapped = sorted(set(named) - self.weights.keys()), sorted(self.weights.keys() - set(named))
         doubled = sorted({key for key in named if named.count(key) > 1})
@@ -86,6 +97,19 @@ class OwnPair:
                 f"the weight mapping does not fit the module: it names {absent}, which the module lacks, "
                 f"{doubled} more than once, and misses {unmapped}"
             )
+        for path, (key, axes) in self.rows.items():
+            try:
+                before, after = axes.split(" -> ")
+                back = einops.rearrange(einops.rearrange(self.weights[key], axes), f"{after} -> {before}")
+                fits = back.shape == self.weights[key].shape
+            except (ValueError, einops.EinopsError):
+                fits = False
+            if not fits:
+                raise ParityError(
+                    f"the weight mapping does not fit: {path} is to be {key}, of shape "
+                    f"{list(self.weights[key].shape)}, by {axes!r}; expected a pattern like "
+                    "'o i -> i o' that can be undone"
+                )
         self.inputs = {str(index): np.asarray(array) for index, array in enumerate(inputs)}
 
     def into(self, weights: Tensors) -> Params:
@@ -117,14 +141,23 @@ class OwnPair:
     def bridge(self, dtype: Dtype) -> Bridge:
         """Both sides in `dtype`."""
         return Bridge(
-            lambda params, batch: _jax_loss(self.ours(params, *batch.values())),
+            lambda params, batch: _jax_loss(self._call(params, batch)),
             lambda module, batch: _torch_loss(module(*batch.values())),
-            deepcopy(self.theirs).to(getattr(torch, dtype)),
+            deepcopy(self.theirs).to(getattr(torch, dtype)).eval(),
             into=self.into,
             back=self.back,
             dtype=dtype,
             optimised=False,
         )
+
+    def _call(self, params: Params, batch: Mapping[str, jax.Array]) -> Any:
+        try:
+            return self.ours(params, *batch.values())
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+            shapes = {path: list(p.shape) for path, p in traverse_util.flatten_dict(params, sep=".").items()}
+            given = [list(array.shape) for array in batch.values()]
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            raise ParityError(f"ours failed ({reason}) on params {shapes} and inputs {given}") from error
 
     def conversion(self) -> Measured:
         """Gate 9."""
@@ -140,39 +173,52 @@ class OwnPair:
     def gradients(self, zero: Sequence[str]) -> Measured:
         """Gate 2."""
         ours, theirs = self.results("float64", "float64")
-        return compared("2 gradients", ours.gradients, theirs.gradients, zero=_global_norm(theirs, zero))
+        return compared(
+            "2 gradients", self._trained(ours.gradients), self._trained(theirs.gradients), zero=_zeros(theirs, zero)
+        )
+
+    def _trained(self, tensors: Tensors) -> Tensors:
+        return {key: array for key, array in tensors.items() if key not in self.frozen}
 
     def quality(self, gate: str, dtype: Dtype, zero: Sequence[str]) -> Measured:
         """Gate 3 or 4."""
         samples = []
         for seed in range(9):
             (ours, theirs), (_, exact) = self.results(dtype, dtype, seed), self.results("float64", dtype, seed)
-            truth = exact.activations | exact.gradients
-            scales = {key: float(np.linalg.norm(array)) for key, array in truth.items()} | _global_norm(exact, zero)
-            narrow = (result.activations | result.gradients for result in (ours, theirs))
-            samples.append(Sample(*narrow, truth, scales))
+            tensors = [_floating(side.activations) | self._trained(side.gradients) for side in (ours, theirs, exact)]
+            scales = {key: float(np.linalg.norm(array)) for key, array in tensors[2].items()} | _zeros(exact, zero)
+            samples.append(Sample(*tensors, scales))
         return quality(gate, samples, FLOAT32 if dtype == "float32" else BFLOAT16)
 
-    def optimizer(self, steps: int = 50) -> Measured:
-        """Gate 5: AdamW at 1e-3 with decay of 0.1, clipped to half of the first gradient's norm."""
+    def optimizer(self, zero: Sequence[str], steps: int = 50) -> Measured:
+        """Gate 5: AdamW at 1e-3 with decay of 0.1, clipped to half of the first gradient's norm.
+
+        Parameters in `zero` are left as they are: AdamW would make steps of full length of their rounding errors.
+        """
+        still = {*zero, *self.frozen}
         bridge, batch = self.bridge("float64"), _rounded(self.inputs, "float64", "float64")
         bridge.load(self.weights)
         first = bridge.run_torch(batch).gradients
         limit = 0.5 * float(np.sqrt(sum(np.square(gradient).sum() for gradient in first.values())))
         tx = optax.chain(clip_by_global_norm(limit), optax.adamw(1e-3, weight_decay=0.1))
-        theirs = torch.optim.AdamW(bridge.module.parameters(), lr=1e-3, weight_decay=0.1)
+        moving = [p for key, p in bridge.module.named_parameters() if key not in still]
+        theirs = torch.optim.AdamW(moving, lr=1e-3, weight_decay=0.1)
+        kept = {path: key not in still for path, (key, _) in self.rows.items()}
+        mask = traverse_util.unflatten_dict(kept, sep=".")
 
         @jax.jit
         def step(params: Params, state: optax.OptState, batch: Any) -> tuple[Params, optax.OptState, jax.Array]:
             (loss, _), gradients = jax.value_and_grad(bridge.ours, has_aux=True)(params, batch)
+            gradients = jax.tree.map(lambda gradient, keep: gradient * keep, gradients, mask)
             updates, state = tx.update(gradients, state, params)
+            updates = jax.tree.map(lambda update, keep: update * keep, updates, mask)
             return optax.apply_updates(params, updates), state, loss
 
         params, state, losses = bridge.params, tx.init(bridge.params), []
         for _ in range(steps):
             params, state, loss = step(params, state, batch)
             torch_loss = bridge.run_torch(batch).activations["loss"]
-            torch.nn.utils.clip_grad_norm_(bridge.module.parameters(), limit)
+            torch.nn.utils.clip_grad_norm_(moving, limit)
             theirs.step()
             losses.append((np.asarray(loss), torch_loss))
         ours_losses, their_losses = map(np.stack, zip(*losses, strict=True))
@@ -193,8 +239,16 @@ def _rounded(arrays: Tensors, held_by: Dtype, dtype: Dtype) -> Tensors:
     }
 
 
-def _named(output: Any) -> dict[str, Any]:
-    return dict(output) if isinstance(output, Mapping) else {"output": output}
+def _named(output: Any, side: str, kind: type) -> dict[str, Any]:
+    outputs = dict(output) if isinstance(output, Mapping) else {"output": output}
+    if wrong := [name for name, value in outputs.items() if not isinstance(value, kind)]:
+        found = ", ".join(f"{name}: {type(outputs[name]).__name__}" for name in wrong)
+        raise ParityError(f"{side} returned {found}; expected an array, or a dict of arrays by name, on both sides")
+    return outputs
+
+
+def _floating(tensors: Tensors) -> Tensors:
+    return {name: array for name, array in tensors.items() if jnp.issubdtype(array.dtype, jnp.floating)}
 
 
 def _projection(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -203,21 +257,35 @@ def _projection(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _jax_loss(output: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-    outputs = {name: jnp.asarray(array) for name, array in _named(output).items()}
-    terms = [(array * _projection(name, array.shape).astype(array.dtype)).sum() for name, array in outputs.items()]
+    outputs = _named(output, "ours", jax.Array)
+    terms = [
+        (array * _projection(name, array.shape).astype(array.dtype)).sum()
+        for name, array in outputs.items()
+        if jnp.issubdtype(array.dtype, jnp.floating)
+    ]
+    if not terms:
+        raise ParityError("no output is a floating-point array, so that there is nothing to differentiate")
     loss = sum(terms[1:], terms[0])
     return loss, outputs | {"loss": loss}
 
 
 def _torch_loss(output: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    outputs = _named(output)
+    outputs = _named(output, "theirs", torch.Tensor)
     terms = [
         (tensor * torch.from_numpy(_projection(name, tuple(tensor.shape))).to(tensor.dtype)).sum()
         for name, tensor in outputs.items()
+        if tensor.is_floating_point()
     ]
     loss = sum(terms[1:], terms[0])
     return loss, outputs | {"loss": loss}
 
 
-def _global_norm(result: Result, names: Sequence[str]) -> dict[str, float]:
-    return dict.fromkeys(names, float(np.sqrt(sum(np.square(g).sum() for g in result.gradients.values()))))
+def _zeros(exact: Result, names: Sequence[str]) -> dict[str, float]:
+    """The global norm, for the gradients that are said to be zero; raises ParityError where one is not."""
+    scale = float(np.sqrt(sum(np.square(g).sum() for g in exact.gradients.values())))
+    for name in names:
+        if name not in exact.gradients:
+            raise ParityError(f"zero_gradients names {name!r}, which the module lacks: {sorted(exact.gradients)}")
+        if (norm := float(np.linalg.norm(exact.gradients[name]))) > FLOAT64_BAR * scale:
+            raise ParityError(f"the gradient of {name} is said to be zero, and is {norm:.1e} of {scale:.1e} in theirs")
+    return dict.fromkeys(names, scale)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 FLOAT64_BAR = 1e-12
 """Gates 1, 2, 5 and 7: the largest relative error of anything computed in float64."""
@@ -94,7 +95,7 @@ def compared(
     _require_same_names(gate, ours, theirs)
     errors = {}
     for name in ours:
-        a, b = np.asarray(ours[name]), np.asarray(theirs[name])
+        a, b = as_array(ours[name]), as_array(theirs[name])
         require_comparable(name, a, b)
         errors[name] = relative_error(a, b, (zero or {}).get(name))
     return worst(gate, errors, bar)
@@ -151,7 +152,7 @@ def quality(gate: str, samples: Sequence[Sample], allowed: Quality = FLOAT32) ->
         _require_same_names(gate, ours, theirs)
         _require_same_names(gate, ours, truth)
         for name in ours:
-            a, b, exact = np.asarray(ours[name]), np.asarray(theirs[name]), np.asarray(truth[name], np.float64)
+            a, b, exact = as_array(ours[name]), as_array(theirs[name]), np.asarray(truth[name], np.float64)
             require_comparable(name, a, b)
             if str(a.dtype) not in allowed.dtypes:
                 raise ParityError(f"{name}: {a.dtype} on both sides; expected {' or '.join(allowed.dtypes)}")
@@ -176,12 +177,28 @@ def worst(gate: str, figures: Mapping[str, float], bar: float) -> Measured:
     return Measured(gate, figures[name], bar, name)
 
 
+def as_array(tensor: Any) -> np.ndarray:
+    """An array of NumPy from one of JAX or PyTorch, on any device; raises ParityError for complex numbers."""
+    if hasattr(tensor, "detach"):
+        tensor = tensor.detach().cpu()
+        if str(tensor.dtype) == "torch.bfloat16":
+            return tensor.float().numpy().astype(bfloat16)
+    array = np.asarray(tensor)
+    if np.iscomplexobj(array):
+        raise ParityError(f"an array of {array.dtype} cannot be compared; give its real and its imaginary part")
+    return array
+
+
 def _require_same_names(gate: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
     if ours.keys() != theirs.keys():
         only_ours, only_theirs = sorted(ours.keys() - theirs.keys()), sorted(theirs.keys() - ours.keys())
         raise ParityError(f"gate {gate}: only ours has {only_ours}, only theirs has {only_theirs}")
     if not ours:
         raise ParityError(f"gate {gate}: there is nothing to compare")
+
+
+TRAJECTORY_FACTOR, TRAJECTORY_FLOOR = 3.0, 1e-6
+"""Gate 6: our distance from the float64 truth is at most the reference's times the factor, plus the floor, in nats."""
 
 
 def trajectory(gate: str, ours: np.ndarray, theirs: np.ndarray, truth: np.ndarray) -> Measured:
@@ -195,4 +212,4 @@ def trajectory(gate: str, ours: np.ndarray, theirs: np.ndarray, truth: np.ndarra
     if (ours.dtype, truth.dtype) != (np.float32, np.float64):
         raise ParityError(f"the losses: {ours.dtype} against {truth.dtype}; expected float32 against float64")
     here, there = float(np.abs(ours - truth).max()), float(np.abs(theirs - truth).max())
-    return Measured(gate, here / (3 * there + 1e-6), 1.0, "loss of each step")
+    return Measured(gate, here / (TRAJECTORY_FACTOR * there + TRAJECTORY_FLOOR), 1.0, "loss of each step")

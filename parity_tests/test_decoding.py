@@ -84,11 +84,12 @@ def test_completions(name: str, record: Record) -> None:
     record(name, differing(complete(config, params, prompt, new), theirs, margins))
 
 
+@pytest.mark.parametrize("padding", ["right", "left"])
 @pytest.mark.parametrize("name", TRANSLATORS)
-def test_translations(name: str, record: Record) -> None:
+def test_translations(name: str, padding: str, record: Record) -> None:
     weights = weights_for(CONFIGS[name], 0.2)
     config, params = ours_of(CONFIGS[name], weights)
-    batch = batch_for(config, "right")
+    batch = batch_for(config, padding)
     source, mask = batch["source"], batch["source_mask"]
     model = reference(config).eval()
     model.load_state_dict({key: to_torch(array) for key, array in weights.items()})

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from parity_tests import ParityError, check_parity
+from parity_tests import ParityError, assert_parity, check_parity
 
 WEIGHTS = {"up.kernel": ("up.weight", "o i -> i o"), "up.bias": "up.bias", "scale": "norm.weight", "shift": "norm.bias"}
 X = np.random.default_rng(0).standard_normal((5, 4))
@@ -99,6 +99,8 @@ def test_what_differs_is_shown_from_both_sides(function: Any, message: str, modu
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"up.kernel": ("up.weight", "o i->i o")}, r"up.kernel is to be up.weight, of shape \[6, 4\], by 'o i->i o'"),
+        ({"up.kernel": ("up.weight", "a b c -> c b a")}, r"up.kernel is to be up.weight"),
         ({"scale": "norm.gamma"}, r"names \['norm.gamma'\], which the module lacks.* misses \['norm.weight'\]"),
         ({"scale": "norm.bias"}, r"\['norm.bias'\] more than once, and misses \['norm.weight'\]"),
     ],
@@ -111,3 +113,77 @@ def test_a_mapping_that_does_not_fit_is_refused(change: dict[str, str], message:
 def test_unknown_gates_are_refused(module: Module) -> None:
     with pytest.raises(ValueError, match=r"no gate \['12'\]"):
         check_parity(ours, module, WEIGHTS, [X], gates=("12",))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda params, x: params["kernel"], r"ours failed \(KeyError: 'kernel'\) on params .*'up.kernel': \[4, 6\]"),
+        (lambda params, x: x.T @ params["up"]["kernel"], r"ours failed \(TypeError: .* and inputs \[\[5, 4\]\]"),
+        (lambda params, x: (x, x), r"ours returned output: tuple; expected an array, or a dict of arrays"),
+        (lambda params, x: {"n": x.argmax(-1)}, r"no output is a floating-point array"),
+    ],
+)
+def test_a_function_that_fails_is_told_with_what_it_was_given(function: Any, message: str, module: Module) -> None:
+    with pytest.raises(ParityError, match=message):
+        check_parity(function, module, WEIGHTS, [X])
+
+
+class Attention(nn.Module):
+    """With what small transformers have: a key bias without a gradient, a buffer, dropout, a frozen scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.dropout = nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout(0.5)
+        self.frozen = nn.Parameter(torch.full((1,), 2.0), requires_grad=False)
+        self.register_buffer("mask", torch.ones(5, 5, dtype=torch.bool).tril())
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        scores = (self.query(x) @ self.key(x).T * self.frozen).masked_fill(~self.mask, -torch.inf)
+        weights = scores.softmax(-1)
+        return {"output": self.dropout(weights @ x), "best": weights.argmax(-1)}
+
+
+ATTENTION: dict[str, Any] = {f"{name}.bias": f"{name}.bias" for name in ("query", "key")} | {"frozen": "frozen"}
+ATTENTION |= {f"{name}.kernel": (f"{name}.weight", "o i -> i o") for name in ("query", "key")}
+
+
+def attention(params: Any, x: jax.Array) -> dict[str, jax.Array]:
+    query, key = (x @ params[n]["kernel"] + params[n]["bias"][None] for n in ("query", "key"))
+    scores = jnp.where(jnp.tril(jnp.ones((5, 5), bool)), query @ key.T * params["frozen"][None], -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1)
+    return {"output": weights @ x, "best": weights.argmax(-1)}
+
+
+def test_buffers_dropout_frozen_parameters_whole_numbers_and_a_gradient_of_zero() -> None:
+    torch.manual_seed(0)
+    module = Attention()
+    figures = check_parity(attention, module, ATTENTION, [X], zero_gradients=["key.bias"])
+    assert all(figure.passed for figure in figures)
+    assert module.training
+
+
+def test_a_gradient_that_is_said_to_be_zero_must_be(module: Module) -> None:
+    with pytest.raises(ParityError, match=r"the gradient of up.bias is said to be zero, and is \d"):
+        check_parity(ours, module, WEIGHTS, [X], zero_gradients=["up.bias"])
+    with pytest.raises(ParityError, match="zero_gradients names 'nope'"):
+        check_parity(ours, module, WEIGHTS, [X], zero_gradients=["nope"])
+
+
+def test_arguments_of_another_kind_are_refused(module: Module) -> None:
+    with pytest.raises(TypeError, match="inputs is one array"):
+        check_parity(ours, module, WEIGHTS, X)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"theirs is a function; expected a torch.nn.Module"):
+        check_parity(ours, ours, WEIGHTS, [X])  # type: ignore[arg-type]
+    for gates in ((), "12"):
+        with pytest.raises(ValueError, match="there is no gate"):
+            check_parity(ours, module, WEIGHTS, [X], gates=gates)
+
+
+def test_tensors_of_either_framework_can_be_compared() -> None:
+    tensor = torch.ones(2, 3, requires_grad=True)
+    assert assert_parity("own", {"x": jnp.ones((2, 3), jnp.float32)}, {"x": tensor}).worst == 0
+    narrow = torch.ones(2, dtype=torch.bfloat16)
+    assert assert_parity("own", {"x": jnp.ones(2, jnp.bfloat16)}, {"x": narrow}).worst == 0
+    with pytest.raises(ParityError, match="complex"):
+        assert_parity("own", {"x": np.ones(2, complex)}, {"x": np.ones(2, complex)})

@@ -9,6 +9,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, seed, settings
+from hypothesis.strategies import SearchStrategy
 
 from jax_tformer.config import ComputeConfig, DropoutConfig, StackConfig, TransformerConfig
 from parity_tests.architectures import Case, cases, configs, stacks
@@ -76,6 +77,21 @@ def test_every_field_is_drawn() -> None:
     assert config.keys() == {field.name for field in fields(TransformerConfig)}
     drawn = {field.name for field in fields(DropoutConfig)} | {"remat", "unroll"}
     assert drawn == {field.name for part in (DropoutConfig, ComputeConfig) for field in fields(part)} - fixed
+
+
+@pytest.mark.parametrize("strategy", [stacks(5), configs(5)], ids=["stacks", "configs"])
+def test_no_field_is_always_the_same(strategy: SearchStrategy[dict[str, object]]) -> None:
+    seen: dict[str, set[str]] = {}
+
+    @seed(0)
+    @settings(max_examples=150, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(strategy)
+    def look(drawn: dict[str, object]) -> None:
+        for name, value in drawn.items():
+            seen.setdefault(name, set()).add(repr(value))
+
+    look()
+    assert not [name for name, values in seen.items() if len(values) < 2]
 
 
 def test_a_failing_example_can_be_pasted() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ from jax_tformer.experiment import OptimizerConfig, Schedule, TrainingConfig
 from parity_tests.bridge import Pair, Tensors, known_zeros
 from parity_tests.cases import CONFIGS, PADDINGS, REGIMES, Lengths, batch_for, weights_for
 from parity_tests.measure import Measured, compared, trajectory
-from parity_tests.training_pair import TrainingPair
+from parity_tests.training_pair import TrainingPair, same_path
 from torch_ref import reference
-from torch_ref.dropout import inject
+from torch_ref.dropout import Dropout, inject
 
 Record = Callable[[str, Measured], None]
 
@@ -41,10 +42,12 @@ def test_gate_5_optimizer(name: str, record: Record) -> None:
     training = TrainingConfig(steps=50, batch_size=4, accumulation=2, label_smoothing=0.1)
     pair = TrainingPair(config, weights_for(config, 0.02), OPTIMIZER, training, "float64", optimised=False)
     steps = batches(config, training.steps)
-    ours, masks = pair.follow_jax(steps)
-    theirs = pair.follow_torch(steps, masks)
-    assert (ours.gradient_norms > 0.5).sum() > 10, "the clip must fire"
-    record(name, compared("5 optimizer", ours.tensors(), theirs.tensors()))
+    for std in REGIMES.values():
+        pair.load(weights_for(config, std))
+        ours, masks = pair.follow_jax(steps)
+        theirs = pair.follow_torch(steps, masks)
+        assert (ours.gradient_norms > 0.5).sum() > 10, "the clip must fire"
+        record(name, same_path("5 optimizer", config, ours, theirs))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +66,7 @@ def test_gate_5_other_settings(optimizer: OptimizerConfig, record: Record) -> No
     )
     steps = batches(config, 50)
     ours, masks = pair.follow_jax(steps)
-    record("post-decoder-only", compared("5 optimizer", ours.tensors(), pair.follow_torch(steps, masks).tensors()))
+    record("post-decoder-only", same_path("5 optimizer", config, ours, pair.follow_torch(steps, masks)))
 
 
 def test_gate_5_a_batch_without_labels() -> None:
@@ -76,7 +79,7 @@ def test_gate_5_a_batch_without_labels() -> None:
     )
     ours, masks = pair.follow_jax(steps)
     assert ours.losses[1] == ours.gradient_norms[1] == 0
-    compared("5 optimizer", ours.tensors(), pair.follow_torch(steps, masks).tensors()).require()
+    same_path("5 optimizer", config, ours, pair.follow_torch(steps, masks)).require()
 
 
 @pytest.mark.parametrize("name", TRAINABLE)
@@ -100,7 +103,7 @@ def test_gate_6_trajectory(name: str, record: Record) -> None:
         truth = exact.follow_torch(steps, [])
         if seed == 0:
             ours = exact.follow_jax(steps)[0]
-            record(name, compared("6 trajectory, float64", ours.tensors(), truth.tensors()))
+            record(name, same_path("6 trajectory, float64", config, ours, truth))
         assert truth.losses[-4:].mean() < 0.98 * truth.losses[:4].mean(), "it must have learned something"
         losses.append((single.follow_jax(steps)[0].losses, single.follow_torch(steps, []).losses, truth.losses))
     record(name, trajectory("6 trajectory / allowed", *map(np.stack, zip(*losses, strict=True))))
@@ -111,7 +114,7 @@ def test_gate_7_dropout(name: str, record: Record) -> None:
     """All four rates on; PyTorch drops what JAX dropped: gates 1, 2 and 5 hold as they do without."""
     config = replace(TRAINABLE[name], dropout=DROPOUT)
     models = Pair(config, weights_for(config, 0.02), "float64", optimised=False, dropout_seed=7)
-    for padding, std in zip(PADDINGS, (*REGIMES.values(), 0.02), strict=True):
+    for padding, std in product(PADDINGS, REGIMES.values()):
         models.load(weights_for(config, std))
         batch = batch_for(config, padding)
         ours, theirs = models.run_jax(batch), models.run_torch(batch)
@@ -123,10 +126,10 @@ def test_gate_7_dropout(name: str, record: Record) -> None:
     pair = TrainingPair(config, weights_for(config, 0.02), OPTIMIZER, training, "float64", optimised=False)
     steps = batches(config, training.steps)
     path, masks = pair.follow_jax(steps)
-    record(name, compared("7 dropout", path.tensors(), pair.follow_torch(steps, masks).tensors()))
+    record(name, same_path("7 dropout", config, path, pair.follow_torch(steps, masks)))
 
     kept = {site: np.mean([part[site].mean() for step in masks for part in step]) for site in masks[0][0]}
-    sites = {site for site, module in reference(config).named_modules() if type(module).__name__ == "Dropout"}
+    sites = {site for site, module in reference(config).named_modules() if isinstance(module, Dropout)}
     assert kept.keys() == sites, "every site has a mask"
     for site, fraction in kept.items():
         assert fraction == pytest.approx(1 - rate_at(site), abs=0.02), site
@@ -147,9 +150,7 @@ def rate_at(site: str) -> float:
 def test_masks_that_do_not_fit_are_refused_with_both_lists(change: str) -> None:
     model = reference(replace(TRAINABLE["post-decoder-only"], dropout=DROPOUT))
     masks = {
-        name: torch.ones(1, dtype=torch.bool)
-        for name, module in model.named_modules()
-        if type(module).__name__ == "Dropout"
+        name: torch.ones(1, dtype=torch.bool) for name, module in model.named_modules() if isinstance(module, Dropout)
     }
     name = "decoder.blocks.1.feedforward.dropout"
     masks["surplus"] = masks.pop(name) if change == "unknown" else masks[name]

@@ -14,7 +14,8 @@ from jax_tformer.models.transformer import transformer
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import TrainState, recorded_dropout, train_step
 from jax_tformer.weights.names import from_reference, to_reference
-from parity_tests.bridge import OPTIMISED, Tensors, to_torch
+from parity_tests.bridge import OPTIMISED, Tensors, known_zeros, to_torch
+from parity_tests.measure import Measured, compared
 from torch_ref import reference
 from torch_ref.training import Trainer
 
@@ -33,6 +34,15 @@ class Path(NamedTuple):
         """Everything, by name."""
         path = {"loss of each step": self.losses, "gradient norm of each step": self.gradient_norms}
         return path | self.parameters
+
+
+def same_path(gate: str, config: TransformerConfig, ours: Path, theirs: Path) -> Measured:
+    """Gate 5, 6 or 7: every loss, every gradient norm, every parameter at the end.
+
+    A key bias, whose gradient is zero but for rounding, which AdamW divides by its own size, is measured against all
+    parameters together.
+    """
+    return compared(gate, ours.tensors(), theirs.tensors(), zero=known_zeros(config, theirs.parameters))
 
 
 class TrainingPair:

@@ -18,7 +18,7 @@ train: .venv/core
 	@$(BIN)/python train.py $(ARGS)
 
 test: .venv/test
-	@$(BIN)/python -m pytest -n 2 $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 parity: .venv/test
 	@$(BIN)/python -m parity_tests $(ARGS)

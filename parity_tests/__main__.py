@@ -136,7 +136,9 @@ def run(selection: list[str], jobs: int, results: Results, log: IO[bytes]) -> No
         live = Live(progress, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
         with live if console.is_terminal else contextlib.nullcontext():
             # Named as testpaths, the folder gives way to files that the selection names.
-            status = pytest.main(["-n", str(jobs), "-o", "testpaths=parity_tests", *selection], plugins=[progress])
+            status = pytest.main(
+                ["-n", str(jobs), "--dist", "worksteal", "-o", "testpaths=parity_tests", *selection], plugins=[progress]
+            )
     log.seek(0)
     said = log.read().decode(errors="replace")
     ran = results.outcomes or results.failures or status == pytest.ExitCode.INTERRUPTED

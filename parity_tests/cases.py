@@ -12,8 +12,8 @@ from parity_tests.bridge import Tensors
 
 REGIMES = {"std 0.02": 0.02, "std 0.2": 0.2}
 """Standard deviations of matrices: near initialisation, and large enough for sharp attention."""
-OFF_CENTRE = 10.0
-"""Added to token tables of standard deviation 0.2: rows whose mean is 50 times their spread, which a variance computed
+OFF_CENTRE = 1.0
+"""Added to token tables of standard deviation 0.02: rows whose mean is 50 times their spread, which a variance computed
 as mean(x^2) - mean(x)^2 does not survive in float32."""
 PADDINGS = ("none", "right", "left")
 VOCABULARY = 61

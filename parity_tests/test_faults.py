@@ -196,7 +196,7 @@ def gate_of_quality(
 
 
 def test_a_fault_of_float32(report: Callable[..., None]) -> None:
-    cases = list(inputs("gpt2", 0.2, "right", 3, OFF_CENTRE))
+    cases = list(inputs("gpt2", 0.02, "right", 3, OFF_CENTRE))
     figure, passes = gate_of_quality("3 float32 / allowed", "gpt2", library_faults.ONE_PASS, FLOAT32, cases)
     report(library_faults.ONE_PASS.name, "library", [figure], passes)
 

@@ -12,6 +12,8 @@ from parity_tests.cases import CONFIGS, OFF_CENTRE, PADDINGS, REGIMES, Lengths, 
 from parity_tests.measure import BFLOAT16, FLOAT32, Measured, Sample, compared, quality
 
 Record = Callable[[str, Measured], None]
+DRAWS_FLOAT32, DRAWS_BFLOAT16 = 11, 31
+"""Of weights and batch, for a median; the coarser the type, the more luck there is in one."""
 
 
 def inputs(name: str, std: float, padding: str, count: int, offset: float = 0.0) -> Iterator[tuple[Tensors, Tensors]]:
@@ -54,11 +56,11 @@ def test_gates_1_2_3_and_4(name: str, record: Record) -> None:
             exact.load(weights)
             identity(record, name, exact, batch)
     # Each padding by itself: a median over all would not see what only one of them shows.
-    for (std, offset), padding in product(((0.02, 0.0), (0.2, 0.0), (0.2, OFF_CENTRE)), PADDINGS):
-        samples = [narrow_sample(exact, single, *case) for case in inputs(name, std, padding, 7, offset)]
+    for (std, offset), padding in product(((0.02, 0.0), (0.2, 0.0), (0.02, OFF_CENTRE)), PADDINGS):
+        samples = [narrow_sample(exact, single, *case) for case in inputs(name, std, padding, DRAWS_FLOAT32, offset)]
         record(name, quality("3 float32 / allowed", samples, FLOAT32))
     for std, padding in product(REGIMES.values(), PADDINGS):
-        samples = [narrow_sample(exact, half, *case) for case in inputs(name, std, padding, 7)]
+        samples = [narrow_sample(exact, half, *case) for case in inputs(name, std, padding, DRAWS_BFLOAT16)]
         record(name, quality("4 bfloat16 / allowed", samples, BFLOAT16))
 
 
@@ -75,7 +77,7 @@ def test_source_and_target_lengths_differ() -> None:
 
 
 def test_the_off_centre_regime_is_off_centre() -> None:
-    table = weights_for(CONFIGS["gpt2"], 0.2, offset=OFF_CENTRE)["embedding.tokens.weight"]
+    table = weights_for(CONFIGS["gpt2"], 0.02, offset=OFF_CENTRE)["embedding.tokens.weight"]
     assert (table.mean(1) / table.std(1)).min() > 30
 
 

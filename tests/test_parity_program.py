@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -103,8 +104,9 @@ def test_from_end_to_end(tmp_path: Path) -> None:
     red = run()
     assert red.returncode == 1, red.stderr
     assert "loud" not in red.stdout + red.stderr
-    assert "FAILED test_tiny.py::test_red: ParityError: gate 2 gradients: nan >  1e-12 (head.bias)" in red.stdout
-    assert "FAILED test_tiny.py::test_crash: MemoryError" in red.stdout
+    # How a test outside of the project is called depends on where the project lies.
+    assert re.search(r"FAILED \S*::test_red: ParityError: gate 2 gradients: nan >  1e-12 \(head.bias\)", red.stdout)
+    assert re.search(r"FAILED \S*::test_crash: MemoryError", red.stdout)
     assert red.stdout.splitlines()[-1].startswith(
         "RED: 1 figure above its bar, 2 failed tests (tests: 1 passed, 2 fail"
     )

@@ -350,6 +350,16 @@ def test_gate_6_stops_where_trainings_part() -> None:
     assert not gate6(apart).passed
 
 
+def test_gate_6_does_not_allow_at_the_first_step_what_the_last_one_needs() -> None:
+    truth = np.linspace(4, 1, 90)
+    grown = 1e-7 * 1.12 ** np.arange(90)
+    sides = (truth + 1e-4, truth + grown, truth)
+    seed = SeedRecord(0, *([figures(float(loss)) for loss in losses] for losses in sides))
+    assert seed.judged() > 70
+    assert 3 * grown[seed.judged() - 1] > 1e-4, "the largest distance of all would allow it"
+    assert not gate6(seed).passed
+
+
 def test_parameters_by_layer() -> None:
     bias = "feedforward.up.bias"
     names = ["source_embedding.tokens.weight", f"decoder.blocks.1.{bias}", f"encoder.blocks.0.{bias}"]

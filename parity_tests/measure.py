@@ -166,11 +166,6 @@ def quality(gate: str, samples: Sequence[Sample], allowed: Quality = FLOAT32) ->
     return worst(gate, ratios, 1.0)
 
 
-def assert_quality(gate: str, samples: Sequence[Sample], allowed: Quality = FLOAT32) -> Measured:
-    """`quality`, printed; raises ParityError above 1."""
-    return quality(gate, samples, allowed).require()
-
-
 def worst(gate: str, figures: Mapping[str, float], bar: float) -> Measured:
     """The largest of the figures; NaN is larger than any number."""
     name = max(figures, key=lambda name: float("inf") if np.isnan(figures[name]) else figures[name])

@@ -9,7 +9,7 @@ import pytest
 from jax_tformer.presets import ARCHITECTURES
 from parity_tests.bridge import Pair, Tensors, known_zeros
 from parity_tests.cases import CONFIGS, OFF_CENTRE, PADDINGS, REGIMES, Lengths, batch_for, weights_for
-from parity_tests.measure import BFLOAT16, FLOAT32, Measured, Sample, compared, quality
+from parity_tests.measure import BFLOAT16, FLOAT32, FLOAT64_BAR, Measured, Sample, compared, quality, worst
 
 Record = Callable[[str, Measured], None]
 DRAWS_FLOAT32, DRAWS_BFLOAT16 = 11, 31
@@ -40,6 +40,10 @@ def identity(record: Record, name: str, models: Pair, batch: Tensors) -> None:
     record(name, compared("1 activations", ours.activations, theirs.activations))
     zeros = known_zeros(models.config, theirs.gradients)
     record(name, compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros))
+    # What is zero in exact arithmetic must be so on either side, not merely alike.
+    for side in (ours, theirs) if zeros else ():
+        sizes = {key: float(np.linalg.norm(side.gradients[key])) / scale for key, scale in zeros.items()}
+        record(name, worst("2 gradients", sizes, FLOAT64_BAR))
 
 
 @pytest.mark.parametrize("name", CONFIGS)

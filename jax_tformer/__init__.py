@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jax_tformer.config import ComputeConfig, DropoutConfig, StackConfig, TransformerConfig
-    from jax_tformer.decoding import completer, translator
+    from jax_tformer.decoding import DecodingConfig, generate, score, stream
     from jax_tformer.errors import InputError
     from jax_tformer.models.transformer import Transformer, transformer
     from jax_tformer.presets import ARCHITECTURES, EXPERIMENTS
@@ -28,36 +28,40 @@ _HOMES = {
     "ARCHITECTURES": "presets",
     "EXPERIMENTS": "presets",
     "ComputeConfig": "config",
+    "DecodingConfig": "decoding.settings",
     "DropoutConfig": "config",
     "InputError": "errors",
     "StackConfig": "config",
     "Transformer": "models.transformer",
     "TransformerConfig": "config",
-    "completer": "decoding",
     "from_reference": "weights.names",
+    "generate": "decoding",
     "load_weights": "weights.files",
     "save_weights": "weights.files",
+    "score": "decoding",
+    "stream": "decoding",
     "to_reference": "weights.names",
     "transformer": "models.transformer",
-    "translator": "decoding",
 }
 
 __all__ = [
     "ARCHITECTURES",
     "EXPERIMENTS",
     "ComputeConfig",
+    "DecodingConfig",
     "DropoutConfig",
     "InputError",
     "StackConfig",
     "Transformer",
     "TransformerConfig",
-    "completer",
     "from_reference",
+    "generate",
     "load_weights",
     "save_weights",
+    "score",
+    "stream",
     "to_reference",
     "transformer",
-    "translator",
 ]
 
 

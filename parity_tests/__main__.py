@@ -236,7 +236,7 @@ def unmeasured(results: Results) -> list[str]:
     for name, config in CONFIGS.items():
         gates = always + (trained if config.head != "none" else [])
         if config.decoder is not None and config.head != "none":
-            gates.append("8 decoding")
+            gates += ["8 decoding", "8 decoding, float64"]
         missing += [f"no figure for {name}, gate {gate}" for gate in gates if (name, gate) not in results.cells]
     if not any(gate == "7 dropout" for _, gate in results.cells):
         missing.append("no figure for gate 7 dropout")

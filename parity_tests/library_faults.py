@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jax_tformer import decoding
+from jax_tformer.decoding import beam, strategies
 from jax_tformer.nn import attention, norms, positions
 from jax_tformer.nn.arrays import accumulator
+from jax_tformer.nn.cache import Cache, KeyValue
 from jax_tformer.training import optimizer as our_optimizer
 from jax_tformer.weights import names
 from parity_tests.faults import code_fault
@@ -52,7 +53,39 @@ def coarse_moment(right: Callable[..., Any]) -> Callable[..., Any]:
 
 def coarse_choice(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """Two logits that 8 bits do not tell apart are a tie."""
-    return lambda logits, key, **options: right(logits.astype(jnp.float8_e4m3fn).astype(logits.dtype), key, **options)
+    return lambda logits: right(logits.astype(jnp.float8_e4m3fn).astype(logits.dtype))
+
+
+def padding_seen(right: Callable[..., Any]) -> Callable[..., Any]:
+    def place(self: Cache, new: jax.Array) -> Any:
+        placed, positions, _ = right(self, new)
+        return placed, positions, right(self._replace(tokens=jnp.ones_like(self.tokens)), jnp.ones_like(new))[2]
+
+    return place
+
+
+def padding_counted(right: Callable[..., Any]) -> Callable[..., Any]:
+    def place(self: Cache, new: jax.Array) -> Any:
+        placed, positions, mask = right(self, new)
+        return placed, jnp.broadcast_to(self.filled + jnp.arange(new.shape[1]), positions.shape), mask
+
+    return place
+
+
+def slot_before(right: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, new, slot: right(self, new, jnp.maximum(slot - 1, 0))
+
+
+def unmasked_source(right: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, x, cached, mask: right(self, x, cached, None)
+
+
+def never_reordered(right: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, chosen: self if len(chosen) == len(self.tokens) else right(self, chosen)
+
+
+def one_token_more(right: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda decoding, length, dtype: right(decoding, length + 1, dtype)
 
 
 def through_float16(right: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
@@ -75,7 +108,15 @@ LIBRARY_TRAINING = (
 """Gate 5."""
 COARSE_MOMENT = code_fault("Adam's first moment kept in bfloat16", our_optimizer.optax, "adamw", coarse_moment)
 """Gate 6."""
-COARSE_CHOICE = code_fault("greedy choice among logits kept in 8 bits", decoding, "pick", coarse_choice)
+DECODING = (
+    code_fault("greedy choice among logits kept in 8 bits", strategies, "best", coarse_choice),
+    code_fault("cache: padding attended to", Cache, "place", padding_seen),
+    code_fault("cache: positions count padding", Cache, "place", padding_counted),
+    code_fault("cache: written one slot too early", KeyValue, "write", slot_before),
+    code_fault("cache: padding of the source attended to", attention.Attention, "recall", unmasked_source),
+    code_fault("beams: cache not reordered", Cache, "rows", never_reordered),
+    code_fault("beams: length penalty of one token more", beam, "_penalty", one_token_more),
+)
 """Gate 8."""
 THROUGH_FLOAT16 = code_fault("weights converted by way of float16", names.einops, "rearrange", through_float16)
 """Gate 9."""

@@ -1,136 +1,217 @@
-"""Gate 8: greedy tokens are those of the reference and of Hugging Face's `generate`, wherever the choice is clear."""
+"""Gate 8: decoding with a cache is the full forward pass, and its tokens are Hugging Face's `generate`'s.
 
-from collections.abc import Callable
+`generate` drives its own GPT-2 and, for every preset, the reference.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
+from transformers import PreTrainedModel
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.decoding import completer, translator
-from jax_tformer.models.transformer import transformer
+from jax_tformer.decoding import DecodingConfig, Generated, generate
+from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.nn.arrays import Params
 from jax_tformer.weights.huggingface import from_huggingface
 from jax_tformer.weights.names import from_reference
-from parity_tests.bridge import Tensors, to_torch
-from parity_tests.cases import CONFIGS, batch_for, weights_for
+from parity_tests.bridge import Tensors
+from parity_tests.cases import CONFIGS, PADDINGS, Lengths, batch_for, weights_for
+from parity_tests.generation import Hypothesis, drivable, greedy_margins, huggingface_generate
 from parity_tests.huggingface import Oracle
-from parity_tests.measure import Measured, worst
-from torch_ref import reference
+from parity_tests.measure import Measured, compared, worst
 
 Record = Callable[[str, Measured], None]
 
 CLEAR = 1e-6
 """Of two best logits nearer than this, rounding may choose."""
 NEW = 24
-DECODERS = [name for name, config in CONFIGS.items() if config.encoder is None and config.head != "none"]
-TRANSLATORS = [name for name, config in CONFIGS.items() if config.encoder is not None and config.decoder is not None]
+START, END = 1, 2
+TOKENS, CACHED = "8 decoding", "8 decoding, float64"
+DECODERS = [name for name, config in CONFIGS.items() if config.decoder is not None and config.head != "none"]
+BEAMS: list[dict[str, Any]] = [
+    {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.6},
+    {"num_beams": 3, "num_return_sequences": 2, "length_penalty": 1.0, "early_stopping": True},
+    {"num_beams": 2, "num_return_sequences": 1, "length_penalty": -0.5, "repetition_penalty": 1.3},
+]
 
 
-def differing(ours: np.ndarray, theirs: np.ndarray, margins: np.ndarray) -> Measured:
-    """How many tokens `[B, N]` differ before the first unclear choice of their row (`margins`: best less second)."""
-    clear = np.logical_and.accumulate(margins > CLEAR, axis=1)
-    assert clear.mean() > 0.5, "the choices must be clear, or nothing is compared"
-    return worst("8 decoding", {"greedy tokens": float(((ours != theirs) & clear).sum())}, 0.0)
+def model_of(config: TransformerConfig, weights: Tensors) -> tuple[Transformer, Params]:
+    net = transformer(config.with_dtype("float64"))
+    return net, jax.device_put(from_reference(weights, net.shapes))
 
 
-def margins_of(logits: torch.Tensor) -> torch.Tensor:
-    """The best of each row's logits `[B, V]` less the second."""
-    best = logits.topk(2, dim=-1).values
-    return best[:, 0] - best[:, 1]
+def uneven_prompts(config: TransformerConfig, rows: int = 4, seed: int = 5) -> list[list[int]]:
+    """Of 1 to 12 tokens, or to half of the learned positions."""
+    rng, longest = np.random.default_rng(seed), min(12, (config.output_stack.max_positions or 99) // 2)
+    lengths = [longest, *rng.integers(1, longest, rows - 1)]
+    return [rng.integers(3, config.vocab_size, length).tolist() for length in lengths]
 
 
-def greedy(
-    next_logits: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor, new: int
-) -> tuple[np.ndarray, ...]:
-    """(new tokens, margins), `[B, new]` each, choosing the best of `next_logits(tokens so far)` again and again."""
-    start, margins = tokens.shape[1], []
-    for _ in range(new):
-        with torch.no_grad():
-            logits = next_logits(tokens)[:, -1]
-        margins.append(margins_of(logits))
-        tokens = torch.cat([tokens, logits.argmax(-1, keepdim=True)], dim=1)
-    return tokens[:, start:].numpy(), torch.stack(margins, dim=1).numpy()
+def room(config: TransformerConfig) -> int:
+    """New tokens after such prompts."""
+    return min(NEW, (config.output_stack.max_positions or 99) // 2)
 
 
-def ours_of(config: TransformerConfig, weights: Tensors) -> tuple[TransformerConfig, Params]:
-    config = config.with_dtype("float64")
-    return config, jax.device_put(from_reference(weights, transformer(config).shapes))
+def differing(ours: Generated, theirs: list[list[Hypothesis]], margins: Sequence[np.ndarray]) -> Measured:
+    """How many greedy tokens differ before the first unclear choice of their row (`margins`: best less second)."""
+    wrong = clear = 0
+    for prompt, ([hypothesis], margin) in enumerate(zip(theirs, margins, strict=True)):
+        certain = int(np.logical_and.accumulate(margin > CLEAR).sum())
+        [row] = ours.rows(prompt)
+        wrong += sum(a != b for a, b in zip(row[:certain], hypothesis.tokens[:certain], strict=True))
+        clear += certain
+    assert clear > sum(map(len, margins)) / 2, "the choices must be clear, or nothing is compared"
+    return worst(TOKENS, {"greedy tokens": float(wrong)}, 0.0)
 
 
-def complete(config: TransformerConfig, params: Params, prompt: np.ndarray, new: int) -> np.ndarray:
-    run = completer(transformer(config), context=prompt.shape[1] + new, new_tokens=new, temperature=0.0, top_k=None)
-    return np.asarray(run(params, jnp.asarray(prompt), jax.random.key(0)))
+def compared_beams(ours: Generated, theirs: list[list[Hypothesis]]) -> tuple[Measured, Measured]:
+    """Tokens that differ in any of the returned beams, and the error of their scores."""
+    tokens = [row for prompt in range(len(theirs)) for row in ours.rows(prompt)]
+    expected = [list(hypothesis.tokens) for hypotheses in theirs for hypothesis in hypotheses]
+    wrong = sum(
+        abs(len(a) - len(b)) + sum(x != y for x, y in zip(a, b, strict=False))
+        for a, b in zip(tokens, expected, strict=True)
+    )
+    scores = np.array([[hypothesis.score for hypothesis in hypotheses] for hypotheses in theirs], np.float64)
+    return (
+        worst(TOKENS, {"tokens of beams": float(wrong)}, 0.0),
+        compared(CACHED, {"scores of beams": ours.scores}, {"scores of beams": scores}),
+    )
 
 
-def reference_completions(
-    config: TransformerConfig, weights: Tensors, prompt: np.ndarray, new: int
-) -> tuple[np.ndarray, ...]:
-    """(new tokens, margins) of the reference."""
-    model = reference(config).eval()
-    model.load_state_dict({key: to_torch(array) for key, array in weights.items()})
-    return greedy(lambda tokens: model(tokens).logits, torch.from_numpy(prompt).long(), new)
+def stepwise(net: Transformer, params: Params, batch: Tensors, first: int, *, full: bool = True) -> tuple[Any, Any]:
+    """Logits of all positions: `first` of them at once and then one by one from a cache, and by the forward pass.
+
+    Without `full`, of the last 8 positions of the forward pass and of the cache only.
+    """
+    translates = net.config.encoder is not None
+    arrays = {name: jnp.asarray(array) for name, array in batch.items()}
+    tokens = arrays["target" if translates else "tokens"]
+    length = tokens.shape[1]
+    mask = arrays.get("target_mask" if translates else "mask", jnp.ones(tokens.shape, bool))
+
+    @jax.jit
+    def whole(params: Params) -> jax.Array:
+        if translates:
+            options = {"source_mask": arrays.get("source_mask"), "target_mask": mask}
+            return net.apply(params, arrays["source"], tokens, **options)
+        return net.apply(params, tokens, mask=mask)
+
+    @jax.jit
+    def begin(params: Params) -> Any:
+        if translates:
+            return net.new_cache(params, arrays["source"], length, source_mask=arrays.get("source_mask"))
+        return net.new_cache(params, len(tokens), length)
+
+    extend = jax.jit(lambda params, tokens, cache, mask: net.extend(params, tokens, cache, mask=mask))
+    apart, cache, parts = net.unstacked(params), begin(params), []
+    for place in [slice(0, first), *(slice(t, t + 1) for t in range(first, length))]:
+        logits, cache = extend(apart, tokens[:, place], cache, mask[:, place])
+        parts.append(logits)
+    shown = slice(None) if full else slice(-8, None)
+    return jnp.concatenate(parts, axis=1)[:, shown], whole(params)[:, shown]
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_cache_gives_the_logits_of_the_full_forward_pass(name: str, padding: str, record: Record) -> None:
+    net, params = model_of(CONFIGS[name], weights_for(CONFIGS[name], 0.2))
+    ours, full = stepwise(net, params, batch_for(CONFIGS[name], padding), first=3)
+    record(name, compared(CACHED, {"logits": ours}, {"logits": full}))
+
+
+@pytest.mark.parametrize("name", ["switches-decoder-only", "switches-encoder-decoder"])
+def test_far_from_the_start(name: str, record: Record) -> None:
+    """Rotation and sinusoids at positions beyond 500, most of them read at once."""
+    net, params = model_of(CONFIGS[name], weights_for(CONFIGS[name], 0.2))
+    batch = batch_for(CONFIGS[name], "left", lengths=Lengths(batch=2, source=520, target=520))
+    ours, full = stepwise(net, params, batch, first=512, full=False)
+    record(f"{name}, 520 positions", compared(CACHED, {"logits": ours}, {"logits": full}))
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_completions(name: str, record: Record) -> None:
-    weights = weights_for(CONFIGS[name], 0.2)
-    config, params = ours_of(CONFIGS[name], weights)
-    new = min(NEW, (config.output_stack.max_positions or 99) - 3)
-    prompt = batch_for(config, "none")["tokens"][:, :3]
-    theirs, margins = reference_completions(config, weights, prompt, new)
-    record(name, differing(complete(config, params, prompt, new), theirs, margins))
-
-
-@pytest.mark.parametrize("padding", ["right", "left"])
-@pytest.mark.parametrize("name", TRANSLATORS)
-def test_translations(name: str, padding: str, record: Record) -> None:
-    weights = weights_for(CONFIGS[name], 0.2)
-    config, params = ours_of(CONFIGS[name], weights)
-    batch = batch_for(config, padding)
-    source, mask = batch["source"], batch["source_mask"]
-    model = reference(config).eval()
-    model.load_state_dict({key: to_torch(array) for key, array in weights.items()})
-    start = torch.full((len(source), 1), 1)
-
-    def next_logits(target: torch.Tensor) -> torch.Tensor:
-        return model(torch.from_numpy(source), target, torch.from_numpy(mask)).logits
-
-    theirs, margins = greedy(next_logits, start, NEW)
+def test_tokens_of_the_reference(name: str, record: Record) -> None:
+    """Greedy and beams, from prompts (or sources) of uneven lengths, with an end token that comes."""
+    config, weights = CONFIGS[name], weights_for(CONFIGS[name], 0.2)
+    net, params = model_of(config, weights)
+    model, prompts = drivable(config, weights), uneven_prompts(config)
+    options = {"start_id": START} if config.encoder is not None else {}
     # An end token that never comes, and one that does.
-    for end in (-1, int(theirs[0, 3])):
-        run = translator(transformer(config), length=NEW, start_id=1, end_id=end)
-        ours = np.asarray(run(params, jnp.asarray(source), jnp.asarray(mask), jax.random.key(0)))
-        ended = np.logical_or.accumulate(theirs == end, axis=1)
-        record(name, differing(ours, np.where(ended, end, theirs), margins))
+    new = room(config)
+    free = huggingface_generate(model, prompts, end_id=None, max_new_tokens=new, **options)
+    for end_id in (None, free[0][0].tokens[new // 2]):
+        theirs = huggingface_generate(model, prompts, end_id=end_id, max_new_tokens=new, **options)
+        margins = greedy_margins(model, prompts, end_id=end_id, max_new_tokens=new, **options)
+        ours = generate(net, params, prompts, DecodingConfig(new), end_id=end_id, **options)
+        record(name, differing(ours, theirs, margins))
+    for figure in beams_of(net, params, model, prompts, BEAMS[0], end_id=end_id, **options):
+        record(name, figure)
 
 
-def test_hugging_face_generates_the_same(record: Record) -> None:
-    oracle = Oracle("gpt2")
-    raw = oracle.random_weights(0.2, 0)
-    oracle.load(raw)
-    config, params = ours_of(*from_huggingface(oracle.json, raw))
-    prompt = batch_for(config, "none")["tokens"][:, :5]
-    answer = oracle.model.generate(
-        torch.from_numpy(prompt).long(),
-        attention_mask=torch.ones(prompt.shape, dtype=torch.long),
-        max_new_tokens=NEW,
-        do_sample=False,
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
-    margins = torch.stack([margins_of(logits) for logits in answer.logits], dim=1).numpy()
-    theirs = answer.sequences[:, prompt.shape[1] :].numpy()
-    record("huggingface gpt2", differing(complete(config, params, prompt, NEW), theirs, margins))
+def beams_of(
+    net: Transformer,
+    params: Params,
+    model: PreTrainedModel,
+    prompts: list[list[int]],
+    settings: dict[str, Any],
+    *,
+    end_id: int | None,
+    **options: Any,
+) -> tuple[Measured, Measured]:
+    new = room(net.config)
+    theirs = huggingface_generate(model, prompts, end_id=end_id, max_new_tokens=new, **settings, **options)
+    decoding = DecodingConfig(new, length_penalty_form="power", **settings)
+    start_id = options.get("start_id")
+    return compared_beams(generate(net, params, prompts, decoding, end_id=end_id, start_id=start_id), theirs)
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> tuple[Transformer, Params, PreTrainedModel]:
+    with jax.enable_x64(True):
+        oracle = Oracle("gpt2")
+        raw = oracle.random_weights(0.2, 0)
+        oracle.load(raw)
+        config, weights = from_huggingface(oracle.json, raw)
+        return *model_of(config, weights), oracle.model
+
+
+def test_greedy_tokens_of_hugging_face(gpt2: tuple[Transformer, Params, PreTrainedModel], record: Record) -> None:
+    net, params, model = gpt2
+    prompts = uneven_prompts(net.config, rows=8)
+    for penalty in (1.0, 1.5):
+        settings = {"max_new_tokens": NEW, "repetition_penalty": penalty, "use_cache": True}
+        theirs = huggingface_generate(model, prompts, end_id=END, **settings)
+        margins = greedy_margins(model, prompts, end_id=END, **settings)
+        ours = generate(net, params, prompts, DecodingConfig(NEW, repetition_penalty=penalty), end_id=END)
+        record("huggingface gpt2", differing(ours, theirs, margins))
+
+
+@pytest.mark.parametrize("settings", BEAMS, ids=lambda settings: f"{settings['num_beams']} beams")
+def test_beams_of_hugging_face(
+    settings: dict[str, Any], gpt2: tuple[Transformer, Params, PreTrainedModel], record: Record
+) -> None:
+    net, params, model = gpt2
+    prompts = uneven_prompts(net.config, rows=6, seed=7)
+    for end_id in (END, 40, None):
+        for figure in beams_of(net, params, model, prompts, settings, end_id=end_id, use_cache=True):
+            record("huggingface gpt2", figure)
 
 
 def test_the_gate_sees_one_wrong_token() -> None:
-    tokens, margins = np.arange(12).reshape(2, 6), np.ones((2, 6))
+    tokens = np.arange(12, dtype=np.int32).reshape(2, 1, 6)
+    right = [[Hypothesis(tuple(row), -1.0)] for [row] in tokens.tolist()]
+    margins = [np.ones(6), np.ones(6)]
     wrong = tokens.copy()
-    wrong[1, 4] += 1
-    assert differing(wrong, tokens, margins).worst == 1
-    assert not differing(wrong, tokens, margins).passed
-    margins[1, 3] = 1e-7
-    assert differing(wrong, tokens, margins).passed
+    wrong[1, 0, 4] += 1
+    ours = Generated(wrong, np.full((2, 1), 6, np.int32), np.full((2, 1), -1.0))
+    assert differing(ours, right, margins).worst == 1
+    assert not differing(ours, right, margins).passed
+    assert [figure.passed for figure in compared_beams(ours, right)] == [False, True]
+    assert compared_beams(ours._replace(tokens=tokens), right)[0].passed
+    assert not compared_beams(ours._replace(tokens=tokens, scores=ours.scores * (1 + 1e-11)), right)[1].passed
+    margins[1][3] = 1e-7
+    assert differing(ours, right, margins).passed

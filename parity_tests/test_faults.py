@@ -1,12 +1,14 @@
 """A gate that cannot fail is a defect: every planted fault turns one red, with room to spare."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.decoding import DecodingConfig, generate
 from jax_tformer.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.models.transformer import transformer
 from jax_tformer.weights.names import from_reference, to_reference
@@ -14,8 +16,9 @@ from parity_tests import faults, library_faults
 from parity_tests.bridge import Pair, Result, Tensors, known_zeros
 from parity_tests.cases import CONFIGS, OFF_CENTRE, VOCABULARY, Lengths, batch_for, weights_for
 from parity_tests.faults import Fault, changed_weight, faulty
+from parity_tests.generation import drivable, greedy_margins, huggingface_generate
 from parity_tests.measure import BFLOAT16, FLOAT32, Measured, ParityError, Quality, compared, quality, trajectory, worst
-from parity_tests.test_decoding import NEW, complete, differing, ours_of, reference_completions
+from parity_tests.test_decoding import CACHED, START, compared_beams, differing, model_of, stepwise, uneven_prompts
 from parity_tests.test_models import inputs, narrow_sample
 from parity_tests.test_training import batches
 from parity_tests.test_weights import bytes_lost, noise
@@ -235,15 +238,40 @@ def test_a_fault_of_trajectories(report: Callable[..., None]) -> None:
     report(library_faults.COARSE_MOMENT.name, "library", [gate(wrong)], losses_let_pass(wrong, right))
 
 
-def test_a_fault_of_decoding(report: Callable[..., None]) -> None:
-    name = "gpt2"
-    weights = weights_for(CONFIGS[name], 0.2)
-    config, params = ours_of(CONFIGS[name], weights)
-    prompt = batch_for(config, "none", lengths=Lengths(batch=8))["tokens"][:, :3]
-    theirs, margins = reference_completions(config, weights, prompt, NEW)
-    with library_faults.COARSE_CHOICE.plant():
-        measured = differing(complete(config, params, prompt, NEW), theirs, margins)
-    report(library_faults.COARSE_CHOICE.name, "library", [measured], NOT_ASKED)
+@pytest.fixture(scope="module")
+def decoding_gates() -> Callable[[], Iterator[Measured]]:
+    """What gate 8 measures of one model, figure by figure; green."""
+    config, weights = CONFIGS["vaswani-base"], weights_for(CONFIGS["vaswani-base"], 0.2)
+    batch, prompts, model = batch_for(config, "left"), uneven_prompts(config), drivable(config, weights)
+    settings = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.6}
+    free = huggingface_generate(model, prompts, end_id=None, start_id=START, max_new_tokens=8)
+    ends = {"end_id": free[0][0].tokens[3], "start_id": START}
+    greedy = huggingface_generate(model, prompts, max_new_tokens=8, **ends)
+    margins = greedy_margins(model, prompts, max_new_tokens=8, **ends)
+    beams = huggingface_generate(model, prompts, max_new_tokens=8, **ends, **settings)
+    decoding = DecodingConfig(8, length_penalty_form="power", **settings)
+
+    def gates() -> Iterator[Measured]:
+        # A new model is compiled anew, with whatever fault is planted then.
+        net, params = model_of(config, weights)
+        ours, full = stepwise(net, params, batch, first=3)
+        yield compared(CACHED, {"logits": ours}, {"logits": full})
+        yield differing(generate(net, params, prompts, DecodingConfig(8), **ends), greedy, margins)
+        yield from compared_beams(generate(net, params, prompts, decoding, **ends), beams)
+
+    with jax.enable_x64(True):
+        assert all(figure.passed for figure in gates())
+    return gates
+
+
+@pytest.mark.parametrize("fault", library_faults.DECODING, ids=lambda fault: fault.name)
+def test_a_fault_of_decoding(
+    fault: Fault, decoding_gates: Callable[[], Iterator[Measured]], report: Callable[..., None]
+) -> None:
+    with fault.plant():
+        red = next((figure for figure in decoding_gates() if not figure.passed), None)
+    assert red is not None, f"no gate sees {fault.name!r}"
+    report(fault.name, "library", [red], NOT_ASKED)
 
 
 def test_a_fault_of_weights(report: Callable[..., None]) -> None:

@@ -1,4 +1,8 @@
-"""Decoding: the loop does what a plain Python loop over full forward passes does."""
+"""Decoding: what `generate` does is what plain Python loops over full forward passes do."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -6,78 +10,211 @@ import numpy as np
 import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.decoding import completer, pick, translator
-from jax_tformer.models.transformer import transformer
+from jax_tformer.decoding import DecodingConfig, generate, score, stream
+from jax_tformer.decoding.loop import advance, start
+from jax_tformer.errors import InputError
+from jax_tformer.models.transformer import Transformer, transformer
+from jax_tformer.nn.arrays import Params
 
 STACK = StackConfig(num_layers=2, num_heads=2, feedforward_width=32, norm_placement="pre", final_norm=True)
 GPT = TransformerConfig(vocab_size=17, d_model=16, decoder=STACK, initializer_std=0.5)
 SEQ2SEQ = TransformerConfig(vocab_size=17, d_model=16, encoder=STACK, decoder=STACK, initializer_std=0.5)
 START, END = 1, 2
+PROMPTS = [[3, 4, 5], [9], [9, 2, 11, 12, 3], [3, 4, 5]]
+Model = tuple[Transformer, Params]
 
 
-def test_greedy_completion_equals_a_plain_loop_also_beyond_the_context() -> None:
+@pytest.fixture(scope="module")
+def gpt() -> Model:
     net = transformer(GPT)
-    params = net.init(jax.random.key(0))
-    context, new = 6, 9
-    prompt = np.array([[3, 4, 5], [9, 2, 11]], np.int32)
-    complete = completer(net, context=context, new_tokens=new, temperature=0.0, top_k=None)
-    ours = np.asarray(complete(params, jnp.asarray(prompt), jax.random.key(0)))
-
-    apply = jax.jit(net.apply)
-    for row, tokens in enumerate(prompt):
-        sequence = list(tokens)
-        for _ in range(new):
-            window = np.zeros((1, context), np.int32)
-            seen = sequence[-context:]
-            window[0, : len(seen)] = seen
-            sequence.append(int(np.asarray(apply(params, window))[0, len(seen) - 1].argmax()))
-        assert ours[row].tolist() == sequence[len(tokens) :]
-    assert len(set(ours.ravel().tolist())) > 1, "a model that says one token only would prove nothing"
+    return net, net.init(jax.random.key(0))
 
 
-def test_translation_equals_a_plain_loop_and_stops_at_the_end_token() -> None:
+@pytest.fixture(scope="module")
+def seq2seq() -> Model:
     net = transformer(SEQ2SEQ)
-    params = net.init(jax.random.key(3))
-    length = 8
-    source = np.array([[5, 6, 7, 8], [9, 10, 0, 0], [3, 3, 4, 0]], np.int32)
-    mask = source > 0
-    translate = translator(net, length=length, start_id=START, end_id=END)
-    ours = np.asarray(translate(params, jnp.asarray(source), jnp.asarray(mask), jax.random.key(0)))
-    apply = jax.jit(lambda params, source, target, mask: net.apply(params, source, target, source_mask=mask))
-    ended = 0
-    for row in range(len(source)):
+    return net, net.init(jax.random.key(3))
+
+
+def next_logits(model: Model, sequence: Sequence[int], source: Sequence[int] | None = None) -> np.ndarray:
+    """After all of the sequence, by a forward pass of it alone."""
+    net, params = model
+    # Padding after the last token changes nothing: the mask is causal.
+    window = np.zeros((1, 32), np.int32)
+    window[0, : len(sequence)] = sequence
+    inputs = (window,) if source is None else (np.array([source], np.int32), window)
+    return np.asarray(compiled(net)(params, *inputs))[0, len(sequence) - 1]
+
+
+@cache
+def compiled(net: Transformer) -> Callable[..., jax.Array]:
+    return jax.jit(net.apply)
+
+
+def test_greedy_also_beyond_the_context(gpt: Model) -> None:
+    net, params = gpt
+    context, new = 8, 21
+    ours = generate(net, params, PROMPTS, DecodingConfig(new), context=context)
+    slots = context
+    for row, prompt in enumerate(PROMPTS):
+        sequence, kept, used = list(prompt), list(prompt), max(map(len, PROMPTS))
+        for _ in range(new):
+            token = int(next_logits(gpt, kept).argmax())
+            sequence, kept = [*sequence, token], [*kept, token]
+            # When the slots are full, the newer half of what was read stays, and the token that was chosen last.
+            if used == slots:
+                kept, used = sequence[-1 - slots // 2 :], slots // 2
+            used += 1
+        assert ours.rows(row) == [sequence[len(prompt) :]]
+    assert len(np.unique(ours.tokens)) > 3, "a model that says one token only would prove nothing"
+
+
+def test_rows_end_where_the_end_token_comes(seq2seq: Model) -> None:
+    net, params = seq2seq
+    sources, length = [[3, 4, 5, 6], [7, 8], [9, 10, 11], [12], [13, 14, 15, 16, 3]], 20
+    free = generate(net, params, sources, DecodingConfig(length), start_id=START)
+    end = free.rows(0)[0][4]
+    found = generate(net, params, sources, DecodingConfig(length), start_id=START, end_id=end)
+    expected = []
+    for source in sources:
         target = [START]
-        while len(target) <= length:
-            # Padding after the last token changes nothing: the mask is causal.
-            padded = np.full((1, length), END, np.int32)
-            padded[0, : len(target)] = target
-            logits = apply(params, source[row : row + 1], padded, mask[row : row + 1])
-            target.append(int(np.asarray(logits)[0, len(target) - 1].argmax()))
-            if target[-1] == END:
-                ended += 1
-                break
-        expected = target[1:] + [END] * (length + 1 - len(target))
-        assert ours[row].tolist() == expected
+        while len(target) <= length and (len(target) == 1 or target[-1] != end):
+            target.append(int(next_logits(seq2seq, target, source).argmax()))
+        expected.append(target[1:])
+    assert [row for number in range(len(sources)) for row in found.rows(number)] == expected
+    assert len({len(row) for row in expected}) > 1, "rows should end at different places"
+    # Behind the end stands the end token, and nothing is longer than the longest row.
+    for row, tokens in zip(expected, found.tokens[:, 0], strict=True):
+        assert (tokens[len(row) :] == end).all()
+    assert found.tokens.shape[2] == max(map(len, expected))
 
 
-@pytest.mark.parametrize(("temperature", "top_k"), [(1.0, None), (0.5, None), (1.0, 2)])
-def test_draws_follow_the_softmax(temperature: float, top_k: int | None) -> None:
-    logits = np.log(np.array([0.5, 0.25, 0.15, 0.1]))
-    draws = 40_000
-    keys = jax.random.split(jax.random.key(1), draws)
-    one = jax.vmap(lambda key: pick(jnp.asarray(logits)[None], key, temperature=temperature, top_k=top_k)[0])
-    counts = np.bincount(np.asarray(jax.jit(one)(keys)), minlength=4)
-    weights = np.exp(logits / temperature)
-    weights[4 if top_k is None else top_k :] = 0
-    expected = weights / weights.sum() * draws
-    drawn = expected > 0
-    assert counts[~drawn].sum() == 0
-    chi_square = ((counts - expected)[drawn] ** 2 / expected[drawn]).sum()
-    # The 0.999 quantile of chi-square with 3 degrees of freedom is 16.3; with 1, 10.8.
-    assert chi_square < 16.3
+def test_the_loop_stops_when_all_rows_have_ended(gpt: Model) -> None:
+    net, params = gpt
+    decoding = DecodingConfig(30)
+    prompt, mask = jnp.array([[3, 4, 5]], jnp.int32), jnp.ones((1, 3), bool)
+    end = generate(net, params, [[3, 4, 5]], decoding).rows(0)[0][4]
+    first = generate(net, params, [[3, 4, 5]], decoding).rows(0)[0].index(end)
+    state = start(net, decoding, params, prompt, mask, None, jax.random.key(0), jnp.int32(end), 33)
+    state, _ = advance(net, decoding, params, state, jnp.int32(end), jnp.int32(29), 29)
+    assert int(state.made) == first + 1 < 30
 
 
-def test_temperature_zero_is_greedy_whatever_the_key() -> None:
-    logits = jnp.array([[0.1, 3.0, 0.2], [2.0, 1.9, 0.0]])
-    for seed in range(5):
-        assert pick(logits, jax.random.key(seed), temperature=0.0, top_k=None).tolist() == [1, 0]
+def test_stream_says_what_generate_says(gpt: Model) -> None:
+    net, params = gpt
+    for decoding in (DecodingConfig(12), DecodingConfig(12, temperature=1.0, num_return_sequences=2)):
+        for context in (None, 8):
+            pieces = list(stream(net, params, PROMPTS, decoding, context=context, seed=3))
+            whole = generate(net, params, PROMPTS, decoding, context=context, seed=3)
+            assert (np.stack(pieces, axis=2) == whole.tokens).all()
+
+
+@pytest.mark.parametrize("form", ["stacked", "unstacked"])
+def test_a_row_depends_on_seed_and_prompt_only(gpt: Model, form: str) -> None:
+    net, params = gpt
+    params = net.unstacked(params) if form == "unstacked" else params
+    decoding = DecodingConfig(10, temperature=1.0, top_p=0.95, repetition_penalty=1.1, num_return_sequences=3)
+    together = generate(net, params, PROMPTS, decoding, seed=5)
+    again = generate(net, params, PROMPTS, decoding, seed=5)
+    assert (together.tokens == again.tokens).all()
+    for number, prompt in enumerate(PROMPTS):
+        alone = generate(net, params, [prompt], decoding, seed=5)
+        assert alone.rows(0) == together.rows(number)
+    assert together.rows(0) == together.rows(3), "equal prompts have equal samples"
+    assert len({tuple(row) for row in together.rows(0)}) == 3, "samples of one prompt differ"
+    assert (generate(net, params, PROMPTS, decoding, seed=6).tokens != together.tokens).any()
+
+
+def test_beams_find_the_most_probable_sequence() -> None:
+    """With as many beams as there are beginnings, a beam search is exhaustive."""
+    small = TransformerConfig(vocab_size=5, d_model=8, decoder=STACK, initializer_std=0.8)
+    net = transformer(small)
+    model = net, net.init(jax.random.key(0))
+    prompt, length, alpha = [1, 3], 3, 0.6
+
+    def log_probability(tokens: tuple[int, ...]) -> float:
+        total = 0.0
+        for place, token in enumerate(tokens):
+            logits = next_logits(model, [*prompt, *tokens[:place]]).astype(np.float64)
+            total += logits[token] - np.log(np.exp(logits).sum())
+        return total
+
+    ended = {tokens[: tokens.index(END) + 1] if END in tokens else tokens for tokens in product(range(5), repeat=3)}
+    scores = {tokens: log_probability(tokens) / ((5 + len(tokens)) / 6) ** alpha for tokens in ended}
+    best = sorted(scores, key=scores.__getitem__, reverse=True)[:4]
+    decoding = DecodingConfig(length, num_beams=25, num_return_sequences=4, length_penalty=alpha)
+    found = generate(*model, [prompt], decoding, end_id=END)
+    assert [tuple(row) for row in found.rows(0)] == best
+    assert found.scores is not None
+    np.testing.assert_allclose(found.scores[0], [scores[tokens] for tokens in best], rtol=1e-5)
+    assert any(len(tokens) < length for tokens in best), "a sequence that ends early should be among the best"
+
+
+def test_score_is_the_log_probability(gpt: Model, seq2seq: Model) -> None:
+    texts = [[3, 4, 5, 6, 7], [9, 2]]
+    for start_id in (None, START):
+        found = score(*gpt, texts, start_id=start_id)
+        for text, log_probs, perplexity in zip(texts, *found, strict=True):
+            sequence = [START, *text] if start_id else text
+            expected = [_log_softmax(next_logits(gpt, sequence[:t]))[sequence[t]] for t in range(1, len(sequence))]
+            np.testing.assert_allclose(log_probs, expected, atol=1e-5)
+            assert perplexity == pytest.approx(np.exp(-np.mean(expected)), rel=1e-5)
+    sources = [[3, 4], [5, 6, 7]]
+    found = score(*seq2seq, texts, sources=sources, start_id=START)
+    for source, text, log_probs in zip(sources, texts, found.log_probs, strict=True):
+        target = [START, *text]
+        expected = [_log_softmax(next_logits(seq2seq, target[:t], source))[target[t]] for t in range(1, len(target))]
+        np.testing.assert_allclose(log_probs, expected, atol=1e-5)
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    return logits - np.log(np.exp(logits.astype(np.float64)).sum())
+
+
+def test_ten_thousand_tokens_are_compiled_once_and_leave_nothing_behind(gpt: Model) -> None:
+    net, params = gpt
+    params, decoding = net.unstacked(params), DecodingConfig(10_000, temperature=1.0)
+    compiled, arrays, tokens = [], [], 0
+    for tokens, _ in enumerate(stream(net, params, [[3, 4, 5]], decoding, context=64), 1):
+        if tokens % 1000 == 0:
+            compiled.append(advance._cache_size())
+            arrays.append(sum(array.nbytes for array in jax.live_arrays()))
+    assert tokens == 10_000
+    assert len(set(compiled)) == 1
+    assert len(set(arrays)) == 1
+
+
+def test_bad_input(gpt: Model, seq2seq: Model) -> None:
+    learned = TransformerConfig(
+        vocab_size=17,
+        d_model=16,
+        decoder=StackConfig(num_layers=1, num_heads=2, feedforward_width=8, positions="learned", max_positions=8),
+    )
+    net = transformer(learned)
+    limited, eight = (net, net.init(jax.random.key(0))), DecodingConfig(8)
+    bert = transformer(TransformerConfig(vocab_size=17, d_model=16, encoder=STACK))
+    for model, prompts, options, message in [
+        (gpt, [], {}, "there are no prompts"),
+        (gpt, [[3], []], {}, "prompt 2 of 2 has no tokens"),
+        (gpt, [[3, 17]], {}, "a token has the id 17"),
+        (gpt, [[3]], {"end_id": 40}, "a token has the id 40"),
+        (gpt, [[3] * 9], {"context": 8}, "a prompt has 9 tokens; expected at most 8"),
+        (gpt, [[3]], {"context": 1}, "context is 1"),
+        (limited, [[3]], {}, "a prompt has 1 tokens and max_new_tokens is 8; expected at most 8 in all"),
+        (limited, [[3]], {"context": 9}, "a prompt has 9 tokens; expected at most 8"),
+        (seq2seq, [[3]], {}, "start_id is None"),
+        (seq2seq, [[3]], {"start_id": 1, "context": 8}, "context is 8"),
+        ((bert, bert.init(jax.random.key(0))), [[3]], {"start_id": 1}, "no decoder with a head"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            generate(*model, prompts, eight, **options)
+    for texts, options, message in [
+        ([], {}, "there are no texts"),
+        ([[3]], {}, "text 1 has no token to score"),
+        ([[3, 4]], {"sources": [[3]]}, "sources are for encoder-decoders"),
+        ([[3, 99]], {}, "a token has the id 99"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            score(*gpt, texts, **options)
+    with pytest.raises(InputError, match="a beam search knows its tokens at the end"):
+        next(stream(*gpt, [[3]], DecodingConfig(4, num_beams=2)))

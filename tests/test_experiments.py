@@ -45,7 +45,7 @@ def test_pairs_and_translation(
 
     assert generate.main([str(run), "--source", "the number 7"]) == 0
     one = capsys.readouterr().out
-    monkeypatch.setattr(sys, "stdin", io.StringIO("the number 7\r\n  the number 8\n"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(("the number 7\r\n  the number 8\n").encode())))
     assert generate.main([str(run)]) == 0
     two = capsys.readouterr().out
     assert two.count("\n") == 2
@@ -62,7 +62,7 @@ def test_a_prompt_is_continued_and_the_seed_decides(tmp_path: Path, capsys: pyte
     capsys.readouterr()
     said = []
     for seed in ("1", "1", "2"):
-        assert generate.main([str(run), "--prompt", "It was", "--max-new-tokens", "30", "--seed", seed]) == 0
+        assert generate.main([str(run), "--prompt", "It was", "--max-new-tokens", "30", "--slide", "--seed", seed]) == 0
         said.append(capsys.readouterr().out)
     assert all(text.startswith("It was") for text in said)
     assert said[0] == said[1] != said[2]

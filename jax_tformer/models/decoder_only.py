@@ -1,11 +1,13 @@
 """The decoder alone: a language model, GPT's shape."""
 
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.models.outputs import Outputs
 from jax_tformer.nn.blocks import Context
+from jax_tformer.nn.cache import Cache, NewTokens
 from jax_tformer.nn.dropout import split_key
 from jax_tformer.nn.embedding import Head, InputEmbedding
 from jax_tformer.nn.masks import both, causal_mask, padding_mask
@@ -47,3 +49,26 @@ class DecoderOnly(nnx.Module):
         if self.head is not None:
             x = self.head(x, self.embedding.table)
         return Outputs(x, decoder=captured, embedding_dropout={"embedding": keep}) if capture else x
+
+    def new_cache(self, batch: int, slots: int) -> Cache:
+        """An empty cache for `batch` sequences of up to `slots` tokens, padding included."""
+        layers = self.decoder.empty_cache(batch, slots)
+        return Cache(layers, jnp.zeros((batch, slots), bool), jnp.asarray(0, jnp.int32))
+
+    def extend(
+        self,
+        tokens: Int[Array, "B T"],
+        cache: Cache,
+        *,
+        mask: Bool[Array, "B T"] | None = None,
+        only_last: bool = False,
+    ) -> tuple[Float[Array, "B t V"], Cache]:
+        """Logits after each of `tokens` (or after the last one), which come after those in the cache; the new cache.
+
+        `mask` is True at tokens and False at padding, on either side.
+        """
+        cache, positions, self_mask = cache.place(jnp.ones(tokens.shape, bool) if mask is None else mask)
+        new = NewTokens(cache.filled - tokens.shape[1], self_mask, rotation=self.decoder.rotation(positions))
+        x, layers = self.decoder.extend(self.embedding(tokens, positions), cache.layers, new)
+        x = x[:, -1:] if only_last else x
+        return (x if self.head is None else self.head(x, self.embedding.table)), cache._replace(layers=layers)

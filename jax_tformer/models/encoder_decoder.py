@@ -1,11 +1,13 @@
 """The encoder-decoder of "Attention is all you need" (Vaswani et al., 2017, section 3)."""
 
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.models.outputs import Outputs
 from jax_tformer.nn.blocks import Captured, Context
+from jax_tformer.nn.cache import Cache, NewTokens
 from jax_tformer.nn.dropout import split_key
 from jax_tformer.nn.embedding import Head, InputEmbedding, Table
 from jax_tformer.nn.masks import both, causal_mask, padding_mask
@@ -66,6 +68,37 @@ class EncoderDecoder(nnx.Module):
     ) -> Float[Array, "B T V"]:
         """Logits of the token after each of `target`, given the encoder's output."""
         return self._decode(target, memory, source_mask, target_mask, None, None, False)[0]
+
+    def new_cache(
+        self, source: Int[Array, "B S"], slots: int, *, source_mask: Bool[Array, "B S"] | None = None
+    ) -> Cache:
+        """A cache for targets of up to `slots` tokens that holds what the decoder needs of the encoded source."""
+        layers = self.decoder.empty_cache(len(source), slots, self.encode(source, source_mask=source_mask))
+        return Cache(layers, jnp.zeros((len(source), slots), bool), jnp.asarray(0, jnp.int32), source_mask)
+
+    def extend(
+        self,
+        target: Int[Array, "N T"],
+        cache: Cache,
+        *,
+        mask: Bool[Array, "N T"] | None = None,
+        only_last: bool = False,
+    ) -> tuple[Float[Array, "N t V"], Cache]:
+        """Logits after each of `target` (or after the last one), which comes after what is in the cache; the new cache.
+
+        `mask` is True at tokens and False at padding, on either side.
+        """
+        cache, positions, self_mask = cache.place(jnp.ones(target.shape, bool) if mask is None else mask)
+        new = NewTokens(
+            cache.filled - target.shape[1],
+            self_mask,
+            padding_mask(cache.source_mask),
+            self.decoder.rotation(positions),
+        )
+        x = self.target_embedding(target, positions, table=self._target_table)
+        x, layers = self.decoder.extend(x, cache.layers, new)
+        x = x[:, -1:] if only_last else x
+        return (x if self.head is None else self.head(x, self._target_table)), cache._replace(layers=layers)
 
     def _encode(
         self, source: Array, source_mask: Array | None, keep: Array | None, key: Array | None, capture: bool

@@ -12,6 +12,7 @@ from jax_tformer.models.decoder_only import DecoderOnly
 from jax_tformer.models.encoder_decoder import EncoderDecoder
 from jax_tformer.models.encoder_only import EncoderOnly
 from jax_tformer.nn.arrays import Params
+from jax_tformer.nn.cache import Cache
 from jax_tformer.nn.parameters import Declared, draw
 
 Model = EncoderDecoder | DecoderOnly | EncoderOnly
@@ -56,6 +57,29 @@ class Transformer:
         """Logits `[B, T, V]` of an encoder-decoder, given `memory`, the result of `encode`."""
         return self._encoder_decoder(params).decode(target, memory, **options)
 
+    def new_cache(self, params: Params, *inputs: Any, **options: Any) -> Cache:
+        """A cache to decode with: `new_cache(params, batch, slots)` for a decoder alone, for an encoder-decoder
+        `new_cache(params, source, slots, source_mask=)`."""
+        return self._decoder(params).new_cache(*inputs, **options)
+
+    def extend(self, params: Params, tokens: Array, cache: Cache, **options: Any) -> tuple[Array, Cache]:
+        """Logits `[B, T, V]` after each of `tokens`, which come after those in `cache`, and the cache with them in it.
+
+        `mask=` marks tokens among padding; `only_last=True` gives the logits of the last position alone.
+        """
+        return self._decoder(params).extend(tokens, cache, **options)
+
+    def unstacked(self, params: Params) -> Params:
+        """`params` with the decoder's layers apart: tuples of L arrays in place of arrays with a leading L axis.
+
+        `extend` takes either form; this one spares it a copy of the weights in every compiled call.
+        """
+        decoder = params["decoder"]
+        apart = jax.tree.map(
+            lambda leaf: leaf if isinstance(leaf, tuple) else tuple(leaf), decoder["blocks"], is_leaf=_is_tuple
+        )
+        return {**params, "decoder": {**decoder, "blocks": apart}}
+
     def bind(self, params: Params) -> Any:
         """The Flax module with these parameters in it, to call parts of it by name."""
         return nnx.merge(self._graph, params)
@@ -63,6 +87,11 @@ class Transformer:
     def _encoder_decoder(self, params: Params) -> EncoderDecoder:
         if self.config.encoder is None or self.config.decoder is None:
             raise TypeError("encode and decode need a model with an encoder and a decoder")
+        return self.bind(params)
+
+    def _decoder(self, params: Params) -> DecoderOnly | EncoderDecoder:
+        if self.config.decoder is None:
+            raise TypeError("new_cache and extend need a model with a decoder")
         return self.bind(params)
 
     def _init(self, key: Key[Array, ""]) -> Params:
@@ -73,6 +102,10 @@ def _model(config: TransformerConfig) -> Model:
     if config.encoder is None:
         return DecoderOnly(config)
     return EncoderOnly(config) if config.decoder is None else EncoderDecoder(config)
+
+
+def _is_tuple(leaf: object) -> bool:
+    return isinstance(leaf, tuple)
 
 
 def transformer(config: TransformerConfig) -> Transformer:

@@ -7,10 +7,12 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.nn.attention import Attention, Rotation
+from jax_tformer.nn.attention import Attention
+from jax_tformer.nn.cache import LayerCache, NewTokens
 from jax_tformer.nn.dropout import draw_mask, dropout, split_key
 from jax_tformer.nn.feedforward import FeedForward
 from jax_tformer.nn.norms import Norm
+from jax_tformer.nn.positions import Rotation
 
 
 class Context(NamedTuple):
@@ -95,7 +97,29 @@ class Block(nnx.Module):
         assert self_weights is not None
         return x, Captured(x, self_weights, cross_weights, masks)
 
-    def _residual(self, x: Array, branch: Callable[[Array], Array], norm: Norm, keep: Array | None) -> Array:
+    def extend(
+        self, x: Float[Array, "N T D"], cache: LayerCache, new: NewTokens
+    ) -> tuple[Float[Array, "N T D"], LayerCache]:
+        """The layer applied to tokens that come after those in the cache, and the cache with them in it."""
+        remembered = cache.self_attention
+
+        def self_attention(x: Array) -> Array:
+            nonlocal remembered
+            output, remembered = self.self_attention.extend(x, remembered, new)
+            return output
+
+        def cross_attention(x: Array) -> Array:
+            assert self.cross_attention is not None
+            assert cache.cross_attention is not None
+            return self.cross_attention.recall(x, cache.cross_attention, new.cross_mask)
+
+        x = self._residual(x, self_attention, self.self_attention_norm)
+        if self.cross_attention_norm is not None:
+            x = self._residual(x, cross_attention, self.cross_attention_norm)
+        x = self._residual(x, self.feedforward, self.feedforward_norm)
+        return x, cache._replace(self_attention=remembered)
+
+    def _residual(self, x: Array, branch: Callable[[Array], Array], norm: Norm, keep: Array | None = None) -> Array:
         rate = self.config.dropout.residual
         if self.pre:
             return x + dropout(branch(norm(x)), rate, keep)

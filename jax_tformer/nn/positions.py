@@ -1,9 +1,19 @@
 """How a model knows where a token stands: position ids, sinusoids, rotation."""
 
+from dataclasses import dataclass
+
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_tformer.nn.arrays import accumulator
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Cosines and sines of the rotary angles `[#B, T, C/2]` of the positions in one forward pass."""
+
+    cosine: Float[Array, "#B T c"]
+    sine: Float[Array, "#B T c"]
 
 
 def position_ids(length: int, tokens: Bool[Array, "B T"] | None) -> Int[Array, "#B T"]:

@@ -1,6 +1,6 @@
 """A stack of layers whose parameters are stacked along a leading axis and run under one scan."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -10,10 +10,10 @@ from jaxtyping import Array, Float, Int, Key
 
 from jax_tformer.config import Remat, StackConfig, TransformerConfig
 from jax_tformer.nn.arrays import dtype_of
-from jax_tformer.nn.attention import Rotation
 from jax_tformer.nn.blocks import Block, Captured, Context
+from jax_tformer.nn.cache import KeyValue, LayerCache, NewTokens
 from jax_tformer.nn.norms import Norm
-from jax_tformer.nn.positions import angles
+from jax_tformer.nn.positions import Rotation, angles
 
 
 class Stack(nnx.Module):
@@ -58,6 +58,44 @@ class Stack(nnx.Module):
         if self.final_norm is not None:
             x = self.final_norm(x)
         return x, captured
+
+    def extend(
+        self, x: Float[Array, "N T D"], layers: tuple[LayerCache, ...], new: NewTokens
+    ) -> tuple[Float[Array, "N T D"], tuple[LayerCache, ...]]:
+        """All layers in turn, applied to tokens that come after those in the caches.
+
+        Unrolled: a scan would copy the weights of each layer before it reads them, which is most of what a token
+        costs.
+        """
+        caches = []
+        for block, cache in zip(self._blocks(), layers, strict=True):
+            x, cache = block.extend(x, cache, new)
+            caches.append(cache)
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        return x, tuple(caches)
+
+    def empty_cache(
+        self, batch: int, slots: int, memory: Float[Array, "B S D"] | None = None
+    ) -> tuple[LayerCache, ...]:
+        """Room for `slots` tokens in each layer, and what cross-attention needs of the encoder's output."""
+        stack, compute = self.stack, self.config.compute
+        rows = batch * (stack.key_value_heads or stack.num_heads)
+        empty = jnp.zeros((rows, slots, self.config.head_width(stack)), dtype_of(compute.dtype))
+        return tuple(
+            LayerCache(
+                KeyValue(empty, empty),
+                None if memory is None or block.cross_attention is None else block.cross_attention.remember(memory),
+            )
+            for block in self._blocks()
+        )
+
+    def _blocks(self) -> Iterator[Block]:
+        """The layers one by one; their parameters may lie in one array with a leading L axis, or apart in a tuple."""
+        graph, stacked = nnx.split(self.blocks, nnx.Param)
+        for number in range(self.stack.num_layers):
+            layer = jax.tree.map(lambda leaf: leaf[number], stacked, is_leaf=lambda leaf: isinstance(leaf, tuple))  # noqa: B023
+            yield nnx.merge(graph, layer)
 
 
 def rematerialized(layer: Callable[..., Any], remat: Remat) -> Callable[..., Any]:

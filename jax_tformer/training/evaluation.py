@@ -4,14 +4,14 @@ import math
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jax_tformer.data.batches import Batch as HostBatch
 from jax_tformer.data.batches import Pipeline
 from jax_tformer.data.pairs import pair_batcher
 from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.decoding import translator
+from jax_tformer.decoding import DecodingConfig, generate
+from jax_tformer.decoding.translation_scores import translation_scores
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import PairData
 from jax_tformer.models.transformer import Transformer
@@ -20,7 +20,7 @@ from jax_tformer.training.step import Batch, evaluation_step
 
 
 class Evaluator:
-    """Held-out loss, and exact match of greedy decoding where there are pairs."""
+    """Held-out loss, and where there are pairs, exact match and BLEU of greedy decoding."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Evaluator:
         self._translate = Translator(net, data, tokenizer) if isinstance(data, PairData) else None
 
     def __call__(self, params: Params) -> dict[str, float]:
-        """val_loss (nats a token, every token counting once), val_perplexity, val_bits_per_byte, exact_match."""
+        """val_loss (nats a token, every token counting once), val_perplexity, val_bits_per_byte, exact_match, bleu."""
         total, count = 0.0, 0
         for batch in self._pipeline.evaluation:
             loss, tokens = self._step(params, self._place(batch))
@@ -48,6 +48,7 @@ class Evaluator:
             sources, targets = zip(*self._pipeline.examples, strict=True)
             answers = self._translate(params, list(sources))
             figures["exact_match"] = float(np.mean([a == t for a, t in zip(answers, targets, strict=True)]))
+            figures["bleu"] = translation_scores(answers, list(targets)).bleu
         return figures
 
 
@@ -64,40 +65,39 @@ class Translator:
         top_k: int | None = None,
         batch_size: int = 128,
     ) -> None:
-        self._batcher, self._batch_size = pair_batcher(data, tokenizer), batch_size
-        self._translate = translator(
-            net,
-            length=data.target_length,
-            start_id=self._batcher.start_id,
-            end_id=self._batcher.end_id,
-            temperature=temperature,
-            top_k=top_k,
+        self._net, self._batcher, self._batch_size = net, pair_batcher(data, tokenizer), batch_size
+        self._decoding = DecodingConfig(
+            max_new_tokens=data.target_length, temperature=temperature, top_k=top_k if temperature else None
         )
 
     def __call__(self, params: Params, sources: list[str], seed: int = 0) -> list[str]:
         """The translation of each source; raises InputError for one that is too long or has unknown characters."""
-        answers: list[str] = []
+        batcher, answers = self._batcher, list[str]()
         for first in range(0, len(sources), self._batch_size):
             part = sources[first : first + self._batch_size]
             # Always the same number of rows, so that one compilation serves all.
-            rows = part + part[-1:] * (self._batch_size - len(part))
-            encoded = self._batcher.encode([(source, "") for source in rows])
+            encoded = batcher.encode([(source, "") for source in part + part[-1:] * (self._batch_size - len(part))])
             for text, pair in zip(part, encoded, strict=False):
-                if not self._batcher.fits(pair):
+                if not batcher.fits(pair):
                     raise InputError(
                         f"the source {text[:40]!r} has {len(pair[0])} tokens; expected at most "
-                        f"{self._batcher.source_length - 1}"
+                        f"{batcher.source_length - 1}"
                     )
-            batch = self._batcher.batch(encoded)
-            key = jax.random.fold_in(jax.random.key(seed), first)
-            source, mask = jnp.asarray(batch["source"]), jnp.asarray(batch["source_mask"])
-            targets = np.asarray(self._translate(params, source, mask, key))
-            decode = self._batcher.tokenizer.decode
-            answers += [decode(_until(row, self._batcher.end_id)) for row in targets[: len(part)]]
+            found = generate(
+                self._net,
+                params,
+                [[*source.tolist(), batcher.end_id] for source, _ in encoded],
+                self._decoding,
+                end_id=batcher.end_id,
+                start_id=batcher.start_id,
+                seed=seed,
+            )
+            answers += [
+                batcher.tokenizer.decode(_until(found.rows(row)[0], batcher.end_id)) for row in range(len(part))
+            ]
         return answers
 
 
-def _until(row: np.ndarray, end_id: int) -> list[int]:
+def _until(row: list[int], end_id: int) -> list[int]:
     """The ids before the first `end_id`."""
-    ends = np.flatnonzero(row == end_id)
-    return row[: ends[0] if len(ends) else len(row)].tolist()
+    return row[: row.index(end_id) if end_id in row else len(row)]

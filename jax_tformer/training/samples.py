@@ -3,7 +3,6 @@
 import io
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
@@ -13,7 +12,7 @@ from rich.table import Table
 from jax_tformer.data.batches import Pipeline
 from jax_tformer.data.ids import IGNORED
 from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.decoding import completer
+from jax_tformer.decoding import DecodingConfig, generate
 from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData, TextData
 from jax_tformer.models.transformer import Transformer
 from jax_tformer.nn.arrays import Params
@@ -44,21 +43,28 @@ def _continuations(
     tokenizer: Tokenizer,
 ) -> str:
     sample = experiment.sample
-    complete = completer(
-        net,
-        context=data.context_length,
-        new_tokens=sample.max_new_tokens,
-        temperature=sample.temperature,
-        top_k=sample.top_k,
-    )
     if tokenizer.start_id is not None:
-        prompts = np.full((sample.count, 1), tokenizer.start_id, np.int32)
+        prompts = [[tokenizer.start_id]]
     else:
         # A tokenizer without a start token has no way to say "begin": a few held-out tokens do.
-        held_out = pipeline.evaluation[0]["tokens"][:, :_PROMPT]
-        prompts = np.resize(held_out, (sample.count, held_out.shape[1]))
-    tokens = complete(params, jnp.asarray(prompts), jax.random.key(experiment.training.seed))
-    texts = [tokenizer.decode(row) for row in np.concatenate([prompts, np.asarray(tokens)], axis=1)]
+        prompts = pipeline.evaluation[0]["tokens"][: sample.count, :_PROMPT].tolist()
+    # Nothing is drawn at temperature 0, so that one sample of a prompt is as good as many.
+    samples = -(-sample.count // len(prompts)) if sample.temperature else 1
+    found = generate(
+        net,
+        params,
+        prompts,
+        DecodingConfig(
+            max_new_tokens=sample.max_new_tokens,
+            temperature=sample.temperature,
+            top_k=sample.top_k if sample.temperature else None,
+            num_return_sequences=samples,
+        ),
+        seed=experiment.training.seed,
+        context=data.context_length,
+    )
+    rows = [[*prompt, *row] for number, prompt in enumerate(prompts) for row in found.rows(number)]
+    texts = map(tokenizer.decode, rows[: sample.count])
     return "\n".join(f"--- sample {number} ---\n{text.strip()}\n" for number, text in enumerate(texts, 1))
 
 

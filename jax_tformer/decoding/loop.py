@@ -1,0 +1,139 @@
+"""The compiled parts of decoding: the prompt in one pass, then a loop over single tokens without any Python in it."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, Key
+
+from jax_tformer.decoding.settings import DecodingConfig
+from jax_tformer.decoding.strategies import choose
+from jax_tformer.models.transformer import Transformer
+from jax_tformer.nn.arrays import Params
+from jax_tformer.nn.cache import Cache
+
+
+class State(NamedTuple):
+    """Where the N rows of a generation stand."""
+
+    cache: Cache
+    token: Int[Array, " N"]
+    """Chosen last, and not yet in the cache."""
+    done: Bool[Array, " N"]
+    """The row has ended."""
+    seen: Bool[Array, "N V"] | None
+    """Tokens that prompt and continuation contain; kept only for a repetition penalty."""
+    keys: Key[Array, " N"]
+    made: Int[Array, ""]
+    """Tokens chosen so far, the last one included."""
+
+
+@partial(jax.jit, static_argnames=("net", "decoding", "slots"))
+def start(
+    net: Transformer,
+    decoding: DecodingConfig,
+    params: Params,
+    prompt: Int[Array, "B P"],
+    mask: Bool[Array, "B P"],
+    source: tuple[Int[Array, "B S"], Bool[Array, "B S"]] | None,
+    key: Key[Array, ""],
+    end_id: Int[Array, ""],
+    slots: int,
+) -> State:
+    """Reads the prompts (`mask`: True at tokens) and chooses the first token of B * num_return_sequences rows.
+
+    `source`, with its mask, is what an encoder-decoder translates. A row's keys depend on its number among the
+    samples of its prompt and on nothing else of the batch.
+    """
+    params, samples = net.unstacked(params), decoding.num_return_sequences
+    logits, cache = prefill(net, params, prompt, mask, source, slots)
+    rows = jnp.repeat(jnp.arange(len(prompt)), samples)
+    keys = jnp.tile(jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(samples)), len(prompt))
+    state = State(
+        cache.rows(rows) if samples > 1 else cache,
+        jnp.zeros(rows.shape, jnp.int32),
+        jnp.zeros(rows.shape, bool),
+        occurring(net, decoding, prompt, mask)[rows] if decoding.repetition_penalty != 1 else None,
+        keys,
+        jnp.asarray(0, jnp.int32),
+    )
+    return chosen(decoding, state, logits[rows], end_id)
+
+
+@partial(jax.jit, static_argnames=("net", "decoding", "room"), donate_argnames=("state",))
+def advance(
+    net: Transformer,
+    decoding: DecodingConfig,
+    params: Params,
+    state: State,
+    end_id: Int[Array, ""],
+    limit: Int[Array, ""],
+    room: int,
+) -> tuple[State, Int[Array, "N M"]]:
+    """Chooses up to `limit` tokens more, at most `room` (M), stopping early when all rows have ended.
+
+    Returns them in order; what was not chosen is the end token. `state` is donated.
+    """
+    params = net.unstacked(params)
+    before = state.made
+
+    def unfinished(loop: tuple[State, Array]) -> Array:
+        state, _ = loop
+        return (state.made - before < limit) & ~state.done.all()
+
+    def one_more(loop: tuple[State, Array]) -> tuple[State, Array]:
+        state, tokens = loop
+        logits, cache = net.extend(params, state.token[:, None], state.cache)
+        place = state.made - before
+        state = chosen(decoding, state._replace(cache=cache), logits[:, 0], end_id)
+        return state, jax.lax.dynamic_update_slice_in_dim(tokens, state.token[:, None], place, axis=1)
+
+    tokens = jnp.full((len(state.token), room), end_id, jnp.int32)
+    return jax.lax.while_loop(unfinished, one_more, (state, tokens))
+
+
+@partial(jax.jit, static_argnames=("net", "slots"), donate_argnames=("state",))
+def restart(
+    net: Transformer, params: Params, state: State, tokens: Int[Array, "N P"], mask: Bool[Array, "N P"], slots: int
+) -> State:
+    """`state` with a cache that holds `tokens` and nothing else, for `slots` slots; what it has chosen stays."""
+    _, cache = prefill(net, net.unstacked(params), tokens, mask, None, slots)
+    return state._replace(cache=cache)
+
+
+def prefill(
+    net: Transformer,
+    params: Params,
+    prompt: Int[Array, "B P"],
+    mask: Bool[Array, "B P"],
+    source: tuple[Int[Array, "B S"], Bool[Array, "B S"]] | None,
+    slots: int,
+) -> tuple[Array, Cache]:
+    """Logits `[B, V]` after the prompts, and a cache of `slots` slots with the prompts in it."""
+    length = prompt.shape[1]
+    # Grown afterwards, so that the prompt attends to itself and not to empty slots.
+    if source is None:
+        cache = net.new_cache(params, len(prompt), length)
+    else:
+        cache = net.new_cache(params, source[0], length, source_mask=source[1])
+    logits, cache = net.extend(params, prompt, cache, mask=mask, only_last=True)
+    return logits[:, 0], cache.grown(slots)
+
+
+def chosen(decoding: DecodingConfig, state: State, logits: Array, end_id: Int[Array, ""]) -> State:
+    """`state` with the token that follows, chosen from its logits `[N, V]`; rows that have ended go on with the end."""
+    keys = jax.vmap(jax.random.fold_in, (0, None))(state.keys, state.made)
+    token = choose(logits, keys, decoding, state.seen).astype(jnp.int32)
+    token = jnp.where(state.done, end_id, token)
+    seen = None if state.seen is None else state.seen.at[jnp.arange(len(token)), token].set(True)
+    return state._replace(token=token, done=state.done | (token == end_id), seen=seen, made=state.made + 1)
+
+
+def occurring(
+    net: Transformer, decoding: DecodingConfig, tokens: Int[Array, "B P"], mask: Bool[Array, "B P"]
+) -> Bool[Array, "B V"]:
+    """Which tokens occur in each row; padding does not count."""
+    rows = jnp.arange(len(tokens))[:, None]
+    nothing = jnp.zeros((len(tokens), net.config.vocab_size or 0), bool)
+    return nothing.at[rows, tokens].max(mask)

@@ -1,0 +1,84 @@
+"""How probable a model finds a text."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jax_tformer.config import require
+from jax_tformer.data.ids import check_ids
+from jax_tformer.decoding.prompts import Ids, padded, require_speaker
+from jax_tformer.models.transformer import Transformer
+from jax_tformer.nn.arrays import Params
+
+
+class Scores(NamedTuple):
+    """What `score` found for each of B texts."""
+
+    log_probs: list[np.ndarray]
+    """`[T]` each: the log-probability of every scored token, given those before it; nats."""
+    perplexity: np.ndarray
+    """`[B]`: exp of minus the mean of a text's log-probabilities."""
+
+
+def score(
+    net: Transformer,
+    params: Params,
+    texts: Sequence[Ids],
+    *,
+    sources: Sequence[Ids] | None = None,
+    start_id: int | None = None,
+) -> Scores:
+    """Log-probabilities of given token ids, and their perplexity.
+
+    With `start_id` every token is scored, after that one; without it the first has nothing before it and is left out.
+    An encoder-decoder scores translations of `sources` and needs `start_id`. Raises InputError for an empty batch,
+    texts without a token to score, ids outside of the vocabulary, and texts longer than learned positions.
+    """
+    config = net.config
+    require_speaker(net)
+    require(len(texts) > 0, "there are no texts; expected one at least")
+    require(
+        (sources is not None) == (config.encoder is not None),
+        "sources are for encoder-decoders, which need them; expected them there and only there",
+    )
+    require(sources is None or len(sources) == len(texts), "expected one source for each text")
+    require(
+        sources is None or start_id is not None, "start_id is None; an encoder-decoder begins with a token that says so"
+    )
+    rows = [[*([] if start_id is None else [start_id]), *text] for text in texts]
+    for row in [*rows, *(sources or [])]:
+        check_ids(np.asarray(row, np.int64), config.vocab_size or 0)
+    for number, row in enumerate(rows, 1):
+        require(
+            len(row) > 1,
+            f"text {number} has no token to score; expected {'one' if start_id is not None else 'two'} at least",
+        )
+    # The last token is only answered, never read. Learned positions that do not suffice are refused by the model.
+    tokens, mask = padded([row[:-1] for row in rows], max(map(len, rows)) - 1, side="right")
+    labels, _ = padded([row[1:] for row in rows], tokens.shape[1], side="right")
+    source = None if sources is None else padded(sources, max(map(len, sources)), side="right")
+    found = np.asarray(_log_probs(net, params, source, tokens, mask, labels))
+    log_probs = [row[real] for row, real in zip(found, mask, strict=True)]
+    return Scores(log_probs, np.exp([-row.mean() for row in log_probs]))
+
+
+@partial(jax.jit, static_argnames=("net",))
+def _log_probs(
+    net: Transformer,
+    params: Params,
+    source: tuple[Int[Array, "B S"], Bool[Array, "B S"]] | None,
+    tokens: Int[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    labels: Int[Array, "B T"],
+) -> Float[Array, "B T"]:
+    if source is None:
+        logits = net.apply(params, tokens, mask=mask)
+    else:
+        logits = net.apply(params, source[0], tokens, source_mask=source[1], target_mask=mask)
+    chosen = jnp.take_along_axis(logits, labels[:, :, None], axis=-1)[:, :, 0]
+    return chosen - jax.nn.logsumexp(logits, axis=-1)

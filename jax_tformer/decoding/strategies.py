@@ -1,0 +1,86 @@
+"""From logits `[N, V]` to one token a row: pure functions, with the semantics of Hugging Face's `generate`."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jax_tformer.decoding.settings import DecodingConfig
+
+
+def choose(
+    logits: Float[Array, "N V"], keys: Key[Array, " N"], decoding: DecodingConfig, seen: Bool[Array, "N V"] | None
+) -> Int[Array, " N"]:
+    """One token a row, from its own key: repetition penalty, temperature, top-k, top-p and min-p, in this order."""
+    logits = penalize_repetition(logits, seen, decoding.repetition_penalty)
+    if decoding.temperature == 0:
+        return best(logits)
+    logits = logits / decoding.temperature
+    if decoding.top_k is not None:
+        logits = keep_top_k(logits, decoding.top_k)
+    if decoding.top_p is not None and decoding.top_p < 1:
+        logits = keep_top_p(logits, decoding.top_p)
+    if decoding.min_p is not None:
+        logits = keep_min_p(logits, decoding.min_p)
+    return draw(logits, keys)
+
+
+def best(logits: Float[Array, "N V"]) -> Int[Array, " N"]:
+    """The token with the largest logit; of several, the first."""
+    # XLA on CPU takes seven times as long for an argmax.
+    return jax.lax.top_k(logits, 1)[1][:, 0]
+
+
+def penalize_repetition(
+    logits: Float[Array, "N V"], seen: Bool[Array, "N V"] | None, penalty: float
+) -> Float[Array, "N V"]:
+    """Divides the positive logits of the tokens in `seen` by the penalty and multiplies the negative ones by it."""
+    if seen is None:
+        return logits
+    return jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+
+def keep_top_k(logits: Float[Array, "N V"], k: int) -> Float[Array, "N V"]:
+    """-inf where a logit is below the k-th largest of its row."""
+    # min and not [:, -1:], for which XLA on CPU would sort all V.
+    kth = jax.lax.top_k(logits, min(k, logits.shape[-1]))[0].min(-1, keepdims=True)
+    return jnp.where(logits < kth, -jnp.inf, logits)
+
+
+def keep_top_p(logits: Float[Array, "N V"], p: float) -> Float[Array, "N V"]:
+    """-inf where the tokens that are more probable make up p or more; the most probable one always stays.
+
+    Tokens of equal probability stay or go together. The threshold is found by bisection over the bit patterns of
+    floating-point numbers, which are ordered as the numbers are: on CPU a tenth of the time of a sort.
+    """
+    probabilities = jax.nn.softmax(logits, axis=-1)
+    integer = jnp.int32 if logits.dtype == jnp.float32 else jnp.int64
+    patterns = jax.lax.bitcast_convert_type(probabilities, integer)
+    # The smallest pattern above which less than p is left; all that reach it stay.
+    low = jnp.full(logits.shape[0], -1, integer)
+    high = patterns.max(-1)
+
+    def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds
+        middle = low + (high - low) // 2
+        more = jnp.where(patterns > middle[:, None], probabilities, 0).sum(-1) >= p
+        return jnp.where(more, middle, low), jnp.where(more, high, middle)
+
+    _, threshold = jax.lax.fori_loop(0, jnp.iinfo(integer).bits, halve, (low, high))
+    return jnp.where(patterns < threshold[:, None], -jnp.inf, logits)
+
+
+def keep_min_p(logits: Float[Array, "N V"], p: float) -> Float[Array, "N V"]:
+    """-inf where a token is less than p times as probable as the most probable one."""
+    probabilities = jax.nn.softmax(logits, axis=-1)
+    return jnp.where(probabilities < p * probabilities.max(-1, keepdims=True), -jnp.inf, logits)
+
+
+def draw(logits: Float[Array, "N V"], keys: Key[Array, " N"]) -> Int[Array, " N"]:
+    """A token from softmax(logits), by inversion: the first whose cumulative probability exceeds a uniform number.
+
+    One random number a row, where the usual Gumbel maximum needs V (on CPU, a tenth of the time at V = 50257).
+    """
+    cumulative = jnp.cumsum(jax.nn.softmax(logits, axis=-1), axis=-1)
+    uniform = jax.vmap(lambda key: jax.random.uniform(key, (), logits.dtype))(keys)
+    # uniform < 1, so that the product is below the total and the token has a probability above 0.
+    return (cumulative <= uniform[:, None] * cumulative[:, -1:]).sum(-1, dtype=jnp.int32)

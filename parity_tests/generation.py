@@ -1,0 +1,197 @@
+"""Hugging Face's own `generate`, in float64, on its own models and on the reference: the oracle of decoding."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
+
+from jax_tformer.config import TransformerConfig
+from parity_tests.bridge import Tensors, to_torch
+from parity_tests.measure import ParityError
+from torch_ref import reference
+
+Ids = Sequence[int]
+
+
+class Hypothesis(NamedTuple):
+    """One answer to one prompt."""
+
+    tokens: tuple[int, ...]
+    """The new tokens, the end token included, nothing after it."""
+    score: float | None
+    """With beams: the sum of log-probabilities over (number of new tokens)^length_penalty."""
+
+
+def huggingface_generate(
+    model: PreTrainedModel,
+    prompts: Sequence[Ids],
+    *,
+    end_id: int | None,
+    start_id: int | None = None,
+    pad_id: int = 0,
+    **settings: Any,
+) -> list[list[Hypothesis]]:
+    """For each prompt (source of an encoder-decoder, which begins with `start_id`) its num_return_sequences answers.
+
+    Prompts may differ in length. `settings` are those of `generate`; without `max_new_tokens` it stops at 20 tokens,
+    the prompt included. Beams come best first.
+
+    - The penalty of repetition counts the prompt (of an encoder-decoder: the start token, not the source). Older
+      versions of transformers count its padding as well: give them prompts of one length. Beams are penalised in their
+      log-probabilities, which then no longer sum to one; greedy search and samples in their logits.
+    - More beams than tokens in the vocabulary begin as duplicates with scores near -1e9, and may be returned.
+
+    Raises ParityError where anything was computed in another type than float64.
+    """
+    answer, new = _run(model, prompts, end_id, start_id, pad_id, settings)
+    scores = [None] * len(new) if answer.get("sequences_scores") is None else answer.sequences_scores.tolist()
+    hypotheses = [Hypothesis(_until(row, end_id), score) for row, score in zip(new, scores, strict=True)]
+    each = len(hypotheses) // len(prompts)
+    return [hypotheses[first : first + each] for first in range(0, len(hypotheses), each)]
+
+
+def greedy_margins(
+    model: PreTrainedModel,
+    prompts: Sequence[Ids],
+    *,
+    end_id: int | None,
+    start_id: int | None = None,
+    pad_id: int = 0,
+    **settings: Any,
+) -> list[np.ndarray]:
+    """`[N]` for each prompt: how clear each of its N new tokens was, the best logit less the second.
+
+    Logits are those that the choice was made from: after the penalty of repetition, where there is one.
+    """
+    if settings.get("do_sample") or settings.get("num_beams", 1) != 1:
+        raise ValueError(f"margins are those of greedy search; got {settings}")
+    answer, new = _run(model, prompts, end_id, start_id, pad_id, settings)
+    best = torch.stack(answer.scores, dim=1).topk(2, dim=-1).values
+    margins = (best[..., 0] - best[..., 1]).numpy()
+    return [margin[: len(_until(row, end_id))] for row, margin in zip(new, margins, strict=True)]
+
+
+def drivable(config: TransformerConfig, weights: Tensors) -> PreTrainedModel:
+    """The reference of `config` with these weights, by its own names, in float64, as a model that `generate` drives."""
+    return _Drivable(config, weights).eval()
+
+
+class Float64(TorchFunctionMode):
+    """Turns float32 into float64 while it is on, wherever a dtype is named and where the default one is meant.
+
+    `generate` casts logits to float32 and keeps the scores of beams in it, whatever the model's type.
+    """
+
+    def __enter__(self) -> "Float64":
+        self._default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        torch.set_default_dtype(self._default)
+        super().__exit__(*raised)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.float:
+            func = Tensor.double
+        wide = {name: _widened(value) for name, value in (kwargs or {}).items()}
+        return func(*map(_widened, args), **wide)
+
+
+class _Sources(nn.Module):
+    """Stands for the encoder: hands the sources on as they are, since the reference encodes them itself."""
+
+    def forward(self, input_ids: Tensor, **_: Any) -> BaseModelOutput:
+        return BaseModelOutput(last_hidden_state=input_ids)
+
+
+class _Drivable(PreTrainedModel, GenerationMixin):
+    """A reference model behind the names that `generate` calls; there is no cache, every step sees everything."""
+
+    config_class = PreTrainedConfig
+    main_input_name = "input_ids"
+
+    def __init__(self, config: TransformerConfig, weights: Tensors) -> None:
+        if config.decoder is None or config.head == "none":
+            raise ValueError("only a model with a decoder and a head can generate")
+        super().__init__(PreTrainedConfig(is_encoder_decoder=config.encoder is not None, vocab_size=config.vocab_size))
+        self.reference = reference(config.with_dtype("float64"))
+        self.reference.load_state_dict({name: to_torch(array) for name, array in weights.items()})
+        self.sources = _Sources()
+
+    def get_encoder(self, *_: Any) -> nn.Module:
+        return self.sources
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | None = None,
+        **_: Any,
+    ) -> CausalLMOutput:
+        """Of an encoder-decoder the mask is that of the sources."""
+        mask = None if attention_mask is None else attention_mask.bool()
+        if encoder_outputs is None:
+            output = self.reference(input_ids, mask)
+        else:
+            output = self.reference(encoder_outputs.last_hidden_state, decoder_input_ids, mask)
+        return CausalLMOutput(logits=output.logits)
+
+
+def _run(
+    model: PreTrainedModel,
+    prompts: Sequence[Ids],
+    end_id: int | None,
+    start_id: int | None,
+    pad_id: int,
+    settings: dict[str, Any],
+) -> tuple[Any, list[list[int]]]:
+    """What `generate` returns, and of that the new tokens of each answer, padding after the end token included."""
+    translates = model.config.is_encoder_decoder
+    if translates != (start_id is not None):
+        raise ValueError("encoder-decoders, and no others, need a start_id")
+    if not all(map(len, prompts)):
+        raise ValueError("there must be a token in every prompt")
+    if model.dtype != torch.float64:
+        raise ParityError(f"the model is {model.dtype}; expected torch.float64")
+    ids, mask = _padded(prompts, pad_id, left=not translates)
+    with Float64():
+        answer = model.generate(
+            ids,
+            attention_mask=mask,
+            eos_token_id=end_id,
+            pad_token_id=pad_id,
+            decoder_start_token_id=start_id,
+            return_dict_in_generate=True,
+            output_scores=True,
+            **{"use_cache": False, "do_sample": False} | settings,
+        )
+    scores = [*answer.scores, *filter(torch.is_tensor, [answer.get("sequences_scores")])]
+    if found := {score.dtype for score in scores} - {torch.float64}:
+        raise ParityError(f"`generate` computed scores in {found}; expected torch.float64 alone")
+    return answer, answer.sequences[:, 1 if translates else ids.shape[1] :].tolist()
+
+
+def _padded(prompts: Sequence[Ids], pad_id: int, *, left: bool) -> tuple[Tensor, Tensor]:
+    """(ids, mask), `[B, T]` each; the mask is 1 where there is a token."""
+    length = max(map(len, prompts))
+    ids, mask = torch.full((len(prompts), length), pad_id), torch.zeros(len(prompts), length, dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        place = slice(length - len(prompt), length) if left else slice(len(prompt))
+        ids[row, place], mask[row, place] = torch.tensor(prompt), 1
+    return ids, mask
+
+
+def _until(tokens: list[int], end_id: int | None) -> tuple[int, ...]:
+    """The tokens up to the first end token, with it."""
+    return tuple(tokens[: tokens.index(end_id) + 1] if end_id in tokens else tokens)
+
+
+def _widened(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value

@@ -1,0 +1,186 @@
+"""The oracle of decoding is right by itself: its answers are those of plain loops over the reference."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain, product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from jax_tformer.config import TransformerConfig
+from jax_tformer.weights.huggingface import from_huggingface
+from parity_tests.bridge import to_torch
+from parity_tests.cases import CONFIGS, weights_for
+from parity_tests.generation import Hypothesis, drivable, greedy_margins, huggingface_generate
+from parity_tests.huggingface import Narrowed, Oracle
+from parity_tests.measure import FLOAT64_BAR, ParityError
+from torch_ref import reference
+
+NAMES = ["gpt2", "vaswani-base", "switches-decoder-only", "switches-encoder-decoder"]
+PROMPTS = [[7, 3, 50, 3, 9], [12], [5, 44, 0]]
+"""Of uneven lengths; 0, the id of padding, is also a token like any other."""
+NEW = 12
+
+
+class Loops:
+    """A model's next log-probabilities, one sequence at a time, without padding, and what follows from them."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        self.start = None if config.encoder is None else 1
+        self.weights = weights_for(config, 0.2)
+        self.model = reference(config.with_dtype("float64")).eval()
+        self.model.load_state_dict({name: to_torch(array) for name, array in self.weights.items()})
+        self.oracle = drivable(config, self.weights)
+
+    def generate(self, prompts: Sequence[Sequence[int]], **settings: Any) -> list[list[Hypothesis]]:
+        return huggingface_generate(self.oracle, prompts, start_id=self.start, **settings)
+
+    def logits(self, prompt: Sequence[int], new: Sequence[int]) -> torch.Tensor:
+        """`[V]`, for the token after `new`."""
+        with torch.no_grad():
+            if self.start is None:
+                return self.model(torch.tensor([[*prompt, *new]])).logits[0, -1]
+            return self.model(torch.tensor([prompt]), torch.tensor([[self.start, *new]])).logits[0, -1]
+
+    def greedy(self, prompt: Sequence[int], end_id: int | None, penalty: float = 1.0) -> tuple[tuple[int, ...], list]:
+        """(new tokens, margins)."""
+        new, margins = [], []
+        while len(new) < NEW and (not new or new[-1] != end_id):
+            logits = self.penalised(self.logits(prompt, new), prompt, new, penalty)
+            best, second = logits.topk(2).values.tolist()
+            new.append(int(logits.argmax()))
+            margins.append(best - second)
+        return tuple(new), margins
+
+    def total(self, prompt: Sequence[int], new: Sequence[int], penalty: float = 1.0) -> float:
+        """The sum of the log-probabilities of `new`."""
+        total = 0.0
+        for count, token in enumerate(new):
+            log_probs = self.logits(prompt, new[:count]).log_softmax(-1)
+            total += float(self.penalised(log_probs, prompt, new[:count], penalty)[token])
+        return total
+
+    def penalised(
+        self, scores: torch.Tensor, prompt: Sequence[int], new: Sequence[int], penalty: float
+    ) -> torch.Tensor:
+        scores = scores.clone()
+        for token in {*(prompt if self.start is None else [self.start]), *new}:
+            scores[token] *= penalty if scores[token] < 0 else 1 / penalty
+        return scores
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def loops(request: pytest.FixtureRequest) -> Loops:
+    return Loops(CONFIGS[request.param])
+
+
+def test_greedy_search_of_padded_prompts_is_a_loop_over_each(loops: Loops) -> None:
+    endless = [loops.greedy(prompt, None) for prompt in PROMPTS]
+    for end_id in (None, endless[0][0][3]):
+        settings = {"end_id": end_id, "max_new_tokens": NEW}
+        answers = loops.generate(PROMPTS, **settings)
+        margins = greedy_margins(loops.oracle, PROMPTS, start_id=loops.start, **settings)
+        for prompt, [answer], margin in zip(PROMPTS, answers, margins, strict=True):
+            tokens, expected = loops.greedy(prompt, end_id)
+            assert answer == Hypothesis(tokens, None)
+            np.testing.assert_allclose(margin, expected, rtol=0, atol=FLOAT64_BAR)
+
+
+def test_the_penalty_of_repetition(loops: Loops) -> None:
+    # Of one length: not every version of transformers leaves padding out.
+    prompts, settings = [[7, 3, 50], [12, 12, 9]], {"end_id": None, "max_new_tokens": NEW, "repetition_penalty": 1.7}
+    for prompt, [answer] in zip(prompts, loops.generate(prompts, **settings), strict=True):
+        assert answer.tokens == loops.greedy(prompt, None, 1.7)[0] != loops.greedy(prompt, None)[0]
+    beams = loops.generate(prompts, num_beams=3, length_penalty=0.0, **settings)
+    for prompt, [answer] in zip(prompts, beams, strict=True):
+        assert answer.score == pytest.approx(loops.total(prompt, answer.tokens, 1.7), rel=FLOAT64_BAR)
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.0])
+def test_scores_are_sums_of_log_probabilities(loops: Loops, length_penalty: float) -> None:
+    end_id = loops.greedy(PROMPTS[0], None)[0][4]
+    settings = {"end_id": end_id, "max_new_tokens": NEW, "num_beams": 4, "length_penalty": length_penalty}
+    answers = loops.generate(PROMPTS, num_return_sequences=4, **settings)
+    for prompt, beams in zip(PROMPTS, answers, strict=True):
+        # Alone, without padding, a prompt has the same answers.
+        [alone] = loops.generate([prompt], num_return_sequences=4, **settings)
+        assert [beam.tokens for beam in beams] == [beam.tokens for beam in alone]
+        assert len({beam.tokens for beam in beams}) == 4
+        for beam in beams:
+            assert len(beam.tokens) == NEW or beam.tokens[-1] == end_id
+            expected = loops.total(prompt, beam.tokens) / len(beam.tokens) ** length_penalty
+            assert beam.score == pytest.approx(expected, rel=FLOAT64_BAR)
+    lengths = {len(beam.tokens) for beams in answers for beam in beams}
+    assert len(lengths) > 1, "some beams must end before others, or the penalty of length is not seen"
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize("name", ["gpt2", "vaswani-base"])
+def test_enough_beams_find_the_best_of_all_sequences(name: str, length_penalty: float) -> None:
+    vocabulary, new, prompts = 4, 3, [[1, 0, 3], [2]]
+    loops = Loops(replace(CONFIGS[name], vocab_size=vocabulary))
+    # A likely token, so that short answers are among the best.
+    end_id = loops.greedy(prompts[0], None)[0][0]
+    everything = {
+        sequence[: sequence.index(end_id) + 1] if end_id in sequence else sequence
+        for sequence in product(range(vocabulary), repeat=new)
+    }
+    # No beam is lost where there is one for each beginning.
+    count = vocabulary ** (new - 1)
+    settings = {"end_id": end_id, "max_new_tokens": new, "length_penalty": length_penalty}
+    answers = loops.generate(prompts, num_beams=count, num_return_sequences=count, **settings)
+    for prompt, beams in zip(prompts, answers, strict=True):
+        scores = {tokens: loops.total(prompt, tokens) / len(tokens) ** length_penalty for tokens in everything}
+        best = sorted(scores, key=lambda tokens: -scores[tokens])[:count]
+        assert len({len(tokens) for tokens in best}) > 1
+        assert [beam.tokens for beam in beams] == best
+        np.testing.assert_allclose([beam.score for beam in beams], [scores[t] for t in best], rtol=FLOAT64_BAR)
+
+
+def gpt2() -> tuple[PreTrainedModel, PreTrainedModel]:
+    """(Hugging Face's own model, the reference with its weights)."""
+    theirs = Oracle("gpt2")
+    weights = theirs.random_weights(0.2, 0)
+    theirs.load(weights)
+    return theirs.model, drivable(*from_huggingface(theirs.json, weights))
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_beams": 4, "num_return_sequences": 3}], ids=["greedy", "beams"])
+def test_hugging_faces_model_and_the_reference_answer_the_same(settings: dict[str, Any]) -> None:
+    theirs, driven = gpt2()
+    free = {"end_id": None, "max_new_tokens": NEW}
+    end_id = huggingface_generate(theirs, PROMPTS, **free)[1][0].tokens[5]
+    for changes in ({}, {"use_cache": True}):
+        with Narrowed() as islands:
+            one = huggingface_generate(theirs, PROMPTS, **free | settings | changes | {"end_id": end_id})
+        assert not islands.found, "computed in float32"
+        two = huggingface_generate(driven, PROMPTS, **free | settings | {"end_id": end_id})
+        for a, b in zip(chain(*one), chain(*two), strict=True):
+            assert a.tokens == b.tokens
+            assert a.score == (b.score and pytest.approx(b.score, rel=FLOAT64_BAR))
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_nothing_is_computed_in_float32(loops: Loops, num_beams: int) -> None:
+    default = torch.get_default_dtype()
+    with Narrowed() as islands:
+        loops.generate(PROMPTS, end_id=5, max_new_tokens=4, num_beams=num_beams)
+    assert not islands.found
+    assert torch.get_default_dtype() == default
+
+
+def test_what_cannot_be_an_oracle() -> None:
+    theirs, driven = gpt2()
+    with pytest.raises(ParityError, match="float32"):
+        huggingface_generate(theirs.float(), PROMPTS, end_id=None, max_new_tokens=2)
+    with pytest.raises(ValueError, match="start_id"):
+        huggingface_generate(driven, PROMPTS, end_id=None, start_id=1, max_new_tokens=2)
+    with pytest.raises(ValueError, match="token in every prompt"):
+        huggingface_generate(driven, [[1], []], end_id=None, max_new_tokens=2)
+    with pytest.raises(ValueError, match="greedy"):
+        greedy_margins(driven, PROMPTS, end_id=None, max_new_tokens=2, num_beams=2)
+    with pytest.raises(ValueError, match="decoder and a head"):
+        drivable(CONFIGS["bert-base"], {})

@@ -1,0 +1,89 @@
+"""Text from tokens as they come: together it is what decoding all of them gives, and none is taken back."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jax_tformer.data.text_stream import TextStream, added_text
+from jax_tformer.data.tokenizer_kinds import build_tokenizer
+from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
+from jax_tformer.experiment import TokenizerConfig
+
+GPT2 = Path(__file__).parents[2] / "shared" / "data" / "gpt2"
+TEXT = (
+    "Plain words, then: naïve cafe\u0301, e\u0308\u0323, 你好,世界。汉字不是拉丁字母。 العربية हिन्दी 🙂👍🏽 "
+    "👨‍👩‍👧‍👦 🇩🇪🇯🇵 — “quoted”\n\n\ttabs  and   spaces ,  ﷽ 𝔘𝔫𝔦𝔠𝔬𝔡𝔢 \N{REPLACEMENT CHARACTER} end "
+)
+END = {"start": "<|endoftext|>", "end": "<|endoftext|>"}
+
+
+@pytest.fixture(scope="module", params=["bytes", "characters", "bpe", "gpt2"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    if request.param == "gpt2":
+        if not GPT2.is_dir():
+            pytest.skip("the GPT-2 tokenizer is not here")
+        return load_tokenizer(GPT2)
+    config = TokenizerConfig(request.param, vocab_size=400 if request.param == "bpe" else None)
+    return build_tokenizer(config, [TEXT * 3], {} if request.param == "characters" else END)
+
+
+def pushed(tokenizer: Tokenizer, ids: Iterable[int], before: Iterable[int] = ()) -> list[str]:
+    stream = TextStream(tokenizer, before)
+    pieces = [stream.push(int(token)) for token in ids]
+    return [*pieces, stream.finish()]
+
+
+@pytest.mark.parametrize("repeats", [1, 7])
+def test_text_comes_back(tokenizer: Tokenizer, repeats: int) -> None:
+    ids = tokenizer.encode(TEXT * repeats)
+    pieces = pushed(tokenizer, ids)
+    assert "".join(pieces) == TEXT * repeats
+    # As it comes, and not at the end.
+    assert pieces[0] == tokenizer.decode(ids[:1])
+    assert pieces[-1] == ""
+    assert len(list(filter(None, pieces))) > len(ids) / 3
+
+
+def test_a_character_comes_when_it_is_complete() -> None:
+    tokenizer = build_tokenizer(TokenizerConfig("bytes"), (), END)
+    assert pushed(tokenizer, tokenizer.encode("a🙂é")) == ["a", "", "", "", "🙂", "", "é", ""]
+    assert pushed(tokenizer, tokenizer.encode("a🙂")[:3]) == ["a", "", "", "\N{REPLACEMENT CHARACTER}"]
+
+
+@pytest.mark.parametrize("cut", range(0, 60, 7))
+def test_what_follows_a_prompt(tokenizer: Tokenizer, cut: int) -> None:
+    before, after = tokenizer.encode(TEXT[:cut]), tokenizer.encode(TEXT[cut:])
+    assert added_text(tokenizer, before, after) == TEXT[cut:]
+    assert "".join(pushed(tokenizer, after, before)) == TEXT[cut:]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_tokens(tokenizer: Tokenizer, seed: int) -> None:
+    # Of bytes, most are no characters.
+    random = np.random.default_rng(seed)
+    ids = random.integers(tokenizer.vocab_size, size=700)
+    ids[random.random(700) < random.random() / 2] = tokenizer.end_id or 0
+    assert "".join(pushed(tokenizer, ids)) == tokenizer.decode(ids)
+    assert "".join(pushed(tokenizer, ids[90:], ids[:90])) == added_text(tokenizer, ids[:90], ids[90:])
+
+
+@pytest.mark.parametrize("byte", [0xFF, 0x80, 0xF0])
+def test_a_long_stream_costs_little(byte: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = build_tokenizer(TokenizerConfig("bytes"), (), END)
+    decode, decoded = tokenizer.decode, 0
+
+    def counted(ids: list[int]) -> str:
+        nonlocal decoded
+        decoded += len(ids)
+        return decode(ids)
+
+    monkeypatch.setattr(tokenizer, "decode", counted)
+    for ids in (tokenizer.encode("Fine. " * 1700)[:10_000].tolist(), [byte] * 10_000):
+        decoded = 0
+        pieces = pushed(tokenizer, ids)
+        assert decoded < 150 * len(ids)
+        assert "".join(pieces) == decode(ids)
+        # Garbage comes late, and comes.
+        assert "".join(pieces[:-1]).startswith(decode(ids)[:-40])

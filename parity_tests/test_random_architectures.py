@@ -1,6 +1,6 @@
-"""Gates 1 and 2 on architectures that nobody chose: every field of the config, drawn at random.
+"""Gates 1, 2 and 8 (its cache) on architectures that nobody chose: every field of the config, drawn at random.
 
-`--deep SEED` draws 3,000 examples from that seed; without it there are 150, always the same.
+`--deep SEED` draws 3,000 examples from that seed, and 600 caches; without it there are 150 and 30, always the same.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from parity_tests.architectures import Case, cases, configs, stacks
 from parity_tests.bridge import Pair, known_zeros
 from parity_tests.cases import Lengths, batch_for, weights_for
 from parity_tests.measure import Measured, ParityError, compared
+from parity_tests.test_decoding import CACHED, model_of, stepwise
 
 CONFIGS = (TransformerConfig, StackConfig, DropoutConfig, ComputeConfig)
 PARTS = 6
@@ -39,14 +40,39 @@ def figures(case: Case) -> list[Measured]:
     ]
 
 
+def cached_figures(case: Case) -> list[Measured]:
+    """Of gate 8: logits from a cache, a token at a time after the first one."""
+    net, params = model_of(case.config, weights_for(case.config, case.std, case.seed))
+    ours, full = stepwise(net, params, batch_for(case.config, case.padding, case.seed, case.lengths), first=1)
+    return [compared(CACHED, {"logits": ours}, {"logits": full})]
+
+
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_architectures(part: int, record: Callable[[str, Measured], None], pytestconfig: pytest.Config) -> None:
+    hold(figures, cases(), part, 150, record, pytestconfig)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_caches(part: int, record: Callable[[str, Measured], None], pytestconfig: pytest.Config) -> None:
+    speakers = cases().filter(lambda case: case.config.decoder is not None and case.config.head != "none")
+    hold(cached_figures, speakers, part, 30, record, pytestconfig)
+
+
+def hold(
+    figures: Callable[[Case], list[Measured]],
+    drawn: SearchStrategy[Case],
+    part: int,
+    examples: int,
+    record: Callable[[str, Measured], None],
+    pytestconfig: pytest.Config,
+) -> None:
+    """Requires the figures of one part of `examples` cases (of 20 times as many with --deep); records the worst."""
     start = pytestconfig.getoption("--deep")
     worst: dict[str, Measured] = {}
 
     @seed(part if start is None else 1000 + PARTS * start + part)
     @settings(
-        max_examples=(150 if start is None else 3000) // PARTS,
+        max_examples=(examples if start is None else 20 * examples) // PARTS,
         deadline=None,
         database=None,
         print_blob=False,
@@ -54,7 +80,7 @@ def test_random_architectures(part: int, record: Callable[[str, Measured], None]
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(cases())
+    @given(drawn)
     def gates_hold(case: Case) -> None:
         try:
             for measured in figures(case):
@@ -62,7 +88,7 @@ def test_random_architectures(part: int, record: Callable[[str, Measured], None]
                     worst[measured.gate] = measured
                 measured.require()
         except ParityError as error:
-            raise ParityError(f"{error}; to see it again: figures({case!r})") from None
+            raise ParityError(f"{error}; to see it again: {figures.__name__}({case!r})") from None
 
     gates_hold()
     for measured in worst.values():

@@ -10,18 +10,29 @@ from jax_tformer.decoding.settings import DecodingConfig
 def choose(
     logits: Float[Array, "N V"], keys: Key[Array, " N"], decoding: DecodingConfig, seen: Bool[Array, "N V"] | None
 ) -> Int[Array, " N"]:
-    """One token a row, from its own key: repetition penalty, temperature, top-k, top-p and min-p, in this order."""
-    logits = penalize_repetition(logits, seen, decoding.repetition_penalty)
-    if decoding.temperature == 0:
-        return best(logits)
-    logits = logits / decoding.temperature
+    """One token a row, drawn with the row's own key, or the best one at temperature 0. `seen`: as in `process`."""
+    logits = process(logits, decoding, seen)
+    return best(logits) if decoding.temperature == 0 else draw(logits, keys)
+
+
+def process(
+    logits: Float[Array, "N V"], decoding: DecodingConfig, seen: Bool[Array, "N V"] | None
+) -> Float[Array, "N V"]:
+    """The logits of what is drawn: repetition penalty, temperature, top-k, top-p and min-p, in this order.
+
+    `seen` are the tokens that the row contains; None where there is no repetition penalty.
+    """
+    if seen is not None:
+        logits = penalize_repetition(logits, seen, decoding.repetition_penalty)
+    if decoding.temperature > 0:
+        logits = logits / decoding.temperature
     if decoding.top_k is not None:
         logits = keep_top_k(logits, decoding.top_k)
     if decoding.top_p is not None and decoding.top_p < 1:
         logits = keep_top_p(logits, decoding.top_p)
     if decoding.min_p is not None:
         logits = keep_min_p(logits, decoding.min_p)
-    return draw(logits, keys)
+    return logits
 
 
 def best(logits: Float[Array, "N V"]) -> Int[Array, " N"]:
@@ -30,12 +41,8 @@ def best(logits: Float[Array, "N V"]) -> Int[Array, " N"]:
     return jax.lax.top_k(logits, 1)[1][:, 0]
 
 
-def penalize_repetition(
-    logits: Float[Array, "N V"], seen: Bool[Array, "N V"] | None, penalty: float
-) -> Float[Array, "N V"]:
+def penalize_repetition(logits: Float[Array, "N V"], seen: Bool[Array, "N V"], penalty: float) -> Float[Array, "N V"]:
     """Divides the positive logits of the tokens in `seen` by the penalty and multiplies the negative ones by it."""
-    if seen is None:
-        return logits
     return jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 

@@ -1,0 +1,61 @@
+"""Gate 8, for what is drawn: from the same logits, the same logits after penalties and filters as Hugging Face's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from jax_tformer.decoding import DecodingConfig
+from jax_tformer.decoding.strategies import process
+from parity_tests.cases import CONFIGS, VOCABULARY, weights_for
+from parity_tests.generation import Float64, drivable
+from parity_tests.measure import Measured, compared
+from parity_tests.test_decoding import CACHED
+
+SETTINGS: list[dict[str, Any]] = [
+    {"temperature": 0.7},
+    {"top_k": 5},
+    {"top_p": 0.8},
+    {"top_p": 0.05},
+    {"min_p": 0.1},
+    {"repetition_penalty": 1.7},
+    {"repetition_penalty": 0.8, "temperature": 1.5},
+    {"temperature": 0.5, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.2},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_processed_logits(settings: dict[str, Any], record: Callable[[str, Measured], None]) -> None:
+    model = drivable(CONFIGS["gpt2"], weights_for(CONFIGS["gpt2"], 0.2))
+    prompts = torch.randint(0, VOCABULARY, (6, 5), generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    with Float64():
+        answer = model.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            max_new_tokens=10,
+            do_sample=True,
+            pad_token_id=0,
+            use_cache=False,
+            return_dict_in_generate=True,
+            output_scores=True,
+            output_logits=True,
+            # Its own default is top_k = 50.
+            **{"top_k": 0} | settings,
+        )
+    decoding, rows = DecodingConfig(**{"temperature": 1.0} | settings), np.arange(len(prompts))[:, None]
+    for step, (raw, processed) in enumerate(zip(answer.logits, answer.scores, strict=True)):
+        seen = np.zeros(raw.shape, bool)
+        seen[rows, answer.sequences[:, : prompts.shape[1] + step].numpy()] = True
+        ours = np.asarray(process(jnp.asarray(raw.numpy()), decoding, jnp.asarray(seen)))
+        theirs = processed.numpy()
+        assert (np.isneginf(ours) == np.isneginf(theirs)).all()
+        kept = np.where(np.isneginf(theirs), 0, 1)
+        assert 0 < kept.sum() <= kept.size
+        figure = compared(
+            CACHED, {"processed logits": np.where(kept, ours, 0)}, {"processed logits": np.where(kept, theirs, 0)}
+        )
+        record("huggingface gpt2", figure)

@@ -119,6 +119,11 @@ def run_program(program: Callable[[Sequence[str]], int], name: str) -> None:
         status = 2
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
+    except RuntimeError as error:
+        # Python 3.11 wraps an interrupt in one of these while it makes certain classes, which flax has at import.
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
+        status = 128 + signal.SIGINT
     raise SystemExit(status)
 
 

@@ -57,7 +57,7 @@ def test_greedy_also_beyond_the_context(gpt: Model) -> None:
     ours = generate(net, params, PROMPTS, DecodingConfig(new), context=context)
     slots = context
     for row, prompt in enumerate(PROMPTS):
-        sequence, kept, used = list(prompt), list(prompt), max(map(len, PROMPTS))
+        sequence, kept, used = list(prompt), list(prompt), len(prompt)
         for _ in range(new):
             token = int(next_logits(gpt, kept).argmax())
             sequence, kept = [*sequence, token], [*kept, token]
@@ -95,17 +95,21 @@ def test_the_loop_stops_when_all_rows_have_ended(gpt: Model) -> None:
     prompt, mask = jnp.array([[3, 4, 5]], jnp.int32), jnp.ones((1, 3), bool)
     end = generate(net, params, [[3, 4, 5]], decoding).rows(0)[0][4]
     first = generate(net, params, [[3, 4, 5]], decoding).rows(0)[0].index(end)
-    state = start(net, decoding, params, prompt, mask, None, jax.random.key(0), jnp.int32(end), 33)
+    state = start(net, decoding, params, prompt, mask, None, jax.random.split(jax.random.key(0), 1), jnp.int32(end), 33)
     state, _ = advance(net, decoding, params, state, jnp.int32(end), jnp.int32(29), 29)
     assert int(state.made) == first + 1 < 30
 
 
 def test_stream_says_what_generate_says(gpt: Model) -> None:
     net, params = gpt
-    for decoding in (DecodingConfig(12), DecodingConfig(12, temperature=1.0, num_return_sequences=2)):
+    end = generate(net, params, PROMPTS, DecodingConfig(12)).rows(1)[0][3]
+    for decoding, end_id in (
+        (DecodingConfig(12), end),
+        (DecodingConfig(12, temperature=1.0, num_return_sequences=2), None),
+    ):
         for context in (None, 8):
-            pieces = list(stream(net, params, PROMPTS, decoding, context=context, seed=3))
-            whole = generate(net, params, PROMPTS, decoding, context=context, seed=3)
+            pieces = list(stream(net, params, PROMPTS, decoding, end_id=end_id, context=context, seed=3))
+            whole = generate(net, params, PROMPTS, decoding, end_id=end_id, context=context, seed=3)
             assert (np.stack(pieces, axis=2) == whole.tokens).all()
 
 
@@ -117,9 +121,10 @@ def test_a_row_depends_on_seed_and_prompt_only(gpt: Model, form: str) -> None:
     together = generate(net, params, PROMPTS, decoding, seed=5)
     again = generate(net, params, PROMPTS, decoding, seed=5)
     assert (together.tokens == again.tokens).all()
+    sliding = generate(net, params, PROMPTS, decoding, seed=5, context=8)
     for number, prompt in enumerate(PROMPTS):
-        alone = generate(net, params, [prompt], decoding, seed=5)
-        assert alone.rows(0) == together.rows(number)
+        assert generate(net, params, [prompt], decoding, seed=5).rows(0) == together.rows(number)
+        assert generate(net, params, [prompt], decoding, seed=5, context=8).rows(0) == sliding.rows(number)
     assert together.rows(0) == together.rows(3), "equal prompts have equal samples"
     assert len({tuple(row) for row in together.rows(0)}) == 3, "samples of one prompt differ"
     assert (generate(net, params, PROMPTS, decoding, seed=6).tokens != together.tokens).any()
@@ -200,7 +205,7 @@ def test_bad_input(gpt: Model, seq2seq: Model) -> None:
         (gpt, [[3]], {"end_id": 40}, "a token has the id 40"),
         (gpt, [[3] * 9], {"context": 8}, "a prompt has 9 tokens; expected at most 8"),
         (gpt, [[3]], {"context": 1}, "context is 1"),
-        (limited, [[3]], {}, "a prompt has 1 tokens and max_new_tokens is 8; expected at most 8 in all"),
+        (limited, [[3, 4]], {}, "a prompt has 2 tokens and max_new_tokens is 8; expected at most 9 in all"),
         (limited, [[3]], {"context": 9}, "a prompt has 9 tokens; expected at most 8"),
         (seq2seq, [[3]], {}, "start_id is None"),
         (seq2seq, [[3]], {"start_id": 1, "context": 8}, "context is 8"),

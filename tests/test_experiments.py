@@ -45,7 +45,7 @@ def test_pairs_and_translation(
 
     assert generate.main([str(run), "--source", "the number 7"]) == 0
     one = capsys.readouterr().out
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(("the number 7\r\n  the number 8\n").encode())))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the number 7\r\n  the number 8\n")))
     assert generate.main([str(run)]) == 0
     two = capsys.readouterr().out
     assert two.count("\n") == 2

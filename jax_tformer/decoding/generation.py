@@ -1,6 +1,7 @@
 """From prompts to continuations: `generate`, and `stream`, which hands out tokens as they come."""
 
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 
 from jax_tformer.config import require
 from jax_tformer.decoding.beam import search
-from jax_tformer.decoding.loop import State, advance, restart, start
+from jax_tformer.decoding.loop import State, advance, restart, row_keys, start
 from jax_tformer.decoding.prompts import Ids, Prompts, padded, prepare
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.models.transformer import Transformer
@@ -49,15 +50,18 @@ def generate(
     they are full, it forgets all but the newer half. Else prompt and new tokens must fit into learned positions.
     Raises InputError for what does not fit, an empty batch or prompt, and ids outside of the vocabulary.
     """
-    given = prepare(net, prompts, decoding, end_id=end_id, start_id=start_id, context=context)
+    options = {"end_id": end_id, "start_id": start_id, "context": context}
+    given, end, best = prepare(net, prompts, decoding, **options), _or_none(end_id), decoding.num_return_sequences
     if decoding.num_beams > 1:
         require(context is None, f"context is {context} and num_beams {decoding.num_beams}; expected one of them")
         found = search(net, decoding, params, *given.arrays(), given.end, slots=given.slots)
-        best = decoding.num_return_sequences
-        return _generated(np.asarray(found.tokens)[:, :best], end_id, np.asarray(found.scores)[:, :best])
-    pieces = list(_pieces(net, params, given, decoding, seed, piece=decoding.max_new_tokens))
-    tokens = np.concatenate(pieces, axis=1).reshape(len(prompts), decoding.num_return_sequences, -1)
-    return _generated(tokens, end_id, None)
+        return _generated(np.asarray(found.tokens)[:, :best], end, np.asarray(found.scores)[:, :best])
+    tokens = np.full((len(prompts), best, decoding.max_new_tokens), end, np.int32)
+    for rows in _together(prompts, given.slides):
+        part = prepare(net, [prompts[row] for row in rows], decoding, **options)
+        made = np.concatenate(list(_pieces(net, params, part, decoding, seed, decoding.max_new_tokens)), axis=1)
+        tokens[rows, :, : made.shape[1]] = made.reshape(len(rows), best, -1)
+    return _generated(tokens, end, None)
 
 
 def stream(
@@ -73,16 +77,31 @@ def stream(
 ) -> Iterator[np.ndarray]:
     """The tokens that `generate` gives, int32 `[B, R]` at a time, as they are chosen, until all rows have ended."""
     require(decoding.num_beams == 1, f"num_beams is {decoding.num_beams}; a beam search knows its tokens at the end")
-    given = prepare(net, prompts, decoding, end_id=end_id, start_id=start_id, context=context)
-    for tokens in _pieces(net, params, given, decoding, seed, piece=1):
-        yield tokens.reshape(len(prompts), -1)
+    options = {"end_id": end_id, "start_id": start_id, "context": context}
+    groups = _together(prompts, prepare(net, prompts, decoding, **options).slides)
+    parts = [prepare(net, [prompts[row] for row in rows], decoding, **options) for rows in groups]
+    for pieces in zip_longest(*(_pieces(net, params, part, decoding, seed, 1) for part in parts)):
+        tokens = np.full((len(prompts), decoding.num_return_sequences), _or_none(end_id), np.int32)
+        for rows, piece in zip(groups, pieces, strict=True):
+            if piece is not None:
+                tokens[rows] = piece.reshape(len(rows), -1)
+        yield tokens
+
+
+def _together(prompts: Sequence[Ids], slides: bool) -> list[list[int]]:
+    """Which prompts are generated from together: all; but padding fills slots, and so decides where a text slides."""
+    groups: dict[int, list[int]] = {}
+    for row, prompt in enumerate(prompts):
+        groups.setdefault(len(prompt) if slides else 0, []).append(row)
+    return list(groups.values())
 
 
 def _pieces(
-    net: Transformer, params: Params, given: Prompts, decoding: DecodingConfig, seed: int, *, piece: int
+    net: Transformer, params: Params, given: Prompts, decoding: DecodingConfig, seed: int, piece: int
 ) -> Iterator[np.ndarray]:
     """The tokens, int32 `[B * R, n]`: the first one, then up to `piece` at a time."""
-    state = start(net, decoding, params, *given.arrays(), key=jax.random.key(seed), end_id=given.end, slots=given.slots)
+    keys = row_keys(jax.random.key(seed), given.hashes, decoding.num_return_sequences)
+    state = start(net, decoding, params, *given.arrays(), keys, given.end, slots=given.slots)
     first = np.asarray(state.token)[:, None]
     yield first
     made, used = 1, given.tokens.shape[1]
@@ -94,8 +113,7 @@ def _pieces(
             state, used = _forget(net, params, state, history, given.slots)
         limit = min(piece, decoding.max_new_tokens - made, given.slots - used)
         # `room` is static: one compilation serves all.
-        room = min(piece, given.slots)
-        state, tokens = advance(net, decoding, params, state, given.end, limit, room)
+        state, tokens = advance(net, decoding, params, state, given.end, limit, room=min(piece, given.slots))
         count = int(state.made) - made
         new = np.asarray(tokens)[:, :count]
         made, used = made + count, used + count
@@ -117,8 +135,12 @@ def _forget(net: Transformer, params: Params, state: State, history: list[list[i
     return restart(net, params, state, jnp.asarray(tokens), jnp.asarray(mask), slots), length
 
 
-def _generated(tokens: np.ndarray, end_id: int | None, scores: np.ndarray | None) -> Generated:
-    ended = tokens == (-1 if end_id is None else end_id)
+def _generated(tokens: np.ndarray, end: int, scores: np.ndarray | None) -> Generated:
+    ended = tokens == end
     lengths = np.where(ended.any(-1), ended.argmax(-1) + 1, tokens.shape[-1]).astype(np.int32)
-    longest = int(lengths.max())
-    return Generated(tokens[..., :longest], lengths, scores)
+    return Generated(tokens[..., : int(lengths.max())], lengths, scores)
+
+
+def _or_none(end_id: int | None) -> int:
+    """An end token that never comes, where there is none."""
+    return -1 if end_id is None else end_id

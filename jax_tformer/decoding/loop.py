@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, Key
+from jaxtyping import Array, Bool, Int, Key, UInt32
 
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.strategies import choose
@@ -37,19 +37,17 @@ def start(
     prompt: Int[Array, "B P"],
     mask: Bool[Array, "B P"],
     source: tuple[Int[Array, "B S"], Bool[Array, "B S"]] | None,
-    key: Key[Array, ""],
+    keys: Key[Array, " N"],
     end_id: Int[Array, ""],
     slots: int,
 ) -> State:
-    """Reads the prompts (`mask`: True at tokens) and chooses the first token of B * num_return_sequences rows.
+    """Reads the prompts (`mask`: True at tokens) and chooses the first token of N = B * num_return_sequences rows.
 
-    `source`, with its mask, is what an encoder-decoder translates. A row's keys depend on its number among the
-    samples of its prompt and on nothing else of the batch.
+    `source`, with its mask, is what an encoder-decoder translates; `keys` are those of `row_keys`.
     """
     params, samples = net.unstacked(params), decoding.num_return_sequences
     logits, cache = prefill(net, params, prompt, mask, source, slots)
     rows = jnp.repeat(jnp.arange(len(prompt)), samples)
-    keys = jnp.tile(jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(samples)), len(prompt))
     state = State(
         cache.rows(rows) if samples > 1 else cache,
         jnp.zeros(rows.shape, jnp.int32),
@@ -100,6 +98,13 @@ def restart(
     """`state` with a cache that holds `tokens` and nothing else, for `slots` slots; what it has chosen stays."""
     _, cache = prefill(net, net.unstacked(params), tokens, mask, None, slots)
     return state._replace(cache=cache)
+
+
+@partial(jax.jit, static_argnames=("samples",))
+def row_keys(key: Key[Array, ""], hashes: UInt32[Array, " B"], samples: int) -> Key[Array, " N"]:
+    """A key for each sample of each prompt, N = B * samples; it depends on the prompt's hash, not on its place."""
+    fold = jax.vmap(jax.random.fold_in, (None, 0))
+    return jax.vmap(fold, (0, None))(fold(key, hashes), jnp.arange(samples)).reshape(-1)
 
 
 def prefill(

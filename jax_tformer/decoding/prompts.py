@@ -1,5 +1,6 @@
 """What is given to a generation: checked, and brought into rectangular form."""
 
+import zlib
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -29,6 +30,8 @@ class Prompts(NamedTuple):
     """int32 and bool `[B, S]`, padded on the right: what an encoder-decoder translates."""
     end: np.ndarray
     """int32, the end token; -1 for none."""
+    hashes: np.ndarray
+    """uint32 `[B]`, of each prompt's tokens, for its own random numbers."""
     slots: int
     """Of the cache, padding included."""
     slides: bool
@@ -59,6 +62,7 @@ def prepare(
     for token in (end_id, start_id):
         check_ids(np.asarray([] if token is None else [token]), vocabulary)
     end = np.asarray(-1 if end_id is None else end_id, np.int32)
+    hashes = np.array([zlib.crc32(np.asarray(prompt, "<i4").tobytes()) for prompt in prompts], np.uint32)
     longest, new = max(map(len, prompts)), decoding.max_new_tokens
     if config.encoder is not None:
         require(context is None, f"context is {context}; expected none for an encoder-decoder, which has no long text")
@@ -68,17 +72,17 @@ def prepare(
         tokens = np.full((len(prompts), 1), start_id, np.int32)
         limit = config.encoder.max_positions or _rounded(longest)
         source = padded(prompts, min(_rounded(longest), limit), side="right")
-        return Prompts(tokens, np.ones(tokens.shape, bool), source, end, new, False)
+        return Prompts(tokens, np.ones(tokens.shape, bool), source, end, hashes, new, False)
     if context is None:
         _require_positions(config.output_stack.max_positions, longest, new)
         limit = config.output_stack.max_positions or _rounded(longest)
         length = min(_rounded(longest), limit)
-        return Prompts(*padded(prompts, length, side="left"), None, end, length + new - 1, False)
+        return Prompts(*padded(prompts, length, side="left"), None, end, hashes, length + new - 1, False)
     require(context >= 2, f"context is {context}; expected at least 2 tokens")
     _require_positions(config.output_stack.max_positions, context, 0)
     require(longest <= context, f"a prompt has {longest} tokens; expected at most {context}, the context")
     slots = min(context, longest + new - 1)
-    return Prompts(*padded(prompts, longest, side="left"), None, end, slots, slots < longest + new - 1)
+    return Prompts(*padded(prompts, longest, side="left"), None, end, hashes, slots, slots < longest + new - 1)
 
 
 def require_speaker(net: Transformer) -> None:
@@ -104,8 +108,9 @@ def _rounded(length: int) -> int:
 
 def _require_positions(limit: int | None, length: int, new: int) -> None:
     """Raises InputError where a sequence needs more learned positions than the model has."""
-    added = f" and max_new_tokens is {new}" if new else ""
+    # The last token is chosen and not read.
     require(
-        limit is None or length + new <= limit,
-        f"a prompt has {length} tokens{added}; expected at most {limit} in all, the model's learned positions",
+        limit is None or length + max(new - 1, 0) <= limit,
+        f"a prompt has {length} tokens{f' and max_new_tokens is {new}' if new else ''}; expected at most "
+        f"{(limit or 0) + bool(new)} in all, for the model's {limit} learned positions",
     )

@@ -98,17 +98,16 @@ class Speaker:
         """Which items are generated from together, and how many tokens.
 
         All, as far as possible, up to the largest limit of all texts, so that all batches are alike: what a text has
-        too much is cut off. But a beam search depends on the limit, learned positions end where they end, and a text
-        that slides is on its own: where it slides would depend on the longest one.
+        too much is cut off. But a beam search depends on the limit, learned positions end where they end, and texts
+        that slide are another program.
         """
-        parts: dict[tuple[int, int], list[int]] = {}
+        parts: dict[tuple[bool, int], list[int]] = {}
         longest = max(len(item.ids) for item in items)
         positions = self._net.config.output_stack.max_positions if self._continues else None
         beyond = positions is not None and longest + self.read.most > positions
         apart = beyond or self._decoding.num_beams > 1 or items[0].line.place is None
         for place, item in enumerate(items):
-            alone = place if self._slides(item) else -1
-            parts.setdefault((alone, item.limit if apart else self.read.most), []).append(place)
+            parts.setdefault((self._slides(item), item.limit if apart else self.read.most), []).append(place)
         return [(places, new) for (_, new), places in parts.items()]
 
     def _slides(self, item: Item) -> bool:

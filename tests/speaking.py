@@ -1,0 +1,95 @@
+"""Runs of tiny models that were never trained, and generate.py to speak with them, in this process."""
+
+import io
+import sys
+from contextlib import closing
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+import generate
+from jax_tformer.command_line import run_program
+from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.data.pipelines import build_tokenizer_for
+from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData, TextData, TokenizerConfig
+from jax_tformer.models.transformer import transformer
+from jax_tformer.training import trained
+from jax_tformer.training.checkpoint import Checkpoints
+from jax_tformer.training.run_folder import RunFolder
+
+CONTEXT, SOURCE_LENGTH, TARGET_LENGTH = 32, 16, 12
+_net_of = cache(transformer)
+
+
+def write_runs(folder: Path) -> None:
+    """The runs text and learned (positions) of decoders on bytes, pairs of an encoder-decoder, masked of an encoder."""
+    pairs = folder / "pairs.tsv"
+    pairs.write_text("".join(f"source {number}\ttarget {number} é\n" for number in range(20)), encoding="utf-8")
+    text = TextData(context_length=CONTEXT)
+    _write_run(folder / "text", text)
+    _write_run(folder / "learned", text, positions="learned", max_positions=CONTEXT)
+    _write_run(folder / "pairs", PairData(path=str(pairs), source_length=SOURCE_LENGTH, target_length=TARGET_LENGTH))
+    masked = MaskedTextData(context_length=CONTEXT, source="python-docs", tokenizer=TokenizerConfig("bytes"))
+    _write_run(folder / "masked", masked)
+
+
+def _write_run(path: Path, data: TextData | PairData, **stack: Any) -> None:
+    layer = StackConfig(num_layers=1, num_heads=2, feedforward_width=16, norm_placement="pre", final_norm=True, **stack)
+    tokenizer = build_tokenizer_for(data)
+    model = TransformerConfig(
+        vocab_size=tokenizer.vocab_size,
+        d_model=16,
+        encoder=None if type(data) is TextData else layer,
+        decoder=None if isinstance(data, MaskedTextData) else layer,
+        initializer_std=0.5,
+    )
+    run = RunFolder(path)
+    run.create(ExperimentConfig(model=model, data=data), tokenizer)
+    with closing(Checkpoints(run.checkpoints, 1)) as checkpoints:
+        checkpoints.save(0, {"params": transformer(model).init(jax.random.key(1))}, {})
+
+
+class Program:
+    """generate.py with the runs of a folder, in the current one."""
+
+    def __init__(self, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._runs, self._monkeypatch, self._capsys = runs, monkeypatch, capsys
+        self.errors = ""
+        """What the last call said on standard error."""
+        # What was compiled for a net serves all calls, as long as it is the same object.
+        monkeypatch.setattr(trained, "transformer", _net_of)
+
+    def say(self, run: str, *arguments: str, typed: str | bytes = "") -> str:
+        """Standard output of a call that succeeds, with `typed` on standard input."""
+        self._type(typed)
+        assert generate.main([str(self._runs / run), *arguments]) == 0
+        output = self._capsys.readouterr()
+        self.errors = output.err
+        assert "tokens/s" in output.err.splitlines()[-1]
+        return output.out
+
+    def refuse(self, run: str, *arguments: str, typed: str | bytes = "") -> str:
+        """The one line of a call that must end with status 2, say nothing else, and write nothing."""
+        self._type(typed)
+        self._monkeypatch.setattr(sys, "argv", ["generate.py", str(self._runs / run), *arguments])
+        before = self._files()
+        with pytest.raises(SystemExit) as stop:
+            run_program(generate.main, "generate.py")
+        output = self._capsys.readouterr()
+        assert stop.value.code == 2, output
+        assert output.err.startswith("generate.py: error: ")
+        assert output.err.count("\n") == 1, output.err
+        assert output.out == ""
+        assert self._files() == before
+        return output.err
+
+    def _type(self, typed: str | bytes) -> None:
+        stream = io.BytesIO(typed.encode() if isinstance(typed, str) else typed)
+        self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stream))
+        self._capsys.readouterr()
+
+    def _files(self) -> list[Path]:
+        return sorted([*self._runs.rglob("*"), *Path.cwd().rglob("*")])

@@ -1,0 +1,225 @@
+"""generate.py: what it is asked for comes out, in each form."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jax_tformer.data.tokenizers import load_tokenizer
+from jax_tformer.generating.lines import batched, standard_input
+from tests.speaking import CONTEXT, TARGET_LENGTH, Program, write_runs
+
+ROOT = Path(__file__).parents[1]
+SOURCES = "source 1\n source 12\nsource 3\n"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    write_runs(folder)
+    return folder
+
+
+@pytest.fixture
+def program(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
+    monkeypatch.chdir(tmp_path)
+    return Program(runs, monkeypatch, capsys)
+
+
+def objects(lines: str) -> list[dict[str, Any]]:
+    # Not splitlines: a JSON string may hold other separators of lines.
+    return [json.loads(line) for line in lines.removesuffix("\n").split("\n")]
+
+
+# Prompts.
+
+
+def test_a_prompt_is_continued(program: Program) -> None:
+    text = program.say("text", "--prompt", "It was", "--max-new-tokens", "9")
+    assert text.startswith("It was")
+    assert text.endswith("\n")
+    assert len(text) > len("It was\n")
+    assert program.say("text", "--prompt", "It was", "--max-new-tokens", "9") == text
+    assert program.say("text", "--prompt", "It was", "--max-new-tokens", "9", "--seed", "1") != text
+    greedy = program.say("text", "--prompt", "It was", "--max-new-tokens", "9", "--temperature", "0")
+    assert greedy not in (text, "It was\n")
+    assert (
+        program.say("text", "--prompt", "It was", "--max-new-tokens", "9", "--temperature", "0", "--seed", "1")
+        == greedy
+    )
+
+
+def test_the_context_is_the_default_end(program: Program, runs: Path) -> None:
+    for name in ("text", "learned"):
+        (spoken,) = objects(program.say(name, "--prompt", "It was", "--json", "--top-k", "200"))
+        (completion,) = spoken["completions"]
+        # A start token, six bytes; an end token may come before, and is not among the tokens.
+        assert len(completion["tokens"]) == CONTEXT - 7 or completion["finished"]
+        assert completion["text"] == load_tokenizer(runs / name).decode(completion["tokens"])
+        assert spoken["prompt"] == "It was"
+
+
+def test_samples_are_separated(program: Program) -> None:
+    options = ("--prompt", "It", "--max-new-tokens", "5", "--num-samples", "3", "--top-p", "0.9", "--min-p", "0.001")
+    text = program.say("text", *options)
+    for number in (1, 2, 3):
+        assert f"--- sample {number} ---\nIt" in text
+    (spoken,) = objects(program.say("text", *options, "--json"))
+    texts = [completion["text"] for completion in spoken["completions"]]
+    assert len(set(texts)) == 3
+    assert text == "".join(f"--- sample {number} ---\nIt{each}\n\n" for number, each in enumerate(texts, 1))
+
+
+def test_beams_come_best_first_with_their_scores(program: Program) -> None:
+    options = ("--prompt", "It", "--max-new-tokens", "5", "--beam", "4", "--n-best", "3")
+    (spoken,) = objects(program.say("text", *options, "--json"))
+    scores = [completion["score"] for completion in spoken["completions"]]
+    assert len(scores) == 3
+    assert scores == sorted(scores, reverse=True)
+    text = program.say("text", *options)
+    for number, completion in enumerate(spoken["completions"], 1):
+        assert f"--- beam {number}, score {completion['score']:.4f} ---\nIt{completion['text']}\n\n" in text
+    assert (
+        program.say("text", "--prompt", "It", "--max-new-tokens", "5", "--beam", "4")
+        == f"It{spoken['completions'][0]['text']}\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["text", "learned"])
+def test_a_batch_says_what_each_prompt_says_alone(program: Program, tmp_path: Path, name: str) -> None:
+    prompts = ["It", "A long prompt of 27 bytes", "你好", "So"]
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts), encoding="utf-8")
+    together = program.say(name, "--file", "prompts.txt", "--json", "--batch-size", "3")
+    assert [spoken["prompt"] for spoken in objects(together)] == prompts
+    assert program.say(name, "--json", "--batch-size", "3", typed="\r\n".join(prompts)) == together
+    alone = [program.say(name, "--json", "--prompt", prompt) for prompt in prompts[:2]]
+    assert together.startswith("".join(alone))
+    texts = [spoken["completions"][0]["text"] for spoken in objects(together)]
+    readable = program.say(name, "--file", "prompts.txt")
+    expected = [f"--- prompt {n} ---\n{p}{t}\n\n" for n, (p, t) in enumerate(zip(prompts, texts, strict=True), 1)]
+    assert readable == "".join(expected)
+
+
+def test_one_compilation_serves_all_batches(program: Program) -> None:
+    from jax_tformer.decoding import loop
+
+    # Settings of no other test.
+    compiled = [part._cache_size() for part in (loop.start, loop.advance)]
+    program.say(
+        "text",
+        "--batch-size",
+        "3",
+        "--temperature",
+        "0.7",
+        typed="".join(f"{'x' * number} prompt {number}\n" for number in range(8)),
+    )
+    assert [part._cache_size() for part in (loop.start, loop.advance)] == [number + 1 for number in compiled]
+
+
+def test_standard_input_is_read_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    with open(reading) as stream, open(writing, "wb", buffering=0) as sink:
+        monkeypatch.setattr(sys, "stdin", stream)
+        batches = batched(standard_input(), 2)
+        sink.write(b"one\ntwo\nthr")
+        assert [line.text for line in next(batches)] == ["one", "two"]
+        sink.write(b"ee\n")
+        sink.close()
+        assert [(line.text, line.number) for line in next(batches)] == [("three", 3)]
+
+
+@pytest.mark.parametrize("options", [[], ["--slide", "--max-new-tokens", "90"], ["--temperature", "0"]])
+def test_a_stream_is_what_comes_at_once(program: Program, options: list[str]) -> None:
+    for seed in ("1", "2"):
+        # Most of the bytes that this model says are no characters.
+        whole = program.say("text", "--prompt", "Ça 🙂", "--seed", seed, *options)
+        assert program.say("text", "--prompt", "Ça 🙂", "--seed", seed, *options, "--stream") == whole
+    typed = "a\nPrompt\n你\n"
+    assert program.say("text", *options, "--stream", typed=typed) == program.say("text", *options, typed=typed)
+
+
+def test_sliding_goes_on_beyond_the_context(program: Program) -> None:
+    for name in ("text", "learned"):
+        options = ("--slide", "--max-new-tokens", "80", "--json", "--repetition-penalty", "1.1", "--seed", "4")
+        spoken = objects(program.say(name, *options, typed="It was\nA\nA prompt of 31 characters, so ..\n"[:-4] + "\n"))
+        assert all(len(each["completions"][0]["tokens"]) == 80 or each["completions"][0]["finished"] for each in spoken)
+        assert max(len(each["completions"][0]["tokens"]) for each in spoken) > CONTEXT
+        assert objects(program.say(name, *options, "--prompt", "A")) == spoken[1:2]
+
+
+# Translations.
+
+
+def test_sources_are_translated(program: Program, tmp_path: Path) -> None:
+    lines = program.say("pairs", typed=SOURCES)
+    assert lines.count("\n") == 3
+    assert program.say("pairs", "--stream", typed=SOURCES) == lines
+    assert program.say("pairs", "--source", " source 12") == lines.split("\n")[1] + "\n"
+    (tmp_path / "sources.txt").write_text(SOURCES)
+    spoken = objects(program.say("pairs", "--file", "sources.txt", "--json", "--batch-size", "2"))
+    assert [each["source"] for each in spoken] == ["source 1", "source 12", "source 3"]
+    assert [each["completions"][0]["text"] for each in spoken] == lines.splitlines()
+    assert all(len(each["completions"][0]["tokens"]) <= TARGET_LENGTH for each in spoken)
+    beams = program.say("pairs", "--source", "source 1", "--beam", "3", "--n-best", "2", "--length-penalty", "1")
+    assert "--- beam 2, score -" in beams
+
+
+def test_references_are_scored(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "sources.txt").write_text(SOURCES)
+    (tmp_path / "same.txt").write_text(program.say("pairs", typed=SOURCES))
+    (tmp_path / "other.txt").write_text("target 1\ntarget 12\n\n")
+    program.say("pairs", "--file", "sources.txt", "--reference", "same.txt")
+    bleu, chrf, _ = program.errors.splitlines()
+    assert bleu.startswith("BLEU|nrefs:1|")
+    assert chrf.startswith("chrF2|nrefs:1|")
+    assert " = 100.00" in chrf
+    *_, scores = objects(program.say("pairs", "--json", "--reference", "other.txt", typed=SOURCES))
+    assert set(scores) == {"bleu", "chrf", "signatures"}
+    assert scores["chrf"] < 50
+    assert all(signature.startswith("nrefs:1|") for signature in scores["signatures"])
+
+
+# The real process.
+
+
+def command(runs: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "generate.py", str(runs / "text"), *arguments]
+
+
+def test_a_reader_that_leaves_and_ctrl_c_end_it_quietly(runs: Path) -> None:
+    options = command(
+        runs, "--slide", "--stream", "--max-new-tokens", "1000000", "--temperature", "2", "--top-k", "256"
+    )
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "cwd": ROOT,
+    }
+    for way in ("interrupt", "leave"):
+        with subprocess.Popen([*options, "--prompt", "It"], **pipes) as process:
+            assert process.stdout
+            assert process.stderr
+            process.stdout.read(20)
+            if way == "interrupt":
+                process.send_signal(signal.SIGINT)
+                process.stdout.read()
+            process.stdout.close()
+            errors = process.stderr.read()
+            status = process.wait(timeout=60)
+        assert errors == b""
+        assert status == 128 + (signal.SIGINT if way == "interrupt" else signal.SIGPIPE)
+
+
+def test_help_is_fast_and_imports_no_jax() -> None:
+    code = (
+        "import sys, generate\ntry: generate.main(['--help'])\nexcept SystemExit: pass\nassert 'jax' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--n-best" in done.stdout

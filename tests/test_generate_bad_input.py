@@ -1,0 +1,107 @@
+"""generate.py: what cannot be is refused with one line and status 2, and nothing is written."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.speaking import CONTEXT, Program, write_runs
+
+LONG = "x" * CONTEXT
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    write_runs(folder)
+    return folder
+
+
+@pytest.fixture
+def program(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
+    monkeypatch.chdir(tmp_path)
+    return Program(runs, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompt", ""], "the prompt is empty"),
+        (["--prompt", LONG], "the prompt has 33 tokens with the start token; expected at most 31"),
+        (["--prompt", LONG, "--slide"], "expected at most 32, the model's context; shorten it"),
+        (["--prompt", "It", "--max-new-tokens", "30"], "--max-new-tokens is 30; expected at most 32 together"),
+        (["--prompt", "It", "--max-new-tokens", "30"], "--slide"),
+        (["--prompt", "It", "--max-new-tokens", "0"], "--max-new-tokens is 0; expected a whole number"),
+        (["--prompt", "It", "--temperature", "-1"], "--temperature is -1"),
+        (["--prompt", "It", "--top-p", "0"], "--top-p is 0.0; expected"),
+        (["--prompt", "It", "--min-p", "2"], "--min-p is 2.0; expected"),
+        (["--prompt", "It", "--top-k", "0"], "--top-k is 0"),
+        (["--prompt", "It", "--top-k", "3", "--temperature", "0"], "expected a --temperature above 0"),
+        (["--prompt", "It", "--repetition-penalty", "0"], "--repetition-penalty is 0"),
+        (["--prompt", "It", "--num-samples", "0"], "--num-samples is 0"),
+        (["--prompt", "It", "--num-samples", "2", "--temperature", "0"], "--num-samples is 2 and --temperature is 0"),
+        (["--prompt", "It", "--num-samples", "2", "--beam", "2"], "--num-samples is 2 and --beam is 2"),
+        (["--prompt", "It", "--beam", "0"], "--beam is 0"),
+        (["--prompt", "It", "--n-best", "2"], "--n-best is 2; expected a beam search"),
+        (["--prompt", "It", "--n-best", "3", "--beam", "2"], "--n-best is 3; expected at most --beam, 2"),
+        (["--prompt", "It", "--beam", "2", "--temperature", "1"], "--beam is 2 and --temperature is 1"),
+        (["--prompt", "It", "--beam", "2", "--slide"], "--slide is given and --beam is 2"),
+        (["--prompt", "It", "--early-stopping"], "give --beam"),
+        (["--prompt", "It", "--stream", "--json", "--beam", "2"], "--stream and --beam and --json"),
+        (["--prompt", "It", "--seed", "-1"], "--seed is -1"),
+        (["--prompt", "It", "--batch-size", "0"], "--batch-size is 0"),
+        (["--prompt", "It", "--source", "It"], "--prompt and --source are both given"),
+        (["--prompt", "It\udcff"], "lone surrogate"),
+        (["--source", "It"], "give --prompt, not --source"),
+        (["--prompt", "It", "--reference", "file"], "--reference is for translations"),
+        (["--file", "nowhere.txt"], "nowhere.txt cannot be read"),
+        (["--file", "."], "cannot be read"),
+        ([], "standard input is empty"),
+    ],
+)
+def test_prompts_that_cannot_be(program: Program, arguments: list[str], message: str) -> None:
+    assert message in program.refuse("text", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty; expected a text on each line"),
+        (b"one\n\ntwo\n", "line 2 of {} is empty"),
+        (b"one\n  \n", "line 2 of {} is empty"),
+        (b"one\ncaf\xe9 au lait\n", "line 2 of {} is not UTF-8: byte 0xe9 at byte 4 of the line"),
+        (b"one\n" + LONG.encode(), "line 2 of {}: the prompt has 33 tokens"),
+    ],
+)
+def test_lines_that_cannot_be(program: Program, tmp_path: Path, content: bytes, message: str) -> None:
+    assert message.format("standard input") in program.refuse("text", typed=content)
+    (tmp_path / "lines.txt").write_bytes(content)
+    # A file is known before anything is said.
+    assert message.format("lines.txt") in program.refuse("text", "--file", "lines.txt", "--batch-size", "1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--source", " "], "the source is empty"),
+        (["--source", "source 12345678901"], "has 18 tokens; expected at most 15"),
+        (["--source", "§"], "'§'"),
+        (["--source", "source 1", "--max-new-tokens", "13"], "expected at most 12, the run's data.target_length"),
+        (["--source", "source 1", "--slide"], "--slide is for continuing texts"),
+        (["--source", "source 1", "--top-k", "3"], "--top-k choose"),
+        (["--prompt", "source 1"], "give --source, not --prompt"),
+        (["--source", "source 1", "--reference", "two.txt"], "there are 1 sources and 2 lines in two.txt"),
+        (["--source", "source 1", "--reference", "nowhere.txt"], "nowhere.txt cannot be read"),
+    ],
+)
+def test_sources_that_cannot_be(program: Program, tmp_path: Path, arguments: list[str], message: str) -> None:
+    (tmp_path / "two.txt").write_text("one\ntwo\n")
+    assert message in program.refuse("pairs", *arguments)
+
+
+def test_runs_that_cannot_speak(program: Program, runs: Path, tmp_path: Path) -> None:
+    assert "holds an encoder" in program.refuse("masked", "--prompt", "It")
+    assert "there is no run" in program.refuse("nowhere", "--prompt", "It")
+    subprocess.run(["cp", "-r", str(runs / "text"), str(tmp_path / "mute")], check=True)
+    (tmp_path / "mute" / "tokenizer.json").unlink()
+    assert "tokenizer.json does not exist" in program.refuse(str(tmp_path / "mute"), "--prompt", "It")

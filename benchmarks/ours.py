@@ -1,0 +1,46 @@
+"""The JAX library as a side: `generate` and `stream` on unstacked parameters."""
+
+import itertools
+import time
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from benchmarks.sides import START_ID, Decoded, draw_weights
+from jax_tformer.config import TransformerConfig
+from jax_tformer.decoding import DecodingConfig, generate, stream
+from jax_tformer.models.transformer import transformer
+
+
+class Ours:
+    """One model on one device."""
+
+    def __init__(self, config: TransformerConfig, seed: int, device: str) -> None:
+        self._net = transformer(config)
+        self._device = jax.local_devices(backend=device)[0]
+        self._start_id = None if config.encoder is None else START_ID
+        with jax.default_device(self._device):
+            self._params = self._net.unstacked(jax.device_put(draw_weights(self._net, seed), self._device))
+        jax.block_until_ready(self._params)
+
+    def decode(self, prompts: Sequence[Sequence[int]], new_tokens: int, room: int, beams: int) -> Decoded:
+        """The cache has as many slots as these tokens need; `room` is for others."""
+        decoding = DecodingConfig(max_new_tokens=new_tokens, num_beams=beams)
+        with jax.default_device(self._device):
+            began = time.perf_counter()
+            generated = generate(self._net, self._params, prompts, decoding, start_id=self._start_id)
+            seconds = time.perf_counter() - began
+        return Decoded(seconds, generated.tokens[:, 0])
+
+    def intervals(self, prompt: Sequence[int], count: int, room: int) -> list[float]:
+        """Token by token through `stream`, so that the calls from Python are counted too."""
+        with jax.default_device(self._device):
+            tokens = stream(self._net, self._params, [prompt], DecodingConfig(max_new_tokens=room))
+            times = [time.perf_counter() for _ in itertools.islice(tokens, count + 1)]
+        return np.diff(times).tolist()
+
+    def device_memory(self) -> int | None:
+        """As JAX's allocator counts it."""
+        statistics = self._device.memory_stats() if self._device.platform != "cpu" else None
+        return None if statistics is None else statistics["peak_bytes_in_use"]

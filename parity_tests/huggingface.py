@@ -1,6 +1,7 @@
 """The third oracle: Hugging Face's own models, of reduced configs, with random weights, run on our batches."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
+from transformers.models.bart import BartConfig, BartForConditionalGeneration
 from transformers.models.bert import BertConfig, BertForMaskedLM, BertModel
 from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
@@ -39,14 +41,39 @@ _BERT = {
     # As the padding_idx of the token table it would take token 0 its gradient.
     "pad_token_id": None,
 }
+_BART = {
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    # Nothing of one stack fits the other.
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 80,
+    "decoder_ffn_dim": 72,
+    "max_position_embeddings": 40,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "decoder_start_token_id": None,
+    "forced_eos_token_id": None,
+}
 MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
     "gpt2": (GPT2LMHeadModel, _GPT2),
     "bert": (BertModel, _BERT),
     "bert masked": (BertForMaskedLM, _BERT),
+    "bart": (BartForConditionalGeneration, _BART),
 }
 """The class, and the settings of its reduced config."""
-_BLOCKS = {GPT2Config: ("h", "attn"), BertConfig: ("encoder.layer", "attention.self")}
-"""Where the layers are, and in a layer the module that returns attention weights."""
+_LAYERS: dict[type, dict[str, tuple[str, dict[str, str]]]] = {
+    GPT2Config: {"decoder": ("h", {"attn": "self_attention"})},
+    BertConfig: {"encoder": ("encoder.layer", {"attention.self": "self_attention"})},
+    BartConfig: {
+        "encoder": ("encoder.layers", {"self_attn": "self_attention"}),
+        "decoder": ("decoder.layers", {"self_attn": "self_attention", "encoder_attn": "cross_attention"}),
+    },
+}
+"""Where the layers of a stack are, and in a layer the modules that return attention weights."""
 
 
 class Oracle:
@@ -56,8 +83,10 @@ class Oracle:
         """`settings` are changes of the reduced config."""
         kind, reduced = MODELS[name]
         self.model = kind(kind.config_class(**reduced | settings, attn_implementation="eager"))
-        self._fresh = {name: p.detach().double().numpy() for name, p in self.model.named_parameters()}
+        self._fresh = {name: tensor.detach().double().numpy() for name, tensor in self._kept().items()}
         self.model.to(getattr(torch, dtype)).eval()
+        for tensor in self._kept().values():
+            tensor.requires_grad_()
         self.json = config_json(self.model)
         self.config: TransformerConfig = config_from_huggingface(self.json)
         self._captured: dict[str, torch.Tensor] = {}
@@ -67,21 +96,23 @@ class Oracle:
         """Float64 weights by the names that the model saves: matrices N(0, std^2), vectors off their 0 and 1."""
         rng = np.random.default_rng(seed)
         return {
-            name: rng.normal(0, std, fresh.shape) if fresh.ndim > 1 else rng.normal(fresh.round(), 0.1)
+            name: rng.normal(fresh.round(), 0.1) if fresh.size in fresh.shape else rng.normal(0, std, fresh.shape)
             for name, fresh in self._fresh.items()
         }
 
     def load(self, weights: Mapping[str, np.ndarray]) -> None:
         """Gives the model these weights, rounded to its type."""
         with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                parameter.copy_(torch.from_numpy(weights[name]))
+            for name, tensor in self._kept().items():
+                tensor.copy_(torch.from_numpy(weights[name]))
 
     def run(self, batch: Tensors) -> Result:
         """Forward and backward; activations and gradients are named as ours."""
         arrays = {name: torch.from_numpy(array) for name, array in batch.items()}
-        self.model.zero_grad()
-        logits = self.model(**self._inputs(arrays))[0]
+        for tensor in self._kept().values():
+            tensor.grad = None
+        with _told_positions(self.model, arrays):
+            logits = self.model(**self._inputs(arrays))[0]
         activations = {"logits": logits, **self._captured}
         if self.config.head == "none":
             loss = logits.square().mean()
@@ -92,8 +123,8 @@ class Oracle:
         loss.backward()
         activations["loss"] = loss
         gradients = {
-            name: (torch.zeros_like(p) if p.grad is None else p.grad).numpy()
-            for name, p in self.model.named_parameters()
+            name: (torch.zeros_like(tensor) if tensor.grad is None else tensor.grad).numpy()
+            for name, tensor in self._kept().items()
         }
         return Result(
             {name: tensor.detach().numpy() for name, tensor in activations.items()},
@@ -109,7 +140,19 @@ class Oracle:
         batch = batch_for(self.config, padding, seed)
         return {name: array[:-1] for name, array in batch.items()} if self.config.head == "none" else batch
 
+    def _kept(self) -> dict[str, torch.Tensor]:
+        """What the model saves, tied arrays once: its parameters, and the bias of logits that BART has as a buffer."""
+        saved = self.model.state_dict().keys()
+        tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
+        return {name: tensor for name, tensor in tensors if name in saved}
+
     def _inputs(self, arrays: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if "source" in arrays:
+            inputs = {"input_ids": arrays["source"], "decoder_input_ids": arrays["target"]}
+            for name, mask in {"source_mask": "attention_mask", "target_mask": "decoder_attention_mask"}.items():
+                if name in arrays:
+                    inputs[mask] = arrays[name].long()
+            return inputs
         inputs = {"input_ids": arrays["tokens"]}
         if "mask" in arrays:
             inputs["attention_mask"] = arrays["mask"].long()
@@ -120,23 +163,53 @@ class Oracle:
         return inputs
 
     def _watch(self) -> None:
-        blocks, attention = _BLOCKS[type(self.model.config)]
-        side = "encoder" if self.config.decoder is None else "decoder"
-
         def keep(name: str, part: int | None = None) -> Callable[..., None]:
             def hook(module: torch.nn.Module, inputs: Any, output: Any) -> None:
                 self._captured[name] = output if part is None else output[part]
 
             return hook
 
-        for layer, block in enumerate(self.model.base_model.get_submodule(blocks)):
-            block.register_forward_hook(keep(f"{side}.{layer}.hidden"))
-            block.get_submodule(attention).register_forward_hook(keep(f"{side}.{layer}.self_attention", 1))
+        for side, (blocks, attentions) in _LAYERS[type(self.model.config)].items():
+            for layer, block in enumerate(self.model.base_model.get_submodule(blocks)):
+                block.register_forward_hook(keep(f"{side}.{layer}.hidden"))
+                for module, kind in attentions.items():
+                    block.get_submodule(module).register_forward_hook(keep(f"{side}.{layer}.{kind}", 1))
+
+
+@contextmanager
+def _told_positions(model: PreTrainedModel, arrays: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """BART counts from the start of the row and takes no positions: while this is on, its two tables are told."""
+
+    def tell(positions: torch.Tensor) -> Callable[..., torch.Tensor]:
+        def hook(table: torch.nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+            # The table's own lookup, which adds its offset; it takes one row of positions.
+            return table.forward(inputs[0], position_ids=positions.flatten()).view(*positions.shape, -1)
+
+        return hook
+
+    handles = [
+        model.get_submodule(f"model.{side}.embed_positions").register_forward_hook(
+            tell(position_ids(arrays[name], arrays[f"{name}_mask"]))
+        )
+        for name, side in {"source": "encoder", "target": "decoder"}.items()
+        if f"{name}_mask" in arrays
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def config_json(model: PreTrainedModel) -> dict[str, Any]:
     """The model's config.json, parsed."""
     return model.config.to_dict() | {"architectures": [type(model).__name__]}
+
+
+def masked(batch: Tensors) -> Tensors:
+    """The batch with its masks, all true where it has none: JAX then compiles one function and not two."""
+    names = {"tokens": "mask", "source": "source_mask", "target": "target_mask"}
+    return {mask: np.ones(batch[name].shape, bool) for name, mask in names.items() if name in batch} | batch
 
 
 def comparable(config: TransformerConfig, batch: Tensors, activations: Mapping[str, np.ndarray]) -> Tensors:
@@ -146,13 +219,19 @@ def comparable(config: TransformerConfig, batch: Tensors, activations: Mapping[s
     mask adds a large negative number to all scores alike, to everything. Nothing else depends on them: no position
     may attend to padding, and its labels are ignored.
     """
-    mask = batch.get("mask", np.ones(batch["tokens"].shape, bool))
-    seen = mask.any(axis=1, keepdims=True) if config.decoder is None else mask.cumsum(axis=1) > 0
-    seen = np.broadcast_to(seen, mask.shape)
-    return {
-        name: (array.swapaxes(1, 2) if name.endswith("attention") else array)[seen] if array.ndim else array
-        for name, array in activations.items()
-    }
+    batch = masked(batch)
+    source = batch["source_mask" if "source" in batch else "mask"]
+    target = batch["target_mask" if "target" in batch else "mask"]
+    some = source.any(axis=1, keepdims=True)
+    seen = {"encoder": np.broadcast_to(some, source.shape), "decoder": (target.cumsum(axis=1) > 0) & some}
+    # Logits and losses stand on the last stack.
+    seen["output"] = seen["encoder" if config.decoder is None else "decoder"]
+
+    def there(name: str, array: np.ndarray) -> np.ndarray:
+        side, kind = name.split(".")[0], name.split(".")[-1]
+        return (array.swapaxes(1, 2) if kind.endswith("attention") else array)[seen.get(side, seen["output"])]
+
+    return {name: there(name, array) if array.ndim else array for name, array in activations.items()}
 
 
 class Narrowed(TorchDispatchMode):

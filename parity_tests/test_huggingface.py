@@ -1,4 +1,4 @@
-"""Gates 1, 2 and 3 against Hugging Face's own GPT-2 and BERT, and what their settings mean."""
+"""Gates 1, 2 and 3 against Hugging Face's own GPT-2, BERT and BART, and what their settings mean."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -14,10 +14,10 @@ from transformers.activations import ACT2FN
 from jax_tformer.config import DropoutConfig, Dtype
 from jax_tformer.nn.feedforward import activate
 from jax_tformer.weights.huggingface import FAMILIES, from_huggingface
-from jax_tformer.weights.huggingface.tables import ACTIVATIONS, MATRIX, read_rows
+from jax_tformer.weights.huggingface.tables import ACTIVATIONS, CONV1D, MATRIX, read_rows
 from parity_tests.bridge import Pair, Result, Tensors, known_zeros
 from parity_tests.cases import CONFIGS, PADDINGS, REGIMES
-from parity_tests.huggingface import MODELS, Narrowed, Oracle, comparable
+from parity_tests.huggingface import MODELS, Narrowed, Oracle, comparable, masked
 from parity_tests.measure import Measured, ParityError, Sample, compared, quality
 
 Record = Callable[[str, Measured], None]
@@ -36,9 +36,7 @@ def results(name: str, weights: Tensors, batch: Tensors, dtype: Dtype) -> tuple[
     pair, oracle = sides(name, dtype)
     oracle.load(weights)
     pair.load(from_huggingface(oracle.json, weights)[1])
-    # All true where they get no mask at all: JAX then compiles one function and not two.
-    whole = {"mask": np.ones(batch["tokens"].shape, bool)}
-    ours, theirs = pair.run_jax(whole | batch), oracle.run(batch)
+    ours, theirs = pair.run_jax(masked(batch)), oracle.run(batch)
     return (
         Result(comparable(oracle.config, batch, ours.activations), ours.gradients),
         Result(comparable(oracle.config, batch, theirs.activations), theirs.gradients),
@@ -75,39 +73,50 @@ def test_which_positions_are_compared() -> None:
     assert decoder.tolist() == [2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
     encoder = comparable(CONFIGS["bert-base"], batch, {"position": batch["tokens"]})["position"]
     assert encoder.tolist() == list(range(12))
+    batch = {name: batch["tokens"] for name in ("source", "target")} | {
+        "source_mask": batch["mask"][[0, 3, 2, 1]],
+        "target_mask": batch["mask"],
+    }
+    places = {name: batch["source"] for name in ("encoder.0.hidden", "decoder.0.hidden", "logits")}
+    found = {name: array.tolist() for name, array in comparable(CONFIGS["vaswani-base"], batch, places).items()}
+    assert found["encoder.0.hidden"] == [0, 1, 2, 3, 8, 9, 10, 11, 12, 13, 14, 15]
+    assert found["decoder.0.hidden"] == found["logits"] == [2, 3, 8, 9, 10, 11]
 
 
 @pytest.mark.parametrize("padding", ["right", "left"])
-@pytest.mark.parametrize("name", ["gpt2", "bert masked"])
-def test_nothing_is_left_out_but_what_differs(name: str, padding: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "side"), [("gpt2", "decoder"), ("bert masked", "encoder"), ("bart", "encoder"), ("bart", "decoder")]
+)
+def test_nothing_is_left_out_but_what_differs(name: str, side: str, padding: str) -> None:
     """Hidden states of the first layer differ at every position that is not compared, and at no other."""
     pair, oracle = sides(name, "float64")
     weights, batch = oracle.random_weights(0.2, 0), oracle.batch(padding, 0)
     oracle.load(weights)
     pair.load(from_huggingface(oracle.json, weights)[1])
-    layer = f"{'decoder' if oracle.config.decoder else 'encoder'}.0.hidden"
+    layer = f"{side}.0.hidden"
     ours, theirs = pair.run_jax(batch).activations[layer], oracle.run(batch).activations[layer]
-    places = np.arange(batch["tokens"].size).reshape(batch["tokens"].shape)
     equal = np.abs(ours - theirs).max(axis=-1) < 1e-6
-    assert places[equal].tolist() == comparable(oracle.config, batch, {"place": places})["place"].tolist()
+    places = np.arange(equal.size).reshape(equal.shape)
+    assert places[equal].tolist() == comparable(oracle.config, batch, {layer: places})[layer].tolist()
     assert not equal.all()
 
 
 FUSED = tuple(f"decoder.blocks.*.self_attention.{name}.weight" for name in ("key", "query", "value"))
-FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "query and key swapped": ("transformer.h.*.attn.c_attn.weight", {"ours": FUSED}),
-    "a square matrix transposed": ("transformer.h.*.attn.c_proj.weight", {"axes": MATRIX}),
-    "heads before query, key and value": ("transformer.h.*.attn.c_attn.weight", {"axes": "i (o n) -> n o i"}),
+FAULTS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "query and key swapped": ("gpt2", "transformer.h.*.attn.c_attn.weight", {"ours": FUSED}),
+    "a square matrix transposed": ("gpt2", "transformer.h.*.attn.c_proj.weight", {"axes": MATRIX}),
+    "heads before query, key and value": ("gpt2", "transformer.h.*.attn.c_attn.weight", {"axes": "i (o n) -> n o i"}),
+    "cross-attention transposed": ("bart", "model.decoder.layers.*.encoder_attn.q_proj.weight", {"axes": CONV1D}),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_the_table_turns_gate_1_red(fault: str) -> None:
     """All shapes agree; only the numbers tell."""
-    pair, oracle = sides("gpt2", "float64")
+    name, theirs, change = FAULTS[fault]
+    pair, oracle = sides(name, "float64")
     weights, batch = oracle.random_weights(0.02, 0), oracle.batch("right", 0)
-    theirs, change = FAULTS[fault]
-    rows = FAMILIES["GPT2LMHeadModel"].rows(oracle.config)
+    rows = FAMILIES[oracle.json["architectures"][0]].rows(oracle.config)
     assert theirs in {row.theirs for row in rows}
     faulty = tuple(row._replace(**change) if row.theirs == theirs else row for row in rows)
     oracle.load(weights)
@@ -174,6 +183,10 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("bert", {"type_vocab_size": 3, "num_attention_heads": 8, "num_hidden_layers": 1}),
     ("bert masked", {"hidden_act": "relu"}),
     ("bert masked", {"tie_word_embeddings": False}),
+    ("bart", {"scale_embedding": True, "activation_function": "gelu_new"}),
+    ("bart", {"tie_word_embeddings": False, "max_position_embeddings": 11}),
+    ("bart", {"encoder_layers": 4, "decoder_layers": 1, "encoder_attention_heads": 1, "decoder_attention_heads": 8}),
+    ("bart", {"encoder_ffn_dim": 24, "activation_function": "relu", "vocab_size": 29}),
 ]
 
 
@@ -208,3 +221,6 @@ def test_dropout_rates() -> None:
     assert Oracle("gpt2", **rates).config.dropout == DropoutConfig(embedding=0.2, attention=0.3, residual=0.4)
     rates = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3}
     assert Oracle("bert", **rates).config.dropout == DropoutConfig(embedding=0.2, attention=0.3, residual=0.2)
+    rates = {"dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.4}
+    expected = DropoutConfig(embedding=0.2, attention=0.3, residual=0.2, feedforward=0.4)
+    assert Oracle("bart", **rates).config.dropout == expected

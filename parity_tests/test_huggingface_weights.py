@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
+from transformers.models.bart import BartConfig, BartForConditionalGeneration
 from transformers.models.bert import BertConfig, BertForMaskedLM, BertModel
 from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
@@ -31,23 +32,28 @@ Record = Callable[[str, Measured], None]
 
 
 FULL_SIZE = [
-    (GPT2LMHeadModel, GPT2Config, ARCHITECTURES["gpt2"], 124_439_808),
-    (BertForMaskedLM, BertConfig, ARCHITECTURES["bert-base"], 109_514_298),
+    (GPT2LMHeadModel, GPT2Config, ARCHITECTURES["gpt2"], 124_439_808, 0),
+    (BertForMaskedLM, BertConfig, ARCHITECTURES["bert-base"], 109_514_298, 0),
     # Without the pooler, 768 x 768 + 768.
-    (BertModel, BertConfig, None, 109_482_240 - 590_592),
+    (BertModel, BertConfig, None, 109_482_240, -590_592),
+    # With the bias of logits, a buffer there, and without the first two rows of both position tables.
+    (BartForConditionalGeneration, BartConfig, None, 406_291_456, 50_265 - 2 * 2 * 1024),
 ]
 
 
 @pytest.mark.parametrize(
-    ("kind", "config", "preset", "count"), FULL_SIZE, ids=lambda value: getattr(value, "__name__", "")
+    ("kind", "config", "preset", "count", "more"), FULL_SIZE, ids=lambda value: getattr(value, "__name__", "")
 )
-def test_default_configs_are_our_presets(kind: Any, config: Any, preset: TransformerConfig | None, count: int) -> None:
+def test_default_configs_are_our_presets(
+    kind: Any, config: Any, preset: TransformerConfig | None, count: int, more: int
+) -> None:
+    """`count` parameters of theirs, and how many `more` ours has."""
     with torch.device("meta"):
         model = kind(config())
     ours = config_from_huggingface(config_json(model))
     assert preset in (ours, None)
-    theirs = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("pooler."))
-    assert sum(leaf.size for leaf in jax.tree.leaves(transformer(ours).shapes)) == theirs == count
+    assert sum(p.numel() for p in model.parameters()) == count
+    assert sum(leaf.size for leaf in jax.tree.leaves(transformer(ours).shapes)) == count + more
     # All settings have Hugging Face's defaults.
     assert config_from_huggingface({"architectures": [kind.__name__]}) == ours
 
@@ -72,6 +78,15 @@ def bytes_lost(first: Tensors, second: Tensors) -> Measured:
     return worst("9 bytes lost", {name: differing(first.get(name), second.get(name)) for name in names}, 0.0)
 
 
+NO_LONGER_WRITTEN = {
+    "position_embedding_type",
+    "normalize_before",
+    "normalize_embedding",
+    "add_final_layer_norm",
+    "static_position_embeddings",
+}
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("name", MODELS)
@@ -83,12 +98,17 @@ def test_there_and_back(name: str, tied: bool, dtype: Dtype, tmp_path: Path, rec
     params = from_reference(reference, transformer(config).shapes)
     architecture = MODELS[name][0].__name__
     written, back = to_huggingface(architecture, config, to_reference(params))
-    # What we have no place for: the pooler, and the bias that only a tied head uses.
-    idle = {"pooler.dense.weight", "pooler.dense.bias"} | (set() if tied else {"cls.predictions.bias"})
+    # What we have no place for: the pooler, and the bias and the table that only ties use.
+    idle = {"pooler.dense.weight", "pooler.dense.bias"}
+    idle |= set() if tied else {"cls.predictions.bias", "model.shared.weight"}
     kept = {key: array for key, array in weights.items() if key not in idle}
+    # Nor for the first two rows of BART's position tables.
+    for key in kept.keys() & {f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}:
+        assert weights[key][:2].any()
+        kept[key] = np.concatenate([np.zeros_like(weights[key][:2]), weights[key][2:]])
     record(f"huggingface {name}", bytes_lost(back, kept))
-    # The installed version knows absolute positions only, and no longer writes that it does.
-    assert written == written | {key: theirs[key] for key in written.keys() - {"position_embedding_type"}}
+    # The installed version knows one value of these only, and no longer writes it.
+    assert written == written | {key: theirs[key] for key in written.keys() - NO_LONGER_WRITTEN}
     assert config_from_huggingface(written).with_dtype(dtype) == config
 
 
@@ -191,6 +211,16 @@ def test_writing_weights_that_do_not_fit() -> None:
         ("bert", {"position_embedding_type": "relative_key"}, "only 'absolute' is supported"),
         ("bert", {"is_decoder": True}, "only False is supported"),
         ("bert masked", {"hidden_dropout_prob": 1.5}, "from 0 to below 1"),
+        ("bart", {"activation_function": "tanh"}, "expected one of 'gelu'"),
+        ("bart", {"decoder_layerdrop": 0.1}, r"only 0\.0 is supported"),
+        ("bart", {"normalize_before": True}, "only False is supported"),
+        ("bart", {"normalize_embedding": False}, "only True is supported"),
+        ("bart", {"static_position_embeddings": True}, "only False is supported"),
+        ("bart", {"add_final_layer_norm": True}, "only False is supported"),
+        ("bart", {"is_encoder_decoder": False}, "only True is supported"),
+        ("bart", {"scale_embedding": 2}, "scale_embedding|embedding_scale"),
+        ("bart", {"decoder_attention_heads": 5}, "divisible"),
+        ("bart", {"architectures": ["BartModel"]}, "'BartModel' is not a known"),
     ],
 )
 def test_settings_that_are_refused(name: str, change: dict[str, Any], message: str) -> None:
@@ -222,6 +252,12 @@ def test_the_other_names_of_settings() -> None:
     renamed = {key: value for key, value in config.items() if key not in ("n_head", "n_embd")}
     with_synonyms = renamed | {"num_attention_heads": 4, "hidden_size": 32}
     assert config_from_huggingface(with_synonyms) == config_from_huggingface(config)
+    theirs = Oracle("bart").json
+    names = {"d_model": "hidden_size", "encoder_layers": "num_hidden_layers"}
+    names["encoder_attention_heads"] = "num_attention_heads"
+    renamed = {names.get(key, key): value for key, value in theirs.items()}
+    assert renamed.keys() != theirs.keys()
+    assert config_from_huggingface(renamed) == config_from_huggingface(theirs)
 
 
 @pytest.mark.parametrize(
@@ -234,6 +270,8 @@ def test_the_other_names_of_settings() -> None:
         ("BertModel", "bert-base", {}, 'head: "none" -> "transform"'),
         ("BertForMaskedLM", "bert-base", {"dropout": DropoutConfig(embedding=0.1)}, r"residual: 0\.1 -> 0\.0"),
         ("BertForMaskedLM", "bert-base", {"stack": {"token_types": 0}}, "token_type_embeddings"),
+        ("BartForConditionalGeneration", "gpt2", {}, "do not both have an encoder"),
+        ("BartForConditionalGeneration", "vaswani-base", {}, "decoder.positions"),
     ],
 )
 def test_configs_that_a_family_cannot_express(

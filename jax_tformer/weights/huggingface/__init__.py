@@ -5,6 +5,7 @@ from typing import Any
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.errors import InputError
+from jax_tformer.weights.huggingface.bart import BART
 from jax_tformer.weights.huggingface.bert import BERT, MASKED_BERT
 from jax_tformer.weights.huggingface.gpt2 import GPT2
 from jax_tformer.weights.huggingface.tables import (
@@ -17,7 +18,12 @@ from jax_tformer.weights.huggingface.tables import (
     write_settings,
 )
 
-FAMILIES: dict[str, Family] = {"GPT2LMHeadModel": GPT2, "BertModel": BERT, "BertForMaskedLM": MASKED_BERT}
+FAMILIES: dict[str, Family] = {
+    "GPT2LMHeadModel": GPT2,
+    "BertModel": BERT,
+    "BertForMaskedLM": MASKED_BERT,
+    "BartForConditionalGeneration": BART,
+}
 """By the class in `transformers`, which a config.json names under `architectures`."""
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.presets import ARCHITECTURES
-from jax_tformer.weights.huggingface.tables import ACTIVATIONS, MATRIX, VECTOR, Family, Row, Setting
+from jax_tformer.weights.huggingface.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, pair
 
 SETTINGS = (
     Setting("vocab_size", ("vocab_size",)),
@@ -23,25 +23,20 @@ SETTINGS = (
 FIXED = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"}
 """`pad_token_id` is not read: it keeps PyTorch from training one row of the token table, and changes no output."""
 
-
-def _pair(theirs: str, ours: str, axes: str = MATRIX) -> tuple[Row, Row]:
-    return Row(f"{theirs}.weight", (f"{ours}.weight",), axes), Row(f"{theirs}.bias", (f"{ours}.bias",), VECTOR)
-
-
 _LAYER, _OURS = "encoder.layer.*", "encoder.blocks.*"
 ROWS = (
     Row("embeddings.word_embeddings.weight", ("embedding.tokens.weight",)),
     Row("embeddings.position_embeddings.weight", ("embedding.positions.weight",)),
     Row("embeddings.token_type_embeddings.weight", ("embedding.token_types.weight",)),
-    *_pair("embeddings.LayerNorm", "embedding.norm", VECTOR),
-    *_pair(f"{_LAYER}.attention.self.query", f"{_OURS}.self_attention.query"),
-    *_pair(f"{_LAYER}.attention.self.key", f"{_OURS}.self_attention.key"),
-    *_pair(f"{_LAYER}.attention.self.value", f"{_OURS}.self_attention.value"),
-    *_pair(f"{_LAYER}.attention.output.dense", f"{_OURS}.self_attention.output"),
-    *_pair(f"{_LAYER}.attention.output.LayerNorm", f"{_OURS}.self_attention_norm", VECTOR),
-    *_pair(f"{_LAYER}.intermediate.dense", f"{_OURS}.feedforward.up"),
-    *_pair(f"{_LAYER}.output.dense", f"{_OURS}.feedforward.down"),
-    *_pair(f"{_LAYER}.output.LayerNorm", f"{_OURS}.feedforward_norm", VECTOR),
+    *pair("embeddings.LayerNorm", "embedding.norm", VECTOR),
+    *pair(f"{_LAYER}.attention.self.query", f"{_OURS}.self_attention.query"),
+    *pair(f"{_LAYER}.attention.self.key", f"{_OURS}.self_attention.key"),
+    *pair(f"{_LAYER}.attention.self.value", f"{_OURS}.self_attention.value"),
+    *pair(f"{_LAYER}.attention.output.dense", f"{_OURS}.self_attention.output"),
+    *pair(f"{_LAYER}.attention.output.LayerNorm", f"{_OURS}.self_attention_norm", VECTOR),
+    *pair(f"{_LAYER}.intermediate.dense", f"{_OURS}.feedforward.up"),
+    *pair(f"{_LAYER}.output.dense", f"{_OURS}.feedforward.down"),
+    *pair(f"{_LAYER}.output.LayerNorm", f"{_OURS}.feedforward_norm", VECTOR),
     # 0, 1, 2 ..., which older versions saved.
     Row("embeddings.position_ids", None),
     # Next-sentence prediction reads the pooled first token, and we have no such head.
@@ -56,8 +51,8 @@ def masked_rows(config: TransformerConfig) -> tuple[Row, ...]:
     encoder = tuple(row._replace(theirs=f"bert.{row.theirs}") for row in ROWS)
     return (
         *encoder,
-        *_pair(f"{head}.transform.dense", "head.dense"),
-        *_pair(f"{head}.transform.LayerNorm", "head.norm", VECTOR),
+        *pair(f"{head}.transform.dense", "head.dense"),
+        *pair(f"{head}.transform.LayerNorm", "head.norm", VECTOR),
         Row(f"{head}.bias", ("head.bias",) if tied else None, VECTOR),
         Row(f"{head}.decoder.weight", ("embedding.tokens.weight" if tied else "head.weight",)),
         Row(f"{head}.decoder.bias", ("head.bias",), VECTOR),

@@ -68,6 +68,13 @@ class Row(NamedTuple):
     ours: tuple[str, ...] | None
     """What it becomes; None: deliberately dropped, whether it is there or not."""
     axes: str = MATRIX
+    idle: int = 0
+    """Leading rows of theirs that nothing ever reads: dropped, whatever they hold, and written as zeros."""
+
+
+def pair(theirs: str, ours: str, axes: str = MATRIX) -> tuple[Row, Row]:
+    """The weight and the bias of one module."""
+    return Row(f"{theirs}.weight", (f"{ours}.weight",), axes), Row(f"{theirs}.bias", (f"{ours}.bias",), VECTOR)
 
 
 @dataclass(frozen=True)
@@ -141,6 +148,7 @@ class Place(NamedTuple):
     shape: tuple[int, ...]
     ours: tuple[str, ...]
     axes: str
+    idle: int
     tied: bool
     """Repeats what an earlier place holds."""
 
@@ -164,7 +172,7 @@ def read_rows(rows: tuple[Row, ...], config: TransformerConfig, weights: Weights
     for place in places:
         if place.theirs not in given:
             continue
-        parts = einops.rearrange(given[place.theirs], place.axes, n=len(place.ours))
+        parts = einops.rearrange(given[place.theirs][place.idle :], place.axes, n=len(place.ours))
         for name, part in zip(place.ours, parts, strict=True):
             if place.tied and part.tobytes() != ours[name].tobytes():
                 raise WeightsError(f"{place.theirs} should repeat the array that becomes {name}, and differs from it")
@@ -186,7 +194,9 @@ def write_rows(rows: tuple[Row, ...], config: TransformerConfig, weights: Weight
         if len({part.dtype for part in parts}) > 1:
             raise WeightsError(f"{', '.join(place.ours)} become one array; expected one type, not several")
         if not place.tied:
-            theirs[place.theirs] = np.ascontiguousarray(einops.rearrange(np.stack(parts), _inverse(place.axes)))
+            whole = einops.rearrange(np.stack(parts), _inverse(place.axes))
+            idle = np.zeros((place.idle, *whole.shape[1:]), whole.dtype)
+            theirs[place.theirs] = np.ascontiguousarray(np.concatenate([idle, whole]))
     return theirs
 
 
@@ -199,20 +209,27 @@ def _places(rows: tuple[Row, ...], shapes: Mapping[str, tuple[int, ...]]) -> lis
     """The rows of all layers; raises WeightsError unless they fill each of our arrays (`shapes`), and no others."""
     places: list[Place] = []
     filled: set[str] = set()
-    layers = 1 + max(int(match[1]) for name in shapes if (match := re.search(r"\.blocks\.(\d+)\.", name)))
     for row in rows:
         if row.ours is None:
             continue
-        for layer in map(str, range(layers if "*" in row.theirs else 1)):
+        for layer in map(str, range(_layers(row.ours[0], shapes))):
             theirs, ours = row.theirs.replace("*", layer), tuple(name.replace("*", layer) for name in row.ours)
             if absent := [name for name in ours if name not in shapes]:
                 raise WeightsError(f"{theirs} becomes {listed(absent)}, which a model of this config does not have")
             whole = einops.rearrange(np.empty((len(ours), *shapes[ours[0]]), bool), _inverse(row.axes))
-            places.append(Place(theirs, whole.shape, ours, row.axes, ours[0] in filled))
+            shape = (row.idle + whole.shape[0], *whole.shape[1:])
+            places.append(Place(theirs, shape, ours, row.axes, row.idle, ours[0] in filled))
             filled.update(ours)
     if unfilled := shapes.keys() - filled:
         raise WeightsError(f"this family has nothing that becomes {listed(unfilled)}")
     return places
+
+
+def _layers(ours: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """How many layers the stack of such a name has; 1 where there is no `*` in it."""
+    stack, star, _ = ours.partition("*")
+    numbered = re.compile(re.escape(stack) + r"(\d+)\.")
+    return 1 + max((int(match[1]) for name in shapes if star and (match := numbered.match(name))), default=0)
 
 
 def _inverse(axes: str) -> str:

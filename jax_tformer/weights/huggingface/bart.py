@@ -1,0 +1,103 @@
+"""BART (Lewis et al., 2019) as `transformers.BartForConditionalGeneration` keeps it."""
+
+from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.weights.huggingface.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, pair
+
+_STACK = StackConfig(
+    num_layers=12,
+    num_heads=16,
+    feedforward_width=4096,
+    activation="gelu_erf",
+    embedding_norm=True,
+    positions="learned",
+    max_positions=1024,
+)
+LARGE = TransformerConfig(
+    vocab_size=50265,
+    d_model=1024,
+    encoder=_STACK,
+    decoder=_STACK,
+    shared_embedding=True,
+    tied_head=True,
+    head_bias=True,
+    dropout=DropoutConfig(embedding=0.1, residual=0.1),
+)
+SETTINGS = (
+    Setting("vocab_size", ("vocab_size",)),
+    Setting("d_model", ("d_model",), synonym="hidden_size"),
+    Setting("encoder_layers", ("encoder.num_layers",), synonym="num_hidden_layers"),
+    Setting("decoder_layers", ("decoder.num_layers",)),
+    Setting("encoder_attention_heads", ("encoder.num_heads",), synonym="num_attention_heads"),
+    Setting("decoder_attention_heads", ("decoder.num_heads",)),
+    Setting("encoder_ffn_dim", ("encoder.feedforward_width",)),
+    Setting("decoder_ffn_dim", ("decoder.feedforward_width",)),
+    Setting("max_position_embeddings", ("encoder.max_positions", "decoder.max_positions")),
+    Setting("activation_function", ("encoder.activation", "decoder.activation"), ACTIVATIONS),
+    Setting("scale_embedding", ("encoder.embedding_scale", "decoder.embedding_scale")),
+    Setting("tie_word_embeddings", ("tied_head", "shared_embedding")),
+    Setting("init_std", ("initializer_std",)),
+    Setting("dropout", ("dropout.embedding", "dropout.residual")),
+    Setting("attention_dropout", ("dropout.attention",)),
+    Setting("activation_dropout", ("dropout.feedforward",)),
+)
+FIXED = {
+    "is_encoder_decoder": True,
+    "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0,
+    # Of the first versions, which kept mBART and others in the same class.
+    "normalize_before": False,
+    "normalize_embedding": True,
+    "add_final_layer_norm": False,
+    "static_position_embeddings": False,
+}
+"""`pad_token_id` is not read, as with BERT, nor are the other ids: they steer `generate`, and are no part of ours."""
+
+OFFSET = 2
+"""Position p is row p + 2 of their table; no position is one of the first two rows, which fairseq kept for padding."""
+
+
+def _attention(theirs: str, ours: str) -> tuple[Row, ...]:
+    names = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
+    return tuple(row for name, our in names.items() for row in pair(f"{theirs}.{name}", f"{ours}.{our}"))
+
+
+def _stack(side: str, embedding: str) -> tuple[Row, ...]:
+    theirs, ours = f"model.{side}.layers.*", f"{side}.blocks.*"
+    return (
+        Row(f"model.{side}.embed_positions.weight", (f"{embedding}.positions.weight",), idle=OFFSET),
+        *pair(f"model.{side}.layernorm_embedding", f"{embedding}.norm", VECTOR),
+        *_attention(f"{theirs}.self_attn", f"{ours}.self_attention"),
+        *pair(f"{theirs}.self_attn_layer_norm", f"{ours}.self_attention_norm", VECTOR),
+        *pair(f"{theirs}.fc1", f"{ours}.feedforward.up"),
+        *pair(f"{theirs}.fc2", f"{ours}.feedforward.down"),
+        *pair(f"{theirs}.final_layer_norm", f"{ours}.feedforward_norm", VECTOR),
+        # The format of fairseq, which older versions saved.
+        Row(f"model.{side}.version", None),
+    )
+
+
+ROWS = (
+    *_stack("encoder", "source_embedding"),
+    *_stack("decoder", "target_embedding"),
+    *_attention("model.decoder.layers.*.encoder_attn", "decoder.blocks.*.cross_attention"),
+    *pair("model.decoder.layers.*.encoder_attn_layer_norm", "decoder.blocks.*.cross_attention_norm", VECTOR),
+    # A buffer there: kept and added to the logits, but not trained.
+    Row("final_logits_bias", ("head.bias",), "1 (n o) -> n o"),
+)
+
+
+def rows(config: TransformerConfig) -> tuple[Row, ...]:
+    """The rows of a BartForConditionalGeneration; without ties it has three token tables, and `shared` is idle."""
+    source = "source_embedding.tokens.weight"
+    shared, tied = config.shared_embedding, config.tied_head
+    target = source if shared else "target_embedding.tokens.weight"
+    return (
+        Row("model.shared.weight", (source,) if shared else None),
+        Row("model.encoder.embed_tokens.weight", (source,)),
+        Row("model.decoder.embed_tokens.weight", (target,)),
+        Row("lm_head.weight", (target if tied else "head.weight",)),
+        *ROWS,
+    )
+
+
+BART = Family(model_type="bart", template=LARGE, settings=SETTINGS, fixed=FIXED, rows=rows)

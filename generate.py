@@ -45,14 +45,14 @@ def main(arguments: Sequence[str]) -> int:
             with watch:
                 pieces = output.stream(batch[0], speaker.stream(batch[0]))
             tokens += len(pieces) - 1
-            answers.append("".join(pieces))
+            answers += ["".join(pieces)] if references is not None else []
             continue
         with watch:
             found = speaker.answers(batch)
         for item, completions in zip(batch, found, strict=True):
             output.answers(item, completions)
             tokens += sum(completion.made for completion in completions)
-            answers.append(completions[0].text)
+            answers += [completions[0].text] if references is not None else []
 
     # 5. How good they were, and how fast.
     if references is not None:

@@ -85,7 +85,7 @@ def never_reordered(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def one_token_more(right: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda decoding, length, dtype: right(decoding, length + 1, dtype)
+    return lambda rules, length, dtype: right(rules, length + 1, dtype)
 
 
 def through_float16(right: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:

@@ -35,6 +35,7 @@ DECODERS = [name for name, config in CONFIGS.items() if config.decoder is not No
 BEAMS: list[dict[str, Any]] = [
     {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.6},
     {"num_beams": 3, "num_return_sequences": 2, "length_penalty": 1.0, "early_stopping": True},
+    {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 2.0, "early_stopping": "never"},
     {"num_beams": 2, "num_return_sequences": 1, "length_penalty": -0.5, "repetition_penalty": 1.3},
 ]
 
@@ -190,7 +191,7 @@ def test_greedy_tokens_of_hugging_face(gpt2: tuple[Transformer, Params, PreTrain
         record("huggingface gpt2", differing(ours, theirs, margins))
 
 
-@pytest.mark.parametrize("settings", BEAMS, ids=lambda settings: f"{settings['num_beams']} beams")
+@pytest.mark.parametrize("settings", BEAMS, ids=lambda settings: f"length penalty {settings['length_penalty']}")
 def test_beams_of_hugging_face(
     settings: dict[str, Any], gpt2: tuple[Transformer, Params, PreTrainedModel], record: Record
 ) -> None:

@@ -239,7 +239,7 @@ def test_a_fault_of_trajectories(report: Callable[..., None]) -> None:
 
 
 @pytest.fixture(scope="module")
-def decoding_gates() -> Callable[[], Iterator[Measured]]:
+def decoding_gates() -> Iterator[Callable[[], Iterator[Measured]]]:
     """What gate 8 measures of one model, figure by figure; green."""
     config, weights = CONFIGS["vaswani-base"], weights_for(CONFIGS["vaswani-base"], 0.2)
     batch, prompts, model = batch_for(config, "left"), uneven_prompts(config), drivable(config, weights)
@@ -252,7 +252,8 @@ def decoding_gates() -> Callable[[], Iterator[Measured]]:
     decoding = DecodingConfig(8, length_penalty_form="power", **settings)
 
     def gates() -> Iterator[Measured]:
-        # A new model is compiled anew, with whatever fault is planted then.
+        # To compile anew, with whatever fault is planted now.
+        jax.clear_caches()
         net, params = model_of(config, weights)
         ours, full = stepwise(net, params, batch, first=3)
         yield compared(CACHED, {"logits": ours}, {"logits": full})
@@ -261,7 +262,8 @@ def decoding_gates() -> Callable[[], Iterator[Measured]]:
 
     with jax.enable_x64(True):
         assert all(figure.passed for figure in gates())
-    return gates
+    yield gates
+    jax.clear_caches()
 
 
 @pytest.mark.parametrize("fault", library_faults.DECODING, ids=lambda fault: fault.name)

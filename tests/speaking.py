@@ -3,7 +3,6 @@
 import io
 import sys
 from contextlib import closing
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,10 @@ from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.data.pipelines import build_tokenizer_for
 from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData, TextData, TokenizerConfig
 from jax_tformer.models.transformer import transformer
-from jax_tformer.training import trained
 from jax_tformer.training.checkpoint import Checkpoints
 from jax_tformer.training.run_folder import RunFolder
 
 CONTEXT, SOURCE_LENGTH, TARGET_LENGTH = 32, 16, 12
-_net_of = cache(transformer)
 
 
 def write_runs(folder: Path) -> None:
@@ -59,8 +56,6 @@ class Program:
         self._runs, self._monkeypatch, self._capsys = runs, monkeypatch, capsys
         self.errors = ""
         """What the last call said on standard error."""
-        # What was compiled for a net serves all calls, as long as it is the same object.
-        monkeypatch.setattr(trained, "transformer", _net_of)
 
     def say(self, run: str, *arguments: str, typed: str | bytes = "") -> str:
         """Standard output of a call that succeeds, with `typed` on standard input."""

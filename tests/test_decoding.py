@@ -1,6 +1,7 @@
 """Decoding: what `generate` does is what plain Python loops over full forward passes do."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -11,7 +12,8 @@ import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.decoding import DecodingConfig, generate, score, stream
-from jax_tformer.decoding.loop import advance, start
+from jax_tformer.decoding.loop import advance, row_keys, start
+from jax_tformer.decoding.rules import rules_of
 from jax_tformer.errors import InputError
 from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.nn.arrays import Params
@@ -57,7 +59,8 @@ def test_greedy_also_beyond_the_context(gpt: Model) -> None:
     ours = generate(net, params, PROMPTS, DecodingConfig(new), context=context)
     slots = context
     for row, prompt in enumerate(PROMPTS):
-        sequence, kept, used = list(prompt), list(prompt), len(prompt)
+        # Padded to a multiple of a quarter of the context.
+        sequence, kept, used = list(prompt), list(prompt), -(-len(prompt) // 2) * 2
         for _ in range(new):
             token = int(next_logits(gpt, kept).argmax())
             sequence, kept = [*sequence, token], [*kept, token]
@@ -91,12 +94,14 @@ def test_rows_end_where_the_end_token_comes(seq2seq: Model) -> None:
 
 def test_the_loop_stops_when_all_rows_have_ended(gpt: Model) -> None:
     net, params = gpt
-    decoding = DecodingConfig(30)
+    decoding, rules = DecodingConfig(30), rules_of(DecodingConfig())
     prompt, mask = jnp.array([[3, 4, 5]], jnp.int32), jnp.ones((1, 3), bool)
     end = generate(net, params, [[3, 4, 5]], decoding).rows(0)[0][4]
     first = generate(net, params, [[3, 4, 5]], decoding).rows(0)[0].index(end)
-    state = start(net, decoding, params, prompt, mask, None, jax.random.split(jax.random.key(0), 1), jnp.int32(end), 33)
-    state, _ = advance(net, decoding, params, state, jnp.int32(end), jnp.int32(29), 29)
+    keys, ends, limits = row_keys(jax.random.key(0), jnp.zeros(1, jnp.uint32), 1), jnp.int32(end), jnp.array([30])
+    apart = net.unstacked(params)
+    state = start(net, rules, apart, prompt, mask, None, limits, ends, keys, slots=33)
+    state, _ = advance(net, rules, apart, state, ends, jnp.int32(29), room=29)
     assert int(state.made) == first + 1 < 30
 
 
@@ -118,8 +123,9 @@ def test_a_row_depends_on_seed_and_prompt_only(gpt: Model, form: str) -> None:
     net, params = gpt
     params = net.unstacked(params) if form == "unstacked" else params
     decoding = DecodingConfig(10, temperature=1.0, top_p=0.95, repetition_penalty=1.1, num_return_sequences=3)
-    together = generate(net, params, PROMPTS, decoding, seed=5)
-    again = generate(net, params, PROMPTS, decoding, seed=5)
+    prompts = [*PROMPTS, [7, 3, 8] * 20]
+    together = generate(net, params, prompts, decoding, seed=5)
+    again = generate(net, params, prompts, decoding, seed=5)
     assert (together.tokens == again.tokens).all()
     sliding = generate(net, params, PROMPTS, decoding, seed=5, context=8)
     for number, prompt in enumerate(PROMPTS):
@@ -127,7 +133,7 @@ def test_a_row_depends_on_seed_and_prompt_only(gpt: Model, form: str) -> None:
         assert generate(net, params, [prompt], decoding, seed=5, context=8).rows(0) == sliding.rows(number)
     assert together.rows(0) == together.rows(3), "equal prompts have equal samples"
     assert len({tuple(row) for row in together.rows(0)}) == 3, "samples of one prompt differ"
-    assert (generate(net, params, PROMPTS, decoding, seed=6).tokens != together.tokens).any()
+    assert generate(net, params, PROMPTS, decoding, seed=6).rows(0) != together.rows(0)
 
 
 def test_beams_find_the_most_probable_sequence() -> None:
@@ -176,6 +182,57 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
     return logits - np.log(np.exp(logits.astype(np.float64)).sum())
 
 
+def test_limits_of_single_prompts(gpt: Model) -> None:
+    net, params = gpt
+    limits = [5, 1, 12, 3]
+    for decoding in (DecodingConfig(12), DecodingConfig(12, num_beams=2)):
+        found = generate(net, params, PROMPTS, decoding, limits=limits)
+        assert found.lengths[:, 0].tolist() == limits
+        for row, (prompt, limit) in enumerate(zip(PROMPTS, limits, strict=True)):
+            alone = generate(net, params, [prompt], replace(decoding, max_new_tokens=limit))
+            assert alone.rows(0) == found.rows(row)
+
+
+def test_settings_lengths_and_equal_models_share_what_is_compiled(gpt: Model) -> None:
+    net, params = gpt
+    generate(net, params, PROMPTS, DecodingConfig(3, temperature=0.5, top_p=0.5))
+    before = start._cache_size(), advance._cache_size()
+    generate(transformer(GPT), params, [[5], [6, 7], [8] * 30, [9]], DecodingConfig(20, temperature=1.5, top_p=0.7))
+    assert (start._cache_size(), advance._cache_size()) == before
+    generate(net, params, PROMPTS, DecodingConfig(3, temperature=0.5, top_k=3))
+    assert (start._cache_size(), advance._cache_size()) == (before[0] + 1, before[1] + 1)
+
+
+def test_broken_parameters_are_no_tokens(gpt: Model) -> None:
+    net, params = gpt
+    broken = jax.tree.map(lambda leaf: leaf * jnp.nan, params)
+    for decoding in (DecodingConfig(3), DecodingConfig(3, temperature=1.0), DecodingConfig(3, num_beams=2)):
+        with pytest.raises(InputError, match="the model's logits are NaN"):
+            generate(net, broken, PROMPTS, decoding)
+
+
+def test_beams_that_do_not_exist(gpt: Model) -> None:
+    everything = DecodingConfig(1, num_beams=20, num_return_sequences=17)
+    found = generate(*gpt, PROMPTS, everything)
+    assert all(sorted(row[0] for row in found.rows(number)) == list(range(17)) for number in range(len(PROMPTS)))
+    with pytest.raises(InputError, match="num_return_sequences is 18, and the beam search has found 17"):
+        generate(*gpt, PROMPTS, replace(everything, num_return_sequences=18))
+
+
+def test_a_full_cache(gpt: Model) -> None:
+    net, params = gpt
+    _, cache = net.extend(params, jnp.array([[3, 4, 5]]), net.new_cache(params, 1, 3))
+    with pytest.raises(InputError, match="the cache has 3 slots and 3 are used; expected 1 free"):
+        net.extend(params, jnp.array([[6]]), cache)
+
+
+def test_layers_apart_or_together(gpt: Model) -> None:
+    net, params = gpt
+    tokens = jnp.array([[3, 4, 5]])
+    assert (net.apply(net.unstacked(params), tokens) == net.apply(params, tokens)).all()
+    assert score(net, net.unstacked(params), [[3, 4, 5]]).perplexity == score(net, params, [[3, 4, 5]]).perplexity
+
+
 def test_ten_thousand_tokens_are_compiled_once_and_leave_nothing_behind(gpt: Model) -> None:
     net, params = gpt
     params, decoding = net.unstacked(params), DecodingConfig(10_000, temperature=1.0)
@@ -205,8 +262,10 @@ def test_bad_input(gpt: Model, seq2seq: Model) -> None:
         (gpt, [[3]], {"end_id": 40}, "a token has the id 40"),
         (gpt, [[3] * 9], {"context": 8}, "a prompt has 9 tokens; expected at most 8"),
         (gpt, [[3]], {"context": 1}, "context is 1"),
-        (limited, [[3, 4]], {}, "a prompt has 2 tokens and max_new_tokens is 8; expected at most 9 in all"),
-        (limited, [[3]], {"context": 9}, "a prompt has 9 tokens; expected at most 8"),
+        (limited, [[3, 4]], {}, "a text has 9 tokens; the model has 8 learned positions"),
+        (limited, [[3]], {"context": 9}, "the context has 9 tokens; the model has 8 learned positions"),
+        (gpt, [[3]], {"limits": [0]}, "a limit is 0"),
+        (gpt, [[3]], {"limits": [1, 2]}, "there are 2 limits"),
         (seq2seq, [[3]], {}, "start_id is None"),
         (seq2seq, [[3]], {"start_id": 1, "context": 8}, "context is 8"),
         ((bert, bert.init(jax.random.key(0))), [[3]], {"start_id": 1}, "no decoder with a head"),
@@ -221,5 +280,7 @@ def test_bad_input(gpt: Model, seq2seq: Model) -> None:
     ]:
         with pytest.raises(InputError, match=message):
             score(*gpt, texts, **options)
+    with pytest.raises(InputError, match="a source has no tokens"):
+        score(*seq2seq, [[3]], sources=[[]], start_id=START)
     with pytest.raises(InputError, match="a beam search knows its tokens at the end"):
         next(stream(*gpt, [[3]], DecodingConfig(4, num_beams=2)))

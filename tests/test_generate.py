@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from jax_tformer.data.tokenizers import load_tokenizer
@@ -105,20 +106,21 @@ def test_a_batch_says_what_each_prompt_says_alone(program: Program, tmp_path: Pa
     assert readable == "".join(expected)
 
 
-def test_one_compilation_serves_all_batches(program: Program) -> None:
-    from jax_tformer.decoding import loop
+@pytest.mark.parametrize("run", ["text", "learned"])
+@pytest.mark.parametrize("flags", [[], ["--stream"], ["--beam", "2"], ["--slide"], ["--num-samples", "2"]])
+def test_one_compilation_serves_all_lengths_and_batches(program: Program, run: str, flags: list[str]) -> None:
+    from jax_tformer.decoding import beam, loop
 
-    # Settings of no other test.
-    compiled = [part._cache_size() for part in (loop.start, loop.advance)]
-    program.say(
-        "text",
-        "--batch-size",
-        "3",
-        "--temperature",
-        "0.7",
-        typed="".join(f"{'x' * number} prompt {number}\n" for number in range(8)),
-    )
-    assert [part._cache_size() for part in (loop.start, loop.advance)] == [number + 1 for number in compiled]
+    jax.clear_caches()
+    lines = "".join(f"{'x' * number} prompt {number}\n" for number in range(8))
+    program.say(run, "--batch-size", "3", *flags, typed=lines)
+    compiled = [part._cache_size() for part in (loop.start, loop.advance, loop.restart, beam.search)]
+    if "--slide" in flags:
+        # Prompts that slide go by their length, rounded up to a quarter of the context: here three of 16 (twice), then
+        # two of 16 and one of 24.
+        assert compiled == [3, 3, 3, 0]
+    else:
+        assert compiled == ([0, 0, 0, 1] if "--beam" in flags else [1, 1, 0, 0])
 
 
 def test_standard_input_is_read_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:

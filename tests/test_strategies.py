@@ -9,7 +9,8 @@ import pytest
 from scipy import stats
 
 from jax_tformer.decoding import DecodingConfig
-from jax_tformer.decoding.strategies import choose, keep_min_p, keep_top_k, keep_top_p
+from jax_tformer.decoding.rules import rules_of
+from jax_tformer.decoding.strategies import choose, draw, keep_min_p, keep_top_k, keep_top_p
 from jax_tformer.errors import InputError
 
 DRAWS = 100_000
@@ -61,7 +62,7 @@ def test_draws_have_the_probabilities(strategy: str, dtype: str) -> None:
         logits = jnp.tile(jnp.asarray(np.log(PROBABILITIES), dtype), (DRAWS, 1))
         seen = jnp.tile(SEEN, (DRAWS, 1)) if decoding.repetition_penalty != 1 else None
         keys = jax.random.split(jax.random.key(1), DRAWS)
-        tokens = jax.jit(choose, static_argnums=2)(logits, keys, decoding, seen)
+        tokens = jax.jit(choose)(logits, keys, rules_of(decoding), seen)
     counts = np.bincount(np.asarray(tokens), minlength=8)
     assert counts[probabilities == 0].sum() == 0
     drawn = probabilities > 0
@@ -81,7 +82,27 @@ def test_temperature_zero_is_greedy_whatever_the_key() -> None:
     logits = jnp.array([[0.1, 3.0, 0.2], [2.0, 1.9, 0.0], [1.0, 5.0, 5.0]])
     for seed in range(5):
         keys = jax.random.split(jax.random.key(seed), 3)
-        assert choose(logits, keys, DecodingConfig(), None).tolist() == [1, 0, 1]
+        assert choose(logits, keys, rules_of(DecodingConfig()), None).tolist() == [1, 0, 1]
+
+
+def test_the_smallest_temperature_is_greedy() -> None:
+    logits = jnp.array([[0.1, 3.0, 0.2], [200.0, 1.9, 0.0]])
+    keys = jax.random.split(jax.random.key(0), 2)
+    assert choose(logits, keys, rules_of(DecodingConfig(temperature=1e-38)), None).tolist() == [1, 0]
+
+
+def test_what_has_no_probability_is_never_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums in blocks rise by rounding where nothing is added: numbers that fall there must not draw that token."""
+    logits = keep_top_k(jax.random.normal(jax.random.key(0), (64, 8000)) * 3, 50)
+    sums = np.asarray(jnp.cumsum(jax.nn.softmax(logits, axis=-1), axis=-1))
+    # The uniform numbers that hit the sums themselves, and their neighbours.
+    for place in range(0, 8000, 160):
+        for step in (-1, 0, 1):
+            hit = np.minimum(np.nextafter(sums[:, place] / sums[:, -1], np.float32(step)), np.float32(1 - 2**-24))
+            monkeypatch.setattr(jax, "vmap", lambda _, hit=hit: lambda keys: jnp.asarray(hit))
+            tokens = np.asarray(draw(logits, jax.random.split(jax.random.key(0), 64)))
+            monkeypatch.undo()
+            assert np.isfinite(np.asarray(logits)[np.arange(64), tokens]).all()
 
 
 def test_ties_stay_together() -> None:

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_tformer.decoding.loop import occurring, prefill
-from jax_tformer.decoding.settings import DecodingConfig
+from jax_tformer.decoding.rules import Rules
 from jax_tformer.decoding.strategies import penalize_repetition
 from jax_tformer.models.transformer import Transformer
 from jax_tformer.nn.arrays import Params
 from jax_tformer.nn.cache import Cache
 
 _NEVER = -1e9
-"""The score of a beam that does not exist."""
+"""The score of a sequence that does not exist."""
 
 
 class Sequences(NamedTuple):
@@ -23,14 +23,20 @@ class Sequences(NamedTuple):
 
     tokens: Int[Array, "B W M"]
     """The end token in the places behind the last."""
+    lengths: Int[Array, "B W"]
+    """The end token counts."""
     scores: Float[Array, "B W"]
+    exist: Bool[Array, "B W"]
+    """Others only fill the place, with a score below all."""
 
     def take(self, chosen: Int[Array, "B w"]) -> "Sequences":
         """Those called `chosen`, in that order."""
-        return Sequences(
-            jnp.take_along_axis(self.tokens, chosen[:, :, None], axis=1),
-            jnp.take_along_axis(self.scores, chosen, axis=1),
-        )
+        tokens = jnp.take_along_axis(self.tokens, chosen[:, :, None], axis=1)
+        return Sequences(tokens, *(jnp.take_along_axis(x, chosen, axis=1) for x in self[1:]))
+
+    def best(self, count: int) -> "Sequences":
+        """The `count` with the highest scores."""
+        return self.take(jax.lax.top_k(self.scores, count)[1])
 
 
 class Beams(NamedTuple):
@@ -39,106 +45,126 @@ class Beams(NamedTuple):
     running: Sequences
     """Unfinished; their scores are sums of log-probabilities."""
     finished: Sequences
-    """Their scores are divided by the length penalty; `_NEVER` where there is none yet."""
+    """Their scores are divided by the length penalty."""
     improvable: Bool[Array, " B"]
     """An unfinished sequence might still overtake a finished one."""
     seen: Bool[Array, "B W V"] | None
     cache: Cache
     made: Int[Array, ""]
     """Tokens of the unfinished sequences."""
+    broken: Bool[Array, ""]
+    """An unfinished sequence had NaN among its logits."""
 
 
-@partial(jax.jit, static_argnames=("net", "decoding", "slots"))
+@partial(jax.jit, static_argnames=("net", "slots", "room"))
 def search(
     net: Transformer,
-    decoding: DecodingConfig,
+    rules: Rules,
     params: Params,
     prompt: Int[Array, "B P"],
     mask: Bool[Array, "B P"],
     source: tuple[Int[Array, "B S"], Bool[Array, "B S"]] | None,
+    limits: Int[Array, " B"],
     end_id: Int[Array, ""],
     slots: int,
-) -> Sequences:
-    """The `num_beams` best continuations of each prompt that the search finds, with their scores.
+    room: int,
+) -> tuple[Sequences, Bool[Array, ""]]:
+    """The `num_beams` best continuations of each prompt that the search finds, and whether a logit was NaN.
 
     In every step the 2 W best continuations of the W unfinished sequences are looked at: those among the first W that
-    end, or are as long as allowed, compete for the W finished places; the W best others go on.
+    end, or are as long as `limits` allows (at most `room`, M), compete for the W finished places; the W best others
+    go on.
     """
-    params, batch, width = net.unstacked(params), len(prompt), decoding.num_beams
+    batch, width = len(prompt), rules.num_beams
     logits, cache = prefill(net, params, prompt, mask, source, slots)
-    nothing = jnp.full((batch, width, decoding.max_new_tokens), end_id, jnp.int32)
-    never = jnp.full((batch, width), _NEVER, logits.dtype)
-    seen = occurring(net, decoding, prompt, mask)[:, None] if decoding.repetition_penalty != 1 else None
+    nothing = Sequences(
+        jnp.full((batch, width, room), end_id, jnp.int32),
+        jnp.zeros((batch, width), jnp.int32),
+        jnp.full((batch, width), _NEVER, logits.dtype),
+        jnp.zeros((batch, width), bool),
+    )
+    seen = (
+        None if rules.repetition_penalty is None else jnp.repeat(occurring(net, prompt, mask)[:, None], width, axis=1)
+    )
     beams = Beams(
         # At first all beams are alike, and one of them is enough.
-        Sequences(nothing, never.at[:, 0].set(0)),
-        Sequences(nothing, never),
+        nothing._replace(scores=nothing.scores.at[:, 0].set(0), exist=nothing.exist.at[:, 0].set(True)),
+        nothing,
         jnp.ones(batch, bool),
-        None if seen is None else jnp.repeat(seen, width, axis=1),
+        seen,
         cache.rows(jnp.repeat(jnp.arange(batch), width)),
         jnp.asarray(0, jnp.int32),
+        jnp.asarray(False),
     )
-    beams = _extended(decoding, beams, jnp.repeat(logits[:, None], width, axis=1), end_id)
+    beams = _extended(rules, beams, jnp.repeat(logits[:, None], width, axis=1), limits, end_id)
 
     def unfinished(beams: Beams) -> Array:
-        waiting = beams.improvable
-        if decoding.early_stopping:
-            waiting = waiting & ~(beams.finished.scores > _NEVER / 2).all(1)
-        return (beams.made < decoding.max_new_tokens) & waiting.any()
+        return ((beams.made < limits) & ~_closed(rules, beams)).any()
 
     def one_more(beams: Beams) -> Beams:
         last = jax.lax.dynamic_index_in_dim(beams.running.tokens, beams.made - 1, axis=2, keepdims=False)
         logits, cache = net.extend(params, last.reshape(-1, 1), beams.cache)
-        return _extended(decoding, beams._replace(cache=cache), logits.reshape(batch, width, -1), end_id)
+        return _extended(rules, beams._replace(cache=cache), logits.reshape(batch, width, -1), limits, end_id)
 
-    return jax.lax.while_loop(unfinished, one_more, beams).finished
+    beams = jax.lax.while_loop(unfinished, one_more, beams)
+    return beams.finished, beams.broken
 
 
-def _extended(decoding: DecodingConfig, beams: Beams, logits: Float[Array, "B W V"], end_id: Array) -> Beams:
+def _closed(rules: Rules, beams: Beams) -> Bool[Array, " B"]:
+    """Whose finished sequences are final."""
+    full = beams.finished.exist.all(1) if rules.early_stopping is True else False
+    return ~beams.improvable | full
+
+
+def _extended(
+    rules: Rules, beams: Beams, logits: Float[Array, "B W V"], limits: Int[Array, " B"], end_id: Array
+) -> Beams:
     """The beams with one token more."""
-    (batch, width, vocabulary), running = logits.shape, beams.running
+    (batch, width, vocabulary), running, closed = logits.shape, beams.running, _closed(rules, beams)
+    broken = jnp.isnan(logits).any((1, 2)) & ~closed & (beams.made < limits)
     log_probabilities = jax.nn.log_softmax(logits, axis=-1)
-    if beams.seen is not None:
+    if rules.repetition_penalty is not None and beams.seen is not None:
         log_probabilities = jax.vmap(penalize_repetition, (0, 0, None))(
-            log_probabilities, beams.seen, decoding.repetition_penalty
+            log_probabilities, beams.seen, rules.repetition_penalty.astype(logits.dtype)
         )
     total = (running.scores[:, :, None] + log_probabilities).reshape(batch, -1)
     scores, places = jax.lax.top_k(total, min(2 * width, total.shape[1]))
     origins, token = places // vocabulary, (places % vocabulary).astype(jnp.int32)
-    tokens = running.take(origins).tokens.at[:, :, beams.made].set(token)
-    count = beams.made + 1
-    ends = (token == end_id) | (count == decoding.max_new_tokens)
+    made = beams.made + 1
+    longer = running.take(origins)
+    longer = Sequences(longer.tokens.at[:, :, beams.made].set(token), longer.lengths + 1, scores, longer.exist)
+    ends = (token == end_id) | (made >= limits)[:, None]
 
     # Finished sequences, old and new.
-    closed = ~beams.improvable[:, None]
-    if decoding.early_stopping:
-        closed = closed | (beams.finished.scores > _NEVER / 2).all(1, keepdims=True)
-    enters = ends & (jnp.arange(scores.shape[1]) < width)[None] & ~closed
-    new = jnp.where(enters, scores / _penalty(decoding, count, scores.dtype), _NEVER)
-    both = Sequences(
-        jnp.concatenate([beams.finished.tokens, tokens], axis=1), jnp.concatenate([beams.finished.scores, new], axis=1)
-    )
-    finished = both.take(jax.lax.top_k(both.scores, width)[1])
+    enters = ends & (jnp.arange(scores.shape[1]) < width)[None] & longer.exist & ~closed[:, None]
+    new = longer._replace(scores=jnp.where(enters, scores / _penalty(rules, made, scores.dtype), _NEVER), exist=enters)
+    both = Sequences(*(jnp.concatenate(pair, axis=1) for pair in zip(beams.finished, new, strict=True)))
+    finished = both.best(width)
 
     # Unfinished ones.
-    open_scores, kept = jax.lax.top_k(jnp.where(ends, _NEVER, scores), width)
-    running = Sequences(tokens, scores).take(kept)._replace(scores=open_scores)
-    origin = jnp.take_along_axis(origins, kept, axis=1)
-    rows = (origin + width * jnp.arange(batch)[:, None]).reshape(-1)
+    running = longer._replace(scores=jnp.where(ends, _NEVER, scores), exist=longer.exist & ~ends)
+    kept = jax.lax.top_k(running.scores, width)[1]
+    running = running.take(kept)
+    rows = (jnp.take_along_axis(origins, kept, axis=1) + width * jnp.arange(batch)[:, None]).reshape(-1)
     seen = beams.seen
     if seen is not None:
         seen = seen.reshape(-1, vocabulary)[rows]
         seen = seen.at[jnp.arange(len(seen)), jnp.take_along_axis(token, kept, axis=1).reshape(-1)].set(True)
         seen = seen.reshape(batch, width, vocabulary)
 
-    hoped = open_scores[:, 0] / _penalty(decoding, count, scores.dtype)
-    improvable = beams.improvable & (hoped > finished.scores.min(1))
-    return Beams(running, finished, improvable, seen, beams.cache.rows(rows), count)
+    # What the best of them would score: as long as it is, or as long as it may become where length is rewarded.
+    length = jnp.broadcast_to(made, limits.shape)
+    if rules.early_stopping == "never":
+        length = jnp.where(rules.length_penalty > 0, limits, length)
+    hoped = running.scores[:, 0] / _penalty(rules, length, scores.dtype)
+    # A place that is still free is worse than anything.
+    improvable = beams.improvable & (~finished.exist.all(1) | (hoped > finished.scores.min(1)))
+    return Beams(running, finished, improvable, seen, beams.cache.rows(rows), made, beams.broken | broken.any())
 
 
-def _penalty(decoding: DecodingConfig, length: Int[Array, ""], dtype: jnp.dtype) -> Float[Array, ""]:
+def _penalty(rules: Rules, length: Int[Array, "*B"], dtype: jnp.dtype) -> Float[Array, "*B"]:
     """What a sequence of `length` tokens divides its log-probability by."""
     tokens = length.astype(dtype)
-    if decoding.length_penalty_form == "paper":
+    if rules.length_penalty_form == "paper":
         tokens = (5 + tokens) / 6
-    return tokens**decoding.length_penalty
+    return tokens ** rules.length_penalty.astype(dtype)

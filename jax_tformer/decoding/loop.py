@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, Key, UInt32
+from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
-from jax_tformer.decoding.settings import DecodingConfig
+from jax_tformer.decoding.rules import Rules
 from jax_tformer.decoding.strategies import choose
 from jax_tformer.models.transformer import Transformer
 from jax_tformer.nn.arrays import Params
@@ -25,66 +25,72 @@ class State(NamedTuple):
     seen: Bool[Array, "N V"] | None
     """Tokens that prompt and continuation contain; kept only for a repetition penalty."""
     keys: Key[Array, " N"]
+    limits: Int[Array, " N"]
+    """Tokens that a row may have; it has ended when it has them."""
     made: Int[Array, ""]
     """Tokens chosen so far, the last one included."""
+    broken: Bool[Array, ""]
+    """A row that had not ended had NaN among its logits."""
 
 
-@partial(jax.jit, static_argnames=("net", "decoding", "slots"))
+@partial(jax.jit, static_argnames=("net", "slots"))
 def start(
     net: Transformer,
-    decoding: DecodingConfig,
+    rules: Rules,
     params: Params,
     prompt: Int[Array, "B P"],
     mask: Bool[Array, "B P"],
     source: tuple[Int[Array, "B S"], Bool[Array, "B S"]] | None,
-    keys: Key[Array, " N"],
+    limits: Int[Array, " B"],
     end_id: Int[Array, ""],
+    keys: Key[Array, "B R"],
     slots: int,
 ) -> State:
-    """Reads the prompts (`mask`: True at tokens) and chooses the first token of N = B * num_return_sequences rows.
+    """Reads the prompts (`mask`: True at tokens) and chooses the first token of N = B * R rows, R for each prompt.
 
     `source`, with its mask, is what an encoder-decoder translates; `keys` are those of `row_keys`.
     """
-    params, samples = net.unstacked(params), decoding.num_return_sequences
     logits, cache = prefill(net, params, prompt, mask, source, slots)
+    samples = keys.shape[1]
     rows = jnp.repeat(jnp.arange(len(prompt)), samples)
     state = State(
         cache.rows(rows) if samples > 1 else cache,
         jnp.zeros(rows.shape, jnp.int32),
         jnp.zeros(rows.shape, bool),
-        occurring(net, decoding, prompt, mask)[rows] if decoding.repetition_penalty != 1 else None,
-        keys,
+        occurring(net, prompt, mask)[rows] if rules.repetition_penalty is not None else None,
+        keys.reshape(-1),
+        limits[rows],
         jnp.asarray(0, jnp.int32),
+        jnp.asarray(False),
     )
-    return chosen(decoding, state, logits[rows], end_id)
+    return chosen(rules, state, logits[rows], end_id)
 
 
-@partial(jax.jit, static_argnames=("net", "decoding", "room"), donate_argnames=("state",))
+@partial(jax.jit, static_argnames=("net", "room"), donate_argnames=("state",))
 def advance(
     net: Transformer,
-    decoding: DecodingConfig,
+    rules: Rules,
     params: Params,
     state: State,
     end_id: Int[Array, ""],
-    limit: Int[Array, ""],
+    steps: Int[Array, ""],
     room: int,
 ) -> tuple[State, Int[Array, "N M"]]:
-    """Chooses up to `limit` tokens more, at most `room` (M), stopping early when all rows have ended.
+    """Chooses up to `steps` tokens more, at most `room` (M), stopping early when all rows have ended.
 
     Returns them in order; what was not chosen is the end token. `state` is donated.
     """
-    params = net.unstacked(params)
     before = state.made
 
     def unfinished(loop: tuple[State, Array]) -> Array:
         state, _ = loop
-        return (state.made - before < limit) & ~state.done.all()
+        return (state.made - before < steps) & ~state.done.all()
 
     def one_more(loop: tuple[State, Array]) -> tuple[State, Array]:
         state, tokens = loop
         logits, cache = net.extend(params, state.token[:, None], state.cache)
         place = state.made - before
-        state = chosen(decoding, state._replace(cache=cache), logits[:, 0], end_id)
+        state = chosen(rules, state._replace(cache=cache), logits[:, 0], end_id)
         return state, jax.lax.dynamic_update_slice_in_dim(tokens, state.token[:, None], place, axis=1)
 
     tokens = jnp.full((len(state.token), room), end_id, jnp.int32)
@@ -96,15 +102,15 @@ def restart(
     net: Transformer, params: Params, state: State, tokens: Int[Array, "N P"], mask: Bool[Array, "N P"], slots: int
 ) -> State:
     """`state` with a cache that holds `tokens` and nothing else, for `slots` slots; what it has chosen stays."""
-    _, cache = prefill(net, net.unstacked(params), tokens, mask, None, slots)
+    _, cache = prefill(net, params, tokens, mask, None, slots)
     return state._replace(cache=cache)
 
 
 @partial(jax.jit, static_argnames=("samples",))
-def row_keys(key: Key[Array, ""], hashes: UInt32[Array, " B"], samples: int) -> Key[Array, " N"]:
-    """A key for each sample of each prompt, N = B * samples; it depends on the prompt's hash, not on its place."""
+def row_keys(key: Key[Array, ""], hashes: UInt32[Array, " B"], samples: int) -> Key[Array, "B R"]:
+    """A key for each of the R samples of each prompt; it depends on the prompt's hash, not on its place."""
     fold = jax.vmap(jax.random.fold_in, (None, 0))
-    return jax.vmap(fold, (0, None))(fold(key, hashes), jnp.arange(samples)).reshape(-1)
+    return jax.vmap(fold, (0, None))(fold(key, hashes), jnp.arange(samples))
 
 
 def prefill(
@@ -126,18 +132,21 @@ def prefill(
     return logits[:, 0], cache.grown(slots)
 
 
-def chosen(decoding: DecodingConfig, state: State, logits: Array, end_id: Int[Array, ""]) -> State:
-    """`state` with the token that follows, chosen from its logits `[N, V]`; rows that have ended go on with the end."""
+def chosen(rules: Rules, state: State, logits: Float[Array, "N V"], end_id: Int[Array, ""]) -> State:
+    """`state` with the token that follows, chosen from its logits; rows that have ended go on with the end token."""
     keys = jax.vmap(jax.random.fold_in, (0, None))(state.keys, state.made)
-    token = choose(logits, keys, decoding, state.seen).astype(jnp.int32)
-    token = jnp.where(state.done, end_id, token)
-    seen = None if state.seen is None else state.seen.at[jnp.arange(len(token)), token].set(True)
-    return state._replace(token=token, done=state.done | (token == end_id), seen=seen, made=state.made + 1)
+    token = jnp.where(state.done, end_id, choose(logits, keys, rules, state.seen)).astype(jnp.int32)
+    made = state.made + 1
+    return state._replace(
+        token=token,
+        done=state.done | (token == end_id) | (made >= state.limits),
+        seen=None if state.seen is None else state.seen.at[jnp.arange(len(token)), token].set(True),
+        made=made,
+        broken=state.broken | (jnp.isnan(logits).any(-1) & ~state.done).any(),
+    )
 
 
-def occurring(
-    net: Transformer, decoding: DecodingConfig, tokens: Int[Array, "B P"], mask: Bool[Array, "B P"]
-) -> Bool[Array, "B V"]:
+def occurring(net: Transformer, tokens: Int[Array, "B P"], mask: Bool[Array, "B P"]) -> Bool[Array, "B V"]:
     """Which tokens occur in each row; padding does not count."""
     rows = jnp.arange(len(tokens))[:, None]
     nothing = jnp.zeros((len(tokens), net.config.vocab_size or 0), bool)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_tformer.config import require
 from jax_tformer.data.ids import check_ids
-from jax_tformer.decoding.prompts import Ids, padded, require_speaker
+from jax_tformer.decoding.prompts import Ids, padded, require_positions, require_speaker, rounded
 from jax_tformer.models.transformer import Transformer
 from jax_tformer.nn.arrays import Params
 
@@ -47,6 +47,7 @@ def score(
         "sources are for encoder-decoders, which need them; expected them there and only there",
     )
     require(sources is None or len(sources) == len(texts), "expected one source for each text")
+    require(all(map(len, sources or [])), "a source has no tokens; expected one at least")
     require(
         sources is None or start_id is not None, "start_id is None; an encoder-decoder begins with a token that says so"
     )
@@ -58,10 +59,16 @@ def score(
             len(row) > 1,
             f"text {number} has no token to score; expected {'one' if start_id is not None else 'two'} at least",
         )
-    # The last token is only answered, never read. Learned positions that do not suffice are refused by the model.
-    tokens, mask = padded([row[:-1] for row in rows], max(map(len, rows)) - 1, side="right")
+    # The last token is only answered, never read.
+    longest, positions = max(map(len, rows)) - 1, config.output_stack.max_positions
+    require_positions(positions, longest, "without its last token, a text")
+    tokens, mask = padded([row[:-1] for row in rows], rounded(longest, positions), side="right")
     labels, _ = padded([row[1:] for row in rows], tokens.shape[1], side="right")
-    source = None if sources is None else padded(sources, max(map(len, sources)), side="right")
+    source = None
+    if sources is not None:
+        longest, positions = max(map(len, sources)), config.encoder.max_positions if config.encoder else None
+        require_positions(positions, longest, "a source")
+        source = padded(sources, rounded(longest, positions), side="right")
     found = np.asarray(_log_probs(net, params, source, tokens, mask, labels))
     log_probs = [row[real] for row, real in zip(found, mask, strict=True)]
     return Scores(log_probs, np.exp([-row.mean() for row in log_probs]))

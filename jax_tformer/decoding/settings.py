@@ -32,8 +32,9 @@ class DecodingConfig:
     """Alpha: a finished beam's log-probability is divided by a power of its length; 0: as it is."""
     length_penalty_form: LengthPenaltyForm = "paper"
     """Of n tokens. paper: ((5 + n) / 6)^alpha, of Wu et al. (2016), which Vaswani et al. use; power: n^alpha."""
-    early_stopping: bool = False
-    """A beam search ends with num_beams finished sequences; else when none that is unfinished looks better."""
+    early_stopping: bool | Literal["never"] = False
+    """True: a beam search ends with num_beams finished sequences. False: when no unfinished one would be better if it
+    ended at once. never: when none can become better, whatever follows."""
 
     def __post_init__(self) -> None:
         require_positive(self, "max_new_tokens", "num_return_sequences", "num_beams")
@@ -41,6 +42,10 @@ class DecodingConfig:
         require_finite(self, "length_penalty")
         require_finite(self, "repetition_penalty", above=0)
         require_choice(self, "length_penalty_form", LengthPenaltyForm)
+        require(
+            isinstance(self.early_stopping, bool) or self.early_stopping == "never",
+            f"early_stopping is {self.early_stopping!r}; expected True, False or 'never'",
+        )
         if self.top_k is not None:
             require_positive(self, "top_k")
         if self.top_p is not None:

@@ -4,34 +4,34 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jax_tformer.decoding.settings import DecodingConfig
+from jax_tformer.decoding.rules import Rules
 
 
 def choose(
-    logits: Float[Array, "N V"], keys: Key[Array, " N"], decoding: DecodingConfig, seen: Bool[Array, "N V"] | None
+    logits: Float[Array, "N V"], keys: Key[Array, " N"], rules: Rules, seen: Bool[Array, "N V"] | None
 ) -> Int[Array, " N"]:
-    """One token a row, drawn with the row's own key, or the best one at temperature 0. `seen`: as in `process`."""
-    logits = process(logits, decoding, seen)
-    return best(logits) if decoding.temperature == 0 else draw(logits, keys)
+    """One token a row, drawn with the row's own key, or the best one without a temperature. `seen`: as in `process`."""
+    logits = process(logits, rules, seen)
+    return best(logits) if rules.temperature is None else draw(logits, keys)
 
 
-def process(
-    logits: Float[Array, "N V"], decoding: DecodingConfig, seen: Bool[Array, "N V"] | None
-) -> Float[Array, "N V"]:
-    """The logits of what is drawn: repetition penalty, temperature, top-k, top-p and min-p, in this order.
+def process(logits: Float[Array, "N V"], rules: Rules, seen: Bool[Array, "N V"] | None) -> Float[Array, "N V"]:
+    """The logits of what is drawn, up to a constant a row: repetition penalty, temperature, top-k, top-p and min-p.
 
     `seen` are the tokens that the row contains; None where there is no repetition penalty.
     """
-    if seen is not None:
-        logits = penalize_repetition(logits, seen, decoding.repetition_penalty)
-    if decoding.temperature > 0:
-        logits = logits / decoding.temperature
-    if decoding.top_k is not None:
-        logits = keep_top_k(logits, decoding.top_k)
-    if decoding.top_p is not None and decoding.top_p < 1:
-        logits = keep_top_p(logits, decoding.top_p)
-    if decoding.min_p is not None:
-        logits = keep_min_p(logits, decoding.min_p)
+    if rules.repetition_penalty is not None and seen is not None:
+        logits = penalize_repetition(logits, seen, rules.repetition_penalty.astype(logits.dtype))
+    if rules.temperature is not None:
+        # The largest becomes 0, and so stays finite at any temperature; XLA takes the tiniest of these for 0.
+        temperature = jnp.maximum(rules.temperature.astype(logits.dtype), jnp.finfo(logits.dtype).tiny)
+        logits = (logits - logits.max(-1, keepdims=True)) / temperature
+    if rules.top_k is not None:
+        logits = keep_top_k(logits, rules.top_k)
+    if rules.top_p is not None:
+        logits = keep_top_p(logits, rules.top_p.astype(logits.dtype))
+    if rules.min_p is not None:
+        logits = keep_min_p(logits, rules.min_p.astype(logits.dtype))
     return logits
 
 
@@ -41,7 +41,9 @@ def best(logits: Float[Array, "N V"]) -> Int[Array, " N"]:
     return jax.lax.top_k(logits, 1)[1][:, 0]
 
 
-def penalize_repetition(logits: Float[Array, "N V"], seen: Bool[Array, "N V"], penalty: float) -> Float[Array, "N V"]:
+def penalize_repetition(
+    logits: Float[Array, "N V"], seen: Bool[Array, "N V"], penalty: Array | float
+) -> Float[Array, "N V"]:
     """Divides the positive logits of the tokens in `seen` by the penalty and multiplies the negative ones by it."""
     return jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
 
@@ -53,7 +55,7 @@ def keep_top_k(logits: Float[Array, "N V"], k: int) -> Float[Array, "N V"]:
     return jnp.where(logits < kth, -jnp.inf, logits)
 
 
-def keep_top_p(logits: Float[Array, "N V"], p: float) -> Float[Array, "N V"]:
+def keep_top_p(logits: Float[Array, "N V"], p: Array | float) -> Float[Array, "N V"]:
     """-inf where the tokens that are more probable make up p or more; the most probable one always stays.
 
     Tokens of equal probability stay or go together. The threshold is found by bisection over the bit patterns of
@@ -76,7 +78,7 @@ def keep_top_p(logits: Float[Array, "N V"], p: float) -> Float[Array, "N V"]:
     return jnp.where(patterns < threshold[:, None], -jnp.inf, logits)
 
 
-def keep_min_p(logits: Float[Array, "N V"], p: float) -> Float[Array, "N V"]:
+def keep_min_p(logits: Float[Array, "N V"], p: Array | float) -> Float[Array, "N V"]:
     """-inf where a token is less than p times as probable as the most probable one."""
     probabilities = jax.nn.softmax(logits, axis=-1)
     return jnp.where(probabilities < p * probabilities.max(-1, keepdims=True), -jnp.inf, logits)
@@ -87,7 +89,11 @@ def draw(logits: Float[Array, "N V"], keys: Key[Array, " N"]) -> Int[Array, " N"
 
     One random number a row, where the usual Gumbel maximum needs V (on CPU, a tenth of the time at V = 50257).
     """
-    cumulative = jnp.cumsum(jax.nn.softmax(logits, axis=-1), axis=-1)
+    probabilities = jax.nn.softmax(logits, axis=-1)
+    # XLA sums in blocks, so that the sums may rise, or fall, by rounding where nothing is added.
+    cumulative = jnp.where(probabilities > 0, jnp.cumsum(probabilities, axis=-1), 0)
     uniform = jax.vmap(lambda key: jax.random.uniform(key, (), logits.dtype))(keys)
-    # uniform < 1, so that the product is below the total and the token has a probability above 0.
-    return (cumulative <= uniform[:, None] * cumulative[:, -1:]).sum(-1, dtype=jnp.int32)
+    # uniform < 1, so that the largest sum exceeds the product.
+    exceed = cumulative > uniform[:, None] * cumulative.max(-1, keepdims=True)
+    vocabulary = logits.shape[-1]
+    return jnp.where(exceed, jnp.arange(vocabulary)[None], vocabulary - 1).min(-1).astype(jnp.int32)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,23 +52,23 @@ class Speaker:
         """`params`: with their layers apart. `context`: where a text begins to slide; None where none does."""
         self.read = read
         self._net, self._params, self._tokenizer = net, params, tokenizer
-        self._decoding, self._context, self._seed = decoding, context, seed
+        self._decoding, self._context, self._seed = replace(decoding, max_new_tokens=read.most), context, seed
         self._continues = net.config.encoder is None
-        self._rows = 1
+        self._rows = {False: 1, True: 1}
 
     def answers(self, items: Sequence[Item]) -> list[list[Completion]]:
         """The completions of each item, best or first one first."""
         found: dict[int, list[Completion]] = {}
-        for places, new in self._parts(items):
+        for slides in (False, True):
+            places = [place for place, item in enumerate(items) if self._slides(item) == slides]
+            if not places:
+                continue
             part = [items[place] for place in places]
-            context = self._context if self._slides(part[0]) else None
-            prompts = [item.ids for item in part]
-            if context is None:
-                # As many rows as ever, so that the last batch needs no compilation of its own.
-                self._rows = max(self._rows, len(part))
-                prompts += prompts[-1:] * (self._rows - len(prompts))
+            # As many rows as ever, so that the last batch needs no compilation of its own.
+            self._rows[slides] = max(self._rows[slides], len(part))
+            filled = part + part[-1:] * (self._rows[slides] - len(part))
             made = generate(
-                self._net, self._params, prompts, self._with(new), **self._ids, seed=self._seed, context=context
+                self._net, self._params, [item.ids for item in filled], self._decoding, **self._options(filled)
             )
             for row, (place, item) in enumerate(zip(places, part, strict=True)):
                 scores = [None] * len(made.lengths[row]) if made.scores is None else made.scores[row].tolist()
@@ -78,43 +78,26 @@ class Speaker:
 
     def stream(self, item: Item) -> Iterator[str]:
         """The text of an item's only answer: a piece, perhaps empty, for every token, and one that concludes."""
-        context = self._context if self._slides(item) else None
         text = TextStream(self._tokenizer, item.ids if self._continues else ())
-        tokens = stream(
-            self._net, self._params, [item.ids], self._with(item.limit), **self._ids, seed=self._seed, context=context
-        )
+        tokens = stream(self._net, self._params, [item.ids], self._decoding, **self._options([item]))
         for token in map(np.ndarray.item, tokens):
             yield "" if token == self._tokenizer.end_id else text.push(token)
         yield text.finish()
 
-    @property
-    def _ids(self) -> dict[str, int | None]:
-        return {"end_id": self._tokenizer.end_id, "start_id": self.read.start_id}
-
-    def _with(self, new: int) -> DecodingConfig:
-        return replace(self._decoding, max_new_tokens=new)
-
-    def _parts(self, items: Sequence[Item]) -> list[tuple[list[int], int]]:
-        """Which items are generated from together, and how many tokens.
-
-        All, as far as possible, up to the largest limit of all texts, so that all batches are alike: what a text has
-        too much is cut off. But a beam search depends on the limit, learned positions end where they end, and texts
-        that slide are another program.
-        """
-        parts: dict[tuple[bool, int], list[int]] = {}
-        longest = max(len(item.ids) for item in items)
-        positions = self._net.config.output_stack.max_positions if self._continues else None
-        beyond = positions is not None and longest + self.read.most > positions
-        apart = beyond or self._decoding.num_beams > 1 or items[0].line.place is None
-        for place, item in enumerate(items):
-            parts.setdefault((self._slides(item), item.limit if apart else self.read.most), []).append(place)
-        return [(places, new) for (_, new), places in parts.items()]
+    def _options(self, items: Sequence[Item]) -> dict[str, Any]:
+        return {
+            "limits": [item.limit for item in items],
+            "end_id": self._tokenizer.end_id,
+            "start_id": self.read.start_id,
+            "seed": self._seed,
+            "context": self._context if self._slides(items[0]) else None,
+        }
 
     def _slides(self, item: Item) -> bool:
         return self._context is not None and len(item.ids) + item.limit > self._context
 
     def _completion(self, item: Item, tokens: list[int], score: float | None) -> Completion:
-        tokens, end = tokens[: item.limit], self._tokenizer.end_id
+        end = self._tokenizer.end_id
         finished = end is not None and end in tokens
         tokens = tokens[: tokens.index(end)] if end is not None and finished else tokens
         before = item.ids if self._continues else []

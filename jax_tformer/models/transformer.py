@@ -36,6 +36,13 @@ class Transformer:
         self.shapes: Params = nnx.to_pure_dict(state)
         """The parameters as jax.ShapeDtypeStruct: names, shapes and dtypes without the numbers."""
 
+    def __eq__(self, other: object) -> bool:
+        """Equal configs make equal models: what was compiled for one serves the other."""
+        return isinstance(other, Transformer) and self.config == other.config
+
+    def __hash__(self) -> int:
+        return hash(self.config)
+
     def init(self, key: Key[Array, ""]) -> Params:
         """Fresh parameters; the same key gives the same parameters, to the bit, on one platform."""
         return jax.jit(self._init)(key)

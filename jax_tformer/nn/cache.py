@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jax_tformer.config import require
 from jax_tformer.nn.positions import Rotation
 
 
@@ -58,8 +59,15 @@ class Cache(NamedTuple):
     def place(self, new: Bool[Array, "B T"]) -> tuple["Cache", Int[Array, "B T"], Bool[Array, "B 1 T S"]]:
         """Takes the next T slots (`new`: True at tokens): the cache, their positions, and what they may attend to.
 
-        Positions count tokens only, as `position_ids` does; a token attends to tokens in slots up to its own.
+        Positions count tokens only, as `position_ids` does; a token attends to tokens in slots up to its own. Raises
+        InputError where fewer than T slots are free; compiled code, which cannot know, would overwrite the last ones.
         """
+        if not isinstance(self.filled, jax.core.Tracer):
+            used, available = int(self.filled), self.tokens.shape[1]
+            require(
+                used + new.shape[1] <= available,
+                f"the cache has {available} slots and {used} are used; expected {new.shape[1]} free",
+            )
         positions = jnp.maximum(self.tokens.sum(1, keepdims=True) + jnp.cumsum(new, axis=1) - 1, 0)
         tokens = jax.lax.dynamic_update_slice_in_dim(self.tokens, new, self.filled, axis=1)
         slots = self.filled + jnp.arange(new.shape[1])

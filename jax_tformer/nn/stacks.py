@@ -1,6 +1,7 @@
 """A stack of layers whose parameters are stacked along a leading axis and run under one scan."""
 
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -45,6 +46,8 @@ class Stack(nnx.Module):
     ) -> tuple[Float[Array, "B T D"], Captured | None]:
         """All layers in turn; with `capture`, also what each computed, stacked along L."""
         graph, layers = nnx.split(self.blocks, nnx.Param)
+        # Where they lie apart (Transformer.unstacked), they are brought together again.
+        layers = jax.tree.map(lambda leaf: jnp.stack(leaf) if _apart(leaf) else leaf, layers, is_leaf=_apart)
         keys = None if dropout_key is None else jax.random.split(dropout_key, self.stack.num_layers)
 
         def layer(x: Array, inputs: tuple[Any, Array | None]) -> tuple[Array, Captured | None]:
@@ -94,8 +97,11 @@ class Stack(nnx.Module):
         """The layers one by one; their parameters may lie in one array with a leading L axis, or apart in a tuple."""
         graph, stacked = nnx.split(self.blocks, nnx.Param)
         for number in range(self.stack.num_layers):
-            layer = jax.tree.map(lambda leaf: leaf[number], stacked, is_leaf=lambda leaf: isinstance(leaf, tuple))  # noqa: B023
-            yield nnx.merge(graph, layer)
+            yield nnx.merge(graph, jax.tree.map(itemgetter(number), stacked, is_leaf=_apart))
+
+
+def _apart(leaf: object) -> bool:
+    return isinstance(leaf, tuple)
 
 
 def rematerialized(layer: Callable[..., Any], remat: Remat) -> Callable[..., Any]:

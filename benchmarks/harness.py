@@ -143,7 +143,7 @@ def side_environment(kind: str, device: str) -> dict[str, str]:
 def _serve(connection: Connection, kind: str, arguments: tuple[Any, ...]) -> None:
     try:
         side = _make(kind, arguments)
-        _forget_peak()
+        forget_peak()
         connection.send((False, None))
     except Exception as error:
         connection.send((True, _line(error)))
@@ -164,7 +164,7 @@ def _make(kind: str, arguments: tuple[Any, ...]) -> Any:
     return getattr(importlib.import_module(module), name)(*arguments)
 
 
-def _forget_peak() -> None:
+def forget_peak() -> None:
     """Hands back what loading the weights took, so that the peak is that of decoding. Linux only; else it stays in."""
     gc.collect()
     try:

@@ -84,7 +84,9 @@ def compared_beams(ours: Generated, theirs: list[list[Hypothesis]]) -> tuple[Mea
     )
 
 
-def stepwise(net: Transformer, params: Params, batch: Tensors, first: int, *, full: bool = True) -> tuple[Any, Any]:
+def stepwise(
+    net: Transformer, params: Params, batch: Tensors, first: int, *, full: bool = True, single: bool = False
+) -> tuple[Any, Any]:
     """Logits of all positions: `first` of them at once and then one by one from a cache, and by the forward pass.
 
     Without `full`, of the last 8 positions of the forward pass and of the cache only.
@@ -109,7 +111,7 @@ def stepwise(net: Transformer, params: Params, batch: Tensors, first: int, *, fu
         return net.new_cache(params, len(tokens), length)
 
     extend = jax.jit(lambda params, tokens, cache, mask: net.extend(params, tokens, cache, mask=mask))
-    apart, cache, parts = net.unstacked(params), begin(params), []
+    apart, cache, parts = net.unstacked(params, single=single), begin(params), []
     for place in [slice(0, first), *(slice(t, t + 1) for t in range(first, length))]:
         logits, cache = extend(apart, tokens[:, place], cache, mask[:, place])
         parts.append(logits)
@@ -121,7 +123,16 @@ def stepwise(net: Transformer, params: Params, batch: Tensors, first: int, *, fu
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_cache_gives_the_logits_of_the_full_forward_pass(name: str, padding: str, record: Record) -> None:
     net, params = model_of(CONFIGS[name], weights_for(CONFIGS[name], 0.2))
-    ours, full = stepwise(net, params, batch_for(CONFIGS[name], padding), first=3)
+    ours, full = stepwise(net, params, batch_for(CONFIGS[name], padding), first=3, single=padding == "left")
+    record(name, compared(CACHED, {"logits": ours}, {"logits": full}))
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_single_row(name: str, record: Record) -> None:
+    """With kernels laid out for one row alone."""
+    net, params = model_of(CONFIGS[name], weights_for(CONFIGS[name], 0.2))
+    batch = {key: array[:1] for key, array in batch_for(CONFIGS[name], "none").items()}
+    ours, full = stepwise(net, params, batch, first=1, single=True)
     record(name, compared(CACHED, {"logits": ours}, {"logits": full}))
 
 

@@ -229,8 +229,17 @@ def test_a_full_cache(gpt: Model) -> None:
 def test_layers_apart_or_together(gpt: Model) -> None:
     net, params = gpt
     tokens = jnp.array([[3, 4, 5]])
-    assert (net.apply(net.unstacked(params), tokens) == net.apply(params, tokens)).all()
-    assert score(net, net.unstacked(params), [[3, 4, 5]]).perplexity == score(net, params, [[3, 4, 5]]).perplexity
+    whole = net.apply(params, tokens)
+    assert (net.apply(net.unstacked(params), tokens) == whole).all()
+    np.testing.assert_allclose(net.apply(net.unstacked(params, single=True), tokens), whole, atol=1e-5)
+    for single in (False, True):
+        apart = net.unstacked(params, single=single)
+        assert jax.tree.structure(net.unstacked(apart)) == jax.tree.structure(apart)
+        assert score(net, apart, [[3, 4, 5]]).perplexity == pytest.approx(score(net, params, [[3, 4, 5]]).perplexity)
+        assert (
+            generate(net, apart, PROMPTS, DecodingConfig(9)).tokens
+            == generate(net, params, PROMPTS, DecodingConfig(9)).tokens
+        ).all()
 
 
 def test_ten_thousand_tokens_are_compiled_once_and_leave_nothing_behind(gpt: Model) -> None:

@@ -101,6 +101,12 @@ class GenerateOptions:
             f"--stream and {' and '.join(alone)} are both given; expected one of them: a stream is one plain text",
         )
 
+    @property
+    def one_by_one(self) -> bool:
+        """Whether a single row is worked on at any time."""
+        given = self.prompt is not None or self.source is not None
+        return (given or self.stream or self.batch_size == 1) and self.num_samples == 1 and self.beam == 1
+
     def check_model(self, data: TextData | PairData) -> None:
         """Raises InputError for options that the model, trained on `data`, has no use for."""
         if isinstance(data, MaskedTextData):

@@ -116,7 +116,7 @@ def load_speaker(run: RunFolder, data: TextData | PairData, options: GenerateOpt
     return Speaker(
         trained.net,
         # The stacked ones end with this function.
-        trained.net.unstacked(trained.params),
+        trained.net.unstacked(trained.params, single=options.one_by_one),
         trained.tokenizer,
         read,
         decoding,

@@ -1,5 +1,6 @@
 """The functional face of the models: a pure pair of init and apply."""
 
+import math
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from jax_tformer.models.encoder_decoder import EncoderDecoder
 from jax_tformer.models.encoder_only import EncoderOnly
 from jax_tformer.nn.arrays import Params
 from jax_tformer.nn.cache import Cache
+from jax_tformer.nn.linear import Linear, Transposed
 from jax_tformer.nn.parameters import Declared, draw
 
 Model = EncoderDecoder | DecoderOnly | EncoderOnly
@@ -28,7 +30,14 @@ class Transformer:
         if config.vocab_size is None:
             raise InputError("vocab_size is None; a model needs a number: TransformerConfig(vocab_size=...)")
         self.config = config
-        self._graph, state = nnx.split(nnx.eval_shape(lambda: _model(config)), nnx.Param)
+        model = nnx.eval_shape(lambda: _model(config))
+        self._graph, state = nnx.split(model, nnx.Param)
+        self._kernels = {
+            path[2:]: math.prod(module.inputs)
+            for path, module in nnx.iter_modules(model)
+            if isinstance(module, Linear) and path[:2] == ("decoder", "blocks")
+        }
+        """The input width of every projection in a layer of the decoder."""
         self._declared = {
             ".".join(map(str, path)): Declared(variable.shape, variable.dtype, variable.get_metadata("start"))
             for path, variable in nnx.to_flat_state(state)
@@ -76,16 +85,24 @@ class Transformer:
         """
         return self._decoder(params).extend(tokens, cache, **options)
 
-    def unstacked(self, params: Params) -> Params:
+    def unstacked(self, params: Params, *, single: bool = False) -> Params:
         """`params` with the decoder's layers apart: tuples of L arrays in place of arrays with a leading L axis.
 
-        `extend` takes either form; this one spares it a copy of the weights in every compiled call.
+        All functions take either form; this one spares `generate` and `stream` a copy of the weights in every call.
+        With `single`, kernels are also transposed (see Transposed), with which one sequence alone is decoded fastest.
         """
+
+        def apart(path: tuple[str, ...], leaf: Any) -> tuple[Any, ...]:
+            if isinstance(leaf, tuple):
+                return leaf
+            if single and path[:-1] in self._kernels and path[-1] == "kernel":
+                return tuple(Transposed.of(kernel.reshape(self._kernels[path[:-1]], -1)) for kernel in leaf)
+            return tuple(leaf)
+
         decoder = params["decoder"]
-        apart = jax.tree.map(
-            lambda leaf: leaf if isinstance(leaf, tuple) else tuple(leaf), decoder["blocks"], is_leaf=_is_tuple
-        )
-        return {**params, "decoder": {**decoder, "blocks": apart}}
+        blocks = traverse_util.flatten_dict(decoder["blocks"])
+        blocks = traverse_util.unflatten_dict({path: apart(path, leaf) for path, leaf in blocks.items()})
+        return {**params, "decoder": {**decoder, "blocks": blocks}}
 
     def bind(self, params: Params) -> Any:
         """The Flax module with these parameters in it, to call parts of it by name."""
@@ -109,10 +126,6 @@ def _model(config: TransformerConfig) -> Model:
     if config.encoder is None:
         return DecoderOnly(config)
     return EncoderOnly(config) if config.decoder is None else EncoderDecoder(config)
-
-
-def _is_tuple(leaf: object) -> bool:
-    return isinstance(leaf, tuple)
 
 
 def transformer(config: TransformerConfig) -> Transformer:

@@ -47,7 +47,7 @@ class Stack(nnx.Module):
         """All layers in turn; with `capture`, also what each computed, stacked along L."""
         graph, layers = nnx.split(self.blocks, nnx.Param)
         # Where they lie apart (Transformer.unstacked), they are brought together again.
-        layers = jax.tree.map(lambda leaf: jnp.stack(leaf) if _apart(leaf) else leaf, layers, is_leaf=_apart)
+        layers = jax.tree.map(_together, layers, is_leaf=_apart)
         keys = None if dropout_key is None else jax.random.split(dropout_key, self.stack.num_layers)
 
         def layer(x: Array, inputs: tuple[Any, Array | None]) -> tuple[Array, Captured | None]:
@@ -102,6 +102,10 @@ class Stack(nnx.Module):
 
 def _apart(leaf: object) -> bool:
     return isinstance(leaf, tuple)
+
+
+def _together(leaf: Any) -> Any:
+    return jax.tree.map(lambda *layers: jnp.stack(layers), *leaf) if _apart(leaf) else leaf
 
 
 def rematerialized(layer: Callable[..., Any], remat: Remat) -> Callable[..., Any]:

@@ -24,7 +24,6 @@ def main(arguments: Sequence[str]) -> int:
     # Every process of a side imports this file again; only here is the rest needed.
     from rich.console import Console
 
-    from benchmarks.bounds import best_way
     from benchmarks.cases import full, quick
     from benchmarks.harness import Alone, Here, SideFailed, side_environment
     from benchmarks.machine import cores, describe_machine
@@ -42,30 +41,26 @@ def main(arguments: Sequence[str]) -> int:
         console.print(f"{time.perf_counter() - began:5.0f} s  {text}", highlight=False)
 
     try:
-        # 1. How fast this machine reads: the first half of the turns now, the second when all else is done.
+        # 1. What reads the memory, between the turns of the others.
         megabytes = 4 if options.quick else _MEGABYTES[options.device]
         reading = start("benchmarks.bandwidth:Bandwidth", options.device, megabytes, cores())
-        found = reading.call("measure", 5)
 
         # 2. Every model: its sides, its cases, the cost of a token by position.
         suites = [
-            measure_suite(suite, start, options.device, options.rounds, compiled=not options.quick, say=say)
+            measure_suite(suite, start, reading, options.device, options.rounds, compiled=not options.quick, say=say)
             for suite in (quick() if options.quick else full())
             if options.model in (None, suite.model)
         ]
-        for name, rates in reading.call("measure", 5).items():
-            found[name] += rates
         reading.close()
     except SideFailed as error:
         print(f"python -m benchmarks.decoding: {error}", file=sys.stderr)
         return 1
 
     # 3. What came out.
-    way, bandwidth = best_way(found)
     report: dict[str, Any] = {
         "machine": describe_machine(options.device),
-        "bandwidth": {"bytes_per_second": bandwidth, "way": way, "ways": found, "megabytes": megabytes},
-        "suites": [suite.as_dict(bandwidth) for suite in suites],
+        "megabytes": megabytes,
+        "suites": [suite.as_dict() for suite in suites],
         "seconds": time.perf_counter() - began,
     }
     report["notes"] = notes(report)

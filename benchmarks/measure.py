@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.bounds import cache_bytes, weight_bytes
+from benchmarks.bounds import best_way, cache_bytes, weight_bytes
 from benchmarks.cases import Case, Suite, Windows
 from benchmarks.harness import Alone, Here, SideFailed, Spread, by_turns
 from benchmarks.machine import OtherWork
@@ -17,6 +17,7 @@ Start = Callable[..., Alone | Here]
 OURS, THEIRS, STATIC, REFERENCE = "ours", "hugging face", "hugging face static", "reference"
 TIE = 1e-4
 """Where two sides choose different tokens, float32 may be the reason if the logits are no further apart than this."""
+_READING = "reading"
 _CASE_SECONDS = 60.0
 """After this long, the sides of a case get no third turn."""
 _SEED = 0
@@ -87,6 +88,8 @@ class CaseFigures:
     case: Case
     weight_bytes: int
     cache_bytes: int
+    reading: dict[str, list[float]] = field(default_factory=dict)
+    """Bytes a second that the memory gave between the turns, by the way of reading."""
     sides: dict[str, Figures] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     """Sides that could not be measured, and why."""
@@ -94,9 +97,10 @@ class CaseFigures:
     different_tokens: float = 0.0
     """In a row of ours, on average: agreement about rows of one token says little."""
 
-    def as_dict(self, bandwidth: float) -> dict[str, Any]:
-        """For JSON; `bandwidth` in bytes a second."""
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
         theirs = self.sides[THEIRS].step() if THEIRS in self.sides else None
+        way, bandwidth = best_way(self.reading)
         bound = (self.weight_bytes + self.cache_bytes) / bandwidth
         return {
             "name": self.case.name,
@@ -106,6 +110,7 @@ class CaseFigures:
             "beams": self.case.beams,
             "weight_bytes": self.weight_bytes,
             "cache_bytes": self.cache_bytes,
+            "bandwidth": {"bytes_per_second": bandwidth, "way": way, "ways": self.reading},
             "bound_seconds": bound,
             "sides": {name: figures.as_dict(theirs, bound) for name, figures in self.sides.items()},
             "absent": self.absent,
@@ -125,9 +130,9 @@ class SuiteFigures:
     other_work: float | None
     """Fraction of the processors' time that others took meanwhile; None where that is not known."""
 
-    def as_dict(self, bandwidth: float) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        cases = [case.as_dict(bandwidth) for case in self.cases]
+        cases = [case.as_dict() for case in self.cases]
         return {
             "model": self.suite.model,
             "cases": cases,
@@ -137,9 +142,19 @@ class SuiteFigures:
 
 
 def measure_suite(
-    suite: Suite, start: Start, device: str, rounds: int | None, *, compiled: bool, say: Callable[[str], None]
+    suite: Suite,
+    start: Start,
+    reading: Alone | Here,
+    device: str,
+    rounds: int | None,
+    *,
+    compiled: bool,
+    say: Callable[[str], None],
 ) -> SuiteFigures:
-    """All cases of a model. Raises SideFailed, unless it is the static cache that fails: that may be absent."""
+    """All cases of a model, with the speed of the memory (`reading`) between.
+
+    Raises SideFailed, unless it is the static cache that fails: that may be absent.
+    """
     net, others = transformer(suite.config), OtherWork()
     given = (suite.config, _SEED, device)
     # Ours is first, so that its processes are the first to be ready.
@@ -152,7 +167,7 @@ def measure_suite(
         kind = "static compiled" if compiled else "static"
         sides[STATIC] = start("benchmarks.hugging_face:HuggingFace", *given, kind)
     try:
-        cases = [_measure_case(net, suite, case, sides, rounds, compiled, say) for case in suite.cases]
+        cases = [_measure_case(net, suite, case, sides, reading, rounds, compiled, say) for case in suite.cases]
         windows = None
         if suite.windows is not None:
             say(f"{suite.model}: the time of a token by position ...")
@@ -168,6 +183,7 @@ def _measure_case(
     suite: Suite,
     case: Case,
     sides: dict[str, Alone | Here],
+    reading: Alone | Here,
     rounds: int | None,
     compiled: bool,
     say: Callable[[str], None],
@@ -191,12 +207,16 @@ def _measure_case(
             if name != STATIC:
                 raise
             found.absent[name] = str(error)
-    turns = by_turns(
-        list(first_calls),
-        rounds or case.rounds,
-        lambda name: Timed(first=decode(name, 1), whole=decode(name, case.new_tokens)),
-        seconds=_CASE_SECONDS,
-    )
+
+    def turn(name: str) -> Any:
+        if name == _READING:
+            return reading.call("measure", 1)
+        return Timed(first=decode(name, 1), whole=decode(name, case.new_tokens))
+
+    turns = by_turns([*first_calls, _READING], rounds or case.rounds, turn, seconds=_CASE_SECONDS)
+    for rates in turns.pop(_READING):
+        for way, found_rates in rates.items():
+            found.reading.setdefault(way, []).extend(found_rates)
     for name, timed in turns.items():
         found.sides[name] = Figures(
             label=_label(name, net, compiled),

@@ -15,16 +15,16 @@ _QUIET = 0.05
 
 def notes(report: Mapping[str, Any]) -> list[str]:
     """What the figures mean, a line each."""
-    machine, bandwidth = report["machine"], report["bandwidth"]
+    machine, megabytes = report["machine"], report["megabytes"]
     found = [
         "tokens/s: new tokens of all rows; 'with prompt' counts the time of reading the prompt (or source) too, "
         "and ms/step leaves it out (a generation of one token is subtracted).",
         "median of the turns (A B A B), in brackets min..max. 'speed' is that of the first Hugging Face side = 1.",
-        f"bound: weights and cache that a step reads, over {bandwidth['bytes_per_second'] / 1e9:.1f} GB/s, the fastest "
-        f"way of reading {bandwidth['megabytes']} MiB here ({bandwidth['way']}).",
+        f"bound: weights and cache that a step reads, over the speed of the fastest way of reading {megabytes} MiB, "
+        "measured between the turns.",
         "MB: the most that the side's process held while compiling and decoding, libraries and weights included, "
         "up to and with this case; each side is alone in its process"
-        + (", but for --quick." if bandwidth["megabytes"] < 64 else "."),
+        + (", but for --quick." if megabytes < 64 else "."),
         "HF: Hugging Face's generate; BART: of vaswani-base's shape. torch_ref has no cache and computes the whole "
         "forward pass for every token, so that only a few tokens are measured, once.",
         "On the processor every side runs with the allocator settings of startup.keep_freed_memory.",
@@ -78,9 +78,10 @@ def _case_table(model: str, case: Mapping[str, Any]) -> Table:
 
 def _case_lines(case: Mapping[str, Any]) -> list[str]:
     megabytes = case["weight_bytes"] / 1e6, case["cache_bytes"] / 1e6
+    speed = f"{case['bandwidth']['bytes_per_second'] / 1e9:.1f} GB/s ({case['bandwidth']['way']})"
     lines = [
         f"bound: {1000 * case['bound_seconds']:.2f} ms/step for {megabytes[0]:.1f} MB of weights "
-        f"and {megabytes[1]:.1f} MB of cache"
+        f"and {megabytes[1]:.1f} MB of cache at {speed}"
     ]
     lines += [f"{name} is absent: {reason}" for name, reason in case["absent"].items()]
     for name, found in case["agreement"].items():

@@ -9,8 +9,8 @@ import numpy as np
 from benchmarks.bounds import best_way, cache_bytes, weight_bytes
 from benchmarks.cases import Case, Suite, Windows
 from benchmarks.harness import Alone, Here, SideFailed, Spread, by_turns
-from benchmarks.machine import OtherWork
 from benchmarks.sides import Decoded, draw_prompts
+from comparison.machine import Neighbours
 from jax_tformer.models.transformer import Transformer, transformer
 
 Start = Callable[..., Alone | Here]
@@ -155,7 +155,7 @@ def measure_suite(
 
     Raises SideFailed, unless it is the static cache that fails: that may be absent.
     """
-    net, others = transformer(suite.config), OtherWork()
+    net, others = transformer(suite.config), Neighbours()
     given = (suite.config, _SEED, device)
     # Ours is first, so that its processes are the first to be ready.
     sides = {

@@ -4,7 +4,6 @@ import os
 import platform
 import resource
 import sys
-import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -88,9 +87,9 @@ class Neighbours:
         self._before = self._now()
 
     def share(self) -> float | None:
-        """The fraction of all processors' time that others have used since; None where that cannot be told.
+        """The fraction of all processors' time that others have used since: not this process, nor those it has ended.
 
-        So it is on other systems than Linux, and within the first second.
+        None where that cannot be told: on other systems than Linux, and within the first second.
         """
         now = self._now()
         if now is None or self._before is None:
@@ -106,7 +105,8 @@ class Neighbours:
             return None
         second = os.sysconf("SC_CLK_TCK")
         every, idle = sum(ticks) / second, sum(ticks[3:5]) / second
-        return every, every - idle, time.process_time()
+        uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return every, every - idle, sum(use.ru_utime + use.ru_stime for use in uses)
 
 
 def peak_memory() -> int:

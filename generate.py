@@ -47,8 +47,11 @@ def main(arguments: Sequence[str]) -> int:
             tokens += len(pieces) - 1
             answers += ["".join(pieces)] if references is not None else []
             continue
-        with watch:
-            found = speaker.answers(batch)
+        try:
+            with watch:
+                found = speaker.answers(batch)
+        except InputError as error:
+            raise InputError(options.as_flags(str(error))) from None
         for item, completions in zip(batch, found, strict=True):
             output.answers(item, completions)
             tokens += sum(completion.made for completion in completions)

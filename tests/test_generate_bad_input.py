@@ -31,6 +31,10 @@ def program(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
         (["--prompt", LONG, "--slide"], "expected at most 32, the model's context; shorten it"),
         (["--prompt", "It", "--max-new-tokens", "30"], "--max-new-tokens is 30; expected at most 32 together"),
         (["--prompt", "It", "--max-new-tokens", "30"], "--slide"),
+        (
+            ["--prompt", "It", "--beam", "300", "--n-best", "300", "--max-new-tokens", "1"],
+            "--n-best is 300, and the beam search has found",
+        ),
         (["--prompt", "It", "--max-new-tokens", "0"], "--max-new-tokens is 0; expected a whole number"),
         (["--prompt", "It", "--temperature", "-1"], "--temperature is -1"),
         (["--prompt", "It", "--top-p", "0"], "--top-p is 0.0; expected"),

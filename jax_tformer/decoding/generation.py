@@ -22,7 +22,7 @@ class Generated(NamedTuple):
     """R sequences of new tokens for each of B prompts."""
 
     tokens: np.ndarray
-    """int32 `[B, R, N]`; behind the end of a row stands the end token."""
+    """int32 `[B, R, N]`; behind the end of a row stands the end token, or -1 where there is none."""
     lengths: np.ndarray
     """int32 `[B, R]`, the tokens of each row, its end token included."""
     scores: np.ndarray | None

@@ -149,9 +149,10 @@ class GenerateOptions:
                 early_stopping=self.early_stopping,
             )
         except InputError as error:
-            raise InputError(self._as_flags(str(error))) from None
+            raise InputError(self.as_flags(str(error))) from None
 
-    def _as_flags(self, message: str) -> str:
+    def as_flags(self, message: str) -> str:
+        """A message of the library, with the names of the command line."""
         flags = {
             "num_return_sequences": "--n-best" if self.beam > 1 else "--num-samples",
             "num_beams": "--beam",

@@ -72,6 +72,8 @@ class Translator:
 
     def __call__(self, params: Params, sources: list[str], seed: int = 0) -> list[str]:
         """The translation of each source; raises InputError for one that is too long or has unknown characters."""
+        # Once, and not in every batch.
+        params = self._net.unstacked(params)
         batcher, answers = self._batcher, list[str]()
         for first in range(0, len(sources), self._batch_size):
             part = sources[first : first + self._batch_size]

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 from jax_tformer.errors import InputError
 
 Activation = Literal["relu", "gelu_erf", "gelu_tanh", "silu"]
+AttentionImplementation = Literal["auto", "einsum", "blocks", "xla", "cudnn", "pallas"]
 AttentionScale = Literal["head_width", "model_width", "none"]
 Dtype = Literal["float64", "float32", "bfloat16"]
 Head = Literal["none", "linear", "transform"]
@@ -19,7 +20,7 @@ Initializer = Literal["normal", "xavier_uniform"]
 Norm = Literal["layernorm", "rmsnorm"]
 NormPlacement = Literal["pre", "post"]
 Positions = Literal["sinusoidal_interleaved", "sinusoidal_half", "learned", "rotary", "none"]
-Remat = Literal["none", "dots", "full"]
+Remat = Literal["auto", "none", "dots", "full"]
 
 
 def require(condition: bool, message: str) -> None:
@@ -174,14 +175,17 @@ class ComputeConfig:
     """Type in which parameters are kept."""
     dtype: Dtype = "float32"
     """Type of activations and matrix products; norms, softmax and loss never go below float32."""
-    remat: Remat = "none"
-    """What the backward pass computes again: nothing, all but matrix products (dots), or whole layers (full)."""
+    attention: AttentionImplementation = "auto"
+    """How attention is computed: auto takes what suits platform, type and shapes (see nn/fused_attention.py)."""
+    remat: Remat = "auto"
+    """What the backward pass computes again: nothing, all but products and attention (dots), whole layers (full)."""
     unroll: int = 1
     """Layers computed in one iteration of the scan over layers."""
 
     def __post_init__(self) -> None:
         require_choice(self, "parameter_dtype", Dtype)
         require_choice(self, "dtype", Dtype)
+        require_choice(self, "attention", AttentionImplementation)
         require_choice(self, "remat", Remat)
         require_positive(self, "unroll")
 

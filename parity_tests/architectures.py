@@ -106,7 +106,12 @@ def configs(draw: st.DrawFn, longest: int) -> dict[str, Any]:
         "initializer_std": draw(few(0.02, 1.0)),
         "residual_init_scale": draw(st.booleans()),
         "dropout": DropoutConfig(*(draw(few(0.0, 0.3)) for _ in fields(DropoutConfig))),
-        "compute": ComputeConfig(remat=draw(one_of(choices.Remat)), unroll=draw(few(1, 2))),
+        "compute": ComputeConfig(
+            # The others are kernels of accelerators, or know float32 alone.
+            attention=draw(few("auto", "einsum", "blocks")),
+            remat=draw(one_of(choices.Remat)),
+            unroll=draw(few(1, 2)),
+        ),
     }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from jax_tformer.decoding import beam, strategies
-from jax_tformer.nn import attention, norms, positions
+from jax_tformer.nn import attention, attention_blocks, norms, positions
 from jax_tformer.nn.arrays import accumulator
 from jax_tformer.nn.cache import Cache, KeyValue
 from jax_tformer.training import optimizer as our_optimizer
@@ -98,7 +98,7 @@ def through_float16(right: Callable[..., np.ndarray]) -> Callable[..., np.ndarra
 
 ONE_PASS = code_fault("LayerNorm: one-pass variance", norms.Norm, "__call__", one_pass_variance)
 """Gate 3."""
-NARROW_SOFTMAX = code_fault("softmax computed in bfloat16", attention, "accumulator", no_higher)
+NARROW_SOFTMAX = code_fault("softmax computed in bfloat16", attention_blocks, "accumulator", no_higher)
 NARROW_ANGLES = code_fault("rotary angles computed in bfloat16", positions, "accumulator", no_higher)
 """Gate 4."""
 LIBRARY_TRAINING = (

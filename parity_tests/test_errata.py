@@ -23,12 +23,12 @@ from jax_tformer.data.ids import IGNORED
 from jax_tformer.models.outputs import Outputs
 from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.nn.arrays import Params
-from jax_tformer.nn.attention import Attention, attend
+from jax_tformer.nn.attention import Attention, attend, attention_weights
 from jax_tformer.nn.blocks import Block, Context
 from jax_tformer.nn.dropout import draw_mask
 from jax_tformer.nn.embedding import InputEmbedding
 from jax_tformer.nn.feedforward import FeedForward
-from jax_tformer.nn.masks import causal_mask, padding_mask
+from jax_tformer.nn.masks import padding_mask
 from jax_tformer.nn.positions import position_ids
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.training.losses import mean_cross_entropy
@@ -83,10 +83,10 @@ def assert_causal(dependence: np.ndarray) -> None:
 
 def literal_decoder_layer(layer: Block, memory: Array, x: Array) -> Array:
     """000's: the encoder's output asks, the decoder's state answers, and the two are added."""
-    x = layer.self_attention_norm(x + layer.self_attention(x, x, causal_mask(x.shape[1]))[0])
+    x = layer.self_attention_norm(x + layer.self_attention(x, x, None, causal=True)[0])
     assert layer.cross_attention is not None
     assert layer.cross_attention_norm is not None
-    x = layer.cross_attention_norm(x + layer.cross_attention(memory, x, None)[0])
+    x = layer.cross_attention_norm(x + layer.cross_attention(memory, x, None, causal=False)[0])
     return layer.feedforward_norm(x + layer.feedforward(x))
 
 
@@ -100,7 +100,7 @@ def decoder_layer(source_length: int) -> tuple[Block, Array, Array]:
 
 def test_cross_attention_turned_round_sees_later_targets() -> None:
     layer, memory, states = decoder_layer(source_length=5)
-    context = Context(self_mask=causal_mask(5), memory=memory)
+    context = Context(causal=True, memory=memory)
     assert (influence(lambda x: literal_decoder_layer(layer, memory, x), states) > 1e-6).all()
     assert_causal(influence(lambda x: layer(x, context)[0], states))
 
@@ -115,7 +115,7 @@ def test_cross_attention_turned_round_needs_equal_lengths() -> None:
     layer, memory, states = decoder_layer(source_length=3)
     with pytest.raises(TypeError, match=r"\(1, 5, 6\).*\(1, 3, 6\)"):
         jax.eval_shape(partial(literal_decoder_layer, layer), memory, states)
-    x, captured = jax.eval_shape(layer, states, Context(self_mask=causal_mask(5), memory=memory))
+    x, captured = jax.eval_shape(partial(layer, context=Context(causal=True, memory=memory), capture=True), states)
     assert x.shape == (1, 5, 6)
     assert captured.cross_attention is not None
     assert captured.cross_attention.shape == (1, 2, 5, 3)
@@ -197,7 +197,10 @@ def test_printed_normalisation_leaves_out_the_residual() -> None:
         norm.scale[...] = jnp.ones(6)
     x = np.random.default_rng(0).standard_normal((1, 5, 6))
     expected = F.layer_norm(F.layer_norm(torch.from_numpy(x), (6,)), (6,)).numpy()
-    assert relative_error(np.asarray(jax.jit(layer)(jnp.asarray(x), Context())[0]), expected) <= FLOAT64_BAR
+    assert (
+        relative_error(np.asarray(jax.jit(partial(layer, context=Context(causal=False)))(jnp.asarray(x))[0]), expected)
+        <= FLOAT64_BAR
+    )
 
 
 def test_printed_probabilities_are_of_unscaled_scores() -> None:
@@ -210,7 +213,7 @@ def test_printed_probabilities_are_of_unscaled_scores() -> None:
     query, key = jnp.array(QUERY)[None, None, None, :], jnp.array(KEYS)[None, :, None, :]
     for attention_scale, printed in ((stack.attention_scale, SCALED_WEIGHTS), ("none", WEIGHTS)):
         attention = Attention(config, replace(stack, attention_scale=attention_scale), residual_branches=1)
-        assert_prints(attend(query, key, key, None, scale=attention.scale)[1][0, 0, 0], printed)
+        assert_prints(attention_weights(query, key, None, causal=False, scale=attention.scale)[0, 0, 0], printed)
 
 
 def literal_notebook(weights: dict[str, Tensor], x: Tensor, mask: Tensor, width: int) -> Tensor:
@@ -251,7 +254,8 @@ def test_the_notebook_scales_by_the_model_width() -> None:
     for width, stack in stacks.items():
         net = transformer(replace(config, encoder=stack).with_dtype("float64"))
         block = first_layer(net.bind(from_reference(weights, net.shapes)).encoder)
-        ours, _ = jax.jit(block)(jnp.asarray(x), Context(self_mask=padding_mask(jnp.asarray(mask == 1))))
+        context = Context(causal=False, self_mask=padding_mask(jnp.asarray(mask == 1)))
+        ours, _ = jax.jit(partial(block, context=context))(jnp.asarray(x))
         assert relative_error(np.asarray(ours), literal[width]) <= FLOAT64_BAR
 
 
@@ -259,7 +263,8 @@ def notebook_weights(scores: list[float], mask: list[int]) -> tuple[np.ndarray, 
     """Attention weights for one query with these scores, as 003 computes them and as we do, in float32."""
     literal = (torch.tensor(scores) + (1.0 - torch.tensor(mask)) * -10000.0).softmax(0)
     query, key = jnp.ones((1, 1, 1, 1), jnp.float32), jnp.asarray(scores, jnp.float32)[None, :, None, None]
-    _, ours = attend(query, key, key, padding_mask(jnp.array([mask]) == 1), scale=1.0)
+    seen = padding_mask(jnp.array([mask]) == 1)
+    ours = attention_weights(query, key, seen, causal=False, scale=1.0)
     assert literal.dtype == torch.float32
     assert ours.dtype == jnp.float32
     return literal.numpy(), np.asarray(ours[0, 0, 0])
@@ -279,7 +284,8 @@ def test_minus_ten_thousand_attends_to_padding_where_all_is_padding() -> None:
     assert ours.tolist() == [0, 0, 0]
 
     def total(query: Array, key: Array, value: Array) -> Array:
-        return jnp.square(attend(query, key, value, jnp.zeros((1, 1, 1, 3), bool), scale=1.0)[0] + 1).sum()
+        nothing = jnp.zeros((1, 1, 1, 3), bool)
+        return jnp.square(attend(query, key, value, nothing, causal=False, scale=1.0) + 1).sum()
 
     rng = np.random.default_rng(0)
     inputs = [jnp.asarray(rng.standard_normal((1, length, 2, 4)), jnp.float32) for length in (1, 3, 3)]

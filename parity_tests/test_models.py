@@ -1,6 +1,7 @@
 """Gates 1 to 4: every preset, in every weight regime, without and with padding on either side."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -73,6 +74,22 @@ def test_gates_1_and_2_at_full_size(name: str, record: Record) -> None:
     config = ARCHITECTURES[name]
     models = Pair(config, weights_for(config, 0.02), "float64", optimised=True)
     identity(record, f"{name}, full size", models, batch_for(config, "right", lengths=Lengths(2, 17, 11)))
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("name", ["gpt2", "switches-decoder-only", "switches-encoder-decoder"])
+def test_gates_1_and_2_over_several_blocks(name: str, padding: str, record: Record) -> None:
+    """Attention in blocks of queries, of which the last is shorter (see nn/attention_blocks.py)."""
+    config = replace(
+        CONFIGS[name],
+        **{
+            side: replace(stack, max_positions=150)
+            for side in ("encoder", "decoder")
+            if (stack := getattr(CONFIGS[name], side)) and stack.max_positions
+        },
+    )
+    models = Pair(config, weights_for(config, 0.2), "float64", optimised=False)
+    identity(record, f"{name}, 3 blocks", models, batch_for(config, padding, lengths=Lengths(3, 140, 150)))
 
 
 def test_source_and_target_lengths_differ() -> None:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, find, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
 from jax_tformer.config import ComputeConfig, DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.nn import attention_blocks
 from parity_tests.architectures import Case, cases, configs, stacks
 from parity_tests.bridge import Pair, known_zeros
 from parity_tests.cases import Lengths, batch_for, weights_for
@@ -19,8 +20,15 @@ from parity_tests.measure import Measured, ParityError, compared
 from parity_tests.test_decoding import CACHED, model_of, stepwise
 
 CONFIGS = (TransformerConfig, StackConfig, DropoutConfig, ComputeConfig)
+
 PARTS = 6
 """Tests that share the examples, so that several processes can."""
+
+
+@pytest.fixture(autouse=True)
+def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention in blocks of 4 queries: these sequences would otherwise fit into one block."""
+    monkeypatch.setattr(attention_blocks, "block_length", lambda length: 4)
 
 
 def figures(case: Case) -> list[Measured]:
@@ -101,7 +109,7 @@ def test_every_field_is_drawn() -> None:
     stack, config = find(stacks(5), lambda _: True), find(configs(5), lambda _: True)
     assert stack.keys() == {field.name for field in fields(StackConfig)}
     assert config.keys() == {field.name for field in fields(TransformerConfig)}
-    drawn = {field.name for field in fields(DropoutConfig)} | {"remat", "unroll"}
+    drawn = {field.name for field in fields(DropoutConfig)} | {"attention", "remat", "unroll"}
     assert drawn == {field.name for part in (DropoutConfig, ComputeConfig) for field in fields(part)} - fixed
 
 

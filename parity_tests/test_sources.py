@@ -24,7 +24,7 @@ from jax_tformer.data.windows import Windows
 from jax_tformer.models.outputs import Outputs
 from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.nn.arrays import Params
-from jax_tformer.nn.attention import attend
+from jax_tformer.nn.attention import attend, attention_weights
 from jax_tformer.nn.blocks import Block, Context
 from jax_tformer.nn.masks import both, causal_mask, padding_mask
 from jax_tformer.nn.norms import Norm
@@ -129,7 +129,8 @@ def article_steps(layer: Block, embedded: Array) -> None:
     # The articles project to 3 x 6 columns at once and put the heads first; ours stay behind the positions.
     query, key, value = attention.query(embedded), attention.key(embedded), attention.value(embedded)
     assert query.shape == key.shape == value.shape == (4, 10, 2, 3)
-    values, weights = attend(query, key, value, None, scale=attention.scale)
+    values = attend(query, key, value, None, causal=False, scale=attention.scale)
+    weights = attention_weights(query, key, None, causal=False, scale=attention.scale)
     assert weights.shape == (4, 2, 10, 10)
     assert values.shape == (4, 10, 2, 3)
     assert attention.output(values).shape == (4, 10, 6)
@@ -208,7 +209,8 @@ def horizon(scale: float) -> tuple[np.ndarray, np.ndarray]:
     query = np.zeros((1, 6, 1, 2))
     query[0, 5, 0] = QUERY
     key, value = (np.array(rows)[None, :, None, :] for rows in (KEYS, VALUES))
-    output, weights = jax.jit(partial(attend, scale=scale))(query, key, value, causal_mask(6))
+    output = jax.jit(partial(attend, causal=True, scale=scale))(query, key, value, None)
+    weights = jax.jit(partial(attention_weights, causal=True, scale=scale))(query, key, None)
     return np.asarray(weights[0, 0, 5]), np.asarray(output[0, 5, 0])
 
 
@@ -243,7 +245,7 @@ def test_shapes_of_the_decoder_only_article() -> None:
     for project in (attention.query, attention.key, attention.value):
         assert jax.eval_shape(project, x).shape == (2, 6, 2, 2)
     assert attention.scale == pytest.approx(2**-0.5, rel=1e-15)
-    hidden, captured = jax.jit(partial(model.decoder, capture=True))(x, Context(self_mask=causal_mask(6)))
+    hidden, captured = jax.jit(partial(model.decoder, context=Context(causal=True), capture=True))(x)
     assert x.shape == hidden.shape == (2, 6, 4)
     assert captured is not None
     assert captured.self_attention.shape == (2, 2, 2, 6, 6)
@@ -259,8 +261,8 @@ def test_shapes_of_the_notebook() -> None:
     model = net.bind(params)
     x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 5, 768), np.float32))
     mask = jnp.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
-    context = Context(self_mask=padding_mask(mask == 1))
-    output, captured = jax.jit(partial(model.encoder, capture=True))(x, context)
+    context = Context(causal=False, self_mask=padding_mask(mask == 1))
+    output, captured = jax.jit(partial(model.encoder, context=context, capture=True))(x)
     layer = first_layer(model.encoder)
     assert jax.eval_shape(layer.self_attention.query, x).shape == (2, 5, 12, 64)
     assert jax.eval_shape(layer.feedforward.up, x).shape == (2, 5, 3072)

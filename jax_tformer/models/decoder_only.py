@@ -10,7 +10,7 @@ from jax_tformer.nn.blocks import Context
 from jax_tformer.nn.cache import Cache, NewTokens
 from jax_tformer.nn.dropout import split_key
 from jax_tformer.nn.embedding import Head, InputEmbedding
-from jax_tformer.nn.masks import both, causal_mask, padding_mask
+from jax_tformer.nn.masks import padding_mask
 from jax_tformer.nn.positions import position_ids
 from jax_tformer.nn.stacks import Stack
 
@@ -42,9 +42,7 @@ class DecoderOnly(nnx.Module):
         positions = position_ids(tokens.shape[1], mask) if positions is None else positions
         keep = self.embedding.draw_keep(embedding_key, tokens)
         x = self.embedding(tokens, positions, token_types=token_types, keep=keep)
-        context = Context(
-            self_mask=both(causal_mask(tokens.shape[1]), padding_mask(mask)), rotation=self.decoder.rotation(positions)
-        )
+        context = Context(causal=True, self_mask=padding_mask(mask), rotation=self.decoder.rotation(positions))
         x, captured = self.decoder(x, context, dropout_key=decoder_key, capture=capture)
         if self.head is not None:
             x = self.head(x, self.embedding.table)

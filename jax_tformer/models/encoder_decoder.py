@@ -10,7 +10,7 @@ from jax_tformer.nn.blocks import Captured, Context
 from jax_tformer.nn.cache import Cache, NewTokens
 from jax_tformer.nn.dropout import split_key
 from jax_tformer.nn.embedding import Head, InputEmbedding, Table
-from jax_tformer.nn.masks import both, causal_mask, padding_mask
+from jax_tformer.nn.masks import padding_mask
 from jax_tformer.nn.positions import position_ids
 from jax_tformer.nn.stacks import Stack
 
@@ -105,7 +105,7 @@ class EncoderDecoder(nnx.Module):
     ) -> tuple[Array, Captured | None]:
         positions = position_ids(source.shape[1], source_mask)
         x = self.source_embedding(source, positions, keep=keep)
-        context = Context(self_mask=padding_mask(source_mask), rotation=self.encoder.rotation(positions))
+        context = Context(causal=False, self_mask=padding_mask(source_mask), rotation=self.encoder.rotation(positions))
         return self.encoder(x, context, dropout_key=key, capture=capture)
 
     def _decode(
@@ -121,7 +121,8 @@ class EncoderDecoder(nnx.Module):
         positions = position_ids(target.shape[1], target_mask)
         x = self.target_embedding(target, positions, table=self._target_table, keep=keep)
         context = Context(
-            self_mask=both(causal_mask(target.shape[1]), padding_mask(target_mask)),
+            causal=True,
+            self_mask=padding_mask(target_mask),
             memory=memory,
             cross_mask=padding_mask(source_mask),
             rotation=self.decoder.rotation(positions),

@@ -40,7 +40,7 @@ class EncoderOnly(nnx.Module):
         positions = position_ids(tokens.shape[1], mask) if positions is None else positions
         keep = self.embedding.draw_keep(embedding_key, tokens)
         x = self.embedding(tokens, positions, token_types=token_types, keep=keep)
-        context = Context(self_mask=padding_mask(mask), rotation=self.encoder.rotation(positions))
+        context = Context(causal=False, self_mask=padding_mask(mask), rotation=self.encoder.rotation(positions))
         x, captured = self.encoder(x, context, dropout_key=encoder_key, capture=capture)
         if self.head is not None:
             x = self.head(x, self.embedding.table)

@@ -5,49 +5,89 @@ import math
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float
 
-from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.config import AttentionImplementation, StackConfig, TransformerConfig
 from jax_tformer.nn.arrays import accumulator
+from jax_tformer.nn.attention_blocks import attend_in_blocks
 from jax_tformer.nn.cache import KeyValue, NewTokens
 from jax_tformer.nn.dropout import dropout
+from jax_tformer.nn.fused_attention import FUSED, choose_implementation, require_no_dropout
 from jax_tformer.nn.linear import Linear
+from jax_tformer.nn.masks import both, causal_mask, masked_softmax
 from jax_tformer.nn.positions import Rotation, rotate
+
+ATTENTION_OUTPUT = "attention output"
+"""What `stacks.rematerialized` knows the result of `attend` by."""
 
 
 def attend(
     query: Float[Array, "B T H C"],
     key: Float[Array, "B S K C"],
     value: Float[Array, "B S K C"],
-    mask: Bool[Array, "#B 1 #T S"] | None,
+    mask: Bool[Array, "B 1 1 S"] | None,
     *,
+    causal: bool,
     scale: float,
     dropout_rate: float = 0.0,
     keep: Bool[Array, "B H T S"] | None = None,
-) -> tuple[Float[Array, "B T H C"], Float[Array, "B H T S"]]:
-    """softmax(scale * Q K^T) V, and the weights (before dropout); H/K query heads share a key/value head.
+    implementation: AttentionImplementation = "auto",
+) -> Float[Array, "B T H C"]:
+    """softmax(scale * Q K^T) V (paper, section 3.2.1); H/K query heads share a key/value head.
 
-    The softmax runs in at least float32. A row that may attend to nothing gets zero weights and a zero output, with
-    zero gradients.
+    `mask` is True at the keys that are tokens; where `causal`, position t sees 0 .. t of them. The softmax runs in at
+    least float32. A row that may attend to nothing gets a zero output, with zero gradients. `keep` is the dropout mask
+    of the weights. "auto" takes what `choose_implementation` names. Raises InputError where the implementation asked
+    for cannot compute this.
     """
+    if implementation == "auto":
+        platform = jax.default_backend()
+        implementation = choose_implementation(platform, query.dtype, query.shape, key.shape, drops=keep is not None)
+    if implementation in FUSED:
+        require_no_dropout(implementation, keep)
+        output = FUSED[implementation](query, key, value, mask, causal=causal, scale=scale)
+    else:
+        compute = attend_in_blocks if implementation == "blocks" else attend_at_once
+        output = compute(query, key, value, mask, causal=causal, scale=scale, dropout_rate=dropout_rate, keep=keep)
+    # A name for the policy of rematerialisation: kept, so that the backward pass multiplies no weights with values.
+    return checkpoint_name(output, ATTENTION_OUTPUT)
+
+
+def attend_at_once(
+    query: Float[Array, "B T H C"],
+    key: Float[Array, "B S K C"],
+    value: Float[Array, "B S K C"],
+    mask: Bool[Array, "B 1 1 S"] | None,
+    *,
+    causal: bool,
+    scale: float,
+    dropout_rate: float,
+    keep: Bool[Array, "B H T S"] | None,
+) -> Float[Array, "B T H C"]:
+    """`attend` as the paper writes it, all weights at once: the implementation "einsum"."""
+    weights = attention_weights(query, key, mask, causal=causal, scale=scale)
+    batch, _, length, _ = weights.shape
+    dropped = dropout(weights, dropout_rate, keep).astype(value.dtype)
+    dropped = dropped.reshape(batch, value.shape[2], -1, length, value.shape[1])
+    return jnp.einsum("bkgts,bskc->btkgc", dropped, value).reshape(query.shape)
+
+
+def attention_weights(
+    query: Float[Array, "B T H C"],
+    key: Float[Array, "B S K C"],
+    mask: Bool[Array, "B 1 1 S"] | None,
+    *,
+    causal: bool,
+    scale: float,
+) -> Float[Array, "B H T S"]:
+    """softmax(scale * Q K^T), before dropout."""
     batch, length, heads, width = query.shape
-    groups = heads // key.shape[2]
-    grouped = query.reshape(batch, length, key.shape[2], groups, width)
+    grouped = query.reshape(batch, length, key.shape[2], heads // key.shape[2], width)
     high = accumulator(query.dtype)
     scores = jnp.einsum("btkgc,bskc->bkgts", grouped, key, preferred_element_type=high) * scale
-    weights = masked_softmax(scores.reshape(batch, heads, length, -1), mask)
-    dropped = dropout(weights, dropout_rate, keep).astype(value.dtype)
-    dropped = dropped.reshape(batch, key.shape[2], groups, length, -1)
-    output = jnp.einsum("bkgts,bskc->btkgc", dropped, value)
-    return output.reshape(query.shape), weights
-
-
-def masked_softmax(scores: Float[Array, "B H T S"], mask: Bool[Array, "#B 1 #T S"] | None) -> Float[Array, "B H T S"]:
-    """Attention weights; 0 where the mask is False, and 0 all along a row that may attend to nothing."""
-    if mask is None:
-        return jax.nn.softmax(scores, axis=-1)
-    weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(scores.dtype).min), axis=-1)
-    return jnp.where(mask, weights, jnp.zeros((), scores.dtype))
+    seen = both(causal_mask(length) if causal else None, mask)
+    return masked_softmax(scores.reshape(batch, heads, length, -1), seen)
 
 
 def attend_flat(
@@ -89,25 +129,40 @@ class Attention(nnx.Module):
             stack.attention_scale
         ]
         self.dropout_rate = config.dropout.attention
+        self.implementation = config.compute.attention
 
     def __call__(
         self,
         x: Float[Array, "B T D"],
         memory: Float[Array, "B S D"],
-        mask: Bool[Array, "#B 1 #T S"] | None,
+        mask: Bool[Array, "B 1 1 S"] | None,
         *,
+        causal: bool,
         rotation: Rotation | None = None,
         keep: Bool[Array, "B H T S"] | None = None,
-    ) -> tuple[Float[Array, "B T D"], Float[Array, "B H T S"]]:
-        """Position t of x asks, the positions of memory answer. Returns the output and the attention weights.
+        capture: bool = False,
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B H T S"] | None]:
+        """Position t of x asks, the positions of memory answer. Returns the output, and with `capture` the weights.
 
-        `keep` is the dropout mask of the weights.
+        `keep` is the dropout mask of the weights. Those that are returned are computed beside the output, which has
+        them in the form that is fastest, or not at all.
         """
         query, key, value = self.query(x), self.key(memory), self.value(memory)
         if rotation is not None:
             query = rotate(query, rotation.cosine, rotation.sine)
             key = rotate(key, rotation.cosine, rotation.sine)
-        output, weights = attend(query, key, value, mask, scale=self.scale, dropout_rate=self.dropout_rate, keep=keep)
+        output = attend(
+            query,
+            key,
+            value,
+            mask,
+            causal=causal,
+            scale=self.scale,
+            dropout_rate=self.dropout_rate,
+            keep=keep,
+            implementation=self.implementation,
+        )
+        weights = attention_weights(query, key, mask, causal=causal, scale=self.scale) if capture else None
         return self.output(output), weights
 
     def remember(self, memory: Float[Array, "B S D"], *, rotation: Rotation | None = None) -> KeyValue:

@@ -18,9 +18,13 @@ from jax_tformer.nn.positions import Rotation
 class Context(NamedTuple):
     """What all layers of a stack see alike in one forward pass."""
 
-    self_mask: Bool[Array, "#B 1 #T T"] | None = None
+    causal: bool
+    """Position t sees positions 0 .. t."""
+    self_mask: Bool[Array, "B 1 1 T"] | None = None
+    """True at tokens."""
     memory: Float[Array, "B S D"] | None = None
     cross_mask: Bool[Array, "B 1 1 S"] | None = None
+    """True at the memory's tokens."""
     rotation: Rotation | None = None
 
 
@@ -43,8 +47,8 @@ class Captured(NamedTuple):
 
     hidden: Float[Array, "*L B T D"]
     """The residual stream after the layer."""
-    self_attention: Float[Array, "*L B H T T"]
-    """Attention weights."""
+    self_attention: Float[Array, "*L B H T T"] | None
+    """Attention weights, before dropout."""
     cross_attention: Float[Array, "*L B H T S"] | None
     """Attention weights over the encoder's output."""
     dropout: DropoutMasks
@@ -65,16 +69,27 @@ class Block(nnx.Module):
         self.config, self.stack = config, stack
 
     def __call__(
-        self, x: Float[Array, "B T D"], context: Context, *, dropout_key: Key[Array, ""] | None = None
+        self,
+        x: Float[Array, "B T D"],
+        context: Context,
+        *,
+        dropout_key: Key[Array, ""] | None = None,
+        capture: bool = False,
     ) -> tuple[Float[Array, "B T D"], Captured]:
-        """The layer applied to x, and what it computed on the way."""
+        """The layer applied to x, and what it computed on the way; attention weights only with `capture`."""
         masks = self._draw_masks(dropout_key, x, context.memory)
         self_weights = cross_weights = None
 
         def self_attention(x: Array) -> Array:
             nonlocal self_weights
             output, self_weights = self.self_attention(
-                x, x, context.self_mask, rotation=context.rotation, keep=masks.self_attention
+                x,
+                x,
+                context.self_mask,
+                causal=context.causal,
+                rotation=context.rotation,
+                keep=masks.self_attention,
+                capture=capture,
             )
             return output
 
@@ -83,7 +98,7 @@ class Block(nnx.Module):
             assert self.cross_attention is not None
             assert context.memory is not None
             output, cross_weights = self.cross_attention(
-                x, context.memory, context.cross_mask, keep=masks.cross_attention
+                x, context.memory, context.cross_mask, causal=False, keep=masks.cross_attention, capture=capture
             )
             return output
 
@@ -94,7 +109,6 @@ class Block(nnx.Module):
         if self.cross_attention_norm is not None:
             x = self._residual(x, cross_attention, self.cross_attention_norm, masks.cross_attention_residual)
         x = self._residual(x, feedforward, self.feedforward_norm, masks.feedforward_residual)
-        assert self_weights is not None
         return x, Captured(x, self_weights, cross_weights, masks)
 
     def extend(

@@ -6,11 +6,15 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.nn.arrays import accumulator, dtype_of
 from jax_tformer.nn.parameters import ZEROS, parameter, projection_start
+
+PROJECTION = "projection"
+"""What `stacks.rematerialized` knows the result of a Linear by, bias included."""
 
 
 @jax.tree_util.register_dataclass
@@ -75,4 +79,4 @@ class Linear(nnx.Module):
             # The sum over tokens that is the bias's gradient has the type of this addition: bfloat16 would lose it.
             high = accumulator(dtype)
             y = (y.astype(high) + self.bias[...].reshape(1, -1).astype(high)).astype(dtype)
-        return y.reshape(leading + self.outputs)
+        return checkpoint_name(y, PROJECTION).reshape(leading + self.outputs)

@@ -1,7 +1,8 @@
-"""Attention masks: boolean `[B, 1, T, S]`, True = may attend; None = all may."""
+"""Attention masks: boolean `[B, 1, T, S]`, True = may attend; None = all may. And the softmax that heeds them."""
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Float
 
 
 def causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
@@ -19,3 +20,11 @@ def both(first: Bool[Array, "#B 1 #T #S"] | None, second: Bool[Array, "#B 1 #T #
     if first is None or second is None:
         return second if first is None else first
     return jnp.logical_and(first, second)
+
+
+def masked_softmax(scores: Float[Array, "B H T S"], mask: Bool[Array, "#B 1 #T S"] | None) -> Float[Array, "B H T S"]:
+    """Attention weights; 0 where the mask is False, and 0 all along a row that may attend to nothing."""
+    if mask is None:
+        return jax.nn.softmax(scores, axis=-1)
+    weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(scores.dtype).min), axis=-1)
+    return jnp.where(mask, weights, jnp.zeros((), scores.dtype))

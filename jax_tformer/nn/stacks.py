@@ -11,8 +11,10 @@ from jaxtyping import Array, Float, Int, Key
 
 from jax_tformer.config import Remat, StackConfig, TransformerConfig
 from jax_tformer.nn.arrays import dtype_of
+from jax_tformer.nn.attention import ATTENTION_OUTPUT
 from jax_tformer.nn.blocks import Block, Captured, Context
 from jax_tformer.nn.cache import KeyValue, LayerCache, NewTokens
+from jax_tformer.nn.linear import PROJECTION
 from jax_tformer.nn.norms import Norm
 from jax_tformer.nn.positions import Rotation, angles
 
@@ -52,7 +54,7 @@ class Stack(nnx.Module):
 
         def layer(x: Array, inputs: tuple[Any, Array | None]) -> tuple[Array, Captured | None]:
             parameters, key = inputs
-            x, captured = nnx.merge(graph, parameters)(x, context, dropout_key=key)
+            x, captured = nnx.merge(graph, parameters)(x, context, dropout_key=key, capture=capture)
             return x, captured if capture else None
 
         compute = self.config.compute
@@ -109,9 +111,14 @@ def _together(leaf: Any) -> Any:
 
 
 def rematerialized(layer: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
-    """`layer`, with what its backward pass computes again instead of keeping (see ComputeConfig.remat)."""
+    """`layer`, with what its backward pass computes again instead of keeping (see ComputeConfig.remat).
+
+    "auto" is "dots" here, the fastest on CPU and far smaller than keeping all; train.py chooses by memory. Projections
+    are kept with their bias: in bfloat16 the compiler may leave the rounding between the two out of the forward pass,
+    and a ReLU would then be recomputed on the other side of its kink.
+    """
     if remat == "none":
         return layer
-    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat == "dots" else None
+    products = jax.checkpoint_policies.save_only_these_names(PROJECTION, ATTENTION_OUTPUT)
     # Under scan the loop itself keeps the compiler from merging both computations, which is what prevent_cse is for.
-    return jax.checkpoint(layer, prevent_cse=False, policy=policy)
+    return jax.checkpoint(layer, prevent_cse=False, policy=None if remat == "full" else products)

@@ -4,6 +4,7 @@ or on standard input."""
 import sys
 from collections.abc import Iterable, Sequence
 
+from jax_tformer.allocator import begin_with_huge_pages
 from jax_tformer.command_line import parse, run_program
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import PairData
@@ -95,4 +96,5 @@ def typed(options: GenerateOptions) -> bool:
 
 
 if __name__ == "__main__":
+    begin_with_huge_pages()
     run_program(main, "generate.py")

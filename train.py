@@ -1,5 +1,10 @@
 """Train a transformer: `python train.py [EXPERIMENT] [--FIELD VALUE ...]`; `--help` lists the experiments."""
 
+from jax_tformer.allocator import begin_with_huge_pages
+
+if __name__ == "__main__":
+    begin_with_huge_pages()
+
 import time
 
 STARTED = time.perf_counter()
@@ -16,15 +21,17 @@ def main(arguments: Sequence[str]) -> int:
 
     import jax
 
+    from jax_tformer.compilation import compile_beside, compiler_options
     from jax_tformer.data.ids import check_batch_ids, check_vocabulary
     from jax_tformer.data.pipelines import build_pipeline, build_tokenizer_for
     from jax_tformer.data.tokenizers import load_run_tokenizer
     from jax_tformer.models.transformer import transformer
-    from jax_tformer.sharding import make_mesh, place_batch, state_shardings
+    from jax_tformer.sharding import abstract_batch, abstract_state, make_mesh, place_batch, state_shardings
     from jax_tformer.startup import set_up_jax
     from jax_tformer.training.checkpoint import Checkpoints
     from jax_tformer.training.evaluation import Evaluator
     from jax_tformer.training.finish import finish
+    from jax_tformer.training.fitting import describe_compute, fit_to_devices
     from jax_tformer.training.interruption import Interruption
     from jax_tformer.training.metrics import MetricsLog
     from jax_tformer.training.optimizer import optimizer
@@ -54,20 +61,24 @@ def main(arguments: Sequence[str]) -> int:
     pipeline = build_pipeline(experiment.data, training, tokenizer)
 
     # 4. The model, its optimizer, and one step of both as a compiled function.
-    net = transformer(model)
+    net = transformer(fit_to_devices(model, pipeline.evaluation[0], mesh, training.accumulation))
     tx = optimizer(experiment.optimizer, training.steps)
     new_state = jax.tree_util.Partial(init_state, net, tx, jax.random.key(training.seed))
-    shardings = state_shardings(mesh, tx, jax.eval_shape(new_state))
-    step = jax.jit(
+    shapes = jax.eval_shape(new_state)
+    shardings = state_shardings(mesh, tx, shapes)
+    abstract = abstract_state(shapes, shardings)
+    update = jax.jit(
         train_step(net, tx, accumulation=training.accumulation, label_smoothing=training.label_smoothing),
         out_shardings=(shardings, None),
         donate_argnums=0,
+        compiler_options=compiler_options(),
     )
+    compiling = compile_beside(update, abstract, abstract_batch(mesh, pipeline.evaluation[0]))
 
     # 5. The run: where its newest checkpoint left it, or at step 0.
     batches = pipeline.train_iterator()
     resumption = Resumption(checkpoints, pipeline.fingerprint, experiment, STARTED)
-    state = resumption.restore(new_state, shardings, batches) if continues else None
+    state = resumption.restore(abstract, batches) if continues else None
     if run.holds_run() and not resume:
         print(f"the run that was in {run.path} is now in {run.move_aside()}")
     run.lock()
@@ -87,8 +98,10 @@ def main(arguments: Sequence[str]) -> int:
     with Interruption() as stop, ProgressLine(start, training.steps) as line:
         devices = f"{mesh.size} {jax.devices()[0].device_kind} device(s)"
         line.say(f"{run.path}: {parameters:,} parameters, steps {start} to {training.steps}, {devices}")
+        line.say(f"computed with {describe_compute(net.config, mesh, pipeline.evaluation[0]['labels'].shape[1])}")
         for note in (*pipeline.notes, *resumption.notes):
             line.say(note)
+        step = compiling.result()
         reporter = Reporter(experiment, log, line, STARTED)
         for number in range(start + 1, training.steps + 1):
             batch = next(batches)

@@ -16,10 +16,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.machine import cores
 from comparison.machine import peak_memory
-
-_ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_ARENA_MAX": "1"}
-"""What `startup.keep_freed_memory` sets, for every side alike: here it makes PyTorch faster too."""
-
+from jax_tformer import allocator
 
 _TORCH_ALONE = ("benchmarks.hugging_face:HuggingFace", "benchmarks.reference:Reference")
 
@@ -125,7 +122,10 @@ def by_turns(
 
 
 def side_environment(kind: str, device: str) -> dict[str, str]:
-    """Before a side's process imports anything: full float32, no caches of compiled programs, all cores."""
+    """Before a side's process imports anything: full float32, no caches of compiled programs, all cores.
+
+    On the processor all sides alike have the allocator that train.py has, which makes PyTorch faster too.
+    """
     general = {
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",
@@ -134,7 +134,7 @@ def side_environment(kind: str, device: str) -> dict[str, str]:
         "JAX_ENABLE_COMPILATION_CACHE": "false",
     }
     if device == "cpu":
-        return general | _ALLOCATOR | {"JAX_PLATFORMS": "cpu"}
+        return general | allocator.environment() | {"JAX_PLATFORMS": "cpu"}
     # Products of float32 numbers in float32, as PyTorch computes them; and no more memory than is needed.
     precise = {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     return general | precise | {"JAX_PLATFORMS": "cpu" if kind in _TORCH_ALONE else "cuda,cpu"}

@@ -6,22 +6,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    CompileConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import CompileConfig, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-from benchmarks.sides import START_ID, Decoded, draw_weights
+from benchmarks.hugging_face_models import same_model
+from benchmarks.sides import Decoded
 from jax_tformer.config import TransformerConfig
-from jax_tformer.models.transformer import transformer
-from jax_tformer.weights.huggingface import to_huggingface
-from jax_tformer.weights.names import to_reference
 
 CacheKind = Literal["dynamic", "static", "static compiled"]
 
@@ -31,7 +21,7 @@ class HuggingFace:
 
     def __init__(self, config: TransformerConfig, seed: int, device: str, cache: CacheKind) -> None:
         self._device = "cuda" if device == "gpu" else device
-        self._model: Any = _gpt2(config, seed) if config.encoder is None else _bart(config, seed)
+        self._model: Any = same_model(config, seed)
         self._model.to(self._device).eval()
         self._starts = 0 if config.encoder is None else 1
         self._options: dict[str, Any] = {} if cache == "dynamic" else {"cache_implementation": "static"}
@@ -101,39 +91,3 @@ class _Clock(BaseStreamer):
 
     def end(self) -> None:
         pass
-
-
-def _gpt2(config: TransformerConfig, seed: int) -> Any:
-    settings, arrays = to_huggingface("GPT2LMHeadModel", config, to_reference(draw_weights(transformer(config), seed)))
-    model = GPT2LMHeadModel(GPT2Config(**settings | {"bos_token_id": None, "eos_token_id": None}))
-    missing, unexpected = model.load_state_dict({name: torch.from_numpy(x) for name, x in arrays.items()}, strict=False)
-    # The head is the token table, and is saved once.
-    assert set(missing) <= {"lm_head.weight"}, missing
-    assert not unexpected, unexpected
-    return model
-
-
-def _bart(config: TransformerConfig, seed: int) -> Any:
-    encoder, decoder = config.encoder, config.decoder
-    assert encoder is not None
-    assert decoder is not None
-    assert config.vocab_size is not None
-    torch.manual_seed(seed)
-    return BartForConditionalGeneration(
-        BartConfig(
-            vocab_size=config.vocab_size,
-            d_model=config.d_model,
-            encoder_layers=encoder.num_layers,
-            decoder_layers=decoder.num_layers,
-            encoder_attention_heads=encoder.num_heads,
-            decoder_attention_heads=decoder.num_heads,
-            encoder_ffn_dim=encoder.feedforward_width,
-            decoder_ffn_dim=decoder.feedforward_width,
-            activation_function="relu",
-            scale_embedding=True,
-            bos_token_id=None,
-            eos_token_id=None,
-            forced_eos_token_id=None,
-            decoder_start_token_id=START_ID,
-        )
-    )

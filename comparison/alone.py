@@ -2,7 +2,7 @@
 
 In the process that compares, both share the memory and the caches. So each trains for a few steps in a process of its
 own, which imports only its own framework and gets experiment, weights and batches as files. On a processor both get
-the allocator settings that train.py sets (startup.keep_freed_memory), here through the environment.
+the allocator that train.py has (jax_tformer/allocator.py).
 """
 
 import json
@@ -22,12 +22,12 @@ import numpy as np
 
 from comparison.machine import peak_memory
 from comparison.sides import Side, Tensors
+from jax_tformer import allocator
 from jax_tformer.config_file import from_dict, read_json, to_dict, write_json
 from jax_tformer.experiment import ExperimentConfig
 
 STEPS = 12
 """The first, which also compiles, and those that are timed."""
-_ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_ARENA_MAX": "1"}
 _ROOT = Path(__file__).parents[1]
 
 
@@ -70,7 +70,7 @@ def measure_alone(
 
 
 def _run(side: str, folder: Path, device: str) -> Alone | str:
-    settings = _ALLOCATOR if device == "cpu" else {}
+    settings = allocator.environment() if device == "cpu" else {}
     process = subprocess.run(
         [sys.executable, "-m", "comparison.alone", side, str(folder)],
         cwd=_ROOT,

@@ -85,8 +85,20 @@ def state_shardings(mesh: Mesh, tx: optax.GradientTransformation, state: "TrainS
 
 def place_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
     """The arrays of a batch on the devices, split by rows."""
+    return jax.device_put(dict(batch), NamedSharding(mesh, BATCH))
+
+
+def abstract_state(state: "TrainState", shardings: Any) -> Any:
+    """`state` as jax.ShapeDtypeStruct, each with its sharding: enough to compile for, or to restore into."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), state, shardings
+    )
+
+
+def abstract_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    """What `place_batch` makes of `batch`, without the numbers."""
     sharding = NamedSharding(mesh, BATCH)
-    return {name: jax.device_put(array, sharding) for name, array in batch.items()}
+    return {name: jax.ShapeDtypeStruct(rows.shape, rows.dtype, sharding=sharding) for name, rows in batch.items()}
 
 
 def _partition(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:

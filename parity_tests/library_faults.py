@@ -88,6 +88,15 @@ def one_token_more(right: Callable[..., Any]) -> Callable[..., Any]:
     return lambda rules, length, dtype: right(rules, length + 1, dtype)
 
 
+def later_start(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    return lambda scores, mask, start: right(scores, mask, start + 1 if start else start)
+
+
+def whole_blocks(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """The mask of a block is that of its own keys, with nothing hidden: what a bidirectional model has."""
+    return lambda scores, mask, start: right(scores, mask, None)
+
+
 def through_float16(right: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     def rearrange(array: np.ndarray, *args: Any, **sizes: int) -> np.ndarray:
         narrow = array if array.dtype == bool else array.astype(np.float16).astype(array.dtype)
@@ -96,9 +105,15 @@ def through_float16(right: Callable[..., np.ndarray]) -> Callable[..., np.ndarra
     return rearrange
 
 
+BLOCKS = (
+    code_fault("attention: later blocks see one key too many", attention_blocks, "_weights", later_start),
+    code_fault("attention: nothing hidden inside a block", attention_blocks, "_weights", whole_blocks),
+)
+"""Gates 1 and 2."""
 ONE_PASS = code_fault("LayerNorm: one-pass variance", norms.Norm, "__call__", one_pass_variance)
 """Gate 3."""
 NARROW_SOFTMAX = code_fault("softmax computed in bfloat16", attention_blocks, "accumulator", no_higher)
+NARROW_WEIGHTS = code_fault("captured weights computed in bfloat16", attention, "accumulator", no_higher)
 NARROW_ANGLES = code_fault("rotary angles computed in bfloat16", positions, "accumulator", no_higher)
 """Gate 4."""
 LIBRARY_TRAINING = (

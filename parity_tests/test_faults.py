@@ -198,6 +198,18 @@ def gate_of_quality(
     return quality(gate, samples, allowed), let_pass(*first)
 
 
+@pytest.mark.parametrize("fault", library_faults.BLOCKS, ids=lambda fault: fault.name)
+def test_faults_of_blocks(fault: Fault, report: Callable[..., None]) -> None:
+    """Attention in blocks of queries, over three of them."""
+    config = CONFIGS["switches-decoder-only"]
+    models = Pair(config, weights_for(config, 0.2), "float64", optimised=False)
+    batch = batch_for(config, "none", lengths=Lengths(batch=2, source=150))
+    with fault.plant():
+        ours = models.run_jax(batch)
+    theirs = models.run_torch(batch)
+    report(fault.name, "library", gates_1_and_2(ours, theirs), let_pass(*logits(ours, theirs)))
+
+
 def test_a_fault_of_float32(report: Callable[..., None]) -> None:
     cases = list(inputs("gpt2", 0.02, "right", 3, OFF_CENTRE))
     figure, passes = gate_of_quality("3 float32 / allowed", "gpt2", library_faults.ONE_PASS, FLOAT32, cases)
@@ -215,10 +227,16 @@ def test_a_fault_of_bfloat16(report: Callable[..., None]) -> None:
     report(library_faults.NARROW_ANGLES.name, "library", [figure], passes)
 
 
-def test_a_lowered_softmax_is_refused_by_its_type() -> None:
+def test_a_softmax_in_bfloat16(report: Callable[..., None]) -> None:
+    cases = list(inputs("gpt2", 0.02, "right", 9))
+    figure, passes = gate_of_quality("4 bfloat16 / allowed", "gpt2", library_faults.NARROW_SOFTMAX, BFLOAT16, cases)
+    report(library_faults.NARROW_SOFTMAX.name, "library", [figure], passes)
+
+
+def test_lowered_weights_are_refused_by_their_type() -> None:
     cases = list(inputs("switches-decoder-only", 0.02, "right", 1))
     with pytest.raises(ParityError, match=r"self_attention: dtypes differ: ours bfloat16, theirs float32"):
-        gate_of_quality("4 bfloat16 / allowed", "switches-decoder-only", library_faults.NARROW_SOFTMAX, BFLOAT16, cases)
+        gate_of_quality("4 bfloat16 / allowed", "switches-decoder-only", library_faults.NARROW_WEIGHTS, BFLOAT16, cases)
 
 
 def test_a_fault_of_trajectories(report: Callable[..., None]) -> None:

@@ -1,10 +1,8 @@
 """What a run needs in order to continue as if it had not stopped: its state, its place in the data, its clock."""
 
 import time
-from collections.abc import Callable
 
 import grain
-import jax
 
 from jax_tformer.config_file import to_dict
 from jax_tformer.data.batches import Batch
@@ -31,22 +29,12 @@ class Resumption:
         """Time spent on the run so far, in all its sessions."""
         return self._earlier + time.perf_counter() - self._started
 
-    def restore(
-        self,
-        new_state: Callable[[], TrainState],
-        shardings: TrainState,
-        batches: grain.DatasetIterator[Batch],
-    ) -> TrainState | None:
+    def restore(self, abstract: TrainState, batches: grain.DatasetIterator[Batch]) -> TrainState | None:
         """The newest intact state, with `batches` set to what comes next; None if there is no checkpoint yet.
 
-        Raises InputError if the data is not what the run began with, if checkpoints exist but none is intact, or if
-        they hold other arrays.
+        `abstract` has the shapes, types and shardings of its arrays. Raises InputError if the data is not what the run
+        began with, if checkpoints exist but none is intact, or if they hold other arrays.
         """
-        abstract = jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            jax.eval_shape(new_state),
-            shardings,
-        )
         restored = self._checkpoints.restore(abstract._asdict())
         if restored is None:
             return None

@@ -1,0 +1,286 @@
+"""Every implementation behind `attend`, and torch's: `python -m benchmarks.attention [--device gpu] [--quick]`."""
+
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, get_args
+
+import numpy as np
+
+from benchmarks.bounds import best_way
+from benchmarks.harness import Alone, Here, SideFailed, Spread, by_turns
+from benchmarks.output import Session, make_table, milliseconds, options, other_work_line
+from comparison.machine import Neighbours
+from jax_tformer.config import AttentionImplementation
+
+_OURS, _TORCH, _PRODUCTS = "ours", "torch sdpa", "products"
+_REFERENCE = "einsum"
+"""The implementation whose time is 1, and whose output the others are compared with."""
+_PASSES = {"forward": 1, "forward and backward": 3}
+"""Pass -> its products, in forward passes: a backward pass has four where a forward pass has two."""
+_LEAST_SECONDS = 0.04
+"""Calls are repeated for this long in one turn."""
+_PRODUCT = {"cpu": 2048, "gpu": 8192}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Self-attention of `tokens` tokens in sequences of `length`, with heads of `width`."""
+
+    tokens: int
+    length: int
+    heads: int
+    width: int
+    causal: bool
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        batch = self.tokens // self.length
+        return f"T {self.length}, B {batch}, head width {self.width}, {'causal' if self.causal else 'full'}"
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """[B, T, H, C]."""
+        return self.tokens // self.length, self.length, self.heads, self.width
+
+    def flops(self) -> float:
+        """Of the two products of a forward pass; where it is causal, half of the square and its diagonal."""
+        pairs = self.length * (self.length + 1) / 2 if self.causal else self.length**2
+        return 4 * self.tokens / self.length * self.heads * self.width * pairs
+
+    def arrays(self) -> list[np.ndarray]:
+        """Query, key, value and the gradient of the output: the same numbers for every side."""
+        return list(np.random.default_rng(0).standard_normal((4, *self.shape), np.float32))
+
+
+def full(device: str) -> list[Case]:
+    """The figures that are published: float32 on the processor, bfloat16 and more tokens on a GPU."""
+    tokens, dtype = (2048, "float32") if device == "cpu" else (32768, "bfloat16")
+    sizes = [(128, 64), (256, 32), (256, 64), (256, 128), (512, 64), (1024, 64)]
+    return [Case(tokens, length, 6, width, causal, dtype) for length, width in sizes for causal in (True, False)]
+
+
+def quick() -> list[Case]:
+    """Whether it runs, not how fast."""
+    return [Case(64, 32, 2, 16, causal, "float32") for causal in (True, False)]
+
+
+class Ours:
+    """All implementations behind `attend`, in one process of JAX."""
+
+    def __init__(self, device: str) -> None:
+        import jax
+
+        self._device = jax.local_devices(backend=device)[0]
+        self._ready: dict[tuple[Case, str, str], Callable[[], Any]] = {}
+
+    def output(self, case: Case, implementation: str) -> np.ndarray:
+        """What it computes, in float32; raises what `attend` raises where the implementation is not to be had."""
+        return np.asarray(self._call(case, implementation, "forward")(), np.float32)
+
+    def seconds(self, case: Case, implementation: str, which: str) -> float:
+        """Of one call; the first in a process, which compiles, does not count."""
+        return _time(self._call(case, implementation, which))
+
+    def _call(self, case: Case, implementation: str, which: str) -> Callable[[], Any]:
+        key = (case, implementation, which)
+        if key not in self._ready:
+            self._ready = {known: call for known, call in self._ready.items() if known[0] == case}
+            self._ready[key] = self._make(case, implementation, which)
+        return self._ready[key]
+
+    def _make(self, case: Case, implementation: Any, which: str) -> Callable[[], Any]:
+        import jax
+        import jax.numpy as jnp
+
+        from jax_tformer.nn.attention import attend
+
+        def forward(query: Any, key: Any, value: Any) -> Any:
+            scale = case.width**-0.5
+            return attend(query, key, value, None, causal=case.causal, scale=scale, implementation=implementation)
+
+        def both(query: Any, key: Any, value: Any, gradient: Any) -> Any:
+            output, backward = jax.vjp(forward, query, key, value)
+            return output, backward(gradient)
+
+        arrays = [jax.device_put(jnp.asarray(array, case.dtype), self._device) for array in case.arrays()]
+        if which == "forward":
+            one = jax.jit(forward)
+            return lambda: jax.block_until_ready(one(*arrays[:3]))
+        two = jax.jit(both)
+        return lambda: jax.block_until_ready(two(*arrays))
+
+
+class Torch:
+    """`torch.nn.functional.scaled_dot_product_attention`, eager."""
+
+    def __init__(self, device: str) -> None:
+        self._device = "cuda" if device == "gpu" else device
+        self._ready: dict[tuple[Case, str], Callable[[], Any]] = {}
+
+    def output(self, case: Case, _: str) -> np.ndarray:
+        """What it computes, in float32."""
+        return self._call(case, "forward")().float().cpu().numpy()
+
+    def seconds(self, case: Case, _: str, which: str) -> float:
+        """Of one call."""
+        return _time(self._call(case, which))
+
+    def _call(self, case: Case, which: str) -> Callable[[], Any]:
+        if (case, which) not in self._ready:
+            self._ready = {known: call for known, call in self._ready.items() if known[0] == case}
+            self._ready[case, which] = self._make(case, which)
+        return self._ready[case, which]
+
+    def _make(self, case: Case, which: str) -> Callable[[], Any]:
+        import torch
+        from torch.nn.functional import scaled_dot_product_attention
+
+        dtype = getattr(torch, case.dtype)
+        *given, gradient = (torch.from_numpy(array).to(self._device, dtype) for array in case.arrays())
+        given = [array.requires_grad_(which != "forward") for array in given]
+
+        def forward() -> Any:
+            # As in a model: the projections give [B, T, H, C], and torch reads [B, H, T, C].
+            query, key, value = (array.transpose(1, 2) for array in given)
+            return scaled_dot_product_attention(query, key, value, is_causal=case.causal).transpose(1, 2)
+
+        if which == "forward":
+            return lambda: self._wait(forward())
+        return lambda: self._wait(torch.autograd.grad(forward(), given, gradient))
+
+    def _wait(self, result: Any) -> Any:
+        if self._device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+        return result
+
+
+def _time(call: Callable[[], Any]) -> float:
+    """Seconds of one call: the mean of several, where it takes little."""
+    calls, began = 0, time.perf_counter()
+    while calls == 0 or time.perf_counter() - began < _LEAST_SECONDS:
+        call()
+        calls += 1
+    return (time.perf_counter() - began) / calls
+
+
+def measure_case(case: Case, sides: dict[str, Alone | Here], rounds: int) -> dict[str, Any]:
+    """All implementations on one case by turns, and the fastest product of matrices between the turns."""
+    outputs: dict[str, np.ndarray] = {}
+    absent: dict[str, str] = {}
+
+    def side(name: str) -> Alone | Here:
+        return sides[_TORCH if name == _TORCH else _OURS]
+
+    for name in (*(name for name in get_args(AttentionImplementation) if name != "auto"), _TORCH):
+        try:
+            outputs[name] = side(name).call("output", case, name)
+            side(name).call("seconds", case, name, "forward and backward")
+        except SideFailed as error:
+            absent[name] = str(error)
+        except Exception as error:  # a side in this process raises what it raises
+            absent[name] = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+        if name in absent:
+            outputs.pop(name, None)
+
+    def turn(name: str) -> Any:
+        if name == _PRODUCTS:
+            return sides[name].call("measure", 1)
+        return {which: side(name).call("seconds", case, name, which) for which in _PASSES}
+
+    found = by_turns([*outputs, _PRODUCTS], rounds, turn)
+    products: dict[str, list[float]] = defaultdict(list)
+    for taken in found[_PRODUCTS]:
+        for way, rates in taken.items():
+            products[way] += rates
+    way, rate = best_way(products)
+    times = {name: {which: Spread.of([taken[which] for taken in found[name]]) for which in _PASSES} for name in outputs}
+    flops = {which: count * case.flops() for which, count in _PASSES.items()}
+    bounds = {which: count / rate for which, count in flops.items()}
+    return {
+        "name": case.name,
+        **asdict(case),
+        "flops": flops,
+        "product": way,
+        "product_flops_per_second": rate,
+        "bound_seconds": bounds,
+        "sides": {
+            name: {
+                "seconds": {which: spread._asdict() for which, spread in passes.items()},
+                "of_bound": {which: bounds[which] / spread.median for which, spread in passes.items()},
+                "speed": {which: times[_REFERENCE][which].median / spread.median for which, spread in passes.items()},
+                "largest_difference": float(np.abs(outputs[name] - outputs[_REFERENCE]).max()),
+            }
+            for name, passes in times.items()
+        },
+        "absent": absent,
+    }
+
+
+def _rows(case: dict[str, Any]) -> list[list[str]]:
+    rows = []
+    for name, side in case["sides"].items():
+        row = [name]
+        for which in _PASSES:
+            row += [milliseconds(side["seconds"][which]), f"{side['speed'][which]:.2f}"]
+            row += [f"{side['of_bound'][which]:.0%}"]
+        rows.append([*row, f"{side['largest_difference']:.0e}"])
+    return rows
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Status 1 where a side fails that must be there."""
+    given = options("attention", __doc__, arguments)
+    session = Session(given)
+    cases = quick() if given.quick else full(given.device)
+    others = Neighbours()
+    size, rounds = 128 if given.quick else _PRODUCT[given.device], given.rounds or (2 if given.quick else 3)
+    sides = {
+        _OURS: session.start("benchmarks.attention:Ours", given.device),
+        _TORCH: session.start("benchmarks.attention:Torch", given.device, uses_jax=False),
+        _PRODUCTS: session.start("benchmarks.matmul:Products", given.device, ((size,) * 3,), (cases[0].dtype,)),
+    }
+    figures = []
+    try:
+        for case in cases:
+            session.say(f"{case.name} ...")
+            figures.append(measure_case(case, sides, rounds))
+    finally:
+        for side in sides.values():
+            side.close()
+    if any(_REFERENCE not in case["sides"] for case in figures):
+        print(f"python -m benchmarks.attention: {figures[0]['absent'][_REFERENCE]}", file=sys.stderr)
+        return 1
+    share = others.share()
+    columns = ["", "forward ms", "speed", "of bound", "forward and backward ms", "speed", "of bound", "difference"]
+    shown: list[Any] = [make_table(case["name"], columns, _rows(case)) for case in figures]
+    absent = {name: reason for case in figures for name, reason in case["absent"].items()}
+    for name, reason in absent.items():
+        missed = sum(name in case["absent"] for case in figures)
+        shown.append(f"  {name} is not here in {missed} of {len(figures)} cases: {reason}")
+    shown += [line for line in [other_work_line("all cases", share)] if line]
+    best = max(case["product_flops_per_second"] for case in figures)
+    session.finish({"cases": figures, "absent": absent, "other_work": share}, shown, _notes(cases[0], size, best))
+    return 0
+
+
+def _notes(case: Case, size: int, best: float) -> list[str]:
+    return [
+        f"{case.tokens} tokens in all, {case.heads} heads, {case.dtype}; median of the turns (A B A B), in brackets "
+        "min..max; no dropout and no padding mask.",
+        f"'speed' is that of {_REFERENCE} = 1. The bound is the time of the products alone (a backward pass counts "
+        "as two forward passes; causal: half of the square) at the speed of the faster of JAX's and torch's product "
+        f"of two {size} x {size} matrices, measured between the turns: at best {best / 1e9:.0f} GFLOP/s.",
+        f"'difference': the largest absolute difference of an output from {_REFERENCE}'s.",
+        "JAX compiles each function before it is measured; torch runs eagerly.",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,109 @@
+"""What each instruction of a compiled training step is for, from XLA's text of the program and its table of sources."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+_LIBRARY = Path(__file__).resolve().parents[1] / "jax_tformer"
+PROJECTIONS, HEAD, COPIES = "projections: products", "loss and head", "copies, slices, zero-filling"
+ATTENTION, SOFTMAX, WAITING = "attention: products", "attention: softmax, masks", "waiting, scheduling"
+_BY_FILE = {
+    "norms": "norms",
+    "masks": SOFTMAX,
+    "feedforward": "activations",
+    "linear": "biases",
+    "blocks": "residual sums",
+    "embedding": "embedding",
+    "losses": HEAD,
+    "optimizer": "optimizer",
+    "optax": "optimizer",
+    "step": "optimizer",
+    "positions": "positions",
+    "dropout": "dropout",
+}
+"""The file that an operation comes from -> its group, unless it is a product or moves numbers only."""
+GROUPS = (*dict.fromkeys((PROJECTIONS, ATTENTION, HEAD, *_BY_FILE.values(), COPIES, "other")), WAITING)
+_MOVES = {"copy", "transpose", "broadcast", "bitcast", "reshape", "slice", "dynamic-slice", "dynamic-update-slice"}
+_MOVES |= {"concatenate", "pad", "constant", "parameter"}
+_INSTRUCTION = re.compile(r"\s*(ROOT )?%([\w.\-]+) = (.*?)\s([a-z][\w\-]*)\(")
+_FLOATS = re.compile(r"(f|bf)\d+\[\d")
+
+
+class Instruction(NamedTuple):
+    """One instruction of a compiled program: what it does, and which line of the source it comes from."""
+
+    opcode: str
+    shape: str
+    """Of the result: "f32[8,256]"."""
+    parts: tuple["Instruction", ...]
+    """Of a fusion: what is fused; the last one gives the result."""
+    frames: tuple[tuple[str, str, int], ...]
+    """(file, function, line), the innermost first."""
+
+    def group(self) -> str:
+        """The row of the table that it belongs to."""
+        file, function = next(((_stem(file), name) for file, name, _ in self.frames if _stem(file)), ("", ""))
+        if "dot" in {self.opcode, *(part.opcode for part in self.parts)} or self.opcode == "custom-call":
+            products = {"linear": PROJECTIONS, "embedding": HEAD, "losses": HEAD}
+            # The product that a softmax is fused with ends in masks.py.
+            return ATTENTION if "attention" in file or file == "masks" else products.get(file, "other")
+        moved = [part for part in self.parts or (self,) if _FLOATS.match(part.shape)]
+        last = [part.opcode for part in moved if part.opcode != "bitcast"][-1:]
+        if all(part.opcode in _MOVES for part in moved) or last[0].startswith("dynamic"):
+            return COPIES
+        if "attention" in file:
+            return SOFTMAX
+        return HEAD if function.startswith("Head.") else _BY_FILE.get(file, "other")
+
+    def source(self) -> str:
+        """The innermost line of this library that it comes from, for people."""
+        return next((f"{Path(file).name}:{line} {name}" for file, name, line in self.frames if _stem(file)), "")
+
+
+def instructions(text: str) -> dict[str, Instruction]:
+    """All instructions of a compiled program, by name, from its text."""
+    tables: dict[str, dict[str, str]] = defaultdict(dict)
+    computations: dict[str, list[str]] = {}
+    roots: dict[str, str] = {}
+    found: dict[str, Instruction] = {}
+    table = computation = ""
+    for line in text.splitlines():
+        if line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
+            table = line
+        elif table and (row := re.match(r"(\d+) (.*)", line)):
+            tables[table][row[1]] = row[2]
+        elif line.endswith("{") and (header := re.match(r"(?:ENTRY )?%?([\w.\-]+) \(", line)):
+            table, computation = "", header[1]
+            computations[computation] = []
+        elif instruction := _INSTRUCTION.match(line):
+            name, shape, opcode = instruction.group(2, 3, 4)
+            called = re.search(r"calls=%([\w.\-]+)", line) if opcode == "fusion" else None
+            names = computations[called[1]] if called else []
+            inside = tuple(found[part] for part in sorted(names, key=lambda part: part in roots.values()))
+            frame = re.search(r"stack_frame_id=(\d+)", line)
+            frames = tuple(_frames(tables, frame[1])) if frame else inside[-1].frames if inside else ()
+            found[name] = Instruction(opcode, re.sub(r"\{[^}]*\}", "", shape), inside, frames)
+            computations[computation].append(name)
+            if instruction[1]:
+                roots[computation] = name
+    return found
+
+
+def _frames(tables: Mapping[str, Mapping[str, str]], frame: str) -> Iterator[tuple[str, str, int]]:
+    while True:
+        location, parent = re.findall(r"\w+=(\d+)", tables["StackFrames"][frame])[:2]
+        file, function, line = re.findall(r"\w+=(\d+)", tables["FileLocations"][location])[:3]
+        yield tables["FileNames"][file].strip('"'), tables["FunctionNames"][function].strip('"'), int(line)
+        if parent in (frame, "0"):
+            return
+        frame = parent
+
+
+def _stem(file: str) -> str:
+    """The name of a file of this library, "optax" for all of optax, nothing for other files."""
+    path = Path(file)
+    if "optax" in path.parts:
+        return "optax"
+    return path.stem if _LIBRARY in path.parents else ""

@@ -1,0 +1,284 @@
+"""From the command to the first training step: `python -m benchmarks.startup [--text FILE] [--quick]`."""
+
+import argparse
+import ast
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).resolve().parents[1]
+_SHORT = "--training.steps 3 --training.log-every 1 --training.evaluate-batches 1 --sample.count 1"
+_TINY = (
+    "--data.tokenizer.kind bytes --data.tokenizer.vocab-size None --data.context-length 16 --training.batch-size 2 "
+    "--model.d-model 16 --model.decoder.num-layers 1 --model.decoder.num-heads 2 --model.decoder.feedforward-width 32"
+)
+_LIBRARIES = ("jax", "flax.nnx", "optax", "orbax.checkpoint", "grain")
+_SECONDS = 30.0
+"""After this long no round begins but the first two."""
+_COLD, _WARM, _TORCH = "cold", "warm", "torch"
+_FUNCTIONS = {"init_state": "initialisation", "step": "step"}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Status 1 where a program fails."""
+    from benchmarks.harness import Spread, by_turns
+    from benchmarks.output import Session, options, other_work_line
+    from comparison.machine import Neighbours
+
+    given = options("startup", __doc__, arguments, _text_option)
+    session = Session(given)
+    experiments = {"python-docs": _TINY.split()} if given.quick else {"python-docs": [], "dates": []}
+    if given.text is not None:
+        experiments["shakespeare-char"] = ["--data.path", str(given.text)]
+    rounds, others = given.rounds or (1 if given.quick else 3), Neighbours()
+    turns: dict[str, dict[str, list[dict[str, float]]]] = {}
+    try:
+        with tempfile.TemporaryDirectory() as temporary:
+            programs = Programs(Path(temporary), given.device)
+            session.say("an interpreter that does nothing; train.py --help ...")
+            alone = by_turns(["nothing", "help"], max(rounds, 3), programs.small)
+            for name, flags in experiments.items():
+                session.say(f"{name}: cold, warm, torch, by turns ...")
+                measure = partial(programs.first_step, name, flags)
+                turns[name] = by_turns([_COLD, _WARM, _TORCH], rounds, measure, seconds=_SECONDS)
+            session.say("python-docs: chapter by chapter ...")
+            # A warm one finds what the run before it has compiled.
+            kinds = [_WARM] if given.quick else [_COLD, _WARM]
+            split = {kind: programs.chapters("python-docs", experiments["python-docs"], kind) for kind in kinds}
+    except ProgramFailed as error:
+        print(f"python -m benchmarks.startup: {error}", file=sys.stderr)
+        return 1
+    share = others.share()
+    figures: dict[str, Any] = {
+        "nothing_seconds": Spread.of(alone["nothing"])._asdict(),
+        "help_seconds": Spread.of(alone["help"])._asdict(),
+        "experiments": {
+            name: {
+                kind: {figure: Spread.of([turn[figure] for turn in found])._asdict() for figure in found[0]}
+                for kind, found in kinds.items()
+            }
+            for name, kinds in turns.items()
+        },
+        "chapters": split,
+        "other_work": share,
+    }
+    for found in figures["experiments"].values():
+        for kind in (_COLD, _WARM):
+            found[f"{kind}_over_torch"] = found[kind]["first_step"]["median"] / found[_TORCH]["first_step"]["median"]
+    line = other_work_line("all of it", share)
+    session.finish(figures, [*_tables(figures), *([line] if line else [])], _NOTES)
+    return 0
+
+
+class ProgramFailed(RuntimeError):
+    """Which program, and the last line that it wrote."""
+
+
+class Programs:
+    """Fresh processes, each timed from the command on."""
+
+    def __init__(self, folder: Path, device: str) -> None:
+        self._folder, self._runs, self._caches = folder, 0, 0
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+        kept |= {"JAX_PLATFORMS": "cpu" if device == "cpu" else "cuda,cpu", "PYTHONPATH": str(_ROOT)}
+        self._environment, self._device = kept, "cuda" if device == "gpu" else device
+
+    def small(self, which: str) -> float:
+        """Seconds of an interpreter that does "nothing", or of train.py's "help"."""
+        began = time.perf_counter()
+        self._run(["-c", "pass"] if which == "nothing" else ["train.py", "--help"])
+        return time.perf_counter() - began
+
+    def first_step(self, experiment: str, flags: Sequence[str], kind: str) -> dict[str, float]:
+        """A short run of train.py, "cold" or "warm"; or in "torch", one step of the model of the run before."""
+        return self._torch() if kind == _TORCH else self._train(experiment, flags, kind)
+
+    def _train(self, experiment: str, flags: Sequence[str], kind: str) -> dict[str, float]:
+        """Its first step is over when metrics.jsonl has a line."""
+        began, run = time.perf_counter(), self._new_run()
+        arguments = ["train.py", experiment, *_SHORT.split(), *flags, "--run", str(run)]
+        with self._start(arguments, self._cached(kind)) as process:
+            metrics, first = run / "metrics.jsonl", None
+            while process.poll() is None:
+                if first is None and metrics.exists() and metrics.stat().st_size:
+                    first = time.perf_counter() - began
+                time.sleep(0.005)
+            whole = time.perf_counter() - began
+            self._require_success(process, arguments)
+        summary = json.loads((run / "summary.json").read_text())
+        assert first is not None
+        return {"first_step": first, "own_first_step": summary["seconds_to_first_step"], "whole": whole}
+
+    def _torch(self) -> dict[str, float]:
+        """The first step of torch_ref's Trainer with the model of the run before, on random ids."""
+        began = time.perf_counter()
+        code = "import sys; from benchmarks.startup import first_torch_step as f; f(*sys.argv[1:])"
+        config = self._folder / f"run{self._runs}" / "config.json"
+        found = json.loads(self._run(["-c", code, str(config), self._device]))
+        # Less what the process took to end.
+        return {"first_step": time.perf_counter() - began - (time.time() - found.pop("at")), **found}
+
+    def chapters(self, experiment: str, flags: Sequence[str], kind: str) -> dict[str, float]:
+        """Seconds of each part of train.py up to the first step, "cold" or "warm"."""
+        code = "import sys; from benchmarks.startup import chapters as f; f(sys.argv[1:])"
+        arguments = [experiment, *_SHORT.split(), *flags, "--run", str(self._new_run())]
+        return json.loads(self._run(["-c", code, *arguments], self._cached(kind)).splitlines()[-1])
+
+    def _new_run(self) -> Path:
+        self._runs += 1
+        return self._folder / f"run{self._runs}"
+
+    def _cached(self, kind: str) -> dict[str, str]:
+        self._caches += kind == _COLD
+        return {"XDG_CACHE_HOME": str(self._folder / f"cache{self._caches}")}
+
+    def _start(self, arguments: Sequence[str], extra: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        with (self._folder / "output").open("w") as output:
+            environment = self._environment | (extra or {})
+            command = [sys.executable, *arguments]
+            return subprocess.Popen(
+                command, cwd=_ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True
+            )
+
+    def _run(self, arguments: Sequence[str], extra: dict[str, str] | None = None) -> str:
+        with self._start(arguments, extra) as process:
+            process.wait()
+            return self._require_success(process, arguments)
+
+    def _require_success(self, process: subprocess.Popen[str], arguments: Sequence[str]) -> str:
+        told = (self._folder / "output").read_text()
+        if process.returncode:
+            raise ProgramFailed(f"{' '.join(arguments[:2])}: {(told.strip().splitlines() or [''])[-1]}")
+        return told
+
+
+def chapters(arguments: Sequence[str]) -> None:
+    """Runs train.py with `arguments` in this process; prints, as its last line, the seconds of its parts as JSON."""
+    found: dict[str, float] = {}
+
+    def timed(name: str, call: Any) -> Any:
+        def run(*given: Any) -> Any:
+            began = time.perf_counter()
+            result = call(*given)
+            found[name] = found.get(name, 0.0) + time.perf_counter() - began
+            return result
+
+        return run
+
+    for library in _LIBRARIES:
+        timed(f"import {library.partition('.')[0]}", importlib.import_module)(library)
+    # What train.py imports inside of main, so that its own imports find everything there.
+    inside = (
+        node for node in ast.walk(ast.parse((_ROOT / "train.py").read_text())) if isinstance(node, ast.ImportFrom)
+    )
+    for module in sorted({node.module for node in inside if node.module}):
+        timed("import the rest", importlib.import_module)(module)
+
+    import jax.monitoring
+
+    import train
+    from jax_tformer.data import pipelines
+    from jax_tformer.training import metrics
+
+    compiled: list[tuple[float, str, float]] = []
+
+    def listen(event: str, duration_secs: float, **about: str | int) -> None:
+        name = str(about.get("fun_name", "")).removeprefix("jit(").removesuffix(")")
+        kind = "compile or load" if "backend_compile" in event else "trace" if "jaxpr" in event else None
+        if kind == "compile or load" or (kind and name in _FUNCTIONS):
+            compiled.append((time.perf_counter(), f"{_FUNCTIONS.get(name, 'other functions')}: {kind}", duration_secs))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    pipelines.build_tokenizer_for = timed("tokenizer", pipelines.build_tokenizer_for)
+    pipelines.build_pipeline = timed("data", pipelines.build_pipeline)
+    # Imports tensorboardX, which imports torch where that is installed.
+    metrics.MetricsLog.__init__ = timed("metrics log", metrics.MetricsLog.__init__)  # type: ignore[method-assign]
+    if train.main(arguments):
+        raise SystemExit(1)
+    summary = json.loads((Path(arguments[-1]) / "summary.json").read_text())
+    whole = sum(taken for name, taken in found.items() if name.startswith("import")) + summary["seconds_to_first_step"]
+    end = train.STARTED + summary["seconds_to_first_step"]
+    for at, name, seconds in compiled:
+        if at <= end:
+            found[name] = found.get(name, 0.0) + seconds
+    found["the rest: two steps, folder, ..."] = max(whole - sum(found.values()), 0.0)
+    print("\n" + json.dumps(found | {"in all": whole}))
+
+
+def first_torch_step(config: str, device: str) -> None:
+    """Prints when the first step of the model that a run folder's config.json describes was over, and its parts."""
+    clock = [time.perf_counter()]
+    import torch
+
+    from benchmarks.training_sides import BatchShape, draw_batch
+    from jax_tformer.config_file import from_dict, read_json
+    from jax_tformer.experiment import ExperimentConfig, PairData
+    from torch_ref import reference
+    from torch_ref.training import Trainer
+
+    clock.append(time.perf_counter())
+    experiment = from_dict(ExperimentConfig, read_json(Path(config)), where=config)
+    data, rows = experiment.data, experiment.training.batch_size
+    if isinstance(data, PairData):
+        shape = BatchShape(rows, data.target_length, data.source_length)
+    else:
+        shape = BatchShape(rows, data.context_length)
+    trainer = Trainer(reference(experiment.model).to(device), experiment.optimizer, experiment.training)
+    drawn = draw_batch(experiment.model, shape, 0)
+    batch = {name: torch.from_numpy(ids).long().to(device) for name, ids in drawn.items()}
+    clock.append(time.perf_counter())
+    float(trainer.step(batch).loss)
+    clock.append(time.perf_counter())
+    imports, model, step = (late - early for early, late in pairwise(clock))
+    print(json.dumps({"at": time.time(), "imports": imports, "model": model, "step": step}))
+
+
+def _text_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--text", type=Path, metavar="FILE", help="measures shakespeare-char too, on this text")
+
+
+_NOTES = (
+    "Seconds, median of the turns (cold, warm, torch, ...), in brackets min..max. cold: a fresh folder for what JAX "
+    "compiles; warm: the same command again. first step: from the command until metrics.jsonl has its line.",
+    "torch: a fresh process that imports torch, builds torch_ref's Trainer of the same model and makes one eager step "
+    "on random ids; it reads no text, builds no tokenizer and writes no run folder.",
+    "whole command: three steps, one evaluation batch, a checkpoint, a sample, a picture.",
+    "The chapters are those of one run; 'load' is from JAX's cache of compiled programs. What is imported first brings "
+    "along what others would have to import.",
+)
+
+
+def _tables(figures: dict[str, Any]) -> list[Any]:
+    from benchmarks.output import make_table
+
+    def show(spread: dict[str, float]) -> str:
+        return f"{spread['median']:.2f} ({spread['low']:.2f}..{spread['high']:.2f})"
+
+    rows = []
+    for name, found in figures["experiments"].items():
+        for kind in (_COLD, _WARM):
+            cells = show(found[kind]["first_step"]), show(found[kind]["whole"]), f"{found[f'{kind}_over_torch']:.2f}"
+            rows.append([f"{name}, {kind}", *cells])
+        rows.append([f"{name}, torch", show(found[_TORCH]["first_step"]), "", "1.00"])
+    split = figures["chapters"]
+    names = sorted(dict.fromkeys(name for found in split.values() for name in found), key="in all".__eq__)
+    chapters = [[name, *(f"{found.get(name, 0.0):.2f}" for found in split.values())] for name in names]
+    return [
+        f"\npython train.py --help: {show(figures['help_seconds'])} s; "
+        f"an interpreter that does nothing: {show(figures['nothing_seconds'])} s",
+        make_table("from the command to the first step", ["", "first step s", "whole command s", "times torch"], rows),
+        make_table("python-docs, chapter by chapter", ["seconds", *split], chapters),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,37 @@
+"""How training steps are compiled: the compiler's options by platform, in one place, and compilation beside other work.
+
+Every option here is there because it was measured, or says that it was not; docs/benchmarks.md has the figures.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+
+OPTIONS: dict[str, dict[str, bool | int | str]] = {
+    # The products of XNNPACK wait for one another's threads: a step of a small model (0.8 million parameters, 12 x 64
+    # tokens) takes 1.6 times as long with them; steps of 10 million parameters and more take the same time.
+    "cpu": {"xla_cpu_use_xnnpack": False},
+    # Overlaps the exchange of gradients with computation, where there are several devices. Not measured yet.
+    "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True},
+    "tpu": {},
+}
+"""By JAX's name of the platform. Command buffers are on in XLA as it comes, for GPUs."""
+
+
+def compiler_options() -> dict[str, bool | int | str]:
+    """For the platform that JAX computes on by default."""
+    return OPTIONS.get(jax.default_backend(), {})
+
+
+def compile_beside(function: Any, *arguments: Any) -> "Future[Callable[..., Any]]":
+    """Compiles a jitted `function` for `arguments` (arrays, or ShapeDtypeStructs with their shardings) in a thread.
+
+    XLA compiles without Python's lock, so that the main thread goes on: `result()` gives the compiled function, or
+    raises what compiling it raised.
+    """
+    pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
+    future: Future[Callable[..., Any]] = pool.submit(lambda: function.lower(*arguments).compile())
+    pool.shutdown(wait=False)
+    return future

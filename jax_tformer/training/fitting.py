@@ -1,0 +1,91 @@
+"""What "auto" stands for on the devices at hand: how attention is computed, and what is kept for the backward pass."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jax_tformer.config import Remat, TransformerConfig
+from jax_tformer.models.transformer import Transformer, transformer
+from jax_tformer.nn.fused_attention import choose_implementation
+from jax_tformer.training.losses import cross_entropy
+from jax_tformer.training.step import apply_to_batch
+
+_ROOM = 0.8
+"""The part of a device's memory that may be planned for; the compiler's temporary buffers need the rest."""
+
+
+def fit_to_devices(
+    config: TransformerConfig, batch: Mapping[str, Any], mesh: Mesh, accumulation: int
+) -> TransformerConfig:
+    """`config` with compute.remat chosen, where it is "auto", for training on batches shaped like `batch`."""
+    if config.compute.remat != "auto":
+        return config
+    device = mesh.devices.flat[0]
+    limit = None if device.platform == "cpu" else (device.memory_stats() or {}).get("bytes_limit")
+    part = {
+        name: jax.ShapeDtypeStruct((len(rows) // accumulation, *rows.shape[1:]), rows.dtype)
+        for name, rows in batch.items()
+    }
+    rows_split = mesh.shape["data"] * mesh.shape["fsdp"]
+    remat = choose_remat(config, part, limit, rows_split, mesh.shape["fsdp"] * mesh.shape["tensor"])
+    return dataclasses.replace(config, compute=dataclasses.replace(config.compute, remat=remat))
+
+
+def choose_remat(
+    config: TransformerConfig,
+    part: Mapping[str, jax.ShapeDtypeStruct],
+    limit: int | None,
+    rows_split: int,
+    weights_split: int,
+) -> Remat:
+    """The least that must be computed again on a device of `limit` bytes; None: "dots", the fastest on a processor.
+
+    Rows of a batch are split over `rows_split` devices, parameters and optimizer over `weights_split`.
+    """
+    if limit is None:
+        return "dots"
+    kept: tuple[Remat, ...] = ("none", "dots")
+    for remat in kept:
+        net = transformer(dataclasses.replace(config, compute=dataclasses.replace(config.compute, remat=remat)))
+        # Parameters, gradients, and Adam's two moments.
+        weights = 4 * _bytes(net.shapes) / weights_split
+        if weights + kept_bytes(net, part) / rows_split <= _ROOM * limit:
+            return remat
+    return "full"
+
+
+def kept_bytes(net: Transformer, part: Mapping[str, jax.ShapeDtypeStruct]) -> int:
+    """What the forward pass of one part of a batch keeps for the backward pass, parameters not counted."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+
+    def forward(params: Any, batch: Any, key: Any) -> Any:
+        def loss(params: Any) -> Any:
+            return cross_entropy(apply_to_batch(net, params, batch, dropout_key=key), batch["labels"])[0]
+
+        return jax.vjp(loss, params)[1]
+
+    return max(0, _bytes(jax.eval_shape(forward, net.shapes, dict(part), key)) - _bytes(net.shapes))
+
+
+def describe_compute(config: TransformerConfig, mesh: Mesh, length: int) -> str:
+    """What the run computes with, in words; `length` is that of the output stack's sequences."""
+    compute, stack = config.compute, config.output_stack
+    attention = compute.attention
+    if attention == "auto":
+        shape = (1, length, stack.num_heads, config.head_width(stack))
+        platform, dtype = mesh.devices.flat[0].platform, jnp.dtype(compute.dtype)
+        attention = choose_implementation(platform, dtype, shape, shape, drops=config.dropout.attention > 0)
+    return f"{compute.dtype}, attention {attention!r}, remat {compute.remat!r}"
+
+
+def _bytes(tree: Any) -> int:
+    return sum(
+        math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize
+        for leaf in jax.tree.leaves(tree)
+        if hasattr(leaf, "shape") and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
+    )

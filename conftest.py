@@ -1,6 +1,7 @@
 """How the tests run: compiled in a hurry, shapes checked, with the measured parity figures at the end."""
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 # Most of a test's time is compilation, and this makes it six times as short. What depends on optimised code (float32
@@ -23,6 +24,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """What `make parity-deep` asks for."""
     message = "draw 3,000 random architectures from this seed, instead of 150 that are always the same"
     parser.addoption("--deep", type=int, metavar="SEED", help=message)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_token_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps the tests' tokenizers and ids away from the user's; compiled programs are shared, to save time."""
+    from jax_tformer.data import token_cache
+
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_cache, "cache_folder", lambda: folder)
+        yield
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -11,6 +11,7 @@ from benchmarks.harness import SideFailed, Spread, by_turns
 from benchmarks.output import Session, make_table, options, other_work_line
 from benchmarks.training_cases import small_gpt, tiny, without_dropout
 from comparison.machine import Neighbours
+from jax_tformer.compilation import compiler_options
 from jax_tformer.experiment import ExperimentConfig, PairData
 from jax_tformer.presets import EXPERIMENTS
 
@@ -90,7 +91,10 @@ class Feed:
         # As in train.py: without them, the second step would be compiled anew.
         shardings = state_shardings(self._mesh, tx, jax.eval_shape(new_state))
         self._state = jax.jit(new_state, out_shardings=shardings)()
-        self._step = jax.jit(train_step(net, tx), out_shardings=(shardings, None), donate_argnums=0)
+        options = compiler_options()
+        self._step = jax.jit(
+            train_step(net, tx), out_shardings=(shardings, None), donate_argnums=0, compiler_options=options
+        )
 
     def deliver(self, seconds: float) -> dict[str, float]:
         """Batches one after another, as train.py takes them: tokens a second, and microseconds a batch of each part.

@@ -19,6 +19,7 @@ from benchmarks.output import Session, make_table, milliseconds, options, other_
 from benchmarks.training_cases import TrainingCase, full, quick
 from benchmarks.training_sides import OPTIMIZER, STEPS, BatchShape, draw_batch
 from comparison.machine import Neighbours
+from jax_tformer.compilation import compiler_options
 from jax_tformer.config import TransformerConfig
 
 _EXPENSIVE, _BEGIN = 10, "profiled from here"
@@ -98,7 +99,7 @@ class Traced:
         with jax.default_device(jax.local_devices(backend=device)[0]):
             self._state = jax.jit(lambda key: init_state(net, tx, key))(jax.random.key(0))
             self._batch = {name: jnp.array(ids) for name, ids in draw_batch(config, shape, 0).items()}
-            step = jax.jit(train_step(net, tx), donate_argnums=0)
+            step = jax.jit(train_step(net, tx), donate_argnums=0, compiler_options=compiler_options())
             self._step = step.lower(self._state, self._batch).compile()
         self._instructions = instructions(self._step.as_text() or "")
 

@@ -9,6 +9,7 @@ from benchmarks.harness import forget_peak
 from benchmarks.sides import draw_weights
 from benchmarks.training_sides import OPTIMIZER, STEPS, BatchShape, draw_batch
 from comparison.machine import peak_memory
+from jax_tformer.compilation import compiler_options
 from jax_tformer.config import TransformerConfig
 from jax_tformer.models.transformer import transformer
 from jax_tformer.training.optimizer import optimizer
@@ -32,7 +33,7 @@ class Ours:
             state = TrainState(weights, tx.init(weights), jnp.zeros((), jnp.int32), key)
             self._state = jax.block_until_ready(state)
             self._batch = {name: jnp.array(ids) for name, ids in draw_batch(config, shape, seed).items()}
-            self._step = jax.jit(train_step(net, tx), donate_argnums=0)
+            self._step = jax.jit(train_step(net, tx), donate_argnums=0, compiler_options=compiler_options())
 
     def steps(self, count: int) -> list[float]:
         """Each update is waited for, as the other sides' are."""
@@ -78,5 +79,7 @@ class Compilation:
                 name: jax.ShapeDtypeStruct(ids.shape, ids.dtype) for name, ids in draw_batch(config, shape, 0).items()
             }
             began = time.perf_counter()
-            jax.jit(train_step(net, tx), donate_argnums=0).lower(state, batch).compile()
+            jax.jit(train_step(net, tx), donate_argnums=0, compiler_options=compiler_options()).lower(
+                state, batch
+            ).compile()
             return time.perf_counter() - began

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from comparison.sides import Masks, StepFigures, Tensors, require_loss_type
+from jax_tformer.compilation import compiler_options
 from jax_tformer.experiment import ExperimentConfig
 from jax_tformer.models.transformer import transformer
 from jax_tformer.training.optimizer import optimizer
@@ -32,7 +33,7 @@ class JaxSide:
         self._tx = optimizer(experiment.optimizer, training.steps)
         accumulation = training.accumulation
         step = train_step(self.net, self._tx, accumulation=accumulation, label_smoothing=training.label_smoothing)
-        self._step = jax.jit(step, donate_argnums=0)
+        self._step = jax.jit(step, donate_argnums=0, compiler_options=compiler_options())
         self._record = jax.jit(recorded_dropout(self.net, accumulation=accumulation))
         self._state: TrainState
 

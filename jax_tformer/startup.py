@@ -1,18 +1,12 @@
 """How the programs set up JAX, in one place, before anything is traced."""
 
 import os
-from pathlib import Path
 
 import jax
 
 from jax_tformer.allocator import keep_freed_memory
 from jax_tformer.config import TransformerConfig
-
-
-def cache_folder() -> Path:
-    """Where compiled programs are kept between runs: $XDG_CACHE_HOME/jax-tformer, or ~/.cache/jax-tformer."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "jax-tformer"
+from jax_tformer.paths import cache_folder
 
 
 def set_up_jax(config: TransformerConfig) -> None:

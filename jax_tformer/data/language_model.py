@@ -4,6 +4,7 @@ import numpy as np
 
 from jax_tformer.data.batches import Batch, Pipeline, endless, evaluation_items, fill_up, fingerprint, shuffled_items
 from jax_tformer.data.sources import load_text
+from jax_tformer.data.token_cache import cached_ids
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.data.windows import Windows, require_window, split_text
 from jax_tformer.experiment import TextData, TrainingConfig
@@ -21,10 +22,8 @@ def language_model_pipeline(data: TextData, training: TrainingConfig, tokenizer:
     training_text, held_out_text = split_text(text, data.held_out)
     start = [] if tokenizer.start_id is None else [tokenizer.start_id]
     length = data.context_length + 1
-    stream = np.concatenate([np.array(start, np.int32), tokenizer.encode(training_text)])
-    windows = require_window(Windows(stream, length, data.stride), "training")
-    held_out_ids = tokenizer.encode(held_out_text)
-    held_out_stream = np.concatenate([np.array(start, np.int32), held_out_ids])
+    windows = require_window(Windows(cached_ids(tokenizer, training_text, start), length, data.stride), "training")
+    held_out_stream = cached_ids(tokenizer, held_out_text, start)
     held_out = require_window(Windows(held_out_stream, length, data.context_length), "held-out")
 
     def make_batch(number: int, _: np.random.Generator) -> Batch:
@@ -38,7 +37,7 @@ def language_model_pipeline(data: TextData, training: TrainingConfig, tokenizer:
             for chosen in evaluation_items(len(held_out), training)
         ],
         fingerprint=fingerprint([text], tokenizer, data, training),
-        bytes_per_token=len(held_out_text.encode()) / len(held_out_ids),
+        bytes_per_token=len(held_out_text.encode()) / (len(held_out_stream) - len(start)),
     )
 
 

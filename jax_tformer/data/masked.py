@@ -5,6 +5,7 @@ import numpy as np
 from jax_tformer.data.batches import Batch, Pipeline, endless, evaluation_items, fill_up, fingerprint, shuffled_items
 from jax_tformer.data.ids import IGNORED
 from jax_tformer.data.sources import load_text
+from jax_tformer.data.token_cache import cached_ids
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.data.windows import Windows, require_window, split_text
 from jax_tformer.errors import InputError
@@ -25,8 +26,8 @@ def masked_pipeline(data: MaskedTextData, training: TrainingConfig, tokenizer: T
     text = load_text(data)
     training_text, held_out_text = split_text(text, data.held_out)
     length = data.context_length
-    windows = require_window(Windows(tokenizer.encode(training_text), length, data.stride), "training")
-    held_out = require_window(Windows(tokenizer.encode(held_out_text), length, length), "held-out")
+    windows = require_window(Windows(cached_ids(tokenizer, training_text), length, data.stride), "training")
+    held_out = require_window(Windows(cached_ids(tokenizer, held_out_text), length, length), "held-out")
     ordinary_ids = tokenizer.ordinary_ids
 
     def mask(rows: np.ndarray, generator: np.random.Generator) -> Batch:

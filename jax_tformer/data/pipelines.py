@@ -10,7 +10,7 @@ from jax_tformer.data.language_model import language_model_pipeline
 from jax_tformer.data.masked import masked_pipeline
 from jax_tformer.data.pairs import pairs_pipeline, split_pairs
 from jax_tformer.data.sources import load_pairs, load_text
-from jax_tformer.data.tokenizer_kinds import build_tokenizer
+from jax_tformer.data.token_cache import cached_tokenizer
 from jax_tformer.data.tokenizers import Role, Tokenizer, pieces
 from jax_tformer.data.windows import split_text
 from jax_tformer.experiment import MaskedTextData, PairData, TextData, TrainingConfig
@@ -19,13 +19,13 @@ _DATE_SAMPLES = 10_000
 
 
 def build_tokenizer_for(data: TextData | PairData) -> Tokenizer:
-    """A new tokenizer for `data`, made from its text where its kind asks for that.
+    """The tokenizer for `data`, made from its text where its kind asks for that.
 
     BPE sees the training part only; characters are those of all text, since others could not be evaluated.
 
     Raises InputError if the text or the tokenizer cannot be had.
     """
-    return build_tokenizer(data.tokenizer, _texts(data), _special_tokens(data))
+    return cached_tokenizer(data.tokenizer, _texts(data), _special_tokens(data))
 
 
 def build_pipeline(data: TextData | PairData, training: TrainingConfig, tokenizer: Tokenizer) -> Pipeline:

@@ -33,8 +33,11 @@ class DecoderOnly(nnx.Module):
         token_types: Int[Array, "B T"] | None = None,
         dropout_key: Key[Array, ""] | None = None,
         capture: bool = False,
+        project: bool = True,
     ) -> Float[Array, "B T V"] | Outputs:
         """Logits `[B, T, V]` (without a head: hidden states `[B, T, D]`); with `capture`, Outputs.
+
+        Without `project`, what the vocabulary projection would be given `[B, T, D]` (see `projection`).
 
         `mask` is True at tokens and False at padding, on either side; positions then count tokens only.
         """
@@ -45,8 +48,13 @@ class DecoderOnly(nnx.Module):
         context = Context(causal=True, self_mask=padding_mask(mask), rotation=self.decoder.rotation(positions))
         x, captured = self.decoder(x, context, dropout_key=decoder_key, capture=capture)
         if self.head is not None:
-            x = self.head(x, self.embedding.table)
+            x = self.head(x, self.embedding.table) if project else self.head.transformed(x)
         return Outputs(x, decoder=captured, embedding_dropout={"embedding": keep}) if capture else x
+
+    def projection(self) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
+        """The matrix and the bias of the vocabulary projection, which must exist."""
+        assert self.head is not None
+        return self.head.projection(self.embedding.table)
 
     def new_cache(self, batch: int, slots: int) -> Cache:
         """An empty cache for `batch` sequences of up to `slots` tokens, padding included."""

@@ -36,11 +36,12 @@ class EncoderDecoder(nnx.Module):
         target_mask: Bool[Array, "B T"] | None = None,
         dropout_key: Key[Array, ""] | None = None,
         capture: bool = False,
+        project: bool = True,
     ) -> Float[Array, "B T V"] | Outputs:
         """Logits `[B, T, V]` of the token after each of `target` (shifted right: it begins with the start token).
 
         Masks are True at tokens and False at padding, on either side. Without a head: hidden states `[B, T, D]`;
-        with `capture`, Outputs.
+        without `project`, what the vocabulary projection would be given (see `projection`); with `capture`, Outputs.
         """
         encoder_key, decoder_key = split_key(dropout_key, 2)
         source_key, encoder_key = split_key(encoder_key, 2)
@@ -48,7 +49,8 @@ class EncoderDecoder(nnx.Module):
         source_keep = self.source_embedding.draw_keep(source_key, source)
         target_keep = self.target_embedding.draw_keep(target_key, target)
         memory, encoder = self._encode(source, source_mask, source_keep, encoder_key, capture)
-        logits, decoder = self._decode(target, memory, source_mask, target_mask, target_keep, decoder_key, capture)
+        x, decoder = self._decode(target, memory, source_mask, target_mask, target_keep, decoder_key, capture)
+        logits = self._read_out(x, project)
         keeps = {"source_embedding": source_keep, "target_embedding": target_keep}
         return Outputs(logits, encoder, decoder, keeps) if capture else logits
 
@@ -67,7 +69,12 @@ class EncoderDecoder(nnx.Module):
         target_mask: Bool[Array, "B T"] | None = None,
     ) -> Float[Array, "B T V"]:
         """Logits of the token after each of `target`, given the encoder's output."""
-        return self._decode(target, memory, source_mask, target_mask, None, None, False)[0]
+        return self._read_out(self._decode(target, memory, source_mask, target_mask, None, None, False)[0], True)
+
+    def projection(self) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
+        """The matrix and the bias of the vocabulary projection, which must exist."""
+        assert self.head is not None
+        return self.head.projection(self._target_table)
 
     def new_cache(
         self, source: Int[Array, "B S"], slots: int, *, source_mask: Bool[Array, "B S"] | None = None
@@ -127,8 +134,12 @@ class EncoderDecoder(nnx.Module):
             cross_mask=padding_mask(source_mask),
             rotation=self.decoder.rotation(positions),
         )
-        x, captured = self.decoder(x, context, dropout_key=key, capture=capture)
-        return (x if self.head is None else self.head(x, self._target_table)), captured
+        return self.decoder(x, context, dropout_key=key, capture=capture)
+
+    def _read_out(self, x: Array, project: bool) -> Array:
+        if self.head is None:
+            return x
+        return self.head(x, self._target_table) if project else self.head.transformed(x)
 
     @property
     def _target_table(self) -> Table:

@@ -65,6 +65,10 @@ class Transformer:
         """
         return self.bind(params)(*inputs, **options)
 
+    def projection(self, params: Params) -> tuple[Array, Array | None]:
+        """The matrix `[V, D]` and the bias `[V]` that `apply(..., project=False)` stops short of."""
+        return self.bind(params).projection()
+
     def encode(self, params: Params, source: Array, **options: Any) -> Array:
         """The encoder's output `[B, S, D]` of an encoder-decoder."""
         return self._encoder_decoder(params).encode(source, **options)

@@ -112,11 +112,21 @@ class Head(nnx.Module):
 
     def __call__(self, x: Float[Array, "B T D"], table: Table) -> Float[Array, "B T V"]:
         """Logits, in at least float32; `table` is used where the head is tied."""
-        if self.dense is not None and self.norm is not None:
-            x = self.norm(activate(self.dense(x), self.activation))
-        kernel = (table.embedding[...].T if self.kernel is None else self.kernel[...]).astype(dtype_of(self.dtype))
-        flat = x.reshape(-1, x.shape[-1])
-        logits = jnp.matmul(flat, kernel, preferred_element_type=accumulator(x.dtype))
-        if self.bias is not None:
-            logits = logits + self.bias[...].reshape(1, -1).astype(logits.dtype)
+        x = self.transformed(x)
+        matrix, bias = self.projection(table)
+        kernel = matrix.T.astype(dtype_of(self.dtype))
+        logits = jnp.matmul(x.reshape(-1, x.shape[-1]), kernel, preferred_element_type=accumulator(x.dtype))
+        if bias is not None:
+            logits = logits + bias.reshape(1, -1).astype(logits.dtype)
         return logits.reshape(*x.shape[:-1], -1)
+
+    def transformed(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """What is projected to the vocabulary."""
+        if self.dense is None or self.norm is None:
+            return x
+        return self.norm(activate(self.dense(x), self.activation))
+
+    def projection(self, table: Table) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
+        """The matrix (its rows are the tokens') and the bias of the vocabulary projection."""
+        matrix = table.embedding[...] if self.kernel is None else self.kernel[...].T
+        return matrix, None if self.bias is None else self.bias[...]

@@ -32,7 +32,8 @@ def choose_implementation(
         # cuDNN's flash attention begins with Ampere.
         return "cudnn" if float(jax.local_devices()[0].compute_capability) >= 8.0 else "einsum"
     if platform == "tpu" and dtype != jnp.float64 and not any(n % _TPU_BLOCK for n in lengths):
-        return "pallas"
+        # No more than one: see attend_by_pallas.
+        return "pallas" if jax.device_count() == 1 else "einsum"
     return "blocks" if platform == "cpu" else "einsum"
 
 
@@ -94,7 +95,10 @@ def attend_by_pallas(
     causal: bool,
     scale: float,
 ) -> Float[Array, "B T H C"]:
-    """The flash attention for TPUs that comes with JAX; padding goes in as segments of their own."""
+    """The flash attention for TPUs that comes with JAX; padding goes in as segments of their own.
+
+    For a mesh of one device: the compiler cannot split the kernel, and JAX knows no custom partitioning on TPUs.
+    """
     lengths = query.shape[1], key.shape[1]
     if any(length % _TPU_BLOCK for length in lengths):
         raise InputError(

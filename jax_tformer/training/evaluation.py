@@ -6,6 +6,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
+from jax_tformer.compilation import compiler_options
 from jax_tformer.data.batches import Batch as HostBatch
 from jax_tformer.data.batches import Pipeline
 from jax_tformer.data.pairs import pair_batcher
@@ -30,7 +31,7 @@ class Evaluator:
         tokenizer: Tokenizer,
         place: Callable[[HostBatch], Batch],
     ) -> None:
-        self._step = jax.jit(evaluation_step(net))
+        self._step = jax.jit(evaluation_step(net), compiler_options=compiler_options())
         self._pipeline, self._place = pipeline, place
         self._translate = Translator(net, data, tokenizer) if isinstance(data, PairData) else None
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jax_tformer.config import Remat, TransformerConfig
+from jax_tformer.errors import InputError
 from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.nn.fused_attention import choose_implementation
-from jax_tformer.training.losses import cross_entropy
-from jax_tformer.training.step import apply_to_batch
+from jax_tformer.training.step import batch_loss
 
 _ROOM = 0.8
 """The part of a device's memory that may be planned for; the compiler's temporary buffers need the rest."""
@@ -22,7 +22,15 @@ _ROOM = 0.8
 def fit_to_devices(
     config: TransformerConfig, batch: Mapping[str, Any], mesh: Mesh, accumulation: int
 ) -> TransformerConfig:
-    """`config` with compute.remat chosen, where it is "auto", for training on batches shaped like `batch`."""
+    """`config` with compute.remat chosen, where it is "auto", for training on batches shaped like `batch`.
+
+    Raises InputError where the implementation of attention that the config names cannot run on the mesh.
+    """
+    if config.compute.attention == "pallas" and mesh.size > 1:
+        raise InputError(
+            f"attention is 'pallas' on a mesh of {mesh.size} devices, over which its kernel cannot be split; expected "
+            "'auto' or 'einsum'"
+        )
     if config.compute.remat != "auto":
         return config
     device = mesh.devices.flat[0]
@@ -65,7 +73,7 @@ def kept_bytes(net: Transformer, part: Mapping[str, jax.ShapeDtypeStruct]) -> in
 
     def forward(params: Any, batch: Any, key: Any) -> Any:
         def loss(params: Any) -> Any:
-            return cross_entropy(apply_to_batch(net, params, batch, dropout_key=key), batch["labels"])[0]
+            return batch_loss(net, params, batch, dropout_key=key)[0]
 
         return jax.vjp(loss, params)[1]
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from jax_tformer.models.transformer import Transformer
 from jax_tformer.nn.arrays import Params, accumulator
-from jax_tformer.training.losses import cross_entropy
+from jax_tformer.training.linear_loss import linear_cross_entropy
 from jax_tformer.training.optimizer import global_norm
 
 Batch = dict[str, Array]
@@ -45,6 +45,14 @@ def apply_to_batch(net: Transformer, params: Params, batch: Batch, **options: An
     inputs = [batch[name] for name in ("source", "target", "tokens") if name in batch]
     given = {name: batch[name] for name in ("source_mask", "target_mask", "mask", "token_types") if name in batch}
     return net.apply(params, *inputs, **given, **options)
+
+
+def batch_loss(
+    net: Transformer, params: Params, batch: Batch, label_smoothing: float = 0.0, **options: Any
+) -> tuple[Float[Array, ""], Int[Array, ""]]:
+    """The summed cross-entropy of a batch in nats, and how many labels count."""
+    x = apply_to_batch(net, params, batch, project=False, **options)
+    return linear_cross_entropy(x, *net.projection(params), batch["labels"], label_smoothing)
 
 
 def split_batch(batch: Batch, parts: int) -> Batch:
@@ -93,8 +101,7 @@ def train_step(
     """
 
     def total_loss(params: Params, part: Batch, dropout_key: Array | None) -> tuple[Array, Array]:
-        logits = apply_to_batch(net, params, part, dropout_key=dropout_key)
-        return cross_entropy(logits, part["labels"], label_smoothing)
+        return batch_loss(net, params, part, label_smoothing, dropout_key=dropout_key)
 
     def gradients(params: Params, batch: Batch, keys: Array | None) -> tuple[Array, Array, Params]:
         differentiate = jax.value_and_grad(total_loss, has_aux=True)
@@ -152,6 +159,6 @@ def evaluation_step(net: Transformer) -> Callable[[Params, Batch], tuple[Array, 
     """The function (params, batch) -> (summed loss in nats, counting tokens), without dropout or smoothing."""
 
     def step(params: Params, batch: Batch) -> tuple[Array, Array]:
-        return cross_entropy(apply_to_batch(net, params, batch), batch["labels"])
+        return batch_loss(net, params, batch)
 
     return step

@@ -1,0 +1,128 @@
+"""Cross-entropy of a vocabulary projection, computed together with its gradient and never with all logits at once.
+
+The logits are the largest array of a language model by far: 16 sequences of 1,024 tokens over GPT-2's vocabulary are
+3.3 GB, three times over in the backward pass. Here a part of the tokens has its logits, its loss and its gradient
+before the next part begins, so that nothing is computed twice: the gradient of a sum of losses is known but for the
+factor that comes from outside. Hsu et al., "Liger Kernel" (2024), section 3.2, describe the same for a GPU kernel.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jax_tformer.data.ids import IGNORED
+from jax_tformer.nn.arrays import accumulator
+
+LOGITS_AT_ONCE = 2**26
+"""Numbers: 256 MB in float32."""
+_LANES = 128
+"""In narrow types, on tensor cores, products are fastest where the vocabulary is a multiple of this."""
+
+
+def linear_cross_entropy(
+    x: Float[Array, "B T D"],
+    table: Float[Array, "V D"],
+    bias: Float[Array, " V"] | None,
+    labels: Int[Array, "B T"],
+    label_smoothing: float = 0.0,
+) -> tuple[Float[Array, ""], Int[Array, ""]]:
+    """`losses.cross_entropy` of the logits x table^T + bias: the summed loss in nats, and how many labels count."""
+    width, vocabulary = x.shape[-1], len(table)
+    flat, targets = x.reshape(-1, width), labels.reshape(-1)
+    if x.dtype != accumulator(x.dtype):
+        table = jnp.pad(table, ((0, -vocabulary % _LANES), (0, 0)))
+    counted = (targets != IGNORED).sum()
+    return _summed(flat, table, bias, targets, vocabulary, label_smoothing), counted
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _summed(x: Array, table: Array, bias: Array | None, labels: Array, vocabulary: int, smoothing: float) -> Array:
+    narrow = table.astype(x.dtype)
+
+    def add(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
+        rows, targets = part
+        losses, _ = _losses(_logits(rows, narrow, bias, vocabulary), targets, vocabulary, smoothing)
+        return total + losses.sum(), None
+
+    return jax.lax.scan(add, jnp.zeros((), accumulator(x.dtype)), _parts(x, labels, len(table)))[0]
+
+
+def _forward(
+    x: Array, table: Array, bias: Array | None, labels: Array, vocabulary: int, smoothing: float
+) -> tuple[Array, tuple[Array, Array, Array | None]]:
+    """The loss, and its gradients by x, table and bias."""
+    high, narrow = accumulator(x.dtype), table.astype(x.dtype)
+
+    def part(rows: Array, targets: Array) -> tuple[Array, Array, tuple[Array, Array]]:
+        losses, pull = _losses(_logits(rows, narrow, bias, vocabulary), targets, vocabulary, smoothing)
+        by_bias = pull.sum(0)
+        pull = pull.astype(x.dtype)
+        by_table = jnp.einsum("nv,nd->vd", pull, rows, preferred_element_type=high)
+        return losses.sum(), pull @ narrow, (by_table, by_bias)
+
+    def add(sums: tuple, inputs: tuple[Array, Array]) -> tuple[tuple, Array]:
+        loss, by_rows, by_weights = part(*inputs)
+        return jax.tree.map(jnp.add, sums, (loss, by_weights)), by_rows
+
+    rows, targets = _parts(x, labels, len(table))
+    if len(rows) == 1:
+        loss, by_x, by_weights = part(rows[0], targets[0])
+    else:
+        zeros = jnp.zeros((), high), (jnp.zeros(table.shape, high), jnp.zeros(len(table), high))
+        (loss, by_weights), by_x = jax.lax.scan(add, zeros, (rows, targets))
+    by_x = by_x.reshape(-1, x.shape[1])[: len(x)]
+    by_table, by_bias = by_weights
+    gradients = by_x, by_table.astype(table.dtype), None if bias is None else by_bias[:vocabulary].astype(bias.dtype)
+    return loss, gradients
+
+
+def _backward(
+    vocabulary: int, smoothing: float, gradients: tuple[Array, Array, Array | None], factor: Array
+) -> tuple[Array, Array, Array | None, None]:
+    by_x, by_table, by_bias = jax.tree.map(lambda gradient: gradient * factor.astype(gradient.dtype), gradients)
+    return by_x, by_table, by_bias, None
+
+
+_summed.defvjp(_forward, _backward)
+
+
+def _parts(x: Array, labels: Array, vocabulary: int) -> tuple[Array, Array]:
+    """Rows and labels as `[parts, rows, ...]`, filled up with rows that do not count."""
+    size = min(len(x), max(1, LOGITS_AT_ONCE // vocabulary))
+    missing = -len(x) % size
+    rows = jnp.pad(x, ((0, missing), (0, 0)))
+    targets = jnp.pad(labels, (0, missing), constant_values=IGNORED)
+    return rows.reshape(-1, size, x.shape[1]), targets.reshape(-1, size)
+
+
+def _logits(x: Array, table: Array, bias: Array | None, vocabulary: int) -> Float[Array, "N V"]:
+    """In at least float32; minus infinity in the columns beyond the vocabulary."""
+    logits = jnp.einsum("nd,vd->nv", x, table, preferred_element_type=accumulator(x.dtype))
+    beyond = len(table) - vocabulary
+    if bias is not None:
+        logits = logits + jnp.pad(bias, (0, beyond)).astype(logits.dtype)[None]
+    if not beyond:
+        return logits
+    return jnp.where((jnp.arange(len(table)) < vocabulary)[None], logits, -jnp.inf)
+
+
+def _losses(logits: Array, labels: Array, vocabulary: int, smoothing: float) -> tuple[Array, Array]:
+    """The loss of each row, and its gradient by the logits; zeros where the label does not count."""
+    counted = labels != IGNORED
+    chosen = jnp.where(counted, labels, 0)
+    largest = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
+    powers = jnp.exp(logits - largest)
+    total = powers.sum(-1, keepdims=True)
+    normaliser = (largest + jnp.log(total))[:, 0]
+    losses = normaliser - jnp.take_along_axis(logits, chosen[:, None], axis=1)[:, 0]
+    columns = jnp.arange(logits.shape[1])[None]
+    target = (columns == chosen[:, None]).astype(logits.dtype)
+    if smoothing > 0:
+        inside = columns < vocabulary
+        average = jnp.where(inside, logits, jnp.zeros((), logits.dtype)).sum(-1) / vocabulary
+        losses = (1 - smoothing) * losses + smoothing * (normaliser - average)
+        target = (1 - smoothing) * target + jnp.where(inside, smoothing / vocabulary, 0).astype(logits.dtype)
+    pull = jnp.where(counted[:, None], powers / total - target, jnp.zeros((), logits.dtype))
+    return jnp.where(counted, losses, jnp.zeros_like(losses)), pull

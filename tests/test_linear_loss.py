@@ -1,0 +1,100 @@
+"""The loss that training uses, which never has all logits at once, against the one that has."""
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxtyping import Array
+
+from jax_tformer.data.ids import IGNORED
+from jax_tformer.training import linear_loss
+from jax_tformer.training.linear_loss import linear_cross_entropy
+from jax_tformer.training.losses import cross_entropy
+
+BATCH, LENGTH, WIDTH, VOCABULARY = 3, 7, 8, 37
+SETTINGS = [(smoothing, biased) for smoothing in (0.0, 0.1) for biased in (False, True)]
+
+
+@pytest.fixture(autouse=True)
+def double() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield
+
+
+def inputs(dtype: str, biased: bool) -> tuple[Array, Array, Array | None, Array]:
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((BATCH, LENGTH, WIDTH)), dtype)
+    table = jnp.asarray(rng.standard_normal((VOCABULARY, WIDTH)), dtype)
+    bias = jnp.asarray(rng.standard_normal(VOCABULARY), dtype) if biased else None
+    labels = rng.integers(0, VOCABULARY, (BATCH, LENGTH))
+    labels[rng.random(labels.shape) < 0.2] = IGNORED
+    return x, table, bias, jnp.asarray(labels)
+
+
+def plain(x: Array, table: Array, bias: Array | None, labels: Array, smoothing: float) -> tuple[Array, Array]:
+    """All logits at once, and JAX's own gradient."""
+    high = jnp.promote_types(x.dtype, jnp.float32)
+    logits = jnp.einsum("btd,vd->btv", x, table, preferred_element_type=high)
+    return cross_entropy(logits if bias is None else logits + bias.astype(high)[None, None], labels, smoothing)
+
+
+def loss_and_gradients(loss: object, arguments: tuple, smoothing: float) -> tuple[Array, Array, list[Array]]:
+    x, table, bias, labels = arguments
+    # The factor stands for what a caller does with the loss: the gradient of `_summed` is made before it is known.
+    function = lambda x, table, bias: (lambda total, count: (3 * total, count))(  # noqa: E731
+        *loss(x, table, bias, labels, smoothing)  # type: ignore[operator]
+    )
+    (total, count), gradients = jax.jit(jax.value_and_grad(function, argnums=(0, 1, 2), has_aux=True))(x, table, bias)
+    return total, count, jax.tree.leaves(gradients)
+
+
+@pytest.mark.parametrize("at_once", [10**9, 4 * VOCABULARY, 1], ids=["at once", "4 rows", "1 row"])
+@pytest.mark.parametrize(("smoothing", "biased"), SETTINGS)
+def test_equal_in_float64(at_once: int, smoothing: float, biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_loss, "LOGITS_AT_ONCE", at_once)
+    arguments = inputs("float64", biased)
+    ours, theirs = (loss_and_gradients(loss, arguments, smoothing) for loss in (linear_cross_entropy, plain))
+    assert int(ours[1]) == int(theirs[1]) < BATCH * LENGTH
+    for one, other in zip([ours[0], *ours[2]], [theirs[0], *theirs[2]], strict=True):
+        assert np.linalg.norm(one - other) <= 1e-14 * np.linalg.norm(other)
+    # Without a gradient it is another function that computes.
+    x, table, bias, labels = arguments
+    alone = linear_cross_entropy(x, table, bias, labels, smoothing)[0]
+    np.testing.assert_allclose(3 * alone, ours[0], rtol=1e-14)
+
+
+@pytest.mark.parametrize(("smoothing", "biased"), SETTINGS)
+def test_as_good_in_bfloat16(smoothing: float, biased: bool) -> None:
+    """The vocabulary is padded to 128 there; of the padding nothing may be seen."""
+    arguments = inputs("bfloat16", biased)
+    x, table, bias, labels = arguments
+    exact = (*(None if a is None else a.astype(jnp.float64) for a in (x, table, bias)), labels)
+    truth = loss_and_gradients(plain, exact, smoothing)
+    ours = loss_and_gradients(linear_cross_entropy, arguments, smoothing)
+    np.testing.assert_allclose(ours[0], truth[0], rtol=1e-5)
+    for one, other in zip(ours[2], truth[2], strict=True):
+        assert one.dtype == jnp.bfloat16
+        assert np.linalg.norm(one.astype(np.float64) - other) <= 2**-7 * np.linalg.norm(other)
+
+
+def test_no_label_counts() -> None:
+    x, table, bias, labels = inputs("float64", True)
+    nothing = (x, table, bias, jnp.full_like(labels, IGNORED))
+    total, count, gradients = loss_and_gradients(linear_cross_entropy, nothing, 0.1)
+    assert float(total) == int(count) == 0
+    assert not any(gradient.any() for gradient in gradients)
+
+
+def test_no_array_holds_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row at a time needs less memory, by about the logits of the others."""
+    x = jax.ShapeDtypeStruct((4, 64, 16), jnp.float32)
+    table, labels = jax.ShapeDtypeStruct((4096, 16), jnp.float32), jax.ShapeDtypeStruct((4, 64), jnp.int32)
+    sizes = []
+    for at_once in (10**9, 8 * 4096):
+        monkeypatch.setattr(linear_loss, "LOGITS_AT_ONCE", at_once)
+        function = jax.grad(lambda x, table, labels: linear_cross_entropy(x, table, None, labels)[0], argnums=(0, 1))
+        compiled = jax.jit(function).lower(x, table, labels).compile()
+        sizes.append(compiled.memory_analysis().temp_size_in_bytes)
+    assert sizes[0] - sizes[1] > 0.8 * 4 * 4096 * (256 - 8)

@@ -1,11 +1,16 @@
 """JAX and PyTorch side by side: `python compare.py [EXPERIMENT] [--steps N] [--out FOLDER] [--FIELD VALUE ...]`."""
 
+from jax_tformer.allocator import begin_with_huge_pages
+
+if __name__ == "__main__":
+    begin_with_huge_pages()
+
+
 import dataclasses
 import os
 from collections.abc import Sequence
 
 from comparison.options import read_plan
-from jax_tformer.allocator import begin_with_huge_pages
 from jax_tformer.command_line import run_program
 from jax_tformer.errors import InputError, TrainingFailed
 
@@ -91,5 +96,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    begin_with_huge_pages()
     run_program(main, "compare.py")

@@ -1,10 +1,15 @@
 """Let a trained model speak: `python generate.py RUN --prompt TEXT`, or `--source TEXT`; or a text a line, from a file
 or on standard input."""
 
+from jax_tformer.allocator import begin_with_huge_pages
+
+if __name__ == "__main__":
+    begin_with_huge_pages()
+
+
 import sys
 from collections.abc import Iterable, Sequence
 
-from jax_tformer.allocator import begin_with_huge_pages
 from jax_tformer.command_line import parse, run_program
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import PairData
@@ -96,5 +101,4 @@ def typed(options: GenerateOptions) -> bool:
 
 
 if __name__ == "__main__":
-    begin_with_huge_pages()
     run_program(main, "generate.py")

@@ -73,7 +73,8 @@ def main(arguments: Sequence[str]) -> int:
         donate_argnums=0,
         compiler_options=compiler_options(),
     )
-    compiling = compile_beside(update, abstract, abstract_batch(mesh, pipeline.evaluation[0]))
+    # Traced before anything is written: what the model refuses, it refuses here.
+    lowered = update.lower(abstract, abstract_batch(mesh, pipeline.evaluation[0]))
 
     # 5. The run: where its newest checkpoint left it, or at step 0.
     batches = pipeline.train_iterator()
@@ -82,14 +83,15 @@ def main(arguments: Sequence[str]) -> int:
     if run.holds_run() and not resume:
         print(f"the run that was in {run.path} is now in {run.move_aside()}")
     run.lock()
+    if state is not None and int(state.step) == training.steps and run.summary.exists():
+        run.unlock()
+        print(f"the run in {run.path} is complete; start another with --run FOLDER or --resume no")
+        return 0
+    compiling = compile_beside(lowered)
     if state is None:
         run.create(experiment, tokenizer)
         state = jax.jit(new_state, out_shardings=shardings)()
     number = start = int(state.step)
-    if start == training.steps and run.summary.exists():
-        run.unlock()
-        print(f"the run in {run.path} is complete; start another with --run FOLDER or --resume no")
-        return 0
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
 
     # 6. The loop: dispatch a step, then report the one before.

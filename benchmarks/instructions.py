@@ -16,7 +16,7 @@ _BY_FILE = {
     "linear": "biases",
     "blocks": "residual sums",
     "embedding": "embedding",
-    "losses": HEAD,
+    "linear_loss": HEAD,
     "optimizer": "optimizer",
     "optax": "optimizer",
     "step": "optimizer",
@@ -46,7 +46,7 @@ class Instruction(NamedTuple):
         """The row of the table that it belongs to."""
         file, function = next(((_stem(file), name) for file, name, _ in self.frames if _stem(file)), ("", ""))
         if "dot" in {self.opcode, *(part.opcode for part in self.parts)} or self.opcode == "custom-call":
-            products = {"linear": PROJECTIONS, "embedding": HEAD, "losses": HEAD}
+            products = {"linear": PROJECTIONS, "embedding": HEAD, "linear_loss": HEAD}
             # The product that a softmax is fused with ends in masks.py.
             return ATTENTION if "attention" in file or file == "masks" else products.get(file, "other")
         moved = [part for part in self.parts or (self,) if _FLOATS.match(part.shape)]

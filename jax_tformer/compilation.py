@@ -25,13 +25,13 @@ def compiler_options() -> dict[str, bool | int | str]:
     return OPTIONS.get(jax.default_backend(), {})
 
 
-def compile_beside(function: Any, *arguments: Any) -> "Future[Callable[..., Any]]":
-    """Compiles a jitted `function` for `arguments` (arrays, or ShapeDtypeStructs with their shardings) in a thread.
+def compile_beside(lowered: jax.stages.Lowered) -> "Future[Callable[..., Any]]":
+    """Compiles what has been traced and lowered (`jax.jit(...).lower(...)`), in a thread.
 
     XLA compiles without Python's lock, so that the main thread goes on: `result()` gives the compiled function, or
     raises what compiling it raised.
     """
     pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
-    future: Future[Callable[..., Any]] = pool.submit(lambda: function.lower(*arguments).compile())
+    future: Future[Callable[..., Any]] = pool.submit(lowered.compile)
     pool.shutdown(wait=False)
     return future

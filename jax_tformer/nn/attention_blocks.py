@@ -9,8 +9,11 @@ from jax_tformer.nn.masks import both, masked_softmax
 
 
 def block_length(length: int) -> int:
-    """Queries computed at a time: small blocks skip more of what a causal mask hides, large ones multiply faster."""
-    return 64 if length <= 512 else 128
+    """Queries computed at a time: small blocks skip more of what a causal mask hides, large ones multiply faster.
+
+    Never more than 32 blocks, each of which is compiled by itself.
+    """
+    return max(64 if length <= 512 else 128, -(-length // 32))
 
 
 def attend_in_blocks(

@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from jax_tformer.config import Activation, StackConfig, TransformerConfig
+from jax_tformer.nn.arrays import accumulator
 from jax_tformer.nn.dropout import dropout
 from jax_tformer.nn.linear import Linear
 
@@ -26,7 +27,8 @@ def activate(x: Array, activation: Activation) -> Array:
 
 def gelu(x: Array) -> Array:
     """x Phi(x), with the error function; `jax.nn.gelu` has its complement, which takes 2.6 times as long on CPU."""
-    return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
+    high = x.astype(accumulator(x.dtype))
+    return (0.5 * high * (1 + jax.lax.erf(high * math.sqrt(0.5)))).astype(x.dtype)
 
 
 class FeedForward(nnx.Module):

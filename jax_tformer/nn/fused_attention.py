@@ -30,11 +30,19 @@ def choose_implementation(
         return "blocks" if platform == "cpu" else "einsum"
     if platform == "gpu" and half and width % 8 == 0 and width <= 128 and not any(n % 2 for n in lengths):
         # cuDNN's flash attention begins with Ampere.
-        return "cudnn" if float(jax.local_devices()[0].compute_capability) >= 8.0 else "einsum"
+        return "cudnn" if _capability() >= 8.0 else "einsum"
     if platform == "tpu" and dtype != jnp.float64 and not any(n % _TPU_BLOCK for n in lengths):
         # No more than one: see attend_by_pallas.
         return "pallas" if jax.device_count() == 1 else "einsum"
     return "blocks" if platform == "cpu" else "einsum"
+
+
+def _capability() -> float:
+    """NVIDIA's number of what the first GPU can do; 0 for GPUs of others."""
+    try:
+        return float(jax.local_devices()[0].compute_capability)
+    except (AttributeError, ValueError):
+        return 0.0
 
 
 def require_no_dropout(implementation: str, keep: Array | None) -> None:
@@ -81,7 +89,7 @@ def attend_by_cudnn(
         )
     except (NotImplementedError, RuntimeError, ValueError) as error:
         raise InputError(
-            f"attention is 'cudnn', which cannot compute this here ({' '.join(str(error).split())}); expected 'auto'"
+            f"attention is 'cudnn', which cannot compute this here ({' '.join(str(error).split())}); expected 'einsum'"
         ) from error
     return _zero_where_blind(output, mask, causal=causal)
 
@@ -136,7 +144,8 @@ def attend_by_pallas(
 
 
 FUSED: dict[str, Callable[..., Array]] = {"xla": attend_by_xla, "cudnn": attend_by_cudnn, "pallas": attend_by_pallas}
-"""The implementations that hold neither dropout nor, the kernels among them, float64."""
+"""The implementations that are one call to others' code: none drops weights, and all but "einsum" and "blocks" do not
+know float64."""
 
 
 def _zero_where_blind(

@@ -6,6 +6,7 @@ before the next part begins, so that nothing is computed twice: the gradient of 
 factor that comes from outside. Hsu et al., "Liger Kernel" (2024), section 3.2, describe the same for a GPU kernel.
 """
 
+import math
 from functools import partial
 
 import jax
@@ -72,6 +73,7 @@ def _forward(
     else:
         zeros = jnp.zeros((), high), (jnp.zeros(table.shape, high), jnp.zeros(len(table), high))
         (loss, by_weights), by_x = jax.lax.scan(add, zeros, (rows, targets))
+        by_x = by_x.swapaxes(0, 1)
     by_x = by_x.reshape(-1, x.shape[1])[: len(x)]
     by_table, by_bias = by_weights
     gradients = by_x, by_table.astype(table.dtype), None if bias is None else by_bias[:vocabulary].astype(bias.dtype)
@@ -81,7 +83,7 @@ def _forward(
 def _backward(
     vocabulary: int, smoothing: float, gradients: tuple[Array, Array, Array | None], factor: Array
 ) -> tuple[Array, Array, Array | None, None]:
-    by_x, by_table, by_bias = jax.tree.map(lambda gradient: gradient * factor.astype(gradient.dtype), gradients)
+    by_x, by_table, by_bias = jax.tree.map(lambda gradient: (gradient * factor).astype(gradient.dtype), gradients)
     return by_x, by_table, by_bias, None
 
 
@@ -89,12 +91,17 @@ _summed.defvjp(_forward, _backward)
 
 
 def _parts(x: Array, labels: Array, vocabulary: int) -> tuple[Array, Array]:
-    """Rows and labels as `[parts, rows, ...]`, filled up with rows that do not count."""
-    size = min(len(x), max(1, LOGITS_AT_ONCE // vocabulary))
-    missing = -len(x) % size
+    """Rows and labels as `[parts, rows, ...]`, filled up with rows that do not count.
+
+    Part p has the rows p, p + parts ...: where rows are split over devices, each device has its share of every part.
+    The number of parts is a power of two, so that hardly ever anything has to be filled up.
+    """
+    parts = 1 << max(0, math.ceil(math.log2(len(x) * vocabulary / LOGITS_AT_ONCE)))
+    parts = min(parts, len(x))
+    missing = -len(x) % parts
     rows = jnp.pad(x, ((0, missing), (0, 0)))
     targets = jnp.pad(labels, (0, missing), constant_values=IGNORED)
-    return rows.reshape(-1, size, x.shape[1]), targets.reshape(-1, size)
+    return rows.reshape(-1, parts, x.shape[1]).swapaxes(0, 1), targets.reshape(-1, parts).T
 
 
 def _logits(x: Array, table: Array, bias: Array | None, vocabulary: int) -> Float[Array, "N V"]:

@@ -1,5 +1,6 @@
 """A trained model from its run folder, ready to be used."""
 
+import dataclasses
 from dataclasses import dataclass
 
 from jax_tformer.data.ids import check_vocabulary
@@ -29,6 +30,7 @@ def load_trained(run: RunFolder) -> Trained:
         raise InputError(f"{run.config} has no model.vocab_size; expected the number of the run's tokenizer")
     check_vocabulary(tokenizer, config.vocab_size)
     set_up_jax(config)
-    net = transformer(config)
+    # What was right for the training need not be for other lengths, or on another machine.
+    net = transformer(dataclasses.replace(config, compute=dataclasses.replace(config.compute, attention="auto")))
     restored = load_parameters(run.checkpoints, net.shapes)
     return Trained(net, restored.state, tokenizer)

@@ -1,0 +1,110 @@
+"""What "auto" becomes, how steps are compiled, and what a program's start does."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh
+
+from jax_tformer import allocator
+from jax_tformer.compilation import OPTIONS, compile_beside
+from jax_tformer.config import ComputeConfig, Remat, StackConfig, TransformerConfig
+from jax_tformer.errors import InputError
+from jax_tformer.experiment import MeshConfig
+from jax_tformer.models.transformer import transformer
+from jax_tformer.sharding import make_mesh
+from jax_tformer.training.fitting import choose_remat, describe_compute, fit_to_devices, kept_bytes
+
+STACK = StackConfig(num_layers=4, num_heads=4, feedforward_width=64, norm_placement="pre")
+CONFIG = TransformerConfig(vocab_size=64, d_model=16, decoder=STACK)
+ROWS = np.zeros((8, 32), np.int32)
+BATCH = {"tokens": ROWS, "labels": ROWS}
+PART = {name: jax.ShapeDtypeStruct(rows.shape, rows.dtype) for name, rows in BATCH.items()}
+
+
+def with_remat(remat: Remat) -> TransformerConfig:
+    return dataclasses.replace(CONFIG, compute=ComputeConfig(remat=remat))
+
+
+def test_less_is_kept_the_more_is_computed_again() -> None:
+    none, dots, full = (kept_bytes(transformer(with_remat(remat)), PART) for remat in ("none", "dots", "full"))
+    # Of every layer "full" keeps its input, "dots" also queries, keys, values, attention, projections and activations.
+    token = 4 * ROWS.size * STACK.num_layers
+    assert full >= token * 16
+    assert dots - full == pytest.approx(token * (5 * 16 + 64), rel=0.05)
+    assert none > 1.5 * dots
+
+
+def test_remat_follows_from_the_memory() -> None:
+    weights = 16 * sum(leaf.size for leaf in jax.tree.leaves(transformer(CONFIG).shapes))
+    none, dots = (kept_bytes(transformer(with_remat(remat)), PART) for remat in ("none", "dots"))
+    limits = {1.01 * (weights + none): "none", 0.99 * (weights + none): "dots", 0.99 * (weights + dots): "full"}
+    for needed, expected in limits.items():
+        assert choose_remat(CONFIG, PART, int(needed / 0.8), 1, 1) == expected
+    # Over two devices by rows and two by weights, half of each is enough.
+    assert choose_remat(CONFIG, PART, int(1.01 * (weights + none) / 2 / 0.8), 2, 2) == "none"
+    assert choose_remat(CONFIG, PART, None, 1, 1) == "dots"
+
+
+def test_what_auto_becomes_on_a_processor() -> None:
+    mesh = make_mesh(MeshConfig(data=1), 8)
+    fitted = fit_to_devices(CONFIG, BATCH, mesh, 2)
+    assert fitted == with_remat("dots")
+    assert describe_compute(fitted, mesh, 32) == "float32, attention 'blocks', remat 'dots'"
+    assert fit_to_devices(with_remat("full"), BATCH, mesh, 1) == with_remat("full")
+
+
+def test_a_kernel_that_cannot_be_split_is_refused() -> None:
+    config = dataclasses.replace(CONFIG, compute=ComputeConfig(attention="pallas"))
+    with pytest.raises(InputError, match=r"'pallas' on a mesh of 2 devices.*expected 'auto' or 'einsum'"):
+        fit_to_devices(config, BATCH, AbstractMesh((2, 1, 1), ("data", "fsdp", "tensor")), 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("platform", OPTIONS)
+def test_the_compiler_knows_its_options(platform: str) -> None:
+    assert jax.jit(lambda x: x + 1, compiler_options=OPTIONS[platform])(jnp.ones(())) == 2
+    with pytest.raises(Exception, match="xla_no_such_option"):
+        jax.jit(lambda x: x + 1, compiler_options={"xla_no_such_option": True})(jnp.ones(()))
+
+
+def test_compiled_beside_other_work() -> None:
+    function = jax.jit(lambda x, y: x @ y)
+    shape = jax.ShapeDtypeStruct((3, 3), jnp.float32)
+    x = jnp.arange(9.0).reshape(3, 3)
+    np.testing.assert_array_equal(compile_beside(function.lower(shape, shape)).result()(x, x), x @ x)
+    refused = jax.jit(lambda x: x + 1, compiler_options={"xla_no_such_option": True}).lower(shape)
+    with pytest.raises(Exception, match="xla_no_such_option"):
+        compile_beside(refused).result()
+
+
+@pytest.mark.parametrize(("policy", "begins"), [("always [madvise] never", True), ("[always] madvise never", False)])
+def test_a_program_begins_with_huge_pages_once(policy: str, begins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda path, arguments: begun.append([path, *arguments]))
+    monkeypatch.setattr(allocator, "_policy", lambda: policy)
+    monkeypatch.setattr(allocator, "_is_glibc", lambda: True)
+    monkeypatch.setattr(sys, "orig_argv", ["python", "train.py", "dates"])
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    os.environ.pop("GLIBC_TUNABLES", None)
+    allocator.begin_with_huge_pages()
+    assert begun == ([[sys.executable, sys.executable, "train.py", "dates"]] if begins else [])
+    assert os.environ.get("GLIBC_TUNABLES") == (allocator.environment()["GLIBC_TUNABLES"] if begins else None)
+    assert ("hugetlb" in allocator.environment()["GLIBC_TUNABLES"]) == begins
+    os.environ["GLIBC_TUNABLES"] = "something of the user's"
+    allocator.begin_with_huge_pages()
+    assert len(begun) == begins
+
+
+def test_tensorboard_does_not_bring_torch() -> None:
+    metrics = "import sys; from jax_tformer.training.metrics import _tensorboard; "
+    code = f"{metrics}_tensorboard(); print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
+    pytest.importorskip("torch")
+    code = code.replace("_tensorboard(); ", "_tensorboard(); import torch; ")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"

@@ -48,7 +48,7 @@ def full(device: str) -> Plan:
         shape=BatchShape(4, 256) if device == "cpu" else BatchShape(64, 256),
         lengths=(128, 256, 512, 1024),
         tokens=2048 if device == "cpu" else 65536,
-        rounds=3,
+        rounds=2,
     )
 
 

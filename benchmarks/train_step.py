@@ -42,7 +42,7 @@ def _model_option(parser: argparse.ArgumentParser) -> None:
 
 _NOTES = (
     "ms a step: median of all steps (A B A B), in brackets min..max; forward, backward, clipping and AdamW, each step "
-    "waited for; no dropout. tokens/s counts source and target.",
+    "waited for; no dropout; the first of every turn is not counted. tokens/s counts source and target.",
     "speed: that of the faster torch_ref, eager or compiled = 1. HF: Hugging Face's model with its own loss and "
     "attention kernels and AdamW as one kernel; the compiled torch_ref has that AdamW too.",
     "of rate: operations that a step needs (causal attention counted half), over what the fastest matrix product "

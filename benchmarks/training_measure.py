@@ -136,7 +136,7 @@ def measure_case(case: TrainingCase, session: Session, *, compiled: bool) -> Cas
         turns = by_turns(
             [*warm, _PRODUCTS],
             session.options.rounds or (2 if session.options.quick else case.rounds),
-            lambda name: products.call("measure", 1) if name == _PRODUCTS else _turn(sides[name], case, device),
+            lambda name: products.call("measure", 1) if name == _PRODUCTS else _turn(sides[name], case),
             seconds=_CASE_SECONDS,
         )
         for rates in turns.pop(_PRODUCTS):
@@ -203,10 +203,9 @@ def _first_steps(
     return warm
 
 
-def _turn(side: Alone | Here, case: TrainingCase, device: str) -> list[float]:
-    # On a GPU, PyTorch has handed its memory back after the last turn: the first step takes it again.
-    extra = 1 if device == "gpu" else 0
-    return side.call("steps", case.steps + extra)[extra:]
+def _turn(side: Alone | Here, case: TrainingCase) -> list[float]:
+    # The first step finds caches cold and memory handed back, as no step does that follows another.
+    return side.call("steps", case.steps + 1)[1:]
 
 
 def _products(case: TrainingCase, device: str, *, quick: bool) -> tuple[tuple[Shape, ...], tuple[str, ...]]:

@@ -11,7 +11,10 @@ from benchmarks.training_sides import OPTIMIZER, STEPS, BatchShape, draw_batch
 from comparison.machine import peak_memory
 from jax_tformer.compilation import compiler_options
 from jax_tformer.config import TransformerConfig
+from jax_tformer.experiment import MeshConfig
 from jax_tformer.models.transformer import transformer
+from jax_tformer.sharding import make_mesh
+from jax_tformer.training.fitting import fit_to_devices
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import StepMetrics, TrainState, init_state, train_step
 
@@ -20,7 +23,9 @@ class Ours:
     """One model on one device, with its optimizer and one batch."""
 
     def __init__(self, config: TransformerConfig, shape: BatchShape, seed: int, device: str) -> None:
-        net, tx = transformer(config), optimizer(OPTIMIZER, STEPS)
+        batch = draw_batch(config, shape, seed)
+        net = transformer(fit_to_devices(config, batch, make_mesh(MeshConfig(data=1), shape.rows), 1))
+        tx = optimizer(OPTIMIZER, STEPS)
         self._device = jax.local_devices(backend=device)[0]
         forget_peak()
         self._libraries = peak_memory()
@@ -32,7 +37,7 @@ class Ours:
             key = jax.random.key_data(jax.random.key(seed))
             state = TrainState(weights, tx.init(weights), jnp.zeros((), jnp.int32), key)
             self._state = jax.block_until_ready(state)
-            self._batch = {name: jnp.array(ids) for name, ids in draw_batch(config, shape, seed).items()}
+            self._batch = {name: jnp.array(ids) for name, ids in batch.items()}
             self._step = jax.jit(train_step(net, tx), donate_argnums=0, compiler_options=compiler_options())
 
     def steps(self, count: int) -> list[float]:

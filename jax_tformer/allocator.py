@@ -10,39 +10,37 @@ import os
 import sys
 from pathlib import Path
 
-_KEPT = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736:glibc.malloc.arena_max=1"
-"""What `keep_freed_memory` does, for a process that has not begun. glibc reads the variable once."""
-_HUGE_PAGES = f"glibc.malloc.hugetlb=1:{_KEPT}"
-"""malloc also asks for pages of 2 MB (from glibc 2.35 on; before, that part says nothing)."""
+_HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""malloc asks for pages of 2 MB. glibc reads the variable once, when a process begins, and knows this from 2.35 on."""
+_KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_ARENA_MAX": "1"}
+"""What `keep_freed_memory` does, for a process that has not begun."""
 _POLICY = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def environment() -> dict[str, str]:
     """The variables with which a new process has the allocator that suits this system, whatever it computes with."""
-    policy = _policy()
-    return {"GLIBC_TUNABLES": _HUGE_PAGES if "[madvise]" in policy else _KEPT}
+    return _HUGE_PAGES if _offers_huge_pages() else _KEPT
 
 
 def begin_with_huge_pages() -> None:
-    """Starts this program again, under the same process id, so that malloc keeps what is freed, and in huge pages.
+    """Starts this program again, under the same process id, so that malloc asks the system for huge pages.
 
     Only where the system gives them to those who ask ("madvise", the default of many), and only once; a GLIBC_TUNABLES
     that is set already is left alone. Costs the start of an interpreter, some 20 ms.
     """
-    if "GLIBC_TUNABLES" in os.environ or "[madvise]" not in _policy() or not _is_glibc():
+    if "GLIBC_TUNABLES" in os.environ or not _offers_huge_pages():
         return
-    os.environ["GLIBC_TUNABLES"] = _HUGE_PAGES
+    os.environ.update(_HUGE_PAGES)
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def keep_freed_memory() -> None:
     """Tells glibc to keep what a step frees instead of handing it back and taking it again at the next step.
 
-    For processes that began without GLIBC_TUNABLES; memory that others would have in the meantime is worth less than
-    the faults. A step of a translation model with 65 million parameters takes 1.4 s so, 1.6 s where huge pages are
-    handed back and taken again, and 2.5 s where a virtual machine's host has taken them in the meantime.
+    For processes without huge pages. With them the faults are few, and a heap that keeps everything grows by another
+    buffer or two in the first steps, until it has a hole that fits.
     """
-    if "GLIBC_TUNABLES" in os.environ or not _is_glibc():
+    if "hugetlb" in os.environ.get("GLIBC_TUNABLES", "") or not _glibc():
         return
     mmap_max, trim_threshold, arena_max = -4, -1, -8  # the numbers of M_MMAP_MAX ... in malloc.h
     mallopt = ctypes.CDLL("libc.so.6").mallopt
@@ -51,17 +49,19 @@ def keep_freed_memory() -> None:
     mallopt(arena_max, 1)
 
 
-def _policy() -> str:
-    """What the system does about huge pages: always, madvise or never, in brackets; empty where it does not say."""
+def _offers_huge_pages() -> bool:
+    """Whether malloc can ask for huge pages here, and has to."""
     try:
-        return _POLICY.read_text()
+        return "[madvise]" in _POLICY.read_text() and _glibc() >= (2, 35)
     except OSError:
-        return ""
-
-
-def _is_glibc() -> bool:
-    try:
-        ctypes.CDLL("libc.so.6").gnu_get_libc_version  # noqa: B018 (asks whether it is there)
-    except (OSError, AttributeError):
         return False
-    return True
+
+
+def _glibc() -> tuple[int, ...]:
+    """Its version; empty where the C library is another one."""
+    try:
+        version = ctypes.CDLL("libc.so.6").gnu_get_libc_version
+    except (OSError, AttributeError):
+        return ()
+    version.restype = ctypes.c_char_p
+    return tuple(int(part) for part in version().decode().split(".")[:2])

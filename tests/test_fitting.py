@@ -4,6 +4,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -82,19 +83,31 @@ def test_compiled_beside_other_work() -> None:
         compile_beside(refused).result()
 
 
-@pytest.mark.parametrize(("policy", "begins"), [("always [madvise] never", True), ("[always] madvise never", False)])
-def test_a_program_begins_with_huge_pages_once(policy: str, begins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("policy", "glibc", "begins"),
+    [
+        ("always [madvise] never", (2, 36), True),
+        ("always [madvise] never", (2, 34), False),
+        ("always [madvise] never", (), False),
+        ("[always] madvise never", (2, 36), False),
+        (None, (2, 36), False),
+    ],
+)
+def test_a_program_begins_with_huge_pages_once(
+    policy: str | None, glibc: tuple[int, ...], begins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun: list[list[str]] = []
+    if policy:
+        (tmp_path / "enabled").write_text(policy)
     monkeypatch.setattr(os, "execv", lambda path, arguments: begun.append([path, *arguments]))
-    monkeypatch.setattr(allocator, "_policy", lambda: policy)
-    monkeypatch.setattr(allocator, "_is_glibc", lambda: True)
+    monkeypatch.setattr(allocator, "_POLICY", tmp_path / "enabled")
+    monkeypatch.setattr(allocator, "_glibc", lambda: glibc)
     monkeypatch.setattr(sys, "orig_argv", ["python", "train.py", "dates"])
     monkeypatch.setattr(os, "environ", dict(os.environ))
     os.environ.pop("GLIBC_TUNABLES", None)
     allocator.begin_with_huge_pages()
     assert begun == ([[sys.executable, sys.executable, "train.py", "dates"]] if begins else [])
-    assert os.environ.get("GLIBC_TUNABLES") == (allocator.environment()["GLIBC_TUNABLES"] if begins else None)
-    assert ("hugetlb" in allocator.environment()["GLIBC_TUNABLES"]) == begins
+    assert ("GLIBC_TUNABLES" in os.environ) == ("GLIBC_TUNABLES" in allocator.environment()) == begins
     os.environ["GLIBC_TUNABLES"] = "something of the user's"
     allocator.begin_with_huge_pages()
     assert len(begun) == begins

@@ -200,7 +200,7 @@ def chapters(arguments: Sequence[str]) -> None:
     jax.monitoring.register_event_duration_secs_listener(listen)
     pipelines.build_tokenizer_for = timed("tokenizer", pipelines.build_tokenizer_for)
     pipelines.build_pipeline = timed("data", pipelines.build_pipeline)
-    # Imports tensorboardX, which imports torch where that is installed.
+    # Imports tensorboardX, without the torch that it would bring along.
     metrics.MetricsLog.__init__ = timed("metrics log", metrics.MetricsLog.__init__)  # type: ignore[method-assign]
     if train.main(arguments):
         raise SystemExit(1)
@@ -253,7 +253,8 @@ _NOTES = (
     "on random ids; it reads no text, builds no tokenizer and writes no run folder.",
     "whole command: three steps, one evaluation batch, a checkpoint, a sample, a picture.",
     "The chapters are those of one run; 'load' is from JAX's cache of compiled programs. What is imported first brings "
-    "along what others would have to import.",
+    "along what others would have to import. Initialisation and step are compiled at the same time, so that chapters can "
+    "add up to more than all; the rest is then 0.",
 )
 
 

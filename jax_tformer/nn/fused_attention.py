@@ -144,8 +144,7 @@ def attend_by_pallas(
 
 
 FUSED: dict[str, Callable[..., Array]] = {"xla": attend_by_xla, "cudnn": attend_by_cudnn, "pallas": attend_by_pallas}
-"""The implementations that are one call to others' code: none drops weights, and all but "einsum" and "blocks" do not
-know float64."""
+"""The implementations that are one call to others' code; none of them can drop weights or knows float64."""
 
 
 def _zero_where_blind(

@@ -253,8 +253,8 @@ _NOTES = (
     "on random ids; it reads no text, builds no tokenizer and writes no run folder.",
     "whole command: three steps, one evaluation batch, a checkpoint, a sample, a picture.",
     "The chapters are those of one run; 'load' is from JAX's cache of compiled programs. What is imported first brings "
-    "along what others would have to import. Initialisation and step are compiled at the same time, so that chapters can "
-    "add up to more than all; the rest is then 0.",
+    "along what others would have to import. Initialisation and step are compiled at the same time, so that chapters "
+    "can add up to more than all; the rest is then 0.",
 )
 
 

@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,9 +102,14 @@ def _frames(tables: Mapping[str, Mapping[str, str]], frame: str) -> Iterator[tup
         frame = parent
 
 
+@cache
 def _stem(file: str) -> str:
-    """The name of a file of this library, "optax" for all of optax, nothing for other files."""
+    """The name of a file of this library, "optax" for all of optax, nothing for other files.
+
+    A program that comes from a cache names the files of the checkout that it was compiled in, wherever that was.
+    """
     path = Path(file)
     if "optax" in path.parts:
         return "optax"
-    return path.stem if _LIBRARY in path.parents else ""
+    places = [index for index, part in enumerate(path.parts) if part == _LIBRARY.name]
+    return path.stem if any(_LIBRARY.joinpath(*path.parts[place + 1 :]).is_file() for place in places) else ""

@@ -50,9 +50,11 @@ def recorded_seconds(folder: Path) -> dict[str, float]:
     events = []
     for plane in ProfileData.from_file(str(path)).planes:
         for thread in plane.lines:
-            if "XLA" in thread.name or "Stream" in thread.name or "python" in thread.name:
-                place = (plane.name, thread.name)
-                events += [(event.start_ns, -event.duration_ns, place, event) for event in thread.events]
+            # On the host any thread may compute, whatever its name; a GPU's plane sums its streams up once more.
+            if plane.name.startswith("/host") or "XLA" in thread.name or "Stream" in thread.name:
+                events += [
+                    (event.start_ns, -event.duration_ns, (plane.name, thread.name), event) for event in thread.events
+                ]
     first = next(start for start, _, _, event in events if event.name == _BEGIN)
     totals: dict[str, float] = defaultdict(float)
     running: dict[tuple[str, str], list[_Open]] = defaultdict(list)

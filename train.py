@@ -74,7 +74,8 @@ def main(arguments: Sequence[str]) -> int:
         compiler_options=compiler_options(),
     )
     # Traced before anything is written: what the model refuses, it refuses here.
-    lowered = update.lower(abstract, abstract_batch(mesh, pipeline.evaluation[0]))
+    with jax.set_mesh(mesh):
+        lowered = update.lower(abstract, abstract_batch(mesh, pipeline.evaluation[0]))
 
     # 5. The run: where its newest checkpoint left it, or at step 0.
     batches = pipeline.train_iterator()
@@ -95,7 +96,7 @@ def main(arguments: Sequence[str]) -> int:
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
 
     # 6. The loop: dispatch a step, then report the one before.
-    evaluate = Evaluator(net, experiment.data, pipeline, tokenizer, lambda batch: place_batch(mesh, batch))
+    evaluate = Evaluator(net, experiment.data, pipeline, tokenizer, mesh)
     log = MetricsLog(run, start)
     with Interruption() as stop, ProgressLine(start, training.steps) as line:
         devices = f"{mesh.size} {jax.devices()[0].device_kind} device(s)"

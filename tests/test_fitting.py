@@ -10,12 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh
 
 from jax_tformer import allocator
 from jax_tformer.compilation import OPTIONS, compile_beside
 from jax_tformer.config import ComputeConfig, Remat, StackConfig, TransformerConfig
-from jax_tformer.errors import InputError
 from jax_tformer.experiment import MeshConfig
 from jax_tformer.models.transformer import transformer
 from jax_tformer.sharding import make_mesh
@@ -58,12 +56,6 @@ def test_what_auto_becomes_on_a_processor() -> None:
     assert fitted == with_remat("dots")
     assert describe_compute(fitted, mesh, 32) == "float32, attention 'blocks', remat 'dots'"
     assert fit_to_devices(with_remat("full"), BATCH, mesh, 1) == with_remat("full")
-
-
-def test_a_kernel_that_cannot_be_split_is_refused() -> None:
-    config = dataclasses.replace(CONFIG, compute=ComputeConfig(attention="pallas"))
-    with pytest.raises(InputError, match=r"'pallas' on a mesh of 2 devices.*expected 'auto' or 'einsum'"):
-        fit_to_devices(config, BATCH, AbstractMesh((2, 1, 1), ("data", "fsdp", "tensor")), 1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("platform", OPTIONS)

@@ -1,18 +1,24 @@
 """Attention as one kernel gives what the plain computation gives, and says where it cannot."""
 
+import os
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo
 from jax.experimental import pallas
 
-from jax_tformer.config import AttentionImplementation
+from jax_tformer.config import AttentionImplementation, ComputeConfig, Remat, StackConfig, TransformerConfig
 from jax_tformer.errors import InputError
+from jax_tformer.models.transformer import transformer
 from jax_tformer.nn.attention import attend
-from jax_tformer.nn.fused_attention import choose_implementation
 
+ROOT = Path(__file__).parents[1]
 BATCH, LENGTH, HEADS, WIDTH = 4, 384, 2, 64
 """384 makes the TPU kernel take three blocks of keys in turn."""
 
@@ -111,7 +117,47 @@ def test_no_kernel_drops_attention_weights(implementation: AttentionImplementati
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(("devices", "choice"), [(1, "pallas"), (4, "einsum")])
-def test_the_tpu_kernel_is_for_one_device(devices: int, choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax, "device_count", lambda: devices)
-    assert choose_implementation("tpu", jnp.dtype("bfloat16"), WHOLE, WHOLE, drops=False) == choice
+ON_EIGHT_DEVICES = """
+from functools import partial
+import jax
+from jax.experimental import pallas
+pallas.pallas_call = partial(pallas.pallas_call, interpret=True)
+from jax_tformer.experiment import MeshConfig
+from jax_tformer.nn.fused_attention import choose_implementation
+from jax_tformer.sharding import make_mesh
+from tests.test_fused_attention import WHOLE, largest_difference
+
+choose = lambda: choose_implementation("tpu", jax.numpy.dtype("bfloat16"), WHOLE, WHOLE, drops=False)
+assert choose() == "einsum", "nobody says how the kernel is to be split"
+with jax.set_mesh(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), 4)):
+    assert choose() == "pallas"
+    # With a single head of keys the heads stay together.
+    for heads, masked in ((1, False), (1, True), (2, False), (2, True)):
+        print(largest_difference("pallas", heads, 384, masked=masked, causal=True))
+"""
+
+
+def test_devices_share_the_tpu_kernel() -> None:
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", ON_EIGHT_DEVICES]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    differences = [float(word) for word in done.stdout.split()]
+    assert len(differences) == 4
+    assert max(differences) < 2e-5
+
+
+@pytest.mark.parametrize(("remat", "runs"), [("none", 1), ("dots", 1), ("full", 2)])
+def test_what_is_kept_of_cudnns_kernel(remat: Remat, runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How often it computes a layer's attention, in a program that is lowered for a GPU and not compiled."""
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91100)
+    monkeypatch.setattr(fused_attention_stablehlo, "check_compute_capability", lambda _: True)
+    compute = ComputeConfig(dtype="bfloat16", attention="cudnn", remat=remat)
+    stack = StackConfig(num_layers=3, num_heads=2, feedforward_width=32, norm_placement="pre")
+    net = transformer(TransformerConfig(vocab_size=24, d_model=128, decoder=stack, compute=compute))
+    gradients = jax.jit(jax.grad(lambda params, tokens: net.apply(params, tokens).sum().astype(jnp.float32)))
+    traced = gradients.trace(net.shapes, jax.ShapeDtypeStruct((2, 64), jnp.int32))
+    program = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert program.count("@__cudnn$fmhaSoftmaxBackward") == 1
+    assert program.count("@__cudnn$fmhaSoftmax") == runs + 1

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,8 @@ def test_a_reader_that_leaves_and_ctrl_c_end_it_quietly(runs: Path, tmp_path: Pa
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,
         "cwd": ROOT,
+        # Whoever runs the tests in the background of a shell has told it, and its children, to ignore Ctrl-C.
+        "preexec_fn": partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     }
     for way in ("interrupt", "leave"):
         with subprocess.Popen(options, **pipes) as process:

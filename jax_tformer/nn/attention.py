@@ -51,8 +51,8 @@ def attend(
         compute = attend_in_blocks if implementation == "blocks" else attend_at_once
         output = compute(query, key, value, mask, causal=causal, scale=scale, dropout_rate=dropout_rate, keep=keep)
     # A name for the policy of rematerialisation: kept, so that the backward pass multiplies no weights with values.
-    # (A kernel is run again all the same, for the statistics of its softmax.)
-    return checkpoint_name(output, ATTENTION_OUTPUT)
+    # (Of cuDNN's kernel the policy keeps all results: see is_kernel.)
+    return output if implementation == "cudnn" else checkpoint_name(output, ATTENTION_OUTPUT)
 
 
 def attend_at_once(

@@ -5,9 +5,13 @@ weights of a head at once. Kernels know no dropout mask of ours, so that dropped
 """
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.sharding import PartitionSpec, get_abstract_mesh
 from jaxtyping import Array, Bool, Float
 
 from jax_tformer.config import AttentionImplementation
@@ -15,6 +19,8 @@ from jax_tformer.errors import InputError
 
 _TPU_BLOCK = 128
 """The Pallas kernel takes lengths that this divides."""
+_SPLIT = PartitionSpec(("data", "fsdp"), None, "tensor")
+"""How `[B, T, H, C]` lies on the mesh (see sharding.py): sequences over two of its axes, heads over the third."""
 
 
 def choose_implementation(
@@ -32,8 +38,8 @@ def choose_implementation(
         # cuDNN's flash attention begins with Ampere.
         return "cudnn" if _capability() >= 8.0 else "einsum"
     if platform == "tpu" and dtype != jnp.float64 and not any(n % _TPU_BLOCK for n in lengths):
-        # No more than one: see attend_by_pallas.
-        return "pallas" if jax.device_count() == 1 else "einsum"
+        # Several share the work only where it is said how: see attend_by_pallas.
+        return "pallas" if jax.device_count() == 1 or not get_abstract_mesh().empty else "einsum"
     return "blocks" if platform == "cpu" else "einsum"
 
 
@@ -105,7 +111,7 @@ def attend_by_pallas(
 ) -> Float[Array, "B T H C"]:
     """The flash attention for TPUs that comes with JAX; padding goes in as segments of their own.
 
-    For a mesh of one device: the compiler cannot split the kernel, and JAX knows no custom partitioning on TPUs.
+    The compiler cannot split the kernel. So under `jax.set_mesh` each device calls it for its own sequences and heads.
     """
     lengths = query.shape[1], key.shape[1]
     if any(length % _TPU_BLOCK for length in lengths):
@@ -113,6 +119,26 @@ def attend_by_pallas(
             f"attention is 'pallas', for lengths that {_TPU_BLOCK} divides, and these are {lengths[0]} and "
             f"{lengths[1]}; expected 'auto' or other lengths"
         )
+    compute, mesh = partial(_flash_attention, causal=causal, scale=scale), get_abstract_mesh()
+    if mesh.size > 1:
+        heads_divide = not any(x.shape[2] % mesh.shape["tensor"] for x in (query, key))
+        split = _SPLIT if heads_divide else PartitionSpec(_SPLIT[0])
+        given = (split, split, split, PartitionSpec(_SPLIT[0]))
+        # check_vma: the kernel does not say over what its results vary.
+        compute = jax.shard_map(compute, mesh=mesh, in_specs=given, out_specs=split, check_vma=False)
+    return _zero_where_blind(compute(query, key, value, mask), mask, causal=causal)
+
+
+def _flash_attention(
+    query: Float[Array, "B T H C"],
+    key: Float[Array, "B S K C"],
+    value: Float[Array, "B S K C"],
+    mask: Bool[Array, "B 1 1 S"] | None,
+    *,
+    causal: bool,
+    scale: float,
+) -> Float[Array, "B T H C"]:
+    """The kernel for TPUs, on one device."""
     # Here and not above: importing it takes half a second, which only a TPU is to pay.
     from jax.experimental.pallas.ops.tpu import flash_attention
 
@@ -122,8 +148,8 @@ def attend_by_pallas(
     if mask is not None:
         tokens = mask[:, 0, 0].astype(jnp.int32)
         # Every query is of the tokens' segment: also those at padding see tokens, as everywhere else.
-        segments = flash_attention.SegmentIds(jnp.ones((len(query), lengths[0]), jnp.int32), tokens)
-    rows, columns = (max(size for size in (128, 256, 512) if length % size == 0) for length in lengths)
+        segments = flash_attention.SegmentIds(jnp.ones(query.shape[:2], jnp.int32), tokens)
+    rows, columns = (max(size for size in (128, 256, 512) if x.shape[1] % size == 0) for x in (query, key))
     sizes = flash_attention.BlockSizes(
         block_b=1,
         block_q=rows,
@@ -140,11 +166,20 @@ def attend_by_pallas(
     output = flash_attention.flash_attention(
         *heads_first, segment_ids=segments, causal=causal, sm_scale=scale, block_sizes=sizes
     )
-    return _zero_where_blind(output.transpose(0, 2, 1, 3), mask, causal=causal)
+    return output.transpose(0, 2, 1, 3)
 
 
 FUSED: dict[str, Callable[..., Array]] = {"xla": attend_by_xla, "cudnn": attend_by_cudnn, "pallas": attend_by_pallas}
 """The implementations that are one call to others' code; none of them can drop weights or knows float64."""
+
+
+def is_kernel(primitive: Primitive, *_: Any, **__: Any) -> bool:
+    """A policy of rematerialisation: keeps what cuDNN's forward pass computes, the statistics of its softmax included.
+
+    The Pallas kernel is run again instead: it writes its statistics 128 times over, nearly as much as all that is kept
+    of a layer otherwise.
+    """
+    return primitive.name == "dot_product_attention_fwd_wrapper"
 
 
 def _zero_where_blind(

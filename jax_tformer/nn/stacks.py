@@ -14,6 +14,7 @@ from jax_tformer.nn.arrays import dtype_of
 from jax_tformer.nn.attention import ATTENTION_OUTPUT
 from jax_tformer.nn.blocks import Block, Captured, Context
 from jax_tformer.nn.cache import KeyValue, LayerCache, NewTokens
+from jax_tformer.nn.fused_attention import is_kernel
 from jax_tformer.nn.linear import PROJECTION
 from jax_tformer.nn.norms import Norm
 from jax_tformer.nn.positions import Rotation, angles
@@ -119,6 +120,7 @@ def rematerialized(layer: Callable[..., Any], remat: Remat) -> Callable[..., Any
     """
     if remat == "none":
         return layer
-    products = jax.checkpoint_policies.save_only_these_names(PROJECTION, ATTENTION_OUTPUT)
+    policies = jax.checkpoint_policies
+    products = policies.save_from_both_policies(policies.save_only_these_names(PROJECTION, ATTENTION_OUTPUT), is_kernel)
     # Under scan the loop itself keeps the compiler from merging both computations, which is what prevent_cse is for.
     return jax.checkpoint(layer, prevent_cse=False, policy=None if remat == "full" else products)

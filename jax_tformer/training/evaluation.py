@@ -1,13 +1,12 @@
 """How good the model is on held-out data."""
 
 import math
-from collections.abc import Callable
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jax_tformer.compilation import compiler_options
-from jax_tformer.data.batches import Batch as HostBatch
 from jax_tformer.data.batches import Pipeline
 from jax_tformer.data.pairs import pair_batcher
 from jax_tformer.data.tokenizers import Tokenizer
@@ -17,7 +16,8 @@ from jax_tformer.errors import InputError
 from jax_tformer.experiment import PairData
 from jax_tformer.models.transformer import Transformer
 from jax_tformer.nn.arrays import Params
-from jax_tformer.training.step import Batch, evaluation_step
+from jax_tformer.sharding import place_batch
+from jax_tformer.training.step import evaluation_step
 
 
 class Evaluator:
@@ -29,16 +29,18 @@ class Evaluator:
         data: object,
         pipeline: Pipeline,
         tokenizer: Tokenizer,
-        place: Callable[[HostBatch], Batch],
+        mesh: Mesh,
     ) -> None:
         self._step = jax.jit(evaluation_step(net), compiler_options=compiler_options())
-        self._pipeline, self._place = pipeline, place
+        self._pipeline, self._mesh = pipeline, mesh
         self._translate = Translator(net, data, tokenizer) if isinstance(data, PairData) else None
 
     def __call__(self, params: Params) -> dict[str, float]:
         """val_loss (nats a token, every token counting once), val_perplexity, val_bits_per_byte, exact_match, bleu."""
         # All are dispatched before the first is waited for.
-        results = jax.device_get([self._step(params, self._place(batch)) for batch in self._pipeline.evaluation])
+        with jax.set_mesh(self._mesh):
+            dispatched = [self._step(params, place_batch(self._mesh, batch)) for batch in self._pipeline.evaluation]
+        results = jax.device_get(dispatched)
         total, count = (sum(column) for column in zip(*((float(x), int(n)) for x, n in results), strict=True))
         loss = total / max(count, 1)
         figures = {"val_loss": loss, "val_perplexity": math.exp(min(loss, 700.0))}

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jax_tformer.config import Remat, TransformerConfig
-from jax_tformer.errors import InputError
 from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.nn.fused_attention import choose_implementation
 from jax_tformer.training.step import batch_loss
@@ -22,15 +21,7 @@ _ROOM = 0.8
 def fit_to_devices(
     config: TransformerConfig, batch: Mapping[str, Any], mesh: Mesh, accumulation: int
 ) -> TransformerConfig:
-    """`config` with compute.remat chosen, where it is "auto", for training on batches shaped like `batch`.
-
-    Raises InputError where the implementation of attention that the config names cannot run on the mesh.
-    """
-    if config.compute.attention == "pallas" and mesh.size > 1:
-        raise InputError(
-            f"attention is 'pallas' on a mesh of {mesh.size} devices, over which its kernel cannot be split; expected "
-            "'auto' or 'einsum'"
-        )
+    """`config` with compute.remat chosen, where it is "auto", for training on batches shaped like `batch`."""
     if config.compute.remat != "auto":
         return config
     device = mesh.devices.flat[0]
@@ -40,7 +31,8 @@ def fit_to_devices(
         for name, rows in batch.items()
     }
     rows_split = mesh.shape["data"] * mesh.shape["fsdp"]
-    remat = choose_remat(config, part, limit, rows_split, mesh.shape["fsdp"] * mesh.shape["tensor"])
+    with jax.set_mesh(mesh):
+        remat = choose_remat(config, part, limit, rows_split, mesh.shape["fsdp"] * mesh.shape["tensor"])
     return dataclasses.replace(config, compute=dataclasses.replace(config.compute, remat=remat))
 
 
@@ -87,7 +79,8 @@ def describe_compute(config: TransformerConfig, mesh: Mesh, length: int) -> str:
     if attention == "auto":
         shape = (1, length, stack.num_heads, config.head_width(stack))
         platform, dtype = mesh.devices.flat[0].platform, jnp.dtype(compute.dtype)
-        attention = choose_implementation(platform, dtype, shape, shape, drops=config.dropout.attention > 0)
+        with jax.set_mesh(mesh):
+            attention = choose_implementation(platform, dtype, shape, shape, drops=config.dropout.attention > 0)
     return f"{compute.dtype}, attention {attention!r}, remat {compute.remat!r}"
 
 

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +194,15 @@ def command(runs: Path, *arguments: str) -> list[str]:
     return [sys.executable, "generate.py", str(runs / "text"), *arguments]
 
 
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """Whoever runs the tests in the background of a shell has told them, and their children, to ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_a_reader_that_leaves_and_ctrl_c_end_it_quietly(runs: Path, tmp_path: Path) -> None:
     # Prompts for minutes: a single text may end before the signal comes.
     prompts = tmp_path / "prompts.txt"
@@ -204,8 +213,6 @@ def test_a_reader_that_leaves_and_ctrl_c_end_it_quietly(runs: Path, tmp_path: Pa
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,
         "cwd": ROOT,
-        # Whoever runs the tests in the background of a shell has told it, and its children, to ignore Ctrl-C.
-        "preexec_fn": partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     }
     for way in ("interrupt", "leave"):
         with subprocess.Popen(options, **pipes) as process:

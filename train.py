@@ -91,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
     compiling = compile_beside(lowered)
     if state is None:
         run.create(experiment, tokenizer)
-        state = jax.jit(new_state, out_shardings=shardings)()
+        state = jax.jit(new_state, out_shardings=shardings, compiler_options=compiler_options(once=True))()
     number = start = int(state.step)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
 

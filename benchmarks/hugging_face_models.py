@@ -12,11 +12,11 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from benchmarks.sides import START_ID, draw_weights
+from benchmarks.sides import START_ID
+from benchmarks.weights import reference_weights
 from jax_tformer.config import TransformerConfig
 from jax_tformer.models.transformer import transformer
 from jax_tformer.weights.huggingface import to_huggingface
-from jax_tformer.weights.names import to_reference
 
 _LOADABLE: dict[str, tuple[Any, Any, set[str]]] = {
     "GPT2LMHeadModel": (GPT2LMHeadModel, GPT2Config, {"lm_head.weight"}),
@@ -37,7 +37,7 @@ def same_model(config: TransformerConfig, seed: int) -> Any:
 
 
 def _load(name: str, config: TransformerConfig, seed: int, changes: dict[str, Any]) -> Any:
-    settings, arrays = to_huggingface(name, config, to_reference(draw_weights(transformer(config), seed)))
+    settings, arrays = to_huggingface(name, config, reference_weights(transformer(config), seed))
     model_class, config_class, tied = _LOADABLE[name]
     model = model_class(config_class(**settings | changes))
     missing, unexpected = model.load_state_dict({name: torch.from_numpy(x) for name, x in arrays.items()}, strict=False)

@@ -29,7 +29,8 @@ def main(arguments: Sequence[str]) -> int:
         "MB of the process, each side in a fresh one. libraries: before there was a model. first step: the most while "
         "compiling and computing it. later: the most in the steps after it, the compiler's memory handed back. its "
         "own: later without the libraries, that is weights, gradients, AdamW's moments and activations.",
-        "auto, none, dots, full: jax_tformer with that ComputeConfig.remat; auto is the default. torch_ref is eager.",
+        "none, dots, full: jax_tformer with that ComputeConfig.remat; what is chosen by default is printed in bold. "
+        "torch_ref is eager.",
         *(["This was --quick: all sides in one process, and the figures mean nothing."] if not session.alone else []),
         *(["its own: the most on the device; JAX counts the first step in."] if given.device == "gpu" else []),
     )
@@ -67,7 +68,8 @@ def _measure(session: Any, model: str, config: Any, shape: Any) -> dict[str, Any
     name, others = f"{model}, {shape.rows} x {source}{shape.length} tokens", Neighbours()
     session.say(f"{name} ...")
     given, sides = (shape, _SEED, session.options.device), {}
-    for remat in get_args(Remat):
+    # On a processor "auto" is "dots".
+    for remat in (remat for remat in get_args(Remat) if remat != "auto" or session.options.device == "gpu"):
         ours = replace(config, compute=replace(config.compute, remat=remat))
         sides[remat] = session.start("benchmarks.training_ours:Ours", ours, *given)
     sides[_REFERENCE] = session.start("benchmarks.training_torch:Reference", config, *given, uses_jax=False)
@@ -119,7 +121,8 @@ def _table(case: Mapping[str, Any]) -> Any:
         later = megabytes(side["later_peak"], side["device_memory"])
         host = [f"{side[name] / 1e6:.0f}" for name in ("libraries", "first_step_peak")]
         cells = [label, *host, later, f"{side['own'] / 1e6:.0f}", f"{side['of_reference']:.2f}"]
-        rows.append([f"[bold]{cell}[/bold]" for cell in cells] if label == "auto" else cells)
+        default = "auto" if "auto" in case["sides"] else "dots"
+        rows.append([f"[bold]{cell}[/bold]" for cell in cells] if label == default else cells)
     verdict = "" if case["agreed"] else ": LOSSES DISAGREE"
     columns = ("", "libraries", "first step", "later", "its own", "of torch_ref's")
     return make_table(f"{case['name']}, {case['dtype']}, MB{verdict}", columns, rows)

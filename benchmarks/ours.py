@@ -8,7 +8,8 @@ import jax
 import numpy as np
 
 from benchmarks.harness import forget_peak
-from benchmarks.sides import START_ID, Decoded, draw_weights
+from benchmarks.sides import START_ID, Decoded
+from benchmarks.weights import parameters
 from jax_tformer.config import TransformerConfig
 from jax_tformer.decoding import DecodingConfig, generate, stream
 from jax_tformer.models.transformer import transformer
@@ -28,7 +29,7 @@ class Ours:
         """Weights as one row alone, or several, are decoded with; of one form at a time."""
         self._single, self._params = single, Params()
         with jax.default_device(self._device):
-            weights = jax.device_put(draw_weights(self._net, self._seed), self._device)
+            weights = jax.device_put(parameters(self._net, self._seed), self._device)
             self._params = jax.block_until_ready(self._net.unstacked(weights, single=single))
         del weights
         forget_peak()

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from benchmarks.sides import START_ID, Decoded, draw_weights
+from benchmarks.sides import START_ID, Decoded
+from benchmarks.training_torch import load_drawn
 from jax_tformer.config import TransformerConfig
-from jax_tformer.models.transformer import transformer
-from jax_tformer.weights.names import to_reference
 from torch_ref import reference
 
 
@@ -19,8 +18,7 @@ class Reference:
     def __init__(self, config: TransformerConfig, seed: int, device: str) -> None:
         self._device = "cuda" if device == "gpu" else device
         self._model = reference(config)
-        weights = to_reference(draw_weights(transformer(config), seed))
-        self._model.load_state_dict({name: torch.from_numpy(x) for name, x in weights.items()})
+        load_drawn(self._model, seed)
         self._model.to(self._device).eval()
         self._translates = config.encoder is not None
 

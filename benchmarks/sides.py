@@ -1,14 +1,12 @@
-"""What a benchmark asks of every implementation, and the weights that all of them get."""
+"""What a benchmark asks of every implementation, and the weights that all of them get.
 
-import math
-from collections.abc import Sequence
+Neither this nor what it imports needs JAX: a side that computes with PyTorch shall hold no more than PyTorch does.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from flax import traverse_util
-
-from jax_tformer.models.transformer import Transformer
-from jax_tformer.nn.arrays import Params
 
 START_ID = 0
 """Translations begin with this token."""
@@ -35,17 +33,16 @@ class Side(Protocol):
         """The most bytes on the accelerator so far; None where there is none."""
 
 
-def draw_weights(net: Transformer, seed: int) -> Params:
-    """NumPy parameters: matrices N(0, 0.02^2), vectors near the 0 and 1 that they start from.
+def draw_weights(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:
+    """Weights under `torch_ref`'s names: matrices and biases N(0, 0.02^2), scales of norms 1 more.
 
-    Drawn by NumPy, so that a process which uses the processor and one which uses a GPU get the same bits.
+    Drawn by NumPy, so that all processes get the same bits, with a GPU or without, with JAX or without.
     """
     generator, weights = np.random.default_rng(seed), {}
-    for path, leaf in traverse_util.flatten_dict(net.shapes, sep=".").items():
-        middle = 1.0 if path.endswith("scale") else 0.0
-        draws = generator.standard_normal(math.prod(leaf.shape), np.float32).reshape(leaf.shape)
-        weights[path] = middle + np.float32(0.02) * draws
-    return traverse_util.unflatten_dict(weights, sep=".")
+    for name in sorted(shapes):
+        middle = 1.0 if len(shapes[name]) == 1 and name.endswith("weight") else 0.0
+        weights[name] = middle + np.float32(0.02) * generator.standard_normal(shapes[name], np.float32)
+    return weights
 
 
 def draw_prompts(vocabulary: int, batch: int, length: int) -> list[list[int]]:

@@ -22,8 +22,6 @@ _TINY = (
     "--model.d-model 16 --model.decoder.num-layers 1 --model.decoder.num-heads 2 --model.decoder.feedforward-width 32"
 )
 _LIBRARIES = ("jax", "flax.nnx", "optax", "orbax.checkpoint", "grain")
-_SECONDS = 30.0
-"""After this long no round begins but the first two."""
 _COLD, _WARM, _TORCH = "cold", "warm", "torch"
 _FUNCTIONS = {"init_state": "initialisation", "step": "step"}
 
@@ -39,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     experiments = {"python-docs": _TINY.split()} if given.quick else {"python-docs": [], "dates": []}
     if given.text is not None:
         experiments["shakespeare-char"] = ["--data.path", str(given.text)]
-    rounds, others = given.rounds or (1 if given.quick else 3), Neighbours()
+    rounds, others = given.rounds or (1 if given.quick else 2), Neighbours()
     turns: dict[str, dict[str, list[dict[str, float]]]] = {}
     try:
         with tempfile.TemporaryDirectory() as temporary:
@@ -49,7 +47,8 @@ def main(arguments: Sequence[str]) -> int:
             for name, flags in experiments.items():
                 session.say(f"{name}: cold, warm, torch, by turns ...")
                 measure = partial(programs.first_step, name, flags)
-                turns[name] = by_turns([_COLD, _WARM, _TORCH], rounds, measure, seconds=_SECONDS)
+                several = rounds if given.rounds or name == next(iter(experiments)) else 1
+                turns[name] = by_turns([_COLD, _WARM, _TORCH], several, measure)
             session.say("python-docs: chapter by chapter ...")
             # A warm one finds what the run before it has compiled.
             kinds = [_WARM] if given.quick else [_COLD, _WARM]
@@ -247,8 +246,9 @@ def _text_option(parser: argparse.ArgumentParser) -> None:
 
 
 _NOTES = (
-    "Seconds, median of the turns (cold, warm, torch, ...), in brackets min..max. cold: a fresh folder for what JAX "
-    "compiles; warm: the same command again. first step: from the command until metrics.jsonl has its line.",
+    "Seconds, median of the turns (cold, warm, torch, ...; two of python-docs), in brackets min..max. cold: a fresh "
+    "folder for what JAX compiles; warm: the same command again. first step: from the command until metrics.jsonl has "
+    "its line.",
     "torch: a fresh process that imports torch, builds torch_ref's Trainer of the same model and makes one eager step "
     "on random ids; it reads no text, builds no tokenizer and writes no run folder.",
     "whole command: three steps, one evaluation batch, a checkpoint, a sample, a picture.",

@@ -24,8 +24,6 @@ REFERENCES = (EAGER, COMPILED)
 TOLERANCE = {"float32": 1e-3, "bfloat16": 1e-2}
 """Sides that start from the same weights report losses no further apart than this, relatively."""
 _PRODUCTS = "products"
-_CASE_SECONDS = 45.0
-"""After this long, the sides of a case get no third turn."""
 _SEED = 0
 
 
@@ -132,21 +130,21 @@ def measure_case(case: TrainingCase, session: Session, *, compiled: bool) -> Cas
     )
     sides = _start(case, session, compiled)
     try:
-        warm = _first_steps(sides, found, session)
+        first = _first_steps(sides, found, session)
         turns = by_turns(
-            [*warm, _PRODUCTS],
+            [*first, _PRODUCTS],
             session.options.rounds or (2 if session.options.quick else case.rounds),
-            lambda name: products.call("measure", 1) if name == _PRODUCTS else _turn(sides[name], case),
-            seconds=_CASE_SECONDS,
+            lambda name: products.call("measure", 1) if name == _PRODUCTS else _turn(sides[name], case.steps),
         )
         for rates in turns.pop(_PRODUCTS):
             for way, found_rates in rates.items():
                 found.rates.setdefault(way, []).extend(found_rates)
-        for name, seconds in turns.items():
+        for name, seconds in turns.items():  # of each turn: the loss of its first step, and the others' seconds
             found.sides[name] = SideFigures(
                 _label(case, name),
-                *warm[name],
-                [second for turn in seconds for second in turn],
+                first[name][0],
+                [first[name][1], seconds[0][0]],
+                [second for _, turn in seconds for second in turn],
                 sides[name].peak_memory(),
                 sides[name].call("device_memory"),
             )
@@ -159,7 +157,7 @@ def measure_case(case: TrainingCase, session: Session, *, compiled: bool) -> Cas
 
 def _start(case: TrainingCase, session: Session, compiled: bool) -> dict[str, Alone | Here]:
     given = (case.config, case.shape, _SEED, session.options.device)
-    reference, theirs = "benchmarks.training_torch:Reference", "benchmarks.training_torch:HuggingFace"
+    reference, theirs = "benchmarks.training_torch:Reference", "benchmarks.training_hugging_face:HuggingFace"
     sides = {
         OURS: session.start("benchmarks.training_ours:Ours", *given),
         EAGER: session.start(reference, *given, uses_jax=False),
@@ -174,8 +172,8 @@ def _start(case: TrainingCase, session: Session, compiled: bool) -> dict[str, Al
 
 def _first_steps(
     sides: Mapping[str, Alone | Here], found: CaseFigures, session: Session
-) -> dict[str, tuple[float, list[float]]]:
-    """Seconds of the first step, and the losses of the first two, of every side that can train at all."""
+) -> dict[str, tuple[float, float]]:
+    """Seconds and loss of the first step of every side that can train at all."""
 
     def attempt(name: str, method: str, *given: Any) -> Any:
         try:
@@ -189,23 +187,20 @@ def _first_steps(
     # First of all, every side is made: what takes the processors meanwhile must not count as compilation.
     for name in sides:
         attempt(name, "device_memory")
-    warm = {}
+    first = {}
     for name in sides:
-        seconds, losses = [], []
-        for _ in range(2):
-            taken = None if name in found.absent else attempt(name, "steps", 1)
-            if taken is not None:
-                seconds += taken
-                losses.append(sides[name].call("loss"))
-        if name not in found.absent:
-            warm[name] = seconds[0], losses
-            session.say(f"  {_label(found.case, name)}: the first step took {seconds[0]:.1f} s")
-    return warm
+        taken = None if name in found.absent else attempt(name, "steps", 1)
+        if taken is not None:
+            first[name] = taken[0], sides[name].call("loss")
+            session.say(f"  {_label(found.case, name)}: the first step took {taken[0]:.1f} s")
+    return first
 
 
-def _turn(side: Alone | Here, case: TrainingCase) -> list[float]:
-    # The first step finds caches cold and memory handed back, as no step does that follows another.
-    return side.call("steps", case.steps + 1)[1:]
+def _turn(side: Alone | Here, steps: int) -> tuple[float, list[float]]:
+    """The loss of one step that is not counted, and the seconds of those that are."""
+    # The first one finds caches cold and memory handed back, as no step does that follows another.
+    side.call("steps", 1)
+    return side.call("loss"), side.call("steps", steps)
 
 
 def _products(case: TrainingCase, device: str, *, quick: bool) -> tuple[tuple[Shape, ...], tuple[str, ...]]:

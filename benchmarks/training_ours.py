@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.harness import forget_peak
-from benchmarks.sides import draw_weights
 from benchmarks.training_sides import OPTIMIZER, STEPS, BatchShape, draw_batch
+from benchmarks.weights import parameters
 from comparison.machine import peak_memory
 from jax_tformer.compilation import compiler_options
 from jax_tformer.config import TransformerConfig
@@ -32,7 +32,7 @@ class Ours:
         self._metrics: StepMetrics | None = None
         with jax.default_device(self._device):
             # Copies: arrays that NumPy still owns cannot be donated.
-            weights = jax.tree.map(jnp.array, draw_weights(net, seed))
+            weights = jax.tree.map(jnp.array, parameters(net, seed))
             # As init_state makes it, without drawing and compiling for weights that are replaced.
             key = jax.random.key_data(jax.random.key(seed))
             state = TrainState(weights, tx.init(weights), jnp.zeros((), jnp.int32), key)

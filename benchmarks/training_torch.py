@@ -1,4 +1,4 @@
-"""Sides that train in PyTorch: `torch_ref`, eager and compiled, and Hugging Face's model of the same shape."""
+"""Sides that train in PyTorch, and `torch_ref` among them, eager and compiled. Nothing here imports JAX."""
 
 import math
 import time
@@ -7,23 +7,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
+from torch import Tensor, nn
 
 from benchmarks.harness import forget_peak
-from benchmarks.hugging_face_models import same_model
 from benchmarks.sides import draw_weights
 from benchmarks.training_sides import OPTIMIZER, STEPS, BatchShape, draw_batch
 from comparison.machine import peak_memory
 from jax_tformer.config import TransformerConfig
 from jax_tformer.experiment import TrainingConfig
-from jax_tformer.models.transformer import transformer
-from jax_tformer.weights.names import to_reference
 from torch_ref import reference
-from torch_ref.training import Trainer, adamw
+from torch_ref.training import Trainer
 
 
-class _TorchSide:
+class TorchSide:
     """What both have alike: the batch, the clock, and bfloat16 as PyTorch does it, by autocast of float32 weights."""
 
     def __init__(self, config: TransformerConfig, shape: BatchShape, seed: int, device: str) -> None:
@@ -55,7 +51,7 @@ class _TorchSide:
         return float(self._loss)
 
     def libraries_memory(self) -> int:
-        """JAX and transformers included, which this side does not train with."""
+        """With the libraries that this side imports."""
         return self._libraries
 
     def forget_peak(self) -> None:
@@ -79,7 +75,7 @@ class _TorchSide:
             torch.cuda.synchronize()
 
 
-class Reference(_TorchSide):
+class Reference(TorchSide):
     """`torch_ref` with its Trainer; compiled, also with AdamW as one kernel."""
 
     def __init__(
@@ -87,56 +83,26 @@ class Reference(_TorchSide):
     ) -> None:
         super().__init__(config, shape, seed, device)
         model = reference(config)
-        weights = to_reference(draw_weights(transformer(config), seed))
-        model.load_state_dict({name: torch.from_numpy(x) for name, x in weights.items()})
+        load_drawn(model, seed)
         model.to(self._device)
         if compiled:
             model.compile()
         self._trainer = Trainer(model, OPTIMIZER, TrainingConfig(steps=STEPS))
         if compiled:
-            _fuse(self._trainer.optimizer)
+            fuse(self._trainer.optimizer)
 
     def _update(self) -> Tensor:
         with self._arithmetic():
             return self._trainer.step(self._batch).loss
 
 
-class HuggingFace(_TorchSide):
-    """Hugging Face's model with its own loss and attention kernels, fused AdamW, clipping as the Trainer does it."""
-
-    def __init__(
-        self, config: TransformerConfig, shape: BatchShape, seed: int, device: str, compiled: bool = False
-    ) -> None:
-        super().__init__(config, shape, seed, device)
-        self._model = same_model(config, seed).to(self._device).train()
-        self._optimizer = adamw(self._model, OPTIMIZER)
-        _fuse(self._optimizer)
-        if compiled:
-            self._model.compile()
-        labels = self._batch["labels"]
-        if config.encoder is None:
-            # These labels are next tokens already: without shift_labels the model would shift them.
-            inputs = {"input_ids": self._batch["tokens"], "shift_labels": labels, "use_cache": False}
-        elif config.decoder is None:
-            inputs = {"input_ids": self._batch["tokens"]}
-        else:
-            inputs = {
-                "input_ids": self._batch["source"],
-                "decoder_input_ids": self._batch["target"],
-                "use_cache": False,
-            }
-        self._inputs: dict[str, Any] = {**inputs, "labels": labels}
-
-    def _update(self) -> Tensor:
-        self._optimizer.zero_grad()
-        with self._arithmetic():
-            loss = self._model(**self._inputs).loss
-        loss.backward()
-        clip_grad_norm_(self._model.parameters(), OPTIMIZER.clip_norm or math.inf)
-        self._optimizer.step()
-        return loss.detach()
-
-
-def _fuse(optimizer: torch.optim.AdamW) -> None:
+def fuse(optimizer: torch.optim.AdamW) -> None:
+    """AdamW as one kernel."""
     for group in optimizer.param_groups:
         group["fused"] = True
+
+
+def load_drawn(model: nn.Module, seed: int) -> None:
+    """Gives `model` the weights that all sides have."""
+    weights = draw_weights({name: tuple(x.shape) for name, x in model.state_dict().items()}, seed)
+    model.load_state_dict({name: torch.from_numpy(x) for name, x in weights.items()})

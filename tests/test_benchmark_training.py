@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +30,7 @@ from jax_tformer.training.step import train_step as make_step
 
 EXACT: dict[str, Any] = {"attention": "einsum", "remat": "none"}
 """Every product in the open, and none computed twice."""
+ROOT = Path(__file__).parents[1]
 
 
 def figures(main: Any, out: Path) -> dict[str, Any]:
@@ -86,7 +89,7 @@ def test_train_step_of_one_case(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_losses_that_disagree_are_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.training_torch.draw_weights", lambda net, seed: draw_weights(net, seed + 1))
+    monkeypatch.setattr("benchmarks.training_torch.draw_weights", lambda shapes, seed: draw_weights(shapes, seed + 1))
     out = tmp_path / "train_step.json"
     assert train_step.main(["--quick", "--model", "small gpt", "--out", str(out)]) == 1
     (case,) = json.loads(out.read_text())["cases"]
@@ -94,10 +97,16 @@ def test_losses_that_disagree_are_a_failure(tmp_path: Path, monkeypatch: pytest.
     assert case["disagreement"]["hugging face"] < case["tolerance"] < case["disagreement"]["reference"]
 
 
+def test_torch_alone_loads_no_other_framework() -> None:
+    code = "import sys, benchmarks.training_torch; print({'jax', 'flax', 'transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n", "its memory would be counted as PyTorch's"
+
+
 def test_memory(tmp_path: Path) -> None:
     report = figures(memory.main, tmp_path / "memory.json")
     for case in report["cases"]:
-        assert case["sides"].keys() == {"auto", "none", "dots", "full", "torch_ref"}
+        assert case["sides"].keys() == {"none", "dots", "full", "torch_ref"}
         assert case["agreed"]
         losses = [side["loss"] for side in case["sides"].values()]
         assert max(losses) - min(losses) < 1e-5

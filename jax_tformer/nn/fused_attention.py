@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
-from jax.sharding import PartitionSpec, get_abstract_mesh
+from jax.sharding import AbstractMesh, PartitionSpec, get_abstract_mesh
 from jaxtyping import Array, Bool, Float
 
 from jax_tformer.config import AttentionImplementation
@@ -39,8 +39,13 @@ def choose_implementation(
         return "cudnn" if _capability() >= 8.0 else "einsum"
     if platform == "tpu" and dtype != jnp.float64 and not any(n % _TPU_BLOCK for n in lengths):
         # Several share the work only where it is said how: see attend_by_pallas.
-        return "pallas" if jax.device_count() == 1 or not get_abstract_mesh().empty else "einsum"
+        return "pallas" if jax.device_count() == 1 or _known(get_abstract_mesh()) else "einsum"
     return "blocks" if platform == "cpu" else "einsum"
+
+
+def _known(mesh: AbstractMesh) -> bool:
+    """Whether it has the axes of sharding.py; without `jax.set_mesh` it has none."""
+    return {"data", "fsdp", "tensor"} <= set(mesh.axis_names)
 
 
 def _capability() -> float:
@@ -111,7 +116,8 @@ def attend_by_pallas(
 ) -> Float[Array, "B T H C"]:
     """The flash attention for TPUs that comes with JAX; padding goes in as segments of their own.
 
-    The compiler cannot split the kernel. So under `jax.set_mesh` each device calls it for its own sequences and heads.
+    The compiler cannot split the kernel. So on a mesh of several devices, which `jax.set_mesh` has to name, each calls
+    it for its own sequences and heads.
     """
     lengths = query.shape[1], key.shape[1]
     if any(length % _TPU_BLOCK for length in lengths):
@@ -120,7 +126,7 @@ def attend_by_pallas(
             f"{lengths[1]}; expected 'auto' or other lengths"
         )
     compute, mesh = partial(_flash_attention, causal=causal, scale=scale), get_abstract_mesh()
-    if mesh.size > 1:
+    if mesh.size > 1 and _known(mesh):
         heads_divide = not any(x.shape[2] % mesh.shape["tensor"] for x in (query, key))
         split = _SPLIT if heads_divide else PartitionSpec(_SPLIT[0])
         given = (split, split, split, PartitionSpec(_SPLIT[0]))

@@ -3,7 +3,7 @@
 import math
 import time
 
-import jax.numpy as jnp
+import jax
 
 from jax_tformer.errors import TrainingFailed
 from jax_tformer.experiment import ExperimentConfig
@@ -19,7 +19,8 @@ class Reporter:
     def __init__(self, experiment: ExperimentConfig, log: MetricsLog, line: ProgressLine, started: float) -> None:
         self._log, self._line, self._started = log, line, started
         self._every = experiment.training.log_every
-        self._rate = learning_rate(experiment.optimizer, experiment.training.steps)
+        # Compiled as one: operation by operation, the first line of a run would wait for a dozen compilations.
+        self._rate = jax.jit(learning_rate(experiment.optimizer, experiment.training.steps))
         self._pending: tuple[int, StepMetrics] | None = None
         self._clock: float | None = None
         self._tokens = self._recent_tokens = 0
@@ -61,7 +62,7 @@ class Reporter:
         self._line.update(number, self.loss, speed)
         if number % self._every == 0:
             figures = {"step": number, "loss": self.loss, "gradient_norm": float(metrics.gradient_norm)}
-            figures["learning_rate"] = float(self._rate(jnp.asarray(number - 1)))
+            figures["learning_rate"] = float(self._rate(number - 1))
             if speed is not None:
                 figures["tokens_per_second"] = speed
             self._log.write(figures)

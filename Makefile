@@ -12,7 +12,7 @@ help:
 	@echo "make parity [ARGS='-k gpt2 --out FOLDER ...']      run the parity gates alone; report: parity-report/parity.html"
 	@echo "make parity-deep [SEED=N]                          gates 1, 2 on 3,000 random architectures, 8 on 360; 40 minutes or more"
 	@echo "make bench [ARGS='--device gpu ...']               speed and memory side by side with PyTorch; takes 15 minutes"
-	@echo "make bench BENCHMARKS='attention memory profile'    the others; takes 4 minutes"
+	@echo "make bench BENCHMARKS='attention memory profile'    the others; takes 6 minutes"
 	@echo "make bench-decoding [ARGS='--device gpu ...']      decoding side by side with Hugging Face; takes 6 minutes"
 	@echo "make lint                                          ruff and mypy"
 	@echo "make clean                                         remove .venv"
@@ -29,7 +29,7 @@ parity: .venv/test
 parity-deep: .venv/test
 	$(BIN)/python -m pytest -n 2 parity_tests/test_random_architectures.py --deep $(or $(SEED),$(shell date +%s)) $(ARGS)
 
-BENCHMARKS ?= train_step startup depth input_pipeline
+BENCHMARKS := train_step startup depth input_pipeline
 
 bench: .venv/test
 	@for name in $(BENCHMARKS); do echo "== benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; done

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     from jax_tformer.training.checkpoint import Checkpoints
     from jax_tformer.training.evaluation import Evaluator
     from jax_tformer.training.finish import finish
-    from jax_tformer.training.fitting import describe_compute, fit_to_devices
+    from jax_tformer.training.fitting import describe_compute, fit_to_devices, for_other_shapes
     from jax_tformer.training.interruption import Interruption
     from jax_tformer.training.metrics import MetricsLog
     from jax_tformer.training.optimizer import optimizer
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str]) -> int:
         return stop.status
 
     # 7. What came of it.
-    samples = sample_text(net, state.params, experiment, pipeline, tokenizer)
+    samples = sample_text(transformer(for_other_shapes(net.config)), state.params, experiment, pipeline, tokenizer)
     figures = {
         "tokens_per_second": reporter.tokens_per_second,
         "seconds_to_first_step": reporter.seconds_to_first_step,

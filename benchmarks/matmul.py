@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+_WARM_SECONDS = 0.15
 Shape = tuple[int, int, int]
 """m, k, n of a product [m, k] x [k, n]."""
 
@@ -41,17 +42,18 @@ class Products:
         self._ways |= after
 
     def measure(self, repeats: int) -> dict[str, list[float]]:
-        """Operations a second of every way, by turns, each warm: of its calls the first half does not count."""
+        """Operations a second of every way, by turns, each warm: it has been called for a while before."""
         found: dict[str, list[float]] = {name: [] for name in self._ways}
         for _ in range(repeats):
             for name, (work, multiply, wait) in self._ways.items():
-                for counts in (False, True):
-                    began = time.perf_counter()
-                    for _ in range(self._calls):
-                        result = multiply()
-                    wait(result)
-                    if counts:
-                        found[name].append(self._calls * work / (time.perf_counter() - began))
+                warm = time.perf_counter() + _WARM_SECONDS
+                while time.perf_counter() < warm:
+                    wait(multiply())
+                began = time.perf_counter()
+                for _ in range(self._calls):
+                    result = multiply()
+                wait(result)
+                found[name].append(self._calls * work / (time.perf_counter() - began))
         return found
 
 

@@ -69,7 +69,8 @@ def _measure(session: Any, model: str, config: Any, shape: Any) -> dict[str, Any
     session.say(f"{name} ...")
     given, sides = (shape, _SEED, session.options.device), {}
     # On a processor "auto" is "dots".
-    for remat in (remat for remat in get_args(Remat) if remat != "auto" or session.options.device == "gpu"):
+    chosen = [remat for remat in get_args(Remat) if remat != "auto" or session.options.device == "gpu"]
+    for remat in chosen:
         ours = replace(config, compute=replace(config.compute, remat=remat))
         sides[remat] = session.start("benchmarks.training_ours:Ours", ours, *given)
     sides[_REFERENCE] = session.start("benchmarks.training_torch:Reference", config, *given, uses_jax=False)

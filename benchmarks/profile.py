@@ -49,15 +49,13 @@ def recorded_seconds(folder: Path) -> dict[str, float]:
     path = max(folder.glob("**/*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     events = []
     for plane in ProfileData.from_file(str(path)).planes:
-        for thread in plane.lines:
-            # On the host any thread may compute, whatever its name; a GPU's plane sums its streams up once more.
+        for number, thread in enumerate(plane.lines):
+            # On the host any thread may compute, whatever its name; a GPU has lines that sum others up.
             if plane.name.startswith("/host") or "XLA" in thread.name or "Stream" in thread.name:
-                events += [
-                    (event.start_ns, -event.duration_ns, (plane.name, thread.name), event) for event in thread.events
-                ]
+                events += [(event.start_ns, -event.duration_ns, (plane.name, number), event) for event in thread.events]
     first = next(start for start, _, _, event in events if event.name == _BEGIN)
     totals: dict[str, float] = defaultdict(float)
-    running: dict[tuple[str, str], list[_Open]] = defaultdict(list)
+    running: dict[tuple[str, int], list[_Open]] = defaultdict(list)
     owners: dict[int, str | None] = {}
 
     def close(stack: list[_Open], now: float) -> None:

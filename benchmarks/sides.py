@@ -34,7 +34,7 @@ class Side(Protocol):
 
 
 def draw_weights(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:
-    """Weights under `torch_ref`'s names: matrices and biases N(0, 0.02^2), scales of norms 1 more.
+    """Weights under `torch_ref`'s names: matrices and biases N(0, 0.02^2), scales of norms N(1, 0.02^2).
 
     Drawn by NumPy, so that all processes get the same bits, with a GPU or without, with JAX or without.
     """

@@ -1,4 +1,4 @@
-"""From the command to the first training step: `python -m benchmarks.startup [--text FILE] [--quick]`."""
+"""From the command to the first training step: `python -m benchmarks.startup [--all] [--text FILE] [--quick]`."""
 
 import argparse
 import ast
@@ -32,9 +32,11 @@ def main(arguments: Sequence[str]) -> int:
     from benchmarks.output import Session, options, other_work_line
     from comparison.machine import Neighbours
 
-    given = options("startup", __doc__, arguments, _text_option)
+    given = options("startup", __doc__, arguments, _experiment_options)
     session = Session(given)
-    experiments = {"python-docs": _TINY.split()} if given.quick else {"python-docs": [], "dates": []}
+    experiments = {"python-docs": _TINY.split() if given.quick else []}
+    if given.all:
+        experiments["dates"] = []
     if given.text is not None:
         experiments["shakespeare-char"] = ["--data.path", str(given.text)]
     rounds, others = given.rounds or (1 if given.quick else 2), Neighbours()
@@ -47,8 +49,7 @@ def main(arguments: Sequence[str]) -> int:
             for name, flags in experiments.items():
                 session.say(f"{name}: cold, warm, torch, by turns ...")
                 measure = partial(programs.first_step, name, flags)
-                several = rounds if given.rounds or name == next(iter(experiments)) else 1
-                turns[name] = by_turns([_COLD, _WARM, _TORCH], several, measure)
+                turns[name] = by_turns([_COLD, _WARM, _TORCH], rounds, measure)
             session.say("python-docs: chapter by chapter ...")
             # A warm one finds what the run before it has compiled.
             kinds = [_WARM] if given.quick else [_COLD, _WARM]
@@ -241,12 +242,13 @@ def first_torch_step(config: str, device: str) -> None:
     print(json.dumps({"at": time.time(), "imports": imports, "model": model, "step": step}))
 
 
-def _text_option(parser: argparse.ArgumentParser) -> None:
+def _experiment_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--all", action="store_true", help="measures dates too")
     parser.add_argument("--text", type=Path, metavar="FILE", help="measures shakespeare-char too, on this text")
 
 
 _NOTES = (
-    "Seconds, median of the turns (cold, warm, torch, ...; two of python-docs), in brackets min..max. cold: a fresh "
+    "Seconds, median of the turns (cold, warm, torch, ...), in brackets min..max. cold: a fresh "
     "folder for what JAX compiles; warm: the same command again. first step: from the command until metrics.jsonl has "
     "its line.",
     "torch: a fresh process that imports torch, builds torch_ref's Trainer of the same model and makes one eager step "

@@ -1,4 +1,4 @@
-"""Sides that train in PyTorch, and `torch_ref` among them, eager and compiled. Nothing here imports JAX."""
+"""What sides that train in PyTorch have in common, and `torch_ref`, eager and compiled. Nothing here imports JAX."""
 
 import math
 import time
@@ -20,7 +20,7 @@ from torch_ref.training import Trainer
 
 
 class TorchSide:
-    """What both have alike: the batch, the clock, and bfloat16 as PyTorch does it, by autocast of float32 weights."""
+    """What all have alike: the batch, the clock, and bfloat16 as PyTorch does it, by autocast of float32 weights."""
 
     def __init__(self, config: TransformerConfig, shape: BatchShape, seed: int, device: str) -> None:
         forget_peak()

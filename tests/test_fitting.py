@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jax_tformer import allocator
-from jax_tformer.compilation import OPTIONS, compile_beside
+from jax_tformer.compilation import OPTIONS, RUN_ONCE, compile_beside
 from jax_tformer.config import ComputeConfig, Remat, StackConfig, TransformerConfig
 from jax_tformer.experiment import MeshConfig
 from jax_tformer.models.transformer import transformer
@@ -58,11 +58,33 @@ def test_what_auto_becomes_on_a_processor() -> None:
     assert fit_to_devices(with_remat("full"), BATCH, mesh, 1) == with_remat("full")
 
 
-@pytest.mark.parametrize("platform", OPTIONS)
-def test_the_compiler_knows_its_options(platform: str) -> None:
-    assert jax.jit(lambda x: x + 1, compiler_options=OPTIONS[platform])(jnp.ones(())) == 2
+@pytest.mark.parametrize("options", [*OPTIONS.values(), *RUN_ONCE.values()])
+def test_the_compiler_knows_its_options(options: dict[str, bool | int | str]) -> None:
+    assert jax.jit(lambda x: x + 1, compiler_options=options)(jnp.ones(())) == 2
     with pytest.raises(Exception, match="xla_no_such_option"):
         jax.jit(lambda x: x + 1, compiler_options={"xla_no_such_option": True})(jnp.ones(()))
+
+
+INITIALISED = """
+import jax, numpy as np
+from jax_tformer.compilation import RUN_ONCE
+from jax_tformer.models.transformer import transformer
+from jax_tformer.presets import EXPERIMENTS
+
+for name in ("python-docs", "dates"):
+    net = transformer(EXPERIMENTS[name].config.model.with_vocab_size(64))
+    found = [jax.jit(net.init, compiler_options=options)(jax.random.key(0)) for options in ({}, RUN_ONCE["cpu"])]
+    jax.tree.map(np.testing.assert_array_equal, *found)
+"""
+
+
+def test_what_is_compiled_to_run_once_computes_the_same_bits() -> None:
+    # In a process that compiles as programs do, and not as tests.
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[1]), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", INITIALISED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_compiled_beside_other_work() -> None:

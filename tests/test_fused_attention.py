@@ -137,15 +137,58 @@ with jax.set_mesh(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), 4)):
 """
 
 
-def test_devices_share_the_tpu_kernel() -> None:
+TRAINED_ON_EIGHT_DEVICES = """
+import sys
+from functools import partial
+import jax
+from jax.experimental import pallas
+pallas.pallas_call = partial(pallas.pallas_call, interpret=True)
+split, plain = [], jax.shard_map
+jax.shard_map = lambda *given, **options: split.append(1) or plain(*given, **options)
+import train
+from jax_tformer.training.evaluation import Evaluator
+evaluate = Evaluator.__call__
+
+def counted(self, params):
+    before = len(split)
+    figures = evaluate(self, params)
+    print("split", before, len(split) - before)
+    return figures
+
+Evaluator.__call__ = counted
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+def on_eight_devices(code: str, *arguments: str) -> str:
+    """What a fresh process prints."""
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", ON_EIGHT_DEVICES]
+    command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    differences = [float(word) for word in done.stdout.split()]
+    return done.stdout
+
+
+def test_devices_share_the_tpu_kernel() -> None:
+    differences = [float(word) for word in on_eight_devices(ON_EIGHT_DEVICES).split()]
     assert len(differences) == 4
     assert max(differences) < 2e-5
+
+
+def test_training_shares_the_tpu_kernel(tmp_path: Path) -> None:
+    """Training and evaluation split it over a mesh; the samples, whose rows do not divide, do without it."""
+    text = tmp_path / "text.txt"
+    text.write_text("Colourless green ideas sleep furiously. " * 400)
+    flags = "--data.tokenizer.kind bytes --data.tokenizer.vocab-size None --data.context-length 128 --sample.count 3"
+    flags += " --model.d-model 16 --model.decoder.num-layers 1 --model.decoder.num-heads 2 --sample.max-new-tokens 4"
+    flags += " --model.decoder.feedforward-width 32 --model.compute.attention pallas --mesh.data 2 --mesh.fsdp 2"
+    flags += " --mesh.tensor 2 --training.batch-size 4 --training.steps 2 --training.evaluate-batches 1"
+    run = ["--data.path", str(text), "--run", str(tmp_path / "run")]
+    printed = on_eight_devices(TRAINED_ON_EIGHT_DEVICES, "text", *run, *flags.split())
+    (counts,) = (line.split()[1:] for line in printed.splitlines() if line.startswith("split"))
+    assert all(int(count) > 0 for count in counts), "of the step, and of the evaluation"
+    assert "--- sample 3 ---" in printed
 
 
 @pytest.mark.parametrize(("remat", "runs"), [("none", 1), ("dots", 1), ("full", 2)])

@@ -39,7 +39,8 @@ def choose_implementation(
         return "cudnn" if _capability() >= 8.0 else "einsum"
     if platform == "tpu" and dtype != jnp.float64 and not any(n % _TPU_BLOCK for n in lengths):
         # Several share the work only where it is said how: see attend_by_pallas.
-        return "pallas" if jax.device_count() == 1 or _known(get_abstract_mesh()) else "einsum"
+        shares = _known(mesh := get_abstract_mesh()) and query[0] % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0
+        return "pallas" if jax.device_count() == 1 or shares else "einsum"
     return "blocks" if platform == "cpu" else "einsum"
 
 
@@ -117,7 +118,7 @@ def attend_by_pallas(
     """The flash attention for TPUs that comes with JAX; padding goes in as segments of their own.
 
     The compiler cannot split the kernel. So on a mesh of several devices, which `jax.set_mesh` has to name, each calls
-    it for its own sequences and heads.
+    it for its own sequences, and for its own heads where they divide, or else for all.
     """
     lengths = query.shape[1], key.shape[1]
     if any(length % _TPU_BLOCK for length in lengths):
@@ -127,6 +128,11 @@ def attend_by_pallas(
         )
     compute, mesh = partial(_flash_attention, causal=causal, scale=scale), get_abstract_mesh()
     if mesh.size > 1 and _known(mesh):
+        if len(query) % (ways := mesh.shape["data"] * mesh.shape["fsdp"]):
+            raise InputError(
+                f"attention is 'pallas' for {len(query)} rows over {ways} devices (data x fsdp); expected a multiple "
+                f"of {ways}, or 'auto' or 'einsum'"
+            )
         heads_divide = not any(x.shape[2] % mesh.shape["tensor"] for x in (query, key))
         split = _SPLIT if heads_divide else PartitionSpec(_SPLIT[0])
         given = (split, split, split, PartitionSpec(_SPLIT[0]))

@@ -14,9 +14,10 @@ from jax_tformer.decoding import DecodingConfig, generate
 from jax_tformer.decoding.translation_scores import translation_scores
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import PairData
-from jax_tformer.models.transformer import Transformer
+from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.nn.arrays import Params
 from jax_tformer.sharding import place_batch
+from jax_tformer.training.fitting import for_other_shapes
 from jax_tformer.training.step import evaluation_step
 
 
@@ -33,7 +34,8 @@ class Evaluator:
     ) -> None:
         self._step = jax.jit(evaluation_step(net), compiler_options=compiler_options())
         self._pipeline, self._mesh = pipeline, mesh
-        self._translate = Translator(net, data, tokenizer) if isinstance(data, PairData) else None
+        other = transformer(for_other_shapes(net.config))
+        self._translate = Translator(other, data, tokenizer) if isinstance(data, PairData) else None
 
     def __call__(self, params: Params) -> dict[str, float]:
         """val_loss (nats a token, every token counting once), val_perplexity, val_bits_per_byte, exact_match, bleu."""

@@ -1,6 +1,5 @@
 """A trained model from its run folder, ready to be used."""
 
-import dataclasses
 from dataclasses import dataclass
 
 from jax_tformer.data.ids import check_vocabulary
@@ -10,6 +9,7 @@ from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.nn.arrays import Params
 from jax_tformer.startup import set_up_jax
 from jax_tformer.training.checkpoint import load_parameters
+from jax_tformer.training.fitting import for_other_shapes
 from jax_tformer.training.run_folder import RunFolder
 
 
@@ -30,7 +30,6 @@ def load_trained(run: RunFolder) -> Trained:
         raise InputError(f"{run.config} has no model.vocab_size; expected the number of the run's tokenizer")
     check_vocabulary(tokenizer, config.vocab_size)
     set_up_jax(config)
-    # What was right for the training need not be for other lengths, or on another machine.
-    net = transformer(dataclasses.replace(config, compute=dataclasses.replace(config.compute, attention="auto")))
+    net = transformer(for_other_shapes(config))
     restored = load_parameters(run.checkpoints, net.shapes)
     return Trained(net, restored.state, tokenizer)

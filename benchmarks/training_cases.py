@@ -42,9 +42,9 @@ def full(device: str) -> tuple[TrainingCase, ...]:
     if device == "cpu":
         return (
             TrainingCase("small gpt", small_gpt(), BatchShape(8, 256), rounds=3, steps=3),
-            TrainingCase("gpt2", _named("gpt2"), BatchShape(2, 256), rounds=3, steps=1),
-            TrainingCase("vaswani-base", _named("vaswani-base"), BatchShape(16, 64, 64), rounds=3, steps=1),
-            TrainingCase("bert-base", _named("bert-base"), BatchShape(8, 128), rounds=2, steps=1),
+            TrainingCase("gpt2", _named("gpt2"), BatchShape(2, 256), rounds=2, steps=2),
+            TrainingCase("vaswani-base", _named("vaswani-base"), BatchShape(16, 64, 64), rounds=2, steps=2),
+            TrainingCase("bert-base", _named("bert-base"), BatchShape(8, 128), rounds=2, steps=2),
         )
     wide = without_dropout(_resized("gpt2", 6, 1600, num_heads=25))
     half: Dtype = "bfloat16"

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 _WARM_SECONDS = 0.15
+"""For so long a product is called before it counts."""
 Shape = tuple[int, int, int]
 """m, k, n of a product [m, k] x [k, n]."""
 

@@ -85,7 +85,8 @@ def describe_compute(config: TransformerConfig, mesh: Mesh, length: int) -> str:
     compute, stack = config.compute, config.output_stack
     attention = compute.attention
     if attention == "auto":
-        shape = (1, length, stack.num_heads, config.head_width(stack))
+        # As many rows as the mesh splits, as every batch has.
+        shape = (mesh.shape["data"] * mesh.shape["fsdp"], length, stack.num_heads, config.head_width(stack))
         platform, dtype = mesh.devices.flat[0].platform, jnp.dtype(compute.dtype)
         with jax.set_mesh(mesh):
             attention = choose_implementation(platform, dtype, shape, shape, drops=config.dropout.attention > 0)

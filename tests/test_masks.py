@@ -1,0 +1,50 @@
+"""The softmax that heeds a mask, and its derivative."""
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array
+from jax.test_util import check_grads
+
+from jax_tformer.nn.masks import masked_softmax
+
+SHAPE = (2, 3, 4, 5)
+
+
+@pytest.fixture(autouse=True)
+def double() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield
+
+
+def drawn() -> tuple[Array, Array]:
+    """Scores, and a mask under which one row may attend to nothing."""
+    rng = np.random.default_rng(0)
+    mask = rng.random((2, 1, 4, 5)) < 0.6
+    mask[0, 0, 1] = False
+    return jnp.asarray(rng.standard_normal(SHAPE)), jnp.asarray(mask)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_derivatives_of_every_order_forward_and_backward(masked: bool) -> None:
+    scores, mask = drawn()
+
+    def weights(x: Array) -> Array:
+        return masked_softmax(jnp.asarray(x), mask if masked else None)
+
+    check_grads(weights, (scores,), order=3)
+
+
+def test_a_row_that_sees_nothing_has_neither_weights_nor_gradients() -> None:
+    scores, mask = drawn()
+    weights, pull = jax.vjp(lambda x: masked_softmax(x, mask), scores)
+    (gradient,) = pull(jnp.ones_like(scores).at[0, 0, 0].set(jnp.arange(5.0)))
+    assert not weights[0, :, 1].any()
+    assert not gradient[0, :, 1].any()
+    assert gradient[0, 0, 0].any()
+    assert not np.where(mask, 0, np.broadcast_to(gradient, SHAPE)).any()
+
+

@@ -24,6 +24,8 @@ WeightMap = Mapping[str, str | tuple[str, str]]
 """Path in our parameters -> name of the module's parameter, with the einops pattern from its axes to ours if they
 differ: `{"up.kernel": ("up.weight", "o i -> i o"), "up.bias": "up.bias"}`."""
 GATES = ("9", "1", "2", "3", "4", "5")
+_LOSS = "random projection of all outputs"
+"""What is differentiated and trained where the pair has no loss of its own; no output of the pair's."""
 
 
 def check_parity(
@@ -48,7 +50,8 @@ def check_parity(
     Outputs that are whole numbers or truth values must be equal in gate 1, and are left out of the others; frozen
     parameters are left out of gates 2 to 5. Raises ParityError, which shows both sides, for a red gate and for what
     cannot be compared: names, shapes, dtypes, NaN on one side, a mapping that does not fit; ValueError for gates that
-    do not exist, TypeError for arguments of another kind.
+    do not exist, TypeError for arguments of another kind. The tensor that an error begins with is the first that
+    differs, outputs in the order of the module's dict and parameters in that of the module; all that differ are listed.
     """
     if isinstance(gates, str) or not gates or (unknown := set(gates) - set(GATES)):
         given = gates if isinstance(gates, str) or not gates else sorted(unknown)
@@ -135,7 +138,10 @@ class OwnPair:
         rng, step = np.random.default_rng(seed), 0.05 if seed else 0.0
         weights = {key: array * (1 + step * rng.standard_normal(array.shape)) for key, array in self.weights.items()}
         bridge.load(_rounded(weights, held_by, dtype))
-        return bridge.run_jax(batch), bridge.run_torch(batch)
+        results = bridge.run_jax(batch), bridge.run_torch(batch)
+        for result in results:
+            del result.activations[_LOSS]
+        return results
 
     @cache  # noqa: B019 (lives as long as one call of check_parity)
     def bridge(self, dtype: Dtype) -> Bridge:
@@ -217,17 +223,14 @@ class OwnPair:
         params, state, losses = bridge.params, tx.init(bridge.params), []
         for _ in range(steps):
             params, state, loss = step(params, state, batch)
-            torch_loss = bridge.run_torch(batch).activations["loss"]
+            torch_loss = bridge.run_torch(batch).activations[_LOSS]
             torch.nn.utils.clip_grad_norm_(moving, limit)
             theirs.step()
             losses.append((np.asarray(loss), torch_loss))
         ours_losses, their_losses = map(np.stack, zip(*losses, strict=True))
         module = {key: from_torch(p) for key, p in bridge.module.named_parameters()}
-        return compared(
-            "5 optimizer",
-            {"loss of each step": ours_losses} | self.back(params),
-            {"loss of each step": their_losses} | module,
-        )
+        curve = f"{_LOSS}, step by step"
+        return compared("5 optimizer", self.back(params) | {curve: ours_losses}, module | {curve: their_losses})
 
 
 def _rounded(arrays: Tensors, held_by: Dtype, dtype: Dtype) -> Tensors:
@@ -266,7 +269,7 @@ def _jax_loss(output: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
     if not terms:
         raise ParityError("no output is a floating-point array, so that there is nothing to differentiate")
     loss = sum(terms[1:], terms[0])
-    return loss, outputs | {"loss": loss}
+    return loss, outputs | {_LOSS: loss}
 
 
 def _torch_loss(output: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -277,7 +280,7 @@ def _torch_loss(output: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         if tensor.is_floating_point()
     ]
     loss = sum(terms[1:], terms[0])
-    return loss, outputs | {"loss": loss}
+    return loss, outputs | {_LOSS: loss}
 
 
 def _zeros(exact: Result, names: Sequence[str]) -> dict[str, float]:

@@ -24,6 +24,8 @@ class Measured:
     bar: float
     name: str
     """Of the tensor with the worst figure."""
+    beyond: tuple[tuple[str, float], ...] = ()
+    """The tensors above the bar with their figures, in the order in which they were given."""
 
     @property
     def passed(self) -> bool:
@@ -31,15 +33,17 @@ class Measured:
         return self.worst <= self.bar
 
     def require(self) -> "Measured":
-        """Prints the figure next to its bar; raises ParityError where the gate is red."""
-        print(self)
+        """Prints the figure next to its bar; raises ParityError, which says the same, where the gate is red."""
         if not self.passed:
             raise ParityError(str(self))
+        print(self)
         return self
 
     def __str__(self) -> str:
+        """One line; where several tensors are above the bar, the first of them, and a line for each."""
         verdict = "<=" if self.passed else "> "
-        return f"gate {self.gate}: {self.worst:.2e} {verdict} {self.bar:.0e} ({self.name})"
+        name, figure = (self.name, self.worst) if self.passed or not self.beyond else self.beyond[0]
+        return f"gate {self.gate}: {figure:.2e} {verdict} {self.bar:.0e} ({name}){_listed(self.beyond)}"
 
 
 def require_comparable(name: str, ours: np.ndarray, theirs: np.ndarray) -> None:
@@ -57,7 +61,7 @@ def require_comparable(name: str, ours: np.ndarray, theirs: np.ndarray) -> None:
             place = tuple(map(int, np.argwhere(here != there)[0]))
             raise ParityError(
                 f"{name}: {what} at {here.sum()} places in ours and {there.sum()} in theirs; "
-                f"at {list(place)} ours is {ours[place]}, theirs {theirs[place]}"
+                f"at {list(place)} ours is {float(ours[place]):.4g}, theirs {float(theirs[place]):.4g}"
             )
 
 
@@ -89,16 +93,21 @@ def compared(
 ) -> Measured:
     """The largest relative error of all tensors, which are matched by name, beside the bar of `gate`.
 
-    `zero` names tensors that are zero in exact arithmetic, with the scale to measure them against. Raises ParityError
-    for names that stand on one side only, and for what `require_comparable` raises.
+    The order is that of `theirs`, since jax.jit sorts the names of what it returns. `zero` names tensors that are zero
+    in exact arithmetic, with the scale to measure them against. Raises ParityError for names that stand on one side
+    only, and for what `require_comparable` raises; the first tensor that differs begins the message, all are listed.
     """
     _require_same_names(gate, ours, theirs)
-    errors = {}
-    for name in ours:
+    errors: dict[str, float | str] = {}
+    for name in theirs:
         a, b = as_array(ours[name]), as_array(theirs[name])
-        require_comparable(name, a, b)
-        errors[name] = relative_error(a, b, (zero or {}).get(name))
-    return worst(gate, errors, bar)
+        try:
+            require_comparable(name, a, b)
+        except ParityError as error:
+            errors[name] = str(error)
+        else:
+            errors[name] = relative_error(a, b, (zero or {}).get(name))
+    return _judged(gate, errors, bar)
 
 
 def assert_parity(
@@ -148,28 +157,58 @@ def quality(gate: str, samples: Sequence[Sample], allowed: Quality = FLOAT32) ->
     raises, and for results of another type than `allowed.dtypes`.
     """
     errors: dict[str, list[tuple[float, float]]] = {}
+    refused: dict[str, str] = {}
     for ours, theirs, truth, scales in samples:
         _require_same_names(gate, ours, theirs)
         _require_same_names(gate, ours, truth)
-        for name in ours:
+        for name in theirs:
             a, b, exact = as_array(ours[name]), as_array(theirs[name]), np.asarray(truth[name], np.float64)
-            require_comparable(name, a, b)
-            if str(a.dtype) not in allowed.dtypes:
-                raise ParityError(f"{name}: {a.dtype} on both sides; expected {' or '.join(allowed.dtypes)}")
-            if a.shape:
+            try:
+                require_comparable(name, a, b)
+                if str(a.dtype) not in allowed.dtypes:
+                    raise ParityError(f"{name}: {a.dtype} on both sides; expected {' or '.join(allowed.dtypes)}")
+            except ParityError as error:
+                refused.setdefault(name, str(error))
+            if a.shape and name not in refused:
                 both = relative_error(a, exact, scales[name]), relative_error(b, exact, scales[name])
                 errors.setdefault(name, []).append(both)
-    ratios = {}
-    for name, pairs in errors.items():
-        here, there = np.median(pairs, axis=0)
-        ratios[name] = float(here / (allowed.factor * there + allowed.floor))
-    return worst(gate, ratios, 1.0)
+    ratios: dict[str, float | str] = {}
+    for name in samples[0].theirs:
+        if name in refused:
+            ratios[name] = refused[name]
+        elif name in errors:
+            here, there = np.median(errors[name], axis=0)
+            ratios[name] = float(here / (allowed.factor * there + allowed.floor))
+    return _judged(gate, ratios, 1.0)
 
 
 def worst(gate: str, figures: Mapping[str, float], bar: float) -> Measured:
     """The largest of the figures; NaN is larger than any number."""
     name = max(figures, key=lambda name: float("inf") if np.isnan(figures[name]) else figures[name])
-    return Measured(gate, figures[name], bar, name)
+    beyond = tuple((name, figure) for name, figure in figures.items() if not figure <= bar)
+    return Measured(gate, figures[name], bar, name, beyond)
+
+
+def _judged(gate: str, figures: Mapping[str, float | str], bar: float) -> Measured:
+    """`worst`, unless some tensors have no figure but a sentence that says why: then ParityError lists what differs."""
+    numbers = {name: figure for name, figure in figures.items() if not isinstance(figure, str)}
+    if len(numbers) == len(figures):
+        return worst(gate, numbers, bar)
+    differing = tuple(
+        (name, figure) for name, figure in figures.items() if isinstance(figure, str) or not figure <= bar
+    )
+    name, first = differing[0]
+    said = first if isinstance(first, str) else f"gate {gate}: {first:.2e} >  {bar:.0e} ({name})"
+    raise ParityError(said + _listed(differing))
+
+
+def _listed(differing: Sequence[tuple[str, float | str]]) -> str:
+    """A line for each of several tensors that differ; nothing for one."""
+    if len(differing) < 2:
+        return ""
+    lines = (figure if isinstance(figure, str) else f"{name}: {figure:.2e}" for name, figure in differing)
+    heading = f"; {differing[0][0]} is the first of {len(differing)} that differ:"
+    return "\n".join([heading, *(f"  {line}" for line in lines)])
 
 
 def as_array(tensor: Any) -> np.ndarray:

@@ -1,5 +1,7 @@
 """The public gates, on a small pair that is not ours."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from parity_tests import ParityError, assert_parity, check_parity
+from parity_tests.gates import OwnPair
 
 WEIGHTS = {"up.kernel": ("up.weight", "o i -> i o"), "up.bias": "up.bias", "scale": "norm.weight", "shift": "norm.bias"}
 X = np.random.default_rng(0).standard_normal((5, 4))
@@ -53,7 +56,7 @@ def test_a_pair_that_is_the_same_passes_every_gate(module: Module) -> None:
 def test_an_output_may_be_an_array(module: Module) -> None:
     weights = {"kernel": ("weight", "o i -> i o"), "bias": "bias"}
     figures = check_parity(lambda p, x: x @ p["kernel"] + p["bias"][None], module.up, weights, [X])
-    assert figures[1].name in ("output", "loss")
+    assert {figure.gate: figure.name for figure in figures}["1 activations"] == "output"
 
 
 def lowered(params: Any, x: jax.Array) -> dict[str, jax.Array]:
@@ -94,6 +97,74 @@ def detached(params: Any, x: jax.Array) -> dict[str, jax.Array]:
 def test_what_differs_is_shown_from_both_sides(function: Any, message: str, module: Module) -> None:
     with pytest.raises(ParityError, match=message):
         check_parity(function, module, WEIGHTS, [X], name="mine")
+
+
+def first_off(params: Any, x: jax.Array) -> dict[str, jax.Array]:
+    """The names in another order than the module's, and jax.jit sorts them into a third."""
+    outputs = ours(params, x)
+    return {"output": outputs["output"] * (1 + 3e-9), "hidden": outputs["hidden"] * (1 + 1e-9), "a": x, "z": x}
+
+
+def second_nan(params: Any, x: jax.Array) -> dict[str, jax.Array]:
+    return first_off(params, x) | {"output": ours(params, x)["output"].at[0].set(jnp.inf)}
+
+
+class Module4(Module):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        hidden = self.up(x)
+        return {"z": x, "hidden": hidden, "output": self.norm(torch.tanh(hidden)), "a": x}
+
+
+@pytest.mark.parametrize(
+    ("function", "lines"),
+    [
+        (first_off, ["hidden: 1.00e-09", "output: 3.00e-09"]),
+        (second_nan, ["hidden: 1.00e-09", r"output: infinity at 6 places in ours and 0 in theirs; at \[0, 0\] .*"]),
+    ],
+)
+def test_the_first_that_differs_is_named_and_all_are_listed(function: Any, lines: list[str]) -> None:
+    """In the order of the module's dict, and never by the projection that the gates differentiate."""
+    torch.manual_seed(0)
+    listed = "".join(f"\n  {line}" for line in lines)
+    head = r"pair: gate 1 activations: 1.00e-09 >  1e-12 \(hidden\); hidden is the first of 2 that differ:"
+    with pytest.raises(ParityError) as error:
+        check_parity(function, Module4(), WEIGHTS, [X], gates=["1"])
+    assert re.fullmatch(head + listed, str(error.value))
+
+
+class WithLoss(nn.Linear):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        logits = super().forward(x)
+        return {"logits": logits, "loss": logits.square().mean()}
+
+
+def test_an_output_called_loss_is_the_pairs_own() -> None:
+    """The projection of all outputs used to take its place."""
+
+    def wrong(params: Any, x: jax.Array) -> dict[str, jax.Array]:
+        logits = x @ params["kernel"] + params["bias"][None]
+        return {"logits": logits, "loss": jnp.square(logits).mean() * 1.25}
+
+    with pytest.raises(ParityError, match=r"gate 1 activations: 2.50e-01 >  1e-12 \(loss\)$"):
+        check_parity(wrong, WithLoss(4, 6), {"kernel": ("weight", "o i -> i o"), "bias": "bias"}, [X], gates=["1"])
+
+
+def test_an_optimizer_that_strays_names_the_users_parameters(module: Module) -> None:
+    """Beyond the bar are losses and parameters; the projection, which is no tensor of the pair's, comes last."""
+    pair = OwnPair(detached, module, WEIGHTS, [X])
+    with jax.enable_x64(True):
+        beyond = [name for name, _ in pair.optimizer([], steps=2).beyond]
+    assert set(beyond[:-1]) >= {"norm.bias"}
+    assert beyond[-1] == "random projection of all outputs, step by step"
+
+
+def test_the_example_of_the_documentation_says_what_is_printed_there(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "parity.md").read_text("utf-8")
+    code, printed = re.findall(r"```python\n(.*?)```.*?```\n(.*?)```", text, re.DOTALL)[-1]
+    names: dict[str, Any] = {}
+    exec(compile(code, "docs/parity.md", "exec"), names)
+    assert len(names["errors"]) == len(names["mistakes"])
+    assert "\n".join(names["errors"]) + "\n" == printed
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from jax_tformer.presets import ARCHITECTURES, EXPERIMENTS
+from parity_tests import ParityError
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -18,6 +19,16 @@ def test_code_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     names: dict[str, object] = {}
     exec(compile(block, "README.md", "exec"), names)
     assert "assert" in block, "a block that asserts nothing could print anything"
+
+
+def test_a_mistake_in_the_pair_is_told_as_written() -> None:
+    """README says what check_parity says where one side takes the other GELU."""
+    [block] = [block for block in BLOCKS if "check_parity" in block]
+    said = re.search(r"With `(approximate=True)` it says `(.*?)`", README.replace("\n", " "))
+    assert said
+    pattern = re.escape(said[2]).replace(re.escape("..."), r"\S+").replace(r"\ >\ ", r" > +")
+    with pytest.raises(ParityError, match=f"{pattern}$"):
+        exec(compile(block.replace("approximate=False", said[1]), "README.md", "exec"), {})
 
 
 def test_nothing_is_left_to_fill_in() -> None:

@@ -112,11 +112,14 @@ def main(arguments: Sequence[str]) -> int:
             state, metrics = step(state, place_batch(mesh, batch))
             reporter.step(number, metrics)
             last = number == training.steps or stop.signal is not None
+            held_out_loss = None
             if number == training.steps or number % training.evaluate_every == 0:
-                reporter.evaluation(number, evaluate(state.params))
-            if last or number % training.checkpoint_every == 0:
+                figures = evaluate(state.params)
+                reporter.evaluation(number, figures)
+                held_out_loss = figures["val_loss"]
+            if last or number % training.checkpoint_every == 0 or resumption.improves(held_out_loss):
                 reporter.flush()
-                resumption.save(state, batches)
+                resumption.save(state, batches, held_out_loss)
             if last:
                 break
     checkpoints.close()
@@ -128,13 +131,13 @@ def main(arguments: Sequence[str]) -> int:
 
     # 7. What came of it.
     samples = sample_text(transformer(for_other_shapes(net.config)), state.params, experiment, pipeline, tokenizer)
-    figures = {
+    speed = {
         "tokens_per_second": reporter.tokens_per_second,
         "seconds_to_first_step": reporter.seconds_to_first_step,
         "wall_seconds": resumption.seconds,
         "parameters": parameters,
     }
-    print(finish(run, figures, samples))
+    print(finish(run, speed, samples))
     return 0
 
 

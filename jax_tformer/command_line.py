@@ -101,7 +101,7 @@ def parse(
     prog: str,
     description: str,
     default: Any = None,
-    short_names: Mapping[str, str] = {},  # noqa: B006 (read only)
+    short_names: Mapping[str, str] = {},
 ) -> C:
     """`arguments` as a `kind` (a dataclass); raises InputError, in one line, for what does not fit.
 

@@ -190,9 +190,9 @@ class TrainingConfig:
     evaluate_batches: int = 20
     """Batches of one evaluation, always the same ones."""
     checkpoint_every: int = 250
-    """Steps between two checkpoints; a stopped run and the last step always leave one."""
+    """Steps between two checkpoints; a stopped run, the last step and the best held-out loss so far leave one too."""
     keep_checkpoints: int = 2
-    """Newest checkpoints that are kept."""
+    """Newest checkpoints that are kept; the best by held-out loss is kept besides."""
 
     def __post_init__(self) -> None:
         require_positive(self, "steps", "batch_size", "accumulation", "log_every", "evaluate_every")

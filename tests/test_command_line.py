@@ -7,8 +7,8 @@ from jax_tformer.errors import InputError
 
 
 def test_short_names_and_numbers_as_people_write_them() -> None:
-    arguments = ["--steps", "1e3", "--lr=2e-3", "--batch_size", "1_6", "--mesh.data", "2.0", "--model.vocab-size", "1e3"]
-    experiment, _, _ = train_options(["dates", *arguments])
+    arguments = ["--steps", "1e3", "--lr=2e-3", "--batch_size", "1_6", "--mesh.data", "2.0"]
+    experiment, _, _ = train_options(["dates", *arguments, "--model.vocab-size", "1e3"])
     assert experiment.training.steps == 1000
     assert type(experiment.training.steps) is int
     assert experiment.optimizer.learning_rate == 2e-3
@@ -26,12 +26,12 @@ def test_what_is_no_whole_number(number: str) -> None:
 
 
 def test_what_is_neither_a_whole_number_nor_none() -> None:
-    with pytest.raises(InputError, match="--mesh.data: '1.5' is not a whole number"):
+    with pytest.raises(InputError, match=r"--mesh.data: '1.5' is not a whole number"):
         train_options(["dates", "--mesh.data", "1.5"])
 
 
 def test_a_mistyped_option_is_told_with_the_one_that_was_meant() -> None:
-    with pytest.raises(InputError, match="unrecognized options: --training.stps.* perhaps you meant --training.steps"):
+    with pytest.raises(InputError, match=r"unrecognized options: --training.stps.* perhaps you meant --training.steps"):
         train_options(["dates", "--training.stps", "5"])
 
 

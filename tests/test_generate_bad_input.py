@@ -61,6 +61,11 @@ def program(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
         (["--file", "nowhere.txt"], "nowhere.txt cannot be read"),
         (["--file", "."], "cannot be read"),
         ([], "standard input is empty"),
+        (["--prompt", "It", "--checkpoint", "newst"], "--checkpoint is 'newst'; expected newest, best, or the number"),
+        (["--prompt", "It", "--checkpoint", "-1"], "--checkpoint"),
+        (["--prompt", "It", "--checkpoint", "7"], "there is no checkpoint of step 7 in"),
+        (["--prompt", "It", "--checkpoint", "7"], "the steps there are 0"),
+        (["--prompt", "It", "--checkpoint", "best"], "has a held-out loss to be the best by; the steps there are 0"),
     ],
 )
 def test_prompts_that_cannot_be(program: Program, arguments: list[str], message: str) -> None:

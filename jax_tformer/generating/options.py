@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -30,6 +30,8 @@ class GenerateOptions:
     """Text to translate, for an encoder-decoder."""
     file: Path | None = None
     """A file of prompts or sources, one a line."""
+    checkpoint: str = "newest"
+    """newest, best (the one with the lowest held-out loss), or the step of one."""
     max_new_tokens: int | None = None
     """Tokens of an answer at most; unless given 200, or what fits: into the context, or a translation's length."""
     slide: bool = False
@@ -91,6 +93,10 @@ class GenerateOptions:
                 "a beam search draws nothing, and gives several answers with --n-best",
             )
             require(not self.slide, f"--slide is given and --beam is {self.beam}; expected one of them")
+        require(
+            self.checkpoint in ("newest", "best") or re.fullmatch("[0-9]{1,18}", self.checkpoint) is not None,
+            f"--checkpoint is {self.checkpoint!r}; expected newest, best, or the number of a step",
+        )
         alone = [
             *(["--num-samples"] if self.num_samples > 1 else []),
             *(["--beam"] if self.beam > 1 else []),
@@ -100,6 +106,13 @@ class GenerateOptions:
             not self.stream or not alone,
             f"--stream and {' and '.join(alone)} are both given; expected one of them: a stream is one plain text",
         )
+
+    @property
+    def checkpoint_step(self) -> int | Literal["best"] | None:
+        """Which checkpoint, as `load_trained` takes it."""
+        if self.checkpoint == "best":
+            return "best"
+        return None if self.checkpoint == "newest" else int(self.checkpoint)
 
     @property
     def one_by_one(self) -> bool:

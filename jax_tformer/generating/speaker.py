@@ -107,7 +107,7 @@ class Speaker:
 def load_speaker(run: RunFolder, data: TextData | PairData, options: GenerateOptions) -> Speaker:
     """The model of a run, as `options` want it to speak; raises InputError if something of the run is missing."""
     decoding = options.decoding(isinstance(data, PairData))
-    trained = load_trained(run)
+    trained = load_trained(run, options.checkpoint_step)
     read: Reader
     if isinstance(data, PairData):
         read = SourceReader(data, trained.tokenizer, options.max_new_tokens)

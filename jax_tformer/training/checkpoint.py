@@ -9,12 +9,14 @@ old steps before anyone has looked at the new one; so listing, checking and dele
     10.deleted      an old step on its way out: deletion begins with this rename
 
 So a kill at any moment leaves only whole steps under plain numbers; the rest is ignored, and removed by the next save.
+Which step is the best one is in no file of its own: each extra.json holds the held-out loss of its step, if it has one.
 With several processes all must call the same methods in the same order, on a folder that all of them see; the first
 one checks, lists and deletes.
 """
 
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -22,7 +24,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -32,6 +34,8 @@ from jaxtyping import PyTree
 from jax_tformer.errors import InputError
 from jax_tformer.training import checksums
 
+HELD_OUT_LOSS = "val_loss"
+"""The entry of `extra` that the best step is chosen by: the one where it is lowest."""
 _EXTRA_FILE = "extra.json"
 _STEP = re.compile(r"0|[1-9][0-9]*")
 _LEFTOVER = re.compile(r"[0-9]+\.(pending|deleted).*")
@@ -55,7 +59,7 @@ class Checkpoints:
     """The checkpoints of one run. Making this object writes nothing; only one job at a time may save to a folder."""
 
     def __init__(self, folder: Path, keep: int) -> None:
-        """`folder` need not exist yet; `keep`, at least 1, is how many of the newest intact steps stay.
+        """`folder` need not exist yet; `keep`, at least 1, is how many of the newest intact steps stay, and the best.
 
         Raises InputError if the folder could not be written.
         """
@@ -95,7 +99,7 @@ class Checkpoints:
         self._running = self._background.submit(self._finish, response, pending, step, text)
 
     def wait(self) -> None:
-        """Returns when the last save is checksummed and listed, and older steps beyond `keep` are gone.
+        """Returns when the last save is checksummed and listed, and steps that are not to be kept are gone.
 
         Raises what went wrong in the background: InputError if the disk or the folder was the cause.
         """
@@ -107,6 +111,12 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """The finished steps on the disk, oldest first; their contents are not checked."""
         return [step for step in _numbered(self._folder) if checksums.is_sealed(self._folder / str(step))]
+
+    def best_loss(self) -> float:
+        """The held-out loss of the best finished step; infinity where no step has one."""
+        losses = _held_out_losses(self._folder)
+        whole = [step for step in losses if not checksums.damage(self._folder / str(step), sizes_only=True)]
+        return min((losses[step] for step in whole), default=math.inf)
 
     def restore(self, abstract_state: Mapping[str, PyTree], step: int | None = None) -> Restored | None:
         """The newest step whose files are as they were written, or the given step; None if there is none at all.
@@ -170,35 +180,41 @@ class Checkpoints:
             raise
 
     def _prune(self, saved: int) -> None:
-        """Deletes the finished steps beyond `keep`; a damaged one does not take the place of an intact one."""
+        """Deletes the finished steps beyond `keep`, but for the best; a damaged one takes no intact one's place."""
         others = [step for step in reversed(self.steps()) if step != saved]
         intact = [
             step
             for step in others
             if self._intact.get(step, True) and not checksums.damage(self._folder / str(step), sizes_only=True)
         ]
-        for step in set(others) - set(intact[: self._keep - 1]):
+        losses = _held_out_losses(self._folder)
+        best = sorted((step for step in [saved, *intact] if step in losses), key=lambda step: (losses[step], step))
+        for step in set(others) - set(intact[: self._keep - 1]) - set(best[:1]):
             self._intact[step] = False
             _delete(self._folder / str(step))
 
 
-def load_parameters(folder: Path, abstract_params: PyTree) -> Restored:
+def load_parameters(folder: Path, abstract_params: PyTree, step: int | Literal["best"] | None = None) -> Restored:
     """The "params" of the newest checkpoint in which they are intact; the rest of it is neither read nor checked.
 
-    `Restored.state` is the tree of parameters. Raises InputError if there is no checkpoint, none with intact
-    parameters, or if these are not of the shapes in `abstract_params`.
+    `step`: of the given checkpoint, or of the best by held-out loss in which they are intact. `Restored.state` is the
+    tree of parameters. Raises InputError if there is no checkpoint, no such one, none with intact parameters, or if
+    these are not of the shapes in `abstract_params`.
     """
-    found = _restore(folder.absolute(), {"params": abstract_params}, only=("params",))
+    found = _restore(folder.absolute(), {"params": abstract_params}, step=step, only=("params",))
     if found is None:
         raise InputError(f"there is no checkpoint in {folder}; train first, or name a run folder that holds one")
     return Restored(found.step, found.state["params"], found.extra, found.skipped)
 
 
 def _restore(
-    folder: Path, abstract: Mapping[str, PyTree], step: int | None = None, only: Collection[str] | None = None
+    folder: Path,
+    abstract: Mapping[str, PyTree],
+    step: int | Literal["best"] | None = None,
+    only: Collection[str] | None = None,
 ) -> Restored | None:
     skipped: list[str] = []
-    chosen = _agreed(lambda: _newest_intact(folder, step, only, skipped))
+    chosen = _agreed(lambda: _first_intact(folder, step, only, skipped))
     if chosen == _NO_STEP:
         return None
     path = folder / str(chosen)
@@ -211,23 +227,63 @@ def _restore(
     return Restored(chosen, state, extra, tuple(skipped))
 
 
-def _newest_intact(folder: Path, step: int | None, parts: Collection[str] | None, skipped: list[str]) -> int:
-    present = _numbered(folder)
-    if step is not None and step not in present:
-        raise InputError(f"there is no checkpoint of step {step} in {folder}; name one of {present}")
+def _first_intact(
+    folder: Path, step: int | Literal["best"] | None, parts: Collection[str] | None, skipped: list[str]
+) -> int:
     problems: list[str] = []
-    for candidate in reversed(present) if step is None else [step]:
+    for candidate in _candidates(folder, step):
         problem = checksums.damage(folder / str(candidate), parts)
         if problem is None:
             skipped.extend(f"skipped a damaged checkpoint in {folder}: {line}" for line in problems)
             return candidate
         problems.append(f"step {candidate}: {problem}")
     if problems:
+        advice = "put back a copy of one, or start again in another run folder"
+        if step is not None:
+            advice = f"the steps there are {_listed(_numbered(folder))}"
         raise InputError(
-            f"found only damaged checkpoints in {folder} ({'; '.join(problems)}) and deleted nothing; "
-            "put back a copy of one, or start again in another run folder"
+            f"found only damaged checkpoints in {folder} ({'; '.join(problems)}) and deleted nothing; {advice}"
         )
     return _NO_STEP
+
+
+def _candidates(folder: Path, step: int | Literal["best"] | None) -> list[int]:
+    """The steps that may be taken, in the order in which they are wanted; without a `step`, the newest first."""
+    present = _numbered(folder)
+    if step is None:
+        return present[::-1]
+    if step != "best":
+        if step not in present:
+            raise InputError(
+                f"there is no checkpoint of step {step} in {folder}; the steps there are {_listed(present)}"
+            )
+        return [step]
+    losses = _held_out_losses(folder)
+    # What cannot tell its loss might have been the best: first of all, so that it is told as damaged.
+    silent = [candidate for candidate in present if checksums.damage(folder / str(candidate), parts=())]
+    judged = sorted(set(losses) - set(silent), key=lambda candidate: (losses[candidate], candidate))
+    if not (silent or judged):
+        raise InputError(
+            f"no checkpoint in {folder} has a held-out loss to be the best by; the steps there are {_listed(present)}"
+        )
+    return silent + judged
+
+
+def _listed(steps: list[int]) -> str:
+    return ", ".join(map(str, steps)) or "none"
+
+
+def _held_out_losses(folder: Path) -> dict[int, float]:
+    """The held-out loss of each finished step that has one and can tell it."""
+    losses = {}
+    for step in _numbered(folder):
+        try:
+            loss = json.loads((folder / str(step) / _EXTRA_FILE).read_text(encoding="utf-8"))[HELD_OUT_LOSS]
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            continue
+        if isinstance(loss, float) and math.isfinite(loss):
+            losses[step] = loss
+    return losses
 
 
 def _require_same_arrays(path: Path, saved: Mapping[str, PyTree], wanted: Mapping[str, PyTree]) -> None:

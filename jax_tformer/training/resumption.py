@@ -1,5 +1,6 @@
 """What a run needs in order to continue as if it had not stopped: its state, its place in the data, its clock."""
 
+import math
 import time
 
 import grain
@@ -8,7 +9,7 @@ from jax_tformer.config_file import to_dict
 from jax_tformer.data.batches import Batch
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
-from jax_tformer.training.checkpoint import Checkpoints
+from jax_tformer.training.checkpoint import HELD_OUT_LOSS, Checkpoints
 from jax_tformer.training.step import TrainState
 
 
@@ -20,7 +21,7 @@ class Resumption:
     ) -> None:
         """`started` is when this session began, by time.perf_counter."""
         self._checkpoints, self._fingerprint, self._experiment = checkpoints, fingerprint, experiment
-        self._earlier, self._started = 0.0, started
+        self._earlier, self._started, self._best = 0.0, started, math.inf
         self.notes: list[str] = []
         """Which damaged checkpoints were passed over, and why."""
 
@@ -44,15 +45,25 @@ class Resumption:
             )
         batches.set_state(restored.extra["batches"])
         self._earlier = restored.extra["seconds"]
+        self._best = self._checkpoints.best_loss()
         self.notes += restored.skipped
         return TrainState(**restored.state)
 
-    def save(self, state: TrainState, batches: grain.DatasetIterator[Batch]) -> None:
-        """Saves in the background; `state` may be donated at once."""
+    def improves(self, held_out_loss: float | None) -> bool:
+        """Whether this is the lowest held-out loss of all that were saved: then the state should be saved too."""
+        return held_out_loss is not None and held_out_loss < self._best
+
+    def save(
+        self, state: TrainState, batches: grain.DatasetIterator[Batch], held_out_loss: float | None = None
+    ) -> None:
+        """Saves in the background; `state` may be donated at once. `held_out_loss`: of this state, if it is known."""
         extra = {
             "batches": batches.get_state(),
             "fingerprint": self._fingerprint,
             "seconds": self.seconds,
             "config": to_dict(self._experiment),
+            HELD_OUT_LOSS: held_out_loss,
         }
+        if held_out_loss is not None:
+            self._best = min(self._best, held_out_loss)
         self._checkpoints.save(int(state.step), state._asdict(), extra)

@@ -1,6 +1,7 @@
 """A trained model from its run folder, ready to be used."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from jax_tformer.data.ids import check_vocabulary
 from jax_tformer.data.tokenizers import Tokenizer, load_run_tokenizer
@@ -15,15 +16,20 @@ from jax_tformer.training.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Trained:
-    """A model with the parameters of its newest intact checkpoint, and its tokenizer."""
+    """A model with the parameters of a checkpoint, and its tokenizer."""
 
     net: Transformer
     params: Params
     tokenizer: Tokenizer
+    step: int
+    """Of the checkpoint."""
 
 
-def load_trained(run: RunFolder) -> Trained:
-    """Raises InputError if the run has no checkpoint yet, or if one of its files is damaged."""
+def load_trained(run: RunFolder, step: int | Literal["best"] | None = None) -> Trained:
+    """The model at its newest intact checkpoint, at the one of `step`, or at the best by held-out loss.
+
+    Raises InputError if the run has no such checkpoint, or if one of its files is damaged.
+    """
     config = run.read_config().model
     tokenizer = load_run_tokenizer(run.path)
     if config.vocab_size is None:
@@ -31,5 +37,5 @@ def load_trained(run: RunFolder) -> Trained:
     check_vocabulary(tokenizer, config.vocab_size)
     set_up_jax(config)
     net = transformer(for_other_shapes(config))
-    restored = load_parameters(run.checkpoints, net.shapes)
-    return Trained(net, restored.state, tokenizer)
+    restored = load_parameters(run.checkpoints, net.shapes, step)
+    return Trained(net, restored.state, tokenizer, restored.step)

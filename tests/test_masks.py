@@ -46,5 +46,3 @@ def test_a_row_that_sees_nothing_has_neither_weights_nor_gradients() -> None:
     assert not gradient[0, :, 1].any()
     assert gradient[0, 0, 0].any()
     assert not np.where(mask, 0, np.broadcast_to(gradient, SHAPE)).any()
-
-

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,20 @@ def test_names_that_are_resolved_late_are_listed() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [TransformerConfig, StackConfig, DropoutConfig, ComputeConfig, DecodingConfig, TokenizerConfig, MaskedTextData]
-    + [PairData, OptimizerConfig, TrainingConfig, SampleConfig, MeshConfig],
+    [
+        TransformerConfig,
+        StackConfig,
+        DropoutConfig,
+        ComputeConfig,
+        DecodingConfig,
+        TokenizerConfig,
+        MaskedTextData,
+        PairData,
+        OptimizerConfig,
+        TrainingConfig,
+        SampleConfig,
+        MeshConfig,
+    ],
 )
 def test_help_describes_every_field(kind: Any) -> None:
     first, blank, heading, *lines = (inspect.getdoc(kind) or "").splitlines()
@@ -69,7 +82,7 @@ def test_a_model_shows_its_shape() -> None:
     stack = StackConfig(3, 4, 20, key_value_heads=2, activation="silu", gated=True, positions="rotary")
     net = transformer(TransformerConfig(11, 16, encoder=StackConfig(2, 2, 24, positions="none"), decoder=stack))
     lines = repr(net).splitlines()
-    assert lines[0] == "Transformer(" and lines[-1] == ")"
+    assert (lines[0], lines[-1]) == ("Transformer(", ")")
     assert lines[1] == "  encoder: 2 layers of 16, 2 heads of 8, feed-forward 24 relu, post-layernorm, no positions"
     assert "3 layers of 16, 4 heads of 4 (2 of keys and values), gated feed-forward 20 silu" in lines[2]
     assert lines[3] == "  head: linear, 11 tokens"
@@ -97,3 +110,10 @@ def test_the_licence_is_said_alike_everywhere() -> None:
     assert project["license"] == citation["license"] == "Apache-2.0"
     assert citation["version"] == jax_tformer.__version__
     assert all((ROOT / package / "py.typed").exists() for package in ("jax_tformer", "torch_ref"))
+
+
+def test_contributors_are_sent_to_files_that_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = re.findall(r"(?<=[`\s])((?:[\w.]+/)+(?:[\w.]+\.(?:py|md)|run)?|[\w.]+\.(?:py|md|txt))(?=[`\s])", text)
+    assert len(named) > 20
+    assert not [name for name in named if not (ROOT / name).exists()]

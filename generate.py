@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from jax_tformer.command_line import parse, run_program
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import PairData
-from jax_tformer.generating.lines import Line, batched, file_lines, standard_input
+from jax_tformer.generating.lines import Line, batched, file_lines, references_of, standard_input
 from jax_tformer.generating.options import GenerateOptions
 from jax_tformer.paths import user_path
 
@@ -23,24 +23,27 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(GenerateOptions, arguments, prog="generate.py", description=__doc__ or "")
     options.check()
 
+    from jax_tformer.generating.items import reader_of
     from jax_tformer.training.run_folder import RunFolder
 
     run = RunFolder(user_path(options.run))
-    data = run.read_config().data
+    experiment = run.read_config()
+    data = experiment.data
     options.check_model(data)
     translates = isinstance(data, PairData)
+    read = reader_of(data, run.read_tokenizer(experiment.model.vocab_size), options)
 
     # 2. The texts. Files are read to their end, standard input as it comes.
     lines, references = given(options)
+    items = [read(line) for line in lines] if isinstance(lines, list) else map(read, lines)
 
     from jax_tformer.decoding.translation_scores import translation_scores
     from jax_tformer.generating.output import JsonOutput, TextOutput, speak_utf8
     from jax_tformer.generating.speaker import load_speaker
     from jax_tformer.generating.speed import Stopwatch
 
-    # 3. The model. What it cannot take is refused before it says anything, if that is known by now.
-    speaker = load_speaker(run, data, options)
-    items = [speaker.read(line) for line in lines] if isinstance(lines, list) else map(speaker.read, lines)
+    # 3. The model.
+    speaker = load_speaker(run, data, read, options)
 
     # 4. Its answers, batch by batch or token by token.
     speak_utf8()
@@ -72,31 +75,26 @@ def main(arguments: Sequence[str]) -> int:
 
 def given(options: GenerateOptions) -> tuple[Iterable[Line], list[str] | None]:
     """The texts to answer, and their references; raises InputError for files that do not hold them."""
-    references = (
-        None if options.reference is None else [line.text for line in file_lines(options.reference, empty=True)]
-    )
     only = options.source if options.prompt is None else options.prompt
     lines: Iterable[Line]
     if only is not None:
         lines = [Line(only, 1, None)]
-    elif options.file is not None:
+    elif options.file is not None and str(options.file) != "-":
         lines = file_lines(options.file)
     else:
         if typed(options):
             print("a text a line; Ctrl-D ends", file=sys.stderr)
-        # What is to be scored is needed as a whole anyway.
-        lines = standard_input() if references is None else list(standard_input())
-    if references is not None and isinstance(lines, list) and len(references) != len(lines):
-        raise InputError(
-            f"there are {len(lines):,} sources and {len(references):,} lines in {options.reference}; "
-            "expected a reference for each source, line by line"
-        )
-    return lines, references
+        lines = standard_input()
+    if options.reference is None:
+        return lines, None
+    # What is to be scored is needed as a whole anyway.
+    lines = list(lines)
+    return lines, references_of(lines, options.reference)
 
 
 def typed(options: GenerateOptions) -> bool:
     """Whether the texts come from somebody at a terminal, who waits for each answer."""
-    flags = (options.prompt, options.source, options.file)
+    flags = (options.prompt, options.source, None if str(options.file) == "-" else options.file)
     return all(flag is None for flag in flags) and sys.stdin is not None and sys.stdin.isatty()
 
 

@@ -19,6 +19,13 @@ def main(arguments: Sequence[str]) -> int:
     # 1. The experiment: a preset and the flags that change it, checked before anything heavy is imported.
     experiment, path, resume = train_options(arguments)
 
+    from jax_tformer.data.sources import check_files
+    from jax_tformer.training.run_folder import RunFolder
+
+    run = RunFolder(path)
+    run.check()
+    check_files(experiment.data)
+
     import jax
 
     from jax_tformer.compilation import compile_beside, compiler_options
@@ -38,13 +45,11 @@ def main(arguments: Sequence[str]) -> int:
     from jax_tformer.training.progress import ProgressLine
     from jax_tformer.training.reporting import Reporter
     from jax_tformer.training.resumption import Resumption
-    from jax_tformer.training.run_folder import RunFolder
     from jax_tformer.training.samples import sample_text
     from jax_tformer.training.step import init_state, train_step
 
     set_up_jax(experiment.model)
-    training, run = experiment.training, RunFolder(path)
-    run.check()
+    training = experiment.training
     checkpoints = Checkpoints(run.checkpoints, training.keep_checkpoints)
     continues = resume and run.holds_run() and bool(checkpoints.steps())
 

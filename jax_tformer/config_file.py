@@ -1,7 +1,14 @@
-"""Configurations as JSON: written with the run and inside weight files, read back strictly."""
+"""Configurations and other small files as JSON: written with the run and inside weight files, read back strictly.
+
+A run folder may come from a stranger. Whatever is read of one is read by `read_text` and `read_json`, which neither
+wait for a pipe, nor fill the memory, nor fail in another way than with one line.
+"""
 
 import dataclasses
 import json
+import math
+import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,6 +17,18 @@ import dacite
 from jax_tformer.errors import InputError
 
 C = TypeVar("C")
+SMALL = 2**24
+"""Bytes of a file that says how something is, not what it is."""
+_DEEPEST = 64
+"""Objects and lists inside of each other; a config has five."""
+_LONGEST_NUMBER = 40
+_KINDS = {
+    stat.S_ISDIR: "a folder",
+    stat.S_ISFIFO: "a pipe",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+}
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -34,16 +53,88 @@ def write_json(path: Path, values: Any) -> None:
     partial.replace(path)
 
 
-def read_json(path: Path) -> Any:
-    """What the file holds; raises InputError if it cannot be read or is not JSON."""
+def read_json(path: Path, most: int = SMALL) -> Any:
+    """What the file holds; raises InputError as `read_text` does, and if it is not JSON as `parse_json` wants it."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
+        return parse_json(read_text(path, most))
+    except InputError:
+        raise
     except ValueError as error:
         raise InputError(
             f"{path} is damaged: it is not JSON ({error}); restore it, or start a new run with --run"
         ) from error
+
+
+def read_text(path: Path, most: int = SMALL) -> str:
+    """The text of a file; raises InputError unless it is a regular file of at most `most` bytes, in UTF-8."""
+    try:
+        problem = not_regular(path)
+        if problem is None:
+            with open(path, "rb") as file:
+                data = file.read(most + 1)
+            if len(data) > most:
+                problem = f"has more than {most:,} bytes"
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; restore it, or name another folder") from error
+    if problem:
+        raise InputError(f"{path} {problem}; expected a file of text; restore it, or name another folder")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path} is damaged: byte 0x{data[error.start]:02x} at byte {error.start:,} is not UTF-8; "
+            "restore it, or name another folder"
+        ) from error
+
+
+def not_regular(path: Path) -> str | None:
+    """What `path` "is ..." where it is no regular file, to be asked before it is opened: a pipe would wait for ever.
+
+    None for a regular file. Raises OSError if there is nothing there.
+    """
+    try:
+        mode = path.stat().st_mode
+    except ValueError:  # of a NUL in its name
+        return "has a name that no file can have"
+    if stat.S_ISREG(mode):
+        return None
+    return "is " + next((kind for test, kind in _KINDS.items() if test(mode)), "no regular file")
+
+
+def parse_json(text: str) -> Any:
+    """What `text` says; raises ValueError for what is not JSON, is nested too deeply, or has a number that is none."""
+    too_deep = ValueError(f"it is nested more than {_DEEPEST} deep")
+    try:
+        values = json.loads(text, parse_constant=_no_number, parse_float=_finite, parse_int=_short)
+    except RecursionError:
+        raise too_deep from None
+    level = [values]
+    for _ in range(_DEEPEST + 1):
+        level = [part for outer in level if isinstance(outer, dict | list) for part in _parts(outer)]
+        if not level:
+            return values
+    raise too_deep
+
+
+def _parts(outer: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return outer.values() if isinstance(outer, dict) else outer
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{digits[:_LONGEST_NUMBER]} is too large a number")
+    return number
+
+
+def _short(digits: str) -> int:
+    if len(digits) > _LONGEST_NUMBER:
+        raise ValueError(f"{digits[:_LONGEST_NUMBER]}... is too large a number")
+    return int(digits)
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> list[str]:

@@ -13,7 +13,8 @@ import jax
 import pytest
 
 from jax_tformer.data.tokenizers import load_tokenizer
-from jax_tformer.generating.lines import batched, standard_input
+from jax_tformer.errors import InputError
+from jax_tformer.generating.lines import Line, batched, references_of, standard_input
 from tests.speaking import CONTEXT, TARGET_LENGTH, Program, write_runs
 
 ROOT = Path(__file__).parents[1]
@@ -100,7 +101,9 @@ def test_a_batch_says_what_each_prompt_says_alone(program: Program, tmp_path: Pa
     assert [spoken["prompt"] for spoken in objects(together)] == prompts
     assert program.say(name, "--json", "--batch-size", "3", typed="\r\n".join(prompts)) == together
     alone = [program.say(name, "--json", "--prompt", prompt) for prompt in prompts[:2]]
-    assert together.startswith("".join(alone))
+    assert objects(together)[:2] == [
+        {"line": n, **spoken} for n, each in enumerate(alone, 1) for spoken in objects(each)
+    ]
     texts = [spoken["completions"][0]["text"] for spoken in objects(together)]
     readable = program.say(name, "--file", "prompts.txt")
     expected = [f"--- prompt {n} ---\n{p}{t}\n\n" for n, (p, t) in enumerate(zip(prompts, texts, strict=True), 1)]
@@ -136,6 +139,32 @@ def test_standard_input_is_read_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> 
         assert [(line.text, line.number) for line in next(batches)] == [("three", 3)]
 
 
+def test_blank_lines_are_left_out_and_counted(program: Program, tmp_path: Path) -> None:
+    typed = "\n \t\nIt\n\r\nSo\n\n"
+    (tmp_path / "prompts.txt").write_text(typed, newline="")
+    options = ("--max-new-tokens", "3", "--temperature", "0")
+    spoken = program.say("text", *options, "--json", typed=typed)
+    assert [(each["line"], each["prompt"]) for each in objects(spoken)] == [(3, "It"), (5, "So")]
+    assert program.say("text", *options, "--json", "--file", "prompts.txt") == spoken
+    assert program.say("text", *options, "--json", "--file", "-", typed=typed) == spoken
+    assert "--- prompt 3 ---\nIt" in program.say("text", *options, "--stream", typed=typed)
+
+
+def test_references_stand_beside_the_lines_that_are_not_blank(tmp_path: Path) -> None:
+    lines = [Line("one", 2, ""), Line("two", 3, ""), Line("four", 5, "")]
+    path = tmp_path / "references.txt"
+    path.write_text("\nun\n\n\nquatre\n\n")
+    assert references_of(lines, path) == ["un", "", "quatre"]
+    for content, message in (
+        ("\nun\ndeux\n", "the sources end at line 5 and .* at line 3"),
+        ("\nun\n\n\nquatre\ncinq\n", "the sources end at line 5 and .* at line 6"),
+        ("\nun\n\ntrois\nquatre\n", r"line 4 of .* stands beside a blank line"),
+    ):
+        path.write_text(content)
+        with pytest.raises(InputError, match=message):
+            references_of(lines, path)
+
+
 @pytest.mark.parametrize("options", [[], ["--slide", "--max-new-tokens", "90"], ["--temperature", "0"]])
 def test_a_stream_is_what_comes_at_once(program: Program, options: list[str]) -> None:
     for seed in ("1", "2"):
@@ -152,7 +181,7 @@ def test_sliding_goes_on_beyond_the_context(program: Program) -> None:
         spoken = objects(program.say(name, *options, typed="It was\nA\nA prompt of 31 characters, so ..\n"[:-4] + "\n"))
         assert all(len(each["completions"][0]["tokens"]) == 80 or each["completions"][0]["finished"] for each in spoken)
         assert max(len(each["completions"][0]["tokens"]) for each in spoken) > CONTEXT
-        assert objects(program.say(name, *options, "--prompt", "A")) == spoken[1:2]
+        assert [{"line": 2, **each} for each in objects(program.say(name, *options, "--prompt", "A"))] == spoken[1:2]
 
 
 # Translations.

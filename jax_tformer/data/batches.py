@@ -6,13 +6,17 @@ import json
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import grain
 import numpy as np
 
 from jax_tformer.data.ids import IGNORED
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.experiment import PairData, TextData, TrainingConfig
+
+if TYPE_CHECKING:
+    # Imported at first use, since it imports JAX: what is wrong with the data is known before that.
+    import grain
 
 Batch = dict[str, np.ndarray]
 
@@ -21,7 +25,7 @@ Batch = dict[str, np.ndarray]
 class Pipeline:
     """The batches of one experiment. All have B rows and the same shapes, so that one compilation serves all."""
 
-    train: grain.MapDataset[Batch]
+    train: "grain.MapDataset[Batch]"
     """Training batches by number, without end; a batch is a function of its number and the seed."""
     evaluation: list[Batch]
     """Held-out batches; rows that fill up the last one have no label but IGNORED."""
@@ -34,19 +38,23 @@ class Pipeline:
     notes: list[str] = field(default_factory=list)
     """What the user should know about the data, a line each."""
 
-    def train_iterator(self) -> grain.DatasetIterator[Batch]:
+    def train_iterator(self) -> "grain.DatasetIterator[Batch]":
         """Training batches from the first, made in a background thread.
 
         `get_state()` is a small dict for JSON; `set_state(state)` continues with the batch that came next then.
         """
+        import grain
+
         return iter(self.train.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))
 
 
-def endless(make_batch: Callable[[int, np.random.Generator], Batch], seed: int) -> grain.MapDataset[Batch]:
+def endless(make_batch: Callable[[int, np.random.Generator], Batch], seed: int) -> "grain.MapDataset[Batch]":
     """Training batches `make_batch(number, generator)`, the generator's numbers depending on number and seed only.
 
     An element is a whole batch: Grain would need six times as long to gather its rows one by one.
     """
+    import grain
+
     return grain.MapDataset.range(sys.maxsize).seed(seed).random_map(make_batch)
 
 
@@ -56,6 +64,8 @@ def shuffled_items(batch: int, batch_size: int, count: int, seed: int) -> np.nda
     Batches follow one another through all items in random order, then through all of them in another order, and so on:
     the order of grain.MapDataset.shuffle().repeat(), without an object for every item.
     """
+    import grain
+
     positions = (divmod(batch * batch_size + row, count) for row in range(batch_size))
     return np.array(
         [

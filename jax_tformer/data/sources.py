@@ -2,6 +2,8 @@
 
 import glob
 import json
+import os
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,6 +12,16 @@ from jax_tformer.experiment import PairData, TextData
 from jax_tformer.paths import user_path
 
 _TEXT_SUFFIXES = (".txt", ".md", ".rst", ".jsonl")
+
+
+def check_files(config: TextData | PairData) -> None:
+    """Raises InputError unless the files that `config` names are there, and are files; reads none of them."""
+    if isinstance(config, PairData):
+        files = [] if config.source == "dates" else _pair_files(config)
+    else:
+        files = [] if config.source == "python-docs" else _text_files(config.path)
+    for path in files:
+        _check_file(path)
 
 
 def load_text(config: TextData) -> str:
@@ -22,10 +34,6 @@ def load_text(config: TextData) -> str:
     """
     if config.source == "python-docs":
         return _python_docs()
-    if config.path is None:
-        raise InputError(
-            "no text was named; give --data.path a text file, a folder of them, a glob or JSON lines with a text field"
-        )
     documents = [document for path in _text_files(config.path) for document in _documents(path) if document.strip()]
     if not documents:
         raise InputError(f"{config.path} holds no text; expected at least one document that is not empty")
@@ -37,22 +45,13 @@ def load_pairs(config: PairData) -> list[tuple[str, str]]:
 
     Raises InputError if the files do not exist, cannot be read, hold no pairs, are not UTF-8, or a line is not a pair.
     """
-    if config.path is None:
-        raise InputError(
-            "no pairs were named; give --data.path tab-separated pairs, JSON lines with source and target, "
-            "or a text file whose targets --data.target-path holds"
-        )
-    path = user_path(config.path)
-    if config.target_path is not None:
-        pairs = _aligned(path, user_path(config.target_path))
+    path, *others = _pair_files(config)
+    if others:
+        pairs = _aligned(path, others[0])
     elif path.suffix == ".tsv":
         pairs = _tab_separated(path)
-    elif path.suffix == ".jsonl":
-        pairs = [(record["source"], record["target"]) for record in _json_lines(path, ("source", "target"))]
     else:
-        raise InputError(
-            f"{path} is neither .tsv nor .jsonl; expected one of them, or the targets' file as --data.target-path"
-        )
+        pairs = [(record["source"], record["target"]) for record in _json_lines(path, ("source", "target"))]
     for number, pair in enumerate(pairs, 1):
         for side, text in zip(("source", "target"), pair, strict=True):
             if not text.strip():
@@ -74,12 +73,38 @@ def _join(documents: Iterable[str]) -> str:
     return "\n\n".join(document.strip("\n") for document in documents) + "\n"
 
 
-def _text_files(path: str) -> list[Path]:
+def _pair_files(config: PairData) -> list[Path]:
+    """The file of pairs; or that of sources and that of targets."""
+    if config.path is None:
+        raise InputError(
+            "no pairs were named; give --data.path tab-separated pairs, JSON lines with source and target, "
+            "or a text file whose targets --data.target-path holds"
+        )
+    path = user_path(config.path)
+    if config.target_path is not None:
+        return [path, user_path(config.target_path)]
+    if path.suffix not in (".tsv", ".jsonl"):
+        raise InputError(
+            f"{path} is neither .tsv nor .jsonl; expected one of them, or the targets' file as --data.target-path"
+        )
+    return [path]
+
+
+def _text_files(path: str | None) -> list[Path]:
+    if path is None:
+        raise InputError(
+            "no text was named; give --data.path a text file, a folder of them, a glob or JSON lines with a text field"
+        )
     place = user_path(path)
     if place.is_dir():
         files = sorted(file for file in place.rglob("*") if file.suffix in _TEXT_SUFFIXES and file.is_file())
         if not files:
-            raise InputError(f"{path} is a folder without {', '.join(_TEXT_SUFFIXES)} files; expected at least one")
+            others = Counter(file.suffix for file in place.rglob("*.*") if file.is_file())
+            most = others.most_common(1)[0][0] if others else ".log"
+            raise InputError(
+                f"{path} is a folder without {', '.join(_TEXT_SUFFIXES)} files; expected at least one; "
+                f"other kinds of text are named by a pattern: --data.path '{path}/**/*{most}'"
+            )
         return files
     if glob.has_magic(path) and not place.exists():
         files = sorted(file for file in map(Path, glob.glob(str(place), recursive=True)) if file.is_file())
@@ -95,13 +120,22 @@ def _documents(path: Path) -> list[str]:
     return [_read(path)]
 
 
-def _read(path: Path) -> str:
-    """The text of a file, with newlines as line ends; InputError if there is none or it is not UTF-8."""
+def _check_file(path: Path) -> None:
     try:
         if not path.exists():
             raise InputError(f"{path} does not exist; expected a file; check the path")
         if not path.is_file():
             raise InputError(f"{path} is not a file; expected a file of text")
+        if not os.access(path, os.R_OK):
+            raise InputError(f"{path} cannot be read; expected a readable file; change its permissions")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); expected a readable file") from error
+
+
+def _read(path: Path) -> str:
+    """The text of a file, with newlines as line ends; InputError if there is none or it is not UTF-8."""
+    _check_file(path)
+    try:
         data = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); expected a readable file") from error
@@ -128,7 +162,7 @@ def _json_lines(path: Path, fields: tuple[str, ...]) -> list[dict[str, str]]:
     for number, line in enumerate(_lines(path), 1):
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{path}, line {number:,}: not JSON ({error}); expected one JSON object a line") from error
         for field in fields:
             if not isinstance(record, dict) or not isinstance(record.get(field), str):

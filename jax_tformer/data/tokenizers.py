@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 import tokenizers
 
+from jax_tformer.config_file import read_json, read_text
 from jax_tformer.errors import InputError
 
 Role = Literal["start", "end", "pad", "mask"]
@@ -26,6 +27,9 @@ _FIELDS: dict[Role, tuple[str, ...]] = {
 _SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")
 # Oniguruma's m lets the dot match newlines.
 ONE_CHARACTER = "(?m:.)"
+_MOST_IDS = 2**31 - 1
+_LARGEST = 2**28
+"""Bytes of tokenizer.json; those of a quarter of a million tokens take 35 MB."""
 _PIECE_LENGTH = 8192
 _GROUP = 4096
 # GPT-2's pattern joins a space to the word that follows it, never to the one before.
@@ -55,6 +59,8 @@ class Tokenizer:
             if token not in vocabulary:
                 raise InputError(f"the tokenizer's {role} token {token!r} has no id; expected one in its vocabulary")
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        if self.vocab_size > _MOST_IDS:
+            raise InputError(f"a token has the id {self.vocab_size - 1}; expected ids below {_MOST_IDS}")
         self.start_id = self._role_id("start")
         self.end_id = self._role_id("end")
         self.pad_id = self._role_id("pad")
@@ -149,20 +155,21 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     Raises InputError if a file of it is missing or damaged.
     """
     path = Path(folder) / "tokenizer.json"
-    if not path.is_file():
+    if not path.exists():
         raise InputError(f"{path} does not exist; expected a tokenizer there, as a run or Hugging Face saves it")
+    text = read_text(path, _LARGEST)
+    roles = _read_roles(Path(folder))
     try:
-        backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        return Tokenizer(tokenizers.Tokenizer.from_str(text), roles)
     except Exception as error:  # the library raises nothing narrower
         reason = " ".join(str(error).split())
         raise InputError(f"{path} is not a tokenizer ({reason}); restore it, or start a new run") from error
-    return Tokenizer(backend, _read_roles(Path(folder)))
 
 
 def load_run_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer that `Tokenizer.save` wrote; raises InputError if one of its two files is missing or damaged."""
     tokenizer = load_tokenizer(folder)
-    if not (Path(folder) / "tokenizer_config.json").is_file():
+    if not (Path(folder) / "tokenizer_config.json").exists():
         raise InputError(f"{Path(folder) / 'tokenizer_config.json'} is missing; restore it, or start a new run")
     return tokenizer
 
@@ -170,14 +177,12 @@ def load_run_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
 def _read_roles(folder: Path) -> dict[Role, str]:
     named: dict[str, str] = {}
     for path in (folder / name for name in _SETTINGS):
-        if not path.is_file():
+        if not path.exists():
             continue
-        try:
-            settings = json.loads(path.read_text(encoding="utf-8"))
-            items = dict(settings).items()
-        except (OSError, TypeError, ValueError) as error:
-            raise InputError(f"{path} is not a JSON object ({error}); restore it, or start a new run") from error
-        for field, token in items:
+        settings = read_json(path)
+        if not isinstance(settings, dict):
+            raise InputError(f"{path} is not a JSON object; restore it, or start a new run")
+        for field, token in settings.items():
             content = token.get("content") if isinstance(token, dict) else token
             if field.endswith("_token") and isinstance(content, str):
                 named[field] = content
@@ -224,6 +229,9 @@ def _character_table(outline: dict, special: Mapping[str, int]) -> np.ndarray | 
     if outline["model"]["type"] != "WordLevel" or before.get("pattern") != {"Regex": ONE_CHARACTER}:
         return None
     ids = {token: id for token, id in outline["model"]["vocab"].items() if token not in special}
+    longer = next((token for token in ids if len(token) != 1), None)
+    if longer is not None:
+        raise InputError(f"the token {longer[:40]!r} is not one character; expected a vocabulary of single characters")
     table = np.full(max(map(ord, ids), default=0) + 2, -1, np.int32)
     for character, id in ids.items():
         table[ord(character)] = id

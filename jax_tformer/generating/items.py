@@ -8,7 +8,7 @@ from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import PairData, TextData
 from jax_tformer.generating.lines import Line
-from jax_tformer.generating.options import DEFAULT_NEW_TOKENS
+from jax_tformer.generating.options import DEFAULT_NEW_TOKENS, GenerateOptions
 
 
 class Item(NamedTuple):
@@ -90,6 +90,13 @@ class SourceReader:
             "the run's data.source_length less the end token; shorten it",
         )
         return Item(line, [*ids, self._end], self.most)
+
+
+def reader_of(data: TextData | PairData, tokenizer: Tokenizer, options: GenerateOptions) -> Reader:
+    """The reader for a model that was trained on `data`; raises InputError if its tokenizer lacks a special token."""
+    if isinstance(data, PairData):
+        return SourceReader(data, tokenizer, options.max_new_tokens)
+    return PromptReader(data, tokenizer, options.max_new_tokens, options.slide)
 
 
 def _encoded(tokenizer: Tokenizer, line: Line) -> list[int]:

@@ -1,7 +1,7 @@
 """The texts that a model is given: from a flag, from a file, or from standard input as they come."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -28,12 +28,12 @@ class Line(NamedTuple):
         return f"{self.place}: " if self.place else ""
 
 
-def file_lines(path: Path, *, empty: bool = False) -> list[Line]:
-    """The lines of a file; raises InputError if it cannot be read, has none, is not UTF-8, or (unless `empty` lines
-    are welcome) one is empty."""
+def file_lines(path: Path, *, blank: bool = False) -> list[Line]:
+    """The lines of a file, blank ones only on demand; raises InputError if it cannot be read, has none or is not
+    UTF-8."""
     try:
         with open(user_path(path), "rb") as stream:
-            lines = list(_decoded(stream, str(path), empty))
+            lines = list(_decoded(stream, str(path), blank))
     except OSError as error:
         raise InputError(
             f"{path} cannot be read ({error.strerror}); expected a file of text; check the path"
@@ -43,13 +43,32 @@ def file_lines(path: Path, *, empty: bool = False) -> list[Line]:
 
 
 def standard_input() -> Iterator[Line]:
-    """The lines of standard input, each as soon as it is there; raises InputError as `file_lines` does."""
+    """The lines of standard input that are not blank, each as soon as it is there; raises InputError as `file_lines`
+    does."""
     lines = _decoded(sys.stdin.buffer if sys.stdin else (), "standard input", False)
     first = next(lines, None)
     if first is None:
         raise InputError("standard input is empty; expected a text on each line, or --prompt, --source or --file")
     yield first
     yield from lines
+
+
+def references_of(lines: Sequence[Line], path: Path) -> list[str]:
+    """The line of `path` that stands beside each of `lines`; raises InputError unless they go together."""
+    references = file_lines(path, blank=True)
+    last, numbers = lines[-1].number, {line.number for line in lines}
+    lonely = next((line for line in references if line.text.strip() and line.number not in numbers), None)
+    require(
+        len(references) >= last and (lonely is None or lonely.number < last),
+        f"the sources end at line {last:,} and {path} at line {len(references):,}; "
+        "expected a reference for each source, line by line",
+    )
+    if lonely is not None:
+        raise InputError(
+            f"{lonely.place} stands beside a blank line of the sources; "
+            "expected a reference for each source, line by line"
+        )
+    return [references[line.number - 1].text for line in lines]
 
 
 def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -59,7 +78,7 @@ def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
         yield batch
 
 
-def _decoded(lines: Iterable[bytes], name: str, empty: bool) -> Iterator[Line]:
+def _decoded(lines: Iterable[bytes], name: str, blank: bool) -> Iterator[Line]:
     for number, line in enumerate(lines, 1):
         place = f"line {number:,} of {name}"
         try:
@@ -69,6 +88,5 @@ def _decoded(lines: Iterable[bytes], name: str, empty: bool) -> Iterator[Line]:
                 f"{place} is not UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1:,} of the line; "
                 "expected text; convert it to UTF-8"
             ) from error
-        text = text.removesuffix("\n").removesuffix("\r")
-        require(empty or bool(text.strip()), f"{place} is empty; expected a text on each line; remove the line")
-        yield Line(text, number, place)
+        if blank or text.strip():
+            yield Line(text.removesuffix("\n").removesuffix("\r"), number, place)

@@ -29,7 +29,7 @@ class GenerateOptions:
     source: str | None = None
     """Text to translate, for an encoder-decoder."""
     file: Path | None = None
-    """A file of prompts or sources, one a line."""
+    """A file of prompts or sources, one a line, blank lines left out; -: standard input."""
     checkpoint: str = "newest"
     """newest, best (the one with the lowest held-out loss), or the step of one."""
     max_new_tokens: int | None = None

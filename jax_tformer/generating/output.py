@@ -64,14 +64,16 @@ class TextOutput:
 
 
 class JsonOutput:
-    """One object a line."""
+    """One object a line, with the number of the line that it answers where there are several."""
 
     def __init__(self, *, translates: bool) -> None:
         self._kind = "source" if translates else "prompt"
 
     def answers(self, item: Item, completions: Sequence["Completion"]) -> None:
         """Prints the object of one text."""
-        self._print({self._kind: item.line.text, "completions": [self._completion(each) for each in completions]})
+        line = {} if item.line.place is None else {"line": item.line.number}
+        answers = [self._completion(each) for each in completions]
+        self._print({**line, self._kind: item.line.text, "completions": answers})
 
     def scores(self, scores: "TranslationScores") -> None:
         """Prints the last object, the scores."""

@@ -10,7 +10,7 @@ from jax_tformer.data.text_stream import TextStream, added_text
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding import DecodingConfig, generate, stream
 from jax_tformer.experiment import PairData, TextData
-from jax_tformer.generating.items import Item, PromptReader, Reader, SourceReader
+from jax_tformer.generating.items import Item, Reader
 from jax_tformer.generating.options import GenerateOptions
 from jax_tformer.models.transformer import Transformer
 from jax_tformer.nn.arrays import Params
@@ -36,7 +36,7 @@ class Completion(NamedTuple):
 
 
 class Speaker:
-    """Generates from items, in batches or as a stream; `read` makes items of texts."""
+    """Generates from items that `read` has made of texts, in batches or as a stream."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Speaker:
         seed: int,
     ) -> None:
         """`params`: with their layers apart. `context`: where a text begins to slide; None where none does."""
-        self.read = read
+        self._read = read
         self._net, self._params, self._tokenizer = net, params, tokenizer
         self._decoding, self._context, self._seed = replace(decoding, max_new_tokens=read.most), context, seed
         self._continues = net.config.encoder is None
@@ -88,7 +88,7 @@ class Speaker:
         return {
             "limits": [item.limit for item in items],
             "end_id": self._tokenizer.end_id,
-            "start_id": self.read.start_id,
+            "start_id": self._read.start_id,
             "seed": self._seed,
             "context": self._context if self._slides(items[0]) else None,
         }
@@ -104,15 +104,10 @@ class Speaker:
         return Completion(added_text(self._tokenizer, before, tokens), tokens, finished, score)
 
 
-def load_speaker(run: RunFolder, data: TextData | PairData, options: GenerateOptions) -> Speaker:
+def load_speaker(run: RunFolder, data: TextData | PairData, read: Reader, options: GenerateOptions) -> Speaker:
     """The model of a run, as `options` want it to speak; raises InputError if something of the run is missing."""
     decoding = options.decoding(isinstance(data, PairData))
     trained = load_trained(run, options.checkpoint_step)
-    read: Reader
-    if isinstance(data, PairData):
-        read = SourceReader(data, trained.tokenizer, options.max_new_tokens)
-    else:
-        read = PromptReader(data, trained.tokenizer, options.max_new_tokens, options.slide)
     return Speaker(
         trained.net,
         # The stacked ones end with this function.

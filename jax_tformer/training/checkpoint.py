@@ -31,6 +31,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
+from jax_tformer.config_file import read_json
 from jax_tformer.errors import InputError
 from jax_tformer.training import checksums
 
@@ -220,10 +221,17 @@ def _restore(
     path = folder / str(chosen)
     ocp = _orbax()
     names = [part.name for part in path.iterdir() if part.is_dir() and (only is None or part.name in only)]
-    _require_same_arrays(path, {name: ocp.metadata(path, name).metadata for name in names}, abstract)
-    wanted = {name: jax.tree.map(_placed, abstract[name]) for name in names}
-    state = {**abstract, **ocp.load_checkpointables(path, wanted)}
-    extra = json.loads((path / _EXTRA_FILE).read_text(encoding="utf-8"))
+    try:
+        extra = dict(read_json(path / _EXTRA_FILE))
+        _require_same_arrays(path, {name: ocp.metadata(path, name).metadata for name in names}, abstract)
+        wanted = {name: jax.tree.map(_placed, abstract[name]) for name in names}
+        state = {**abstract, **ocp.load_checkpointables(path, wanted)}
+    except InputError:
+        raise
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        # Its files are as they were sealed, and were not made by `save`.
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise InputError(f"the checkpoint {path} is not one of this library ({reason}); use another copy") from error
     return Restored(chosen, state, extra, tuple(skipped))
 
 
@@ -278,7 +286,7 @@ def _held_out_losses(folder: Path) -> dict[int, float]:
     losses = {}
     for step in _numbered(folder):
         try:
-            loss = json.loads((folder / str(step) / _EXTRA_FILE).read_text(encoding="utf-8"))[HELD_OUT_LOSS]
+            loss = read_json(folder / str(step) / _EXTRA_FILE)[HELD_OUT_LOSS]
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             continue
         if isinstance(loss, float) and math.isfinite(loss):

@@ -8,7 +8,9 @@ import json
 import os
 import zlib
 from collections.abc import Collection
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+
+from jax_tformer.config_file import read_json
 
 CHECKSUM_FILE = "checksums.json"
 _CHUNK = 1 << 22
@@ -41,16 +43,22 @@ def damage(folder: Path, parts: Collection[str] | None = None, sizes_only: bool 
     `parts` limits the check to these subfolders and to the files at the top; `sizes_only` leaves out reading the
     files. Files that were added since are not looked at. Never raises for what it finds on the disk.
     """
-    try:
-        listed = json.loads((folder / CHECKSUM_FILE).read_text(encoding="utf-8"))["files"]
-        expected = {str(name): (int(entry["bytes"]), int(entry["crc32"], 16)) for name, entry in listed.items()}
-    except FileNotFoundError:
+    if not (folder / CHECKSUM_FILE).exists():
         return f"it has no {CHECKSUM_FILE}"
+    try:
+        listed = read_json(folder / CHECKSUM_FILE)["files"]
+        expected = {str(name): (int(entry["bytes"]), int(entry["crc32"], 16)) for name, entry in listed.items()}
+        # Also what is not listed: whoever reads the arrays may open it.
+        for path in folder.rglob("*"):
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                return f"{path.relative_to(folder)} is no regular file"
     except OSError as error:
-        return f"its {CHECKSUM_FILE} cannot be read ({error.strerror})"
+        return f"it cannot be read ({error.strerror})"
     except (ValueError, LookupError, TypeError, AttributeError):
         return f"its {CHECKSUM_FILE} is damaged"
     for name, (size, checksum) in expected.items():
+        if "\0" in name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            return f"its {CHECKSUM_FILE} names {name!r}, which is not in the folder"
         if parts is not None and "/" in name and name.split("/")[0] not in parts:
             continue
         path = folder / name
@@ -62,8 +70,8 @@ def damage(folder: Path, parts: Collection[str] | None = None, sizes_only: bool 
                 return f"{name} has changed since it was written"
         except FileNotFoundError:
             return f"{name} is missing"
-        except OSError as error:
-            return f"{name} cannot be read ({error.strerror})"
+        except (OSError, ValueError) as error:
+            return f"{name} cannot be read ({getattr(error, 'strerror', error)})"
     return None
 
 

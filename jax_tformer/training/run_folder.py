@@ -2,12 +2,14 @@
 
 import fcntl
 import os
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from jax_tformer.config_file import differences, from_dict, read_json, to_dict, write_json
-from jax_tformer.data.tokenizers import Tokenizer
+from jax_tformer.data.ids import check_vocabulary
+from jax_tformer.data.tokenizers import Tokenizer, load_run_tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
 
@@ -70,14 +72,58 @@ class RunFolder:
         existing = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
         if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
             raise InputError(f"cannot write to {existing}; choose another --run or change its permissions")
+        try:
+            # Some systems (/proc, a disk without room) say that one may write and do not let one. Leaves no trace.
+            tempfile.TemporaryFile(dir=existing).close()
+        except OSError as error:
+            raise InputError(f"cannot write to {existing} ({error.strerror}); choose another --run") from error
         if self.path.is_dir() and any(self.path.iterdir()) and not self.holds_run():
             raise InputError(f"{self.path} holds files but no run (no config.json); choose an empty or new folder")
+        if self.holds_run():
+            # A config that is damaged is said when it is needed: --resume no moves it aside.
+            try:
+                values = read_json(self.config)
+            except InputError:
+                return
+            self._refuse_other_models(values)
 
     def read_config(self) -> ExperimentConfig:
         """The experiment of the run; raises InputError if config.json is missing or damaged."""
-        if not self.path.is_dir():
+        if not self.path.exists():
             raise InputError(f"there is no run in {self.path}; expected a folder that train.py has written")
-        return from_dict(ExperimentConfig, read_json(self.config), where=str(self.config))
+        if not self.path.is_dir():
+            raise InputError(f"{self.path} is a file and no run; expected a folder that train.py has written")
+        if not self.holds_run():
+            raise InputError(f"{self.path} holds no run (no {self.config.name}); {self._where_runs_are()}")
+        values = read_json(self.config)
+        self._refuse_other_models(values)
+        return from_dict(ExperimentConfig, values, where=str(self.config))
+
+    def _refuse_other_models(self, values: Any) -> None:
+        if isinstance(values, dict) and ("model_type" in values or "architectures" in values):
+            raise InputError(
+                f"{self.path} holds a Hugging Face model ({values.get('model_type')}) and no run; expected a folder "
+                "that train.py has written; jax_tformer.weights.huggingface loads GPT-2, BERT and BART in Python"
+            )
+
+    def _where_runs_are(self) -> str:
+        """What to do about a folder that is no run: name the one that it is part of, or those that are in it."""
+        here = self.path.absolute()
+        near = [folder for folder in here.parents[:2] if (folder / self.config.name).is_file()]
+        near = near[:1] or sorted(file.parent for file in here.glob(f"*/{self.config.name}"))
+        if not near:
+            return "expected a folder that train.py has written"
+        names = [min(str(folder), os.path.relpath(folder), key=len) for folder in near]
+        return f"did you mean {' or '.join(names[:3])}{' or another one in it' if len(names) > 3 else ''}?"
+
+    def read_tokenizer(self, vocab_size: int | None) -> Tokenizer:
+        """The tokenizer of the run, for its model; raises InputError if a file of it is missing, damaged or does not
+        suit `vocab_size`, the config's."""
+        tokenizer = load_run_tokenizer(self.path)
+        if vocab_size is None:
+            raise InputError(f"{self.config} has no model.vocab_size; expected the number of the run's tokenizer")
+        check_vocabulary(tokenizer, vocab_size)
+        return tokenizer
 
     def require_same(self, wanted: ExperimentConfig) -> None:
         """Raises InputError, naming every field that differs, unless the run here is the one wanted.

@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jax_tformer.data.ids import check_vocabulary
-from jax_tformer.data.tokenizers import Tokenizer, load_run_tokenizer
-from jax_tformer.errors import InputError
+from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.nn.arrays import Params
 from jax_tformer.startup import set_up_jax
@@ -31,10 +29,7 @@ def load_trained(run: RunFolder, step: int | Literal["best"] | None = None) -> T
     Raises InputError if the run has no such checkpoint, or if one of its files is damaged.
     """
     config = run.read_config().model
-    tokenizer = load_run_tokenizer(run.path)
-    if config.vocab_size is None:
-        raise InputError(f"{run.config} has no model.vocab_size; expected the number of the run's tokenizer")
-    check_vocabulary(tokenizer, config.vocab_size)
+    tokenizer = run.read_tokenizer(config.vocab_size)
     set_up_jax(config)
     net = transformer(for_other_shapes(config))
     restored = load_parameters(run.checkpoints, net.shapes, step)

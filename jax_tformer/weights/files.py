@@ -8,7 +8,7 @@ import safetensors
 from safetensors.numpy import load_file, save_file
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.config_file import from_dict, to_dict
+from jax_tformer.config_file import from_dict, parse_json, to_dict
 from jax_tformer.errors import InputError
 from jax_tformer.models.transformer import transformer
 from jax_tformer.nn.arrays import Params
@@ -41,7 +41,7 @@ def load_weights(path: Path | str) -> tuple[Params, TransformerConfig]:
     if CONFIG_KEY not in metadata:
         raise InputError(f"{path} has no {CONFIG_KEY} in its header; expected a file written by save_weights")
     try:
-        values = json.loads(metadata[CONFIG_KEY])
+        values = parse_json(metadata[CONFIG_KEY])
     except ValueError as error:
         raise InputError(f"the config in the header of {path} is not JSON ({error})") from error
     config = from_dict(TransformerConfig, values, where=str(path))

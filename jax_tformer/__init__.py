@@ -69,3 +69,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'jax_tformer' has no attribute {name!r}")
     return getattr(import_module(f"jax_tformer.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__} - {"Any", "TYPE_CHECKING", "import_module"})

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from jax_tformer.errors import InputError
+from jax_tformer.field_docs import described
 
 Activation = Literal["relu", "gelu_erf", "gelu_tanh", "silu"]
 AttentionImplementation = Literal["auto", "einsum", "blocks", "xla", "cudnn", "pallas"]
@@ -65,6 +66,7 @@ def require_fraction(config: Any, *names: str) -> None:
         require(number and 0 <= value < 1, f"{name} is {value!r}; expected a number from 0 to below 1")
 
 
+@described
 @dataclass(frozen=True)
 class StackConfig:
     """One stack of layers, encoder or decoder, with the embedding that feeds it."""
@@ -150,6 +152,7 @@ class StackConfig:
         )
 
 
+@described
 @dataclass(frozen=True)
 class DropoutConfig:
     """The four dropout rates; all apply only where a dropout key is given."""
@@ -167,6 +170,7 @@ class DropoutConfig:
         require_fraction(self, "embedding", "attention", "residual", "feedforward")
 
 
+@described
 @dataclass(frozen=True)
 class ComputeConfig:
     """In which arithmetic and in which order the layers are computed."""
@@ -190,6 +194,7 @@ class ComputeConfig:
         require_positive(self, "unroll")
 
 
+@described
 @dataclass(frozen=True)
 class TransformerConfig:
     """A transformer. Which stacks exist decides its kind: both, an encoder-decoder; one, encoder- or decoder-only."""
@@ -217,7 +222,9 @@ class TransformerConfig:
     residual_init_scale: bool = False
     """Start the projections that end a residual branch smaller, by (branches in the stack)^-0.5, as GPT-2 does."""
     dropout: DropoutConfig = field(default_factory=DropoutConfig)
+    """The four dropout rates; all apply only where a dropout key is given."""
     compute: ComputeConfig = field(default_factory=ComputeConfig)
+    """In which arithmetic and in which order the layers are computed."""
 
     def __post_init__(self) -> None:
         if self.vocab_size is not None:

@@ -14,6 +14,7 @@ from jax_tformer.config import (
     require_fraction,
     require_positive,
 )
+from jax_tformer.field_docs import described
 
 TokenizerKind = Literal["bytes", "characters", "bpe", "huggingface"]
 TextSource = Literal["python-docs", "files"]
@@ -21,6 +22,7 @@ PairSource = Literal["dates", "files"]
 Schedule = Literal["constant", "cosine", "inverse_sqrt"]
 
 
+@described
 @dataclass(frozen=True)
 class TokenizerConfig:
     """How text becomes ids. The tokenizer is saved with the run."""
@@ -50,6 +52,7 @@ class TokenizerConfig:
         )
 
 
+@described
 @dataclass(frozen=True)
 class TextData:
     """Plain text, cut into windows of one length, for decoder-only models."""
@@ -65,6 +68,7 @@ class TextData:
     held_out: float = 0.1
     """Fraction of the text, its end, that is kept for evaluation."""
     tokenizer: TokenizerConfig = field(default_factory=lambda: TokenizerConfig("bytes"))
+    """How text becomes ids. The tokenizer is saved with the run."""
 
     def __post_init__(self) -> None:
         require_choice(self, "source", TextSource)
@@ -73,6 +77,7 @@ class TextData:
         _require_path_fits(self.source, self.path)
 
 
+@described
 @dataclass(frozen=True)
 class MaskedTextData(TextData):
     """Plain text in windows, some tokens of which a BERT-style encoder must restore."""
@@ -86,6 +91,7 @@ class MaskedTextData(TextData):
         require_fraction(self, "masked")
 
 
+@described
 @dataclass(frozen=True)
 class PairData:
     """Pairs of source and target text for encoder-decoder models."""
@@ -103,6 +109,7 @@ class PairData:
     held_out: float = 0.1
     """Fraction of the pairs that is kept for evaluation."""
     tokenizer: TokenizerConfig = field(default_factory=lambda: TokenizerConfig("characters"))
+    """How text becomes ids. The tokenizer is saved with the run."""
 
     def __post_init__(self) -> None:
         require_choice(self, "source", PairSource)
@@ -129,6 +136,7 @@ def _require_path_fits(source: str, path: str | None) -> None:
     )
 
 
+@described
 @dataclass(frozen=True)
 class OptimizerConfig:
     """AdamW (Loshchilov & Hutter, 2019) with clipping by global norm and a warm-up schedule."""
@@ -169,6 +177,7 @@ class OptimizerConfig:
             require_finite(self, "clip_norm", above=0)
 
 
+@described
 @dataclass(frozen=True)
 class TrainingConfig:
     """How long to train, and what to do on the way."""
@@ -210,6 +219,7 @@ class TrainingConfig:
         )
 
 
+@described
 @dataclass(frozen=True)
 class SampleConfig:
     """What is sampled from the model at the end of a run."""
@@ -230,6 +240,7 @@ class SampleConfig:
             require_positive(self, "top_k")
 
 
+@described
 @dataclass(frozen=True)
 class MeshConfig:
     """How many devices share each kind of work; their product is the number of devices in use."""
@@ -247,6 +258,7 @@ class MeshConfig:
         require_positive(self, "fsdp", "tensor")
 
 
+@described
 @dataclass(frozen=True)
 class ExperimentConfig:
     """Everything that decides the numbers of a run; saved in the run folder as config.json."""

@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jax_tformer.config import require, require_choice, require_finite, require_positive
+from jax_tformer.field_docs import described
 
 LengthPenaltyForm = Literal["paper", "power"]
 
 
+@described
 @dataclass(frozen=True)
 class DecodingConfig:
     """Greedy search, sampling or beam search, each with a repetition penalty."""

@@ -12,6 +12,7 @@ from jax_tformer.errors import InputError
 from jax_tformer.models.decoder_only import DecoderOnly
 from jax_tformer.models.encoder_decoder import EncoderDecoder
 from jax_tformer.models.encoder_only import EncoderOnly
+from jax_tformer.models.summary import short_summary, summary
 from jax_tformer.nn.arrays import Params
 from jax_tformer.nn.cache import Cache
 from jax_tformer.nn.linear import Linear, Transposed
@@ -51,6 +52,13 @@ class Transformer:
 
     def __hash__(self) -> int:
         return hash(self.config)
+
+    def __repr__(self) -> str:
+        return f"Transformer(\n{short_summary(self.config, self.shapes)}\n)"
+
+    def summary(self) -> str:
+        """A table of all parameters by name: shape, number and bytes of each, with the sums of each part."""
+        return f"{short_summary(self.config, self.shapes)}\n\n{summary(self.shapes)}"
 
     def init(self, key: Key[Array, ""]) -> Params:
         """Fresh parameters; the same key gives the same parameters, to the bit, on one platform."""

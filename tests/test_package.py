@@ -1,0 +1,119 @@
+"""What an adopter meets first: names, descriptions, a model in a few lines, the licence."""
+
+import dataclasses
+import inspect
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import jax_tformer
+from jax_tformer import ARCHITECTURES, DecodingConfig, StackConfig, TransformerConfig, field_docs, transformer
+from jax_tformer.config import ComputeConfig, DropoutConfig
+from jax_tformer.experiment import (
+    MaskedTextData,
+    MeshConfig,
+    OptimizerConfig,
+    PairData,
+    SampleConfig,
+    TokenizerConfig,
+    TrainingConfig,
+)
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_names_that_are_resolved_late_are_listed() -> None:
+    listed = dir(jax_tformer)
+    assert set(jax_tformer.__all__) <= set(listed)
+    assert {"__doc__", "__version__", "config"} <= set(listed)
+    assert not {"Any", "TYPE_CHECKING", "import_module"} & set(listed)
+    assert jax_tformer.__all__ == sorted(jax_tformer._HOMES, key=lambda name: (not name.isupper(), name))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        TransformerConfig,
+        StackConfig,
+        DropoutConfig,
+        ComputeConfig,
+        DecodingConfig,
+        TokenizerConfig,
+        MaskedTextData,
+        PairData,
+        OptimizerConfig,
+        TrainingConfig,
+        SampleConfig,
+        MeshConfig,
+    ],
+)
+def test_help_describes_every_field(kind: Any) -> None:
+    first, blank, heading, *lines = (inspect.getdoc(kind) or "").splitlines()
+    assert first.endswith(".")
+    assert (blank, heading) == ("", "Attributes:")
+    described = dict(line.strip().split(": ", 1) for line in lines)
+    assert list(described) == [field.name for field in dataclasses.fields(kind)]
+    assert all(text.endswith((".", ")")) for text in described.values())
+
+
+def test_descriptions_are_those_of_the_source() -> None:
+    lines = (TransformerConfig.__doc__ or "").splitlines()
+    assert "    d_model: Width of the residual stream." in lines
+    assert "    context_length: T, tokens in one window." in (MaskedTextData.__doc__ or "")  # of the class it is from
+
+
+def test_without_source_the_docstring_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(module: Any) -> str:
+        raise OSError("could not get source code")
+
+    monkeypatch.setattr(inspect, "getsource", nowhere)
+    field_docs._descriptions.cache_clear()
+    try:
+        assert DropoutConfig.__doc__ == "The four dropout rates; all apply only where a dropout key is given."
+    finally:
+        field_docs._descriptions.cache_clear()
+
+
+def test_a_model_shows_its_shape() -> None:
+    stack = StackConfig(3, 4, 20, key_value_heads=2, activation="silu", gated=True, positions="rotary")
+    net = transformer(TransformerConfig(11, 16, encoder=StackConfig(2, 2, 24, positions="none"), decoder=stack))
+    lines = repr(net).splitlines()
+    assert (lines[0], lines[-1]) == ("Transformer(", ")")
+    assert lines[1] == "  encoder: 2 layers of 16, 2 heads of 8, feed-forward 24 relu, post-layernorm, no positions"
+    assert "3 layers of 16, 4 heads of 4 (2 of keys and values), gated feed-forward 20 silu" in lines[2]
+    assert lines[3] == "  head: linear, 11 tokens"
+    assert lines[4] == "  parameters in float32, computed in float32"
+    # A layer: projections 272 + 136 + 136 + 272, feed-forward 3 x 320 + 56, norms 32 each; of the encoder 1,960.
+    assert lines[5].startswith("  12,680 parameters: decoder 8,232, encoder 3,920, ")
+
+
+def test_the_summary_counts_every_parameter() -> None:
+    summary = transformer(ARCHITECTURES["gpt2"]).summary().splitlines()
+    cells = {line.split()[0]: line.split() for line in summary if line}
+    assert "1,024 learned positions" in summary[0]
+    assert "tied to the token table" in summary[1]
+    assert cells["embedding.tokens.embedding"][1:] == ["[50257,", "768]", "38,597,376", "154,389,504"]
+    assert cells["decoder"][1:] == ["85,056,000", "340,224,000"]
+    assert cells["all"][1:] == ["124,439,808", "497,759,232"]
+    numbers = [int(line.split()[-2].replace(",", "")) for line in summary if "[" in line]
+    assert sum(numbers) == 124_439_808
+
+
+def test_the_licence_is_said_alike_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
+    assert project["license"] == citation["license"] == "Apache-2.0"
+    assert citation["version"] == jax_tformer.__version__
+    assert all((ROOT / package / "py.typed").exists() for package in ("jax_tformer", "torch_ref"))
+
+
+def test_contributors_are_sent_to_files_that_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = re.findall(r"(?<=[`\s])((?:[\w.]+/)+(?:[\w.]+\.(?:py|md)|run)?|[\w.]+\.(?:py|md|txt))(?=[`\s])", text)
+    assert len(named) > 20
+    assert not [name for name in named if not (ROOT / name).exists()]

@@ -13,6 +13,7 @@ from ml_dtypes import bfloat16
 from torch import nn
 from torch.nn import functional as F
 
+from jax_tformer.compilation import EMITTERS
 from jax_tformer.config import Dtype, TransformerConfig
 from jax_tformer.models.outputs import Outputs
 from jax_tformer.models.transformer import transformer
@@ -28,7 +29,7 @@ from torch_ref.training import apply_to_batch as apply_theirs
 from torch_ref.training import cross_entropy
 
 Tensors = dict[str, np.ndarray]
-OPTIMISED = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
+OPTIMISED = {"xla_backend_optimization_level": 3, **dict.fromkeys(EMITTERS, True)}
 """Compiles as outside of the tests, where conftest.py switches optimisation off."""
 KINDS = ("hidden", "self_attention", "cross_attention")
 """What is captured of every layer and compared."""

@@ -34,8 +34,8 @@ GATES = {
     ),
     "3": Gate(
         "fp32",
-        "float32: our distance from the float64 truth over the distance that is allowed, which is three times "
-        "PyTorch's own plus 2^-23.",
+        "float32: our distance from the float64 truth over the distance that is allowed, which is two and a "
+        "half times PyTorch's own plus 2^-23.",
     ),
     "4": Gate("bf16", "bfloat16: the same ratio, with two times PyTorch's distance allowed."),
     "5": Gate(

@@ -1,6 +1,8 @@
 """The loss that training uses, which never has all logits at once, against the one that has."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -77,6 +79,55 @@ def test_as_good_in_bfloat16(smoothing: float, biased: bool) -> None:
     for one, other in zip(ours[2], truth[2], strict=True):
         assert one.dtype == jnp.bfloat16
         assert np.linalg.norm(one.astype(np.float64) - other) <= 2**-7 * np.linalg.norm(other)
+
+
+@pytest.mark.parametrize("at_once", [10**9, 4 * VOCABULARY], ids=["at once", "4 rows"])
+def test_forward_mode_and_second_derivatives(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float64, along a random direction of x, table and bias: first order, and the gradient's own derivative."""
+    monkeypatch.setattr(linear_loss, "LOGITS_AT_ONCE", at_once)
+    x, table, bias, labels = inputs("float64", True)
+    assert bias is not None
+    along = tuple(jnp.cos(jnp.arange(a.size)).reshape(a.shape) for a in (x, table, bias))
+
+    def derivatives(loss: Callable[..., tuple[Array, Array]]) -> list[Array]:
+        def function(x: Array, table: Array, bias: Array) -> Array:
+            return 3 * loss(x, table, bias, labels, 0.1)[0]
+
+        gradients = jax.grad(function, argnums=(0, 1, 2))
+        first, second = (jax.jit(partial(jax.jvp, f))((x, table, bias), along) for f in (function, gradients))
+        return jax.tree.leaves((first, second))
+
+    for one, other in zip(derivatives(linear_cross_entropy), derivatives(plain), strict=True):
+        assert np.linalg.norm(one - other) <= 1e-13 * np.linalg.norm(other)
+
+
+def test_a_table_that_does_not_move_takes_no_part() -> None:
+    x, table, _, labels = inputs("float64", False)
+    moved = jax.jvp(lambda x: linear_cross_entropy(x, table, None, labels)[0], (x,), (jnp.ones_like(x),))[1]
+    gradient = jax.grad(lambda x: linear_cross_entropy(x, table, None, labels)[0])(x)
+    np.testing.assert_allclose(moved, gradient.sum(), rtol=1e-12)
+
+
+def equations(program: Any) -> Iterator[Any]:
+    """Those of a jaxpr, and of the jaxprs inside it."""
+    for equation in program.eqns:
+        yield equation
+        for inner in equation.params.values():
+            if hasattr(inner, "eqns"):
+                yield from equations(inner)
+
+
+def test_nothing_is_computed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loss and gradients are three products of matrices, in one loop that carries nothing of the size of the logits."""
+    monkeypatch.setattr(linear_loss, "LOGITS_AT_ONCE", 4 * VOCABULARY)
+    x, table, bias, labels = inputs("float32", True)
+    function = jax.value_and_grad(lambda *given: linear_cross_entropy(*given, labels)[0], argnums=(0, 1, 2))
+    program = jax.make_jaxpr(function)(x, table, bias)
+    assert str(program).count("dot_general[") == 3
+    (loop,) = (equation for equation in equations(program) if equation.primitive.name == "scan")
+    rows = loop.params["jaxpr"].in_avals[-1].shape[0]
+    assert rows < BATCH * LENGTH
+    assert not any(variable.aval.shape[-2:] == (rows, VOCABULARY) for variable in loop.invars)
 
 
 def test_no_label_counts() -> None:

@@ -28,9 +28,9 @@ def both(first: Bool[Array, "#B 1 #T #S"] | None, second: Bool[Array, "#B 1 #T #
 def masked_softmax(scores: Float[Array, "B H T S"], mask: Bool[Array, "#B 1 #T S"] | None) -> Float[Array, "B H T S"]:
     """Attention weights; 0 where the mask is False, and 0 all along a row that may attend to nothing.
 
-    The derivative is that of the whole function, arranged so that its transpose is w * (g - sum(w * g)). What
-    `jax.nn.softmax` brings is w * g - w * sum(w * g), a difference of two products already rounded: where weights are
-    nearly equal, queries and keys lose three times as much by it.
+    The derivative is that of the whole function, arranged so that its transpose is w * (g - sum(w * g)). What JAX makes
+    of `jax.nn.softmax` divides g by the sum of the exponentials first, and subtracts what that rounded: where the
+    numbers g are nearly equal, queries and keys were seen to lose three times as much as PyTorch's.
     """
     if mask is None:
         return jax.nn.softmax(scores, axis=-1)

@@ -23,9 +23,11 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
     try:
-        import torch  # noqa: F401 (training needs no torch, so it may be missing)
+        import torch  # training needs no torch, so it may be missing
     except ImportError as error:
         raise InputError("a comparison needs PyTorch; install it with pip install -e '.[parity]'") from error
+
+    import jax
 
     from comparison.alone import measure_alone
     from comparison.batches import Batches
@@ -34,12 +36,13 @@ def main(arguments: Sequence[str]) -> int:
     from comparison.jax_side import JaxSide
     from comparison.live import LiveView
     from comparison.loop import Sides, compare_seed
-    from comparison.machine import common_device, describe_machine, full_precision
+    from comparison.machine import common_device, full_precision
     from comparison.record import Record, SeedRecord
     from comparison.report import report_page
     from comparison.torch_side import TorchSide
     from jax_tformer.startup import set_up_jax
     from jax_tformer.training.interruption import Interruption
+    from parity_tests.machine import describe_machine
     from parity_tests.measure import ParityError
 
     # 2. Both frameworks, on one kind of device and in the same arithmetic.
@@ -84,7 +87,9 @@ def main(arguments: Sequence[str]) -> int:
             alone = measure_alone(experiment, weights, batches(plan.seeds[0]), device, plan.torch_compile)
 
     # 6. The report of what was done.
-    findings = Findings(plan, record, parameters, describe_machine(), alone, stopped)
+    first = jax.local_devices()[0]
+    machine = describe_machine(f"{first.platform}: {first.device_kind}")
+    findings = Findings(plan, record, parameters, machine, torch.get_num_threads(), alone, stopped)
     if record.begun:
         folder.write(record, findings.as_dict(), report_page(findings))
         print("\n".join([*map(str, findings.statements()), f"the report is {folder.path}/report.html"]))

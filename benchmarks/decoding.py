@@ -18,9 +18,9 @@ def main(arguments: Sequence[str]) -> int:
 
     from benchmarks.cases import full, quick
     from benchmarks.harness import SideFailed
-    from benchmarks.machine import cores
     from benchmarks.measure import measure_suite
     from benchmarks.report import notes, shown
+    from parity_tests.machine import cores
 
     try:
         # 1. What reads the memory, between the turns of the others.

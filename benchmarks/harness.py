@@ -14,9 +14,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.machine import cores
 from comparison.machine import peak_memory
 from jax_tformer import allocator
+from parity_tests.machine import cores
 
 _TORCH_ALONE = ("benchmarks.hugging_face:HuggingFace", "benchmarks.reference:Reference")
 

@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from benchmarks.harness import Alone, Here, side_environment
-from benchmarks.machine import describe_machine
+from parity_tests.machine import Machine, describe_machine
 
 _QUIET = 0.05
 """Up to this fraction of other work the times mean something."""
@@ -81,11 +81,11 @@ class Session:
         machine, out = describe_machine(self.options.device), self.options.out
         notes = [*notes, *_machine_notes(machine)]
         seconds = time.perf_counter() - self._began
-        report = {"machine": machine, **figures, "notes": notes, "seconds": seconds}
+        report = {"machine": machine.as_dict(), **figures, "notes": notes, "seconds": seconds}
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
-        versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-        self.console.print(f"\n{machine['processor']}, {machine['cores']} cores; on {machine['device']}; {versions}")
+        versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+        self.console.print(f"\nmeasured on {machine}; device: {machine.device}; {versions}", highlight=False)
         for item in (*shown, "", *(f"- {note}" for note in notes)):
             self.console.print(item, highlight=False)
         self.console.print(f"written to {out} after {seconds:.0f} s", highlight=False, soft_wrap=True)
@@ -120,10 +120,10 @@ def other_work_line(name: str, share: float | None) -> str | None:
     return f"{name}: {share:.0%} of the processors' time went to other work{warning}"
 
 
-def _machine_notes(machine: Mapping[str, Any]) -> list[str]:
-    if machine["device"] != "cpu":
+def _machine_notes(machine: Machine) -> list[str]:
+    if machine.device != "cpu":
         return []
     notes = ["On the processor every side has the allocator settings of jax_tformer.allocator."]
-    if machine["vendor"] == "AuthenticAMD":
+    if machine.vendor == "AuthenticAMD":
         notes.append("This is an AMD processor: torch multiplies matrices with MKL, which is slow on those.")
     return notes

@@ -6,15 +6,14 @@ from typing import Any
 import numpy as np
 
 from comparison.alone import Alone
-from comparison.machine import Machine
+from comparison.machine import quiet
 from comparison.options import Plan
 from comparison.record import PARTED, TRAJECTORY_FACTOR, TRAJECTORY_FLOOR, Record, SeedRecord
 from jax_tformer.config_file import to_dict
+from parity_tests.machine import Machine
 from parity_tests.measure import FLOAT64_BAR
 
 SIDES = {"jax": "JAX", "torch": "PyTorch"}
-DISTURBED = 0.1
-"""From this share of the processors' time on, other work spoils the measured times."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,7 @@ class Findings:
     record: Record
     parameters: int
     machine: Machine
+    torch_threads: int
     alone: dict[str, Alone | str]
     """By side; empty where it was not measured."""
     stopped: str | None
@@ -119,15 +119,14 @@ class Findings:
         record = self.record
         judged = sum(seed.judged() for seed in record.begun)
         tightest = max(record.verdicts(), key=lambda verdict: verdict.worst / verdict.bar)
-        among = f"over {self._steps()}" if judged == record.steps else f"over {judged} of {self._steps()}"
-        if len(record.begun) > 1:
-            among += f", and in that of {len(record.begun)} seeds which is nearest to its bar"
+        among = "" if judged == record.steps else f" of the {judged} steps that gate 6 judges"
         found = [
             Statement(
-                f"{'JAX is as exact as PyTorch' if tightest.passed else 'JAX is less exact than it may be'}: {among}, "
-                f"its loss strays by {tightest.worst:.1e} nats from that of a float64 training ({tightest.name}); "
-                f"gate 6 allows {tightest.bar:.1e} there, {TRAJECTORY_FACTOR:g} times what PyTorch had strayed by "
-                f"then, + {TRAJECTORY_FLOOR:.0e}.",
+                f"{'JAX is as exact as PyTorch' if tightest.passed else 'JAX is less exact than it may be'}: over "
+                f"{self._steps()} its loss strays from that of a float64 training by at most {self._largest('jax')}, "
+                f"PyTorch's by {self._largest('torch')}; JAX's is nearest to its bar at {tightest.name}{among}, "
+                f"{tightest.worst:.1e} nats by then, where {tightest.bar:.1e} is allowed: {TRAJECTORY_FACTOR:g} times "
+                f"what PyTorch had strayed by then, + {TRAJECTORY_FLOOR:.0e}.",
                 tightest.passed,
             )
         ]
@@ -141,6 +140,12 @@ class Findings:
             )
         return found
 
+    def _largest(self, side: str) -> str:
+        """The largest distance of a side from the truth in the whole run, and where it was."""
+        curves = [(seed.seed, seed.distance(side, "truth")) for seed in self.record.begun]
+        distance, seed, step = max((float(curve.max()), seed, int(curve.argmax()) + 1) for seed, curve in curves)
+        return f"{distance:.1e} nats (seed {seed}, step {step})"
+
     def _speed(self) -> Statement:
         ours, theirs = (1000 * _median(self.record.seconds(side)) for side in SIDES)
         if not np.isfinite(ours):
@@ -148,11 +153,13 @@ class Findings:
         compiled = ", compiled" if self.plan.torch_compile else ""
         text = f"A step takes {ours:.1f} ms in JAX and {theirs:.1f} ms in PyTorch{compiled}"
         others = self.record.other_work()
-        if others is not None and others > DISTURBED:
-            text += f", but other work took {others:.0%} of the processors' time: measure again in quiet."
+        if quiet(others):
+            text += f": JAX needs {ours / theirs:.2f} times PyTorch's time"
+        elif others is None:
+            text += "; no ratio, since it is not known how much other work ran (too short a run, or no Linux)"
         else:
-            text += f": JAX needs {ours / theirs:.2f} times PyTorch's time."
-        return Statement(text, None)
+            text += f"; no ratio, since other work took {others:.0%} of the processors' time: measure again in quiet"
+        return Statement(f"{text}. Measured on {self.machine}.", None)
 
     def as_dict(self) -> dict[str, Any]:
         """For report.json."""
@@ -172,7 +179,7 @@ class Findings:
             "speed": {side: speed_figures(self.record, side) for side in SIDES},
             "alone": {side: asdict(x) if isinstance(x, Alone) else {"error": x} for side, x in self.alone.items()},
             "other_work": self.record.other_work(),
-            "machine": self.machine.as_dict(),
+            "machine": self.machine.as_dict() | {"torch_threads": self.torch_threads},
         }
 
 

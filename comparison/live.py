@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from comparison.machine import peak_memory
+from comparison.machine import peak_memory, quiet
 from comparison.record import SeedRecord
 from comparison.sides import Side
 
@@ -60,9 +60,11 @@ class LiveView:
         jax, torch = record.jax[-1], record.torch[-1]
         ours, theirs = self._milliseconds(record)
         seed = f"seed {record.seed}  " if self._seeds > 1 else ""
+        disturbed = record.other_work is not None and not quiet(record.other_work)
+        others = f" (other work {record.other_work:.0%})" if disturbed else ""
         return (
             f"{seed}step {record.steps}/{self._steps}  loss JAX {jax.loss:.6f}  PyTorch {torch.loss:.6f}  "
-            f"difference {abs(jax.loss - torch.loss):.1e}  ms a step {ours:.1f} / {theirs:.1f}  {rest}"
+            f"difference {abs(jax.loss - torch.loss):.1e}  ms a step {ours:.1f} / {theirs:.1f}{others}  {rest}"
         )
 
     def _table(self, record: SeedRecord, rest: str) -> Table:
@@ -79,9 +81,13 @@ class LiveView:
             table.add_row("from the float64 truth", f"{jax.loss - truth:+.2e}", f"{torch.loss - truth:+.2e}", "")
         norms = jax.gradient_norm, torch.gradient_norm
         table.add_row("gradient norm", f"{norms[0]:.6f}", f"{norms[1]:.6f}", f"{norms[0] - norms[1]:+.2e}")
-        table.add_row("ms a step, median", f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs - 1:+.0%}")
         speeds = [1000 * jax.tokens / milliseconds for milliseconds in (ours, theirs)]
-        table.add_row("tokens/s", *(f"{speed:,.0f}" for speed in speeds), f"{speeds[0] / speeds[1] - 1:+.0%}")
+        ratios = [f"{ours / theirs - 1:+.0%}", f"{speeds[0] / speeds[1] - 1:+.0%}"]
+        if not quiet(record.other_work):
+            # Times of a disturbed machine are no comparison; which it is, is not known in the first second.
+            ratios = ["" if record.other_work is None else f"other work {record.other_work:.0%}", ""]
+        table.add_row("ms a step, median", f"{ours:.1f}", f"{theirs:.1f}", ratios[0])
+        table.add_row("tokens/s", *(f"{speed:,.0f}" for speed in speeds), ratios[1])
         memory = [side.device_memory() for side in self._sides]
         if memory[0] is not None and memory[1] is not None:
             table.add_row("peak memory, MB", *(f"{size / 1e6:,.0f}" for size in memory if size is not None), "")

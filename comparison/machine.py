@@ -1,34 +1,12 @@
-"""Where a comparison runs: the device that both frameworks use, the versions, the processor."""
+"""The device that both frameworks of a comparison use, its memory, and what other work takes of the processors."""
 
 import os
-import platform
 import resource
 import sys
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from jax_tformer.errors import InputError
-
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "torch", "numpy")
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What a reader of the figures must know."""
-
-    device: str
-    processor: str
-    processors: int
-    """That this process may use."""
-    torch_threads: int
-    system: str
-    versions: dict[str, str]
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 def common_device() -> Literal["cpu", "cuda"]:
@@ -65,19 +43,13 @@ def full_precision() -> None:
     torch_side.full_precision()
 
 
-def describe_machine() -> Machine:
-    """This machine, and the libraries in use."""
-    import jax
-    import torch
+DISTURBED = 0.1
+"""From this share of the processors' time on, other work spoils the measured times."""
 
-    return Machine(
-        device=f"{jax.local_devices()[0].platform}: {jax.local_devices()[0].device_kind}",
-        processor=_processor(),
-        processors=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        torch_threads=torch.get_num_threads(),
-        system=f"{platform.system()} {platform.release()}, {platform.machine()}",
-        versions={"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
-    )
+
+def quiet(share: float | None) -> bool:
+    """Whether so little other work ran that a ratio of times may be shown; not where that is unknown."""
+    return share is not None and share <= DISTURBED
 
 
 class Neighbours:
@@ -118,11 +90,3 @@ def peak_memory() -> int:
         return peak if sys.platform == "darwin" else peak * 1024
     # Not ru_maxrss: on Linux a child begins with its parent's, even across exec.
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -189,7 +189,7 @@ def _speed_notes(findings: Findings) -> list[str]:
         notes.append(f"Other work took {others:.0%} of the processors' time during the comparison.")
     if findings.plan.dropout == "shared":
         notes.append("With shared dropout JAX's step draws masks and PyTorch's does not: compare the times alone.")
-    if "AMD" in findings.machine.processor and findings.machine.device.startswith("cpu"):
+    if findings.machine.vendor == "AuthenticAMD" and findings.machine.device.startswith("cpu"):
         notes.append(
             "PyTorch's matrix products come from a library that is slower on AMD processors than it need be; compare "
             "the rates of one large product before you conclude anything about frameworks."
@@ -210,8 +210,8 @@ def _setup(findings: Findings) -> str:
         ],
         ["torch.compile", "yes" if plan.torch_compile else "no"],
         ["device", escape(machine.device)],
-        ["processor", escape(f"{machine.processor}, {machine.processors} for this process")],
-        ["PyTorch threads", str(machine.torch_threads)],
+        ["processor", escape(str(machine))],
+        ["PyTorch threads", str(findings.torch_threads)],
         ["system", escape(machine.system)],
         *([escape(name), escape(number)] for name, number in machine.versions.items()),
     ]

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import io
 import json
 import os
 import re
@@ -16,21 +17,24 @@ import jax
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import compare
 from comparison.alone import Alone, measure_alone
 from comparison.batches import Batches
 from comparison.figures import parameter_table
+from comparison.findings import Findings
 from comparison.folder import FILES
 from comparison.jax_side import JaxSide
 from comparison.live import LiveView
 from comparison.options import read_plan
-from comparison.record import ParameterError, SeedRecord, gate6, parameter_errors
+from comparison.record import ParameterError, Record, SeedRecord, gate6, parameter_errors
 from comparison.sides import StepFigures, require_loss_type, require_same_step
 from comparison.torch_side import TorchSide
 from jax_tformer.command_line import run_program
 from jax_tformer.errors import TrainingFailed
 from jax_tformer.experiment import ExperimentConfig
+from parity_tests.machine import Machine
 from parity_tests.measure import ParityError
 
 STACK = {"num-layers": 1, "num-heads": 2, "feedforward-width": 8}
@@ -358,6 +362,57 @@ def test_gate_6_does_not_allow_at_the_first_step_what_the_last_one_needs() -> No
     assert seed.judged() > 70
     assert 3 * grown[seed.judged() - 1] > 1e-4, "the largest distance of all would allow it"
     assert not gate6(seed).passed
+
+
+def test_the_first_sentence_says_the_largest_distance_beside_the_tightest() -> None:
+    """The tightest alone reads as if it were that of the run."""
+    steps = np.arange(60)
+    theirs = np.where(steps < 40, 1e-6, 5e-4)
+    ours = np.where(steps < 37, 0.0, np.where(steps < 40, 3.9e-6, 1.2e-4))
+    sides = (1 + ours, 1 + theirs, np.ones(60))
+    record = Record("float32", [SeedRecord(0, *([figures(float(loss)) for loss in losses] for losses in sides))])
+    said = findings(record).statements()[0].text
+    assert "by at most 1.2e-04 nats (seed 0, step 41), PyTorch's by 5.0e-04 nats (seed 0, step 41)" in said
+    assert "nearest to its bar at seed 0, step 38, 3.9e-06 nats by then, where 4.0e-06 is allowed" in said
+
+
+def findings(record: Record) -> Findings:
+    plan = read_plan(["dates", *TINY])
+    machine = Machine("cpu: cpu", "Some Processor", "SomeVendor", 2, "", {})
+    return Findings(plan, record, 1, machine, 2, {}, None)
+
+
+def timed(other_work: float | None) -> SeedRecord:
+    def steps(seconds: float) -> list[StepFigures]:
+        return [StepFigures(1.0, 1.0, 100, seconds) for _ in range(5)]
+
+    return SeedRecord(0, steps(0.01), steps(0.04), steps(0.1), other_work=other_work)
+
+
+class Memory:
+    """In place of a side, of which the live view asks this alone."""
+
+    def device_memory(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize("other_work", [0.05, 0.5, None])
+def test_no_ratio_while_other_work_runs(other_work: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither while it goes nor in the report; and none where nobody knows what else runs."""
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    memory: Any = Memory()
+    console = Console(width=120, file=io.StringIO())
+    console.print(LiveView(5, 1, (memory, memory))._table(timed(other_work), ""))
+    live = console.file.getvalue()  # type: ignore[attr-defined]
+    said = findings(Record("float32", [timed(other_work)])).statements()[-1].text
+    assert "10.0 ms in JAX and 40.0 ms in PyTorch" in said
+    assert said.endswith("Measured on 2 cores of Some Processor (SomeVendor).")
+    quiet = other_work == 0.05
+    assert ("JAX needs 0.25 times PyTorch's time" in said) == quiet
+    assert ("-75%" in live, "+300%" in live) == (quiet, quiet)
+    assert (other_work == 0.5) == ("other work 50%" in live) == ("other work took 50%" in said)
+    assert (other_work is None) == ("not known how much other work ran" in said)
+    assert ("(other work 50%)" in LiveView(5, 1, (memory, memory))._line(timed(other_work), "")) == (other_work == 0.5)
 
 
 def test_parameters_by_layer() -> None:

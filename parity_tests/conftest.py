@@ -1,12 +1,16 @@
 """float64 for the gates, one thread, and the figures that the session's table is made of."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import pytest
 import torch
 
 from parity_tests.measure import Measured
+from parity_tests.report import TOLERANCES
+
+NOT_ASKED: dict[str, bool | None] = dict.fromkeys(TOLERANCES)
+"""Whether hand-picked tolerances would have let a fault pass, where there are neither logits nor losses to compare."""
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -29,5 +33,22 @@ def record(record_property: Callable[[str, object], None]) -> Callable[[str, Mea
     def note(preset: str, measured: Measured) -> None:
         record_property("parity", (preset, measured.gate, float(measured.worst), measured.bar, measured.name))
         measured.require()
+
+    return note
+
+
+@pytest.fixture
+def report(record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """report(fault, where, figures, passes): requires a red gate, and notes the first one for the table."""
+
+    def note(
+        fault: str, planted: str, measured: Sequence[Measured], passes: Mapping[str, bool | None] = NOT_ASKED
+    ) -> None:
+        red = [figure for figure in measured if not figure.passed]
+        assert red, f"no gate sees {fault!r}: {'; '.join(map(str, measured))}"
+        first = red[0]
+        row = {"fault": fault, "planted": planted, "gate": first.gate, "figure": float(first.worst), "bar": first.bar}
+        margin = float(first.worst) / first.bar if first.bar else float("inf")
+        record_property("fault", row | {"margin": margin} | passes)
 
     return note

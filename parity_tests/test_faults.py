@@ -1,6 +1,6 @@
 """A gate that cannot fail is a defect: every planted fault turns one red, with room to spare."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import jax
@@ -25,8 +25,6 @@ from parity_tests.test_weights import bytes_lost, noise
 from parity_tests.training_pair import Path, TrainingPair, same_path
 from torch_ref import reference
 
-NOT_ASKED: dict[str, bool | None] = {"softmax_1e-2": None, "logits_1e-4": None, "logits_1e-5": None}
-"""Where there are neither logits nor losses to compare."""
 STACK = StackConfig(
     num_layers=2,
     num_heads=4,
@@ -47,21 +45,6 @@ CONFIG = TransformerConfig(
 # Of one length, so that swapped cross-attention is no mere error of shapes; and with the id that padding_idx names.
 BATCH = batch_for(CONFIG, "right", lengths=Lengths(source=9, target=9))
 BATCH["target"][0, 3] = 0
-
-
-@pytest.fixture
-def report(record_property: Callable[[str, object], None]) -> Callable[..., None]:
-    """report(fault, where, figures, passes): requires a red gate, and notes the first one for the table."""
-
-    def note(fault: str, planted: str, measured: Sequence[Measured], passes: Mapping[str, bool | None]) -> None:
-        red = [figure for figure in measured if not figure.passed]
-        assert red, f"no gate sees {fault!r}: {'; '.join(map(str, measured))}"
-        first = red[0]
-        row = {"fault": fault, "planted": planted, "gate": first.gate, "figure": float(first.worst), "bar": first.bar}
-        margin = float(first.worst) / first.bar if first.bar else float("inf")
-        record_property("fault", row | {"margin": margin} | passes)
-
-    return note
 
 
 def gates_1_and_2(ours: Result, theirs: Result) -> list[Measured]:
@@ -291,7 +274,7 @@ def test_a_fault_of_decoding(
     with fault.plant():
         red = next((figure for figure in decoding_gates() if not figure.passed), None)
     assert red is not None, f"no gate sees {fault.name!r}"
-    report(fault.name, "library", [red], NOT_ASKED)
+    report(fault.name, "library", [red])
 
 
 def test_a_fault_of_weights(report: Callable[..., None]) -> None:
@@ -299,4 +282,4 @@ def test_a_fault_of_weights(report: Callable[..., None]) -> None:
     with library_faults.THROUGH_FLOAT16.plant():
         lost = bytes_lost(params, from_reference(to_reference(params), transformer(CONFIGS["gpt2"]).shapes))
     measured = worst("9 bytes lost", {"all parameters": float(lost)}, 0.0)
-    report(library_faults.THROUGH_FLOAT16.name, "library", [measured], NOT_ASKED)
+    report(library_faults.THROUGH_FLOAT16.name, "library", [measured])

@@ -23,3 +23,8 @@ def dropout(x: Array, rate: float, keep: Bool[Array, "..."] | None) -> Array:
 def split_key(key: Key[Array, ""] | None, count: int) -> list[Key[Array, ""] | None]:
     """`count` independent keys, or as many None where there is no key."""
     return [None] * count if key is None else list(jax.random.split(key, count))
+
+
+def layer_keys(key: Key[Array, ""] | None, layers: int) -> Key[Array, " L"] | None:
+    """An independent key for each of so many layers, along one axis; None where there is no key."""
+    return None if key is None else jax.random.split(key, layers)

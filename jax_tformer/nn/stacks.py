@@ -14,6 +14,7 @@ from jax_tformer.nn.arrays import dtype_of
 from jax_tformer.nn.attention import ATTENTION_OUTPUT
 from jax_tformer.nn.blocks import Block, Captured, Context
 from jax_tformer.nn.cache import KeyValue, LayerCache, NewTokens
+from jax_tformer.nn.dropout import layer_keys
 from jax_tformer.nn.fused_attention import is_kernel
 from jax_tformer.nn.linear import PROJECTION
 from jax_tformer.nn.norms import Norm
@@ -51,7 +52,7 @@ class Stack(nnx.Module):
         graph, layers = nnx.split(self.blocks, nnx.Param)
         # Where they lie apart (Transformer.unstacked), they are brought together again.
         layers = jax.tree.map(_together, layers, is_leaf=_apart)
-        keys = None if dropout_key is None else jax.random.split(dropout_key, self.stack.num_layers)
+        keys = layer_keys(dropout_key, self.stack.num_layers)
 
         def layer(x: Array, inputs: tuple[Any, Array | None]) -> tuple[Array, Captured | None]:
             parameters, key = inputs

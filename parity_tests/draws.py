@@ -1,0 +1,95 @@
+"""Gate 10, and how what is drawn at random is judged: by its distance from what chance gives, in standard deviations.
+
+Dropout masks and fresh parameters are drawn once, from fixed keys, and each statistic of them becomes a z: the number
+of its own standard deviations, which follow from the size of the sample, that it is from what is expected. Of many,
+chance makes some large: the bar is what chance alone crosses once in a million runs that look at ten million of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+
+from parity_tests.measure import Measured
+
+GATE = "10 draws"
+CHANCE, STATISTICS = 1e-6, 10**7
+BAR = round(-NormalDist().inv_cdf(CHANCE / (2 * STATISTICS)), 2)
+"""7.44: the largest of so many |z| exceeds it with this probability at most (Bonferroni's bound), if all are normal."""
+
+
+class Worst(NamedTuple):
+    """The largest |z| of a number of them, and which it is."""
+
+    z: float
+    name: str
+    count: int
+
+
+def judged(*found: Worst) -> Measured:
+    """The largest of all |z| beside its bar; NaN is larger than any number."""
+    count = sum(one.count for one in found)
+    assert count <= STATISTICS, f"{count:,} statistics; expected at most {STATISTICS:,}, for which the bar is made"
+    worst = max(found, key=lambda one: np.inf if np.isnan(one.z) else one.z)
+    return Measured(GATE, worst.z, BAR, worst.name)
+
+
+def largest(scores: Mapping[str, float]) -> Worst:
+    """The largest |z| of single statistics."""
+    name = max(scores, key=lambda name: np.inf if np.isnan(scores[name]) else abs(scores[name]))
+    return Worst(abs(scores[name]), name, len(scores))
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Parts of the arrays that should have nothing to do with one another; numbers of mean 0 and variance 1."""
+
+    numbers: np.ndarray
+    """float32 `[pieces, repeats, longest]`; zeros behind the end of a shorter piece."""
+    lengths: np.ndarray
+    names: list[str]
+
+    def worst_pair(self) -> Worst:
+        """The two pieces that agree most, number by number, as far as the shorter of them goes.
+
+        For independent pieces the sum of n products has the variance n.
+        """
+        flat = self.numbers.reshape(len(self.names), -1)
+        compared = np.minimum.outer(self.lengths, self.lengths) * self.numbers.shape[1]
+        z = np.triu(np.abs(flat @ flat.T) / np.sqrt(compared), 1)
+        place = int(np.argmax(np.where(np.isnan(z), np.inf, z)))
+        one, other = divmod(place, len(z))
+        name = f"{self.names[one]} and {self.names[other]}"
+        return Worst(float(z[one, other]), name, len(z) * (len(z) - 1) // 2)
+
+
+def joined(parts: Mapping[str, np.ndarray]) -> Pieces:
+    """Pieces of `[repeats, ...]` each, whose last axes may differ."""
+    flat = {name: part.reshape(len(part), -1) for name, part in parts.items()}
+    lengths = np.array([part.shape[1] for part in flat.values()])
+    numbers = np.zeros((len(flat), len(next(iter(flat.values()))), lengths.max()), np.float32)
+    for row, part in zip(numbers, flat.values(), strict=True):
+        row[:, : part.shape[1]] = part
+    return Pieces(numbers, lengths, list(flat))
+
+
+def dependences(arrays: Mapping[str, np.ndarray]) -> list[Worst]:
+    """The worst pair of whole arrays, and of the slices along each of their axes.
+
+    Arrays are `[draws, ...]`, of mean 0 and variance 1. Where axis 1 is the batch, its slices are rows; slices of one
+    array are compared with each other and with those of every other array.
+    """
+
+    def slices(axis: int) -> dict[str, np.ndarray]:
+        return {
+            f"{name}[{':, ' * axis}{index}]": part if axis else part[None]
+            for name, array in arrays.items()
+            if axis < array.ndim
+            for index, part in enumerate(np.moveaxis(array, axis, 0))
+        }
+
+    axes = range(max(array.ndim for array in arrays.values()))
+    levels = [dict(arrays), *filter(None, map(slices, axes))]
+    return [joined(level).worst_pair() for level in levels if len(level) > 1]

@@ -1,0 +1,91 @@
+"""Gate 10: dropout is not only applied as PyTorch applies it (gate 7), what it drops is drawn as it should be."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.models.transformer import transformer
+from jax_tformer.training.step import TrainState, recorded_dropout
+from parity_tests import random_faults
+from parity_tests.cases import CONFIGS, Lengths, batch_for
+from parity_tests.draws import Worst, dependences, judged, largest
+from parity_tests.faults import Fault
+from parity_tests.measure import Measured
+
+RATES = DropoutConfig(embedding=0.4, attention=0.3, residual=0.5, feedforward=0.6)
+"""All different, so that no site can have that of another; near a half, where a few draws tell much."""
+STEPS = 16
+Masks = Mapping[str, np.ndarray]
+
+
+def drawn(config: TransformerConfig, parts: int = 1) -> Masks:
+    """`[steps * parts, ...]`, every mask that training draws in some steps of so many parts, by its site.
+
+    Compiled is only what draws: the masks do not depend on what the model computes.
+    """
+    net = transformer(config)
+    # As long as wide would let the columns of a mask pass for its rows.
+    batch = batch_for(config, "none", lengths=Lengths(batch=3 * parts, source=9, target=7))
+    batch = jax.device_put(batch)
+    params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), net.shapes)
+    key = jax.random.key_data(jax.random.key(42))
+    record = recorded_dropout(net, accumulation=parts)
+
+    def at(step: jax.Array) -> dict[str, jax.Array]:
+        recorded = record(TrainState(params, (), step, key), batch)
+        return {site: jnp.stack([part[site] for part in recorded]) for site in recorded[0]}
+
+    masks = jax.jit(jax.vmap(at))(jnp.arange(STEPS, dtype=jnp.int32))
+    return {site: np.asarray(mask).reshape(-1, *mask.shape[2:]) for site, mask in masks.items()}
+
+
+def rate_of(site: str) -> float:
+    """The rate that the config names for this site."""
+    if "embedding" in site:
+        return RATES.embedding
+    if site.endswith("_residual_dropout"):
+        return RATES.residual
+    return RATES.feedforward if "feedforward" in site else RATES.attention
+
+
+def rates(masks: Masks) -> Worst:
+    """How far the share of what is kept is from 1 - rate: of each site in all, and of its worst draw."""
+    scores = {}
+    for site, mask in masks.items():
+        rate, size = rate_of(site), mask[0].size
+        excess = (mask.reshape(len(mask), -1) - (1 - rate)).sum(1) / np.sqrt(rate * (1 - rate) * size)
+        scores[site] = excess.sum() / np.sqrt(len(mask))
+        scores |= {f"{site}[{draw}]": z for draw, z in enumerate(excess)}
+    return largest(scores)
+
+
+def gate(masks: Masks) -> Measured:
+    """The right rates; and layers, sites, sides, rows, heads, positions, columns, steps and parts independent."""
+    standardised = {}
+    for site, mask in masks.items():
+        rate = rate_of(site)
+        standardised[site] = ((mask - (1 - rate)) / np.sqrt(rate * (1 - rate))).astype(np.float32)
+    return judged(rates(masks), *dependences(standardised))
+
+
+@pytest.mark.parametrize(("name", "parts"), [("vaswani-base", 2), ("gpt2", 1), ("bert-base", 1)])
+def test_masks_are_drawn_independently(name: str, parts: int, record: Callable[[str, Measured], None]) -> None:
+    record(name, gate(drawn(replace(CONFIGS[name], dropout=RATES), parts)))
+
+
+_STACK = StackConfig(num_layers=3, num_heads=2, feedforward_width=12)
+SMALL = TransformerConfig(
+    vocab_size=61, d_model=8, encoder=replace(_STACK, num_layers=2), decoder=_STACK, dropout=RATES
+)
+
+
+@pytest.mark.parametrize("fault", random_faults.DRAWS, ids=lambda fault: fault.name)
+def test_a_fault_of_draws(fault: Fault, report: Callable[..., None]) -> None:
+    with fault.plant():
+        masks = drawn(SMALL, parts=2 if "parts" in fault.name else 1)
+    report(fault.name, "library", [gate(masks)])

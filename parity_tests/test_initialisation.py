@@ -1,0 +1,107 @@
+"""Gate 10: fresh parameters are distributed as the config and its source say, and independent of one another."""
+
+import math
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import pytest
+from flax import traverse_util
+
+from jax_tformer.config import TransformerConfig
+from jax_tformer.models.transformer import transformer
+from jax_tformer.presets import ARCHITECTURES
+from jax_tformer.training.step import apply_to_batch
+from parity_tests import random_faults
+from parity_tests.cases import CONFIGS, batch_for
+from parity_tests.faults import Fault
+from parity_tests.initialisation import Expected, expected, gate
+from parity_tests.measure import Measured
+
+DRAWS = 12
+LOSS = "10 first loss"
+Drawn = dict[str, np.ndarray]
+
+
+def drawn(config: TransformerConfig, draws: int = DRAWS) -> Drawn:
+    """`[draws, ...]`, every parameter of so many fresh models, by path."""
+    net = transformer(config)
+    params = jax.vmap(net.init)(jax.random.split(jax.random.key(3), draws))
+    return {path: np.asarray(leaf) for path, leaf in traverse_util.flatten_dict(params, sep=".").items()}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_parameters_start_as_config_and_source_say(name: str, record: Callable[[str, Measured], None]) -> None:
+    record(name, gate(CONFIGS[name], drawn(CONFIGS[name])))
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "start"),
+    [
+        ("gpt2", "embedding.tokens.embedding", Expected("normal", 0.02)),
+        ("gpt2", "embedding.positions.embedding", Expected("normal", 0.02)),
+        ("gpt2", "decoder.blocks.self_attention.key.kernel", Expected("normal", 0.02)),
+        ("gpt2", "decoder.blocks.self_attention.output.kernel", Expected("normal", 0.02 / math.sqrt(24))),
+        ("gpt2", "decoder.blocks.feedforward.down.kernel", Expected("normal", 0.02 / math.sqrt(24))),
+        ("bert-base", "embedding.token_types.embedding", Expected("normal", 0.02)),
+        ("bert-base", "encoder.blocks.feedforward.down.kernel", Expected("normal", 0.02)),
+        ("bert-base", "head.dense.kernel", Expected("normal", 0.02)),
+        ("bert-base", "embedding.norm.scale", Expected("constant", 1.0)),
+        ("vaswani-base", "source_embedding.tokens.embedding", Expected("normal", 512**-0.5)),
+        ("vaswani-base", "decoder.blocks.cross_attention.query.kernel", Expected("uniform", math.sqrt(2 / 1024))),
+        ("vaswani-base", "decoder.blocks.feedforward.up.kernel", Expected("uniform", math.sqrt(2 / 2560))),
+        ("vaswani-big", "source_embedding.tokens.embedding", Expected("normal", 1024**-0.5)),
+        ("lecture-seq2seq", "head.kernel", Expected("uniform", math.sqrt(2 / 522))),
+        ("lecture-seq2seq", "source_embedding.positions.embedding", Expected("normal", 0.02)),
+    ],
+)
+def test_the_sources_figures_at_full_size(name: str, path: str, start: Expected) -> None:
+    """In the words of the test, and in what the library declares."""
+    assert expected(ARCHITECTURES[name], path) == pytest.approx(start)
+    declared = transformer(ARCHITECTURES[name])._declared[path].start
+    deviation = declared.size / math.sqrt(3) if declared.kind == "uniform" else declared.size
+    assert (declared.kind, deviation) == pytest.approx(start)
+
+
+FAULTY = {fault.name: "gpt2" if "residual" in fault.name else "vaswani-base" for fault in random_faults.INITIALISATION}
+
+
+@pytest.mark.parametrize("fault", random_faults.INITIALISATION, ids=lambda fault: fault.name)
+def test_a_fault_of_initialisation(fault: Fault, report: Callable[..., None]) -> None:
+    config = CONFIGS[FAULTY[fault.name]]
+    with fault.plant():
+        found = drawn(config)
+    report(fault.name, "library", [gate(config, found)])
+
+
+def excess(config: TransformerConfig) -> Measured:
+    """How far fresh models are from the loss that they should have, ln V + d std^2 / 2: relative to the second term.
+
+    What the head multiplies has just been normalised, so that its length is sqrt(d), and logits are normal with the
+    variance d std^2, std being that of the head's matrix. In a model with a tied head the token that is read stands
+    out a little beyond that. Labels are any token, each as probable.
+    """
+    net, matrix = transformer(config), "head.kernel"
+    if config.tied_head:
+        matrix = f"{'source_' if config.shared_embedding else ''}embedding.tokens.embedding"
+    batch = jax.device_put(batch_for(config, "none"))
+
+    def loss(key: jax.Array) -> jax.Array:
+        logits = apply_to_batch(net, net.init(key), batch)
+        return (jax.nn.logsumexp(logits, axis=-1) - logits.mean(-1)).mean()
+
+    losses = jax.jit(jax.vmap(loss))(jax.random.split(jax.random.key(5), 48))
+    added = config.d_model * expected(config, matrix).size ** 2 / 2
+    return Measured(LOSS, abs(float(losses.mean()) - math.log(config.vocab_size or 0) - added) / added, 0.5, "loss")
+
+
+@pytest.mark.parametrize("name", ["article-encoder-decoder", "vaswani-base", "gpt2", "bert-base"])
+def test_the_loss_of_fresh_models(name: str) -> None:
+    excess(CONFIGS[name]).require()
+
+
+def test_a_fault_that_the_first_loss_shows(report: Callable[..., None]) -> None:
+    fault = next(fault for fault in random_faults.INITIALISATION if "tables" in fault.name)
+    with fault.plant():
+        measured = excess(CONFIGS["vaswani-base"])
+    report(f"{fault.name}, by the first loss", "library", [measured])

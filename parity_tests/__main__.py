@@ -230,7 +230,7 @@ def unmeasured(results: Results) -> list[str]:
     """The gates that a whole run should have measured and has not: an emptied parametrisation is no green."""
     from parity_tests.cases import CONFIGS
 
-    always = ["1 activations", "2 gradients", "3 float32 / allowed", "4 bfloat16 / allowed", "9 bytes lost"]
+    always = ["1 activations", "2 gradients", "3 float32 / allowed", "4 bfloat16 / allowed", "9 bytes lost", "10 draws"]
     trained = ["5 optimizer", "6 trajectory, float64", "6 trajectory / allowed"]
     missing = []
     for name, config in CONFIGS.items():

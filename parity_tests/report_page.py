@@ -55,6 +55,11 @@ GATES = {
         "reference's tokens.",
     ),
     "9": Gate("bytes", "Weights converted there and back: how many bytes differ."),
+    "10": Gate(
+        "draws",
+        "Dropout masks and fresh parameters as draws: the worst statistic (rates, means, deviations, "
+        "pairs that should be independent), in standard deviations from what chance gives.",
+    ),
 }
 
 _STYLES = {"green": "green", "red": "bold red", "cut": "yellow"}

@@ -199,6 +199,7 @@ class Links(HTMLParser):
 def test_the_page_loads_nothing_and_says_everything() -> None:
     results = everything()
     results.failures["a_test[<b>]"] = "ParityError: 1 < 2 & 3"
+    results.cells["gpt2", "10 draws"] = Cell("gpt2", "10 draws", 4.83, 7.44, "two rows")
     text = html(results, FACTS | {"selection": "-k '<i>'", "versions": {"jax": "0.10.2"}})
     assert Links(text).found == []
     assert not re.search(r"https?://|url\(|@import", text)

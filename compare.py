@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from comparison.options import read_plan
 from jax_tformer.command_line import run_program
 from jax_tformer.errors import InputError, TrainingFailed
+from jax_tformer.terminal import say
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -92,7 +93,7 @@ def main(arguments: Sequence[str]) -> int:
     findings = Findings(plan, record, parameters, machine, torch.get_num_threads(), alone, stopped)
     if record.begun:
         folder.write(record, findings.as_dict(), report_page(findings))
-        print("\n".join([*map(str, findings.statements()), f"the report is {folder.path}/report.html"]))
+        say("\n".join([*map(str, findings.statements()), f"the report is {folder.path}/report.html"]))
     if failure is not None:
         raise TrainingFailed(str(failure))
     if stopped:

@@ -13,6 +13,7 @@ import dataclasses  # noqa: E402 (the clock starts before the imports)
 from collections.abc import Sequence  # noqa: E402
 
 from jax_tformer.command_line import run_program, train_options  # noqa: E402
+from jax_tformer.terminal import say  # noqa: E402
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -87,11 +88,11 @@ def main(arguments: Sequence[str]) -> int:
     resumption = Resumption(checkpoints, pipeline.fingerprint, experiment, STARTED)
     state = resumption.restore(abstract, batches) if continues else None
     if run.holds_run() and not resume:
-        print(f"the run that was in {run.path} is now in {run.move_aside()}")
+        say(f"the run that was in {run.path} is now in {run.move_aside()}")
     run.lock()
     if state is not None and int(state.step) == training.steps and run.summary.exists():
         run.unlock()
-        print(f"the run in {run.path} is complete; start another with --run FOLDER or --resume no")
+        say(f"the run in {run.path} is complete; start another with --run FOLDER or --resume no")
         return 0
     compiling = compile_beside(lowered)
     if state is None:
@@ -131,7 +132,7 @@ def main(arguments: Sequence[str]) -> int:
     log.close()
     run.unlock()
     if stop.signal is not None and number < training.steps:
-        print(f"stopped at step {number}; the same command continues the run in {run.path}")
+        say(f"stopped at step {number}; the same command continues the run in {run.path}")
         return stop.status
 
     # 7. What came of it.
@@ -142,7 +143,7 @@ def main(arguments: Sequence[str]) -> int:
         "wall_seconds": resumption.seconds,
         "parameters": parameters,
     }
-    print(finish(run, speed, samples))
+    say(finish(run, speed, samples))
     return 0
 
 

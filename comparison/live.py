@@ -11,6 +11,7 @@ from rich.table import Table
 from comparison.machine import peak_memory, quiet
 from comparison.record import SeedRecord
 from comparison.sides import Side
+from jax_tformer.terminal import visible
 
 PLAIN_SECONDS, _REFRESH_SECONDS = 10.0, 0.25
 """Seconds between two lines where there is no terminal, and between two refreshes of the table where there is one."""
@@ -37,7 +38,7 @@ class LiveView:
 
     def say(self, line: str) -> None:
         """Prints a line that stays."""
-        self._console.print(line, markup=False)
+        self._console.print(visible(line) if self._live else line, markup=False)
 
     def update(self, record: SeedRecord) -> None:
         """Shows the newest step of `record`, if enough time has passed since the last one that was shown."""

@@ -20,6 +20,7 @@ from jax_tformer.errors import InputError, TrainingFailed
 from jax_tformer.experiment import ExperimentConfig
 from jax_tformer.paths import user_path
 from jax_tformer.presets import DEFAULT_EXPERIMENT, EXPERIMENTS
+from jax_tformer.terminal import one_line
 
 C = TypeVar("C")
 SHORT_NAMES = {
@@ -171,10 +172,10 @@ def run_program(program: Callable[[Sequence[str]], int], name: str) -> None:
         status = program(sys.argv[1:])
         sys.stdout.flush()
     except InputError as error:
-        print(f"{name}: error: {error}", file=sys.stderr)
+        print(f"{name}: error: {one_line(str(error))}", file=sys.stderr)
         status = 2
     except TrainingFailed as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        print(f"{name}: {one_line(str(error))}", file=sys.stderr)
         status = 1
     except BrokenPipeError:
         # The reader of our output has gone: nothing is left to say, not even at exit.
@@ -182,7 +183,7 @@ def run_program(program: Callable[[Sequence[str]], int], name: str) -> None:
         status = 128 + signal.SIGPIPE
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"{name}: error: {where}{error.strerror or error}", file=sys.stderr)
+        print(f"{name}: error: {one_line(f'{where}{error.strerror or error}')}", file=sys.stderr)
         status = 2
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT

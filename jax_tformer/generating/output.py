@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from jax_tformer.generating.items import Item
+from jax_tformer.terminal import say
 
 if TYPE_CHECKING:
     from jax_tformer.decoding.translation_scores import TranslationScores
@@ -50,11 +51,11 @@ class TextOutput:
     def _print(self, heading: Sequence[str], item: Item, pieces: Iterable[str]) -> list[str]:
         if heading:
             print(f"--- {', '.join(heading)} ---")
-        print("" if self._translates else item.line.text, end="", flush=True)
+        say("" if self._translates else item.line.text, end="")
         printed = []
         try:
             for piece in pieces:
-                print(piece, end="", flush=True)
+                say(piece, end="")
                 printed.append(piece)
         except KeyboardInterrupt:
             print(flush=True)
@@ -84,4 +85,4 @@ class JsonOutput:
         return {"text": completion.text, "tokens": completion.tokens, "finished": completion.finished, **score}
 
     def _print(self, content: dict[str, object]) -> None:
-        print(json.dumps(content, ensure_ascii=False, allow_nan=False), flush=True)
+        say(json.dumps(content, ensure_ascii=False, allow_nan=False))

@@ -6,6 +6,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from jax_tformer.terminal import visible
+
 PLAIN_SECONDS = 10.0
 """Seconds between two progress lines where there is no terminal."""
 
@@ -57,4 +59,4 @@ class ProgressLine:
 
     def say(self, line: str) -> None:
         """Prints a line above the live one."""
-        self._console.print(line, markup=False)
+        self._console.print(visible(line) if self._live else line, markup=False)

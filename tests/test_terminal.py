@@ -1,0 +1,73 @@
+"""Control characters in the texts of others: shown on a terminal and in messages, untouched everywhere else."""
+
+import io
+import json
+import sys
+
+import pytest
+
+from jax_tformer.command_line import run_program
+from jax_tformer.errors import InputError, TrainingFailed
+from jax_tformer.generating.items import Item
+from jax_tformer.generating.lines import Line
+from jax_tformer.generating.output import JsonOutput, TextOutput
+from jax_tformer.generating.speaker import Completion
+from jax_tformer.terminal import one_line, say, visible
+from jax_tformer.training.progress import ProgressLine
+
+TITLE = "\x1b]0;mine\x07"
+SHOWN = r"\u001b]0;mine\u0007"
+ITEM = Item(Line(f"It {TITLE}", 1, "line 1"), [0], 9)
+ANSWER = Completion(f"was\u009b2J\n\ta{TITLE}", [1], False, None)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_is_shown() -> None:
+    plain = "a\tb\n\N{LATIN SMALL LETTER E WITH ACUTE} \u4f60 \U0001f469\u200d\U0001f52c ~"
+    assert visible(plain) == plain
+    assert visible(f"{TITLE}\r\x00\x7f\x9b\u202e\u2066\udcff") == SHOWN + r"\u000d\u0000\u007f\u009b\u202e\u2066\udcff"
+    assert one_line("a\nb\r\tc\x1b") == r"a\nb\r\tc\u001b"
+    everything = "".join(map(chr, range(0x3000)))
+    assert json.loads(visible(json.dumps(everything, ensure_ascii=False))) == everything
+
+
+@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
+def test_answers_on_a_terminal_and_in_a_pipe(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", stream)
+    text = TextOutput(translates=False)
+    text.answers(ITEM, [ANSWER])
+    assert text.stream(ITEM, iter(["wa", "s\x1b"])) == ["wa", "s\x1b"]
+    say(TITLE)
+    raw = f"--- prompt 1 ---\nIt {TITLE}{ANSWER.text}\n\n--- prompt 1 ---\nIt {TITLE}was\x1b\n\n{TITLE}\n"
+    assert stream.getvalue() == (visible(raw) if stream.isatty() else raw)
+    stream.truncate(0)
+    stream.seek(0)
+    JsonOutput(translates=False).answers(ITEM, [ANSWER])
+    assert json.loads(stream.getvalue())["completions"][0]["text"] == ANSWER.text
+    assert ("\x9b" in stream.getvalue()) != stream.isatty()
+
+
+@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
+def test_lines_of_training(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    ProgressLine(0, 1).say("runs/\x1b[2Jname")
+    assert stream.getvalue() == ("runs/\\u001b[2Jname\n" if stream.isatty() else "runs/\x1b[2Jname\n")
+
+
+@pytest.mark.parametrize("error", [InputError, TrainingFailed, OSError])
+def test_errors_are_one_visible_line(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+
+    def program(_: object) -> int:
+        raise error(f"runs/a\nb{TITLE} is a file")
+
+    with pytest.raises(SystemExit):
+        run_program(program, "train.py")
+    assert capsys.readouterr().err.endswith(rf"runs/a\nb{SHOWN} is a file" + "\n")

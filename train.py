@@ -18,13 +18,18 @@ from jax_tformer.terminal import say  # noqa: E402
 
 def main(arguments: Sequence[str]) -> int:
     # 1. The experiment: a preset and the flags that change it, checked before anything heavy is imported.
-    experiment, path, resume = train_options(arguments)
+    plan = train_options(arguments)
 
     from jax_tformer.data.sources import check_files
     from jax_tformer.training.run_folder import RunFolder
 
-    run = RunFolder(path)
+    experiment, run = plan.experiment, RunFolder(plan.run)
     run.check()
+    if plan.report:
+        from jax_tformer.training.finish import report
+
+        say(report(run, experiment))
+        return 0
     check_files(experiment.data)
 
     import jax
@@ -45,14 +50,14 @@ def main(arguments: Sequence[str]) -> int:
     from jax_tformer.training.optimizer import optimizer
     from jax_tformer.training.progress import ProgressLine
     from jax_tformer.training.reporting import Reporter
-    from jax_tformer.training.resumption import Resumption
+    from jax_tformer.training.resumption import Resumption, permitted_changes
     from jax_tformer.training.samples import sample_text
     from jax_tformer.training.step import init_state, train_step
 
     set_up_jax(experiment.model)
     training = experiment.training
     checkpoints = Checkpoints(run.checkpoints, training.keep_checkpoints)
-    continues = resume and run.holds_run() and bool(checkpoints.steps())
+    continues = plan.before is not None and bool(checkpoints.steps())
 
     # 2. The mesh: one device is the mesh 1 x 1 x 1.
     mesh = make_mesh(experiment.mesh, training.batch_size // training.accumulation)
@@ -61,8 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     tokenizer = load_run_tokenizer(run.path) if continues else build_tokenizer_for(experiment.data)
     model = experiment.model.with_vocab_size(tokenizer.vocab_size)
     experiment = dataclasses.replace(experiment, model=model)
-    if continues:
-        run.require_same(experiment)
+    changes = permitted_changes(plan.before if continues else None, experiment)
     check_vocabulary(tokenizer, model.vocab_size or tokenizer.vocab_size)
     pipeline = build_pipeline(experiment.data, training, tokenizer)
 
@@ -87,28 +91,29 @@ def main(arguments: Sequence[str]) -> int:
     batches = pipeline.train_iterator()
     resumption = Resumption(checkpoints, pipeline.fingerprint, experiment, STARTED)
     state = resumption.restore(abstract, batches) if continues else None
-    if run.holds_run() and not resume:
+    if run.holds_run() and not plan.resume:
         say(f"the run that was in {run.path} is now in {run.move_aside()}")
     run.lock()
-    if state is not None and int(state.step) == training.steps and run.summary.exists():
+    if state is not None and int(state.step) == training.steps == run.ended_at():
         run.unlock()
-        say(f"the run in {run.path} is complete; start another with --run FOLDER or --resume no")
+        say(f"the run in {run.path} is complete; --steps N trains on, --run FOLDER or --resume no starts another")
         return 0
     compiling = compile_beside(lowered)
     if state is None:
         run.create(experiment, tokenizer)
         state = jax.jit(new_state, out_shardings=shardings, compiler_options=compiler_options(once=True))()
     number = start = int(state.step)
+    devices = f"{mesh.size} {jax.devices()[0].device_kind} device(s)"
+    run.record_session(experiment, name=plan.name, step=start, devices=devices, changed=changes.fields)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
 
     # 6. The loop: dispatch a step, then report the one before.
     evaluate = Evaluator(net, experiment.data, pipeline, tokenizer, mesh)
     log = MetricsLog(run, start)
     with Interruption() as stop, ProgressLine(start, training.steps) as line:
-        devices = f"{mesh.size} {jax.devices()[0].device_kind} device(s)"
         line.say(f"{run.path}: {parameters:,} parameters, steps {start} to {training.steps}, {devices}")
         line.say(f"computed with {describe_compute(net.config, mesh, pipeline.evaluation[0]['labels'].shape[1])}")
-        for note in (*pipeline.notes, *resumption.notes):
+        for note in (*plan.notes, *changes.notes, *pipeline.notes, *resumption.notes):
             line.say(note)
         step = compiling.result()
         reporter = Reporter(experiment, log, line, STARTED)
@@ -132,7 +137,7 @@ def main(arguments: Sequence[str]) -> int:
     log.close()
     run.unlock()
     if stop.signal is not None and number < training.steps:
-        say(f"stopped at step {number}; the same command continues the run in {run.path}")
+        say(f"stopped at step {number}; the same command continues the run, as train.py --run {run.path} does")
         return stop.status
 
     # 7. What came of it.

@@ -137,12 +137,24 @@ def _short(digits: str) -> int:
     return int(digits)
 
 
-def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
-    """One line for each field in which two configs (as dicts) differ: `model.d_model: 256 -> 512`."""
+def changed_fields(old: Any, new: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """The fields in which two configs (as dicts) differ, each with both values: `{"model.d_model": (256, 512)}`."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
-        return [] if old == new else [f"{prefix}: {json.dumps(old)} -> {json.dumps(new)}"]
-    lines = []
+        return {} if old == new else {prefix: (old, new)}
+    changed: dict[str, tuple[Any, Any]] = {}
     for key in [*old, *(key for key in new if key not in old)]:
-        inner = f"{prefix}.{key}" if prefix else str(key)
-        lines += differences(old.get(key), new.get(key), inner)
-    return lines
+        changed |= changed_fields(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
+    return changed
+
+
+def shortened(items: list[str], most: int = 3) -> str:
+    """The first of `items`, and how many there are besides."""
+    more = [f"{len(items) - most} more"] if len(items) > most else []
+    return ", ".join([*items[:most], *more])
+
+
+def differences(old: Any, new: Any) -> list[str]:
+    """One line for each field in which two configs (as dicts) differ: `model.d_model: 256 -> 512`."""
+    return [
+        f"{name}: {json.dumps(before)} -> {json.dumps(now)}" for name, (before, now) in changed_fields(old, new).items()
+    ]

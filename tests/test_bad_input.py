@@ -206,8 +206,30 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing(
 
 def test_another_config(refuse: Refuse, run: Path) -> None:
     line = refuse(*again("--training.steps", "3", "--optimizer.beta2", "0.9"))
-    assert "training.steps: 2 -> 3" in line
-    assert "optimizer.beta2: 0.99 -> 0.9" in line
+    assert "would have been others with optimizer.beta2: 0.99 -> 0.9; leave that out" in line
+    wider = [*("--model.d-model", "32"), *(word for name in ("1", "2") for word in (f"--optimizer.beta{name}", "0.5"))]
+    assert "model.d_model: 16 -> 32" in (line := refuse("--run", "run", *wider, "--training.seed", "7"))
+    assert "1 more" in line
+    assert "the run has done 2 steps, and 1 are wanted" in refuse("--run", "run", "--steps", "1")
+
+
+def test_another_experiment_in_an_old_folder(refuse: Refuse, run: Path) -> None:
+    line = refuse("dates", "--run", "run")
+    assert "run holds a run of text, not of dates; continue it without a name, with --run alone" in line
+    assert len(line) < 160
+    # Of runs that were begun when that was not recorded, the kind of data is known.
+    (run / "sessions.jsonl").write_text("[" * 100_000)
+    assert "run holds a run of another experiment, not of dates" in refuse("dates", "--run", "run")
+    assert "name the experiment" in refuse("--run", "run", "--resume", "no")
+
+
+def test_what_a_report_cannot_show(refuse: Refuse, run: Path) -> None:
+    assert "--report trains nothing, so that training.steps cannot be changed" in refuse(
+        *again("--report", "--steps", "9")
+    )
+    assert "there is no run in nowhere to report on" in refuse("--run", "nowhere", "--report")
+    (run / "metrics.jsonl").unlink()
+    assert "has logged nothing yet" in refuse("--run", "run", "--report")
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"model": 3}', "\x00"])

@@ -8,14 +8,14 @@ from jax_tformer.errors import InputError
 
 def test_short_names_and_numbers_as_people_write_them() -> None:
     arguments = ["--steps", "1e3", "--lr=2e-3", "--batch_size", "1_6", "--mesh.data", "2.0"]
-    experiment, _, _ = train_options(["dates", *arguments, "--model.vocab-size", "1e3"])
+    experiment = train_options(["dates", *arguments, "--model.vocab-size", "1e3"]).experiment
     assert experiment.training.steps == 1000
     assert type(experiment.training.steps) is int
     assert experiment.optimizer.learning_rate == 2e-3
     assert experiment.training.batch_size == 16
     assert experiment.mesh.data == 2
     assert experiment.model.vocab_size == 1000
-    experiment, _, _ = train_options(["dates", "--model.vocab-size", "None"])
+    experiment = train_options(["dates", "--model.vocab-size", "None"]).experiment
     assert experiment.model.vocab_size is None
 
 

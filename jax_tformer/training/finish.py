@@ -1,4 +1,4 @@
-"""The end of a run: samples, the picture, the summary."""
+"""What came of a run: samples, the picture, the summary at its end; the first two at any time."""
 
 import platform
 from importlib.metadata import version
@@ -7,9 +7,15 @@ from typing import Any
 import jax
 
 from jax_tformer import __version__
+from jax_tformer.data.pipelines import build_pipeline
+from jax_tformer.errors import InputError
+from jax_tformer.experiment import ExperimentConfig
 from jax_tformer.training.metrics import draw_losses, read_metrics
 from jax_tformer.training.run_folder import RunFolder
+from jax_tformer.training.samples import begin_with_data, sample_text
+from jax_tformer.training.trained import load_trained
 
+_LOSSES = ("loss", "val_loss", "val_perplexity", "val_bits_per_byte", "exact_match")
 PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain")
 
 
@@ -37,8 +43,32 @@ def finish(run: RunFolder, figures: dict[str, Any], samples: str) -> str:
     return samples + "\n" + "\n".join(_told(run, summary))
 
 
+def report(run: RunFolder, experiment: ExperimentConfig) -> str:
+    """Draws loss.png and writes samples.txt for a run in any state; returns what to print.
+
+    Samples come from the newest checkpoint, as `experiment.sample` wants them. Raises InputError if the run has logged
+    nothing yet. Samples that cannot be had, since there is no checkpoint or the data is gone, are a line.
+    """
+    rows = read_metrics(run.metrics)
+    if not rows:
+        raise InputError(f"the run in {run.path} has logged nothing yet; expected lines in {run.metrics.name}")
+    draw_losses(rows, run.picture, run.path.name)
+    losses = [f"{name} {found[-1][name]:.4f}" for name in _LOSSES if (found := [row for row in rows if name in row])]
+    told = [f"step {rows[-1]['step']} of {experiment.training.steps}  {'  '.join(losses)}", f"drawn: {run.picture}"]
+    try:
+        trained = load_trained(run)
+        pipeline = None
+        if begin_with_data(experiment.data, trained.tokenizer):
+            pipeline = build_pipeline(experiment.data, experiment.training, trained.tokenizer)
+    except InputError as error:
+        return "\n".join([*told, f"no samples: {error}"])
+    samples = sample_text(trained.net, trained.params, experiment, pipeline, trained.tokenizer)
+    run.samples.write_text(samples, encoding="utf-8")
+    return "\n".join([samples, *told, f"sampled at step {trained.step}: {run.samples}"])
+
+
 def _told(run: RunFolder, summary: dict[str, Any]) -> list[str]:
-    names = ("train_loss", "val_loss", "val_perplexity", "val_bits_per_byte", "exact_match")
+    names = ("train_loss", *_LOSSES[1:])
     losses = "  ".join(f"{name} {summary[name]:.4f}" for name in names if summary.get(name) is not None)
     speed = f"{summary['tokens_per_second']:,.0f} tokens/s  " if summary["tokens_per_second"] else ""
     return [

@@ -1,16 +1,82 @@
 """What a run needs in order to continue as if it had not stopped: its state, its place in the data, its clock."""
 
+import json
 import math
 import time
+from dataclasses import dataclass
+from typing import Any
 
 import grain
 
-from jax_tformer.config_file import to_dict
+from jax_tformer.config_file import changed_fields, shortened, to_dict
 from jax_tformer.data.batches import Batch
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
 from jax_tformer.training.checkpoint import HELD_OUT_LOSS, Checkpoints
 from jax_tformer.training.step import TrainState
+
+_ROUNDING = (
+    "the same function, summed in another order: numbers from here on may differ from those of one go by rounding"
+)
+_MEANINGS = {
+    "training.steps": "the learning rate follows the same schedule, only longer or shorter",
+    "training.log_every": "rows of metrics.jsonl so far stay as they are",
+    "training.evaluate_every": "the held-out loss is measured at other steps from here on",
+    "training.evaluate_batches": "held-out losses from here on are of other batches than those before",
+    "training.checkpoint_every": "checkpoints are saved at other steps from here on",
+    "training.keep_checkpoints": "it is the next save that deletes those beyond",
+    "training.accumulation": f"{_ROUNDING}, and by what dropout draws",
+    "sample": "it is the end of the run that samples so",
+    "mesh": _ROUNDING,
+    "model.compute.attention": _ROUNDING,
+    "model.compute.remat": _ROUNDING,
+    "model.compute.unroll": _ROUNDING,
+    "data.path": "the text there must be the same",
+    "data.target_path": "the text there must be the same",
+    "data.tokenizer.name": "it is the tokenizer in the run's folder that is used",
+}
+"""What may be changed in a run that continues, since its numbers so far do not depend on it, and what that means."""
+_COSINE = (
+    "the cosine of the learning rate ends there now: from here on it is another schedule than before, and the steps so "
+    "far are not those that a run of this length would have had"
+)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a session changes in a run that continues."""
+
+    fields: dict[str, tuple[Any, Any]]
+    """By field: the value before, the value from now on."""
+    notes: list[str]
+    """What each means, a line each."""
+
+
+def permitted_changes(run: ExperimentConfig | None, wanted: ExperimentConfig) -> Changes:
+    """What continuing `run` as `wanted` changes: nothing where there is no run.
+
+    Raises InputError if its numbers so far would have been others.
+    """
+    if run is None:
+        return Changes({}, [])
+    fields = changed_fields(to_dict(run), to_dict(wanted))
+    meanings = dict(_MEANINGS)
+    if run.optimizer.schedule == "cosine":
+        meanings["training.steps"] = _COSINE
+    notes, refused = [], []
+    for name, (before, now) in fields.items():
+        told = f"{name}: {json.dumps(before)} -> {json.dumps(now)}"
+        meaning = meanings.get(name) or meanings.get(name.partition(".")[0])
+        if meaning is None:
+            refused.append(told)
+        else:
+            notes.append(f"changed {told}: {meaning}")
+    if refused:
+        raise InputError(
+            f"the numbers of this run so far would have been others with {shortened(refused)}; "
+            "leave that out to continue it, or start afresh with a new --run or --resume no"
+        )
+    return Changes(fields, notes)
 
 
 class Resumption:
@@ -34,7 +100,7 @@ class Resumption:
         """The newest intact state, with `batches` set to what comes next; None if there is no checkpoint yet.
 
         `abstract` has the shapes, types and shardings of its arrays. Raises InputError if the data is not what the run
-        began with, if checkpoints exist but none is intact, or if they hold other arrays.
+        began with, if checkpoints exist but none is intact, if they hold other arrays, or more steps than are wanted.
         """
         restored = self._checkpoints.restore(abstract._asdict())
         if restored is None:
@@ -42,6 +108,12 @@ class Resumption:
         if restored.extra["fingerprint"] != self._fingerprint:
             raise InputError(
                 "the text or its tokenizer has changed since the run began; restore it, or start a new run with --run"
+            )
+        steps, reached = self._experiment.training.steps, restored.step
+        if reached > steps or (reached == steps != restored.extra["config"]["training"]["steps"]):
+            raise InputError(
+                f"the run has done {reached} steps, and {steps} are wanted; expected more than {reached} "
+                "(--report shows what a run has come to)"
             )
         batches.set_state(restored.extra["batches"])
         self._earlier = restored.extra["seconds"]

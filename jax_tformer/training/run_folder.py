@@ -1,17 +1,21 @@
 """A run is a folder, and everything in it that is loaded is data: JSON, text, Orbax arrays."""
 
 import fcntl
+import json
 import os
 import tempfile
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from jax_tformer.config_file import differences, from_dict, read_json, to_dict, write_json
+from jax_tformer.config_file import from_dict, not_regular, parse_json, read_json, to_dict, write_json
 from jax_tformer.data.ids import check_vocabulary
 from jax_tformer.data.tokenizers import Tokenizer, load_run_tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
+
+_LONGEST_LINE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,11 @@ class RunFolder:
     def tensorboard(self) -> Path:
         """Event files of TensorBoard."""
         return self.path / "tensorboard"
+
+    @property
+    def sessions(self) -> Path:
+        """One JSON object a line: when each session of the run began, at which step, and what it changed."""
+        return self.path / "sessions.jsonl"
 
     @property
     def picture(self) -> Path:
@@ -125,21 +134,26 @@ class RunFolder:
         check_vocabulary(tokenizer, vocab_size)
         return tokenizer
 
-    def require_same(self, wanted: ExperimentConfig) -> None:
-        """Raises InputError, naming every field that differs, unless the run here is the one wanted.
+    def began_as(self) -> str | None:
+        """The name of the experiment that the run began as; None where that is not known."""
+        try:
+            if not_regular(self.sessions):
+                return None
+            with open(self.sessions, "rb") as lines:
+                name = parse_json(lines.readline(_LONGEST_LINE).decode())["experiment"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+        return name if isinstance(name, str) else None
 
-        Where the data lies may differ: the fingerprint of its content is compared when the run is restored.
+    def record_session(self, experiment: ExperimentConfig, *, name: str | None, **told: Any) -> None:
+        """Adds a line to sessions.jsonl, with the experiment's name and what is `told`; then updates config.json.
+
+        In this order, so that every value that config.json ever had is in sessions.jsonl, or still there.
         """
-        old, new = to_dict(self.read_config()), to_dict(wanted)
-        for config in (old, new):
-            config["data"] |= {"path": None, "target_path": None}
-            config["data"]["tokenizer"]["name"] = None
-        changed = differences(old, new)
-        if changed:
-            raise InputError(
-                f"{self.path} holds a run with another config ({'; '.join(changed)}); "
-                "repeat its flags to continue it, or start afresh with a new --run or --resume no"
-            )
+        line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), "experiment": name, **told})
+        with open(self.sessions, "a", encoding="utf-8") as stream:
+            stream.write(line + "\n")
+        write_json(self.config, to_dict(experiment))
 
     def create(self, experiment: ExperimentConfig, tokenizer: Tokenizer) -> None:
         """Makes the folder and writes the tokenizer and, last, config.json, which makes it a run."""
@@ -182,6 +196,14 @@ class RunFolder:
         finally:
             self.unlock()
         return aside
+
+    def ended_at(self) -> int | None:
+        """The steps after which the run ended, by summary.json; None where it has not, or where that is damaged."""
+        try:
+            steps = read_json(self.summary)["steps"]
+        except (InputError, LookupError, TypeError):
+            return None
+        return steps if isinstance(steps, int) else None
 
     def write_summary(self, figures: dict[str, Any]) -> None:
         """Writes summary.json."""

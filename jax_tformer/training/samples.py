@@ -22,16 +22,26 @@ from jax_tformer.training.step import apply_to_batch
 _PROMPT = 8
 
 
+def begin_with_data(data: TextData | PairData, tokenizer: Tokenizer) -> bool:
+    """Whether samples begin with held-out data: all but those of language models that have a start token."""
+    return isinstance(data, PairData | MaskedTextData) or tokenizer.start_id is None
+
+
 def sample_text(
-    net: Transformer, params: Params, experiment: ExperimentConfig, pipeline: Pipeline, tokenizer: Tokenizer
+    net: Transformer, params: Params, experiment: ExperimentConfig, pipeline: Pipeline | None, tokenizer: Tokenizer
 ) -> str:
-    """Samples as `experiment.sample` asks for them, ready to print."""
+    """Samples as `experiment.sample` asks for them, ready to print; `pipeline` only where they begin with its data."""
     data, sample = experiment.data, experiment.sample
+    if isinstance(data, TextData) and not begin_with_data(data, tokenizer):
+        return _continuations(net, params, experiment, data, [], tokenizer)
+    assert pipeline is not None
     if isinstance(data, PairData):
         return _translations(net, params, experiment, data, pipeline, tokenizer)
     if isinstance(data, MaskedTextData):
         return _restored(net, params, pipeline, tokenizer, sample.count)
-    return _continuations(net, params, experiment, data, pipeline, tokenizer)
+    # A tokenizer without a start token has no way to say "begin": a few held-out tokens do.
+    begun = pipeline.evaluation[0]["tokens"][: sample.count, :_PROMPT].tolist()
+    return _continuations(net, params, experiment, data, begun, tokenizer)
 
 
 def _continuations(
@@ -39,15 +49,11 @@ def _continuations(
     params: Params,
     experiment: ExperimentConfig,
     data: TextData,
-    pipeline: Pipeline,
+    begun: list[list[int]],
     tokenizer: Tokenizer,
 ) -> str:
     sample = experiment.sample
-    if tokenizer.start_id is not None:
-        prompts = [[tokenizer.start_id]]
-    else:
-        # A tokenizer without a start token has no way to say "begin": a few held-out tokens do.
-        prompts = pipeline.evaluation[0]["tokens"][: sample.count, :_PROMPT].tolist()
+    prompts = begun if tokenizer.start_id is None else [[tokenizer.start_id]]
     # Nothing is drawn at temperature 0, so that one sample of a prompt is as good as many.
     samples = -(-sample.count // len(prompts)) if sample.temperature else 1
     found = generate(

@@ -1,0 +1,184 @@
+"""A run continues from its folder alone, and may change what its numbers so far do not depend on."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import train
+from jax_tformer.command_line import train_options
+from jax_tformer.errors import InputError
+from jax_tformer.presets import EXPERIMENTS
+from jax_tformer.training.evaluation import Evaluator
+from jax_tformer.training.metrics import read_metrics
+from jax_tformer.training.resumption import permitted_changes
+
+TINY = [
+    *("--model.d-model", "16", "--model.decoder.num-layers", "1", "--model.decoder.num-heads", "2"),
+    *("--model.decoder.feedforward-width", "16", "--model.dropout.residual", "0.1", "--data.context-length", "8"),
+    *("--data.tokenizer.kind", "bytes", "--data.tokenizer.vocab-size", "None", "--batch-size", "2"),
+    *("--optimizer.schedule", "constant", "--training.log-every", "1", "--training.evaluate-every", "2"),
+    *("--training.evaluate-batches", "1", "--sample.max-new-tokens", "4", "--sample.count", "1"),
+]
+
+
+def losses(run: Path) -> list[dict[str, float]]:
+    names = ("step", "loss", "gradient_norm", "learning_rate", "val_loss")
+    return [{name: row[name] for name in names if name in row} for row in read_metrics(run / "metrics.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("It was a bright cold day in April, and the clocks were striking thirteen. " * 9)
+    return path
+
+
+@pytest.fixture(scope="module")
+def ended(text: Path) -> Path:
+    """A run of four steps."""
+    run = text.parent / "ended"
+    assert train.main(["text", "--data.path", str(text), "--run", str(run), *TINY, "--steps", "4"]) == 0
+    return run
+
+
+@pytest.fixture
+def run(ended: Path, tmp_path: Path) -> Path:
+    """A copy of that run."""
+    return Path(shutil.copytree(ended, tmp_path / "run"))
+
+
+def test_more_steps_from_the_folder_alone(text: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = run.with_name("whole")
+    assert train.main(["text", "--data.path", str(text), "--run", str(whole), *TINY, "--steps", "6"]) == 0
+    capsys.readouterr()
+    arguments = ["--run", str(run), "--steps", "6", "--training.keep-checkpoints", "1"]
+    assert train.main(arguments) == 0
+    said = capsys.readouterr().out
+    assert "steps 4 to 6" in said
+    assert "changed training.steps: 4 -> 6: the learning rate follows the same schedule" in said
+    assert "changed training.keep_checkpoints: 2 -> 1: it is the next save" in said
+    assert losses(run) == losses(whole)
+    assert json.loads((run / "summary.json").read_text())["steps"] == 6
+
+    config = json.loads((run / "config.json").read_text())
+    assert (config["training"]["steps"], config["training"]["keep_checkpoints"]) == (6, 1)
+    first, second = map(json.loads, (run / "sessions.jsonl").read_text().splitlines())
+    assert (first["experiment"], first["step"], first["changed"]) == ("text", 0, {})
+    assert (second["experiment"], second["step"]) == (None, 4)
+    assert second["changed"] == {"training.steps": [4, 6], "training.keep_checkpoints": [2, 1]}
+
+    assert train.main(["--run", str(run)]) == 0
+    assert "is complete; --steps N trains on" in capsys.readouterr().out
+    # The end of the first session is not taken for that of the second.
+    (run / "summary.json").write_text('{"steps": 4}')
+    assert train.main(["--run", str(run)]) == 0
+    assert "is complete" not in capsys.readouterr().out
+    assert json.loads((run / "summary.json").read_text())["steps"] == 6
+
+
+def test_the_best_checkpoint_is_saved_when_it_appears(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = iter([3.0, 1.0, 2.0, 1.5])
+    monkeypatch.setattr(Evaluator, "__call__", lambda self, params: {"val_loss": next(judged)})
+    flags = ["--training.checkpoint-every", "5", "--training.keep-checkpoints", "1"]
+    arguments = ["text", "--data.path", str(text), "--run", str(tmp_path / "run"), *TINY, *flags, "--steps", "7"]
+    assert train.main(arguments) == 0
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert kept == ["4", "7"]  # 3.0 after step 2, 1.0 after 4, 2.0 after 6, 1.5 after 7
+
+
+def test_what_is_not_said_stays_as_it_is(ended: Path) -> None:
+    alone = train_options(["--run", str(ended)])
+    assert alone.experiment == alone.before
+    assert alone.experiment.training.steps == 4
+    assert (alone.name, alone.notes) == (None, [])
+    named = train_options(["text", "--run", str(ended), "--steps", "9", "--model.d_model=16"])
+    assert dataclasses.replace(named.experiment.training, steps=4) == alone.experiment.training
+    (note,) = named.notes
+    assert note.startswith("the run keeps its own settings where text has others: model.decoder.num_layers 1, ")
+    assert note.endswith(" more")
+    afresh = train_options(["text", "--run", str(ended), "--resume", "no"])
+    assert (afresh.before, afresh.experiment) == (None, EXPERIMENTS["text"].config)
+
+
+def changed(**parts: dict[str, Any]) -> Any:
+    dates = EXPERIMENTS["dates"].config
+    return dataclasses.replace(
+        dates, **{name: dataclasses.replace(getattr(dates, name), **fields) for name, fields in parts.items()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("parts", "meaning"),
+    [
+        ({"training": {"steps": 9999}}, "from here on it is another schedule than before"),
+        ({"training": {"log_every": 3}}, "rows of metrics.jsonl so far stay"),
+        ({"training": {"evaluate_every": 3}}, "measured at other steps from here on"),
+        ({"training": {"evaluate_batches": 3}}, "are of other batches than those before"),
+        ({"training": {"checkpoint_every": 3}}, "saved at other steps from here on"),
+        ({"training": {"keep_checkpoints": 3}}, "it is the next save that deletes"),
+        ({"training": {"accumulation": 2}}, "by rounding, and by what dropout draws"),
+        ({"sample": {"count": 9}}, "end of the run that samples so"),
+        ({"mesh": {"fsdp": 2}}, "may differ from those of one go by rounding"),
+        ({"data": {"held_out": 0.2}}, None),
+        ({"training": {"seed": 1}}, None),
+        ({"training": {"batch_size": 8}}, None),
+        ({"training": {"label_smoothing": 0.1}}, None),
+        ({"optimizer": {"learning_rate": 1.0}}, None),
+        ({"model": {"d_model": 64}}, None),
+    ],
+)
+def test_what_may_change_and_what_it_means(parts: dict[str, Any], meaning: str | None) -> None:
+    ((part, (field, *_)),) = parts.items()
+    if meaning is None:
+        with pytest.raises(InputError, match=rf"would have been others with {part}\.{field}: .*; leave that out"):
+            permitted_changes(changed(), changed(**parts))
+        return
+    changes = permitted_changes(changed(), changed(**parts))
+    assert list(changes.fields) == [f"{part}.{field}"]
+    (note,) = changes.notes
+    assert meaning in note
+
+
+def test_arithmetic_may_not_change_but_its_order() -> None:
+    def computed(**compute: Any) -> Any:
+        model = EXPERIMENTS["dates"].config.model
+        return changed(model={"compute": dataclasses.replace(model.compute, **compute)})
+
+    for order in ({"attention": "einsum"}, {"remat": "full"}, {"unroll": 3}):
+        (note,) = permitted_changes(changed(), computed(**order)).notes
+        assert "by rounding" in note
+    for type_ in ({"dtype": "bfloat16"}, {"parameter_dtype": "bfloat16"}):
+        with pytest.raises(InputError, match="would have been others"):
+            permitted_changes(changed(), computed(**type_))
+
+
+def test_a_report_of_a_run_that_was_stopped(text: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("loss.png", "samples.txt", "summary.json"):
+        (run / name).unlink()
+    # Neither the data nor the training is needed.
+    hidden = text.rename(text.with_suffix(".gone"))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    try:
+        assert train.main(["--run", str(run), "--report", "--sample.count", "2"]) == 0
+    finally:
+        hidden.rename(text)
+    said = capsys.readouterr().out
+    assert said.count("--- sample") == 2
+    assert "step 4 of 4  loss " in said
+    assert "val_loss" in said
+    assert "sampled at step 4" in said
+    after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert (run / "loss.png").stat().st_size > 1000
+    assert (run / "samples.txt").read_text() in said
+    assert set(after) - set(before) == {run / "loss.png", run / "samples.txt"}
+    assert before.items() <= after.items()
+
+    shutil.rmtree(run / "checkpoints")
+    assert train.main(["--run", str(run), "--report"]) == 0
+    assert "no samples: there is no checkpoint" in capsys.readouterr().out

@@ -6,7 +6,7 @@ import jax
 
 from jax_tformer.allocator import keep_freed_memory
 from jax_tformer.config import TransformerConfig
-from jax_tformer.paths import cache_folder
+from jax_tformer.paths import bound_cache, cache_folder
 
 
 def set_up_jax(config: TransformerConfig) -> None:
@@ -14,6 +14,8 @@ def set_up_jax(config: TransformerConfig) -> None:
     # First of all: JAX's threads keep the memory that they already have as it is.
     keep_freed_memory()
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        # JAX's own bound takes a lock for every program, and none is kept any more beside one without its time of use.
+        bound_cache(cache_folder())
         jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from jax_tformer.data.ids import check_ids, check_vocabulary, shift_right
 from jax_tformer.data.tokenizer_kinds import build_tokenizer
-from jax_tformer.data.tokenizers import Role, Tokenizer, load_tokenizer, pieces
+from jax_tformer.data.tokenizers import Role, Tokenizer, load_tokenizer
+from jax_tformer.data.utf8 import Pieces
 from jax_tformer.data.windows import Windows
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import TokenizerConfig
@@ -36,6 +37,10 @@ BPE = TokenizerConfig("bpe", 400)
 @pytest.fixture(scope="module", params=[BYTES, CHARACTERS, BPE], ids=lambda config: config.kind)
 def made(request: pytest.FixtureRequest) -> Tokenizer:
     return build_tokenizer(request.param, [CORPUS], PAIR_TOKENS)
+
+
+def pieces(text: str) -> list[str]:
+    return list(Pieces(memoryview(text.encode())))
 
 
 def backend_ids(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -91,9 +91,9 @@ def fill_up(batch: Batch, batch_size: int) -> Batch:
 
 
 def fingerprint(
-    content: Iterable[str], tokenizer: Tokenizer, data: TextData | PairData, training: TrainingConfig
+    content: Iterable[str | memoryview], tokenizer: Tokenizer, data: TextData | PairData, training: TrainingConfig
 ) -> str:
-    """SHA-256, in hexadecimal, of what decides the training batches: texts, tokenizer and settings.
+    """SHA-256, in hexadecimal, of what decides the training batches: texts (or their UTF-8), tokenizer and settings.
 
     Where the files lie is left out: moving them changes nothing.
     """
@@ -103,5 +103,5 @@ def fingerprint(
     digest = hashlib.sha256()
     for text in (json.dumps(settings, sort_keys=True), tokenizer.to_json(), *content):
         # Hashed one by one, so that moving text from the end of one to the start of the next shows.
-        digest.update(hashlib.sha256(text.encode()).digest())
+        digest.update(hashlib.sha256(text.encode() if isinstance(text, str) else text).digest())
     return digest.hexdigest()

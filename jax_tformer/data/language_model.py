@@ -4,9 +4,10 @@ import numpy as np
 
 from jax_tformer.data.batches import Batch, Pipeline, endless, evaluation_items, fill_up, fingerprint, shuffled_items
 from jax_tformer.data.sources import load_text
+from jax_tformer.data.splits import split_text
 from jax_tformer.data.token_cache import cached_ids
 from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.data.windows import Windows, require_window, split_text
+from jax_tformer.data.windows import Windows, require_window
 from jax_tformer.experiment import TextData, TrainingConfig
 
 
@@ -37,7 +38,7 @@ def language_model_pipeline(data: TextData, training: TrainingConfig, tokenizer:
             for chosen in evaluation_items(len(held_out), training)
         ],
         fingerprint=fingerprint([text], tokenizer, data, training),
-        bytes_per_token=len(held_out_text.encode()) / (len(held_out_stream) - len(start)),
+        bytes_per_token=len(held_out_text) / (len(held_out_stream) - len(start)),
     )
 
 

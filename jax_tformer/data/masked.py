@@ -5,9 +5,10 @@ import numpy as np
 from jax_tformer.data.batches import Batch, Pipeline, endless, evaluation_items, fill_up, fingerprint, shuffled_items
 from jax_tformer.data.ids import IGNORED
 from jax_tformer.data.sources import load_text
+from jax_tformer.data.splits import split_text
 from jax_tformer.data.token_cache import cached_ids
 from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.data.windows import Windows, require_window, split_text
+from jax_tformer.data.windows import Windows, require_window
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import MaskedTextData, TrainingConfig
 

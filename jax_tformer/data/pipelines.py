@@ -10,9 +10,10 @@ from jax_tformer.data.language_model import language_model_pipeline
 from jax_tformer.data.masked import masked_pipeline
 from jax_tformer.data.pairs import pairs_pipeline, split_pairs
 from jax_tformer.data.sources import load_pairs, load_text
+from jax_tformer.data.splits import split_text
 from jax_tformer.data.token_cache import cached_tokenizer
-from jax_tformer.data.tokenizers import Role, Tokenizer, pieces
-from jax_tformer.data.windows import split_text
+from jax_tformer.data.tokenizers import Role, Tokenizer
+from jax_tformer.data.utf8 import Pieces
 from jax_tformer.experiment import MaskedTextData, PairData, TextData, TrainingConfig
 
 _DATE_SAMPLES = 10_000
@@ -59,9 +60,9 @@ def _texts(data: TextData | PairData) -> Iterable[str]:
         pairs = _sample_dates(data) if data.source == "dates" else load_pairs(data)
         if kind == "bpe":
             pairs, _ = split_pairs(pairs, data.held_out)
-        return (text for pair in pairs for text in pair)
+        return [text for pair in pairs for text in pair]
     text = load_text(data)
-    return (text,) if kind == "characters" else pieces(split_text(text, data.held_out)[0])
+    return Pieces(text if kind == "characters" else split_text(text, data.held_out)[0])
 
 
 def _sample_dates(data: PairData) -> list[tuple[str, str]]:

@@ -1,12 +1,14 @@
 """Reads the text and the sentence pairs that a run trains on, and says exactly where a file is wrong."""
 
+import codecs
 import glob
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from jax_tformer.data.utf8 import BLOCK, TextBuffer
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import PairData, TextData
 from jax_tformer.paths import user_path
@@ -24,20 +26,22 @@ def check_files(config: TextData | PairData) -> None:
         _check_file(path)
 
 
-def load_text(config: TextData) -> str:
-    """The text that `config` names; of several documents, one after the other.
+def load_text(config: TextData) -> memoryview:
+    """The text that `config` names, as UTF-8; of several documents, one after the other.
 
     Between documents stands a blank line, as between paragraphs: the last word of one and the first of the next must
-    not become one word, and every corpus with paragraphs has the characters for it.
+    not become one word, and every corpus with paragraphs has the characters for it. Nothing else is as long as the
+    text: files are read, checked and joined block by block.
 
     Raises InputError if the files do not exist, cannot be read, hold no text, or are not UTF-8 or JSON lines.
     """
     if config.source == "python-docs":
         return _python_docs()
-    documents = [document for path in _text_files(config.path) for document in _documents(path) if document.strip()]
-    if not documents:
+    files = _text_files(config.path)
+    text = _join((document for path in files for document in _documents(path)), sum(map(_size, files)))
+    if not text:
         raise InputError(f"{config.path} holds no text; expected at least one document that is not empty")
-    return documents[0] if len(documents) == 1 else _join(documents)
+    return text
 
 
 def load_pairs(config: PairData) -> list[tuple[str, str]]:
@@ -59,18 +63,43 @@ def load_pairs(config: PairData) -> list[tuple[str, str]]:
     return [(source.strip(), target.strip()) for source, target in pairs]
 
 
-def _python_docs() -> str:
+def _python_docs() -> memoryview:
     try:
         from pydoc_data import topics
     except ImportError as error:
         raise InputError("this Python comes without pydoc_data; install all of its standard library") from error
     # Some entries are one text under two names.
     documents = dict.fromkeys(topics.topics[name] for name in sorted(topics.topics))
-    return _join(documents)
+    return _join([[document] for document in documents], sum(map(len, documents)))
 
 
-def _join(documents: Iterable[str]) -> str:
-    return "\n\n".join(document.strip("\n") for document in documents) + "\n"
+def _join(documents: Iterable[Iterable[str]], size: int) -> memoryview:
+    """The documents that are not blank, each given in parts; a single one as it is. `size`: bytes to expect."""
+    text = TextBuffer(size)
+    count, newlines = 0, 0
+    for document in documents:
+        parts = iter(document)
+        begin = ""
+        for part in parts:
+            begin += part
+            if begin.strip():
+                break
+        if not begin.strip():
+            continue
+        count += 1
+        if count == 1:
+            newlines = len(begin) - len(begin.lstrip("\n"))
+            text.append(begin)
+        else:
+            text.strip_end()
+            text.append("\n\n" + begin.lstrip("\n"))
+        for part in parts:
+            text.append(part)
+    if count < 2:
+        return text.text()
+    text.strip_end()
+    text.append("\n")
+    return text.text(newlines)
 
 
 def _pair_files(config: PairData) -> list[Path]:
@@ -114,10 +143,18 @@ def _text_files(path: str | None) -> list[Path]:
     return [place]
 
 
-def _documents(path: Path) -> list[str]:
+def _size(path: Path) -> int:
+    """Bytes that the text of a file, and what separates it from the next, take at most."""
+    try:
+        return path.stat().st_size + 2
+    except OSError:  # said where it is read
+        return 0
+
+
+def _documents(path: Path) -> Iterator[Iterable[str]]:
     if path.suffix == ".jsonl":
-        return [record["text"] for record in _json_lines(path, ("text",))]
-    return [_read(path)]
+        return ([record["text"]] for record in _json_lines(path, ("text",)))
+    return iter([_blocks(path)])
 
 
 def _check_file(path: Path) -> None:
@@ -132,33 +169,52 @@ def _check_file(path: Path) -> None:
         raise InputError(f"{path} cannot be read ({error.strerror}); expected a readable file") from error
 
 
-def _read(path: Path) -> str:
-    """The text of a file, with newlines as line ends; InputError if there is none or it is not UTF-8."""
+def _blocks(path: Path) -> Iterator[str]:
+    """The text of a file in parts, newlines as line ends; InputError if there is none or it is not UTF-8."""
     _check_file(path)
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            decoder = codecs.getincrementaldecoder("utf-8")()
+            place, kept, blank, first = 0, "", True, True
+            while True:
+                data = file.read(BLOCK)
+                if (offset := data.find(b"\0")) >= 0:
+                    raise InputError(f"{path} is binary: a NUL byte at byte {place + offset:,}; expected UTF-8 text")
+                begun = len(decoder.getstate()[0])
+                try:
+                    text = kept + decoder.decode(data, final=not data)
+                except UnicodeDecodeError as error:
+                    raise InputError(
+                        f"{path} is not UTF-8: byte 0x{error.object[error.start]:02x} at byte "
+                        f"{place - begun + error.start:,}; convert it to UTF-8"
+                    ) from error
+                if text and first:
+                    text, first = text.removeprefix("\ufeff"), False
+                place += len(data)
+                blank = blank and not data.strip()
+                # Nothing of an empty file is handed out, and no half of a line end.
+                end = 0 if blank else len(text) - (bool(data) and text.endswith("\r"))
+                kept = text[end:]
+                yield text[:end].replace("\r\n", "\n")
+                if not data:
+                    break
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); expected a readable file") from error
-    if not data.strip():
+    if blank:
         raise InputError(f"{path} is empty; expected text")
-    if (offset := data.find(b"\0")) >= 0:
-        raise InputError(f"{path} is binary: a NUL byte at byte {offset:,}; expected UTF-8 text")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path} is not UTF-8: byte 0x{data[error.start]:02x} at byte {error.start:,}; convert it to UTF-8"
-        ) from error
-    return text.replace("\r\n", "\n")
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: Path) -> Iterator[str]:
     # Not str.splitlines: that also breaks lines at separators that occur inside sentences, and files drift apart.
-    return _read(path).removesuffix("\n").split("\n")
+    rest = ""
+    for block in _blocks(path):
+        *lines, rest = (rest + block).split("\n")
+        yield from lines
+    if rest:
+        yield rest
 
 
-def _json_lines(path: Path, fields: tuple[str, ...]) -> list[dict[str, str]]:
-    records = []
+def _json_lines(path: Path, fields: tuple[str, ...]) -> Iterator[dict[str, str]]:
     for number, line in enumerate(_lines(path), 1):
         try:
             record = json.loads(line)
@@ -172,13 +228,16 @@ def _json_lines(path: Path, fields: tuple[str, ...]) -> list[dict[str, str]]:
                 )
             if not _is_unicode(record[field]):
                 raise InputError(f'{path}, line {number:,}: a lone surrogate under "{field}"; expected valid Unicode')
-        records.append(record)
-    return records
+        yield record
 
 
 def _is_unicode(text: str) -> bool:
     """False for what only a JSON escape can smuggle in: half of a surrogate pair."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _tab_separated(path: Path) -> list[tuple[str, str]]:
@@ -193,7 +252,7 @@ def _tab_separated(path: Path) -> list[tuple[str, str]]:
 
 
 def _aligned(path: Path, target_path: Path) -> list[tuple[str, str]]:
-    sources, targets = _lines(path), _lines(target_path)
+    sources, targets = list(_lines(path)), list(_lines(target_path))
     if len(sources) != len(targets):
         raise InputError(
             f"{path} has {len(sources):,} lines and {target_path} has {len(targets):,}; "

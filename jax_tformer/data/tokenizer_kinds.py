@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from jax_tformer.data.tokenizers import ONE_CHARACTER, Role, Tokenizer, load_tokenizer
+from jax_tformer.data.tokenizers import BYTES, ONE_CHARACTER, Role, Tokenizer, load_tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import TokenizerConfig
 from jax_tformer.paths import user_path
@@ -25,7 +25,9 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str], special: Mapp
         return _load_huggingface(config.name)
     tokens = list(dict.fromkeys(special.values()))
     if config.kind == "bytes":
-        backend = _byte_level(models.BPE(_byte_ids(), []), use_regex=False)
+        backend = _byte_level(
+            models.BPE({character: byte for byte, character in enumerate(BYTES)}, []), use_regex=False
+        )
     elif config.kind == "characters":
         backend = _characters(texts)
     else:
@@ -33,13 +35,6 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str], special: Mapp
         backend = _trained_bpe(texts, config.vocab_size - len(tokens))
     backend.add_special_tokens([tokenizers.AddedToken(token, normalized=False, special=True) for token in tokens])
     return Tokenizer(backend, special)
-
-
-def _byte_ids() -> dict[str, int]:
-    """The printable character that stands for each byte in GPT-2's byte-level BPE, with the byte itself as its id."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 def _byte_level(model: models.BPE, use_regex: bool) -> tokenizers.Tokenizer:
@@ -50,7 +45,10 @@ def _byte_level(model: models.BPE, use_regex: bool) -> tokenizers.Tokenizer:
 
 
 def _characters(texts: Iterable[str]) -> tokenizers.Tokenizer:
-    characters = sorted(set().union(*texts))
+    found: set[str] = set()
+    for text in texts:
+        found.update(text)
+    characters = sorted(found)
     if not characters:
         raise InputError("the text is empty; expected text to take the tokenizer's characters from")
     backend = tokenizers.Tokenizer(models.WordLevel({character: id for id, character in enumerate(characters)}))

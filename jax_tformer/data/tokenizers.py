@@ -3,9 +3,9 @@
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +13,7 @@ import numpy as np
 import tokenizers
 
 from jax_tformer.config_file import read_json, read_text
+from jax_tformer.data.utf8 import BLOCK, PIECE_END, Pieces, blocks
 from jax_tformer.errors import InputError
 
 Role = Literal["start", "end", "pad", "mask"]
@@ -30,10 +31,10 @@ ONE_CHARACTER = "(?m:.)"
 _MOST_IDS = 2**31 - 1
 _LARGEST = 2**28
 """Bytes of tokenizer.json; those of a quarter of a million tokens take 35 MB."""
-_PIECE_LENGTH = 8192
-_GROUP = 4096
-# GPT-2's pattern joins a space to the word that follows it, never to the one before.
-_PIECE_END = re.compile(r"(?<=\w)[ \n]")
+_PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTES = [chr(byte if byte in _PRINTABLE else 256 + _OTHERS.index(byte)) for byte in range(256)]
+"""The printable character that stands for each byte in GPT-2's byte-level BPE."""
 
 
 class Tokenizer:
@@ -67,10 +68,12 @@ class Tokenizer:
         self.mask_id = self._role_id("mask")
         added = backend.get_added_tokens_decoder()
         self._special = {token.content: id for id, token in added.items() if token.special}
-        either = "|".join(map(re.escape, self._special))
-        self._spelled = re.compile(f"({either})") if either else None
+        # Of two that begin alike the longer one counts.
+        either = "|".join(map(re.escape, sorted(filter(None, self._special), key=len, reverse=True)))
+        self._spelled = re.compile(either.encode()) if either else None
         outline = json.loads(backend.to_str())
         self._table = _character_table(outline, self._special)
+        self._byte_table = _byte_table(outline, self._special)
         self._cut = _is_byte_level(outline)
 
     def _role_id(self, role: Role) -> int | None:
@@ -79,8 +82,8 @@ class Tokenizer:
 
     @property
     def has_table(self) -> bool:
-        """Whether ids are looked up character by character, in less time than it takes to read them from a file."""
-        return self._table is not None
+        """Whether ids are looked up one by one, in less time than it takes to read them from a file."""
+        return self._table is not None or self._byte_table is not None
 
     @property
     def ordinary_ids(self) -> np.ndarray:
@@ -93,38 +96,66 @@ class Tokenizer:
 
         Raises InputError if `text` is not valid Unicode, or holds a character that a character tokenizer lacks.
         """
-        _check_unicode(text)
-        if self._table is not None:
-            return self._encode_characters(text, self._table)
-        if not self._cut:
-            return self.encode_batch([text])[0]
-        # Pieces keep the library fast, which slows down on long texts; the cuts are where no token can cross.
-        return np.concatenate([np.zeros(0, np.int32), *self.encode_batch(pieces(text))])
+        return np.concatenate([np.zeros(0, np.int32), *self._parts(memoryview(_utf8(text)))])
+
+    def encode_text(self, text: memoryview, first: Sequence[int] = ()) -> np.ndarray:
+        """uint16[N] where all ids fit, else int32[N]: the ids `first` and then those of `text`, valid UTF-8.
+
+        They are `encode`'s, and go part by part into the array that is returned: besides it, and what a tokenizer that
+        needs all of a text makes of it, a long text takes no memory.
+        """
+        ids = np.empty(len(first) + len(text), np.uint16 if self.vocab_size <= 2**16 else np.int32)
+        end = 0
+        for part in chain([np.array(first, np.int32)], self._parts(text)):
+            if end + len(part) > len(ids):  # a token for every byte is not enough
+                ids = np.concatenate([ids[:end], np.empty(len(text), ids.dtype)])
+            ids[end : end + len(part)] = part
+            end += len(part)
+        return ids[:end]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The ids of every text, as `encode` gives them."""
+        if not self.has_table:
+            for text in texts:
+                _utf8(text)
+            return list(self._backend_ids(texts))
         joined = "".join(texts)
-        _check_unicode(joined)
-        if self._table is None:
-            # The library's encodings take a hundred times the memory of the ids: not all at once.
-            groups = (texts[first : first + _GROUP] for first in range(0, len(texts), _GROUP))
-            encodings = (self._backend.encode_batch_fast(list(group), add_special_tokens=False) for group in groups)
-            return [np.array(encoding.ids, np.int32) for group in encodings for encoding in group]
-        if self._spelled is not None and self._spelled.search(joined):
-            return [self._encode_characters(text, self._table) for text in texts]
+        if self._table is None or (self._spelled is not None and self._spelled.search(_utf8(joined))):
+            return [self.encode(text) for text in texts]
         # One id a character: the texts need not be looked up one by one.
         ids = _look_up(joined, self._table)
         ends = list(accumulate(map(len, texts)))
         return [ids[end - len(text) : end] for text, end in zip(texts, ends, strict=True)]
 
-    def _encode_characters(self, text: str, table: np.ndarray) -> np.ndarray:
+    def _parts(self, text: memoryview) -> Iterator[np.ndarray]:
+        """The ids of a text in parts."""
+        if self.has_table:
+            start = 0
+            for found in self._spelled.finditer(text) if self._spelled else ():
+                yield from self._looked_up(text[start : found.start()])
+                yield np.array([self._special[found[0].decode()]], np.int32)
+                start = found.end()
+            yield from self._looked_up(text[start:])
+        elif self._cut:
+            # Pieces keep the library fast, which slows down on long texts; the cuts are where no token can cross.
+            yield from self._backend_ids(Pieces(text))
+        else:
+            yield from self._backend_ids(["".join(blocks(text))])
+
+    def _looked_up(self, text: memoryview) -> Iterator[np.ndarray]:
         """The backend's ids, by table: 100 times faster, and it knows which character was wrong."""
-        parts = [text] if self._spelled is None else self._spelled.split(text)
-        ids = [np.zeros(0, np.int32)]
-        for index, part in enumerate(parts):
-            # The pattern is one group, so that every second part is a special token.
-            ids.append(np.array([self._special[part]], np.int32) if index % 2 else _look_up(part, table))
-        return np.concatenate(ids)
+        if self._byte_table is not None:
+            for start in range(0, len(text), BLOCK):
+                yield self._byte_table[np.frombuffer(text[start : start + BLOCK], np.uint8)]
+        elif self._table is not None:
+            for block in blocks(text):
+                yield _look_up(block, self._table)
+
+    def _backend_ids(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
+        """The library's ids of each text. Its encodings take a hundred times their memory: not all at once."""
+        for group in _groups(texts):
+            for encoding in self._backend.encode_batch_fast(group, add_special_tokens=False):
+                yield np.array(encoding.ids, np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, special tokens left out."""
@@ -190,26 +221,27 @@ def _read_roles(folder: Path) -> dict[Role, str]:
     return {role: token for role, token in found.items() if token is not None}
 
 
-def _check_unicode(text: str) -> None:
+def _groups(texts: Iterable[str]) -> Iterator[list[str]]:
+    """The texts, so many at a time that their encodings take some tens of megabytes."""
+    group: list[str] = []
+    size = 0
+    for text in texts:
+        group.append(text)
+        size += len(text) + 100
+        if size > BLOCK:
+            yield group
+            group, size = [], 0
+    yield group
+
+
+def _utf8(text: str) -> bytes:
     try:
-        text.encode()
+        return text.encode()
     except UnicodeEncodeError as error:
         raise InputError(
             f"the text holds a lone surrogate (U+{ord(text[error.start]):04X}) at character {error.start}; "
             "expected valid Unicode; was it read in the wrong encoding?"
         ) from error
-
-
-def pieces(text: str) -> list[str]:
-    """`text` in parts of about 8,192 characters, cut where no token of byte-level BPE crosses."""
-    parts = []
-    start = 0
-    while start < len(text):
-        found = _PIECE_END.search(text, start + _PIECE_LENGTH)
-        end = found.start() if found else len(text)
-        parts.append(text[start:end])
-        start = end
-    return parts
 
 
 def _is_byte_level(outline: dict) -> bool:
@@ -218,15 +250,30 @@ def _is_byte_level(outline: dict) -> bool:
     plain = before.get("type") == "ByteLevel" and not before.get("add_prefix_space")
     bounded = before.get("use_regex", True) or not outline["model"].get("merges")
     whole = any(
-        token["lstrip"] or token["rstrip"] or _PIECE_END.search(token["content"]) for token in outline["added_tokens"]
+        token["lstrip"] or token["rstrip"] or token["single_word"] or PIECE_END.search(token["content"])
+        for token in outline["added_tokens"]
     )
     return plain and bounded and outline["normalizer"] is None and not whole
+
+
+def _byte_table(outline: dict, special: Mapping[str, int]) -> np.ndarray | None:
+    """int32[256], the id of each byte; None if ids are not those of single bytes and special tokens."""
+    before, model = outline["pre_tokenizer"] or {}, outline["model"]
+    if before.get("type") != "ByteLevel" or before.get("add_prefix_space") or outline["normalizer"] is not None:
+        return None
+    options = ("merges", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
+    if model["type"] != "BPE" or any(map(model.get, options)) or not _only_special(outline, special):
+        return None
+    ids = [model["vocab"].get(character) for character in BYTES]
+    return None if None in ids else np.array(ids, np.int32)
 
 
 def _character_table(outline: dict, special: Mapping[str, int]) -> np.ndarray | None:
     """int32[code points], the id of each character, -1 where it has none; None if the tokenizer is of another kind."""
     before = outline["pre_tokenizer"] or {}
     if outline["model"]["type"] != "WordLevel" or before.get("pattern") != {"Regex": ONE_CHARACTER}:
+        return None
+    if outline["normalizer"] is not None or not _only_special(outline, special):
         return None
     ids = {token: id for token, id in outline["model"]["vocab"].items() if token not in special}
     longer = next((token for token in ids if len(token) != 1), None)
@@ -236,6 +283,13 @@ def _character_table(outline: dict, special: Mapping[str, int]) -> np.ndarray | 
     for character, id in ids.items():
         table[ord(character)] = id
     return table
+
+
+def _only_special(outline: dict, special: Mapping[str, int]) -> bool:
+    """Whether what is added to the model's tokens is found in a text wherever it is spelled, the longest one first."""
+    added = outline["added_tokens"]
+    plain = not any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in added)
+    return plain and all(token["content"] in special for token in added) and len({t["normalized"] for t in added}) < 2
 
 
 def _look_up(text: str, table: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from jax_tformer.errors import InputError
 
 @dataclass(frozen=True)
 class Windows:
-    """All windows of `length` ids of `stream`, int32[N], each beginning `stride` ids after the one before."""
+    """All windows of `length` ids of `stream`, integers [N], each beginning `stride` ids after the one before."""
 
     stream: np.ndarray
     length: int
@@ -20,16 +20,7 @@ class Windows:
 
     def cut(self, numbers: np.ndarray) -> np.ndarray:
         """int32[B, length], the windows of these `numbers`."""
-        return self.stream[(numbers * self.stride)[:, None] + np.arange(self.length)]
-
-
-def split_text(text: str, held_out: float) -> tuple[str, str]:
-    """The training part of `text`, and its end of that fraction.
-
-    The end, and not windows at random: those overlap, and a model would be tested on what it has read.
-    """
-    end = int(len(text) * (1 - held_out))
-    return text[:end], text[end:]
+        return self.stream[(numbers * self.stride)[:, None] + np.arange(self.length)].astype(np.int32)
 
 
 def require_window(windows: Windows, part: str) -> Windows:

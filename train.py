@@ -42,6 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     from jax_tformer.sharding import abstract_batch, abstract_state, make_mesh, place_batch, state_shardings
     from jax_tformer.startup import set_up_jax
     from jax_tformer.training.checkpoint import Checkpoints
+    from jax_tformer.training.diagnosis import Diagnosis
     from jax_tformer.training.evaluation import Evaluator
     from jax_tformer.training.finish import finish
     from jax_tformer.training.fitting import describe_compute, fit_to_devices, for_other_shapes
@@ -56,8 +57,8 @@ def main(arguments: Sequence[str]) -> int:
 
     set_up_jax(experiment.model)
     training = experiment.training
-    checkpoints = Checkpoints(run.checkpoints, training.keep_checkpoints)
-    continues = plan.before is not None and bool(checkpoints.steps())
+    checkpoints = Checkpoints(run.checkpoints, training.keep_checkpoints, run.saved)
+    continues = plan.before is not None and checkpoints.saved_before()
 
     # 2. The mesh: one device is the mesh 1 x 1 x 1.
     mesh = make_mesh(experiment.mesh, training.batch_size // training.accumulation)
@@ -93,6 +94,8 @@ def main(arguments: Sequence[str]) -> int:
     state = resumption.restore(abstract, batches) if continues else None
     if run.holds_run() and not plan.resume:
         say(f"the run that was in {run.path} is now in {run.move_aside()}")
+    elif run.holds_run() and state is None:
+        resumption.notes.append("the run was stopped before its first checkpoint, so it starts again at step 0")
     run.lock()
     if state is not None and int(state.step) == training.steps == run.ended_at():
         run.unlock()
@@ -110,30 +113,36 @@ def main(arguments: Sequence[str]) -> int:
     # 6. The loop: dispatch a step, then report the one before.
     evaluate = Evaluator(net, experiment.data, pipeline, tokenizer, mesh)
     log = MetricsLog(run, start)
-    with Interruption() as stop, ProgressLine(start, training.steps) as line:
+    with Interruption() as stop, ProgressLine(start, training.steps) as line, checkpoints:
         line.say(f"{run.path}: {parameters:,} parameters, steps {start} to {training.steps}, {devices}")
         line.say(f"computed with {describe_compute(net.config, mesh, pipeline.evaluation[0]['labels'].shape[1])}")
         for note in (*plan.notes, *changes.notes, *pipeline.notes, *resumption.notes):
             line.say(note)
         step = compiling.result()
-        reporter = Reporter(experiment, log, line, STARTED)
+        diagnosis = Diagnosis(net, mesh, tokenizer, training.accumulation)
+        reporter = Reporter(experiment, log, line, STARTED, diagnosis=diagnosis, finite=resumption.finite)
         for number in range(start + 1, training.steps + 1):
             batch = next(batches)
             check_batch_ids(batch, net.config.vocab_size)
             state, metrics = step(state, place_batch(mesh, batch))
-            reporter.step(number, metrics)
+            reporter.step(number, metrics, state, batch)
             last = number == training.steps or stop.signal is not None
             held_out_loss = None
             if number == training.steps or number % training.evaluate_every == 0:
                 figures = evaluate(state.params)
-                reporter.evaluation(number, figures)
+                reporter.evaluation(number, figures, pipeline.evaluation[0])
                 held_out_loss = figures["val_loss"]
             if last or number % training.checkpoint_every == 0 or resumption.improves(held_out_loss):
                 reporter.flush()
                 resumption.save(state, batches, held_out_loss)
             if last:
                 break
-    checkpoints.close()
+        # A checkpoint is kept once the step after it was finite; where there is none, the held-out loss was.
+        if number == training.steps:
+            resumption.finite(number + 1)
+        else:
+            state, metrics = step(state, place_batch(mesh, batch := next(batches)))
+            reporter.unreported(number + 1, metrics, state, batch)
     log.close()
     run.unlock()
     if stop.signal is not None and number < training.steps:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import dacite
 
 from jax_tformer.errors import InputError
+from jax_tformer.paths import sync
 
 C = TypeVar("C")
 SMALL = 2**24
@@ -47,10 +48,12 @@ def from_dict(kind: type[C], values: Any, *, where: str) -> C:
 
 
 def write_json(path: Path, values: Any) -> None:
-    """Writes `values` so that a reader sees the old file or the new one, never half of either."""
+    """Writes `values` so that there is the old file or the new one and never half of either, even after a power cut."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    sync(partial)
     partial.replace(path)
+    sync(path.parent)
 
 
 def read_json(path: Path, most: int = SMALL) -> Any:

@@ -15,6 +15,15 @@ def user_path(path: str | Path) -> Path:
         raise InputError(f"{path} begins with the home of a user who is not known here; write it out") from error
 
 
+def sync(path: Path) -> None:
+    """Returns when a file, or the names in a folder, are on the disk, and would be there after a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def cache_folder() -> Path:
     """Where compiled programs, tokenizers and ids are kept: $XDG_CACHE_HOME/jax-tformer, or ~/.cache/jax-tformer."""
     base = os.environ.get("XDG_CACHE_HOME")

@@ -13,6 +13,7 @@ import pytest
 import generate
 import train
 from jax_tformer.command_line import run_program
+from jax_tformer.errors import InputError
 from jax_tformer.training.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
@@ -72,6 +73,13 @@ def run(finished: Path, folder: Path) -> Path:
     """A copy of the finished run, in the current folder."""
     subprocess.run(["cp", "-r", str(finished / "run"), str(finished / "text.txt"), str(folder)], check=True)
     return folder / "run"
+
+
+def lose_checkpoints(run: Path) -> None:
+    """As if the run had been killed before its first checkpoint."""
+    shutil.rmtree(run / "checkpoints")
+    for name in ("saved.json", "summary.json"):
+        (run / name).unlink(missing_ok=True)
 
 
 def again(*changes: str) -> list[str]:
@@ -178,16 +186,44 @@ def test_a_folder_that_another_job_trains_in(refuse: Refuse, run: Path) -> None:
     try:
         assert "another job" in refuse(*again())
         assert "another job" in refuse(*again("--resume", "no"))
-        shutil.rmtree(run / "checkpoints")
+        lose_checkpoints(run)
         assert "another job" in refuse(*again("--training.steps", "3"))
     finally:
         holder.unlock()
 
 
-def test_a_run_that_never_saved_may_be_corrected(run: Path) -> None:
-    shutil.rmtree(run / "checkpoints")
+def test_a_run_that_never_saved_may_be_corrected(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lose_checkpoints(run)
     assert train.main(again("--training.steps", "3")) == 0
+    assert "stopped before its first checkpoint, so it starts again at step 0" in capsys.readouterr().out
     assert json.loads((run / "config.json").read_text())["training"]["steps"] == 3
+
+
+@pytest.mark.parametrize(
+    "lost", ["the checksums", "the checkpoints", "what the checkpoints hold"], ids=["checksums", "folder", "contents"]
+)
+def test_a_run_whose_checkpoints_are_lost_does_not_begin_again(refuse: Refuse, run: Path, lost: str) -> None:
+    if lost == "the checksums":
+        for file in run.glob("checkpoints/*/checksums.json"):
+            file.unlink()
+        message = "found only damaged checkpoints in"
+    else:
+        shutil.rmtree(run / "checkpoints")
+        message = "holds no checkpoint, although step 2 was saved there; nothing was changed"
+    if lost == "what the checkpoints hold":
+        (run / "checkpoints").mkdir()
+    assert message in refuse(*again())
+
+
+def test_a_job_that_was_killed_while_it_began_a_run_is_forgotten(run: Path) -> None:
+    for path in run.iterdir():
+        if path.name not in ("lock", "tokenizer.json", "tokenizer_config.json"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (run / "config.json.partial").write_text("{")
+    RunFolder(run).check()
+    (run / "lock").unlink()
+    with pytest.raises(InputError, match=r"no config.json"):
+        RunFolder(run).check()
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing(
@@ -201,7 +237,12 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing(
     assert stop.value.code == 1
     errors = capsys.readouterr().err
     assert errors.count("\n") == 1
+    assert "step 2 is nan" in errors
+    assert "decoder.blocks.0" in errors
+    assert "in row 1 of 2, which begins '" in errors
     assert "try a lower --optimizer.learning-rate" in errors
+    assert not list((run / "checkpoints").iterdir())
+    assert not (run / "saved.json").exists()
 
 
 def test_another_config(refuse: Refuse, run: Path) -> None:

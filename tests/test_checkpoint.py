@@ -1,5 +1,6 @@
 """Checkpoints survive what happens to files and processes: kills, flipped bytes, lost files, other configurations."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -474,3 +475,51 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     locked.chmod(0o555)
     with as_ordinary_user(), pytest.raises(InputError, match=r"is not a writable folder"):
         Checkpoints(locked / "checkpoints", 2)
+
+
+def test_what_was_begun_is_a_step_only_once_it_is_kept(tmp_path: Path) -> None:
+    record = tmp_path / "saved.json"
+    with Checkpoints(tmp_path / "checkpoints", 2, record) as checkpoints:
+        assert not checkpoints.saved_before()
+        checkpoints.begin(1, make_state(1), {})
+        checkpoints.wait()
+        assert (checkpoints.steps(), record.exists()) == ([], False)
+        checkpoints.begin(2, make_state(2), {})
+        checkpoints.keep()
+        checkpoints.wait()
+        assert checkpoints.steps() == [2]
+        assert json.loads(record.read_text()) == {"step": 2}
+        checkpoints.begin(3, make_state(3), {})
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["2"]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_error_finishes_what_is_kept_and_drops_what_is_not(tmp_path: Path, kept: bool) -> None:
+    checkpoints = Checkpoints(tmp_path, 2)
+    checkpoints.begin(1, make_state(1), {})
+    if kept:
+        checkpoints.keep()
+    with pytest.raises(ZeroDivisionError), checkpoints:
+        raise ZeroDivisionError
+    assert [path.name for path in tmp_path.iterdir()] == (["1"] if kept else [])
+
+
+def test_lost_checkpoints_are_told_from_none(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 2, tmp_path / "saved.json")
+    assert checkpoints.restore(ABSTRACT) is None
+    for content, known in (('{"step": 7}', "step 7"), ("[" * 100_000, "one"), ("", "one")):
+        (tmp_path / "saved.json").write_text(content)
+        with pytest.raises(InputError, match=f"holds no checkpoint, although {known} was saved there"):
+            checkpoints.restore(ABSTRACT)
+
+
+def test_a_finished_step_is_on_the_disk_with_its_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: set[str] = set()
+
+    def fsync(descriptor: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}").removeprefix(f"{tmp_path}").lstrip("/"))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    save_all(tmp_path, 5)
+    written = {path.relative_to(tmp_path).as_posix() for path in (tmp_path / "5").rglob("*")} | {"5"}
+    assert {name.replace("5", "5.pending", 1) for name in written} | {""} <= synced

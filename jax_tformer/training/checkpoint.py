@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Literal
 
 import jax
@@ -31,8 +32,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
-from jax_tformer.config_file import read_json
+from jax_tformer.config_file import read_json, write_json
 from jax_tformer.errors import InputError
+from jax_tformer.paths import sync
 from jax_tformer.training import checksums
 
 HELD_OUT_LOSS = "val_loss"
@@ -56,19 +58,32 @@ class Restored:
     """One line for each newer step that was passed over: which, and why. With several processes, on the first only."""
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """A save that Orbax is writing."""
+
+    response: Any
+    """Orbax's; its `result()` waits until all is written, and raises what went wrong."""
+    pending: Path
+    step: int
+    extra: str
+
+
 class Checkpoints:
     """The checkpoints of one run. Making this object writes nothing; only one job at a time may save to a folder."""
 
-    def __init__(self, folder: Path, keep: int) -> None:
+    def __init__(self, folder: Path, keep: int, record: Path | None = None) -> None:
         """`folder` need not exist yet; `keep`, at least 1, is how many of the newest intact steps stay, and the best.
 
-        Raises InputError if the folder could not be written.
+        `record` is a file outside of it that says which step is the newest: with it, a folder whose steps are gone is
+        told from one that never had any. Raises InputError if the folder could not be written.
         """
         self._folder = folder.absolute()
-        self._keep = keep
+        self._keep, self._record = keep, record
         self._intact: dict[int, bool] = {}
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._running: Future[None] | None = None
+        self._begun: _Begun | None = None
         place = self._folder
         while not os.path.lexists(place):
             place = place.parent
@@ -78,12 +93,30 @@ class Checkpoints:
                 "give a run folder that is, or change its permissions"
             )
 
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Closes; after an error, that is what is raised, whatever else went wrong in the background."""
+        try:
+            self.close()
+        except Exception:
+            if error is None:
+                raise
+
     def save(self, step: int, state: Mapping[str, PyTree], extra: Mapping[str, Any]) -> None:
-        """Copies `state` off the devices, then returns; writing, checksums and deletion of old steps follow behind.
+        """`begin`, and `keep` at once."""
+        self.begin(step, state, extra)
+        self.keep()
+
+    def begin(self, step: int, state: Mapping[str, PyTree], extra: Mapping[str, Any]) -> None:
+        """Copies `state` off the devices, then returns; it is written behind, but no finished step before `keep`.
 
         `state` holds trees of arrays under names; it may be donated as soon as this returns. `extra` is JSON. A step
-        that is there and intact is not written again. Waits for the previous save first, and raises what `wait` does.
+        that is there and intact is not written again. Drops a save that was not kept, waits for the previous one, and
+        raises what `wait` does.
         """
+        self.drop()
         self.wait()
         if _agreed(lambda: self._is_saved(step)):
             return
@@ -97,7 +130,24 @@ class Checkpoints:
         context.array.saving.use_compression = False
         with context:
             response = ocp.save_checkpointables_async(pending, arrays)
-        self._running = self._background.submit(self._finish, response, pending, step, text)
+        self._begun = _Begun(response, pending, step, text)
+
+    def keep(self) -> None:
+        """Makes a finished step of what was begun, if anything was, in the background; then deletes old steps."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            self._running = self._background.submit(self._finish, begun)
+
+    def drop(self) -> None:
+        """Removes what was begun and not kept, if anything was; returns when nothing is being written any more."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return
+        try:
+            begun.response.result()
+        finally:
+            if jax.process_index() == 0:
+                shutil.rmtree(begun.pending, ignore_errors=True)
 
     def wait(self) -> None:
         """Returns when the last save is checksummed and listed, and steps that are not to be kept are gone.
@@ -108,6 +158,10 @@ class Checkpoints:
         if running is not None:
             _agreed(running.result)
             running.result()
+
+    def saved_before(self) -> bool:
+        """Whether a step was ever finished here, be it damaged or gone by now: such a run must not begin again."""
+        return bool(_numbered(self._folder)) or (self._record is not None and self._record.exists())
 
     def steps(self) -> list[int]:
         """The finished steps on the disk, oldest first; their contents are not checked."""
@@ -124,10 +178,15 @@ class Checkpoints:
 
         `abstract_state` has a jax.ShapeDtypeStruct for every array; those without a sharding go to the first local
         device. Raises InputError if steps exist and none is intact, if the given one is not, or if it holds other
-        arrays than `abstract_state`; nothing is deleted then.
+        arrays than `abstract_state`, or if there is none and `record` says that there was; nothing is deleted then.
         """
         self.wait()
         found = _restore(self._folder, abstract_state, step=step)
+        if found is None and self.saved_before():
+            raise InputError(
+                f"{self._folder} holds no checkpoint, although {self._newest_known()} was saved there; nothing was "
+                "changed: put back a copy, or start afresh with another --run or --resume no"
+            )
         if found is not None:
             self._intact[found.step] = True
             if step is None:
@@ -135,11 +194,19 @@ class Checkpoints:
         return found
 
     def close(self) -> None:
-        """Waits for the last save, and raises what `wait` does; the object is of no further use."""
+        """Drops what is not kept, waits for the last save, and raises what `wait` does; nothing can follow."""
         try:
+            self.drop()
             self.wait()
         finally:
             self._background.shutdown()
+
+    def _newest_known(self) -> str:
+        assert self._record is not None
+        try:
+            return f"step {int(json.loads(self._record.read_text(encoding='utf-8'))['step'])}"
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            return "one"
 
     def _is_saved(self, step: int) -> bool:
         if step not in self._intact:
@@ -156,19 +223,23 @@ class Checkpoints:
         except OSError as error:
             raise InputError(f"checkpoints cannot be written to {self._folder}: {error}; mend the folder") from error
 
-    def _finish(self, response: Any, pending: Path, step: int, extra: str) -> None:
+    def _finish(self, begun: _Begun) -> None:
         """Runs in the background thread: turns what Orbax has written into a finished step."""
+        pending, step = begun.pending, begun.step
         try:
-            response.result()
+            begun.response.result()
             if jax.process_index() != 0:
                 return
-            (pending / _EXTRA_FILE).write_text(extra, encoding="utf-8")
+            (pending / _EXTRA_FILE).write_text(begun.extra, encoding="utf-8")
             checksums.seal(pending)
             final = self._folder / str(step)
             if final.exists():
                 _delete(final)
             pending.rename(final)
+            sync(self._folder)
             self._intact[step] = True
+            if self._record is not None:
+                write_json(self._record, {"step": step})
             self._prune(step)
         except Exception as error:
             # TensorStore reports a full disk as a ValueError that carries the system's error number in its text.

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
 from jax_tformer.config_file import read_json
+from jax_tformer.paths import sync
 
 CHECKSUM_FILE = "checksums.json"
 _CHUNK = 1 << 22
@@ -30,6 +31,8 @@ def seal(folder: Path) -> None:
         json.dump({"files": files}, stream, indent=1)
         stream.flush()
         os.fsync(stream.fileno())
+    for path in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
+        sync(path)
 
 
 def is_sealed(folder: Path) -> bool:

@@ -1,17 +1,23 @@
-"""Ctrl-C and SIGTERM: the run finishes its step, saves, and ends."""
+"""Ctrl-C, SIGTERM, and SIGHUP of a terminal that closes: the run finishes its step, saves, and ends."""
 
 import signal
 from types import FrameType, TracebackType
 
 
 class Interruption:
-    """Inside `with Interruption() as stop`, the first signal sets `stop.signal`; a second one breaks off the step."""
+    """Inside `with Interruption() as stop`, the first signal sets `stop.signal`; a second one breaks off the step.
+
+    SIGHUP never does: a terminal that closes sends it several times. Under nohup it stays ignored.
+    """
 
     def __init__(self) -> None:
         self.signal: int | None = None
 
     def __enter__(self) -> "Interruption":
-        self._before = {kind: signal.signal(kind, self._handle) for kind in (signal.SIGINT, signal.SIGTERM)}
+        kinds = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            kinds.append(signal.SIGHUP)
+        self._before = {kind: signal.signal(kind, self._handle) for kind in kinds}
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -24,6 +30,7 @@ class Interruption:
         return 128 + (self.signal or 0)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None:
+        if self.signal is None:
+            self.signal = number
+        elif number != signal.SIGHUP:
             raise KeyboardInterrupt
-        self.signal = number

@@ -2,26 +2,40 @@
 
 import math
 import time
+from collections.abc import Callable
 
 import jax
 
+from jax_tformer.data.batches import Batch
 from jax_tformer.errors import TrainingFailed
 from jax_tformer.experiment import ExperimentConfig
 from jax_tformer.training.metrics import MetricsLog
 from jax_tformer.training.optimizer import learning_rate
 from jax_tformer.training.progress import ProgressLine
-from jax_tformer.training.step import StepMetrics
+from jax_tformer.training.step import StepMetrics, TrainState
 
 
 class Reporter:
     """Reports each step after the next one has been dispatched, so that the device never waits for the report."""
 
-    def __init__(self, experiment: ExperimentConfig, log: MetricsLog, line: ProgressLine, started: float) -> None:
+    def __init__(
+        self,
+        experiment: ExperimentConfig,
+        log: MetricsLog,
+        line: ProgressLine,
+        started: float,
+        *,
+        diagnosis: Callable[[TrainState, Batch], str],
+        finite: Callable[[int], None],
+    ) -> None:
+        """`diagnosis` finds what is not finite where a step is not; `finite` is told the number of each that is."""
         self._log, self._line, self._started = log, line, started
+        self._diagnosis, self._finite = diagnosis, finite
         self._every = experiment.training.log_every
         # Compiled as one: operation by operation, the first line of a run would wait for a dozen compilations.
         self._rate = jax.jit(learning_rate(experiment.optimizer, experiment.training.steps))
-        self._pending: tuple[int, StepMetrics] | None = None
+        self._pending: tuple[int, StepMetrics, Batch] | None = None
+        self._state: TrainState | None = None
         self._clock: float | None = None
         self._tokens = self._recent_tokens = 0
         self._seconds = self._recent_seconds = 0.0
@@ -35,16 +49,20 @@ class Reporter:
         """Over the steps of this process but the first, which also compiles, and those that follow an evaluation."""
         return round(self._tokens / self._seconds, 1) if self._seconds else None
 
-    def step(self, number: int, metrics: StepMetrics) -> None:
-        """Takes the metrics of update `number`, reports those before; raises TrainingFailed if a loss is not finite."""
+    def step(self, number: int, metrics: StepMetrics, state: TrainState, batch: Batch) -> None:
+        """Takes the metrics of update `number` of `batch`, which made `state`, and reports those before.
+
+        Raises TrainingFailed if a loss or a gradient norm of those is not finite.
+        """
+        self._state = state
         self.flush()
-        self._pending = (number, metrics)
+        self._pending = (number, metrics, batch)
 
     def flush(self) -> None:
         """Reports what has not been reported."""
         if self._pending is None:
             return
-        (number, metrics), self._pending = self._pending, None
+        (number, metrics, batch), self._pending = self._pending, None
         self.loss, tokens = float(metrics.loss), int(metrics.tokens)
         now = time.perf_counter()
         if self.seconds_to_first_step is None:
@@ -56,8 +74,7 @@ class Reporter:
                 self._recent_tokens + tokens,
             )
         self._clock = now
-        _require_finite(f"the loss of step {number}", self.loss)
-        _require_finite(f"the gradient norm of step {number}", float(metrics.gradient_norm))
+        self._check(number, metrics, batch)
         speed = round(self._recent_tokens / self._recent_seconds, 1) if self._recent_seconds else None
         self._line.update(number, self.loss, speed)
         if number % self._every == 0:
@@ -68,20 +85,40 @@ class Reporter:
             self._log.write(figures)
             self._recent_tokens, self._recent_seconds = 0, 0.0
 
-    def evaluation(self, number: int, figures: dict[str, float]) -> None:
-        """Reports an evaluation after update `number`; the time that it took does not count as training."""
+    def unreported(self, number: int, metrics: StepMetrics, state: TrainState, batch: Batch) -> None:
+        """Reports the steps before, and of update `number`, which is thrown away, only whether it was finite."""
+        self.step(number, metrics, state, batch)
+        self._pending = None
+        self._check(number, metrics, batch)
+
+    def evaluation(self, number: int, figures: dict[str, float], batch: Batch) -> None:
+        """Reports an evaluation after update `number`; the time that it took does not count as training.
+
+        `batch` is one that was evaluated, to look at if the loss is not finite: TrainingFailed is raised then.
+        """
         self.flush()
         self._clock = None
-        _require_finite(f"the held-out loss after step {number}", figures["val_loss"])
+        self._require_finite(f"the held-out loss after step {number}", figures["val_loss"], batch)
         self._log.write({"step": number, **figures})
         shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
         self._line.say(f"step {number}  {shown}")
 
+    def _check(self, number: int, metrics: StepMetrics, batch: Batch) -> None:
+        self._require_finite(f"the loss of step {number}", float(metrics.loss), batch)
+        self._require_finite(f"the gradient norm of step {number}", float(metrics.gradient_norm), batch)
+        self._finite(number)
 
-def _require_finite(what: str, value: float) -> None:
-    """Raises TrainingFailed; no checkpoint then holds what came of the bad number."""
-    if not math.isfinite(value):
+    def _require_finite(self, what: str, value: float, batch: Batch) -> None:
+        if math.isfinite(value):
+            return
+        assert self._state is not None
+        try:
+            where = self._diagnosis(self._state, batch)
+        except (RuntimeError, MemoryError):
+            # There may be no room to look; what failed is worth more than where.
+            where = ""
         raise TrainingFailed(
-            f"{what} is {value}; the last checkpoint is from before; try a lower --optimizer.learning-rate or a longer "
-            "--optimizer.warmup-steps, with a new --run or --resume no"
+            f"{what} is {value}; {where + '; ' if where else ''}what is saved is from before; "
+            "try a lower --optimizer.learning-rate or a longer --optimizer.warmup-steps, "
+            "with a new --run or --resume no"
         )

@@ -87,7 +87,7 @@ class Resumption:
     ) -> None:
         """`started` is when this session began, by time.perf_counter."""
         self._checkpoints, self._fingerprint, self._experiment = checkpoints, fingerprint, experiment
-        self._earlier, self._started, self._best = 0.0, started, math.inf
+        self._earlier, self._started, self._best, self._saved = 0.0, started, math.inf, 0
         self.notes: list[str] = []
         """Which damaged checkpoints were passed over, and why."""
 
@@ -128,7 +128,11 @@ class Resumption:
     def save(
         self, state: TrainState, batches: grain.DatasetIterator[Batch], held_out_loss: float | None = None
     ) -> None:
-        """Saves in the background; `state` may be donated at once. `held_out_loss`: of this state, if it is known."""
+        """Begins to save in the background; `state` may be donated at once. Kept is what `finite` then says is sound.
+
+        A state may hold finite numbers and yet be ruined: continued from, it would fail again, for ever.
+        `held_out_loss`: of this state, if it is known.
+        """
         extra = {
             "batches": batches.get_state(),
             "fingerprint": self._fingerprint,
@@ -138,4 +142,10 @@ class Resumption:
         }
         if held_out_loss is not None:
             self._best = min(self._best, held_out_loss)
-        self._checkpoints.save(int(state.step), state._asdict(), extra)
+        self._saved = int(state.step)
+        self._checkpoints.begin(self._saved, state._asdict(), extra)
+
+    def finite(self, step: int) -> None:
+        """Keeps what was saved before `step`, whose loss and gradients are known to be finite."""
+        if self._saved < step:
+            self._checkpoints.keep()

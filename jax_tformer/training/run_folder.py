@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import tempfile
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,6 +17,8 @@ from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
 
 _LONGEST_LINE = 1 << 20
+_BEFORE_CONFIG = re.compile(r"lock|tokenizer(_config)?\.(json|partial)|config\.json\.partial")
+"""What a job that was killed while it began a run may have left: nothing that a new one does not write again."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,11 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Parameters, optimizer state and position in the data, by step."""
         return self.path / "checkpoints"
+
+    @property
+    def saved(self) -> Path:
+        """The step of the newest checkpoint: by this, a run whose checkpoints are lost is told from a new one."""
+        return self.path / "saved.json"
 
     @property
     def metrics(self) -> Path:
@@ -86,7 +94,9 @@ class RunFolder:
             tempfile.TemporaryFile(dir=existing).close()
         except OSError as error:
             raise InputError(f"cannot write to {existing} ({error.strerror}); choose another --run") from error
-        if self.path.is_dir() and any(self.path.iterdir()) and not self.holds_run():
+        names = [path.name for path in self.path.iterdir()] if self.path.is_dir() else []
+        begun = "lock" in names and all(map(_BEFORE_CONFIG.fullmatch, names))
+        if names and not self.holds_run() and not begun:
             raise InputError(f"{self.path} holds files but no run (no config.json); choose an empty or new folder")
         if self.holds_run():
             # A config that is damaged is said when it is needed: --resume no moves it aside.

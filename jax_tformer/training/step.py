@@ -24,7 +24,7 @@ class TrainState(NamedTuple):
     params: Params
     opt_state: optax.OptState
     step: Int[Array, ""]
-    """Updates made so far."""
+    """Updates made so far: n. -n - 1 (~n) once update n + 1 was not finite: the state then stays what it was."""
     key: UInt32[Array, " words"]
     """The data of the key that every step's dropout key follows from."""
 
@@ -97,7 +97,8 @@ def train_step(
     """The function (state, batch) -> (state, metrics), to be jitted with its state donated.
 
     Gradients are those of the loss summed over the whole batch, divided by its number of counting tokens, however
-    many parts (`accumulation`) it is computed in.
+    many parts (`accumulation`) it is computed in. A step whose loss or gradient norm is not finite changes nothing, and
+    nor does any after it: what it came from can still be looked at.
     """
 
     def total_loss(params: Params, part: Batch, dropout_key: Array | None) -> tuple[Array, Array]:
@@ -127,9 +128,11 @@ def train_step(
         count = jnp.maximum(tokens, 1)
         grads = jax.tree.map(lambda g, p: (g / count).astype(p.dtype), grads, state.params)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        state = TrainState(params, opt_state, state.step + 1, state.key)
-        return state, StepMetrics(loss / count, global_norm(grads), tokens_read(batch))
+        metrics = StepMetrics(loss / count, global_norm(grads), tokens_read(batch))
+        finite = jnp.isfinite(metrics.loss) & jnp.isfinite(metrics.gradient_norm) & (state.step >= 0)
+        params = jax.tree.map(lambda p, update: jnp.where(finite, p + update, p).astype(p.dtype), state.params, updates)
+        number = jnp.where(finite, state.step + 1, jnp.minimum(state.step, ~state.step))
+        return TrainState(params, opt_state, number, state.key), metrics
 
     return step
 

@@ -1,0 +1,82 @@
+"""A step that is not finite changes no parameter, and what is not finite first is found."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.experiment import MeshConfig, OptimizerConfig
+from jax_tformer.models.transformer import transformer
+from jax_tformer.sharding import make_mesh
+from jax_tformer.training.diagnosis import Diagnosis
+from jax_tformer.training.optimizer import optimizer
+from jax_tformer.training.step import TrainState, init_state, train_step
+
+STACK = StackConfig(num_layers=2, num_heads=2, feedforward_width=8, norm_placement="pre", final_norm=True)
+NET = transformer(TransformerConfig(vocab_size=128, d_model=8, decoder=STACK, dropout=DropoutConfig(residual=0.1)))
+TX = optimizer(OptimizerConfig(warmup_steps=0, schedule="constant"), 10)
+STEP = jax.jit(train_step(NET, TX, accumulation=2))
+LETTERS: Any = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
+"""A tokenizer whose ids are letters."""
+DIAGNOSIS = Diagnosis(NET, make_mesh(MeshConfig(), 2), LETTERS, 2)
+
+
+@pytest.fixture(scope="module")
+def start() -> TrainState:
+    return jax.jit(lambda: init_state(NET, TX, jax.random.key(0)))()
+
+
+def batch(*rows: str) -> dict[str, np.ndarray]:
+    ids = np.array([list(row.encode()) for row in rows], np.int32)
+    return {"tokens": ids, "labels": ids}
+
+
+# The third begins with a letter that no other has.
+BATCH = batch("good", "many", "Zero", "ones")
+
+
+def spoiled(state: TrainState, parameter: str, index: Any, value: float) -> TrainState:
+    def change(path: jax.tree_util.KeyPath, leaf: jax.Array) -> jax.Array:
+        chosen = jax.tree_util.keystr(path, simple=True, separator=".") == parameter
+        return leaf.at[index].set(value) if chosen else leaf
+
+    return state._replace(params=jax.tree_util.tree_map_with_path(change, state.params))
+
+
+def test_a_step_that_is_not_finite_changes_no_parameter_and_nor_does_the_next(start: TrainState) -> None:
+    good, _ = STEP(start, BATCH)
+    assert int(good.step) == 1
+    broken = spoiled(good, "embedding.tokens.embedding", ord("Z"), 3e38)
+    for rows in (BATCH, batch("good", "many", "ones", "nice")):
+        after, _ = STEP(broken, rows)
+        assert int(after.step) == ~1
+        for one, two in zip(jax.tree.leaves(after.params), jax.tree.leaves(broken.params), strict=True):
+            np.testing.assert_array_equal(one, two)
+        broken = after
+
+
+@pytest.mark.parametrize(
+    ("parameter", "index", "value", "said"),
+    [
+        ("embedding.tokens.embedding", ord("Z"), 3e38, "in row 3 of 4, which begins 'Zero'"),
+        ("decoder.blocks.feedforward.up.kernel", 1, 3e38, "the output of decoder.blocks.1 is the first that is not"),
+        ("decoder.blocks.self_attention.key.bias", 1, np.nan, "decoder.blocks.1.self_attention.key.bias was not"),
+        (
+            "decoder.final_norm.scale",
+            slice(None),
+            3e38,
+            "what the vocabulary projection is given is the first",
+        ),
+        ("decoder.final_norm.scale", 0, 1e30, "every layer's output is finite, the norm of the gradient of "),
+    ],
+    ids=["a row", "a layer", "a parameter", "the last norm", "a gradient"],
+)
+def test_what_is_not_finite_first_is_found(
+    start: TrainState, parameter: str, index: Any, value: float, said: str
+) -> None:
+    state, _ = STEP(spoiled(start, parameter, index, value), BATCH)
+    assert int(state.step) == ~0
+    assert said in DIAGNOSIS(state, BATCH)

@@ -41,7 +41,7 @@ def test_pairs_and_translation(
     flags += ["--data.tokenizer.vocab-size", "400", "--data.source-length", "24", "--data.target-length", "24"]
     assert train.main(["pairs", "--run", str(run), *SHORT, *flags]) == 0
     assert 0 <= summary(run)["exact_match"] <= 1
-    assert "1 of 301 pairs are left out" in capsys.readouterr().out
+    assert "1 of 301 pairs (0.3%) are left out" in capsys.readouterr().out
 
     assert generate.main([str(run), "--source", "the number 7"]) == 0
     one = capsys.readouterr().out

@@ -1,5 +1,6 @@
 """Batches of pairs, from files and of dates: padding, masks, the decoder input, and what is held out."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +75,21 @@ def test_too_long_pairs_are_left_out_and_counted(tmp_path: Path) -> None:
     # 11 characters and the end token fit 12; start token and 7 characters fit 8.
     long = [("s" * 12, "t"), ("s", "t" * 8), ("u" * 11, "t" * 7)]
     pipeline, tokenizer = build(pair_data(tmp_path, PAIRS + long))
-    assert pipeline.notes == ["2 of 43 pairs are left out: longer than 12 source or 8 target tokens"]
+    told = "2 of 43 pairs (4.7%) are left out: 1 sources have more than 11 tokens and 1 targets have more than 7 tokens"
+    assert pipeline.notes == [told]
     read = sources_of([*(pipeline.train[number] for number in range(10)), *pipeline.evaluation], tokenizer)
     assert "u" * 11 in read
     assert len(set(read)) == 41
     assert build(pair_data(tmp_path, PAIRS))[0].notes == []
+
+
+def test_many_pairs_left_out_are_a_warning_with_the_lengths_that_would_keep_them(tmp_path: Path) -> None:
+    long = [("s" * (12 + n), "t") for n in range(197)] + [("s" * 900, "t")]
+    data = pair_data(tmp_path, PAIRS[:10] + long)
+    (note,) = build(data)[0].notes
+    told = "warning: 198 of 208 pairs (95.2%) are left out: 198 sources have more than 11 tokens; --data.source-length "
+    assert note == told + "209 and --data.target-length 8 would keep 99% of them all"
+    assert build(dataclasses.replace(data, source_length=209))[0].notes[0].startswith("1 of 208 pairs (0.5%)")
 
 
 @pytest.mark.parametrize("pairs", [[("s" * 20, "t")] * 3, [("a", "b")], [("a", "b"), ("a", "c")]])

@@ -17,6 +17,10 @@ from jax_tformer.experiment import PairData, TrainingConfig
 Pair = tuple[str, str]
 PairIds = tuple[np.ndarray, np.ndarray]
 _EXAMPLES = 512
+_FEW = 0.05
+"""The share of pairs that may be left out without a warning."""
+_REST = 0.01
+"""The share that the lengths which a warning names would leave out at most."""
 
 
 @dataclass(frozen=True)
@@ -97,14 +101,13 @@ def _files(data: PairData, training: TrainingConfig, batcher: PairBatcher) -> Pi
     pairs = load_pairs(data)
     encoded = dict(zip(pairs, batcher.encode(pairs), strict=True))
     fitting = [pair for pair in pairs if batcher.fits(encoded[pair])]
-    left_out = (
-        f"{len(pairs) - len(fitting):,} of {len(pairs):,} pairs are left out: longer than "
-        f"{data.source_length} source or {data.target_length} target tokens"
-    )
+    lengths = np.array([[len(source), len(target)] for source, target in map(encoded.__getitem__, pairs)])
+    left_out = _left_out(lengths, data)
     training_pairs, held_out_pairs = split_pairs(fitting, data.held_out)
     if not training_pairs or not held_out_pairs:
+        because = f" ({left_out.removeprefix('warning: ')})" if left_out else ""
         raise InputError(
-            f"there are {len(training_pairs)} training and {len(held_out_pairs)} held-out pairs ({left_out}); "
+            f"there are {len(training_pairs)} training and {len(held_out_pairs)} held-out pairs{because}; "
             "expected one of each at least; give more pairs, or a larger --data.source-length and --data.target-length"
         )
     rows = [encoded[pair] for pair in training_pairs]
@@ -122,7 +125,30 @@ def _files(data: PairData, training: TrainingConfig, batcher: PairBatcher) -> Pi
         ],
         fingerprint=fingerprint([text for pair in pairs for text in pair], batcher.tokenizer, data, training),
         examples=held_out_pairs[:_EXAMPLES],
-        notes=[left_out] if len(fitting) < len(pairs) else [],
+        notes=[left_out] if left_out else [],
+    )
+
+
+def _left_out(lengths: np.ndarray, data: PairData) -> str:
+    """How many of the pairs with these `lengths`, int[N, 2], have no room, and why; a warning if they are many. ""
+    where there are none."""
+    most = np.array([data.source_length, data.target_length]) - 1
+    longer = lengths > most
+    count, total = int(longer.any(axis=1).sum()), len(lengths)
+    if not count:
+        return ""
+    sides = [
+        f"{number:,} {side} have more than {limit} tokens"
+        for number, side, limit in zip(longer.sum(axis=0).tolist(), ("sources", "targets"), most.tolist(), strict=True)
+        if number
+    ]
+    told = f"{count:,} of {total:,} pairs ({count / total:.1%}) are left out: {' and '.join(sides)}"
+    if count <= _FEW * total:
+        return told
+    source, target = np.maximum(np.quantile(lengths, 1 - _REST / 2, axis=0, method="higher") + 1, most + 1).tolist()
+    return (
+        f"warning: {told}; --data.source-length {source} and --data.target-length {target} "
+        f"would keep {1 - _REST:.0%} of them all"
     )
 
 

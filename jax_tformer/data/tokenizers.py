@@ -1,5 +1,6 @@
 """Text to ids and back: one class over a Hugging Face tokenizer, whatever its kind, saved as `tokenizer.json`."""
 
+import hashlib
 import json
 import os
 import re
@@ -203,6 +204,21 @@ def load_run_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     if not (Path(folder) / "tokenizer_config.json").exists():
         raise InputError(f"{Path(folder) / 'tokenizer_config.json'} is missing; restore it, or start a new run")
     return tokenizer
+
+
+def tokenizer_digests(folder: str | os.PathLike[str]) -> dict[str, str]:
+    """By file, a SHA-256 of what the tokenizer in `folder` says: of its ids, and of the roles of its special tokens.
+
+    Of the files and not of a `Tokenizer`, which another version of its library writes in another way.
+
+    Raises InputError as `load_tokenizer` does.
+    """
+    said = {
+        "tokenizer.json": read_json(Path(folder) / "tokenizer.json", _LARGEST),
+        "tokenizer_config.json": _read_roles(Path(folder)),
+    }
+    texts = {name: json.dumps(content, sort_keys=True) for name, content in said.items()}
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 
 def _read_roles(folder: Path) -> dict[Role, str]:

@@ -1,18 +1,21 @@
 """A run is a folder, and everything in it that is loaded is data: JSON, text, Orbax arrays."""
 
+import dataclasses
 import fcntl
 import json
 import os
 import re
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from jax_tformer.config_file import from_dict, not_regular, parse_json, read_json, to_dict, write_json
+from jax_tformer.config import TransformerConfig
+from jax_tformer.config_file import differences, from_dict, not_regular, parse_json, read_json, to_dict, write_json
 from jax_tformer.data.ids import check_vocabulary
-from jax_tformer.data.tokenizers import Tokenizer, load_run_tokenizer
+from jax_tformer.data.tokenizers import Tokenizer, load_run_tokenizer, tokenizer_digests
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
 
@@ -154,6 +157,28 @@ class RunFolder:
         except (OSError, ValueError, LookupError, TypeError):
             return None
         return name if isinstance(name, str) else None
+
+    def require_recorded(self, extra: Mapping[str, Any], step: int) -> None:
+        """Raises InputError, naming what differs, if the model or the tokenizer here are not those that the checkpoint
+        of `step` recorded in `extra`. Old checkpoints did not record all of it.
+
+        How it is computed may differ, and so may all that concerns training.
+        """
+        made = f"that the checkpoint of step {step} was made with"
+        recorded = extra.get("config")
+        if isinstance(recorded, dict):
+            where = f"the config {made}"
+            then = from_dict(TransformerConfig, recorded.get("model"), where=where)
+            now = dataclasses.replace(self.read_config().model, compute=then.compute)
+            changed = differences({"model": to_dict(then)}, {"model": to_dict(now)})
+            if changed:
+                raise InputError(f"{self.config} is not the config {made} ({'; '.join(changed)}); put it back")
+        recorded = extra.get("tokenizer")
+        if isinstance(recorded, dict):
+            found = tokenizer_digests(self.path)
+            for name in found:
+                if recorded.get(name) != found[name]:
+                    raise InputError(f"{self.path / name} is not the one {made}; put it back")
 
     def record_session(self, experiment: ExperimentConfig, *, name: str | None, **told: Any) -> None:
         """Adds a line to sessions.jsonl, with the experiment's name and what is `told`; then updates config.json.

@@ -26,11 +26,13 @@ class Trained:
 def load_trained(run: RunFolder, step: int | Literal["best"] | None = None) -> Trained:
     """The model at its newest intact checkpoint, at the one of `step`, or at the best by held-out loss.
 
-    Raises InputError if the run has no such checkpoint, or if one of its files is damaged.
+    Raises InputError if the run has no such checkpoint, if one of its files is damaged, or if config.json or the
+    tokenizer are not those that the checkpoint was made with.
     """
     config = run.read_config().model
     tokenizer = run.read_tokenizer(config.vocab_size)
     set_up_jax(config)
     net = transformer(for_other_shapes(config))
     restored = load_parameters(run.checkpoints, net.shapes, step)
+    run.require_recorded(restored.extra, restored.step)
     return Trained(net, restored.state, tokenizer, restored.step)

@@ -90,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
 
     # 5. The run: where its newest checkpoint left it, or at step 0.
     batches = pipeline.train_iterator()
-    resumption = Resumption(checkpoints, pipeline.fingerprint, experiment, STARTED)
+    resumption = Resumption(run, checkpoints, pipeline.fingerprint, experiment, STARTED)
     state = resumption.restore(abstract, batches) if continues else None
     if run.holds_run() and not plan.resume:
         say(f"the run that was in {run.path} is now in {run.move_aside()}")

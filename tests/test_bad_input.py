@@ -14,6 +14,7 @@ import generate
 import train
 from jax_tformer.command_line import run_program
 from jax_tformer.errors import InputError
+from jax_tformer.training import checksums
 from jax_tformer.training.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
@@ -300,6 +301,55 @@ def test_a_checkpoint_of_another_shape(refuse: Refuse, run: Path) -> None:
     (run / "config.json").write_text(json.dumps(config))
     assert "float32[1, 16, 16]" in refuse("run", "--prompt", "It", program="generate.py")
     assert "float32[1, 24, 16]" in refuse(*again("--model.decoder.feedforward-width", "24"))
+
+
+def test_a_model_that_the_checkpoint_was_not_made_with(refuse: Refuse, run: Path) -> None:
+    config = json.loads((run / "config.json").read_text())
+    config["model"]["decoder"]["norm_eps"] *= 10
+    config["model"]["compute"]["attention"] = "einsum"
+    config["training"]["steps"] = 3
+    (run / "config.json").write_text(json.dumps(config))
+    message = "run/config.json is not the config that the checkpoint of step 2 was made with (model.decoder.norm_eps: "
+    told = refuse("run", "--prompt", "It", program="generate.py")
+    assert message in told
+    assert "compute" not in told
+    assert "training" not in told
+    assert message in refuse("--run", "run")
+
+
+def test_a_tokenizer_that_the_checkpoint_was_not_made_with(refuse: Refuse, run: Path) -> None:
+    content = (run / "tokenizer.json").read_text()
+    # Written in another way it is the same one.
+    (run / "tokenizer.json").write_text(json.dumps(json.loads(content)))
+    assert generate.main(["run", "--prompt", "It", "--max-new-tokens", "1"]) == 0
+    values = json.loads(content)
+    ids = values["model"]["vocab"]
+    ids["a"], ids["t"] = ids["t"], ids["a"]
+    (run / "tokenizer.json").write_text(json.dumps(values))
+    message = "run/tokenizer.json is not the one that the checkpoint of step 2 was made with"
+    assert message in refuse("run", "--prompt", "It", program="generate.py")
+    assert message in refuse(*again("--steps", "3"))
+    (run / "tokenizer.json").write_text(content)
+    (run / "tokenizer_config.json").write_text('{"eos_token": "."}')
+    message = "run/tokenizer_config.json is not the one that the checkpoint of step 2 was made with"
+    assert message in refuse("run", "--prompt", "It", program="generate.py")
+
+
+def test_checkpoints_that_did_not_record_what_they_were_made_with(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    extra = run / "checkpoints" / "2" / "extra.json"
+    values = json.loads(extra.read_text())
+    assert set(values.pop("tokenizer")) == {"tokenizer.json", "tokenizer_config.json"}
+    extra.write_text(json.dumps(values))
+    checksums.seal(extra.parent)
+    assert train.main(again()) == 0
+    extra.write_text("{}")
+    checksums.seal(extra.parent)
+    assert generate.main(["run", "--prompt", "It", "--max-new-tokens", "1"]) == 0
+    capsys.readouterr()
+    with pytest.raises(InputError, match=r"step 2 does not say its fingerprint, batches, seconds, config"):
+        train.main(again())
 
 
 def test_changed_data(refuse: Refuse, run: Path, folder: Path) -> None:

@@ -4,15 +4,18 @@ import json
 import math
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import grain
 
 from jax_tformer.config_file import changed_fields, shortened, to_dict
 from jax_tformer.data.batches import Batch
+from jax_tformer.data.tokenizers import tokenizer_digests
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
 from jax_tformer.training.checkpoint import HELD_OUT_LOSS, Checkpoints
+from jax_tformer.training.run_folder import RunFolder
 from jax_tformer.training.step import TrainState
 
 _ROUNDING = (
@@ -83,9 +86,10 @@ class Resumption:
     """Saves and restores a training state together with the state of the batches that feed it."""
 
     def __init__(
-        self, checkpoints: Checkpoints, fingerprint: str, experiment: ExperimentConfig, started: float
+        self, run: RunFolder, checkpoints: Checkpoints, fingerprint: str, experiment: ExperimentConfig, started: float
     ) -> None:
         """`started` is when this session began, by time.perf_counter."""
+        self._run = run
         self._checkpoints, self._fingerprint, self._experiment = checkpoints, fingerprint, experiment
         self._earlier, self._started, self._best, self._saved = 0.0, started, math.inf, 0
         self.notes: list[str] = []
@@ -100,11 +104,19 @@ class Resumption:
         """The newest intact state, with `batches` set to what comes next; None if there is no checkpoint yet.
 
         `abstract` has the shapes, types and shardings of its arrays. Raises InputError if the data is not what the run
-        began with, if checkpoints exist but none is intact, if they hold other arrays, or more steps than are wanted.
+        began with, if checkpoints exist but none is intact, if they hold other arrays, or more steps than are wanted,
+        or if the model or the tokenizer is another one.
         """
         restored = self._checkpoints.restore(abstract._asdict())
         if restored is None:
             return None
+        missing = [name for name in ("fingerprint", "batches", "seconds", "config") if name not in restored.extra]
+        if missing:
+            raise InputError(
+                f"the checkpoint of step {restored.step} does not say its {', '.join(missing)}; "
+                "training cannot go on from it; start a new run with --run"
+            )
+        self._run.require_recorded(restored.extra, restored.step)
         if restored.extra["fingerprint"] != self._fingerprint:
             raise InputError(
                 "the text or its tokenizer has changed since the run began; restore it, or start a new run with --run"
@@ -120,6 +132,11 @@ class Resumption:
         self._best = self._checkpoints.best_loss()
         self.notes += restored.skipped
         return TrainState(**restored.state)
+
+    @cached_property
+    def _tokenizer(self) -> dict[str, str]:
+        # Read once, at the first save: the files are there by then, and are those that the session works with.
+        return tokenizer_digests(self._run.path)
 
     def improves(self, held_out_loss: float | None) -> bool:
         """Whether this is the lowest held-out loss of all that were saved: then the state should be saved too."""
@@ -138,6 +155,7 @@ class Resumption:
             "fingerprint": self._fingerprint,
             "seconds": self.seconds,
             "config": to_dict(self._experiment),
+            "tokenizer": self._tokenizer,
             HELD_OUT_LOSS: held_out_loss,
         }
         if held_out_loss is not None:

@@ -28,8 +28,6 @@ def main(arguments: Sequence[str]) -> int:
     except ImportError as error:
         raise InputError("a comparison needs PyTorch; install it with pip install -e '.[parity]'") from error
 
-    import jax
-
     from comparison.alone import measure_alone
     from comparison.batches import Batches
     from comparison.findings import Findings
@@ -43,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     from comparison.torch_side import TorchSide
     from jax_tformer.startup import set_up_jax
     from jax_tformer.training.interruption import Interruption
-    from parity_tests.machine import describe_machine
+    from parity_tests.machine import describe_machine, jax_device
     from parity_tests.measure import ParityError
 
     # 2. Both frameworks, on one kind of device and in the same arithmetic.
@@ -88,8 +86,7 @@ def main(arguments: Sequence[str]) -> int:
             alone = measure_alone(experiment, weights, batches(plan.seeds[0]), device, plan.torch_compile)
 
     # 6. The report of what was done.
-    first = jax.local_devices()[0]
-    machine = describe_machine(f"{first.platform}: {first.device_kind}")
+    machine = describe_machine(jax_device())
     findings = Findings(plan, record, parameters, machine, torch.get_num_threads(), alone, stopped)
     if record.begun:
         folder.write(record, findings.as_dict(), report_page(findings))

@@ -42,6 +42,7 @@ def own_token_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """The worst figure of each preset and gate, of all tests that recorded one."""
     # Only now: what the hook above instruments must not have been imported before it.
+    from parity_tests.machine import describe_machine, jax_device
     from parity_tests.report import Results
     from parity_tests.report_page import table_text
 
@@ -53,3 +54,4 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if results.cells:
         terminalreporter.section("parity: the worst figure of each preset and gate")
         terminalreporter.write_line(table_text(results, screen.fullwidth, colour=screen.hasmarkup))
+        terminalreporter.write_line(f"measured on {describe_machine(jax_device())}")

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import os
-import platform
 import re
 import shlex
 import subprocess
@@ -12,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -21,12 +19,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from parity_tests.report import Results, cause, faults_markdown, gates_markdown, shown
+from parity_tests.machine import Machine, describe_machine, jax_device
+from parity_tests.report import Results, cause, faults_markdown, gates_markdown, shown, summary_markdown
 from parity_tests.report_page import html, table_text
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "transformers")
-TABLES = ("gates", "faults")
+TABLES = ("gates", "summary", "faults")
 SECONDS_BETWEEN_LINES = 15
 
 
@@ -53,20 +51,22 @@ def arguments(given: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--out", type=Path, default=Path("parity-report"), metavar="FOLDER", help="for the report")
     parser.add_argument(
         "--docs",
-        nargs="+",
+        nargs="*",
         type=Path,
-        default=[],
+        default=None,
         metavar="FILE",
-        help="write the tables into these Markdown files, between <!-- gates: begin --> and <!-- gates: end -->, "
-        "and likewise faults",
+        help="write the tables into these Markdown files: of all gates between <!-- gates: begin --> and "
+        "<!-- gates: end -->, and likewise summary (the worst of each gate) and faults; without a file into README.md "
+        "and docs/parity.md",
     )
     options, selection = parser.parse_known_args(given)
+    options.docs = [] if options.docs is None else options.docs or [ROOT / "README.md", ROOT / "docs" / "parity.md"]
     if options.jobs < 1:
         raise UsageError(f"--jobs {options.jobs}: at least 1 process has to test")
     for path in options.docs:
         with _as_asked(path):
             if not any(between(name).search(path.read_text("utf-8")) for name in TABLES):
-                raise UsageError(f"{path}: has neither <!-- gates: begin --> ... <!-- gates: end --> nor faults' lines")
+                raise UsageError(f"{path}: has no <!-- gates: begin --> ... <!-- gates: end -->, nor summary or faults")
     if options.out.exists() and not options.out.is_dir():
         raise UsageError(f"--out {options.out}: is a file; expected a folder")
     with _as_asked(options.out):
@@ -79,9 +79,10 @@ def between(name: str) -> re.Pattern[str]:
     return re.compile(rf"(<!-- {name}: begin -->\n).*?(^<!-- {name}: end -->)", re.DOTALL | re.MULTILINE)
 
 
-def updated(text: str, results: Results) -> str:
+def updated(text: str, results: Results, measured_on: str) -> str:
     """A document with the tables that were measured in their places; a table without rows replaces nothing."""
-    tables = {"gates": gates_markdown(results) if results.cells else ""}
+    tables = {"gates": gates_markdown(results, measured_on), "summary": summary_markdown(results, measured_on)}
+    tables = tables if results.cells else {}
     tables["faults"] = faults_markdown(results.ordered_faults) if results.faults else ""
     for name, table in tables.items():
         part = between(name).search(text) if table else None
@@ -155,36 +156,19 @@ def run(selection: list[str], jobs: int, results: Results, log: IO[bytes]) -> No
         results.remarks.append("the selected tests measured nothing")
 
 
-def facts(selection: list[str], seconds: float) -> dict[str, Any]:
+def facts(selection: list[str], seconds: float, machine: Machine) -> dict[str, Any]:
     """When, where and with what the figures were measured."""
-    versions = {"python": platform.python_version()}
-    for package in PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[package] = metadata.version(package)
+    about = machine.as_dict()
+    versions = about.pop("versions")
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds, 1),
         "commit": _commit(),
         "selection": shlex.join(selection),
-        "machine": _machine(),
+        "measured_on": str(machine),
+        "machine": about,
         "versions": versions,
     }
-
-
-def _machine() -> dict[str, str]:
-    processor = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError, AttributeError):
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        processor = found[1] if found else processor
-    machine = {
-        "processor": processor,
-        "cores": str(os.cpu_count()),
-        "system": f"{platform.system()} {platform.machine()}",
-    }
-    if jax := sys.modules.get("jax"):
-        # Only now: the processes that tested have ended and left the device free.
-        machine["jax runs on"] = f"{jax.default_backend()} ({jax.devices()[0].device_kind})"
-    return machine
 
 
 def _commit() -> str | None:
@@ -260,13 +244,15 @@ def main(given: list[str]) -> int:
         return 2
     if not selection:
         results.remarks += unmeasured(results)
-    about = facts(selection, time.monotonic() - started)
+    # Only now: the processes that tested have ended and left the device free.
+    about = facts(selection, time.monotonic() - started, describe_machine(jax_device()))
     write(out / "parity.json", results.as_json(about))
     write(out / "parity.html", html(results, about))
 
     console = Console()
     if results.cells:
         print(table_text(results, console.width, colour=console.is_terminal and not console.no_color))
+        console.print(Text(f"measured on {about['measured_on']}"), soft_wrap=True)
     for test, message in sorted(results.failures.items()):
         console.print(Text(f"FAILED {test}: {message}", style="red"), soft_wrap=True)
     complaints = results.complaints()
@@ -275,7 +261,9 @@ def main(given: list[str]) -> int:
         if complaints:
             console.print(Text(f"{path.name} is left as it was, since something is red"))
         else:
-            write(path, updated(path.read_text("utf-8"), results))
+            versions = ", ".join(f"{name} {about['versions'][name]}" for name in ("jax", "torch"))
+            where = f"{about['measured_on']}, {about['date'][:10]}, {versions}"
+            write(path, updated(path.read_text("utf-8"), results, where))
             console.print(Text(f"{path.name} has the new tables" + (" (of a selection)" if selection else "")))
     console.print(Text(f"{options.out}/parity.html, parity.json, pytest.log; {about['seconds']:.0f} s"), soft_wrap=True)
     console.print(Text(results.verdict(), style="bold red" if complaints else "bold green"), soft_wrap=True)

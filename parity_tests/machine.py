@@ -15,7 +15,7 @@ class Machine:
     """What a reader of figures must know of the machine."""
 
     device: str
-    """What computed: "cpu", or an accelerator."""
+    """What computed: "cpu", or the kind and the name of an accelerator."""
     processor: str
     """The name of the model."""
     vendor: str
@@ -26,9 +26,10 @@ class Machine:
     versions: dict[str, str]
 
     def __str__(self) -> str:
-        """The processor in a few words, for a line below figures."""
+        """What stands below figures: the processor, and the accelerator where one computed."""
         cores = f"{self.cores} core{'s' if self.cores != 1 else ''}"
-        return f"{cores} of {self.processor}" + (f" ({self.vendor})" if self.vendor else "")
+        processor = f"{cores} of {self.processor}" + (f" ({self.vendor})" if self.vendor else "")
+        return processor if self.device == "cpu" else f"{self.device}, beside {processor}"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -46,6 +47,14 @@ def describe_machine(device: str) -> Machine:
         system=f"{platform.system()} {platform.release()}, {platform.machine()}",
         versions={"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
     )
+
+
+def jax_device() -> str:
+    """JAX's default device, for `describe_machine`. It takes the device: not while other processes need it."""
+    import jax
+
+    device = jax.local_devices()[0]
+    return "cpu" if device.platform == "cpu" else f"{device.platform}: {device.device_kind}"
 
 
 def cores() -> int:

@@ -141,9 +141,10 @@ class Results:
         bars, states = sorted({cell.bar for cell in cells}), {cell.state for cell in cells}
         return "/".join(f"{bar:g}" for bar in bars), next(s for s in ("red", "cut", "green") if s in states)
 
-    def worst(self) -> Cell | None:
-        """The figure nearest to its bar, or farthest above."""
-        return max(self.cells.values(), key=lambda cell: cell.severity, default=None)
+    def worst(self, gate: str | None = None) -> Cell | None:
+        """The figure nearest to its bar, or farthest above; of one gate, or of all."""
+        cells = (cell for (_, name), cell in self.cells.items() if gate in (None, name))
+        return max(cells, key=lambda cell: cell.severity, default=None)
 
     def faults_line(self) -> str:
         """How many planted faults were seen, and which of them came nearest to passing."""
@@ -176,14 +177,10 @@ class Results:
         tests = ", ".join(f"{ended[state]} {state}" for state in ("passed", "failed", "skipped") if ended[state])
         if complaints := self.complaints():
             return f"RED: {', '.join(complaints)} (tests: {tests or 'none'})"
-        counts = {
-            "figure": len(self.cells),
-            "config": len({preset.partition(",")[0] for preset in self.presets}),
-            "planted fault": len(self.faults),
-        }
-        figures, configs, faults = (f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
+        counts = {"figure": len(self.cells), "row": len(self.presets), "planted fault": len(self.faults)}
+        figures, rows, faults = (f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
         seen = f"; {faults}, all seen" if self.faults else ""
-        return f"GREEN: {figures} of {configs}, none above its bar{seen} (tests: {tests})"
+        return f"GREEN: {figures} in {rows}, none above its bar{seen} (tests: {tests})"
 
     def as_json(self, facts: Mapping[str, Any]) -> str:
         """`facts` (machine, versions, date ...) and everything measured; JSON has no NaN, so "nan", "inf" stand in."""
@@ -241,17 +238,27 @@ def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def gates_markdown(results: Results) -> str:
-    """The table of presets and gates; what is not green is bold."""
+def gates_markdown(results: Results, measured_on: str) -> str:
+    """The table of presets and gates; what is not green is bold. Below it stands where it was measured."""
+    rows = [[f"`{p}`", *(_cell(results.cells.get((p, gate))) for gate in results.gates)] for p in results.presets]
+    return f"{_markdown(['', *results.gates], [*rows, _bars(results)])}\n\nMeasured on {measured_on}."
 
-    def cell(preset: str, gate: str) -> str:
-        found = results.cells.get((preset, gate))
-        if found is None:
-            return ""
-        return shown(found.figure) if found.state == "green" else f"**{shown(found.figure)} {found.state}**"
 
-    rows = [[f"`{p}`", *(cell(p, gate) for gate in results.gates)] for p in results.presets]
-    return _markdown(["", *results.gates], [*rows, ["bar", *(results.column(gate)[0] for gate in results.gates)]])
+def summary_markdown(results: Results, measured_on: str) -> str:
+    """One row: the worst figure of every gate."""
+    count = len(results.presets)
+    row = [f"worst of {count} row{'s' * (count != 1)}", *(_cell(results.worst(gate)) for gate in results.gates)]
+    return f"{_markdown(['', *results.gates], [row, _bars(results)])}\n\nMeasured on {measured_on}."
+
+
+def _bars(results: Results) -> list[str]:
+    return ["bar", *(results.column(gate)[0] for gate in results.gates)]
+
+
+def _cell(found: Cell | None) -> str:
+    if found is None:
+        return ""
+    return shown(found.figure) if found.state == "green" else f"**{shown(found.figure)} {found.state}**"
 
 
 def faults_markdown(faults: Sequence[Fault]) -> str:

@@ -17,45 +17,56 @@ class Gate(NamedTuple):
     """How a gate is shown."""
 
     short: str
-    """At most six letters: nine columns have to fit into a terminal."""
+    """At most six letters: all columns have to fit into a terminal."""
     meaning: str
 
 
 GATES = {
-    "1": Gate(
+    "1 activations": Gate(
         "values",
         "float64, forward: logits, loss, hidden states and attention weights of every layer. The figure is the largest "
         "relative error of any of these tensors, in its norm or in its worst element.",
     ),
-    "2": Gate(
+    "2 gradients": Gate(
         "grads",
         "float64, backward: the gradient of every parameter, each measured by itself; those that are zero in exact "
         "arithmetic count against the norm of all together.",
     ),
-    "3": Gate(
+    "3 float32 / allowed": Gate(
         "fp32",
         "float32: our distance from the float64 truth over the distance that is allowed, which is two and a "
         "half times PyTorch's own plus 2^-23.",
     ),
-    "4": Gate("bf16", "bfloat16: the same ratio, with two times PyTorch's distance allowed."),
-    "5": Gate(
+    "4 bfloat16 / allowed": Gate("bf16", "bfloat16: the same ratio, with two times PyTorch's distance allowed."),
+    "5 optimizer": Gate(
         "optim",
         "Fifty AdamW steps in float64 with clipping that takes effect, decay on some parameters only and a learning "
         "rate that warms up: losses and parameters.",
     ),
-    "6": Gate(
-        "path",
-        "float32 training: how far our losses stray from the float64 path over what is allowed, three times as far as "
-        "PyTorch's stray plus 1e-6.",
+    "6 trajectory / allowed": Gate(
+        "path32",
+        "Three hundred steps of training in float32: how far our losses stray from the float64 path over what is "
+        "allowed, three times as far as PyTorch's stray plus 1e-6.",
     ),
-    "7": Gate("drop", "Dropout on: PyTorch drops exactly what JAX drew, and gates 1, 2 and 5 hold as they are."),
-    "8": Gate(
-        "decode",
-        "Token by token from the cache equals the whole forward pass in float64; greedy and beam search choose the "
-        "reference's tokens.",
+    "6 trajectory, float64": Gate(
+        "path64",
+        "The same three hundred steps in float64, on both sides: the largest relative difference of a loss or of a "
+        "parameter at the end.",
     ),
-    "9": Gate("bytes", "Weights converted there and back: how many bytes differ."),
-    "10": Gate(
+    "7 dropout": Gate(
+        "drop", "Dropout on: PyTorch drops exactly what JAX drew, and gates 1, 2 and 5 hold as they are."
+    ),
+    "8 decoding": Gate(
+        "tokens",
+        "Greedy and beam search: how many tokens differ from those that Hugging Face's generate chooses with the "
+        "reference.",
+    ),
+    "8 decoding, float64": Gate(
+        "cache",
+        "float64: logits token by token from the cache against the whole forward pass, and the scores of beams.",
+    ),
+    "9 bytes lost": Gate("bytes", "Weights converted there and back: how many bytes differ."),
+    "10 draws": Gate(
         "draws",
         "Dropout masks and fresh parameters as draws: the worst statistic (rates, means, deviations, "
         "pairs that should be independent), in standard deviations from what chance gives.",
@@ -99,9 +110,8 @@ _CUT = "cut: within its bar, but a test that measured it failed before its end."
 
 def short(gate: str) -> str:
     """What heads a narrow column: the gate's number over one word."""
-    words = gate.split()
-    known = GATES.get(words[0], Gate(words[-1][:6], ""))
-    return f"{words[0]}\n{known.short}"
+    known = GATES.get(gate, Gate(gate.split()[-1][:6], ""))
+    return f"{number(gate)}\n{known.short}"
 
 
 def terminal_table(results: Results, width: int) -> Table:
@@ -152,6 +162,7 @@ def html(results: Results, facts: Mapping[str, Any]) -> str:
         "<h1>Parity of JAX and PyTorch</h1>",
         f'<p class="verdict"><strong class="badge {state}">{word}</strong>{escape(rest)}</p>',
         f'<p class="note">{escape(_occasion(facts))} {partial}</p>',
+        f"<p>Measured on {escape(facts['measured_on'])}.</p>",
         _failures(results),
         "<h2>The worst figure of each preset and gate</h2>",
         _gates(results),
@@ -204,7 +215,7 @@ def _meanings(results: Results) -> str:
     rows = []
     for gate in results.gates:
         bar, state = results.column(gate)
-        meaning = GATES[number(gate)].meaning if number(gate) in GATES else ""
+        meaning = GATES[gate].meaning if gate in GATES else ""
         rows.append(f'<dt><b class="{state}">{escape(gate)}</b>, at most {bar}</dt><dd>{escape(meaning)}</dd>')
     return f'<dl class="meanings">{"".join(rows)}</dl>'
 

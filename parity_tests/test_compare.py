@@ -378,7 +378,7 @@ def test_the_first_sentence_says_the_largest_distance_beside_the_tightest() -> N
 
 def findings(record: Record) -> Findings:
     plan = read_plan(["dates", *TINY])
-    machine = Machine("cpu: cpu", "Some Processor", "SomeVendor", 2, "", {})
+    machine = Machine("cpu", "Some Processor", "SomeVendor", 2, "", {})
     return Findings(plan, record, 1, machine, 2, {}, None)
 
 

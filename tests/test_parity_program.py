@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[1]
         (["--jobs", "two"], "invalid int value: 'two'"),
         (["--out"], "expected one argument"),
         (["--docs", "missing.md"], "missing.md: No such file"),
-        (["--docs", "plain.md"], "plain.md: has neither"),
-        (["--docs", "half.md"], "half.md: has neither"),
+        (["--docs", "plain.md"], "plain.md: has no <!-- gates: begin -->"),
+        (["--docs", "half.md"], "half.md: has no <!-- gates: begin -->"),
         (["--out", "plain.md"], "plain.md: "),
     ],
 )
@@ -45,7 +45,13 @@ def test_what_is_not_ours_goes_to_pytest(tmp_path: Path) -> None:
     options, selection = arguments(["-k", "gpt2 and gates", "--out", str(tmp_path), "--deep", "7", "-n", "3", "a.py"])
     assert (options.jobs, selection) == (3, ["-k", "gpt2 and gates", "--deep", "7", "a.py"])
     with pytest.raises(UsageError):
-        arguments(["--docs"])
+        arguments(["--out"])
+
+
+def test_the_tables_of_this_project_are_written_by_default(tmp_path: Path) -> None:
+    out = ("--out", str(tmp_path))
+    assert [path.name for path in arguments(["--docs", *out])[0].docs] == ["README.md", "parity.md"]
+    assert arguments([*out])[0].docs == []
 
 
 TINY = """
@@ -95,7 +101,8 @@ def on_a_terminal(*arguments: str) -> tuple[int, str]:
 def test_from_end_to_end(tmp_path: Path) -> None:
     """Through processes of their own, as `make parity` runs them, but tests without a framework."""
     (tmp_path / "test_tiny.py").write_text(TINY)
-    (tmp_path / "page.md").write_text("<!-- gates: begin -->\n<!-- gates: end -->\n")
+    markers = (f"<!-- {name}: {place} -->\n" for name in ("gates", "summary") for place in ("begin", "end"))
+    (tmp_path / "page.md").write_text("".join(markers))
 
     def run(*given: str) -> subprocess.CompletedProcess[str]:
         arguments = command(tmp_path, *given)
@@ -116,14 +123,18 @@ def test_from_end_to_end(tmp_path: Path) -> None:
     assert {"python", "jax", "numpy"} <= document["versions"].keys()
     assert "RED" in (tmp_path / "out" / "parity.html").read_text()
     assert "loud" in (tmp_path / "out" / "pytest.log").read_text()
-    assert (tmp_path / "page.md").read_text().count("\n") == 2
+    assert (tmp_path / "page.md").read_text().count("\n") == 4
 
     status, screen = on_a_terminal(*command(tmp_path, "-k", "green"))
     assert status == 0, screen
     assert "tests" in screen
     assert "session" not in screen, "pytest's own output is for the log"
-    assert "GREEN: 1 figure of 1 config, none above its bar (tests: 1 passed)" in screen
-    assert "| `gpt2` | 5.0e-16 |" in (tmp_path / "page.md").read_text()
+    assert "GREEN: 1 figure in 1 row, none above its bar (tests: 1 passed)" in screen
+    assert re.search(r"measured on \d+ cores? of ", screen)
+    document = json.loads((tmp_path / "out" / "parity.json").read_text())
+    page = (tmp_path / "page.md").read_text()
+    assert "| worst of 1 row | 5.0e-16 |" in page
+    assert f"| `gpt2` | 5.0e-16 |\n| bar | 1e-12 |\n\nMeasured on {document['measured_on']}, 20" in page
 
     unknown = run("--no-such-option")
     assert unknown.returncode == 2

@@ -5,16 +5,21 @@ import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from parity_tests.__main__ import updated
-from parity_tests.report import Cell, Fault, Results, cause, faults_markdown, gates_markdown, shown
-from parity_tests.report_page import GATES, html, table_text
+from parity_tests.__main__ import between, facts, updated
+from parity_tests.machine import Machine, describe_machine
+from parity_tests.report import Cell, Fault, Results, cause, faults_markdown, gates_markdown, shown, summary_markdown
+from parity_tests.report_page import GATES, html, short, table_text
 
-FACTS: dict[str, Any] = {"date": "2026-01-02T03:04:05+00:00", "seconds": 1.0, "machine": {"cores": "2"}, "versions": {}}
+ROOT = Path(__file__).parents[1]
+MACHINE = Machine("cpu", "Some Processor", "SomeVendor", 2, "Linux", {"jax": "1.2.3"})
+FACTS: dict[str, Any] = {"date": "2026-01-02T03:04:05+00:00", **facts([], 1.0, MACHINE)}
+WHERE = "2 cores of Some Processor (SomeVendor)"
 FAULT: dict[str, Any] = {
     "fault": "GELU: tanh <-> erf | one side",
     "planted": "reference",
@@ -71,7 +76,7 @@ def test_all_green() -> None:
     assert results.complaints() == []
     assert (
         results.verdict()
-        == "GREEN: 2 figures of 1 config, none above its bar; 1 planted fault, all seen (tests: 2 passed)"
+        == "GREEN: 2 figures in 1 row, none above its bar; 1 planted fault, all seen (tests: 2 passed)"
     )
     assert parsed(results)["verdict"] == "green"
     assert [cell["state"] for cell in parsed(results)["cells"]] == ["green", "green"]
@@ -90,7 +95,8 @@ def test_what_is_not_a_figure_below_its_bar_is_red_everywhere(value: float) -> N
     assert isinstance(cell["figure"], float if math.isfinite(value) else str)
     assert "RED" in table_text(results, 80, colour=False)
     assert "RED" in html(results, FACTS)
-    assert f"**{shown(value)} red**" in gates_markdown(results)
+    assert f"**{shown(value)} red**" in gates_markdown(results, WHERE)
+    assert f"**{shown(value)} red**" in summary_markdown(results, WHERE)
 
 
 @pytest.mark.parametrize("order", [(1e-15, math.nan, 1e-11), (1e-11, 1e-15, math.nan), (math.nan, 1e-11, 1e-15)])
@@ -161,9 +167,8 @@ def test_rows_and_columns_stand_in_one_order_whatever_ran_first() -> None:
 
 
 def everything() -> Results:
-    """Eleven long names by nine gates, all of it at its widest, and one of each colour."""
-    gates = ["1 activations", "2 gradients", "3 float32 / allowed", "4 bfloat16 / allowed", "5 optimizer"]
-    gates += ["6 trajectory / allowed", "7 dropout", "8 decoding", "9 bytes lost"]
+    """Two long names by all gates, all of it at its widest, and one of each colour."""
+    gates = list(GATES)
     results = Results(faults=[Fault.read(FAULT)])
     for preset in ("switches-encoder-decoder", "switches-encoder-decoder, 520 positions"):
         for gate in gates:
@@ -174,12 +179,12 @@ def everything() -> Results:
 
 
 def test_the_table_fits_the_terminal() -> None:
-    for width in (120, 80):
+    for width in (140, 80):
         lines = table_text(everything(), width, colour=False).splitlines()
         assert max(map(len, lines)) <= width
         assert "..." not in "".join(lines)
         assert "…" not in "".join(lines)
-        assert len(lines) == (2 + 2 + 1 + 2 if width == 120 else 2 + 2 + 2 + 2)
+        assert len(lines) == (2 + 2 + 1 + 2 if width == 140 else 2 + 2 + 2 + 2)
     assert "\x1b[" in table_text(everything(), 80, colour=True)
 
 
@@ -214,25 +219,70 @@ def test_the_page_loads_nothing_and_says_everything() -> None:
     assert "<b>]" not in text
     for gate in GATES.values():
         assert gate.short in text
+    assert text.count(f"Measured on {WHERE}.") == 1
     assert html(Results(), FACTS).count("<h2>") == 4
+
+
+def test_every_gate_has_a_column_and_a_text_of_its_own() -> None:
+    """Gate 6 is two gates, and so is gate 8: each with a bar and a meaning, under a heading that tells them apart."""
+    document = (ROOT / "docs" / "parity.md").read_text("utf-8")
+    [part] = between("gates").finditer(document)
+    header = part[0].split("|  |", 1)[1].splitlines()[0]
+    assert [name.strip() for name in header.split("|") if name.strip()] <= list(GATES)
+    assert len({short(gate) for gate in GATES}) == len({gate.meaning for gate in GATES.values()}) == len(GATES)
+    assert "float32" in GATES["6 trajectory / allowed"].meaning
+    assert "float32" not in GATES["6 trajectory, float64"].meaning
+    text = html(everything(), FACTS)
+    assert text.index("<b") < text.index("6<br>path32") < text.index("6<br>path64")
+
+
+def test_the_verdict_counts_the_rows_that_stand_below_it() -> None:
+    names = ("gpt2", "gpt2, 3 blocks", "gpt2, full size", "bert-base")
+    results = gathered(*(report(name, figure(name, "1 activations", 0.0)) for name in names))
+    assert results.verdict().startswith("GREEN: 4 figures in 4 rows, none above its bar")
+    assert html(results, FACTS).count("<tr><td>") == len(names) + 2
+
+
+def test_figures_say_where_they_were_measured() -> None:
+    """Processor, vendor and cores: in JSON, on the page and below the tables of documents."""
+    machine = parsed(gathered(GREEN))["machine"]
+    assert (machine["processor"], machine["vendor"], machine["cores"]) == ("Some Processor", "SomeVendor", 2)
+    assert parsed(gathered(GREEN))["measured_on"] == WHERE
+    for table in (gates_markdown, summary_markdown):
+        assert table(gathered(GREEN), WHERE).endswith(f"|\n\nMeasured on {WHERE}.")
+    assert (
+        str(replace(MACHINE, device="gpu: H100", cores=1)) == "gpu: H100, beside 1 core of Some Processor (SomeVendor)"
+    )
+    here = describe_machine("cpu")
+    assert here.processor
+    assert here.cores >= 1
+    assert {"python", "jax", "torch"} <= here.versions.keys()
+    for name in ("README.md", "docs/parity.md"):
+        text = (ROOT / name).read_text("utf-8")
+        [part] = between("summary" if name == "README.md" else "gates").finditer(text)
+        assert re.search(r"\n\nMeasured on .*\d+ cores? of .*, jax \S+, torch \S+\.\n\n<!--", part[0]), name
 
 
 def test_documents_get_the_tables_between_their_markers() -> None:
     before = "# Title\n\n<!-- gates: begin -->\nold\n<!-- gates: end -->\n\nbetween\n\n"
+    before += "<!-- summary: begin -->\nold\n<!-- summary: end -->\n"
     before += "<!-- faults: begin -->\n<!-- faults: end -->\nlast\n"
     results = gathered(GREEN, report("faulty", ("fault", FAULT)))
-    once = updated(before, results)
-    assert updated(once, results) == once
+    once = updated(before, results, WHERE)
+    assert updated(once, results, WHERE) == once
     assert once.startswith(
         "# Title\n\n<!-- gates: begin -->\n\n|  | 1 activations | 9 bytes lost |\n| --- | --- | --- |\n"
     )
-    assert "| `gpt2` | 5.0e-16 | 0 |\n| bar | 1e-12 | 0 |\n\n<!-- gates: end -->\n\nbetween\n" in once
+    rows = "| `gpt2` | 5.0e-16 | 0 |\n| bar | 1e-12 | 0 |"
+    assert f"{rows}\n\nMeasured on {WHERE}.\n\n<!-- gates: end -->\n\nbetween\n" in once
+    summary = "| worst of 1 row | 5.0e-16 | 0 |\n| bar | 1e-12 | 0 |"
+    assert f"{summary}\n\nMeasured on {WHERE}.\n\n<!-- summary: end -->\n" in once
     row = (
         "| GELU: tanh <-> erf \\| one side | reference | 1 activations | 1.0e-04 | 1e-12 | 1.0e+08 | missed | seen |  |"
     )
     assert f"{row}\n\n<!-- faults: end -->\nlast\n" in once
     # Without faults, the table of an earlier run stays.
-    assert updated(once, gathered(GREEN)) == once
+    assert updated(once, gathered(GREEN), WHERE) == once
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The results as people see them: a table that fits the terminal, and a page."""
 
+import textwrap
 from collections.abc import Mapping
 from html import escape
 from io import StringIO
@@ -17,13 +18,13 @@ class Gate(NamedTuple):
     """How a gate is shown."""
 
     short: str
-    """At most six letters: all columns have to fit into a terminal."""
+    """At most five letters, as wide as a figure: all columns have to fit into a terminal."""
     meaning: str
 
 
 GATES = {
     "1 activations": Gate(
-        "values",
+        "value",
         "float64, forward: logits, loss, hidden states and attention weights of every layer. The figure is the largest "
         "relative error of any of these tensors, in its norm or in its worst element.",
     ),
@@ -44,12 +45,12 @@ GATES = {
         "rate that warms up: losses and parameters.",
     ),
     "6 trajectory / allowed": Gate(
-        "path32",
+        "path",
         "Three hundred steps of training in float32: how far our losses stray from the float64 path over what is "
         "allowed, three times as far as PyTorch's stray plus 1e-6.",
     ),
     "6 trajectory, float64": Gate(
-        "path64",
+        "f64",
         "The same three hundred steps in float64, on both sides: the largest relative difference of a loss or of a "
         "parameter at the end.",
     ),
@@ -57,7 +58,7 @@ GATES = {
         "drop", "Dropout on: PyTorch drops exactly what JAX drew, and gates 1, 2 and 5 hold as they are."
     ),
     "8 decoding": Gate(
-        "tokens",
+        "token",
         "Greedy and beam search: how many tokens differ from those that Hugging Face's generate chooses with the "
         "reference.",
     ),
@@ -110,7 +111,7 @@ _CUT = "cut: within its bar, but a test that measured it failed before its end."
 
 def short(gate: str) -> str:
     """What heads a narrow column: the gate's number over one word."""
-    known = GATES.get(gate, Gate(gate.split()[-1][:6], ""))
+    known = GATES.get(gate, Gate(gate.split()[-1][:5], ""))
     return f"{number(gate)}\n{known.short}"
 
 
@@ -132,9 +133,10 @@ def terminal_table(results: Results, width: int) -> Table:
     grid.add_column(Text("preset"), vertical="top", overflow="fold")
     for gate in gates:
         grid.add_column(Text(short(gate)), justify="right", no_wrap=True)
+    room = max(width - 6 * len(gates), 8)
     for preset in presets:
-        name = preset if wide else preset.replace(", ", "\n  ")
-        grid.add_row(Text(name), *(cell(results.cells.get((preset, gate))) for gate in gates))
+        lines = [preset] if wide else textwrap.wrap(preset, room, subsequent_indent="  ")
+        grid.add_row(Text("\n".join(lines)), *(cell(results.cells.get((preset, gate))) for gate in gates))
     bars, states = zip(*(results.column(gate) for gate in gates), strict=True) if gates else ((), ())
     grid.add_row(Text("bar", style="bold"), *map(Text, bars))
     grid.add_row(Text("verdict", style="bold"), *(Text(_WORDS[state], style=_STYLES[state]) for state in states))

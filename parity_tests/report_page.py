@@ -72,6 +72,11 @@ GATES = {
         "Dropout masks and fresh parameters as draws: the worst statistic (rates, means, deviations, "
         "pairs that should be independent), in standard deviations from what chance gives.",
     ),
+    "10 first loss": Gate(
+        "loss",
+        "The loss of a fresh model: how far it is from ln V, that of a guess, and what the spread of its logits adds; "
+        "in parts of that addition.",
+    ),
 }
 
 _STYLES = {"green": "green", "red": "bold red", "cut": "yellow"}
@@ -106,6 +111,8 @@ dl.facts { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1r
   .label { display: block; font-size: .7rem; line-height: 1.2; opacity: .75; }
 }
 """
+_NAMES = 24
+"""Columns of a narrow terminal that are left for the presets' names."""
 _CUT = "cut: within its bar, but a test that measured it failed before its end."
 
 
@@ -115,12 +122,19 @@ def short(gate: str) -> str:
     return f"{number(gate)}\n{known.short}"
 
 
-def terminal_table(results: Results, width: int) -> Table:
-    """Presets x gates in at most `width` columns, where 80 are enough for nine gates; words repeat what colours say."""
-    gates, presets = results.gates, results.presets
-    longest = max(map(len, presets), default=0)
-    wide = longest + 9 * len(gates) <= width
-    digits, gap = (1, 2) if wide else (0, 1)
+def terminal_tables(results: Results, width: int) -> list[Table]:
+    """Presets x gates in at most `width` columns: in one table, or in several below one another, of some gates each."""
+    gates = results.gates
+    longest = max(map(len, results.presets), default=0)
+    if longest + 9 * len(gates) <= width:
+        return [_terminal_table(results, gates, 1, longest)]
+    count = -(-len(gates) // max((width - _NAMES) // 6, 1))
+    parts = [gates[len(gates) * i // count : len(gates) * (i + 1) // count] for i in range(count)]
+    return [_terminal_table(results, part, 0, max(width - 6 * len(part), 8)) for part in parts]
+
+
+def _terminal_table(results: Results, gates: list[str], digits: int, room: int) -> Table:
+    """The presets that have a figure of these gates, their names in `room` columns; words repeat what colours say."""
 
     def cell(found: Cell | None) -> Text:
         if found is None:
@@ -129,14 +143,15 @@ def terminal_table(results: Results, width: int) -> Table:
         return Text(shown(found.figure, digits) + word, style=_STYLES[found.state])
 
     # No rules and no outer edge: at 80 columns there is not one to spare.
-    grid = Table(box=None, pad_edge=False, padding=(0, 0, 0, gap), header_style="bold")
+    grid = Table(box=None, pad_edge=False, padding=(0, 0, 0, 2 if digits else 1), header_style="bold")
     grid.add_column(Text("preset"), vertical="top", overflow="fold")
     for gate in gates:
         grid.add_column(Text(short(gate)), justify="right", no_wrap=True)
-    room = max(width - 6 * len(gates), 8)
-    for preset in presets:
-        lines = [preset] if wide else textwrap.wrap(preset, room, subsequent_indent="  ")
-        grid.add_row(Text("\n".join(lines)), *(cell(results.cells.get((preset, gate))) for gate in gates))
+    for preset in results.presets:
+        cells = [results.cells.get((preset, gate)) for gate in gates]
+        if any(cells):
+            name = textwrap.wrap(preset, room, subsequent_indent="  ")
+            grid.add_row(Text("\n".join(name)), *map(cell, cells))
     bars, states = zip(*(results.column(gate) for gate in gates), strict=True) if gates else ((), ())
     grid.add_row(Text("bar", style="bold"), *map(Text, bars))
     grid.add_row(Text("verdict", style="bold"), *(Text(_WORDS[state], style=_STYLES[state]) for state in states))
@@ -147,7 +162,8 @@ def table_text(results: Results, width: int, *, colour: bool) -> str:
     """The table as lines, and what its words mean where one needs explaining."""
     screen = StringIO()
     console = Console(file=screen, width=width, force_terminal=colour, no_color=not colour)
-    console.print(terminal_table(results, width))
+    for place, part in enumerate(terminal_tables(results, width)):
+        console.print("\n" * (place > 0), part, sep="", end="")
     if any(cell.state == "cut" for cell in results.cells.values()):
         console.print(Text(_CUT, style=_STYLES["cut"]), soft_wrap=True)
     return "\n".join(line.rstrip() for line in screen.getvalue().splitlines())

@@ -179,15 +179,22 @@ def everything() -> Results:
 
 
 def test_the_table_fits_the_terminal() -> None:
-    for width in (140, 80):
-        lines = table_text(everything(), width, colour=False).splitlines()
-        assert max(map(len, lines)) <= width
-        assert "..." not in "".join(lines)
-        assert "…" not in "".join(lines)
-        assert len(lines) == (2 + 2 + 1 + 2 if width == 140 else 2 + 3 + 4 + 2)
-        # Broken between words and after hyphens, not inside a word.
-        assert {"encoder-", "positions"} <= set(" ".join(lines).split()) or width == 140
+    """A narrow one gets two tables, of some gates each."""
+    # Headings, presets (one with a word below a figure, or folded), bars and verdicts; an empty line between tables.
+    for width, lines in ((160, 2 + 2 + 1 + 2), (80, (2 + 2 + 1 + 2) + 1 + (2 + 1 + 2 + 2))):
+        text = table_text(everything(), width, colour=False)
+        assert max(map(len, text.splitlines())) <= width
+        assert "..." not in text
+        assert "…" not in text
+        assert len(text.splitlines()) == lines
+        assert text.count("switches-encoder-decoder") == (2 if width == 160 else 4)
+        for gate in GATES:
+            assert gate.split()[0] in text
+            assert GATES[gate].short in text
     assert "\x1b[" in table_text(everything(), 80, colour=True)
+    few = gathered(GREEN)
+    few.cells["bert-base", "6 trajectory / allowed"] = Cell("bert-base", "6 trajectory / allowed", 0.5, 1, "")
+    assert len(table_text(few, 80, colour=False).splitlines()) == 2 + 2 + 2, "few gates stand in one table"
 
 
 class Links(HTMLParser):

@@ -118,7 +118,8 @@ def main(arguments: Sequence[str]) -> int:
         line.say(f"computed with {describe_compute(net.config, mesh, pipeline.evaluation[0]['labels'].shape[1])}")
         for note in (*plan.notes, *changes.notes, *pipeline.notes, *resumption.notes):
             line.say(note)
-        step = compiling.result()
+        with line.during("compiling"):
+            step = compiling.result()
         diagnosis = Diagnosis(net, mesh, tokenizer, training.accumulation)
         reporter = Reporter(experiment, log, line, STARTED, diagnosis=diagnosis, finite=resumption.finite)
         for number in range(start + 1, training.steps + 1):
@@ -129,7 +130,8 @@ def main(arguments: Sequence[str]) -> int:
             last = number == training.steps or stop.signal is not None
             held_out_loss = None
             if number == training.steps or number % training.evaluate_every == 0:
-                figures = evaluate(state.params)
+                with line.during("evaluating"):
+                    figures = evaluate(state.params)
                 reporter.evaluation(number, figures, pipeline.evaluation[0])
                 held_out_loss = figures["val_loss"]
             if last or number % training.checkpoint_every == 0 or resumption.improves(held_out_loss):

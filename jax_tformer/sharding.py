@@ -54,7 +54,7 @@ def make_mesh(config: MeshConfig, rows: int) -> Mesh:
     if data * others > devices:
         raise InputError(
             f"the mesh is data {data} x fsdp {config.fsdp} x tensor {config.tensor} = {data * others} devices, but "
-            f"there are {devices}; expected at most {devices}"
+            f"there are {devices}; expected at most {devices}: give others with --mesh.data, --mesh.fsdp, --mesh.tensor"
         )
     if rows % (data * config.fsdp):
         raise InputError(

@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +81,39 @@ def test_more_steps_from_the_folder_alone(text: Path, run: Path, capsys: pytest.
     assert train.main(["--run", str(run)]) == 0
     assert "is complete" not in capsys.readouterr().out
     assert json.loads((run / "summary.json").read_text())["steps"] == 6
+
+
+@pytest.mark.deep
+def test_a_run_moves_to_other_devices(text: Path, tmp_path: Path) -> None:
+    flags = ["text", "--data.path", str(text), *TINY, "--training.log-every", "1"]
+    moving, whole = str(tmp_path / "moving"), str(tmp_path / "whole")
+    sessions = [
+        [*flags, "--run", moving, "--steps", "4", "--mesh.fsdp", "2", "--mesh.tensor", "2"],
+        ["--run", moving, "--steps", "8", "--mesh.fsdp", "1"],
+        ["--run", moving, "--steps", "12", "--mesh.tensor", "1", "--mesh.data", "1"],
+        [*flags, "--run", whole, "--steps", "12", "--mesh.data", "1"],
+    ]
+    program = "import json, sys, train\nfor session in json.loads(sys.argv[1]): assert train.main(session) == 0"
+    flag = "--xla_force_host_platform_device_count=4"
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(sessions)],
+        env=os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {flag}", "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        cwd=Path(train.__file__).parent,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stdout.splitlines() if line.startswith("changed mesh.")]
+    assert [line.partition(":")[0] for line in said] == [
+        "changed mesh.fsdp",
+        "changed mesh.data",
+        "changed mesh.tensor",
+    ]
+    told = map(json.loads, (tmp_path / "moving" / "sessions.jsonl").read_text().splitlines())
+    assert [session["devices"] for session in told] == [f"{count} cpu device(s)" for count in (4, 4, 1)]
+    for ours, theirs in zip(losses(Path(moving)), losses(Path(whole)), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5)
 
 
 def test_the_best_checkpoint_is_saved_when_it_appears(

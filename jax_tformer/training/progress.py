@@ -1,37 +1,34 @@
 """What a run shows while it goes: a live line on a terminal, a plain line now and then elsewhere."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from jax_tformer.terminal import visible
 
 PLAIN_SECONDS = 10.0
 """Seconds between two progress lines where there is no terminal."""
+_GAP, _NARROWEST_BAR, _WIDEST_BAR = 2, 10, 60
 
 
 class ProgressLine:
-    """Loss, tokens/s and time left. `say` prints a line that stays."""
+    """Steps, what is being done, loss, tokens/s and time left. `say` prints a line that stays."""
 
-    def __init__(self, start: int, steps: int) -> None:
-        self._console = Console(highlight=False, soft_wrap=True)
-        self._live: Progress | None = None
-        if self._console.is_terminal:
-            self._live = Progress(
-                TextColumn("step"),
-                MofNCompleteColumn(),
-                BarColumn(bar_width=None),
-                TextColumn("loss {task.fields[loss]}  {task.fields[speed]}  left"),
-                TimeRemainingColumn(compact=True),
-                console=self._console,
-                transient=True,
-            )
-            self._task = self._live.add_task("", total=steps, completed=start, loss="", speed="")
-        self._steps = steps
+    def __init__(self, start: int, steps: int, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._live = Live(self, console=self._console, transient=True) if self._console.is_terminal else None
+        self._step, self._steps = start, steps
+        self._loss = self._speed = ""
         self._first: tuple[int, float] | None = None
         self._shown = 0.0
+        self._doing: tuple[str, float] | None = None
 
     def __enter__(self) -> "ProgressLine":
         if self._live:
@@ -42,21 +39,54 @@ class ProgressLine:
         if self._live:
             self._live.stop()
 
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """As much as there is room for in one line, the most important first; a bar where room is left."""
+        counter = f"step {self._step}/{self._steps}"
+        doing = f"{self._doing[0]} {time.perf_counter() - self._doing[1]:.0f} s" if self._doing else ""
+        left = self._seconds_left()
+        ending = "" if left is None or self._doing else f"{left // 60:.0f}:{left % 60:02.0f} left"
+        room = options.max_width - len(counter)
+        kept = set()
+        for piece in (doing, self._loss, ending, self._speed):
+            if piece and len(piece) + _GAP <= room:
+                room -= len(piece) + _GAP
+                kept.add(piece)
+        cells = [piece for piece in (doing, self._loss, self._speed, ending) if piece in kept]
+        bar = [ProgressBar(self._steps, self._step, width=min(room - _GAP, _WIDEST_BAR))]
+        line = Table.grid(padding=(0, _GAP))
+        line.add_row(
+            Text(counter, no_wrap=True, overflow="ellipsis"), *(bar if room - _GAP >= _NARROWEST_BAR else []), *cells
+        )
+        yield line
+
+    @contextmanager
+    def during(self, what: str) -> Iterator[None]:
+        """Shows `what` is being done, and for how long, in place of what is known of steps in general."""
+        self._doing = what, time.perf_counter()
+        try:
+            yield
+        finally:
+            self._doing = None
+
     def update(self, step: int, loss: float, tokens_per_second: float | None) -> None:
         """Shows the state after `step` updates; the first of a session, which also compiles, has no speed."""
-        speed = "" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
-        if self._live:
-            self._live.update(self._task, completed=step, loss=f"{loss:.4f}", speed=speed)
-            return
+        self._step, self._loss = step, f"loss {loss:.4f}"
+        self._speed = "" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
         now = time.perf_counter()
-        if self._first is None:
-            self._first, self._shown = (step, now), now
-            self.say(f"step {step}/{self._steps}  loss {loss:.4f}")
-        elif now - self._shown >= PLAIN_SECONDS:
-            self._shown = now
-            left = (now - self._first[1]) / (step - self._first[0]) * (self._steps - step)
-            self.say(f"step {step}/{self._steps}  loss {loss:.4f}  {speed}  {left:.0f} s left")
+        first, self._first = self._first, self._first or (step, now)
+        if self._live or (first and now - self._shown < PLAIN_SECONDS):
+            return
+        self._shown = now
+        left = self._seconds_left()
+        ending = "" if left is None else f"  {self._speed}  {left:.0f} s left"
+        self.say(f"step {step}/{self._steps}  {self._loss}{ending}")
 
     def say(self, line: str) -> None:
         """Prints a line above the live one."""
         self._console.print(visible(line) if self._live else line, markup=False)
+
+    def _seconds_left(self) -> float | None:
+        """At the pace since the first step of this session, which may have waited for the compiler."""
+        if self._first is None or self._first[0] == self._step:
+            return None
+        return (time.perf_counter() - self._first[1]) / (self._step - self._first[0]) * (self._steps - self._step)

@@ -4,11 +4,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help train test parity parity-deep bench bench-decoding lint clean
+.PHONY: help train test test-deep parity parity-deep bench bench-decoding lint clean
 
 help:
 	@echo "make train [ARGS='EXPERIMENT --FIELD VALUE ...']   train a model; make train ARGS=--help lists experiments"
-	@echo "make test  [ARGS='-k NAME ...']                    prove that JAX and PyTorch agree; run all tests"
+	@echo "make test  [ARGS='-k NAME ...']                    prove that JAX and PyTorch agree; test the rest"
+	@echo "make test-deep [ARGS='-k NAME ...']               what is only depth: long paths, full sizes, benchmarks as programs"
 	@echo "make parity [ARGS='-k gpt2 --out FOLDER ...']      run the parity gates alone; report: parity-report/parity.html"
 	@echo "make parity-deep [SEED=N]                          gates 1, 2 on 3,000 random architectures, 8 on 360; 40 minutes or more"
 	@echo "make bench [ARGS='--device gpu ...']               speed and memory side by side with PyTorch; takes 15 minutes"
@@ -21,7 +22,10 @@ train: .venv/core
 	@$(BIN)/python train.py $(ARGS)
 
 test: .venv/test
-	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not deep' $(ARGS)
+
+test-deep: .venv/test
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m deep $(ARGS)
 
 parity: .venv/test
 	@$(BIN)/python -m parity_tests $(ARGS)

@@ -1,13 +1,14 @@
 """What the gates are run on: reduced presets, weights of two regimes, batches that bite."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.models.transformer import transformer
 from jax_tformer.presets import ARCHITECTURES
-from jax_tformer.weights.names import reference_shape, slots
+from jax_tformer.weights.names import Slot, reference_shape, slots
 from parity_tests.bridge import Tensors
 
 REGIMES = {"std 0.02": 0.02, "std 0.2": 0.2}
@@ -91,13 +92,19 @@ def weights_for(config: TransformerConfig, std: float, seed: int = 0, *, offset:
     """
     rng = np.random.default_rng(seed)
     weights = {}
-    for name, slot in slots(transformer(config).shapes).items():
+    for name, slot in _slots(config).items():
         shape = reference_shape(slot)
         if len(shape) > 1:
             weights[name] = rng.normal(offset if name.endswith("tokens.weight") else 0, std, shape)
         else:
             weights[name] = rng.normal(1.0 if slot.rule.ours == "scale" else 0.0, 0.1, shape)
     return weights
+
+
+@cache
+def _slots(config: TransformerConfig) -> dict[str, Slot]:
+    """Where each of the reference's weights lies; asked for hundreds of times, and as long as a step to find out."""
+    return slots(transformer(config).shapes)
 
 
 def batch_for(config: TransformerConfig, padding: str, seed: int = 1, lengths: Lengths | None = None) -> Tensors:

@@ -69,6 +69,7 @@ def test_gates_1_2_3_and_4(name: str, record: Record) -> None:
         record(name, quality("4 bfloat16 / allowed", samples, BFLOAT16))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["gpt2", "vaswani-base"])
 def test_gates_1_and_2_at_full_size(name: str, record: Record) -> None:
     config = ARCHITECTURES[name]

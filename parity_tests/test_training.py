@@ -87,15 +87,16 @@ def test_gate_5_a_batch_without_labels() -> None:
     same_path("5 optimizer", config, ours, pair.follow_torch(steps, masks)).require()
 
 
+@pytest.mark.parametrize("length", [100, pytest.param(300, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("name", TRAINABLE)
-def test_gate_6_trajectory(name: str, record: Record) -> None:
-    """300 steps: in float64 the same to 1e-12, parameters too; in float32 as near to that as PyTorch stays.
+def test_gate_6_trajectory(name: str, length: int, record: Record) -> None:
+    """100 steps, or 300: in float64 the same to 1e-12, parameters too; in float32 as near to that as PyTorch stays.
 
     float32 follows three paths: on one alone, either side may be thrown off by a ReLU that rounding pushes over its
     kink. The learning rate is small enough for a difference not to grow by itself. One layer a stack: what layers do
     to each other, gates 1 to 5 have seen.
     """
-    config, training = shallow(without_dropout(name)), TrainingConfig(steps=300, batch_size=4)
+    config, training = shallow(without_dropout(name)), TrainingConfig(steps=length, batch_size=4)
     steps, optimizer = batches(config, training.steps), replace(OPTIMIZER, learning_rate=3e-4)
     pairs = [
         TrainingPair(config, weights_for(config, 0.02), optimizer, training, dtype, optimised=dtype == "float32")

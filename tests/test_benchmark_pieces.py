@@ -65,6 +65,7 @@ def test_work_of_attention() -> None:
     assert causal.flops() / full.flops() == pytest.approx((128 + 1) / (2 * 128))
 
 
+@pytest.mark.deep
 def test_startup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = figures_of(startup, tmp_path)
     assert 0 < report["nothing_seconds"]["median"] < report["help_seconds"]["median"]
@@ -89,6 +90,7 @@ def test_startup_says_which_program_fails(tmp_path: Path) -> None:
         programs.first_step("text", missing, "cold")
 
 
+@pytest.mark.deep
 def test_input_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = figures_of(input_pipeline, tmp_path)
     assert [case["name"] for case in report["cases"]] == ["python-docs", "dates", "masked-docs"]
@@ -112,6 +114,7 @@ def odd_name() -> Iterator[None]:
         name.write_text(before)
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("odd_name")
 def test_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = figures_of(profile, tmp_path, "--model", "small gpt")

@@ -54,6 +54,7 @@ def branches(tree: Any) -> Iterator[Any]:
         yield from branches(branch)
 
 
+@pytest.mark.deep
 def test_train_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = figures(train_step.main, tmp_path / "new" / "train_step.json")
     cases = {case["model"]: case for case in report["cases"]}
@@ -103,6 +104,7 @@ def test_torch_alone_loads_no_other_framework() -> None:
     assert done.stdout == "set()\n", "its memory would be counted as PyTorch's"
 
 
+@pytest.mark.deep
 def test_memory(tmp_path: Path) -> None:
     report = figures(memory.main, tmp_path / "memory.json")
     for case in report["cases"]:
@@ -115,6 +117,7 @@ def test_memory(tmp_path: Path) -> None:
             assert side["own"] == max(side["later_peak"] - side["libraries"], 1)
 
 
+@pytest.mark.deep
 def test_depth(tmp_path: Path) -> None:
     report = figures(depth.main, tmp_path / "depth.json")
     assert [entry["layers"] for entry in report["compilation"]["entries"]] == [1, 2]

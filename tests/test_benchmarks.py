@@ -26,6 +26,7 @@ def numbers(tree: Any) -> list[float]:
     return [tree] if isinstance(tree, int | float) and not isinstance(tree, bool) else []
 
 
+@pytest.mark.deep
 def test_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "decoding.json"
     assert main(["--quick", "--out", str(out)]) == 0

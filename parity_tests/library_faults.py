@@ -88,6 +88,11 @@ def one_token_more(right: Callable[..., Any]) -> Callable[..., Any]:
     return lambda rules, length, dtype: right(rules, length + 1, dtype)
 
 
+def one_token_longer(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Unfinished beams are hoped to end with a token more than they have, for no loss."""
+    return lambda rules, made, limits: right(rules, made + 1, limits)
+
+
 def later_start(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return lambda scores, mask, start: right(scores, mask, start + 1 if start else start)
 
@@ -131,6 +136,7 @@ DECODING = (
     code_fault("cache: padding of the source attended to", attention.Attention, "recall", unmasked_source),
     code_fault("beams: cache not reordered", Cache, "rows", never_reordered),
     code_fault("beams: length penalty of one token more", beam, "_penalty", one_token_more),
+    code_fault("beams: hope for one token more", beam, "_hoped_length", one_token_longer),
 )
 """Gate 8."""
 THROUGH_FLOAT16 = code_fault("weights converted by way of float16", names.einops, "rearrange", through_float16)

@@ -152,14 +152,16 @@ def _extended(
         seen = seen.at[jnp.arange(len(seen)), jnp.take_along_axis(token, kept, axis=1).reshape(-1)].set(True)
         seen = seen.reshape(batch, width, vocabulary)
 
-    # What the best of them would score: as long as it is, or as long as it may become where length is rewarded.
-    length = jnp.broadcast_to(made, limits.shape)
-    if rules.early_stopping == "never":
-        length = jnp.where(rules.length_penalty > 0, limits, length)
-    hoped = running.scores[:, 0] / _penalty(rules, length, scores.dtype)
+    hoped = running.scores[:, 0] / _penalty(rules, _hoped_length(rules, made, limits), scores.dtype)
     # A place that is still free is worse than anything.
     improvable = beams.improvable & (~finished.exist.all(1) | (hoped > finished.scores.min(1)))
     return Beams(running, finished, improvable, seen, beams.cache.rows(rows), made, beams.broken | broken.any())
+
+
+def _hoped_length(rules: Rules, made: Int[Array, ""], limits: Int[Array, " B"]) -> Int[Array, " B"]:
+    """At which length an unfinished sequence may still win: that which it has, or may reach if length is rewarded."""
+    length = jnp.broadcast_to(made, limits.shape)
+    return jnp.where(rules.length_penalty > 0, limits, length) if rules.early_stopping == "never" else length
 
 
 def _penalty(rules: Rules, length: Int[Array, "*B"], dtype: jnp.dtype) -> Float[Array, "*B"]:

@@ -16,6 +16,7 @@ from jax_tformer.models.summary import short_summary, summary
 from jax_tformer.nn.arrays import Params
 from jax_tformer.nn.cache import Cache
 from jax_tformer.nn.linear import Linear, Transposed
+from jax_tformer.nn.masks import require_mask
 from jax_tformer.nn.parameters import Declared, draw
 
 Model = EncoderDecoder | DecoderOnly | EncoderOnly
@@ -70,7 +71,14 @@ class Transformer:
         Encoder-decoder: `apply(params, source, target, source_mask=, target_mask=)`; one stack:
         `apply(params, tokens, mask=, positions=, token_types=)`; all: `dropout_key=` (absent = deterministic) and
         `capture=True` (returns Outputs, with every layer's hidden states and attention weights).
+
+        Masks are True at tokens and False at padding; raises InputError for one of another shape than its tokens. Ids
+        must be from 0 to below vocab_size: compiled code cannot refuse others, and gives NaN all along their row (a
+        negative one counts from the table's end). `generate`, `stream`, `score` and train.py check theirs.
         """
+        both = self.config.encoder is not None and self.config.decoder is not None
+        for name, tokens in zip(("source_mask", "target_mask") if both else ("mask",), inputs, strict=False):
+            require_mask(name, options.get(name), tokens.shape)
         return self.bind(params)(*inputs, **options)
 
     def projection(self, params: Params) -> tuple[Array, Array | None]:
@@ -79,15 +87,20 @@ class Transformer:
 
     def encode(self, params: Params, source: Array, **options: Any) -> Array:
         """The encoder's output `[B, S, D]` of an encoder-decoder."""
+        require_mask("source_mask", options.get("source_mask"), source.shape)
         return self._encoder_decoder(params).encode(source, **options)
 
     def decode(self, params: Params, target: Array, memory: Array, **options: Any) -> Array:
         """Logits `[B, T, V]` of an encoder-decoder, given `memory`, the result of `encode`."""
+        require_mask("source_mask", options.get("source_mask"), memory.shape[:2])
+        require_mask("target_mask", options.get("target_mask"), target.shape)
         return self._encoder_decoder(params).decode(target, memory, **options)
 
     def new_cache(self, params: Params, *inputs: Any, **options: Any) -> Cache:
         """A cache to decode with: `new_cache(params, batch, slots)` for a decoder alone, for an encoder-decoder
         `new_cache(params, source, slots, source_mask=)`."""
+        if options.get("source_mask") is not None:
+            require_mask("source_mask", options["source_mask"], inputs[0].shape)
         return self._decoder(params).new_cache(*inputs, **options)
 
     def extend(self, params: Params, tokens: Array, cache: Cache, **options: Any) -> tuple[Array, Cache]:
@@ -95,6 +108,7 @@ class Transformer:
 
         `mask=` marks tokens among padding; `only_last=True` gives the logits of the last position alone.
         """
+        require_mask("mask", options.get("mask"), tokens.shape)
         return self._decoder(params).extend(tokens, cache, **options)
 
     def unstacked(self, params: Params, *, single: bool = False) -> Params:

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jax_tformer.errors import InputError
+
 
 def causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
     """Position t may attend to positions 0 .. t (paper, section 3.2.3)."""
@@ -15,6 +17,15 @@ def causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
 def padding_mask(tokens: Bool[Array, "B S"] | None) -> Bool[Array, "B 1 1 S"] | None:
     """Every position may attend to the keys that are tokens (True) and not to padding."""
     return None if tokens is None else tokens[:, None, None, :]
+
+
+def require_mask(name: str, mask: Any, shape: tuple[int, ...]) -> None:
+    """Raises InputError unless the mask, if there is one, has the shape of the tokens that it marks."""
+    if mask is not None and jnp.shape(mask) != shape:
+        given = list(jnp.shape(mask))
+        raise InputError(
+            f"{name} has the shape {given}; expected {list(shape)}, that of its tokens: True at tokens, False at padding"
+        )
 
 
 def both(first: Bool[Array, "#B 1 #T #S"] | None, second: Bool[Array, "#B 1 #T #S"] | None) -> Array | None:

@@ -1,0 +1,111 @@
+"""What the gates did not look at: attention with groups of heads, accumulation in narrow types, held-out losses."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from flax import traverse_util
+from torch.nn import functional as F
+
+from jax_tformer.config import ComputeConfig, StackConfig, TransformerConfig
+from jax_tformer.data.batches import Pipeline
+from jax_tformer.experiment import MeshConfig
+from jax_tformer.models.transformer import Transformer, transformer
+from jax_tformer.nn import attention
+from jax_tformer.nn.arrays import Params
+from jax_tformer.sharding import make_mesh
+from jax_tformer.training.evaluation import Evaluator
+from jax_tformer.training.step import Batch, TrainState, train_step
+from parity_tests import quiet_faults
+from parity_tests.bridge import Pair, Tensors
+from parity_tests.cases import CONFIGS, Lengths, batch_for, weights_for
+from parity_tests.measure import BFLOAT16, Measured, Sample, compared, quality
+
+HEADS = 6
+
+
+def grouped(implementation: Any, key_value_heads: int) -> Measured:
+    """`attend` with six query heads against PyTorch's own attention with grouped heads."""
+    rng = np.random.default_rng(0)
+    shapes = (2, 5, HEADS, 4), (2, 7, key_value_heads, 4), (2, 7, key_value_heads, 4)
+    query, key, value = (rng.standard_normal(shape) for shape in shapes)
+    if implementation == "cache":
+        flat = [attention.flat(jnp.asarray(x)) for x in (key, value)]
+        ours = attention.attend_flat(jnp.asarray(query), *flat, None, key_value_heads=key_value_heads, scale=0.5)
+    else:
+        arrays = map(jnp.asarray, (query, key, value))
+        ours = attention.attend(*arrays, None, causal=False, scale=0.5, implementation=implementation)
+    tensors = (torch.from_numpy(x).transpose(1, 2) for x in (query, key, value))
+    theirs = F.scaled_dot_product_attention(*tensors, scale=0.5, enable_gqa=True).transpose(1, 2)
+    return compared("1 activations", {"attention": ours}, {"attention": theirs})
+
+
+@pytest.mark.parametrize("key_value_heads", [2, 3])
+@pytest.mark.parametrize("implementation", quiet_faults.GROUPED)
+def test_grouped_heads(implementation: str, key_value_heads: int, report: Callable[..., None]) -> None:
+    grouped(implementation, key_value_heads).require()
+    fault = quiet_faults.GROUPED[implementation]
+    with fault.plant():
+        wrong = grouped(implementation, key_value_heads)
+    report(f"{fault.name}, {key_value_heads} groups of {HEADS // key_value_heads}", "library", [wrong])
+
+
+PARTS = 128
+
+
+def gradients(net: Transformer, params: Params, batch: Batch, parts: int) -> Tensors:
+    """As the optimizer is given them."""
+    still = lambda grads, *_: (jax.tree.map(jnp.zeros_like, grads), grads)  # noqa: E731
+    kept = optax.GradientTransformation(lambda params: params, still)
+    state = TrainState(params, kept.init(params), jnp.zeros((), jnp.int32), jax.random.key_data(jax.random.key(0)))
+    state, _ = jax.jit(train_step(net, kept, accumulation=parts))(state, batch)
+    return {path: np.asarray(leaf) for path, leaf in traverse_util.flatten_dict(state.opt_state, sep=".").items()}
+
+
+def test_accumulation_in_a_narrow_type(report: Callable[..., None]) -> None:
+    """Gradients of bfloat16 parameters, in many parts and in one; all else is computed in float32."""
+    stack = StackConfig(num_layers=1, num_heads=2, feedforward_width=16, key_bias=False)
+    compute = ComputeConfig(parameter_dtype="bfloat16", dtype="float32")
+    config = TransformerConfig(vocab_size=23, d_model=16, decoder=stack, compute=compute)
+    batch = jax.device_put(batch_for(config, "none", lengths=Lengths(batch=PARTS, source=8)))
+    net, exact = transformer(config), transformer(config.with_dtype("float64"))
+    params = jax.tree.map(lambda x: x * 10, net.init(jax.random.key(0)))
+    truth = gradients(exact, jax.tree.map(lambda x: x.astype(jnp.float64), params), batch, 1)
+    whole = gradients(net, params, batch, 1)
+
+    def measured() -> Measured:
+        scales = {path: float(np.linalg.norm(array)) for path, array in truth.items()}
+        sample = Sample(gradients(net, params, batch, PARTS), whole, truth, scales)
+        return quality("4 bfloat16 / allowed", [sample], BFLOAT16)
+
+    measured().require()
+    with quiet_faults.ACCUMULATED.plant():
+        wrong = measured()
+    report(quiet_faults.ACCUMULATED.name, "library", [wrong])
+
+
+def test_the_held_out_loss_counts_every_token_once(report: Callable[..., None]) -> None:
+    """Batches of very different numbers of labels, against PyTorch's loss of every token."""
+    config = CONFIGS["gpt2"]
+    pair = Pair(config, weights_for(config, 0.2), "float64", optimised=False)
+    batches = [batch_for(config, "right", seed) for seed in (1, 2)]
+    batches[1]["labels"][:, 1:] = -100
+    batches[0]["labels"][0, 0] = batches[1]["labels"][0, 0] = 3
+    losses = [pair.run_torch(batch).activations["loss of each token"][batch["labels"] != -100] for batch in batches]
+    truth = np.concatenate(losses).mean()
+
+    def measured() -> Measured:
+        pipeline = Pipeline(train=None, evaluation=batches, fingerprint="")  # type: ignore[arg-type]
+        evaluator = Evaluator(pair.net, None, pipeline, None, make_mesh(MeshConfig(), 1))  # type: ignore[arg-type]
+        loss = np.asarray(evaluator(pair.params)["val_loss"])
+        return compared("1 activations", {"held-out loss": loss}, {"held-out loss": truth})
+
+    measured().require()
+    with quiet_faults.AVERAGED.plant():
+        wrong = measured()
+    report(quiet_faults.AVERAGED.name, "library", [wrong])

@@ -90,6 +90,7 @@ _STYLE = """
 .cards th:first-child { background: var(--soft); }
 .cards .wide { max-width: max-content; }
 .totals tr:nth-last-child(2) td { border-top: 2px solid var(--line); }
+.totals th, .totals td { padding: .35rem .4rem; } .totals td:first-child { white-space: normal; min-width: 12rem; }
 .faults td:first-child { white-space: normal; min-width: 15rem; }
 .faults td:nth-child(2), .faults td:nth-child(3), .faults th:nth-child(2), .faults th:nth-child(3) { text-align: left; }
 dl.meanings { max-width: 44rem; } .meanings dd { margin: 0 0 .6rem; }

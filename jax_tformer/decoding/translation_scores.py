@@ -1,20 +1,27 @@
-"""How near translations come to references: BLEU and chrF, as sacrebleu computes and reports them."""
+"""How near translations come to references: exact match, and BLEU and chrF as sacrebleu computes and reports them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from jax_tformer.config import require
 
+_RUN = 4
+"""BLEU compares runs of up to so many tokens, and is zero without any."""
+
 
 class TranslationScores(NamedTuple):
-    """Two scores, and how to report them so that others can compare."""
+    """Scores, and how to report them so that others can compare."""
 
-    bleu: float
-    """From 0 to 100 (Papineni et al., 2002)."""
+    exact_match: float
+    """From 0 to 1: the share of answers that are their reference, character by character."""
+    bleu: float | None
+    """From 0 to 100 (Papineni et al., 2002); None where it would mean nothing."""
+    no_bleu: str | None
+    """Why there is no BLEU; None where there is."""
     chrf: float
     """From 0 to 100 (Popović, 2015)."""
     lines: tuple[str, ...]
-    """Each score as sacrebleu prints it: its signature, the score, what it is made of."""
+    """What to print: exact match first, then the others as sacrebleu prints them, with their signatures."""
     signatures: tuple[str, ...]
     """How each score was computed, in sacrebleu's notation: tokenisation, smoothing, version ..."""
 
@@ -22,6 +29,8 @@ class TranslationScores(NamedTuple):
 def translation_scores(answers: Sequence[str], references: Sequence[str]) -> TranslationScores:
     """Scores of all `answers` together, each against its one reference.
 
+    BLEU is left out where more than half of the references are shorter than the runs of four tokens that it compares:
+    without any such run it is 0.00 however good the answers are, and with a few it says nothing about the rest.
     Raises InputError for an empty batch, and for answers and references of different numbers.
     """
     require(len(answers) > 0, "there are no translations; expected one at least")
@@ -30,10 +39,28 @@ def translation_scores(answers: Sequence[str], references: Sequence[str]) -> Tra
         f"there are {len(answers)} translations and {len(references)} references; expected as many of both",
     )
     from sacrebleu.metrics import BLEU, CHRF
+    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
+    equal = sum(answer == reference for answer, reference in zip(answers, references, strict=True))
+    tokens = Tokenizer13a()
+    short = sum(len(tokens(reference).split()) < _RUN for reference in references)
+    no_bleu = None
+    if 2 * short > len(references):
+        few = f"{short:,} of {len(references):,} references have fewer than {_RUN} tokens"
+        no_bleu = f"{few}, and BLEU compares runs of {_RUN}"
     # force: no lines on standard error about texts that look tokenised.
-    metrics = (BLEU(force=True), CHRF())
+    metrics = (CHRF(),) if no_bleu else (BLEU(force=True), CHRF())
     scores = [metric.corpus_score(list(answers), [list(references)]) for metric in metrics]
     signatures = tuple(str(metric.get_signature()) for metric in metrics)
-    lines = tuple(score.format(signature=signature) for score, signature in zip(scores, signatures, strict=True))
-    return TranslationScores(scores[0].score, scores[1].score, lines, signatures)
+    lines = [score.format(signature=signature) for score, signature in zip(scores, signatures, strict=True)]
+    if no_bleu:
+        lines.insert(0, f"no BLEU: {no_bleu}")
+    exact = equal / len(answers)
+    return TranslationScores(
+        exact,
+        None if no_bleu else scores[0].score,
+        no_bleu,
+        scores[-1].score,
+        (f"exact match {exact:.4f}: {equal:,} of {len(answers):,}", *lines),
+        signatures,
+    )

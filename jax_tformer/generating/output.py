@@ -78,7 +78,9 @@ class JsonOutput:
 
     def scores(self, scores: "TranslationScores") -> None:
         """Prints the last object, the scores."""
-        self._print({"bleu": scores.bleu, "chrf": scores.chrf, "signatures": list(scores.signatures)})
+        why = {} if scores.no_bleu is None else {"no_bleu": scores.no_bleu}
+        figures = {"exact_match": scores.exact_match, "bleu": scores.bleu, **why, "chrf": scores.chrf}
+        self._print({**figures, "signatures": list(scores.signatures)})
 
     def _completion(self, completion: "Completion") -> dict[str, object]:
         score = {} if completion.score is None else {"score": completion.score}

@@ -1,9 +1,9 @@
 """How good the model is on held-out data."""
 
 import math
+from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from jax_tformer.compilation import compiler_options
@@ -21,8 +21,12 @@ from jax_tformer.training.fitting import for_other_shapes
 from jax_tformer.training.step import evaluation_step
 
 
+Figures = dict[str, Any]
+"""By name: numbers, and a sentence in place of one that would mean nothing."""
+
+
 class Evaluator:
-    """Held-out loss, and where there are pairs, exact match and BLEU of greedy decoding."""
+    """Held-out loss, and where there are pairs, exact match of greedy decoding and BLEU, or why there is no BLEU."""
 
     def __init__(
         self,
@@ -37,22 +41,29 @@ class Evaluator:
         other = transformer(for_other_shapes(net.config))
         self._translate = Translator(other, data, tokenizer) if isinstance(data, PairData) else None
 
-    def __call__(self, params: Params) -> dict[str, float]:
-        """val_loss (nats a token, every token counting once), val_perplexity, val_bits_per_byte, exact_match, bleu."""
+    def __call__(self, params: Params) -> Figures:
+        """val_loss (nats a token, every token counting once), val_perplexity, val_bits_per_byte, exact_match, bleu.
+
+        In place of bleu stands no_bleu, a sentence, where the held-out targets are too short for it.
+        """
         # All are dispatched before the first is waited for.
         with jax.set_mesh(self._mesh):
             dispatched = [self._step(params, place_batch(self._mesh, batch)) for batch in self._pipeline.evaluation]
         results = jax.device_get(dispatched)
         total, count = (sum(column) for column in zip(*((float(x), int(n)) for x, n in results), strict=True))
         loss = total / max(count, 1)
-        figures = {"val_loss": loss, "val_perplexity": math.exp(min(loss, 700.0))}
+        figures: Figures = {"val_loss": loss, "val_perplexity": math.exp(min(loss, 700.0))}
         if self._pipeline.bytes_per_token is not None:
             figures["val_bits_per_byte"] = loss / math.log(2) / self._pipeline.bytes_per_token
         if self._translate is not None and self._pipeline.examples:
             sources, targets = zip(*self._pipeline.examples, strict=True)
             answers = self._translate(params, list(sources))
-            figures["exact_match"] = float(np.mean([a == t for a, t in zip(answers, targets, strict=True)]))
-            figures["bleu"] = translation_scores(answers, list(targets)).bleu
+            scores = translation_scores(answers, targets)
+            figures["exact_match"] = scores.exact_match
+            if scores.bleu is None:
+                figures["no_bleu"] = scores.no_bleu or ""
+            else:
+                figures["bleu"] = scores.bleu
         return figures
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -40,8 +41,15 @@ def test_pairs_and_translation(
     flags = ["--model.decoder.num-layers", "1", "--model.decoder.feedforward-width", "16", "--data.path", str(pairs)]
     flags += ["--data.tokenizer.vocab-size", "400", "--data.source-length", "24", "--data.target-length", "24"]
     assert train.main(["pairs", "--run", str(run), *SHORT, *flags]) == 0
-    assert 0 <= summary(run)["exact_match"] <= 1
-    assert "1 of 301 pairs (0.3%) are left out" in capsys.readouterr().out
+    figures = summary(run)
+    assert 0 <= figures["exact_match"] <= 1
+    assert "bleu" not in figures, "three words have no run of four: it would be 0.00 of perfect answers too"
+    assert re.fullmatch(r"(\d+) of \1 references have fewer than 4 tokens, .*", figures["no_bleu"])
+    said = capsys.readouterr().out
+    assert "1 of 301 pairs (0.3%) are left out" in said
+    assert re.search(r"step 4  val_loss .*  exact_match 0\.\d+  no_bleu \(\d+ of \d+ references", said)
+    assert re.search(r"4 steps  .*  exact_match 0\.\d+  no_bleu \(", said)
+    assert re.search(r"held-out examples, 0 of \d+ exact", said)
 
     assert generate.main([str(run), "--source", "the number 7"]) == 0
     one = capsys.readouterr().out

@@ -206,12 +206,15 @@ def test_references_are_scored(program: Program, tmp_path: Path) -> None:
     (tmp_path / "same.txt").write_text(program.say("pairs", typed=SOURCES))
     (tmp_path / "other.txt").write_text("target 1\ntarget 12\n\n")
     program.say("pairs", "--file", "sources.txt", "--reference", "same.txt")
-    bleu, chrf, _ = program.errors.splitlines()
-    assert bleu.startswith("BLEU|nrefs:1|")
+    exact, bleu, chrf, _ = program.errors.splitlines()
+    assert exact == "exact match 1.0000: 3 of 3"
+    assert bleu == "no BLEU: 3 of 3 references have fewer than 4 tokens, and BLEU compares runs of 4"
     assert chrf.startswith("chrF2|nrefs:1|")
     assert " = 100.00" in chrf
     *_, scores = objects(program.say("pairs", "--json", "--reference", "other.txt", typed=SOURCES))
-    assert set(scores) == {"bleu", "chrf", "signatures"}
+    assert list(scores) == ["exact_match", "bleu", "no_bleu", "chrf", "signatures"]
+    assert (scores["exact_match"], scores["bleu"]) == (0, None)
+    assert scores["no_bleu"] == "3 of 3 references have fewer than 4 tokens, and BLEU compares runs of 4"
     assert scores["chrf"] < 50
     assert all(signature.startswith("nrefs:1|") for signature in scores["signatures"])
 

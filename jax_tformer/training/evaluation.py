@@ -20,7 +20,6 @@ from jax_tformer.sharding import place_batch
 from jax_tformer.training.fitting import for_other_shapes
 from jax_tformer.training.step import evaluation_step
 
-
 Figures = dict[str, Any]
 """By name: numbers, and a sentence in place of one that would mean nothing."""
 

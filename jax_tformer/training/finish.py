@@ -10,12 +10,12 @@ from jax_tformer import __version__
 from jax_tformer.data.pipelines import build_pipeline
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
-from jax_tformer.training.metrics import draw_losses, read_metrics
+from jax_tformer.training.metrics import described, draw_losses, read_metrics
 from jax_tformer.training.run_folder import RunFolder
 from jax_tformer.training.samples import begin_with_data, sample_text
 from jax_tformer.training.trained import load_trained
 
-_LOSSES = ("loss", "val_loss", "val_perplexity", "val_bits_per_byte", "exact_match")
+_LOSSES = ("loss", "val_loss", "val_perplexity", "val_bits_per_byte", "exact_match", "bleu", "no_bleu")
 PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain")
 
 
@@ -53,8 +53,8 @@ def report(run: RunFolder, experiment: ExperimentConfig) -> str:
     if not rows:
         raise InputError(f"the run in {run.path} has logged nothing yet; expected lines in {run.metrics.name}")
     draw_losses(rows, run.picture, run.path.name)
-    losses = [f"{name} {found[-1][name]:.4f}" for name in _LOSSES if (found := [row for row in rows if name in row])]
-    told = [f"step {rows[-1]['step']} of {experiment.training.steps}  {'  '.join(losses)}", f"drawn: {run.picture}"]
+    losses = {name: found[-1][name] for name in _LOSSES if (found := [row for row in rows if name in row])}
+    told = [f"step {rows[-1]['step']} of {experiment.training.steps}  {described(losses)}", f"drawn: {run.picture}"]
     try:
         trained = load_trained(run)
         pipeline = None
@@ -69,7 +69,7 @@ def report(run: RunFolder, experiment: ExperimentConfig) -> str:
 
 def _told(run: RunFolder, summary: dict[str, Any]) -> list[str]:
     names = ("train_loss", *_LOSSES[1:])
-    losses = "  ".join(f"{name} {summary[name]:.4f}" for name in names if summary.get(name) is not None)
+    losses = described({name: summary[name] for name in names if summary.get(name) is not None})
     speed = f"{summary['tokens_per_second']:,.0f} tokens/s  " if summary["tokens_per_second"] else ""
     return [
         f"{summary['steps']} steps  {losses}",

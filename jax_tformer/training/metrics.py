@@ -28,10 +28,10 @@ class MetricsLog:
         self._writer = _tensorboard()(str(folder.tensorboard), purge_step=step + 1)
 
     def write(self, row: Row) -> None:
-        """One row: its step, and figures by name."""
+        """One row: its step, and figures by name; sentences in place of figures are for the file alone."""
         self._file.write(json.dumps(row) + "\n")
         for name, value in row.items():
-            if name != "step" and math.isfinite(value):
+            if name != "step" and not isinstance(value, str) and math.isfinite(value):
                 self._writer.add_scalar(name, value, row["step"])
 
     def close(self) -> None:
@@ -52,6 +52,12 @@ def _tensorboard() -> Callable[..., Any]:
         if hidden:
             del sys.modules["torch"]
     return SummaryWriter
+
+
+def described(figures: Row) -> str:
+    """Figures with four decimals, and sentences that stand in place of one, each with its name."""
+    parts = (f"{n} ({x})" if isinstance(x, str) else f"{n} {x:.4f}" for n, x in figures.items())
+    return "  ".join(parts)
 
 
 def read_metrics(path: Path) -> list[Row]:

@@ -9,7 +9,7 @@ import jax
 from jax_tformer.data.batches import Batch
 from jax_tformer.errors import TrainingFailed
 from jax_tformer.experiment import ExperimentConfig
-from jax_tformer.training.metrics import MetricsLog
+from jax_tformer.training.metrics import MetricsLog, Row, described
 from jax_tformer.training.optimizer import learning_rate
 from jax_tformer.training.progress import ProgressLine
 from jax_tformer.training.step import StepMetrics, TrainState
@@ -91,7 +91,7 @@ class Reporter:
         self._pending = None
         self._check(number, metrics, batch)
 
-    def evaluation(self, number: int, figures: dict[str, float], batch: Batch) -> None:
+    def evaluation(self, number: int, figures: Row, batch: Batch) -> None:
         """Reports an evaluation after update `number`; the time that it took does not count as training.
 
         `batch` is one that was evaluated, to look at if the loss is not finite: TrainingFailed is raised then.
@@ -100,8 +100,7 @@ class Reporter:
         self._clock = None
         self._require_finite(f"the held-out loss after step {number}", figures["val_loss"], batch)
         self._log.write({"step": number, **figures})
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
-        self._line.say(f"step {number}  {shown}")
+        self._line.say(f"step {number}  {described(figures)}")
 
     def _check(self, number: int, metrics: StepMetrics, batch: Batch) -> None:
         self._require_finite(f"the loss of step {number}", float(metrics.loss), batch)

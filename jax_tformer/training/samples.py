@@ -97,7 +97,8 @@ def _translations(
         (source, answer, "" if answer == target else target)
         for (source, target), answer in zip(examples, answers, strict=True)
     ]
-    return _table("held-out examples", ("source", "model", "expected, where it differs"), rows)
+    title = f"held-out examples, {sum(not differs for *_, differs in rows)} of {len(rows)} exact"
+    return _table(title, ("source", "model", "expected, where it differs"), rows)
 
 
 def _restored(net: Transformer, params: Params, pipeline: Pipeline, tokenizer: Tokenizer, count: int) -> str:

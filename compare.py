@@ -10,10 +10,10 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
-from comparison.options import read_plan
 from jax_tformer.command_line import run_program
 from jax_tformer.errors import InputError, TrainingFailed
 from jax_tformer.terminal import say
+from jax_tformer_comparison.options import read_plan
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -28,19 +28,19 @@ def main(arguments: Sequence[str]) -> int:
     except ImportError as error:
         raise InputError("a comparison needs PyTorch; install it with pip install -e '.[parity]'") from error
 
-    from comparison.alone import measure_alone
-    from comparison.batches import Batches
-    from comparison.findings import Findings
-    from comparison.folder import ReportFolder
-    from comparison.jax_side import JaxSide
-    from comparison.live import LiveView
-    from comparison.loop import Sides, compare_seed
-    from comparison.machine import common_device, full_precision
-    from comparison.record import Record, SeedRecord
-    from comparison.report import report_page
-    from comparison.torch_side import TorchSide
     from jax_tformer.startup import set_up_jax
     from jax_tformer.training.interruption import Interruption
+    from jax_tformer_comparison.alone import measure_alone
+    from jax_tformer_comparison.batches import Batches
+    from jax_tformer_comparison.findings import Findings
+    from jax_tformer_comparison.folder import ReportFolder
+    from jax_tformer_comparison.jax_side import JaxSide
+    from jax_tformer_comparison.live import LiveView
+    from jax_tformer_comparison.loop import Sides, compare_seed
+    from jax_tformer_comparison.machine import common_device, full_precision
+    from jax_tformer_comparison.record import Record, SeedRecord
+    from jax_tformer_comparison.report import report_page
+    from jax_tformer_comparison.torch_side import TorchSide
     from parity_tests.machine import describe_machine, jax_device
     from parity_tests.measure import ParityError
 

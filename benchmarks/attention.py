@@ -12,8 +12,8 @@ import numpy as np
 from benchmarks.bounds import best_way
 from benchmarks.harness import Alone, Here, SideFailed, Spread, by_turns
 from benchmarks.output import Session, make_table, milliseconds, options, other_work_line
-from comparison.machine import Neighbours
 from jax_tformer.config import AttentionImplementation
+from jax_tformer_comparison.machine import Neighbours
 
 _OURS, _TORCH, _PRODUCTS = "ours", "torch sdpa", "products"
 _REFERENCE = "einsum"

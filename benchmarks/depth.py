@@ -15,7 +15,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from benchmarks.depth_measure import full, measure_compilation, measure_depths, measure_lengths, quick
     from benchmarks.harness import SideFailed
-    from comparison.machine import Neighbours
+    from jax_tformer_comparison.machine import Neighbours
 
     plan, others = (quick if given.quick else full)(given.device), Neighbours()
     try:

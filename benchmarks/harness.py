@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from comparison.machine import peak_memory
 from jax_tformer import allocator
+from jax_tformer_comparison.machine import peak_memory
 from parity_tests.machine import cores
 
 _TORCH_ALONE = ("benchmarks.hugging_face:HuggingFace", "benchmarks.reference:Reference")

@@ -10,8 +10,8 @@ from benchmarks.bounds import best_way, cache_bytes, weight_bytes
 from benchmarks.cases import Case, Suite, Windows
 from benchmarks.harness import Alone, Here, SideFailed, Spread, by_turns
 from benchmarks.sides import Decoded, draw_prompts
-from comparison.machine import Neighbours
 from jax_tformer.models.transformer import Transformer, transformer
+from jax_tformer_comparison.machine import Neighbours
 
 Start = Callable[..., Alone | Here]
 OURS, THEIRS, STATIC, REFERENCE = "ours", "hugging face", "hugging face static", "reference"

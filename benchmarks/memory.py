@@ -61,8 +61,8 @@ def _cases(device: str, *, quick: bool) -> list[tuple[str, Any, Any]]:
 
 def _measure(session: Any, model: str, config: Any, shape: Any) -> dict[str, Any]:
     """All sides of a case start together, to spare time, and train one after the other."""
-    from comparison.machine import Neighbours
     from jax_tformer.config import Remat
+    from jax_tformer_comparison.machine import Neighbours
 
     source = f"{shape.source} source and " if shape.source else ""
     name, others = f"{model}, {shape.rows} x {source}{shape.length} tokens", Neighbours()

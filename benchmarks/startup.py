@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     """Status 1 where a program fails."""
     from benchmarks.harness import Spread, by_turns
     from benchmarks.output import Session, options, other_work_line
-    from comparison.machine import Neighbours
+    from jax_tformer_comparison.machine import Neighbours
 
     given = options("startup", __doc__, arguments, _experiment_options)
     session = Session(given)

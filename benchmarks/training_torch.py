@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from benchmarks.harness import forget_peak
 from benchmarks.sides import draw_weights
 from benchmarks.training_sides import OPTIMIZER, STEPS, BatchShape, draw_batch
-from comparison.machine import peak_memory
 from jax_tformer.config import TransformerConfig
 from jax_tformer.experiment import TrainingConfig
+from jax_tformer_comparison.machine import peak_memory
 from torch_ref import reference
 from torch_ref.training import Trainer
 

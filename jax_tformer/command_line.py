@@ -186,7 +186,7 @@ def chosen_experiment(arguments: Sequence[str], default: str, usage: str) -> tup
     if name in ("-h", "--help"):
         width = max(map(len, EXPERIMENTS))
         listed = [f"  {name:<{width}}  {experiment.description}" for name, experiment in EXPERIMENTS.items()]
-        print(usage.format(experiments="\n".join(listed)))
+        print(as_called(usage).format(experiments="\n".join(listed)))
         raise SystemExit(0)
     if name not in EXPERIMENTS:
         raise InputError(f"there is no experiment {name!r}; expected one of {', '.join(EXPERIMENTS)}")
@@ -206,7 +206,7 @@ def parse(
 
     `short_names`: flags that stand for others. A whole number may also be written as 1e3.
     """
-    told = io.StringIO()
+    told, prog = io.StringIO(), as_called(prog)
     extra = {} if default is None else {"default": default}
     if short_names:
         meanings = ", ".join(f"{short} for {name}" for short, name in short_names.items())
@@ -226,6 +226,22 @@ def parse(
         if not error.code:
             raise
         raise InputError(f"{_one_line(told.getvalue())}; see {prog} --help") from None
+
+
+def checkpoint_step(asked: str) -> int | Literal["best"] | None:
+    """The checkpoint that --checkpoint asks for, as `load_trained` takes it; raises InputError for what is none."""
+    if asked not in ("newest", "best") and re.fullmatch("[0-9]{1,18}", asked) is None:
+        raise InputError(f"--checkpoint is {asked!r}; expected newest, best, or the number of a step")
+    if asked == "best":
+        return "best"
+    return None if asked == "newest" else int(asked)
+
+
+def as_called(text: str) -> str:
+    """`text`, in which the programs are scripts, for a user who has started one as `jax-tformer PROGRAM`."""
+    if not sys.argv[0].startswith("jax-tformer "):
+        return text
+    return re.sub(r"(?<![\w./-])(train|generate|compare)\.py\b", r"jax-tformer \1", text)
 
 
 def _long_name(argument: str, short_names: Mapping[str, str]) -> str:
@@ -296,6 +312,9 @@ def run_program(program: Callable[[Sequence[str]], int], name: str) -> None:
 def _one_line(message: str) -> str:
     """The sentence inside the box that tyro draws around an error, with the names that it suggests."""
     lines = [line.strip("│╭╮╰╯─ ") for line in message.splitlines() if not line.startswith(("╭", "╰"))]
+    if "╭" not in message:
+        # Where a terminal lacks these characters there is a title, and lines of hyphens.
+        lines = ["" if set(line) == {"-"} else line for line in lines[2:]]
     ends = [i for i, line in enumerate(lines) if not line]
     text = " ".join(lines[: ends[0]] if ends else lines)
     text = re.sub(r"Error parsing (__tyro-dummy-inner__\.?|TrainOptions: )?", "", text).removeprefix(": ").rstrip(".")

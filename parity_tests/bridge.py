@@ -1,6 +1,6 @@
 """One model in both frameworks, with the same weights, run on the same batch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -22,7 +22,7 @@ from jax_tformer.training.losses import cross_entropy as cross_entropy_sum
 from jax_tformer.training.losses import mean_cross_entropy
 from jax_tformer.training.step import apply_to_batch as apply_ours
 from jax_tformer.weights.names import from_reference, to_reference
-from parity_tests.measure import ParityError
+from parity_tests.measure import FLOAT64_BAR, Measured, ParityError, compared, worst
 from torch_ref import Output, reference
 from torch_ref.dropout import inject
 from torch_ref.training import apply_to_batch as apply_theirs
@@ -171,6 +171,18 @@ class Pair(Bridge):
                 for layer, tensor in enumerate(getattr(captured, kind)):
                     activations[f"{side}.{layer}.{kind}"] = tensor
         return loss, activations
+
+
+def identity(models: Pair, batch: Tensors) -> Iterator[Measured]:
+    """Gates 1 and 2 on one batch."""
+    ours, theirs = models.run_jax(batch), models.run_torch(batch)
+    yield compared("1 activations", ours.activations, theirs.activations)
+    zeros = known_zeros(models.config, theirs.gradients)
+    yield compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros)
+    # What is zero in exact arithmetic must be so on either side, not merely alike.
+    for side in (ours, theirs) if zeros else ():
+        sizes = {key: float(np.linalg.norm(side.gradients[key])) / scale for key, scale in zeros.items()}
+        yield worst("2 gradients", sizes, FLOAT64_BAR)
 
 
 def to_torch(array: np.ndarray) -> torch.Tensor:

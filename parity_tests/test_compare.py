@@ -20,20 +20,20 @@ import torch
 from rich.console import Console
 
 import compare
-from comparison.alone import Alone, measure_alone
-from comparison.batches import Batches
-from comparison.figures import parameter_table
-from comparison.findings import Findings
-from comparison.folder import FILES
-from comparison.jax_side import JaxSide
-from comparison.live import LiveView
-from comparison.options import read_plan
-from comparison.record import ParameterError, Record, SeedRecord, gate6, parameter_errors
-from comparison.sides import StepFigures, require_loss_type, require_same_step
-from comparison.torch_side import TorchSide
 from jax_tformer.command_line import run_program
 from jax_tformer.errors import TrainingFailed
 from jax_tformer.experiment import ExperimentConfig
+from jax_tformer_comparison.alone import Alone, measure_alone
+from jax_tformer_comparison.batches import Batches
+from jax_tformer_comparison.figures import parameter_table
+from jax_tformer_comparison.findings import Findings
+from jax_tformer_comparison.folder import FILES
+from jax_tformer_comparison.jax_side import JaxSide
+from jax_tformer_comparison.live import LiveView
+from jax_tformer_comparison.options import read_plan
+from jax_tformer_comparison.record import ParameterError, Record, SeedRecord, gate6, parameter_errors
+from jax_tformer_comparison.sides import StepFigures, require_loss_type, require_same_step
+from jax_tformer_comparison.torch_side import TorchSide
 from parity_tests.machine import Machine
 from parity_tests.measure import ParityError
 
@@ -307,7 +307,9 @@ def test_each_framework_alone() -> None:
 
 
 def test_the_torch_side_imports_no_jax() -> None:
-    program = "import sys, comparison.torch_side, comparison.alone; sys.exit('jax' in sys.modules)"
+    program = (
+        "import sys, jax_tformer_comparison.torch_side, jax_tformer_comparison.alone; sys.exit('jax' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[1])
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from jax_tformer.presets import ARCHITECTURES
-from parity_tests.bridge import Pair, Tensors, known_zeros
+from parity_tests.bridge import Pair, Tensors, identity, known_zeros
 from parity_tests.cases import CONFIGS, OFF_CENTRE, PADDINGS, REGIMES, Lengths, batch_for, weights_for
-from parity_tests.measure import BFLOAT16, FLOAT32, FLOAT64_BAR, Measured, Sample, compared, quality, worst
+from parity_tests.measure import BFLOAT16, FLOAT32, Measured, Sample, compared, quality
 
 Record = Callable[[str, Measured], None]
 DRAWS_FLOAT32, DRAWS_BFLOAT16 = 11, 31
@@ -35,18 +35,6 @@ def narrow_sample(exact: Pair, narrow: Pair, weights: Tensors, batch: Tensors) -
     return Sample(ours.activations | ours.gradients, theirs.activations | theirs.gradients, tensors, scales)
 
 
-def identity(record: Record, name: str, models: Pair, batch: Tensors) -> None:
-    """Gates 1 and 2 on one batch."""
-    ours, theirs = models.run_jax(batch), models.run_torch(batch)
-    record(name, compared("1 activations", ours.activations, theirs.activations))
-    zeros = known_zeros(models.config, theirs.gradients)
-    record(name, compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros))
-    # What is zero in exact arithmetic must be so on either side, not merely alike.
-    for side in (ours, theirs) if zeros else ():
-        sizes = {key: float(np.linalg.norm(side.gradients[key])) / scale for key, scale in zeros.items()}
-        record(name, worst("2 gradients", sizes, FLOAT64_BAR))
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gates_1_2_3_and_4(name: str, record: Record) -> None:
     # One test a config, so that one process compiles its functions once.
@@ -59,7 +47,8 @@ def test_gates_1_2_3_and_4(name: str, record: Record) -> None:
     for std, padding in product(REGIMES.values(), PADDINGS):
         for weights, batch in inputs(name, std, padding, 2):
             exact.load(weights)
-            identity(record, name, exact, batch)
+            for figure in identity(exact, batch):
+                record(name, figure)
     # Each padding by itself: a median over all would not see what only one of them shows.
     for (std, offset), padding in product(((0.02, 0.0), (0.2, 0.0), (0.02, OFF_CENTRE)), PADDINGS):
         samples = [narrow_sample(exact, single, *case) for case in inputs(name, std, padding, DRAWS_FLOAT32, offset)]
@@ -74,7 +63,8 @@ def test_gates_1_2_3_and_4(name: str, record: Record) -> None:
 def test_gates_1_and_2_at_full_size(name: str, record: Record) -> None:
     config = ARCHITECTURES[name]
     models = Pair(config, weights_for(config, 0.02), "float64", optimised=True)
-    identity(record, f"{name}, full size", models, batch_for(config, "right", lengths=Lengths(2, 17, 11)))
+    for figure in identity(models, batch_for(config, "right", lengths=Lengths(2, 17, 11))):
+        record(f"{name}, full size", figure)
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
@@ -90,7 +80,8 @@ def test_gates_1_and_2_over_several_blocks(name: str, padding: str, record: Reco
         },
     )
     models = Pair(config, weights_for(config, 0.2), "float64", optimised=False)
-    identity(record, f"{name}, 3 blocks", models, batch_for(config, padding, lengths=Lengths(3, 140, 150)))
+    for figure in identity(models, batch_for(config, padding, lengths=Lengths(3, 140, 150))):
+        record(f"{name}, 3 blocks", figure)
 
 
 def test_source_and_target_lengths_differ() -> None:

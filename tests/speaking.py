@@ -26,14 +26,14 @@ def write_runs(folder: Path) -> None:
     pairs = folder / "pairs.tsv"
     pairs.write_text("".join(f"source {number}\ttarget {number} é\n" for number in range(20)), encoding="utf-8")
     text = TextData(context_length=CONTEXT)
-    _write_run(folder / "text", text)
-    _write_run(folder / "learned", text, positions="learned", max_positions=CONTEXT)
-    _write_run(folder / "pairs", PairData(path=str(pairs), source_length=SOURCE_LENGTH, target_length=TARGET_LENGTH))
+    write_run(folder / "text", text)
+    write_run(folder / "learned", text, positions="learned", max_positions=CONTEXT)
+    write_run(folder / "pairs", PairData(path=str(pairs), source_length=SOURCE_LENGTH, target_length=TARGET_LENGTH))
     masked = MaskedTextData(context_length=CONTEXT, source="python-docs", tokenizer=TokenizerConfig("bytes"))
-    _write_run(folder / "masked", masked)
+    write_run(folder / "masked", masked)
 
 
-def _write_run(path: Path, data: TextData | PairData, **stack: Any) -> None:
+def write_run(path: Path, data: TextData | PairData, **stack: Any) -> None:
     layer = StackConfig(num_layers=1, num_heads=2, feedforward_width=16, norm_placement="pre", final_norm=True, **stack)
     tokenizer = build_tokenizer_for(data)
     model = TransformerConfig(

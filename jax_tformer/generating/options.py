@@ -3,10 +3,11 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from jax_tformer.command_line import checkpoint_step
 from jax_tformer.config import require
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import MaskedTextData, PairData, TextData
@@ -93,10 +94,7 @@ class GenerateOptions:
                 "a beam search draws nothing, and gives several answers with --n-best",
             )
             require(not self.slide, f"--slide is given and --beam is {self.beam}; expected one of them")
-        require(
-            self.checkpoint in ("newest", "best") or re.fullmatch("[0-9]{1,18}", self.checkpoint) is not None,
-            f"--checkpoint is {self.checkpoint!r}; expected newest, best, or the number of a step",
-        )
+        checkpoint_step(self.checkpoint)
         alone = [
             *(["--num-samples"] if self.num_samples > 1 else []),
             *(["--beam"] if self.beam > 1 else []),
@@ -106,13 +104,6 @@ class GenerateOptions:
             not self.stream or not alone,
             f"--stream and {' and '.join(alone)} are both given; expected one of them: a stream is one plain text",
         )
-
-    @property
-    def checkpoint_step(self) -> int | Literal["best"] | None:
-        """Which checkpoint, as `load_trained` takes it."""
-        if self.checkpoint == "best":
-            return "best"
-        return None if self.checkpoint == "newest" else int(self.checkpoint)
 
     @property
     def one_by_one(self) -> bool:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jax_tformer.command_line import checkpoint_step
 from jax_tformer.data.text_stream import TextStream, added_text
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding import DecodingConfig, generate, stream
@@ -107,7 +108,7 @@ class Speaker:
 def load_speaker(run: RunFolder, data: TextData | PairData, read: Reader, options: GenerateOptions) -> Speaker:
     """The model of a run, as `options` want it to speak; raises InputError if something of the run is missing."""
     decoding = options.decoding(isinstance(data, PairData))
-    trained = load_trained(run, options.checkpoint_step)
+    trained = load_trained(run, checkpoint_step(options.checkpoint))
     return Speaker(
         trained.net,
         # The stacked ones end with this function.

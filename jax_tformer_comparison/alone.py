@@ -1,4 +1,6 @@
-"""Memory, and speed once more, of each framework alone: `python -m comparison.alone SIDE FOLDER` is one such process.
+"""Memory, and speed once more, of each framework alone.
+
+`python -m jax_tformer_comparison.alone SIDE FOLDER` is one such process.
 
 In the process that compares, both share the memory and the caches. So each trains for a few steps in a process of its
 own, which imports only its own framework and gets experiment, weights and batches as files. On a processor both get
@@ -20,11 +22,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from comparison.machine import peak_memory
-from comparison.sides import Side, Tensors
 from jax_tformer import allocator
 from jax_tformer.config_file import from_dict, read_json, to_dict, write_json
 from jax_tformer.experiment import ExperimentConfig
+from jax_tformer_comparison.machine import peak_memory
+from jax_tformer_comparison.sides import Side, Tensors
 
 STEPS = 12
 """The first, which also compiles, and those that are timed."""
@@ -72,7 +74,7 @@ def measure_alone(
 def _run(side: str, folder: Path, device: str) -> Alone | str:
     settings = allocator.environment() if device == "cpu" else {}
     process = subprocess.run(
-        [sys.executable, "-m", "comparison.alone", side, str(folder)],
+        [sys.executable, "-m", "jax_tformer_comparison.alone", side, str(folder)],
         cwd=_ROOT,
         env={**os.environ, **settings},
         capture_output=True,
@@ -109,8 +111,8 @@ def _jax(experiment: ExperimentConfig) -> tuple[Callable[[], Side], Callable[[in
     import jax
     import jax.numpy as jnp
 
-    from comparison.jax_side import JaxSide, full_precision
     from jax_tformer.startup import set_up_jax
+    from jax_tformer_comparison.jax_side import JaxSide, full_precision
 
     set_up_jax(experiment.model)
     full_precision()
@@ -126,7 +128,7 @@ def _jax(experiment: ExperimentConfig) -> tuple[Callable[[], Side], Callable[[in
 def _torch(experiment: ExperimentConfig, plan: dict[str, Any]) -> tuple[Callable[[], Side], Callable[[int], float]]:
     import torch
 
-    from comparison.torch_side import TorchSide, full_precision
+    from jax_tformer_comparison.torch_side import TorchSide, full_precision
 
     full_precision()
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from comparison.figures import difference_figure, loss_figure, parameter_figure, save_png
-from comparison.record import Record
 from jax_tformer.config_file import write_json
 from jax_tformer.errors import InputError
+from jax_tformer_comparison.figures import difference_figure, loss_figure, parameter_figure, save_png
+from jax_tformer_comparison.record import Record
 
 FILES = ("report.html", "report.json", "curves.csv", "loss.png", "difference.png", "parameters.png")
 

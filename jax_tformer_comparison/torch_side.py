@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from comparison.sides import Masks, StepFigures, Tensors, require_loss_type
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
+from jax_tformer_comparison.sides import Masks, StepFigures, Tensors, require_loss_type
 from parity_tests.measure import ParityError
 from torch_ref import reference
 from torch_ref.training import Trainer

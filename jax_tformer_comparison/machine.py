@@ -37,7 +37,7 @@ def common_device() -> Literal["cpu", "cuda"]:
 
 def full_precision() -> None:
     """Products in the precision of their type, in both frameworks: no TF32 and no bfloat16 passes for float32."""
-    from comparison import jax_side, torch_side
+    from jax_tformer_comparison import jax_side, torch_side
 
     jax_side.full_precision()
     torch_side.full_precision()

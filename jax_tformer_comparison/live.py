@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from comparison.machine import peak_memory, quiet
-from comparison.record import SeedRecord
-from comparison.sides import Side
 from jax_tformer.terminal import visible
+from jax_tformer_comparison.machine import peak_memory, quiet
+from jax_tformer_comparison.record import SeedRecord
+from jax_tformer_comparison.sides import Side
 
 PLAIN_SECONDS, _REFRESH_SECONDS = 10.0, 0.25
 """Seconds between two lines where there is no terminal, and between two refreshes of the table where there is one."""

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from html import escape
 
-from comparison.alone import STEPS, Alone
-from comparison.figures import difference_figure, loss_figure, parameter_figure, to_svg
-from comparison.findings import SIDES, Findings, speed_figures, spread
-from comparison.record import PARTED, TRAJECTORY_FACTOR, TRAJECTORY_FLOOR, Record, gate6
+from jax_tformer_comparison.alone import STEPS, Alone
+from jax_tformer_comparison.figures import difference_figure, loss_figure, parameter_figure, to_svg
+from jax_tformer_comparison.findings import SIDES, Findings, speed_figures, spread
+from jax_tformer_comparison.record import PARTED, TRAJECTORY_FACTOR, TRAJECTORY_FLOOR, Record, gate6
 from parity_tests.page import page, table
 
 

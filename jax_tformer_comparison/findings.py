@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from comparison.alone import Alone
-from comparison.machine import quiet
-from comparison.options import Plan
-from comparison.record import PARTED, TRAJECTORY_FACTOR, TRAJECTORY_FLOOR, Record, SeedRecord
 from jax_tformer.config_file import to_dict
+from jax_tformer_comparison.alone import Alone
+from jax_tformer_comparison.machine import quiet
+from jax_tformer_comparison.options import Plan
+from jax_tformer_comparison.record import PARTED, TRAJECTORY_FACTOR, TRAJECTORY_FLOOR, Record, SeedRecord
 from parity_tests.machine import Machine
 from parity_tests.measure import FLOAT64_BAR
 

@@ -3,14 +3,14 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from comparison.jax_side import JaxSide
-from comparison.live import LiveView
-from comparison.machine import Neighbours
-from comparison.record import SeedRecord, parameter_errors
-from comparison.sides import Tensors, require_same_step
-from comparison.torch_side import TorchSide
 from jax_tformer.config import TransformerConfig
 from jax_tformer.training.interruption import Interruption
+from jax_tformer_comparison.jax_side import JaxSide
+from jax_tformer_comparison.live import LiveView
+from jax_tformer_comparison.machine import Neighbours
+from jax_tformer_comparison.record import SeedRecord, parameter_errors
+from jax_tformer_comparison.sides import Tensors, require_same_step
+from jax_tformer_comparison.torch_side import TorchSide
 from parity_tests.measure import ParityError
 
 

@@ -3,10 +3,10 @@
 import dataclasses
 from collections.abc import Iterator
 
-from comparison.sides import Tensors
 from jax_tformer.data.ids import check_batch_ids, check_vocabulary
 from jax_tformer.data.pipelines import build_pipeline, build_tokenizer_for
 from jax_tformer.experiment import ExperimentConfig
+from jax_tformer_comparison.sides import Tensors
 
 
 class Batches:

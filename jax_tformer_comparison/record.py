@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from comparison.sides import StepFigures, Tensors
 from jax_tformer.config import TransformerConfig
+from jax_tformer_comparison.sides import StepFigures, Tensors
 from parity_tests.bridge import known_zeros
 from parity_tests.measure import (
     FLOAT64_BAR,

@@ -1,0 +1,59 @@
+"""`jax-tformer PROGRAM ...` and `python -m jax_tformer PROGRAM ...`: the programs, wherever this is installed."""
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from jax_tformer.allocator import begin_with_huge_pages
+from jax_tformer.errors import InputError, TrainingFailed
+
+PROGRAMS = {
+    "train": ("jax_tformer.programs.train", "train a transformer, or continue a run"),
+    "generate": ("jax_tformer.programs.generate", "let a trained model complete or translate"),
+    "compare": ("jax_tformer_comparison.program", "train in JAX and PyTorch side by side; a report"),
+    "parity": ("parity_tests.program", "prove here that the models equal the PyTorch reference"),
+    "export": ("jax_tformer.programs.export", "write a run's model as safetensors, config and tokenizer"),
+}
+"""By name: the module whose `main` it is, and what it does. compare and parity need torch."""
+
+
+def main() -> None:
+    """Runs the program that the first argument names, and exits with its status."""
+    name, arguments = "".join(sys.argv[1:2]), sys.argv[2:]
+    if name not in PROGRAMS:
+        raise SystemExit(_refused(name))
+    begin_with_huge_pages()
+
+    # As error messages and --help are to call it.
+    sys.argv = [f"jax-tformer {name}", *arguments]
+
+    from jax_tformer.command_line import run_program
+
+    run_program(_program(name), sys.argv[0])
+
+
+def _program(name: str) -> Callable[[Sequence[str]], int]:
+    from jax_tformer.command_line import as_called
+
+    def program(arguments: Sequence[str]) -> int:
+        # Imported in here, where a Ctrl-C is met as at any other time.
+        try:
+            return import_module(PROGRAMS[name][0]).main(arguments)
+        except (InputError, TrainingFailed) as error:
+            raise type(error)(as_called(str(error))) from error
+
+    return program
+
+
+def _refused(name: str) -> int:
+    lines = [f"  {name:<8}  {what}" for name, (_, what) in PROGRAMS.items()]
+    usage = "\n".join(["usage: jax-tformer PROGRAM ...", "", *lines, "", "jax-tformer PROGRAM --help says more."])
+    if name in ("", "-h", "--help"):
+        print(usage)
+        return 0
+    print(f"jax-tformer: error: there is no program {name!r}; expected one of {', '.join(PROGRAMS)}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    main()

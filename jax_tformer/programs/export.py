@@ -1,0 +1,59 @@
+"""Write the model of a run for use elsewhere: weights, config and tokenizer, each in a file of its own."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jax_tformer.command_line import checkpoint_step, parse
+from jax_tformer.errors import InputError
+from jax_tformer.paths import user_path
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What is written where."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """The folder of a run."""
+    out: Annotated[Path, tyro.conf.Positional]
+    """A new or empty folder, for model.safetensors, config.json and the files of the tokenizer."""
+    checkpoint: str = "newest"
+    """newest, best (by held-out loss), or the step of a checkpoint that the run still has."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse(ExportOptions, arguments, prog="jax-tformer export", description=__doc__ or "")
+    step, out = checkpoint_step(options.checkpoint), user_path(options.out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} is there already; expected a new or empty folder")
+
+    from jax_tformer.training.run_folder import RunFolder
+
+    run = RunFolder(user_path(options.run))
+    run.read_config()
+
+    import safetensors
+
+    from jax_tformer.config_file import to_dict, write_json
+    from jax_tformer.training.trained import load_trained
+    from jax_tformer.weights.files import save_weights
+
+    trained = load_trained(run, step)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    # Beside it first: a folder by that name is complete.
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as beside:
+        whole = Path(beside) / out.name
+        trained.tokenizer.save(whole)
+        write_json(whole / "config.json", to_dict(trained.net.config))
+        try:
+            save_weights(whole / "model.safetensors", trained.params, trained.net.config)
+        except safetensors.SafetensorError as error:
+            raise InputError(f"cannot write {out}: {' '.join(str(error).split())}") from error
+        names = ", ".join(sorted(path.name for path in whole.iterdir()))
+        whole.replace(out)
+    print(f"step {trained.step} of {run.path} is in {out}/: {names}")
+    return 0

@@ -1,0 +1,65 @@
+"""`jax-tformer parity`: the proof, where the package is installed.
+
+In the source tree these are all gates, as in `make parity`. An installed package comes without tests: there, gates 1, 2
+and 9 run on the presets, with the JAX and the PyTorch that are installed.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from jax_tformer.errors import InputError
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit status: 0 all green, 1 something red."""
+    try:
+        import torch
+    except ImportError as error:
+        raise InputError("the proof needs PyTorch; install it with pip install 'jax-tformer[parity]'") from error
+    if (Path(__file__).parent / "test_models.py").exists():
+        from parity_tests.__main__ import main as all_gates
+
+        return all_gates(list(arguments))
+
+    # What is compared in float64 does not depend on how well it is compiled, and that takes most of the time.
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
+
+    import jax
+
+    from parity_tests.cases import CONFIGS
+
+    if set(arguments) & {"-h", "--help"}:
+        print(f"usage: jax-tformer parity [PRESET ...]\n\nGates 1, 2 and 9 in float64 on: {', '.join(CONFIGS)}.")
+        return 0
+    if unknown := [name for name in arguments if name not in CONFIGS]:
+        raise InputError(f"there is no preset {unknown[0]!r}; expected some of {', '.join(CONFIGS)}")
+    torch.set_num_threads(1)
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        return 1 if sum(not green(name) for name in arguments or CONFIGS) else 0
+
+
+def green(name: str) -> bool:
+    """Prints the worst figure of each gate on a preset, and whether all are within their bars."""
+    from parity_tests.bridge import Pair, identity
+    from parity_tests.cases import CONFIGS, PADDINGS, REGIMES, batch_for, weights_for
+    from parity_tests.measure import ParityError, worst
+
+    config = CONFIGS[name]
+    models = Pair(config, weights_for(config, 0.02), "float64", optimised=False)
+    found = {}
+    try:
+        for seed, (std, padding) in enumerate((std, padding) for std in REGIMES.values() for padding in PADDINGS):
+            weights = weights_for(config, std, seed)
+            models.load(weights)
+            back = models.back(models.params)
+            lost = worst("9 numbers lost", {key: float((weights[key] != back[key]).sum()) for key in weights}, 0.0)
+            for figure in (lost, *identity(models, batch_for(config, padding, seed))):
+                found[figure.gate] = max(found.get(figure.gate, figure), figure, key=lambda each: each.worst)
+    except ParityError as error:
+        print(f"{name}: RED: {error}")
+        return False
+    passed = all(figure.passed for figure in found.values())
+    figures = ", ".join(f"gate {gate} {figure.worst:.1e}" for gate, figure in found.items())
+    print(f"{name}: {'green' if passed else 'RED'}: {figures}", flush=True)
+    return passed

@@ -14,7 +14,7 @@ def set_up_jax(config: TransformerConfig) -> None:
     # First of all: JAX's threads keep the memory that they already have as it is.
     keep_freed_memory()
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        # JAX's own bound takes a lock for every program, and none is kept any more beside one without its time of use.
+        # JAX's own bound reads the whole folder for every program that is added, and adds none beside older ones.
         bound_cache(cache_folder())
         jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

@@ -1,7 +1,9 @@
 """The cache of tokenizers and ids: it saves the work, changes nothing, and never gives what was not put in."""
 
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jax_tformer import paths
+from jax_tformer import ARCHITECTURES, paths, startup
 from jax_tformer.data import token_cache
 from jax_tformer.data.batches import Pipeline
 from jax_tformer.data.pipelines import build_pipeline, build_tokenizer_for
 from jax_tformer.data.token_cache import SMALLEST, cached_ids, cached_tokenizer
 from jax_tformer.data.tokenizer_kinds import build_tokenizer
 from jax_tformer.data.tokenizers import Role, Tokenizer
+from jax_tformer.errors import InputError
 from jax_tformer.experiment import MaskedTextData, PairData, TextData, TokenizerConfig, TrainingConfig
 
 ROOT = Path(__file__).parents[1]
@@ -254,7 +257,9 @@ def test_a_full_disk_leaves_nothing_behind(folder: Path, monkeypatch: pytest.Mon
     assert not files(folder)
 
 
-def test_threads_at_once(folder: Path) -> None:
+@pytest.mark.parametrize("bound", [2**32, 60_000], ids=["all has room", "one has room"])
+def test_threads_at_once(folder: Path, bound: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_TFORMER_CACHE_BYTES", str(bound))
     expected = build_tokenizer(BPE, [TEXT], SPECIAL)
 
     def start(number: int) -> bool:
@@ -267,8 +272,84 @@ def test_threads_at_once(folder: Path) -> None:
         return tokenizer.to_json() == expected.to_json() and np.array_equal(ids, expected.encode(TEXT))
 
     with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(start, range(20)))
+        assert all(pool.map(start, range(10)))
     assert not [path for path in files(folder) if path.suffix == ".partial"]
+    assert sum(path.stat().st_size for path in files(folder)) <= bound
+
+
+def test_what_was_used_longest_ago_goes_first(folder: Path, work: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = build_tokenizer(BPE, [TEXT], SPECIAL)
+    program = folder / "jit_step-cache"
+    for number in range(3):
+        cached_ids(tokenizer, utf8(TEXT), [number])
+    for age, path in enumerate(sorted(files(folder), key=lambda path: path.stat().st_mtime_ns)):
+        os.utime(path, (1e9 - age, 1e9 - age))
+    program.write_bytes(bytes(5000))
+    os.utime(program, (1.1e9, 1.1e9))
+    size = (folder / "tokens").iterdir().__next__().stat().st_size
+    # The third is used now, the second was used before the first, and the program after both.
+    cached_ids(tokenizer, utf8(TEXT), [2])
+    monkeypatch.setenv("JAX_TFORMER_CACHE_BYTES", str(2 * size + 5000))
+    cached_ids(tokenizer, utf8(TEXT), [3])
+    assert len(files(folder)) == 3
+    work.clear()
+    for number in (2, 3):
+        cached_ids(tokenizer, utf8(TEXT), [number])
+    assert work == []
+    assert program.exists()
+    monkeypatch.setenv("JAX_TFORMER_CACHE_BYTES", str(2 * size))
+    paths.bound_cache(folder)
+    assert len(files(folder)) == 2
+    assert not program.exists()
+
+
+def test_what_is_larger_than_the_bound_is_not_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = build_tokenizer(BPE, [TEXT], SPECIAL)
+    monkeypatch.setenv("JAX_TFORMER_CACHE_BYTES", "1000")
+    monkeypatch.setattr(np, "save", None)
+    assert cached_ids(tokenizer, utf8(TEXT)).size
+    assert not files(folder)
+
+
+def test_ids_that_are_in_use_outlive_their_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = build_tokenizer(BPE, [TEXT], SPECIAL)
+    expected = cached_ids(tokenizer, utf8(TEXT)).tolist()
+    ids = cached_ids(tokenizer, utf8(TEXT))
+    monkeypatch.setenv("JAX_TFORMER_CACHE_BYTES", "0")
+    paths.bound_cache(folder)
+    assert not files(folder)
+    assert ids.tolist() == expected
+
+
+def test_what_a_kill_left_half_written_goes_after_a_day(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    now = time.time()
+    for name, age in (("old.partial", 90_000), ("new.partial", 80_000), ("old-cache", 90_000)):
+        (folder / name).write_bytes(b"x")
+        os.utime(folder / name, (now - age, now - age))
+    paths.bound_cache(folder)
+    assert [path.name for path in files(folder)] == ["new.partial", "old-cache"]
+
+
+def test_programs_begin_within_the_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir(parents=True)
+    (folder / "jit_step-cache").write_bytes(bytes(2000))
+    monkeypatch.setattr(startup, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(startup.jax.config, "update", lambda name, value: None)
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "elsewhere")
+    monkeypatch.setenv("JAX_TFORMER_CACHE_BYTES", "1000")
+    startup.set_up_jax(ARCHITECTURES["gpt2"])
+    assert files(folder)
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    startup.set_up_jax(ARCHITECTURES["gpt2"])
+    assert not files(folder)
+
+
+@pytest.mark.parametrize("given", ["1e9", "-1", "4 GB", "²"])
+def test_a_bound_that_is_no_number_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_TFORMER_CACHE_BYTES", given)
+    with pytest.raises(InputError, match=r"JAX_TFORMER_CACHE_BYTES is .*; expected a whole number of bytes"):
+        cached_ids(build_tokenizer(BPE, [TEXT], SPECIAL), utf8(TEXT))
 
 
 PROCESS = """

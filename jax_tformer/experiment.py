@@ -3,6 +3,7 @@
 Frozen dataclasses like those of `config`, checked when they are made; no jax and no torch here.
 """
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -33,6 +34,8 @@ class TokenizerConfig:
     """Ids of the trained BPE, special tokens included; None for the other kinds."""
     name: str | None = None
     """Folder or hub name of the Hugging Face tokenizer; None for the other kinds."""
+    revision: str | None = None
+    """Commit of the hub's repository, 40 hexadecimal digits: what a name stands for may change; None with a folder."""
 
     def __post_init__(self) -> None:
         require_choice(self, "kind", TokenizerKind)
@@ -49,6 +52,11 @@ class TokenizerConfig:
         require(
             self.kind == "huggingface" or self.name is None,
             f"tokenizer kind is {self.kind!r} and its name is {self.name!r}; expected a name with 'huggingface' only",
+        )
+        require(
+            self.revision is None
+            or (self.name is not None and re.fullmatch("[0-9a-f]{40}", self.revision) is not None),
+            f"the tokenizer's revision is {self.revision!r}; expected the commit of a hub name, 40 hexadecimal digits",
         )
 
 

@@ -117,3 +117,9 @@ def test_contributors_are_sent_to_files_that_exist() -> None:
     named = re.findall(r"(?<=[`\s])((?:[\w.]+/)+(?:[\w.]+\.(?:py|md)|run)?|[\w.]+\.(?:py|md|txt))(?=[`\s])", text)
     assert len(named) > 20
     assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_the_actions_of_the_workflow_are_commits() -> None:
+    used = re.findall(r"uses: (.*)", (ROOT / ".github/workflows/parity.yml").read_text())
+    assert len(used) >= 3
+    assert all(re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40} # v[\d.]+", action) for action in used)

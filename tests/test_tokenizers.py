@@ -1,8 +1,10 @@
 """Text to ids and back, for every kind of tokenizer; and the ids that the articles print."""
 
+import dataclasses
 import json
 import string
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -171,12 +173,43 @@ def test_input_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="without a name"):
         build_tokenizer(TokenizerConfig("huggingface"), [], {})
 
+
+REVISION = "0123456789abcdef" * 2 + "01234567"
+
+
+def test_a_tokenizer_of_the_hub_is_that_of_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_tokenizer(BYTES, [], END_OF_TEXT).save(tmp_path)
+    asked = []
+
+    def download(name: str, **options: object) -> str:
+        asked.append((name, options["revision"]))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.model_info", lambda name: SimpleNamespace(sha=REVISION))
+    hub = TokenizerConfig("huggingface", name="someone/tokenizer", revision=REVISION)
+    assert build_tokenizer(hub, [], {}).end_id == 256
+    with pytest.raises(InputError, match=rf"the newest is --data\.tokenizer\.revision {REVISION}$"):
+        build_tokenizer(dataclasses.replace(hub, revision=None), [], {})
+    with pytest.raises(InputError, match="is a folder, which has no revision"):
+        build_tokenizer(dataclasses.replace(hub, name=str(tmp_path)), [], {})
+    assert asked == [("someone/tokenizer", REVISION)]
+    for wrong in ("main", REVISION[1:], REVISION.upper()):
+        with pytest.raises(InputError, match=r"revision is '.*'; expected the commit of a hub name, 40 hex"):
+            dataclasses.replace(hub, revision=wrong)
+    with pytest.raises(InputError, match="expected the commit of a hub name"):
+        TokenizerConfig("bytes", revision=REVISION)
+
+
+@pytest.mark.parametrize("revision", [REVISION, None])
+def test_a_hub_that_does_not_answer_is_said_in_one_line(revision: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise ConnectionError("first line\nsecond line")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    monkeypatch.setattr("huggingface_hub.model_info", refuse)
     with pytest.raises(InputError, match=r"hub did not give it \(ConnectionError\)") as caught:
-        build_tokenizer(TokenizerConfig("huggingface", name="someone/tokenizer"), [], {})
+        build_tokenizer(TokenizerConfig("huggingface", name="someone/tokenizer", revision=revision), [], {})
     assert "\n" not in str(caught.value)
 
 

@@ -95,10 +95,11 @@ def fingerprint(
 ) -> str:
     """SHA-256, in hexadecimal, of what decides the training batches: texts (or their UTF-8), tokenizer and settings.
 
-    Where the files lie is left out: moving them changes nothing.
+    Where the files and the tokenizer lie is left out: moving them changes nothing.
     """
     settings = dataclasses.asdict(data) | {"path": None, "target_path": None, "kind": type(data).__name__}
     settings["tokenizer"]["name"] = None
+    del settings["tokenizer"]["revision"]
     settings |= {"batch_size": training.batch_size, "seed": training.seed}
     digest = hashlib.sha256()
     for text in (json.dumps(settings, sort_keys=True), tokenizer.to_json(), *content):

@@ -22,7 +22,7 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str], special: Mapp
     Raises InputError if `texts` are empty where they matter, or the Hugging Face tokenizer cannot be had.
     """
     if config.kind == "huggingface":
-        return _load_huggingface(config.name)
+        return _load_huggingface(config.name, config.revision)
     tokens = list(dict.fromkeys(special.values()))
     if config.kind == "bytes":
         backend = _byte_level(
@@ -67,21 +67,31 @@ def _trained_bpe(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     return backend
 
 
-def _load_huggingface(name: str | None) -> Tokenizer:
+def _load_huggingface(name: str | None, revision: str | None) -> Tokenizer:
     if name is None:
         raise InputError(
             "tokenizer kind is 'huggingface' without a name; give --data.tokenizer.name a folder or a hub name"
         )
     if user_path(name).is_dir():
+        if revision is not None:
+            raise InputError(f"the tokenizer {name!r} is a folder, which has no revision; leave it out")
         return load_tokenizer(user_path(name))
     # The hub's roles stand in files that Tokenizer.from_pretrained does not fetch.
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import model_info, snapshot_download
 
     try:
-        folder = snapshot_download(name, allow_patterns=_HUB_FILES)
+        if revision is None:
+            newest = model_info(name).sha
+        else:
+            folder = snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES)
     except Exception as error:  # network, proxy, hub and name errors share no base class
         raise InputError(
             f"the tokenizer {name!r} is no folder here and the Hugging Face hub did not give it "
             f"({type(error).__name__}); expected a folder with tokenizer.json, or a hub name and a network"
         ) from error
+    if revision is None:
+        raise InputError(
+            f"the tokenizer {name!r} comes from the hub, where it may change; expected the commit to use; "
+            f"the newest is --data.tokenizer.revision {newest}"
+        )
     return load_tokenizer(folder)

@@ -37,6 +37,7 @@ _MEANINGS = {
     "data.path": "the text there must be the same",
     "data.target_path": "the text there must be the same",
     "data.tokenizer.name": "it is the tokenizer in the run's folder that is used",
+    "data.tokenizer.revision": "it is the tokenizer in the run's folder that is used",
 }
 """What may be changed in a run that continues, since its numbers so far do not depend on it, and what that means."""
 _COSINE = (

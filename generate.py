@@ -16,6 +16,7 @@ from jax_tformer.experiment import PairData
 from jax_tformer.generating.lines import Line, batched, file_lines, references_of, standard_input
 from jax_tformer.generating.options import GenerateOptions
 from jax_tformer.paths import user_path
+from jax_tformer.terminal import one_line
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -44,6 +45,8 @@ def main(arguments: Sequence[str]) -> int:
 
     # 3. The model.
     speaker = load_speaker(run, data, read, options)
+    for note in speaker.notes:
+        print(one_line(note), file=sys.stderr)
 
     # 4. Its answers, batch by batch or token by token.
     speak_utf8()

@@ -121,7 +121,7 @@ assert restored is None or all((leaf == step).all() for leaf in jax.tree.leaves(
 print("from", step, *(restored.skipped if restored else ()), flush=True)
 while True:
     step += 1
-    checkpoints.save(step, make(step), {"step": step})
+    checkpoints.save(step, make(step), {"step": step, "val_loss": 0.0 if step % 5 else -float(step)})
     print("begun", step, flush=True)
     if step % 3 == 0:
         checkpoints.wait()
@@ -129,7 +129,7 @@ while True:
 """
 
 
-def test_kill_at_any_moment_leaves_the_newest_finished_step(tmp_path: Path) -> None:
+def test_kill_at_any_moment_leaves_the_newest_finished_step_and_the_best(tmp_path: Path) -> None:
     done = 0
     for await_line in ("done", "begun", "begun", "done"):
         delay = random.uniform(0, 0.4)
@@ -147,8 +147,10 @@ def test_kill_at_any_moment_leaves_the_newest_finished_step(tmp_path: Path) -> N
         lines += child.communicate(timeout=60)[0].splitlines()
         done = max([done, *(int(line.split()[1]) for line in lines if line.startswith("done"))])
         steps = Checkpoints(tmp_path, 2).steps()
-        assert len(steps) <= 3
+        # Two that are kept, the best, and one that was not deleted yet.
+        assert len(steps) <= 4
         assert not steps or steps[-1] >= done
+        assert done < 5 or Checkpoints(tmp_path, 2).best_loss() <= -(done - done % 5)
         assert all(checksums.damage(tmp_path / str(step)) is None for step in steps), f"{await_line} + {delay} s"
     assert done > 0
     save_all(tmp_path, done + 1000, keep=2)

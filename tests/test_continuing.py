@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import generate
 import train
 from jax_tformer.command_line import train_options
 from jax_tformer.errors import InputError
@@ -117,15 +118,28 @@ def test_a_run_moves_to_other_devices(text: Path, tmp_path: Path) -> None:
 
 
 def test_the_best_checkpoint_is_saved_when_it_appears(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     judged = iter([3.0, 1.0, 2.0, 1.5])
     monkeypatch.setattr(Evaluator, "__call__", lambda self, params: {"val_loss": next(judged)})
     flags = ["--training.checkpoint-every", "5", "--training.keep-checkpoints", "1"]
     arguments = ["text", "--data.path", str(text), "--run", str(tmp_path / "run"), *TINY, *flags, "--steps", "7"]
     assert train.main(arguments) == 0
+    assert "best: val_loss 1.0000 at step 4 (generate.py --checkpoint best)" in capsys.readouterr().out
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["val_loss"], summary["best_val_loss"], summary["best_step"]) == (1.5, 1.0, 4)
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert kept == ["4", "7"]  # 3.0 after step 2, 1.0 after 4, 2.0 after 6, 1.5 after 7
+
+    command = [str(tmp_path / "run"), "--prompt", "It", "--max-new-tokens", "3", "--checkpoint", "best"]
+    assert generate.main(command) == 0
+    assert capsys.readouterr().err.startswith("the checkpoint of step 4\n")
+    (tmp_path / "run" / "checkpoints" / "4" / "extra.json").unlink()
+    assert generate.main(command) == 0
+    skipped, used, _ = capsys.readouterr().err.splitlines()
+    assert "skipped a damaged checkpoint" in skipped
+    assert "step 4: extra.json is missing" in skipped
+    assert used == "the checkpoint of step 7"
 
 
 def test_what_is_not_said_stays_as_it_is(ended: Path) -> None:

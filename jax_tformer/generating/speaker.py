@@ -49,8 +49,11 @@ class Speaker:
         *,
         context: int | None,
         seed: int,
+        notes: Sequence[str],
     ) -> None:
         """`params`: with their layers apart. `context`: where a text begins to slide; None where none does."""
+        self.notes = notes
+        """What the user should know of the model, a line each."""
         self._read = read
         self._net, self._params, self._tokenizer = net, params, tokenizer
         self._decoding, self._context, self._seed = replace(decoding, max_new_tokens=read.most), context, seed
@@ -118,4 +121,8 @@ def load_speaker(run: RunFolder, data: TextData | PairData, read: Reader, option
         decoding,
         context=data.context_length if options.slide and isinstance(data, TextData) else None,
         seed=options.seed,
+        notes=[
+            *trained.skipped,
+            *([] if options.checkpoint == "newest" else [f"the checkpoint of step {trained.step}"]),
+        ],
     )

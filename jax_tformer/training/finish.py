@@ -10,7 +10,7 @@ from jax_tformer import __version__
 from jax_tformer.data.pipelines import build_pipeline
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
-from jax_tformer.training.metrics import described, draw_losses, read_metrics
+from jax_tformer.training.metrics import Row, described, draw_losses, read_metrics
 from jax_tformer.training.run_folder import RunFolder
 from jax_tformer.training.samples import begin_with_data, sample_text
 from jax_tformer.training.trained import load_trained
@@ -32,6 +32,8 @@ def finish(run: RunFolder, figures: dict[str, Any], samples: str) -> str:
         "steps": evaluated[-1]["step"],
         "train_loss": trained[-1]["loss"] if trained else None,
         **{name: value for name, value in evaluated[-1].items() if name != "step"},
+        "best_step": (best := _best(evaluated))["step"],
+        "best_val_loss": best["val_loss"],
         **figures,
         "devices": [str(device.device_kind) for device in jax.devices()],
         "versions": {"python": platform.python_version(), "jax-tformer": __version__}
@@ -54,7 +56,10 @@ def report(run: RunFolder, experiment: ExperimentConfig) -> str:
         raise InputError(f"the run in {run.path} has logged nothing yet; expected lines in {run.metrics.name}")
     draw_losses(rows, run.picture, run.path.name)
     losses = {name: found[-1][name] for name in _LOSSES if (found := [row for row in rows if name in row])}
-    told = [f"step {rows[-1]['step']} of {experiment.training.steps}  {described(losses)}", f"drawn: {run.picture}"]
+    told = [f"step {rows[-1]['step']} of {experiment.training.steps}  {described(losses)}"]
+    if evaluated := [row for row in rows if "val_loss" in row]:
+        told += _told_best(_best(evaluated)["step"], _best(evaluated)["val_loss"], evaluated[-1]["step"])
+    told += [f"drawn: {run.picture}"]
     try:
         trained = load_trained(run)
         pipeline = None
@@ -64,7 +69,16 @@ def report(run: RunFolder, experiment: ExperimentConfig) -> str:
         return "\n".join([*told, f"no samples: {error}"])
     samples = sample_text(trained.net, trained.params, experiment, pipeline, trained.tokenizer)
     run.samples.write_text(samples, encoding="utf-8")
-    return "\n".join([samples, *told, f"sampled at step {trained.step}: {run.samples}"])
+    return "\n".join([samples, *told, *trained.skipped, f"sampled at step {trained.step}: {run.samples}"])
+
+
+def _best(evaluated: list[Row]) -> Row:
+    """The evaluation whose checkpoint is kept as the best."""
+    return min(evaluated, key=lambda row: row["val_loss"])
+
+
+def _told_best(step: int, loss: float, last: int) -> list[str]:
+    return [f"best: val_loss {loss:.4f} at step {step} (generate.py --checkpoint best)"] if step != last else []
 
 
 def _told(run: RunFolder, summary: dict[str, Any]) -> list[str]:
@@ -73,6 +87,7 @@ def _told(run: RunFolder, summary: dict[str, Any]) -> list[str]:
     speed = f"{summary['tokens_per_second']:,.0f} tokens/s  " if summary["tokens_per_second"] else ""
     return [
         f"{summary['steps']} steps  {losses}",
+        *_told_best(summary["best_step"], summary["best_val_loss"], summary["steps"]),
         f"{summary['parameters']:,} parameters  {speed}{summary['wall_seconds']:.0f} s in all",
         f"everything is in {run.path}/: {run.picture.name}, {run.samples.name}, {run.summary.name}, checkpoints ...",
     ]

@@ -21,6 +21,8 @@ class Trained:
     tokenizer: Tokenizer
     step: int
     """Of the checkpoint."""
+    skipped: tuple[str, ...]
+    """A line for each damaged checkpoint that was passed over."""
 
 
 def load_trained(run: RunFolder, step: int | Literal["best"] | None = None) -> Trained:
@@ -35,4 +37,4 @@ def load_trained(run: RunFolder, step: int | Literal["best"] | None = None) -> T
     net = transformer(for_other_shapes(config))
     restored = load_parameters(run.checkpoints, net.shapes, step)
     run.require_recorded(restored.extra, restored.step)
-    return Trained(net, restored.state, tokenizer, restored.step)
+    return Trained(net, restored.state, tokenizer, restored.step, restored.skipped)

@@ -42,6 +42,26 @@ def test_there_is_code_for_each_architecture() -> None:
         assert stacks in code
 
 
+def test_every_figure_of_speed_names_its_processor() -> None:
+    """Speeds of one vendor's processor say little about the other's: each part with figures says whose they are."""
+    text = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    parts = re.split(r"^#+ (.*)\n", text, flags=re.MULTILINE)
+    measured = {
+        title: part for title, part in zip(parts[1::2], parts[2::2], strict=True) if re.search(r"\d ?(ms|s|MB)\b", part)
+    }
+    assert len(measured) > 8
+    assert [title for title, part in measured.items() if not re.search("EPYC|Xeon|TPU", part)] == []
+    # Every table, too, but that of the commands: in the lines right above it, or in its own heading.
+    tables = re.findall(r"((?:^[^|\n#].*\n)+)\n(\|.*)\n\|[-|]+\n", text, re.MULTILINE)
+    assert len(tables) > 10
+    unsaid = [head for above, head in tables if not re.search("EPYC|Xeon|TPU", above + head)]
+    assert [head for head in unsaid if "command | question" not in head] == []
+    [results] = re.findall(r"^## Results\n(.*?)^## ", README, re.DOTALL | re.MULTILINE)
+    for line in ("AMD EPYC: ours", "Intel Xeon (AVX-512): speed", "AMD EPYC, batch 1", "Intel Xeon, batch 1"):
+        assert line in results
+    assert "PyTorch trains three of the four models faster" in " ".join(results.split())
+
+
 def test_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
         assert (ROOT / target).exists(), target

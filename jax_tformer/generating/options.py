@@ -62,7 +62,7 @@ class GenerateOptions:
     json: bool = False
     """Print one JSON object a line: the text, and its completions with their tokens."""
     reference: Path | None = None
-    """The sources' reference translations, one a line: BLEU and chrF are reported."""
+    """The sources' reference translations, one a line: exact match, BLEU and chrF are reported."""
     batch_size: int = 8
     """Lines of the file, or of standard input, that are worked on together."""
     seed: int = 0

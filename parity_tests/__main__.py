@@ -83,7 +83,7 @@ def updated(text: str, results: Results, measured_on: str) -> str:
     """A document with the tables that were measured in their places; a table without rows replaces nothing."""
     tables = {"gates": gates_markdown(results, measured_on), "summary": summary_markdown(results, measured_on)}
     tables = tables if results.cells else {}
-    tables["faults"] = faults_markdown(results.ordered_faults) if results.faults else ""
+    tables["faults"] = faults_markdown(results.ordered_faults, measured_on) if results.faults else ""
     for name, table in tables.items():
         part = between(name).search(text) if table else None
         if part:

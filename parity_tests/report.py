@@ -261,7 +261,7 @@ def _cell(found: Cell | None) -> str:
     return shown(found.figure) if found.state == "green" else f"**{shown(found.figure)} {found.state}**"
 
 
-def faults_markdown(faults: Sequence[Fault]) -> str:
+def faults_markdown(faults: Sequence[Fault], measured_on: str) -> str:
     """The table of planted faults: which gate saw each, and whether a hand-picked tolerance would have missed it."""
     words = {True: "missed", False: "seen", None: ""}
     rows = []
@@ -269,6 +269,5 @@ def faults_markdown(faults: Sequence[Fault]) -> str:
         gate = f.gate if f.caught else f"**none** ({f.gate})"
         figures = (shown(f.figure), f"{f.bar:g}", shown(f.margin))
         rows.append([f.fault, f.planted, gate, *figures, *(words[missed] for missed in f.missed)])
-    return _markdown(
-        ["fault", "planted in", "seen by gate", "figure", "bar", "figure / bar", *TOLERANCES.values()], rows
-    )
+    header = ["fault", "planted in", "seen by gate", "figure", "bar", "figure / bar", *TOLERANCES.values()]
+    return f"{_markdown(header, rows)}\n\nMeasured on {measured_on}."

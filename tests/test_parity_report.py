@@ -146,7 +146,7 @@ def test_a_fault_that_no_gate_saw_is_red() -> None:
     results = gathered(GREEN, report("faulty", ("fault", FAULT | {"figure": 1e-13, "margin": 0.1})))
     assert results.complaints() == ["1 planted fault that its gate let pass"]
     assert parsed(results)["faults"][0]["caught"] is False
-    assert "**none** (1 activations)" in faults_markdown(results.faults)
+    assert "**none** (1 activations)" in faults_markdown(results.faults, WHERE)
     incomplete = gathered(GREEN, report("faulty", ("fault", {"fault": "x"})))
     assert incomplete.complaints() == ["1 failed test"]
 
@@ -237,7 +237,7 @@ def test_every_gate_has_a_column_and_a_text_of_its_own() -> None:
     document = (ROOT / "docs" / "parity.md").read_text("utf-8")
     [part] = between("gates").finditer(document)
     header = part[0].split("|  |", 1)[1].splitlines()[0]
-    assert [name.strip() for name in header.split("|") if name.strip()] <= list(GATES)
+    assert {name.strip() for name in header.split("|") if name.strip()} <= GATES.keys()
     assert len({short(gate) for gate in GATES}) == len({gate.meaning for gate in GATES.values()}) == len(GATES)
     assert "float32" in GATES["6 trajectory / allowed"].meaning
     assert "float32" not in GATES["6 trajectory, float64"].meaning
@@ -266,9 +266,8 @@ def test_figures_say_where_they_were_measured() -> None:
     assert here.processor
     assert here.cores >= 1
     assert {"python", "jax", "torch"} <= here.versions.keys()
-    for name in ("README.md", "docs/parity.md"):
-        text = (ROOT / name).read_text("utf-8")
-        [part] = between("summary" if name == "README.md" else "gates").finditer(text)
+    for name, table in (("README.md", "summary"), ("docs/parity.md", "gates"), ("docs/parity.md", "faults")):
+        [part] = between(table).finditer((ROOT / name).read_text("utf-8"))
         assert re.search(r"\n\nMeasured on .*\d+ cores? of .*, jax \S+, torch \S+\.\n\n<!--", part[0]), name
 
 
@@ -289,7 +288,7 @@ def test_documents_get_the_tables_between_their_markers() -> None:
     row = (
         "| GELU: tanh <-> erf \\| one side | reference | 1 activations | 1.0e-04 | 1e-12 | 1.0e+08 | missed | seen |  |"
     )
-    assert f"{row}\n\n<!-- faults: end -->\nlast\n" in once
+    assert f"{row}\n\nMeasured on {WHERE}.\n\n<!-- faults: end -->\nlast\n" in once
     # Without faults, the table of an earlier run stays.
     assert updated(once, gathered(GREEN), WHERE) == once
 

@@ -2,7 +2,9 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# CONSTRAINTS=/dev/null takes the newest versions that pyproject.toml allows.
+CONSTRAINTS ?= constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
 .PHONY: help train test test-deep parity parity-deep bench bench-decoding lint clean
 

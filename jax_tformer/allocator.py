@@ -7,6 +7,7 @@ Memory on an accelerator is not concerned.
 
 import ctypes
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -14,6 +15,8 @@ _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 """malloc asks for pages of 2 MB. glibc reads the variable once, when a process begins, and knows this from 2.35 on."""
 _KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_ARENA_MAX": "1"}
 """What `keep_freed_memory` does, for a process that has not begun."""
+_OPTION = re.compile(r"-[bBdEiIOPqRsSuvx]+|-[WX].+")
+"""An option of the interpreter that is a word of its own and says nothing of what is run, as -c and -m do."""
 _POLICY = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -26,9 +29,11 @@ def begin_with_huge_pages() -> None:
     """Starts this program again, under the same process id, so that malloc asks the system for huge pages.
 
     Only where the system gives them to those who ask ("madvise", the default of many), and only once; a GLIBC_TUNABLES
-    that is set already is left alone. Costs the start of an interpreter, some 20 ms.
+    that is set already is left alone, and so is a process that is more than `python PROGRAM ...`: a program that is
+    read from standard input could not be read again, and one that another calls would run its caller twice. Costs the
+    start of an interpreter, some 20 ms.
     """
-    if "GLIBC_TUNABLES" in os.environ or not _offers_huge_pages():
+    if "GLIBC_TUNABLES" in os.environ or not _runs_a_file() or not _offers_huge_pages():
         return
     os.environ.update(_HUGE_PAGES)
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -47,6 +52,21 @@ def keep_freed_memory() -> None:
     mallopt(mmap_max, 0)
     mallopt(trim_threshold, 2**31 - 1)
     mallopt(arena_max, 1)
+
+
+def _runs_a_file() -> bool:
+    """Whether this process is the interpreter with its options, the file that is running now, and its arguments."""
+    options, words = sys.orig_argv[1 : -len(sys.argv)], sys.orig_argv[-len(sys.argv) :]
+    program = getattr(sys.modules["__main__"], "__file__", None)
+    try:
+        return (
+            words == sys.argv
+            and all(map(_OPTION.fullmatch, options))
+            and program is not None
+            and os.path.samefile(words[0], program)
+        )
+    except OSError:
+        return False
 
 
 def _offers_huge_pages() -> bool:

@@ -117,6 +117,7 @@ def test_a_program_begins_with_huge_pages_once(
     monkeypatch.setattr(allocator, "_POLICY", tmp_path / "enabled")
     monkeypatch.setattr(allocator, "_glibc", lambda: glibc)
     monkeypatch.setattr(sys, "orig_argv", ["python", "train.py", "dates"])
+    monkeypatch.setattr(allocator, "_runs_a_file", lambda: True)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     os.environ.pop("GLIBC_TUNABLES", None)
     allocator.begin_with_huge_pages()
@@ -125,6 +126,51 @@ def test_a_program_begins_with_huge_pages_once(
     os.environ["GLIBC_TUNABLES"] = "something of the user's"
     allocator.begin_with_huge_pages()
     assert len(begun) == begins
+
+
+PROGRAM = """
+import os, sys
+from jax_tformer import allocator
+allocator._offers_huge_pages = lambda: True
+if __name__ == "__main__":
+    allocator.begin_with_huge_pages()
+print("program", *sys.argv[1:], "begun again" if "GLIBC_TUNABLES" in os.environ else "")
+"""
+CALLER = """
+import runpy, sys
+print("caller", flush=True)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "printed"),
+    [
+        (["program.py", "a"], "program a begun again"),
+        (["-B", "-Wignore", "program.py", "a"], "program a begun again"),
+        (["-", "a"], "program a"),
+        ([], "program"),
+        (["caller.py", "program.py", "a"], "caller program a"),
+        (["-m", "program", "a"], "program a"),
+        (["-c", CALLER, "program.py", "a"], "caller program a"),
+    ],
+    ids=["file", "options", "standard input", "no words", "runpy", "module", "code"],
+)
+def test_only_a_process_that_is_the_program_begins_again(command: list[str], printed: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "caller.py").write_text(CALLER)
+    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    done = subprocess.run(
+        [sys.executable, *command],
+        input=PROGRAM,
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env=environment | {"PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+    assert " ".join(done.stdout.split()) == printed
 
 
 def test_tensorboard_does_not_bring_torch() -> None:

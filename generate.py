@@ -102,4 +102,4 @@ def typed(options: GenerateOptions) -> bool:
 
 
 if __name__ == "__main__":
-    run_program(main, "generate.py")
+    run_program(main, "generate.py", smaller="give a lower --batch-size, --max-new-tokens or --beam")

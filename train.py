@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     from jax_tformer.training.diagnosis import Diagnosis
     from jax_tformer.training.evaluation import Evaluator
     from jax_tformer.training.finish import finish
-    from jax_tformer.training.fitting import describe_compute, fit_to_devices, for_other_shapes
+    from jax_tformer.training.fitting import describe_compute, fit_to_devices, for_other_shapes, require_room
     from jax_tformer.training.interruption import Interruption
     from jax_tformer.training.metrics import MetricsLog
     from jax_tformer.training.optimizer import optimizer
@@ -78,6 +78,7 @@ def main(arguments: Sequence[str]) -> int:
     shapes = jax.eval_shape(new_state)
     shardings = state_shardings(mesh, tx, shapes)
     abstract = abstract_state(shapes, shardings)
+    require_room(abstract, mesh)
     update = jax.jit(
         train_step(net, tx, accumulation=training.accumulation, label_smoothing=training.label_smoothing),
         out_shardings=(shardings, None),
@@ -113,7 +114,7 @@ def main(arguments: Sequence[str]) -> int:
     # 6. The loop: dispatch a step, then report the one before.
     evaluate = Evaluator(net, experiment.data, pipeline, tokenizer, mesh)
     log = MetricsLog(run, start)
-    with Interruption() as stop, ProgressLine(start, training.steps) as line, checkpoints:
+    with Interruption() as stop, ProgressLine(start, training.steps, stop.unheard) as line, checkpoints:
         line.say(f"{run.path}: {parameters:,} parameters, steps {start} to {training.steps}, {devices}")
         line.say(f"computed with {describe_compute(net.config, mesh, pipeline.evaluation[0]['labels'].shape[1])}")
         for note in (*plan.notes, *changes.notes, *pipeline.notes, *resumption.notes):

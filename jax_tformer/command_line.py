@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import errno
 import io
 import json
 import os
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -36,6 +37,11 @@ SHORT_NAMES = {
 }
 """What may be typed in place of the fields that are changed most."""
 _PLACES = ("data.path", "data.target_path")
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+_SMALLER = (
+    "make the batch (--training.batch-size), its rows (--data.context-length) or the model smaller, or compute the "
+    "batch in more parts (--training.accumulation)"
+)
 _USAGE = """usage: train.py [EXPERIMENT] [--run FOLDER] [--resume auto|no] [--FIELD VALUE ...]
        train.py --run FOLDER [--FIELD VALUE ...]
        train.py --run FOLDER --report [--sample.FIELD VALUE ...]
@@ -280,33 +286,74 @@ def _whole_number(text: str) -> int:
     return int(number)
 
 
-def run_program(program: Callable[[Sequence[str]], int], name: str) -> None:
-    """Runs a program and exits with its status: 2, and one line on standard error, for what the user can mend."""
+def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: str = _SMALLER) -> None:
+    """Runs a program and exits with its status: 2, and one line on standard error, for what the user can mend.
+
+    `smaller` says what to change where there is not enough memory.
+    """
+    if sys.stderr is None:
+        # Otherwise what is meant for it would be printed among the answers.
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
+    message = None
     try:
+        if sys.stdout is None:
+            raise InputError("standard output is closed; let it go to a file, or to /dev/null")
         status = program(sys.argv[1:])
         sys.stdout.flush()
     except InputError as error:
-        print(f"{name}: error: {one_line(str(error))}", file=sys.stderr)
-        status = 2
+        status, message = 2, f"error: {error}"
     except TrainingFailed as error:
-        print(f"{name}: {one_line(str(error))}", file=sys.stderr)
-        status = 1
+        status, message = 1, str(error)
     except BrokenPipeError:
-        # The reader of our output has gone: nothing is left to say, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of our output has gone: nothing is left to say.
         status = 128 + signal.SIGPIPE
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"{name}: error: {one_line(f'{where}{error.strerror or error}')}", file=sys.stderr)
-        status = 2
+        # What writes to a file names it; printing names nothing.
+        where = error.filename or ("standard output" if error.errno in _CANNOT_WRITE else "")
+        status, message = 2, f"error: {f'{where}: ' if where else ''}{error.strerror or error}"
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
-    except RuntimeError as error:
+    except (MemoryError, OverflowError, RuntimeError, ValueError) as error:
         # Python 3.11 wraps an interrupt in one of these while it makes certain classes, which flax has at import.
-        if not isinstance(error.__cause__, KeyboardInterrupt):
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            raise SystemExit(128 + signal.SIGINT) from None
+        message = _too_large(error)
+        if message is None:
             raise
-        status = 128 + signal.SIGINT
+        status, message = 2, f"error: {message}; {smaller}"
+    if message is not None:
+        with contextlib.suppress(OSError):
+            print(f"{name}: {one_line(message)}", file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not _flushed(stream):
+            # What could not be written must not be tried again at exit, which would say so, and change the status.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     raise SystemExit(status)
+
+
+def _flushed(stream: TextIO) -> bool:
+    """Whether what was printed could be written."""
+    try:
+        stream.flush()
+    except OSError:
+        return False
+    return True
+
+
+def _too_large(error: Exception) -> str | None:
+    """What cannot be had, in a few words, if that is what `error` says: memory, of the host or a device."""
+    told = " ".join(str(error).split())
+    if isinstance(error, OverflowError):
+        return f"a size is larger than any computer has room for ({told})"
+    # Of XLA, of PyTorch on the processor, of PyTorch on a GPU.
+    signs = "RESOURCE_EXHAUSTED|can't allocate memory|CUDA out of memory"
+    if not (isinstance(error, MemoryError) or re.search(signs, told)):
+        return None
+    size = re.search(r"([\d.]+) ?([KMGTPE]i?B|bytes)\b", told)
+    if size is None:
+        return "there is not enough memory"
+    asked = f"{size[1]} {size[2]}" if size[2] != "bytes" else f"{int(size[1]) / 2**30:,.1f} GiB"
+    return f"there is not enough memory: {asked} more could not be had"
 
 
 def _one_line(message: str) -> str:

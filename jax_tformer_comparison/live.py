@@ -4,11 +4,11 @@ import statistics
 import time
 from types import TracebackType
 
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from jax_tformer.terminal import visible
+from jax_tformer.training.progress import PatientConsole
 from jax_tformer_comparison.machine import peak_memory, quiet
 from jax_tformer_comparison.record import SeedRecord
 from jax_tformer_comparison.sides import Side
@@ -21,7 +21,7 @@ class LiveView:
     """Both sides beside each other. It draws between steps only: a thread that redraws would disturb the timing."""
 
     def __init__(self, steps: int, seeds: int, sides: tuple[Side, Side]) -> None:
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = PatientConsole(highlight=False, soft_wrap=True)
         self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
         self._steps, self._seeds, self._sides = steps, seeds, sides
         self._first = self._shown = 0.0

@@ -33,7 +33,7 @@ def terminal() -> Console:
 
 
 def test_what_there_is_room_for(clock: list[float]) -> None:
-    line = ProgressLine(0, 150_000, terminal())
+    line = ProgressLine(0, 150_000, pytest.fail, terminal())
     assert shown(line, 16) == "step 0/150000"
     assert shown(line, 10) == "step 0/15…"
     line.update(100_000, 3.14159, None)
@@ -43,7 +43,7 @@ def test_what_there_is_room_for(clock: list[float]) -> None:
     assert shown(line, 44) == "step 100100/150000  loss 3.1416  83:10 left"
     assert shown(line, 60) == "step 100100/150000  loss 3.1416  12,346 tokens/s  83:10 left"
     assert re.fullmatch(r"step 100100/150000  ━+ +loss 3.1416  12,346 tokens/s  83:10 left", shown(line, 80))
-    short = ProgressLine(0, 1500, terminal())
+    short = ProgressLine(0, 1500, pytest.fail, terminal())
     short.update(10, 3.14159, None)
     clock[0] += 1
     short.update(20, 3.14159, 12_345.6)
@@ -51,7 +51,7 @@ def test_what_there_is_room_for(clock: list[float]) -> None:
 
 
 def test_labels_while_compiling_and_evaluating(clock: list[float]) -> None:
-    line = ProgressLine(0, 1500, terminal())
+    line = ProgressLine(0, 1500, pytest.fail, terminal())
     with line.during("compiling"):
         clock[0] += 12
         assert shown(line, 40) == f"step 0/1500{'':13}  compiling 12 s"  # the bar is still empty
@@ -68,7 +68,7 @@ def test_labels_while_compiling_and_evaluating(clock: list[float]) -> None:
 
 def test_plain_lines_now_and_then_without_a_terminal(clock: list[float]) -> None:
     output = io.StringIO()
-    with ProgressLine(0, 40, Console(file=output, width=80)) as line, line.during("compiling"):
+    with ProgressLine(0, 40, pytest.fail, Console(file=output, width=80)) as line, line.during("compiling"):
         for step in range(1, 13):
             line.update(step, 1.5, 100.0 if step > 1 else None)
             clock[0] += 1

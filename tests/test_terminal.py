@@ -55,7 +55,7 @@ def test_answers_on_a_terminal_and_in_a_pipe(stream: io.StringIO, monkeypatch: p
 def test_lines_of_training(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setenv("TERM", "xterm")
-    ProgressLine(0, 1).say("runs/\x1b[2Jname")
+    ProgressLine(0, 1, unheard=pytest.fail).say("runs/\x1b[2Jname")
     assert stream.getvalue() == ("runs/\\u001b[2Jname\n" if stream.isatty() else "runs/\x1b[2Jname\n")
 
 

@@ -2,14 +2,18 @@
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from jaxtyping import PyTree
 
 from jax_tformer.config import Remat, TransformerConfig
+from jax_tformer.errors import InputError
 from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.nn.fused_attention import choose_implementation
 from jax_tformer.training.step import batch_loss
@@ -34,6 +38,37 @@ def fit_to_devices(
     with jax.set_mesh(mesh):
         remat = choose_remat(config, part, limit, rows_split, mesh.shape["fsdp"] * mesh.shape["tensor"])
     return dataclasses.replace(config, compute=dataclasses.replace(config.compute, remat=remat))
+
+
+def require_room(state: PyTree, mesh: Mesh) -> None:
+    """Raises InputError if `state`, abstract and with shardings, is larger than the memory that there is for it.
+
+    Asked for all the same, it would take minutes to fail, or the system would kill the process without a word.
+    """
+    leaves = jax.tree.leaves(state)
+    asked = sum(math.prod(x.sharding.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize for x in leaves)
+    device = mesh.devices.flat[0]
+    if device.platform == "cpu":
+        # Its devices share the memory of the machine.
+        asked, limit = asked * mesh.size, _host_memory()
+    else:
+        limit = (device.memory_stats() or {}).get("bytes_limit", asked)
+    if asked > limit:
+        raise InputError(
+            f"the parameters and the optimizer's state take {asked / 2**30:,.1f} GiB, and there are "
+            f"{limit / 2**30:,.1f} GiB {'here' if device.platform == 'cpu' else 'on each device'}; make the model "
+            "smaller (--model.d-model, the stacks' --num-layers and --feedforward-width, --data.tokenizer.vocab-size), "
+            "or split it over more devices (--mesh.fsdp, --mesh.tensor)"
+        )
+
+
+def _host_memory() -> int:
+    """Bytes of the machine, or of the container if it may have fewer."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(machine, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):
+        return machine
 
 
 def choose_remat(

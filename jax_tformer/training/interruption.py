@@ -24,6 +24,11 @@ class Interruption:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def unheard(self) -> None:
+        """Ends the run as SIGPIPE would: what it prints reaches nobody any more."""
+        if self.signal is None:
+            self.signal = signal.SIGPIPE
+
     @property
     def status(self) -> int:
         """The exit status of a program that ended on this signal."""

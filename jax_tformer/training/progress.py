@@ -1,8 +1,8 @@
 """What a run shows while it goes: a live line on a terminal, a plain line now and then elsewhere."""
 
+import contextlib
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -18,11 +18,21 @@ PLAIN_SECONDS = 10.0
 _GAP, _NARROWEST_BAR, _WIDEST_BAR = 2, 10, 60
 
 
+class PatientConsole(Console):
+    """A console that raises BrokenPipeError where its reader has gone; rich would end the program."""
+
+    def on_broken_pipe(self) -> None:
+        """Called where the error is being handled."""
+        raise BrokenPipeError
+
+
 class ProgressLine:
     """Steps, what is being done, loss, tokens/s and time left. `say` prints a line that stays."""
 
-    def __init__(self, start: int, steps: int, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False, soft_wrap=True)
+    def __init__(self, start: int, steps: int, unheard: Callable[[], None], console: Console | None = None) -> None:
+        """`unheard` is called when nothing can be shown any more: the run should save and end."""
+        self._console = console or PatientConsole(highlight=False, soft_wrap=True)
+        self._unheard: Callable[[], None] | None = unheard
         self._live = Live(self, console=self._console, transient=True) if self._console.is_terminal else None
         self._step, self._steps = start, steps
         self._loss = self._speed = ""
@@ -32,12 +42,13 @@ class ProgressLine:
 
     def __enter__(self) -> "ProgressLine":
         if self._live:
-            self._live.start()
+            self._show(self._live.start)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._live:
-            self._live.stop()
+            with contextlib.suppress(OSError):
+                self._live.stop()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """As much as there is room for in one line, the most important first; a bar where room is left."""
@@ -59,7 +70,7 @@ class ProgressLine:
         )
         yield line
 
-    @contextmanager
+    @contextlib.contextmanager
     def during(self, what: str) -> Iterator[None]:
         """Shows `what` is being done, and for how long, in place of what is known of steps in general."""
         self._doing = what, time.perf_counter()
@@ -83,7 +94,17 @@ class ProgressLine:
 
     def say(self, line: str) -> None:
         """Prints a line above the live one."""
-        self._console.print(visible(line) if self._live else line, markup=False)
+        self._show(lambda: self._console.print(visible(line) if self._live else line, markup=False))
+
+    def _show(self, write: Callable[[], None]) -> None:
+        """Writes, unless that has failed before: a full disk or a lost terminal must not cost what was learned."""
+        if self._unheard is None:
+            return
+        try:
+            write()
+        except OSError:
+            unheard, self._unheard = self._unheard, None
+            unheard()
 
     def _seconds_left(self) -> float | None:
         """At the pace since the first step of this session, which may have waited for the compiler."""

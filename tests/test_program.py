@@ -1,0 +1,165 @@
+"""What a program says, and its exit status, where there is no memory, no device, or nobody who takes its output."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import pytest
+
+from jax_tformer import startup
+from jax_tformer.command_line import run_program
+from jax_tformer.errors import InputError
+from jax_tformer.presets import EXPERIMENTS
+from jax_tformer.training import fitting
+from jax_tformer.training.interruption import Interruption
+from jax_tformer.training.progress import ProgressLine
+
+ROOT = Path(__file__).parents[1]
+
+
+def outcome(program: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> tuple[int | str | None, str]:
+    """The exit status, and what stands on standard error."""
+    with pytest.raises(SystemExit) as stop:
+        run_program(program, "program.py", smaller="make it smaller")
+    return stop.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError("Unable to allocate 29.1 TiB for an array with shape (4, 1)"), "memory: 29.1 TiB more"),
+        (MemoryError(), "there is not enough memory"),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 109951162777600 bytes."), "memory: 102,400.0 GiB"),
+        (RuntimeError("RESOURCE_EXHAUSTED: Failed to allocate request for 1.50GiB (1610612736B)"), "memory: 1.50 GiB"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4294967296 bytes."),
+            "4.0 GiB",
+        ),
+        (RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB."), "memory: 20.00 GiB more could not be had"),
+        (OverflowError("int too large to convert"), "a size is larger than any computer has room for"),
+    ],
+    ids=["numpy", "python", "XLA", "XLA on a GPU", "torch", "torch on a GPU", "overflow"],
+)
+def test_memory_that_cannot_be_had(error: Exception, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def program(arguments: object) -> int:
+        raise error
+
+    status, line = outcome(program, capsys)
+    assert status == 2
+    assert line.startswith("program.py: error: ")
+    assert said in line
+    assert line.endswith("; make it smaller\n")
+    assert line.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a fault"), ValueError("a fault")])
+def test_a_fault_of_the_program_keeps_its_traceback(error: Exception) -> None:
+    def program(arguments: object) -> int:
+        raise error
+
+    with pytest.raises(type(error), match="a fault"):
+        run_program(program, "program.py")
+
+
+def test_real_memory_that_cannot_be_had(capsys: pytest.CaptureFixture[str]) -> None:
+    def program(arguments: object) -> int:
+        return int(jax.numpy.zeros((2**20, 2**26))[0, 0])
+
+    status, line = outcome(program, capsys)
+    assert (status, line.count("\n")) == (2, 1)
+    assert "262,144.0 GiB more could not be had" in line
+
+
+def test_a_state_that_no_memory_holds_is_refused_before_anything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jax_tformer.experiment import MeshConfig
+    from jax_tformer.sharding import make_mesh
+
+    mesh = make_mesh(MeshConfig(), 1)
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    state = {"w": jax.ShapeDtypeStruct((2**20, 2**10), "float32", sharding=whole)}
+    monkeypatch.setattr(fitting, "_host_memory", lambda: 4 * 2**30)
+    fitting.require_room(state, mesh)
+    monkeypatch.setattr(fitting, "_host_memory", lambda: 4 * 2**30 - 1)
+    with pytest.raises(InputError, match=r"take 4\.0 GiB, and there are 4\.0 GiB here; make the model smaller"):
+        fitting.require_room(state, mesh)
+
+
+def test_the_memory_of_the_machine_is_known() -> None:
+    assert 2**28 < fitting._host_memory() < 2**50
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("Unable to initialize backend 'cuda': none\nhere"), AssertionError()], ids=["told", "silent"]
+)
+def test_a_platform_that_is_not_there(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def devices() -> list[object]:
+        raise error
+
+    monkeypatch.setattr(jax, "devices", devices)
+    with pytest.raises(InputError, match=r"there is no such device here.*set JAX_PLATFORMS=cpu or unset it") as caught:
+        startup.set_up_jax(EXPERIMENTS["dates"].config.model)
+    assert "\n" not in str(caught.value)
+
+
+PROGRAM = """
+import sys
+from jax_tformer.command_line import run_program
+def program(arguments):
+    print("an answer", flush=arguments == ["at once"])
+    return 0
+run_program(program, "program.py")
+"""
+
+
+@pytest.mark.parametrize("when", ["at once", "at the end"])
+@pytest.mark.parametrize(
+    ("output", "status", "said"),
+    [
+        ("> /dev/full", 2, "program.py: error: standard output: No space left on device\n"),
+        (">&-", 2, "program.py: error: standard output is closed; let it go to a file, or to /dev/null\n"),
+        ("2>&- >&-", 2, ""),
+        ("> /dev/full 2> /dev/full", 2, ""),
+        ("2>&- | sleep 0", 141, ""),
+        ("| true", 141, ""),
+        ("> /dev/null", 0, ""),
+    ],
+    ids=["full", "closed", "both closed", "both full", "no errors", "gone", "well"],
+)
+def test_output_that_nobody_takes(output: str, status: int, said: str, when: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    # A reader that has gone before anything is written.
+    program.write_text(PROGRAM.replace("import sys", "import sys, time; time.sleep(0.2)") if "|" in output else PROGRAM)
+    command, _, reader = output.partition("|")
+    done = subprocess.run(
+        [
+            "bash",
+            "-c",
+            f'"{sys.executable}" program.py "{when}" {command} {f"| {reader}" if reader else ""}; '
+            "exit ${PIPESTATUS[0]}",
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert (done.returncode, done.stderr, done.stdout) == (status, said, "")
+
+
+def test_a_run_whose_lines_reach_nobody_is_asked_to_save_and_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for place in ("/dev/full", "a pipe"):
+        read, write = os.pipe()
+        os.close(read)
+        output = open(place, "w") if place == "/dev/full" else os.fdopen(write, "w")  # noqa: SIM115
+        monkeypatch.setattr(sys, "stdout", output)
+        with Interruption() as stop, ProgressLine(0, 2, stop.unheard) as line:
+            line.say("hello")
+            assert stop.status == 141
+            line.update(1, 2.0, None)
+            line.say("hello again")
+        monkeypatch.undo()

@@ -8,7 +8,8 @@ if __name__ == "__main__":
 
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from jax_tformer.command_line import parse, run_program
 from jax_tformer.errors import InputError
@@ -17,6 +18,9 @@ from jax_tformer.generating.lines import Line, batched, file_lines, references_o
 from jax_tformer.generating.options import GenerateOptions
 from jax_tformer.paths import user_path
 from jax_tformer.terminal import one_line
+
+if TYPE_CHECKING:
+    from jax_tformer.generating.items import Item, Reader
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -36,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
 
     # 2. The texts. Files are read to their end, standard input as it comes.
     lines, references = given(options)
-    items = [read(line) for line in lines] if isinstance(lines, list) else map(read, lines)
+    items = [read(line) for line in lines] if isinstance(lines, list) else read_on(read, lines, typed(options))
 
     from jax_tformer.decoding.translation_scores import translation_scores
     from jax_tformer.generating.output import JsonOutput, TextOutput, speak_utf8
@@ -93,6 +97,17 @@ def given(options: GenerateOptions) -> tuple[Iterable[Line], list[str] | None]:
     # What is to be scored is needed as a whole anyway.
     lines = list(lines)
     return lines, references_of(lines, options.reference)
+
+
+def read_on(read: "Reader", lines: Iterable[Line], typed: bool) -> "Iterator[Item]":
+    """Items as the lines come. Whoever types is told what the model cannot take, and goes on with the next line."""
+    for line in lines:
+        try:
+            yield read(line)
+        except InputError as error:
+            if not typed:
+                raise
+            print(one_line(str(error)), file=sys.stderr)
 
 
 def typed(options: GenerateOptions) -> bool:

@@ -42,9 +42,14 @@ def from_dict(kind: type[C], values: Any, *, where: str) -> C:
     if not isinstance(values, dict):
         raise InputError(f"{where} holds {type(values).__name__}; expected an object with the fields of a config")
     try:
-        return dacite.from_dict(kind, values, dacite.Config(strict=True))
+        return dacite.from_dict(kind, values, dacite.Config(strict=True, type_hooks={float: _as_float}))
     except (dacite.DaciteError, InputError) as error:
         raise InputError(f"{where} is not a valid {kind.__name__}: {' '.join(str(error).split())}") from error
+
+
+def _as_float(value: Any) -> Any:
+    # JSON says 1 for 1.0, and JAX has no integers of this size.
+    return float(value) if type(value) is int else value
 
 
 def write_json(path: Path, values: Any) -> None:

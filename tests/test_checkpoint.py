@@ -523,3 +523,38 @@ def test_a_finished_step_is_on_the_disk_with_its_folders(tmp_path: Path, monkeyp
     save_all(tmp_path, 5)
     written = {path.relative_to(tmp_path).as_posix() for path in (tmp_path / "5").rglob("*")} | {"5"}
     assert {name.replace("5", "5.pending", 1) for name in written} | {""} <= synced
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("[" * 100_000, r"30/extra\.json is damaged: it is not JSON"), ("7", "30 is not one of this library")],
+)
+def test_a_stranger_sealed_what_save_did_not_make(saved: Path, content: str, message: str) -> None:
+    step = saved / "30"
+    (step / "extra.json").write_text(content)
+    checksums.seal(step)
+    with pytest.raises(InputError, match=message):
+        load_parameters(saved, ABSTRACT["params"])
+
+
+@pytest.mark.parametrize("error", [RecursionError("too deep"), KeyError("shape"), ValueError("a\nb" * 900)])
+def test_what_cannot_be_read_of_a_sealed_checkpoint(
+    saved: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Orbax:
+        def metadata(self, path: Path, name: str) -> None:
+            raise error
+
+    monkeypatch.setattr(checkpoint, "_orbax", Orbax)
+    with pytest.raises(InputError, match=r"30 is not one of this library \((too deep|'shape'|a b).*\); use") as told:
+        load_parameters(saved, ABSTRACT["params"])
+    assert "\n" not in str(told.value)
+    assert len(str(told.value)) < 500
+
+
+def test_a_pipe_in_a_checkpoint_is_a_damage(saved: Path, open_checkpoints: Callable[..., Checkpoints]) -> None:
+    os.mkfifo(saved / "30" / "params" / "not_listed")
+    restored = open_checkpoints(saved).restore(ABSTRACT)
+    assert restored is not None
+    assert restored.step == 20
+    assert "step 30: params/not_listed is no regular file" in restored.skipped[0]

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import pytest
 
+import generate
 from jax_tformer.data.tokenizers import load_tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.generating.lines import Line, batched, references_of, standard_input
@@ -148,6 +149,14 @@ def test_blank_lines_are_left_out_and_counted(program: Program, tmp_path: Path) 
     assert program.say("text", *options, "--json", "--file", "prompts.txt") == spoken
     assert program.say("text", *options, "--json", "--file", "-", typed=typed) == spoken
     assert "--- prompt 3 ---\nIt" in program.say("text", *options, "--stream", typed=typed)
+
+
+def test_who_types_goes_on_after_a_line_that_cannot_be(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "typed", lambda options: True)
+    lines = f"It\n\n{'x' * CONTEXT}\nSo\n"
+    spoken = program.say("text", "--max-new-tokens", "3", "--temperature", "0", "--json", typed=lines)
+    assert [each["prompt"] for each in objects(spoken)] == ["It", "So"]
+    assert "line 3 of standard input: the prompt has 33 tokens" in program.errors
 
 
 def test_references_stand_beside_the_lines_that_are_not_blank(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.config_file import parse_json, read_json, read_text
+from jax_tformer.config_file import from_dict, parse_json, read_json, read_text
 from jax_tformer.data.tokenizer_kinds import build_tokenizer
 from jax_tformer.data.tokenizers import load_tokenizer
 from jax_tformer.errors import InputError
@@ -65,6 +65,13 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "deep").write_text(DEEP)
     with pytest.raises(InputError, match=r"deep is damaged: it is not JSON .it is nested"):
         read_json(tmp_path / "deep")
+
+
+def test_whole_numbers_in_place_of_others() -> None:
+    values = {"num_layers": 1, "num_heads": 2, "feedforward_width": 16, "norm_eps": 2**64}
+    assert type(from_dict(StackConfig, values, where="a file").norm_eps) is float
+    with pytest.raises(InputError, match="a file is not a valid StackConfig"):
+        from_dict(StackConfig, values | {"norm_eps": "1"}, where="a file")
 
 
 # The list of checksums.

@@ -24,7 +24,8 @@ def require_mask(name: str, mask: Any, shape: tuple[int, ...]) -> None:
     if mask is not None and jnp.shape(mask) != shape:
         given = list(jnp.shape(mask))
         raise InputError(
-            f"{name} has the shape {given}; expected {list(shape)}, that of its tokens: True at tokens, False at padding"
+            f"{name} has the shape {given}; expected {list(shape)}, that of its tokens: "
+            "True at tokens, False at padding"
         )
 
 

@@ -43,6 +43,7 @@ _EXTRA_FILE = "extra.json"
 _STEP = re.compile(r"0|[1-9][0-9]*")
 _LEFTOVER = re.compile(r"[0-9]+\.(pending|deleted).*")
 _NO_STEP = -1
+_LONGEST_REASON = 150
 
 
 @dataclass(frozen=True)
@@ -301,7 +302,7 @@ def _restore(
         raise
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         # Its files are as they were sealed, and were not made by `save`.
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
         raise InputError(f"the checkpoint {path} is not one of this library ({reason}); use another copy") from error
     return Restored(chosen, state, extra, tuple(skipped))
 

@@ -100,7 +100,10 @@ def hold(
                     worst[measured.gate] = measured
                 measured.require()
         except ParityError as error:
-            raise ParityError(f"{error}; to see it again: {figures.__name__}({case!r})") from None
+            # In the first line, which is all that the report shows; what else differs follows.
+            first, *others = str(error).splitlines()
+            again = f"{first.rstrip(':')}; to see it again: {figures.__name__}({case!r})"
+            raise ParityError("\n".join([again, *others])) from None
 
     gates_hold()
     for measured in worst.values():

@@ -24,7 +24,7 @@ class GenerateOptions:
     """What to generate, and how. Without --prompt, --source or --file, texts are read from standard input."""
 
     run: Annotated[Path, tyro.conf.Positional]
-    """A folder that train.py has written."""
+    """The folder of a run."""
     prompt: str | None = None
     """Text to continue, for a decoder-only model."""
     source: str | None = None

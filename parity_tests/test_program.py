@@ -1,0 +1,32 @@
+"""`jax-tformer parity` of an installed package, which has no tests: it sees a fault, and refuses what it cannot do."""
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jax_tformer.config import TransformerConfig
+from jax_tformer.errors import InputError
+from parity_tests import bridge, program
+from torch_ref import reference
+
+
+@pytest.fixture(autouse=True)
+def own_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"])
+
+
+def test_a_fault_is_red(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def faulty(config: TransformerConfig) -> Any:
+        assert config.encoder is not None
+        return reference(replace(config, encoder=replace(config.encoder, norm_eps=1e-6)))
+
+    monkeypatch.setattr(bridge, "reference", faulty)
+    assert program.installed(["article-encoder"]) == 1
+    assert capsys.readouterr().out.startswith("article-encoder: RED: gate 9 numbers lost 0.0e+00, gate 1 activations ")
+
+
+def test_an_unknown_preset_is_refused() -> None:
+    with pytest.raises(InputError, match="there is no preset 'gpt3'; expected some of article-encoder-decoder, "):
+        program.installed(["gpt2", "gpt3"])

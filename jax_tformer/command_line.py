@@ -212,7 +212,7 @@ def parse(
 
     `short_names`: flags that stand for others. A whole number may also be written as 1e3.
     """
-    told, prog = io.StringIO(), as_called(prog)
+    told, prog, description = io.StringIO(), as_called(prog), as_called(description)
     extra = {} if default is None else {"default": default}
     if short_names:
         meanings = ", ".join(f"{short} for {name}" for short, name in short_names.items())
@@ -247,7 +247,7 @@ def as_called(text: str) -> str:
     """`text`, in which the programs are scripts, for a user who has started one as `jax-tformer PROGRAM`."""
     if not sys.argv[0].startswith("jax-tformer "):
         return text
-    return re.sub(r"(?<![\w./-])(train|generate|compare)\.py\b", r"jax-tformer \1", text)
+    return re.sub(r"(?<![\w./-])(python )?(train|generate|compare)\.py\b", r"jax-tformer \2", text)
 
 
 def _long_name(argument: str, short_names: Mapping[str, str]) -> str:

@@ -1,4 +1,7 @@
-"""Train a transformer: `python train.py [EXPERIMENT] [--FIELD VALUE ...]`; `--help` lists the experiments."""
+"""Train a transformer: `python train.py [EXPERIMENT] [--FIELD VALUE ...]`; `--help` lists the experiments.
+
+`--run FOLDER` goes on with the run in a folder, and with `--report` only shows what it has come to.
+"""
 
 from jax_tformer.allocator import begin_with_huge_pages
 

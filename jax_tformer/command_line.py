@@ -114,6 +114,8 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
             notes = _own_settings(before, name, rest)
     elif folder.holds_run() and not named:
         raise InputError("--resume no starts afresh: name the experiment, as in train.py EXPERIMENT --run FOLDER")
+    elif not named:
+        notes = [f"{folder.path} held no run, and no experiment was named: this is a new run of {name}"]
     default = TrainOptions(**_fields(before or preset.config))
     options = parse(
         TrainOptions,

@@ -6,7 +6,7 @@ BIN := .venv/bin
 CONSTRAINTS ?= constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
-.PHONY: help train test test-deep parity parity-deep bench bench-decoding lint clean
+.PHONY: help train test test-deep parity parity-deep bench bench-decoding lint wheel hashes clean
 
 help:
 	@echo "make train [ARGS='EXPERIMENT --FIELD VALUE ...']   train a model; make train ARGS=--help lists experiments"
@@ -18,7 +18,9 @@ help:
 	@echo "make bench BENCHMARKS='attention memory profile'    the others; takes 6 minutes"
 	@echo "make bench-decoding [ARGS='--device gpu ...']      decoding side by side with Hugging Face; takes 6 minutes"
 	@echo "make lint                                          ruff and mypy"
-	@echo "make clean                                         remove .venv"
+	@echo "make wheel                                         dist/*.whl, built with nothing but what constraints-hashes.txt names"
+	@echo "make hashes                                        write constraints-hashes.txt anew, after a change to constraints.txt"
+	@echo "make clean                                         remove .venv and .venv-hashed"
 
 train: .venv/core
 	@$(BIN)/python train.py $(ARGS)
@@ -48,8 +50,20 @@ lint: .venv/test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+wheel: .venv-hashed/made
+	@.venv-hashed/bin/python -m pip wheel --quiet --no-index --no-deps --no-build-isolation --wheel-dir dist .
+
+# Of every version all that is published, so that the file serves every platform. PyTorch's builds come from several places.
+hashes: .venv/made
+	@$(PIP) pip-tools
+	@{ echo "# constraints.txt with hashes, but for torch: make hashes writes it, make wheel installs it."; \
+	  grep -v '^torch==' constraints.txt | $(BIN)/python -m piptools compile --quiet --generate-hashes --allow-unsafe \
+	  --strip-extras --no-annotate --no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+	  --no-emit-options --output-file - - | grep -v -e '^$$' -e '^#'; } > constraints-hashes.partial
+	@mv constraints-hashes.partial constraints-hashes.txt
+
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-hashed
 
 .venv/made:
 	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info < (3, 14); sys.exit(0 if ok else "Python %d.%d found; expected 3.11 to 3.13: make PYTHON=python3.12 ..." % sys.version_info[:2])'
@@ -65,3 +79,9 @@ clean:
 	@echo "installing what the tests need into .venv ..."
 	@$(PIP) --editable '.[parity,dev]'
 	@touch $@ .venv/core && touch -r $@ .venv/made
+
+.venv-hashed/made: constraints-hashes.txt
+	@echo "installing what has a hash into .venv-hashed ..."
+	@$(PYTHON) -m venv --clear .venv-hashed
+	@.venv-hashed/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement constraints-hashes.txt
+	@touch $@

@@ -123,3 +123,20 @@ def test_the_actions_of_the_workflow_are_commits() -> None:
     used = re.findall(r"uses: (.*)", (ROOT / ".github/workflows/parity.yml").read_text())
     assert len(used) >= 3
     assert all(re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40} # v[\d.]+", action) for action in used)
+
+
+def test_every_constraint_but_torch_has_its_hashes_and_nothing_says_where_from() -> None:
+    wanted = re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    first, *lines = (ROOT / "constraints-hashes.txt").read_text().splitlines()
+    assert first.startswith("# ")
+    hashed: dict[str, list[str]] = {}
+    for line in lines:
+        if found := re.fullmatch(r"([\w.-]+==\S+) \\", line):
+            hashed[found[1]] = []
+        else:
+            # Anything else, such as the address of an index, is no hash.
+            assert re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line), line
+            hashed[next(reversed(hashed))].append(line)
+    names = {re.sub(r"[_.]", "-", name).lower() + "==" + version for name, version in wanted if name != "torch"}
+    assert {name.replace("_", "-") for name in hashed} == names
+    assert all(hashed.values())

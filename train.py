@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
         train_step(net, tx, accumulation=training.accumulation, label_smoothing=training.label_smoothing),
         out_shardings=(shardings, None),
         donate_argnums=0,
-        compiler_options=compiler_options(),
+        compiler_options=compiler_options(net.config.compute.dtype),
     )
     # Traced before anything is written: what the model refuses, it refuses here.
     with jax.set_mesh(mesh):

@@ -33,7 +33,7 @@ class JaxSide:
         self._tx = optimizer(experiment.optimizer, training.steps)
         accumulation = training.accumulation
         step = train_step(self.net, self._tx, accumulation=accumulation, label_smoothing=training.label_smoothing)
-        self._step = jax.jit(step, donate_argnums=0, compiler_options=compiler_options())
+        self._step = jax.jit(step, donate_argnums=0, compiler_options=compiler_options(self._dtype))
         self._record = jax.jit(recorded_dropout(self.net, accumulation=accumulation))
         self._state: TrainState
 

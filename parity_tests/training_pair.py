@@ -14,7 +14,7 @@ from jax_tformer.models.transformer import transformer
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import TrainState, recorded_dropout, train_step
 from jax_tformer.weights.names import from_reference, to_reference
-from parity_tests.bridge import OPTIMISED, Tensors, known_zeros, to_torch
+from parity_tests.bridge import Tensors, known_zeros, parity_options, to_torch
 from parity_tests.measure import Measured, compared
 from torch_ref import reference
 from torch_ref.training import Trainer
@@ -62,7 +62,7 @@ class TrainingPair:
         self.dtype = np.dtype(dtype)
         self.load(weights)
         self.net = transformer(self.config)
-        options = OPTIMISED if optimised else None
+        options = parity_options(dtype, optimised=optimised)
         self._tx = optimizer(optimizer_config, training.steps)
         settings = {"accumulation": training.accumulation, "label_smoothing": training.label_smoothing}
         self._step = jax.jit(train_step(self.net, self._tx, **settings), compiler_options=options)

@@ -4,7 +4,9 @@ import dataclasses
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +14,14 @@ import numpy as np
 import pytest
 
 from jax_tformer import allocator
-from jax_tformer.compilation import OPTIONS, RUN_ONCE, compile_beside
-from jax_tformer.config import ComputeConfig, Remat, StackConfig, TransformerConfig
-from jax_tformer.experiment import MeshConfig
+from jax_tformer.compilation import FLOAT64, OPTIONS, RUN_ONCE, compile_beside, compiler_options
+from jax_tformer.config import ComputeConfig, DropoutConfig, Remat, StackConfig, TransformerConfig
+from jax_tformer.experiment import MeshConfig, OptimizerConfig
 from jax_tformer.models.transformer import transformer
 from jax_tformer.sharding import make_mesh
 from jax_tformer.training.fitting import choose_remat, describe_compute, fit_to_devices, kept_bytes
+from jax_tformer.training.optimizer import optimizer
+from jax_tformer.training.step import evaluation_step, init_state, train_step
 
 STACK = StackConfig(num_layers=4, num_heads=4, feedforward_width=64, norm_placement="pre")
 CONFIG = TransformerConfig(vocab_size=64, d_model=16, decoder=STACK)
@@ -58,11 +62,44 @@ def test_what_auto_becomes_on_a_processor() -> None:
     assert fit_to_devices(with_remat("full"), BATCH, mesh, 1) == with_remat("full")
 
 
-@pytest.mark.parametrize("options", [*OPTIONS.values(), *RUN_ONCE.values()])
+@pytest.mark.parametrize("options", [*OPTIONS.values(), *RUN_ONCE.values(), *FLOAT64.values()])
 def test_the_compiler_knows_its_options(options: dict[str, bool | int | str]) -> None:
     assert jax.jit(lambda x: x + 1, compiler_options=options)(jnp.ones(())) == 2
     with pytest.raises(Exception, match="xla_no_such_option"):
         jax.jit(lambda x: x + 1, compiler_options={"xla_no_such_option": True})(jnp.ones(()))
+
+
+@pytest.mark.skipif(not FLOAT64["cpu"], reason="seen with jax 0.10 alone")
+@pytest.mark.parametrize(("dtype", "fused"), [("float32", True), ("float64", False)])
+def test_float64_does_without_the_fusions_that_read_what_nobody_wrote(dtype: str, fused: bool) -> None:
+    """docs/known-issues.md; that float32 has them shows that the test can see them."""
+
+    def centred(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return jax.nn.relu((x - x.mean(-1, keepdims=True)) @ kernel)
+
+    with jax.enable_x64(True):
+        x, kernel = jnp.ones((64, 32), dtype), jnp.ones((32, 48), dtype)
+        compiled = jax.jit(centred, compiler_options=compiler_options(dtype)).lower(x, kernel).compile()
+    assert ("__ynn_fusion" in compiled.as_text()) == fused
+
+
+def test_programs_pass_parameters_as_arguments() -> None:
+    """Those that are closed over would be constants of the program, with which these fusions go wrong."""
+    net = transformer(dataclasses.replace(CONFIG, dropout=DropoutConfig(0.1, 0.1, 0.1, 0.1)))
+    tx = optimizer(OptimizerConfig(), 10)
+    state = jax.eval_shape(lambda: init_state(net, tx, jax.random.key(0)))
+    tokens = jnp.zeros((2, 5), jnp.int32)
+    batch = {"tokens": tokens, "labels": tokens}
+    params = net.init(jax.random.key(0))
+
+    def matrices(program: Callable[..., Any], *arguments: Any) -> list[Any]:
+        constants = jax.make_jaxpr(program)(*arguments).consts
+        return [c for c in constants if jnp.ndim(c) > 1 and jnp.issubdtype(jnp.result_type(c), jnp.floating)]
+
+    assert matrices(train_step(net, tx, accumulation=2), state, batch) == []
+    assert matrices(evaluation_step(net), params, batch) == []
+    assert matrices(net.apply, params, tokens) == []
+    assert matrices(lambda tokens: net.apply(params, tokens), tokens) != []
 
 
 INITIALISED = """

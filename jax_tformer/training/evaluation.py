@@ -35,7 +35,7 @@ class Evaluator:
         tokenizer: Tokenizer,
         mesh: Mesh,
     ) -> None:
-        self._step = jax.jit(evaluation_step(net), compiler_options=compiler_options())
+        self._step = jax.jit(evaluation_step(net), compiler_options=compiler_options(net.config.compute.dtype))
         self._pipeline, self._mesh = pipeline, mesh
         other = transformer(for_other_shapes(net.config))
         self._translate = Translator(other, data, tokenizer) if isinstance(data, PairData) else None

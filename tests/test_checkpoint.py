@@ -14,8 +14,9 @@ import optax
 import pytest
 
 from jax_tformer.errors import InputError
-from jax_tformer.training import checkpoint, checksums
-from jax_tformer.training.checkpoint import Checkpoints, load_parameters
+from jax_tformer.training import checkpoint, checksums, restoring
+from jax_tformer.training.checkpoint import Checkpoints
+from jax_tformer.training.restoring import load_parameters
 from tests.checkpoint_states import ABSTRACT, abstract, assert_same_bits, make_state, save_all
 
 
@@ -545,7 +546,7 @@ def test_what_cannot_be_read_of_a_sealed_checkpoint(
         def metadata(self, path: Path, name: str) -> None:
             raise error
 
-    monkeypatch.setattr(checkpoint, "_orbax", Orbax)
+    monkeypatch.setattr(restoring, "orbax", Orbax)
     with pytest.raises(InputError, match=r"30 is not one of this library \((too deep|'shape'|a b).*\); use") as told:
         load_parameters(saved, ABSTRACT["params"])
     assert "\n" not in str(told.value)

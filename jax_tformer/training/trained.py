@@ -7,8 +7,8 @@ from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.nn.arrays import Params
 from jax_tformer.startup import set_up_jax
-from jax_tformer.training.checkpoint import load_parameters
 from jax_tformer.training.fitting import for_other_shapes
+from jax_tformer.training.restoring import load_parameters
 from jax_tformer.training.run_folder import RunFolder
 
 

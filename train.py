@@ -120,7 +120,7 @@ def main(arguments: Sequence[str]) -> int:
     with Interruption() as stop, ProgressLine(start, training.steps, stop.unheard) as line, checkpoints:
         line.say(f"{run.path}: {parameters:,} parameters, steps {start} to {training.steps}, {devices}")
         line.say(f"computed with {describe_compute(net.config, mesh, pipeline.evaluation[0]['labels'].shape[1])}")
-        for note in (*plan.notes, *changes.notes, *pipeline.notes, *resumption.notes):
+        for note in (*plan.notes, *changes.notes, *pipeline.notes, *resumption.notes, *log.notes):
             line.say(note)
         with line.during("compiling"):
             step = compiling.result()
@@ -140,6 +140,7 @@ def main(arguments: Sequence[str]) -> int:
                 held_out_loss = figures["val_loss"]
             if last or number % training.checkpoint_every == 0 or resumption.improves(held_out_loss):
                 reporter.flush()
+                log.sync()
                 resumption.save(state, batches, held_out_loss)
             if last:
                 break

@@ -210,11 +210,11 @@ def test_only_a_process_that_is_the_program_begins_again(command: list[str], pri
     assert " ".join(done.stdout.split()) == printed
 
 
-def test_tensorboard_does_not_bring_torch() -> None:
-    metrics = "import sys; from jax_tformer.training.metrics import _tensorboard; "
-    code = f"{metrics}_tensorboard(); print('torch' in sys.modules)"
+def test_tensorboard_does_not_bring_torch(tmp_path: Path) -> None:
+    metrics = "import sys, pathlib; from jax_tformer.training.metrics import _TensorBoard; "
+    code = f"{metrics}_TensorBoard(pathlib.Path({str(tmp_path)!r}), 1); print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
     pytest.importorskip("torch")
-    code = code.replace("_tensorboard(); ", "_tensorboard(); import torch; ")
+    code = code.replace("; print", "; import torch; print")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"

@@ -51,7 +51,8 @@ def report(run: RunFolder, experiment: ExperimentConfig) -> str:
     Samples come from the newest checkpoint, as `experiment.sample` wants them. Raises InputError if the run has logged
     nothing yet. Samples that cannot be had, since there is no checkpoint or the data is gone, are a line.
     """
-    rows = read_metrics(run.metrics)
+    notes = list[str]()
+    rows = read_metrics(run.metrics, notes)
     if not rows:
         raise InputError(f"the run in {run.path} has logged nothing yet; expected lines in {run.metrics.name}")
     draw_losses(rows, run.picture, run.path.name)
@@ -59,7 +60,7 @@ def report(run: RunFolder, experiment: ExperimentConfig) -> str:
     told = [f"step {rows[-1]['step']} of {experiment.training.steps}  {described(losses)}"]
     if evaluated := [row for row in rows if "val_loss" in row]:
         told += _told_best(_best(evaluated)["step"], _best(evaluated)["val_loss"], evaluated[-1]["step"])
-    told += [f"drawn: {run.picture}"]
+    told += [*notes, f"drawn: {run.picture}"]
     try:
         trained = load_trained(run)
         pipeline = None

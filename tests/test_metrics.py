@@ -1,0 +1,135 @@
+"""metrics.jsonl and TensorBoard's files: what is damaged in them, and disks without room."""
+
+import json
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from jax_tformer.errors import InputError
+from jax_tformer.training.metrics import MetricsLog, read_metrics
+from jax_tformer.training.run_folder import RunFolder
+
+GOOD = [{"step": step, "loss": 1.5 - step} for step in range(1, 8)]
+LINES = [json.dumps(row).encode() for row in GOOD]
+
+
+def write(path: Path, lines: list[bytes], end: bytes = b"\n") -> Path:
+    path.write_bytes(b"\n".join(lines) + end)
+    return path
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\xff\xfe\x00 no text",
+        b"[" * 100_000,
+        b'{"step": 3, "loss": ' + b"[" * 100_000,
+        b"",
+        b"{",
+        b"3",
+        b'{"loss": 1.0}',
+        b'{"step": "3"}',
+        b'{"step": true}',
+        b'{"step": 3, "loss": "low"}',
+        b'{"step": 3, "loss": null}',
+        b'{"step": 3, "loss": NaN}',
+        b'{"step": 3, "loss": 1e999}',
+        b'{"step": 3' + b"0" * 10_000 + b"}",
+        LINES[2][:-1],
+        LINES[2] + LINES[2],
+    ],
+    ids=lambda line: str(line[:24]),
+)
+def test_a_damaged_line_in_the_middle_costs_that_line_only(line: bytes, tmp_path: Path) -> None:
+    path = write(tmp_path / "metrics.jsonl", [*LINES[:2], line, *LINES[3:]])
+    notes = list[str]()
+    assert read_metrics(path, notes) == [*GOOD[:2], *GOOD[3:]]
+    assert notes == ["metrics.jsonl is damaged in line 3: the other 6 are used"]
+
+
+def test_what_a_kill_left_unfinished_is_no_damage(tmp_path: Path) -> None:
+    notes = list[str]()
+    assert read_metrics(tmp_path / "absent", notes) == []
+    for end in (b'\n{"step": 8, "lo', b"\n\xff", b"\n", b""):
+        assert read_metrics(write(tmp_path / "metrics.jsonl", LINES, end), notes) == GOOD
+    assert notes == []
+
+
+def test_many_damaged_lines_are_one_note(tmp_path: Path) -> None:
+    notes = list[str]()
+    read_metrics(write(tmp_path / "metrics.jsonl", [b"{", *LINES, *[b"{"] * 9]), notes)
+    assert notes == ["metrics.jsonl is damaged in lines 1, 9, 10, 7 more: the other 7 are used"]
+
+
+def test_a_log_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with pytest.raises(InputError, match="expected the log of a run"):
+        read_metrics(tmp_path / "metrics.jsonl")
+
+
+def test_a_run_that_continues_keeps_the_good_lines_and_the_damaged_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "metrics.jsonl", [*LINES[:2], b"{", *LINES[3:]])
+    before = path.read_bytes()
+    log = MetricsLog(RunFolder(tmp_path), 5)
+    log.write({"step": 6, "loss": 9.0, "no_bleu": "too short"})
+    log.close()
+    assert [row["step"] for row in read_metrics(path)] == [1, 2, 4, 5, 6]
+    assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == before
+    assert "line 3" in log.notes[0]
+    assert log.notes[0].endswith("; the file as it was is metrics.jsonl.damaged")
+    again = MetricsLog(RunFolder(tmp_path), 6)
+    again.close()
+    assert again.notes == []
+
+
+def test_rows_are_on_the_disk_when_a_checkpoint_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MetricsLog(RunFolder(tmp_path), 0)
+    log.write({"step": 1, "loss": 1.0})
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
+    log.sync()
+    assert synced == [str(tmp_path / "metrics.jsonl")]
+    log.close()
+
+
+def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+    from tensorboardX.proto.event_pb2 import Event
+
+    log = MetricsLog(RunFolder(tmp_path), 2)
+    log.write({"step": 3, "loss": 1.5, "no_bleu": "too short"})
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    # A record: its length (8 bytes), a checksum (4), the event, a checksum (4). Written at once, and not at the end.
+    content, events = file.read_bytes(), []
+    while content:
+        size = int.from_bytes(content[:8], "little")
+        events.append(Event.FromString(content[12 : 12 + size]))
+        content = content[16 + size :]
+    assert [event.step for event in events] == [0, 3, 3]
+    assert events[0].file_version == "brain.Event:2"
+    assert events[1].session_log.status == events[1].session_log.START
+    assert {value.tag: value.simple_value for value in events[2].summary.value} == {"loss": 1.5}
+    log.close()
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_is_an_error_and_no_end_of_waiting(tmp_path: Path) -> None:
+    with files_of_at_most(500):
+        log = MetricsLog(RunFolder(tmp_path), 0)
+        with pytest.raises(InputError, match=r"cannot write to .*metrics.jsonl: .*; make room, and the same command"):
+            all(log.write({"step": step, "loss": 1.0}) is None for step in range(100))

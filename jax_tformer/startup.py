@@ -1,6 +1,13 @@
 """How the programs set up JAX, in one place, before anything is traced."""
 
+import contextlib
+import glob
 import os
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -8,6 +15,11 @@ from jax_tformer.allocator import keep_freed_memory
 from jax_tformer.config import TransformerConfig
 from jax_tformer.errors import InputError
 from jax_tformer.paths import bound_cache, cache_folder
+from jax_tformer.terminal import one_line
+
+_CACHE_WARNING = re.compile(
+    r"Error (reading|writing) persistent compilation cache entry for '([^']+)': (.*)", re.DOTALL
+)
 
 
 def set_up_jax(config: TransformerConfig) -> None:
@@ -17,15 +29,47 @@ def set_up_jax(config: TransformerConfig) -> None:
     """
     # First of all: JAX's threads keep the memory that they already have as it is.
     keep_freed_memory()
+    folder = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache_folder())
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         # JAX's own bound reads the whole folder for every program that is added, and adds none beside older ones.
         bound_cache(cache_folder())
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
+        jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    if not isinstance(warnings.showwarning, _CacheWarnings):
+        warnings.showwarning = _CacheWarnings(folder)
+        # The same line of JAX warns of each of them: all have to be seen.
+        warnings.filterwarnings("always", message=_CACHE_WARNING.pattern)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     if "float64" in (config.compute.dtype, config.compute.parameter_dtype):
         jax.config.update("jax_enable_x64", True)
     _require_device()
+
+
+class _CacheWarnings:
+    """Shows warnings as before, but for those of a compiled program in the cache that cannot be read or written.
+
+    JAX warns of each at every start, and leaves it as it is. Here it is removed, so that JAX writes it anew, and a
+    single line says so.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._before, self._told = folder, warnings.showwarning, set[str]()
+
+    def __call__(self, message: Warning | str, *where: Any, **more: Any) -> None:
+        found = _CACHE_WARNING.match(str(message))
+        if found is None:
+            self._before(message, *where, **more)
+            return
+        what, program, reason = found.groups()
+        # The warning does not say which of those with this name it is; the others are compiled when they are needed.
+        for entry in self._folder.glob(f"{glob.escape(program)}-*-cache"):
+            with contextlib.suppress(OSError):
+                entry.unlink()
+        if what not in self._told and sys.stderr is not None:
+            self._told.add(what)
+            damaged = "compiled programs in the cache were damaged; they are compiled anew"
+            lost = f"compiled programs cannot be kept in {self._folder}: {one_line(reason)}"
+            print(damaged if what == "reading" else lost, file=sys.stderr)
 
 
 def _require_device() -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,6 +107,7 @@ def test_a_platform_that_is_not_there(error: Exception, monkeypatch: pytest.Monk
 
 PROGRAM = """
 import sys
+import warnings
 from jax_tformer.command_line import run_program
 def program(arguments):
     print("an answer", flush=arguments == ["at once"])
@@ -163,3 +165,58 @@ def test_a_run_whose_lines_reach_nobody_is_asked_to_save_and_end(
             line.update(1, 2.0, None)
             line.say("hello again")
         monkeypatch.undo()
+
+
+DAMAGED_CACHE = """
+import sys
+import warnings
+from pathlib import Path
+import jax
+from jax_tformer.presets import EXPERIMENTS
+from jax_tformer.startup import set_up_jax
+
+set_up_jax(EXPERIMENTS["dates"].config.model)
+folder = Path(sys.argv[1]) / "jax-tformer"
+
+def compile_anew():
+    jax.clear_caches()
+    for name in ("first", "second"):
+        def f(x):
+            return x + 1
+        f.__name__ = name
+        assert jax.jit(f)(1) == 2
+    return {path.name: path.read_bytes() for path in folder.glob("*-cache")}
+
+whole = compile_anew()
+assert {name.split("-")[0] for name in whole} >= {"jit_first", "jit_second"}
+for name in whole:
+    (folder / name).write_bytes(whole[name][:20])
+again = compile_anew()
+assert again.keys() == whole.keys() and all(len(again[name]) > 20 for name in again)
+print("mended", file=sys.stderr)
+assert compile_anew() == again
+"""
+
+
+def test_damaged_compiled_programs_are_replaced_with_one_line(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+    done = subprocess.run(
+        [sys.executable, "-c", DAMAGED_CACHE, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "compiled programs in the cache were damaged; they are compiled anew\nmended\n"
+
+
+def test_other_warnings_are_shown_as_before(tmp_path: Path) -> None:
+    shown: list[str] = []
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *where, **more: shown.append(str(message))
+        show = startup._CacheWarnings(tmp_path)
+        show("Error writing persistent compilation cache entry for 'jit_step': OSError: full", UserWarning, "file", 1)
+        show("something else", UserWarning, "file", 1)
+    assert shown == ["something else"]

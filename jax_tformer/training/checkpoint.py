@@ -126,8 +126,7 @@ class Checkpoints:
         try:
             begun.response.result()
         finally:
-            if jax.process_index() == 0:
-                shutil.rmtree(begun.pending, ignore_errors=True)
+            _remove_unfinished(begun.pending)
 
     def wait(self) -> None:
         """Returns when the last save is checksummed and listed, and steps that are not to be kept are gone.
@@ -222,6 +221,7 @@ class Checkpoints:
                 write_json(self._record, {"step": step})
             self._prune(step)
         except Exception as error:
+            _remove_unfinished(pending)
             # TensorStore reports a full disk as a ValueError that carries the system's error number in its text.
             if isinstance(error, OSError) or "os_error_code" in str(error):
                 reason = " ".join(str(error).split())
@@ -244,6 +244,13 @@ class Checkpoints:
         for step in set(others) - set(intact[: self._keep - 1]) - set(best[:1]):
             self._intact[step] = False
             _delete(self._folder / str(step))
+
+
+def _remove_unfinished(pending: Path) -> None:
+    """Removes a save that came to nothing: on a full disk its part of the room is needed."""
+    if jax.process_index() == 0:
+        for path in pending.parent.glob(f"{pending.name}*"):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _delete(step_folder: Path) -> None:

@@ -182,6 +182,20 @@ def write_run(folder: Path) -> None:
     RunFolder(folder).create(ExperimentConfig(model=model, data=TextData(context_length=8)), tokenizer)
 
 
+@pytest.mark.parametrize(("other", "kind"), [(as_pipe, "a pipe"), (as_link, "a link")])
+@pytest.mark.parametrize("name", ["lock", "config.json.partial", "metrics.jsonl"])
+def test_what_training_would_write_to_is_in_the_folder(
+    tmp_path: Path, other: Callable[[Path], None], kind: str, name: str
+) -> None:
+    write_run(tmp_path / "run")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    RunFolder(tmp_path / "run").check()
+    other(tmp_path / "run" / name)
+    with pytest.raises(InputError, match=f"{name} is {kind}; expected a file or a folder"):
+        RunFolder(tmp_path / "run").check()
+
+
 PROGRAM = """
 import sys, generate, train
 from jax_tformer.command_line import run_program

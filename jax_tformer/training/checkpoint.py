@@ -29,7 +29,7 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
-from jax_tformer.config_file import write_json
+from jax_tformer.config_file import read_json, write_json
 from jax_tformer.errors import InputError
 from jax_tformer.paths import sync
 from jax_tformer.training import checksums
@@ -183,7 +183,7 @@ class Checkpoints:
     def _newest_known(self) -> str:
         assert self._record is not None
         try:
-            return f"step {int(json.loads(self._record.read_text(encoding='utf-8'))['step'])}"
+            return f"step {int(read_json(self._record)['step'])}"
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return "one"
 

@@ -97,7 +97,13 @@ class RunFolder:
             tempfile.TemporaryFile(dir=existing).close()
         except OSError as error:
             raise InputError(f"cannot write to {existing} ({error.strerror}); choose another --run") from error
-        names = [path.name for path in self.path.iterdir()] if self.path.is_dir() else []
+        paths = list(self.path.iterdir()) if self.path.is_dir() else []
+        for path in paths:
+            # Written to: a pipe would wait for ever, and a stranger's link may lead to any file of the user's.
+            if not path.is_dir() and (path.is_symlink() or not path.is_file()):
+                kind = "a link" if path.is_symlink() else str(not_regular(path)).removeprefix("is ")
+                raise InputError(f"{path} is {kind}; expected a file or a folder; remove it, or choose another --run")
+        names = [path.name for path in paths]
         begun = "lock" in names and all(map(_BEFORE_CONFIG.fullmatch, names))
         if names and not self.holds_run() and not begun:
             raise InputError(f"{self.path} holds files but no run (no config.json); choose an empty or new folder")

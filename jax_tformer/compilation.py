@@ -31,8 +31,8 @@ RUN_ONCE: dict[str, dict[str, bool | int | str]] = {
 
 FLOAT64: dict[str, dict[str, bool | int | str]] = {
     # XLA's YNN fusions were seen to read memory that nobody wrote (docs/known-issues.md), and float64 is for proofs.
-    # In float32 they are kept: without them a step takes 4 to 9 % longer. Not tried with a jax that is newer.
-    "cpu": {"xla_cpu_experimental_ynn_fusion_type": ""} if jax.__version_info__ < (0, 11) else {},
+    # In float32 they are kept: without them a step takes 4 to 9 % longer. jax 0.12 knows the option too.
+    "cpu": {"xla_cpu_experimental_ynn_fusion_type": ""},
 }
 """For what is computed in float64, besides."""
 

@@ -31,6 +31,9 @@ from torch_ref.training import cross_entropy
 Tensors = dict[str, np.ndarray]
 OPTIMISED = {"xla_backend_optimization_level": 3, **dict.fromkeys(EMITTERS, True)}
 """Compiles as outside of the tests, where conftest.py switches optimisation off."""
+EVERY_ROUNDING = {"xla_allow_excess_precision": False, "xla_cpu_experimental_ynn_fusion_type": ""}
+"""Compiles what the program says. By default XLA leaves roundings to bfloat16 out where it can, and its fusions for
+YNNPACK do so whatever it is told."""
 KINDS = ("hidden", "self_attention", "cross_attention")
 """What is captured of every layer and compared."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +10,13 @@ import numpy as np
 import optax
 
 from jax_tformer.decoding import beam, strategies
-from jax_tformer.nn import attention, attention_blocks, norms, positions
+from jax_tformer.nn import attention, attention_blocks, feedforward, norms, positions
 from jax_tformer.nn.arrays import accumulator
 from jax_tformer.nn.cache import Cache, KeyValue
+from jax_tformer.training import linear_loss
 from jax_tformer.training import optimizer as our_optimizer
 from jax_tformer.weights import names
+from parity_tests import narrow_parts
 from parity_tests.faults import code_fault
 
 
@@ -31,6 +34,47 @@ def one_pass_variance(right: Callable[..., jax.Array]) -> Callable[..., jax.Arra
 def no_higher(right: Callable[..., Any]) -> Callable[..., Any]:
     """What should be computed in at least float32 is computed in the type of the rest."""
     return lambda dtype: jnp.dtype(dtype)
+
+
+def narrow_norm(centered: bool) -> Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]]:
+    """LayerNorm (centered) or RMSNorm in the type of its input."""
+
+    def wrong(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        def call(self: norms.Norm, x: jax.Array) -> jax.Array:
+            with patch.object(
+                norms, "accumulator", no_higher(accumulator) if self.centered == centered else accumulator
+            ):
+                return right(self, x)
+
+        return call
+
+    return wrong
+
+
+def narrow_activation(prefix: str) -> Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]]:
+    """Activations whose names begin so in the type of their input."""
+
+    def wrong(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        def activate(x: jax.Array, activation: Any) -> jax.Array:
+            narrow = no_higher(accumulator) if activation.startswith(prefix) else accumulator
+            with patch.object(feedforward, "accumulator", narrow):
+                return right(x, activation)
+
+        return activate
+
+    return wrong
+
+
+def rounded(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.bfloat16).astype(x.dtype)
+
+
+def rounded_result(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    return lambda *args, **options: rounded(right(*args, **options))
+
+
+def rounded_scores(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    return lambda scores, mask: right(rounded(scores), mask)
 
 
 def rounded_schedule(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,6 +165,17 @@ NARROW_SOFTMAX = code_fault("softmax computed in bfloat16", attention_blocks, "a
 NARROW_WEIGHTS = code_fault("captured weights computed in bfloat16", attention, "accumulator", no_higher)
 NARROW_ANGLES = code_fault("rotary angles computed in bfloat16", positions, "accumulator", no_higher)
 """Gate 4."""
+NARROW_PARTS = (
+    code_fault("logits rounded to bfloat16", narrow_parts.Head, "__call__", rounded_result),
+    code_fault("logits rounded to bfloat16 in the training loss", linear_loss, "_logits", rounded_result),
+    code_fault("attention scores rounded to bfloat16", attention_blocks, "masked_softmax", rounded_scores),
+    code_fault("captured attention scores rounded to bfloat16", attention, "masked_softmax", rounded_scores),
+    code_fault("GELU computed in bfloat16", narrow_parts, "activate", narrow_activation("gelu")),
+    code_fault("SiLU computed in bfloat16", narrow_parts, "activate", narrow_activation("silu")),
+    code_fault("LayerNorm computed in bfloat16", norms.Norm, "__call__", narrow_norm(True)),
+    code_fault("RMSNorm computed in bfloat16", norms.Norm, "__call__", narrow_norm(False)),
+)
+"""Gate 4, part by part."""
 LIBRARY_TRAINING = (
     code_fault("learning rate rounded to float32", our_optimizer, "learning_rate", rounded_schedule),
     code_fault("optax's default weight decay", our_optimizer.optax, "adamw", default_weight_decay),

@@ -1,7 +1,7 @@
 """The layers of "Attention is all you need" and its descendants, on nn.Linear, nn.LayerNorm and nn.Embedding.
 
 B batch, T query length, S key length, D model width, H heads, K key/value heads, C head width.
-Masks are boolean, True = may attend. Norms and softmax run in float32 at least, whatever the type of x.
+Masks are boolean, True = may attend. Norms, scores and softmax are in float32 at least, whatever the type of x.
 """
 
 import math
@@ -85,7 +85,7 @@ class Attention(nn.Module):
         if self.rotary_base is not None and positions is not None:
             query, key = rotate(query, positions, self.rotary_base), rotate(key, positions, self.rotary_base)
         key, value = key.repeat_interleave(self.groups, dim=1), value.repeat_interleave(self.groups, dim=1)
-        scores = high(query @ key.transpose(-2, -1)) * self.scale
+        scores = high(high(query) @ high(key).transpose(-2, -1)) * self.scale
         if mask is not None:
             scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
         weights = scores.softmax(dim=-1)

@@ -99,7 +99,8 @@ class Head(nn.Module):
     def forward(self, x: Tensor, table: nn.Embedding) -> Tensor:
         if self.dense is not None and self.norm is not None:
             x = self.norm(self.activation(self.dense(x)))
-        return high(F.linear(x, table.weight if self.weight is None else self.weight, self.bias))
+        weight, bias = table.weight if self.weight is None else self.weight, self.bias
+        return high(F.linear(high(x), high(weight), None if bias is None else high(bias)))
 
 
 def position_ids(ids: Tensor, tokens: Tensor | None) -> Tensor:

@@ -15,20 +15,23 @@ from jax_tformer.nn.linear import Linear
 
 
 def activate(x: Array, activation: Activation) -> Array:
-    """ReLU, GELU (Hendrycks & Gimpel, 2016; exact or in the tanh approximation) or SiLU."""
+    """ReLU, GELU (Hendrycks & Gimpel, 2016; exact or in the tanh approximation) or SiLU, in at least float32."""
     functions: dict[str, Callable[[Array], Array]] = {
         "relu": jax.nn.relu,
         "gelu_erf": gelu,
         "gelu_tanh": partial(jax.nn.gelu, approximate=True),
         "silu": jax.nn.silu,
     }
-    return functions[activation](x)
+    function, high = functions[activation], accumulator(x.dtype)
+    if x.dtype == high or activation == "relu":
+        return function(x)
+    # The backward pass keeps x alone, in its own type, and nothing of what lies between in float32.
+    return jax.checkpoint(lambda x: function(x.astype(high)).astype(x.dtype), prevent_cse=False)(x)
 
 
 def gelu(x: Array) -> Array:
     """x Phi(x), with the error function; `jax.nn.gelu` has its complement, which takes 2.6 times as long on CPU."""
-    high = x.astype(accumulator(x.dtype))
-    return (0.5 * high * (1 + jax.lax.erf(high * math.sqrt(0.5)))).astype(x.dtype)
+    return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
 
 
 class FeedForward(nnx.Module):

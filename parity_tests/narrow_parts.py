@@ -34,6 +34,7 @@ ACTIVATIONS: tuple[Activation, ...] = ("relu", "gelu_erf", "gelu_tanh", "silu")
 ATTENTION: tuple[AttentionImplementation, ...] = ("einsum", "blocks")
 SCALE = (WIDTH // HEADS) ** -0.5
 DRAWS = 5
+GATE = "4 parts, bfloat16 / allowed"
 VALUES = Quality(("bfloat16", "float32"), 1.1, 2.0**-23)
 """Every part rounds as often as the reference's: the ratio of their errors is 1.00 on an AMD EPYC."""
 GRADIENTS = Quality(("bfloat16",), 1.5, 2.0**-23)
@@ -168,6 +169,6 @@ def judged(draws: int = DRAWS) -> list[Measured]:
         ):
             samples.append(Sample(*sides, {name: float(np.linalg.norm(array)) for name, array in sides[2].items()}))
     return [
-        quality("4 bfloat16, parts / allowed", values, VALUES),
-        quality("4 bfloat16, gradients of parts / allowed", slopes, GRADIENTS),
+        quality(GATE, values, VALUES),
+        quality(GATE, slopes, GRADIENTS),
     ]

@@ -38,7 +38,15 @@ GATES = {
         "float32: our distance from the float64 truth over the distance that is allowed, which is two and a "
         "half times PyTorch's own plus 2^-23.",
     ),
-    "4 bfloat16 / allowed": Gate("bf16", "bfloat16: the same ratio, with two times PyTorch's distance allowed."),
+    "4 bfloat16 / allowed": Gate(
+        "bf16",
+        "bfloat16: the same ratio, with two times PyTorch's distance allowed, and 1.5 times for what is computed forward.",
+    ),
+    "4 parts, bfloat16 / allowed": Gate(
+        "parts",
+        "bfloat16, each part by itself from the same inputs, compiled so that every rounding is made: the same ratio, "
+        "with 1.1 times PyTorch's distance allowed for what it computes, and 1.5 times for gradients.",
+    ),
     "5 optimizer": Gate(
         "optim",
         "Fifty AdamW steps in float64 with clipping that takes effect, decay on some parameters only and a learning "

@@ -12,7 +12,7 @@ from jax_tformer.decoding import DecodingConfig, generate
 from jax_tformer.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.models.transformer import transformer
 from jax_tformer.weights.names import from_reference, to_reference
-from parity_tests import faults, library_faults, narrow_parts
+from parity_tests import faults, library_faults
 from parity_tests.bridge import Pair, Result, Tensors, known_zeros
 from parity_tests.cases import CONFIGS, OFF_CENTRE, VOCABULARY, Lengths, batch_for, weights_for
 from parity_tests.faults import Fault, changed_weight, faulty
@@ -214,13 +214,6 @@ def test_a_softmax_in_bfloat16(report: Callable[..., None]) -> None:
     cases = list(inputs("gpt2", 0.02, "right", 9))
     figure, passes = gate_of_quality("4 bfloat16 / allowed", "gpt2", library_faults.NARROW_SOFTMAX, BFLOAT16, cases)
     report(library_faults.NARROW_SOFTMAX.name, "library", [figure], passes)
-
-
-@pytest.mark.parametrize("fault", library_faults.NARROW_PARTS, ids=lambda fault: fault.name)
-def test_a_rounding_too_many(fault: Fault, report: Callable[..., None]) -> None:
-    with fault.plant():
-        figures = narrow_parts.judged(draws=2)
-    report(fault.name, "library", figures, NOT_ASKED)
 
 
 def test_lowered_weights_are_refused_by_their_type() -> None:

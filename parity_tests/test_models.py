@@ -10,7 +10,7 @@ import pytest
 from jax_tformer.presets import ARCHITECTURES
 from parity_tests.bridge import Pair, Tensors, identity, known_zeros
 from parity_tests.cases import CONFIGS, OFF_CENTRE, PADDINGS, REGIMES, Lengths, batch_for, weights_for
-from parity_tests.measure import BFLOAT16, FLOAT32, Measured, Sample, compared, quality
+from parity_tests.measure import BFLOAT16, BFLOAT16_VALUES, FLOAT32, Measured, Sample, compared, quality
 
 Record = Callable[[str, Measured], None]
 DRAWS_FLOAT32, DRAWS_BFLOAT16 = 11, 31
@@ -56,6 +56,8 @@ def test_gates_1_2_3_and_4(name: str, record: Record) -> None:
     for std, padding in product(REGIMES.values(), PADDINGS):
         samples = [narrow_sample(exact, half, *case) for case in inputs(name, std, padding, DRAWS_BFLOAT16)]
         record(name, quality("4 bfloat16 / allowed", samples, BFLOAT16))
+        values = [sample.without(start) for sample in samples]
+        record(name, quality("4 bfloat16 / allowed", values, BFLOAT16_VALUES))
 
 
 @pytest.mark.deep

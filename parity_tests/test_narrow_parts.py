@@ -5,8 +5,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from parity_tests import library_faults
 from parity_tests.bridge import EVERY_ROUNDING
+from parity_tests.faults import Fault
 from parity_tests.measure import Measured
 from parity_tests.narrow_parts import drawn, judged
 
@@ -14,6 +17,12 @@ from parity_tests.narrow_parts import drawn, judged
 def test_gate_4_part_by_part(record: Callable[[str, Measured], None]) -> None:
     for figure in judged():
         record("parts", figure)
+
+
+@pytest.mark.parametrize("fault", library_faults.NARROW_PARTS, ids=lambda fault: fault.name)
+def test_a_rounding_too_many(fault: Fault, report: Callable[..., None]) -> None:
+    with fault.plant():
+        report(fault.name, "library", judged(draws=2))
 
 
 def test_the_program_rounds_where_it_says_so() -> None:

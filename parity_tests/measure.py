@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from ml_dtypes import bfloat16
@@ -144,6 +144,8 @@ class Quality:
     """That results may have; the same on both sides, tensor by tensor."""
     factor: float
     floor: float
+    mean: Literal["median", "geometric"] = "median"
+    """Of the errors of all samples."""
 
 
 FLOAT32 = Quality(("float32",), 2.5, 2.0**-23)
@@ -151,19 +153,23 @@ FLOAT32 = Quality(("float32",), 2.5, 2.0**-23)
 
 Before attention weights had a derivative of their own (see nn/masks.py) it was at 1.00 and 1.32.
 """
-BFLOAT16 = Quality(("bfloat16", "float32"), 2.0, 2.0**-23)
-"""Gate 4; norms, softmax, logits and loss are float32 there."""
-BFLOAT16_VALUES = Quality(BFLOAT16.dtypes, 1.5, 2.0**-23)
-"""Gate 4 of what is computed forward, where luck matters less: at most 1.08 times PyTorch's error on an AMD EPYC."""
+BFLOAT16 = Quality(("bfloat16", "float32"), 1.8, 2.0**-23, "geometric")
+"""Gate 4; norms, softmax, logits and loss are float32 there. At most 1.46 times PyTorch's error on an AMD EPYC.
+
+About every second sample has a ReLU that rounding pushes over its kink, which makes its error several times as large: a
+median then stands on either side of the gap, by luck (it gave 1.92).
+"""
+BFLOAT16_VALUES = Quality(BFLOAT16.dtypes, 1.5, 2.0**-23, "geometric")
+"""Gate 4 of what is computed forward, where luck matters less: at most 1.08 times PyTorch's error there."""
 
 
 def quality(gate: str, samples: Sequence[Sample], allowed: Quality = FLOAT32) -> Measured:
     """err(ours) / (factor * err(theirs) + floor) of the worst tensor; green is at most 1.
 
-    err is the Euclidean distance from the truth, relative to its scale: the median over the samples. Either side may be
-    right by luck once where a tensor has six numbers, or wrong by luck where rounding pushes a ReLU over its kink.
-    Scalars are left to gate 1; the loss is judged by the tensor of its terms. Raises ParityError for what `compared`
-    raises, and for results of another type than `allowed.dtypes`.
+    err is the Euclidean distance from the truth, relative to its scale: the median over the samples, or their geometric
+    mean. Either side may be right by luck once where a tensor has six numbers, or wrong by luck where rounding pushes a
+    ReLU over its kink. Scalars are left to gate 1; the loss is judged by the tensor of its terms. Raises ParityError
+    for what `compared` raises, and for results of another type than `allowed.dtypes`.
     """
     errors: dict[str, list[tuple[float, float]]] = {}
     refused: dict[str, str] = {}
@@ -187,6 +193,8 @@ def quality(gate: str, samples: Sequence[Sample], allowed: Quality = FLOAT32) ->
             ratios[name] = refused[name]
         elif name in errors:
             here, there = np.median(errors[name], axis=0)
+            if allowed.mean == "geometric":
+                here, there = np.exp(np.log(np.maximum(errors[name], allowed.floor)).mean(axis=0))
             ratios[name] = float(here / (allowed.factor * there + allowed.floor))
     return _judged(gate, ratios, 1.0)
 

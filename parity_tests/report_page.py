@@ -40,7 +40,7 @@ GATES = {
     ),
     "4 bfloat16 / allowed": Gate(
         "bf16",
-        "bfloat16: the same ratio, with two times PyTorch's distance allowed, and 1.5 times before the backward pass.",
+        "bfloat16: the same ratio, with 1.8 times PyTorch's distance allowed, and 1.5 times before the backward pass.",
     ),
     "4 parts, bfloat16 / allowed": Gate(
         "parts",

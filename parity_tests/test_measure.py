@@ -1,9 +1,11 @@
 """The comparisons refuse what they should, and show both sides; test_faults.py turns whole gates red."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from parity_tests.measure import ParityError, Sample, assert_parity, quality, relative_error
+from parity_tests.measure import BFLOAT16, ParityError, Sample, assert_parity, quality, relative_error
 
 X = np.linspace(1.0, 2.0, 12).reshape(3, 4)
 
@@ -52,6 +54,18 @@ def test_quality_is_measured_against_the_truth() -> None:
         figure(4e-6)
     with pytest.raises(ParityError, match="float64 on both sides"):
         quality("3", [Sample({"x": X}, {"x": X}, {"x": X}, {"x": 1.0})])
+
+
+def test_errors_of_bfloat16_are_averaged_by_their_logarithms() -> None:
+    """One sample of three with a kink doubles an error, whichever side of the median it is on."""
+    samples = [
+        Sample({"x": np.float32(X * (1 + e))}, {"x": np.float32(X * 1.001)}, {"x": X}, {"x": float(np.linalg.norm(X))})
+        for e in (1e-3, 1e-3, 8e-3)
+    ]
+    assert quality("4", samples, replace(BFLOAT16, factor=3.0)).worst == pytest.approx(2 / 3, rel=0.01)
+    assert quality("4", samples, replace(BFLOAT16, mean="median")).worst == pytest.approx(1 / 1.8, rel=0.01)
+    with pytest.raises(ParityError):
+        quality("4", samples, BFLOAT16).require()
 
 
 def test_quality_over_samples_is_the_median() -> None:

@@ -181,7 +181,7 @@ def everything() -> Results:
 def test_the_table_fits_the_terminal() -> None:
     """A narrow one gets two tables, of some gates each."""
     # Headings, presets (one with a word below a figure, or folded), bars and verdicts; an empty line between tables.
-    for width, lines in ((160, 2 + 2 + 1 + 2), (80, (2 + 2 + 1 + 2) + 1 + (2 + 1 + 2 + 2))):
+    for width, lines in ((160, 2 + 2 + 1 + 2), (80, (2 + 2 + 2 + 2) + 1 + (2 + 1 + 2 + 2))):
         text = table_text(everything(), width, colour=False)
         assert max(map(len, text.splitlines())) <= width
         assert "..." not in text

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import pre_tokenizers
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Backend
 
 from jax_tformer.data import sources, splits, token_cache, tokenizers, utf8
 from jax_tformer.data.pipelines import build_pipeline, build_tokenizer_for
@@ -21,7 +22,7 @@ from jax_tformer.data.sources import load_text
 from jax_tformer.data.splits import split_text
 from jax_tformer.data.tokenizer_kinds import build_tokenizer
 from jax_tformer.data.tokenizers import Role, Tokenizer, load_tokenizer
-from jax_tformer.data.utf8 import PIECE_END, Pieces, TextBuffer
+from jax_tformer.data.utf8 import PIECE_END, WORD_END, Pieces, TextBuffer
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import TextData, TokenizerConfig, TrainingConfig
 from tests.test_tokenizers import backend_ids
@@ -69,24 +70,87 @@ def test_many_ids_take_four_bytes() -> None:
     assert ids.tolist() == list(range(2**16 + 1))
 
 
-def test_the_pre_tokenizer_splits_wherever_a_text_is_cut() -> None:
-    split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
+def split_as(digits: str) -> pre_tokenizers.PreTokenizer:
+    pattern = rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
+    pattern += r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), level])
+
+
+SPLITTERS = {
+    "GPT-2": (pre_tokenizers.ByteLevel(add_prefix_space=False), PIECE_END),
+    "BERT": (pre_tokenizers.BertPreTokenizer(), PIECE_END),
+    "Llama 3": (split_as("{1,3}"), WORD_END),
+    "Qwen 2": (split_as(""), WORD_END),
+}
+
+
+@pytest.mark.parametrize("name", SPLITTERS)
+def test_the_pre_tokenizer_splits_wherever_a_text_is_cut(name: str) -> None:
+    splitter, end = SPLITTERS[name]
+    split = splitter.pre_tokenize_str
     # All texts of up to three characters, a class each, and of four of the classes that meet spaces: the parts are
     # split as the whole is.
     cuts = 0
     for classes, length in ((CLASSES, 2), (CLASSES, 3), ("as.' \n\t\x1c", 4)):
         for text in map("".join, itertools.product(classes, repeat=length)):
-            for found in PIECE_END.finditer(text):
+            for found in end.finditer(text):
                 cuts += 1
                 parts = split(text[: found.start()]) + split(text[found.start() :])
                 assert [part for part, _ in parts] == [part for part, _ in split(text)], repr(text)
-    assert cuts > 2000
-    # Every character of Unicode before a cut, whatever version of it the library knows.
+    assert cuts > 1000
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "GPT-2" else pytest.mark.deep) for name in SPLITTERS]
+)
+def test_no_character_of_unicode_goes_on_beyond_a_cut(name: str) -> None:
+    splitter, end = SPLITTERS[name]
+    # Whatever version of Unicode the library knows.
     text = "".join(f"{chr(code)} " for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000)
-    begins = {span[0] for _, span in split(text)}
-    places = {found.start() for found in PIECE_END.finditer(text)}
+    places = np.array([found.start() for found in end.finditer(text)])
+    spans = np.array([span for _, span in splitter.pre_tokenize_str(text)])
+    within = spans[np.searchsorted(spans[:, 0], places, side="left") - 1]
     assert len(places) > 1_000_000
-    assert places <= begins
+    assert (within[:, 1] <= places).all()
+
+
+@pytest.fixture(scope="module", params=["Llama 3", "Qwen 2", "BERT"])
+def of_hugging_face(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Trained on little, and built as the families build theirs."""
+    splitter, _ = SPLITTERS[request.param]
+    bert = request.param == "BERT"
+    backend = Backend(models.WordPiece(unk_token="[UNK]") if bert else models.BPE())
+    backend.pre_tokenizer = splitter
+    trainer: Any = trainers.WordPieceTrainer if bert else trainers.BpeTrainer
+    alphabet = [] if bert else pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainer(vocab_size=400, initial_alphabet=alphabet, special_tokens=["[UNK]"], show_progress=False)
+    if request.param != "Llama 3":
+        backend.normalizer = normalizers.BertNormalizer() if bert else normalizers.NFC()
+    backend.train_from_iterator([TRICKY + "don't know what we'll see"], trainer)
+    backend.add_special_tokens([AddedToken("<|e|>", normalized=False)])
+    return Tokenizer(backend, {"end": "<|e|>"})
+
+
+@pytest.mark.parametrize("length", [1, 5, 64])
+def test_tokenizers_of_hugging_face_are_given_pieces_where_that_changes_nothing(
+    of_hugging_face: Tokenizer, length: int, block: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = backend_ids(of_hugging_face, TRICKY)
+    recorded = Recorded(of_hugging_face._backend)
+    monkeypatch.setattr(of_hugging_face, "_backend", recorded)
+    block(length)
+    assert of_hugging_face.encode_text(memoryview(TRICKY.encode())).tolist() == expected
+    assert len(recorded.sizes) > 20
+
+
+def test_what_is_not_known_to_be_cut_is_given_whole(
+    monkeypatch: pytest.MonkeyPatch, block: Callable[[int], None]
+) -> None:
+    backend = Backend(models.BPE({"a": 0, " ": 1, "a ": 2, "a a": 3}, [("a", " "), ("a ", "a")]))
+    tokenizer = Tokenizer(backend, {})
+    block(1)
+    assert tokenizer.encode("a a" * 9).tolist() == [3] * 9
 
 
 def test_a_text_without_letters_at_line_ends_has_pieces_too() -> None:

@@ -282,10 +282,12 @@ def test_what_was_used_longest_ago_goes_first(folder: Path, work: list[str], mon
     program = folder / "jit_step-cache"
     for number in range(3):
         cached_ids(tokenizer, utf8(TEXT), [number])
+    # Read after they were written, and on this day: the system does not note another reading.
+    now = time.time()
     for age, path in enumerate(sorted(files(folder), key=lambda path: path.stat().st_mtime_ns)):
-        os.utime(path, (1e9 - age, 1e9 - age))
+        os.utime(path, (now - 600 - age, now - 900))
     program.write_bytes(bytes(5000))
-    os.utime(program, (1.1e9, 1.1e9))
+    os.utime(program, (now - 500, now - 900))
     size = (folder / "tokens").iterdir().__next__().stat().st_size
     # The third is used now, the second was used before the first, and the program after both.
     cached_ids(tokenizer, utf8(TEXT), [2])

@@ -14,7 +14,7 @@ import numpy as np
 import tokenizers
 
 from jax_tformer.config_file import read_json, read_text
-from jax_tformer.data.utf8 import BLOCK, PIECE_END, Pieces, blocks
+from jax_tformer.data.utf8 import BLOCK, PIECE_END, WORD_END, Pieces, blocks
 from jax_tformer.errors import InputError
 
 Role = Literal["start", "end", "pad", "mask"]
@@ -32,6 +32,15 @@ ONE_CHARACTER = "(?m:.)"
 _MOST_IDS = 2**31 - 1
 _LARGEST = 2**28
 """Bytes of tokenizer.json; those of a quarter of a million tokens take 35 MB."""
+# How Llama 3 and Qwen 2 split a text: numbers in threes, and one by one.
+_SPLITS = [
+    [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}]
+    for pattern in (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+        rf"{count}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        for count in ("{1,3}", "")
+    )
+]
 _PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 BYTES = [chr(byte if byte in _PRINTABLE else 256 + _OTHERS.index(byte)) for byte in range(256)]
@@ -75,7 +84,7 @@ class Tokenizer:
         outline = json.loads(backend.to_str())
         self._table = _character_table(outline, self._special)
         self._byte_table = _byte_table(outline, self._special)
-        self._cut = _is_byte_level(outline)
+        self._piece_end = _piece_end(outline)
 
     def _role_id(self, role: Role) -> int | None:
         token = self._roles.get(role)
@@ -137,9 +146,9 @@ class Tokenizer:
                 yield np.array([self._special[found[0].decode()]], np.int32)
                 start = found.end()
             yield from self._looked_up(text[start:])
-        elif self._cut:
+        elif self._piece_end is not None:
             # Pieces keep the library fast, which slows down on long texts; the cuts are where no token can cross.
-            yield from self._backend_ids(Pieces(text))
+            yield from self._backend_ids(Pieces(text, self._piece_end))
         else:
             yield from self._backend_ids(["".join(blocks(text))])
 
@@ -260,16 +269,27 @@ def _utf8(text: str) -> bytes:
         ) from error
 
 
-def _is_byte_level(outline: dict) -> bool:
-    """Whether the pieces of a text can be encoded one by one: GPT-2's way of splitting it, and nothing before that."""
-    before = outline["pre_tokenizer"] or {}
-    plain = before.get("type") == "ByteLevel" and not before.get("add_prefix_space")
-    bounded = before.get("use_regex", True) or not outline["model"].get("merges")
-    whole = any(
-        token["lstrip"] or token["rstrip"] or token["single_word"] or PIECE_END.search(token["content"])
+def _piece_end(outline: dict) -> re.Pattern[str] | None:
+    """Where a text can be cut so that its parts, encoded one by one, give its ids; None where nothing is known."""
+    before, normalizer = outline["pre_tokenizer"] or {}, (outline["normalizer"] or {}).get("type")
+    *splits, last = before.get("pretokenizers") or [before]
+    plain_bytes = last.get("type") == "ByteLevel" and not last.get("add_prefix_space")
+    splits_bytes = plain_bytes and last.get("use_regex", True)
+    bert = last.get("type") == "BertPreTokenizer" and normalizer in (None, "BertNormalizer")
+    end = None
+    if not splits and (bert or (splits_bytes and normalizer is None)):
+        end = PIECE_END
+    elif splits in _SPLITS and plain_bytes and not splits_bytes and normalizer in (None, "NFC"):
+        end = WORD_END
+    crossing = any(
+        token["lstrip"]
+        or token["rstrip"]
+        or token["single_word"]
+        or (normalizer and token["normalized"])
+        or PIECE_END.search(token["content"])
         for token in outline["added_tokens"]
     )
-    return plain and bounded and outline["normalizer"] is None and not whole
+    return None if crossing else end
 
 
 def _byte_table(outline: dict, special: Mapping[str, int]) -> np.ndarray | None:

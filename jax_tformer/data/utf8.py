@@ -11,6 +11,8 @@ BLOCK = 2**20
 PIECE_END = re.compile(r"(?<=\S)[ \n]")
 """Where byte-level BPE can be cut: no match of GPT-2's pattern has whitespace behind a character that is none, and what
 stands before a match does not decide it. Python's whitespace is that of the pattern, and four control characters."""
+WORD_END = re.compile(r"(?<=\S) ")
+"""Where later patterns can be cut too, which join newlines to what is neither letter nor digit before them."""
 _PIECE_LENGTH = 8192
 
 
@@ -48,10 +50,10 @@ def blocks(text: memoryview) -> Iterator[str]:
 
 
 class Pieces(Iterable[str]):
-    """A text in parts of about 8,192 characters, cut where no token of byte-level BPE crosses; can be read again."""
+    """A text in parts of about 8,192 characters, cut where no token crosses; can be read again."""
 
-    def __init__(self, text: memoryview) -> None:
-        self._text = text
+    def __init__(self, text: memoryview, end: re.Pattern[str] = PIECE_END) -> None:
+        self._text, self._search = text, end.search
 
     def __iter__(self) -> Iterator[str]:
         rest = ""
@@ -59,7 +61,7 @@ class Pieces(Iterable[str]):
         for block in blocks(self._text):
             rest += block
             start = 0
-            while found := PIECE_END.search(rest, max(start + _PIECE_LENGTH, searched)):
+            while found := self._search(rest, max(start + _PIECE_LENGTH, searched)):
                 yield rest[start : found.start()]
                 start = found.start()
             rest = rest[start:]

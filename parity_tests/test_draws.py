@@ -73,7 +73,7 @@ def gate(masks: Masks) -> Measured:
     return judged(rates(masks), *dependences(standardised))
 
 
-@pytest.mark.parametrize(("name", "parts"), [("vaswani-base", 2), ("gpt2", 1), ("bert-base", 1)])
+@pytest.mark.parametrize(("name", "parts"), [("vaswani-base", 1), ("gpt2", 2), ("bert-base", 1)])
 def test_masks_are_drawn_independently(name: str, parts: int, record: Callable[[str, Measured], None]) -> None:
     record(name, gate(drawn(replace(CONFIGS[name], dropout=RATES), parts)))
 

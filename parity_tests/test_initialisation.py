@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import jax
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from flax import traverse_util
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.models.transformer import transformer
+from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.training.step import apply_to_batch
 from parity_tests import random_faults
@@ -35,6 +36,11 @@ def test_parameters_start_as_config_and_source_say(name: str, record: Callable[[
     record(name, gate(CONFIGS[name], drawn(CONFIGS[name])))
 
 
+@cache
+def full_size(name: str) -> Transformer:
+    return transformer(ARCHITECTURES[name])
+
+
 @pytest.mark.parametrize(
     ("name", "path", "start"),
     [
@@ -58,7 +64,7 @@ def test_parameters_start_as_config_and_source_say(name: str, record: Callable[[
 def test_the_sources_figures_at_full_size(name: str, path: str, start: Expected) -> None:
     """In the words of the test, and in what the library declares."""
     assert expected(ARCHITECTURES[name], path) == pytest.approx(start)
-    declared = transformer(ARCHITECTURES[name])._declared[path].start
+    declared = full_size(name)._declared[path].start
     deviation = declared.size / math.sqrt(3) if declared.kind == "uniform" else declared.size
     assert (declared.kind, deviation) == pytest.approx(start)
 

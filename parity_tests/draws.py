@@ -57,9 +57,12 @@ class Pieces:
         For independent pieces the sum of n products has the variance n.
         """
         flat = self.numbers.reshape(len(self.names), -1)
-        compared = np.minimum.outer(self.lengths, self.lengths) * self.numbers.shape[1]
-        z = np.triu(np.abs(flat @ flat.T) / np.sqrt(compared), 1)
-        place = int(np.argmax(np.where(np.isnan(z), np.inf, z)))
+        lengths = self.lengths.astype(np.float32)
+        z = flat @ flat.T
+        z /= np.sqrt(np.minimum.outer(lengths, lengths) * self.numbers.shape[1])
+        z = np.triu(np.abs(z, out=z), 1)
+        # NaN, if there is one, comes first.
+        place = int(np.argmax(z))
         one, other = divmod(place, len(z))
         name = f"{self.names[one]} and {self.names[other]}"
         return Worst(float(z[one, other]), name, len(z) * (len(z) - 1) // 2)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from jax_tformer.command_line import parse, run_program
+from jax_tformer.command_line import SMALLER_ANSWERS, parse, run_program
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import PairData
 from jax_tformer.generating.lines import Line, batched, file_lines, references_of, standard_input
@@ -117,4 +117,4 @@ def typed(options: GenerateOptions) -> bool:
 
 
 if __name__ == "__main__":
-    run_program(main, "generate.py", smaller="give a lower --batch-size, --max-new-tokens or --beam")
+    run_program(main, "generate.py", smaller=SMALLER_ANSWERS)

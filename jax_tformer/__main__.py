@@ -27,9 +27,9 @@ def main() -> None:
     # As error messages and --help are to call it.
     sys.argv = [f"jax-tformer {name}", *arguments]
 
-    from jax_tformer.command_line import run_program
+    from jax_tformer.command_line import SMALLER_ANSWERS, SMALLER_TRAINING, run_program
 
-    run_program(_program(name), sys.argv[0])
+    run_program(_program(name), sys.argv[0], smaller=SMALLER_ANSWERS if name == "generate" else SMALLER_TRAINING)
 
 
 def _program(name: str) -> Callable[[Sequence[str]], int]:

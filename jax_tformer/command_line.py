@@ -38,7 +38,8 @@ SHORT_NAMES = {
 """What may be typed in place of the fields that are changed most."""
 _PLACES = ("data.path", "data.target_path")
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-_SMALLER = (
+SMALLER_ANSWERS = "give a lower --batch-size, --max-new-tokens or --beam"
+SMALLER_TRAINING = (
     "make the batch (--training.batch-size), its rows (--data.context-length) or the model smaller, or compute the "
     "batch in more parts (--training.accumulation)"
 )
@@ -288,7 +289,7 @@ def _whole_number(text: str) -> int:
     return int(number)
 
 
-def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: str = _SMALLER) -> None:
+def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: str = SMALLER_TRAINING) -> None:
     """Runs a program and exits with its status: 2, and one line on standard error, for what the user can mend.
 
     `smaller` says what to change where there is not enough memory.

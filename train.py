@@ -164,7 +164,7 @@ def main(arguments: Sequence[str]) -> int:
         "wall_seconds": resumption.seconds,
         "parameters": parameters,
     }
-    say(finish(run, speed, samples))
+    say(finish(run, number, speed, samples))
     return 0
 
 

@@ -348,8 +348,19 @@ def test_checkpoints_that_did_not_record_what_they_were_made_with(
     checksums.seal(extra.parent)
     assert generate.main(["run", "--prompt", "It", "--max-new-tokens", "1"]) == 0
     capsys.readouterr()
-    with pytest.raises(InputError, match=r"step 2 does not say its fingerprint, batches, seconds, config"):
+    with pytest.raises(InputError, match=r"step 2 does not say all that training goes on with \('fingerprint'\)"):
         train.main(again())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("batches", {"next_index": "x"}), ("batches", {"next_index": -5}), ("batches", 3), ("seconds", ""), ("config", 3)],
+)
+def test_checkpoints_that_hold_something_else(refuse: Refuse, run: Path, name: str, value: object) -> None:
+    extra = run / "checkpoints" / "2" / "extra.json"
+    extra.write_text(json.dumps(json.loads(extra.read_text()) | {name: value}))
+    checksums.seal(extra.parent)
+    assert "step 2 does not say all that training goes on with" in refuse(*again())
 
 
 def test_changed_data(refuse: Refuse, run: Path, folder: Path) -> None:
@@ -387,6 +398,21 @@ def test_a_finished_run_says_so_and_changes_nothing(run: Path, capsys: pytest.Ca
     assert train.main(again()) == 0
     assert "is complete" in capsys.readouterr().out
     assert contents(run) == before
+
+
+def test_lines_that_are_lost_are_left_out_of_the_summary(run: Path) -> None:
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    held_out = [line for line in lines if "val_loss" in line]
+    assert [json.loads(line)["step"] for line in held_out] == [2]
+    earlier = json.dumps({"step": 1, "val_loss": 9.0}) + "\n"
+    for kept, best in (([earlier], {"best_step": 1, "best_val_loss": 9.0}), ([], {})):
+        (run / "summary.json").unlink()
+        (run / "metrics.jsonl").write_text("".join(kept))
+        assert train.main(again()) == 0
+        summary = json.loads((run / "summary.json").read_text())
+        assert (summary["steps"], "val_loss" in summary, summary["train_loss"]) == (2, False, None)
+        assert {name: summary[name] for name in ("best_step", "best_val_loss") if name in summary} == best
+        assert RunFolder(run).ended_at() == 2
 
 
 def test_starting_afresh_keeps_the_old_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

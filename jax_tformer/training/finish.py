@@ -19,26 +19,27 @@ _LOSSES = ("loss", "val_loss", "val_perplexity", "val_bits_per_byte", "exact_mat
 PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain")
 
 
-def finish(run: RunFolder, figures: dict[str, Any], samples: str) -> str:
+def finish(run: RunFolder, steps: int, figures: dict[str, Any], samples: str) -> str:
     """Writes samples.txt, loss.png and summary.json; returns what to print.
 
     `figures` are those of the last session; losses are taken from metrics.jsonl, so that a run in several sessions
-    ends with the same ones.
+    ends with the same ones. Those whose lines are lost there are left out.
     """
     rows = read_metrics(run.metrics)
     trained = [row for row in rows if "loss" in row]
     evaluated = [row for row in rows if "val_loss" in row]
     summary = {
-        "steps": evaluated[-1]["step"],
+        "steps": steps,
         "train_loss": trained[-1]["loss"] if trained else None,
-        **{name: value for name, value in evaluated[-1].items() if name != "step"},
-        "best_step": (best := _best(evaluated))["step"],
-        "best_val_loss": best["val_loss"],
+        **{name: value for row in evaluated if row["step"] == steps for name, value in row.items() if name != "step"},
         **figures,
         "devices": [str(device.device_kind) for device in jax.devices()],
         "versions": {"python": platform.python_version(), "jax-tformer": __version__}
         | {name: version(name) for name in PACKAGES},
     }
+    if evaluated:
+        best = _best(evaluated)
+        summary |= {"best_step": best["step"], "best_val_loss": best["val_loss"]}
     run.samples.write_text(samples, encoding="utf-8")
     run.write_summary(summary)
     draw_losses(rows, run.picture, run.path.name)
@@ -86,9 +87,10 @@ def _told(run: RunFolder, summary: dict[str, Any]) -> list[str]:
     names = ("train_loss", *_LOSSES[1:])
     losses = described({name: summary[name] for name in names if summary.get(name) is not None})
     speed = f"{summary['tokens_per_second']:,.0f} tokens/s  " if summary["tokens_per_second"] else ""
+    best = (summary["best_step"], summary["best_val_loss"], summary["steps"]) if "best_step" in summary else None
     return [
         f"{summary['steps']} steps  {losses}",
-        *_told_best(summary["best_step"], summary["best_val_loss"], summary["steps"]),
+        *(_told_best(*best) if best else []),
         f"{summary['parameters']:,} parameters  {speed}{summary['wall_seconds']:.0f} s in all",
         f"everything is in {run.path}/: {run.picture.name}, {run.samples.name}, {run.summary.name}, checkpoints ...",
     ]

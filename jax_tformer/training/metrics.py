@@ -173,5 +173,6 @@ def draw_losses(rows: list[Row], path: Path, title: str) -> None:
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    if trained or held_out:
+        axes.legend(frameon=False)
     figure.savefig(path)

@@ -112,25 +112,28 @@ class Resumption:
         restored = self._checkpoints.restore(abstract._asdict())
         if restored is None:
             return None
-        missing = [name for name in ("fingerprint", "batches", "seconds", "config") if name not in restored.extra]
-        if missing:
-            raise InputError(
-                f"the checkpoint of step {restored.step} does not say its {', '.join(missing)}; "
-                "training cannot go on from it; start a new run with --run"
-            )
         self._run.require_recorded(restored.extra, restored.step)
-        if restored.extra["fingerprint"] != self._fingerprint:
+        try:
+            fingerprint, seconds = restored.extra["fingerprint"], float(restored.extra["seconds"])
+            planned = restored.extra["config"]["training"]["steps"]
+            batches.set_state(restored.extra["batches"])
+        except (LookupError, TypeError, ValueError) as error:
+            # It lacks something, or holds something else in its place: Grain checks as little as this does.
+            raise InputError(
+                f"the checkpoint of step {restored.step} does not say all that training goes on with ({error}); "
+                "start a new run with --run"
+            ) from error
+        if fingerprint != self._fingerprint:
             raise InputError(
                 "the text or its tokenizer has changed since the run began; restore it, or start a new run with --run"
             )
         steps, reached = self._experiment.training.steps, restored.step
-        if reached > steps or (reached == steps != restored.extra["config"]["training"]["steps"]):
+        if reached > steps or (reached == steps != planned):
             raise InputError(
                 f"the run has done {reached} steps, and {steps} are wanted; expected more than {reached} "
                 "(--report shows what a run has come to)"
             )
-        batches.set_state(restored.extra["batches"])
-        self._earlier = restored.extra["seconds"]
+        self._earlier = seconds
         self._best = self._checkpoints.best_loss()
         self.notes += restored.skipped
         return TrainState(**restored.state)

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import difflib
 import errno
 import io
 import json
@@ -234,7 +235,7 @@ def parse(
     except SystemExit as error:
         if not error.code:
             raise
-        raise InputError(f"{_one_line(told.getvalue())}; see {prog} --help") from None
+        raise InputError(f"{_one_line(told.getvalue(), list(short_names))}; see {prog} --help") from None
 
 
 def checkpoint_step(asked: str) -> int | Literal["best"] | None:
@@ -359,8 +360,8 @@ def _too_large(error: Exception) -> str | None:
     return f"there is not enough memory: {asked} more could not be had"
 
 
-def _one_line(message: str) -> str:
-    """The sentence inside the box that tyro draws around an error, with the names that it suggests."""
+def _one_line(message: str, short_names: Sequence[str] = ()) -> str:
+    """The sentence inside the box that tyro draws around an error, with the names that it suggests, or one of ours."""
     lines = [line.strip("│╭╮╰╯─ ") for line in message.splitlines() if not line.startswith(("╭", "╰"))]
     if "╭" not in message:
         # Where a terminal lacks these characters there is a title, and lines of hyphens.
@@ -368,7 +369,14 @@ def _one_line(message: str) -> str:
     ends = [i for i, line in enumerate(lines) if not line]
     text = " ".join(lines[: ends[0]] if ends else lines)
     text = re.sub(r"Error parsing (__tyro-dummy-inner__\.?|TrainOptions: )?", "", text).removeprefix(": ").rstrip(".")
+    text = re.sub(r"^Missing from [^:]*: (\S+) (.*)\. \(required\)$", r"\1 is missing: \2", text)
+    text = re.sub(r"^Missing value for argument '(.*)'\. Expected 1 values$", r"\1 has no value", text)
+    suggested = list[str]()
+    if text.startswith("Unrecognized"):
+        suggested += difflib.get_close_matches(text.split()[2].partition("=")[0].rstrip(","), short_names, 1, 0.75)
     if "Perhaps you meant:" in lines:
-        suggested = [line.split()[0] for line in lines[lines.index("Perhaps you meant:") :] if line.startswith("--")]
+        suggested += [line.split()[0] for line in lines[lines.index("Perhaps you meant:") :] if line.startswith("--")]
+    if suggested:
         text += f"; perhaps you meant {' or '.join(suggested)}"
-    return text[:1].lower() + text[1:]
+    kept = re.match(r"--|[A-Z]+ is missing", text)
+    return text if kept else text[:1].lower() + text[1:]

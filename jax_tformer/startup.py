@@ -78,10 +78,14 @@ def _require_device() -> None:
         jax.devices()
     except (RuntimeError, AssertionError) as error:
         # JAX only asserts that it found one where nothing at all answers to the name.
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).partition("(set JAX_PLATFORMS=")[0].split())
+        if "not in the list of known backends" in reason:
+            # This says it of another name than was asked for, and nothing more.
+            reason = ""
         wanted = os.environ.get("JAX_PLATFORMS")
         asked = f"JAX_PLATFORMS is {wanted!r}" if wanted else "JAX was asked for any device"
         raise InputError(
             f"{asked}, and there is no such device here{f' ({reason})' if reason else ''}; "
-            "set JAX_PLATFORMS=cpu or unset it, or install JAX for the device: jax[cuda12], jax[tpu]"
+            "set JAX_PLATFORMS=cpu or unset it, or install JAX for the device: jax[cuda13], with an older "
+            "driver jax[cuda12], jax[tpu]"
         ) from error

@@ -2,8 +2,9 @@
 
 import pytest
 
-from jax_tformer.command_line import train_options
+from jax_tformer.command_line import parse, train_options
 from jax_tformer.errors import InputError
+from jax_tformer.generating.options import GenerateOptions
 
 
 def test_short_names_and_numbers_as_people_write_them() -> None:
@@ -33,6 +34,27 @@ def test_what_is_neither_a_whole_number_nor_none() -> None:
 def test_a_mistyped_option_is_told_with_the_one_that_was_meant() -> None:
     with pytest.raises(InputError, match=r"unrecognized options: --training.stps.* perhaps you meant --training.steps"):
         train_options(["dates", "--training.stps", "5"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("--stpes", "--steps"), ("--lrr=3", "--lr"), ("--batchsize", "--batch-size")]
+)
+def test_a_mistyped_short_name_too(typed: str, meant: str) -> None:
+    with pytest.raises(InputError, match=rf"unrecognized options: {typed}.* perhaps you meant {meant}[ ;]"):
+        train_options(["dates", typed, "5"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "PATH is missing: The folder of a run; see generate.py --help"),
+        (["runs/dates", "--prompt"], "--prompt has no value; see generate.py --help"),
+    ],
+)
+def test_what_is_missing_is_told_in_a_sentence(arguments: list[str], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse(GenerateOptions, arguments, prog="generate.py", description="")
+    assert str(caught.value) == said
 
 
 def test_help_tells_the_short_names(capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,6 +105,19 @@ def test_a_platform_that_is_not_there(error: Exception, monkeypatch: pytest.Monk
     assert "\n" not in str(caught.value)
 
 
+def test_a_platform_that_jax_has_never_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What JAX says of "gpu" is about another name, rocm, in nested brackets."""
+
+    def devices() -> list[object]:
+        unknown = "Backend 'rocm' is not in the list of known backends: ['cpu', 'tpu']."
+        raise RuntimeError(f"Unable to initialize backend 'rocm': {unknown} (set JAX_PLATFORMS='' to choose)")
+
+    monkeypatch.setattr(jax, "devices", devices)
+    monkeypatch.setenv("JAX_PLATFORMS", "gpu")
+    with pytest.raises(InputError, match=r"^JAX_PLATFORMS is 'gpu', and there is no such device here; set"):
+        startup.set_up_jax(EXPERIMENTS["dates"].config.model)
+
+
 PROGRAM = """
 import sys
 import warnings

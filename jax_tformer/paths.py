@@ -25,9 +25,17 @@ def sync(path: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """Where compiled programs, tokenizers and ids are kept: $XDG_CACHE_HOME/jax-tformer, or ~/.cache/jax-tformer."""
+    """Where compiled programs, tokenizers and ids are kept: $XDG_CACHE_HOME/jax-tformer, or ~/.cache/jax-tformer.
+
+    Raises InputError for a user without a home, as a container may have.
+    """
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "jax-tformer"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "jax-tformer"
+    except RuntimeError as error:
+        raise InputError(
+            "this user has no home to keep compiled programs in; set XDG_CACHE_HOME to a folder"
+        ) from error
 
 
 _CACHE_BYTES = 2**32

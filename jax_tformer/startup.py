@@ -53,7 +53,7 @@ class _CacheWarnings:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._before, self._told = folder, warnings.showwarning, set[str]()
+        self._folder, self._before, self._told = folder, warnings.showwarning, set[bool]()
 
     def __call__(self, message: Warning | str, *where: Any, **more: Any) -> None:
         found = _CACHE_WARNING.match(str(message))
@@ -61,15 +61,19 @@ class _CacheWarnings:
             self._before(message, *where, **more)
             return
         what, program, reason = found.groups()
+        removed = 0
         # The warning does not say which of those with this name it is; the others are compiled when they are needed.
         for entry in self._folder.glob(f"{glob.escape(program)}-*-cache"):
             with contextlib.suppress(OSError):
                 entry.unlink()
-        if what not in self._told and sys.stderr is not None:
-            self._told.add(what)
-            damaged = "compiled programs in the cache were damaged; they are compiled anew"
-            lost = f"compiled programs cannot be kept in {self._folder}: {one_line(reason)}"
-            print(damaged if what == "reading" else lost, file=sys.stderr)
+                removed += 1
+        # A folder that cannot be had is told as one that cannot be read.
+        damaged = what == "reading" and removed > 0
+        if damaged not in self._told and sys.stderr is not None:
+            self._told.add(damaged)
+            replaced = "compiled programs in the cache were damaged; they are compiled anew"
+            lost = f"compiled programs cannot be kept in {one_line(str(self._folder))}: {one_line(reason)}"
+            print(replaced if damaged else lost, file=sys.stderr)
 
 
 def _require_device() -> None:

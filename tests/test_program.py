@@ -225,6 +225,22 @@ def test_damaged_compiled_programs_are_replaced_with_one_line(tmp_path: Path) ->
     assert done.stderr == "compiled programs in the cache were damaged; they are compiled anew\nmended\n"
 
 
+@pytest.mark.parametrize("damaged", [True, False])
+def test_a_cache_that_cannot_be_had_is_not_called_damaged(
+    damaged: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if damaged:
+        (tmp_path / "jit_step-0-cache").touch()
+    show = startup._CacheWarnings(tmp_path)
+    show("Error reading persistent compilation cache entry for 'jit_step': OSError: here", UserWarning, "file", 1)
+    said = (
+        "in the cache were damaged; they are compiled anew"
+        if damaged
+        else f"cannot be kept in {tmp_path}: OSError: here"
+    )
+    assert capsys.readouterr().err == f"compiled programs {said}\n"
+
+
 def test_other_warnings_are_shown_as_before(tmp_path: Path) -> None:
     shown: list[str] = []
     with warnings.catch_warnings():

@@ -244,8 +244,11 @@ def test_without_a_home_there_is_only_no_cache(monkeypatch: pytest.MonkeyPatch) 
     def refuse() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(token_cache, "cache_folder", refuse)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", refuse)
     assert cached_ids(cached_tokenizer(BPE, [TEXT], {}), utf8(TEXT)).size
+    with pytest.raises(InputError, match="no home to keep compiled programs in; set XDG_CACHE_HOME"):
+        paths.cache_folder()
 
 
 def test_a_full_disk_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

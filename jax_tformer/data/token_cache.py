@@ -21,6 +21,7 @@ import tokenizers
 from jax_tformer.data.tokenizer_kinds import build_tokenizer
 from jax_tformer.data.tokenizers import Role, Tokenizer
 from jax_tformer.data.utf8 import BLOCK
+from jax_tformer.errors import InputError
 from jax_tformer.experiment import TokenizerConfig
 from jax_tformer.paths import bound_cache, cache_bytes, cache_folder
 
@@ -84,7 +85,7 @@ def _name(kind: str, settings: str, texts: Iterable[bytes | memoryview]) -> tupl
 def _place(folder: str, name: str) -> Path | None:
     try:
         return cache_folder() / folder / name
-    except RuntimeError:  # there is no home
+    except InputError:  # there is no home
         return None
 
 

@@ -16,6 +16,7 @@ import dataclasses  # noqa: E402 (the clock starts before the imports)
 from collections.abc import Sequence  # noqa: E402
 
 from jax_tformer.command_line import run_program, train_options  # noqa: E402
+from jax_tformer.errors import InputError  # noqa: E402
 from jax_tformer.terminal import say  # noqa: E402
 
 
@@ -98,6 +99,8 @@ def main(arguments: Sequence[str]) -> int:
     state = resumption.restore(abstract, batches) if continues else None
     if run.holds_run() and not plan.resume:
         say(f"the run that was in {run.path} is now in {run.move_aside()}")
+    elif run.holds_run() and plan.before is None:
+        raise InputError(f"another job has begun a run in {run.path} meanwhile; the same command continues it")
     elif run.holds_run() and state is None:
         resumption.notes.append("the run was stopped before its first checkpoint, so it starts again at step 0")
     run.lock()

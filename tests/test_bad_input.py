@@ -1,5 +1,6 @@
 """Whatever the user gets wrong: one line, exit status 2, no traceback, nothing written, nothing lost."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -191,6 +192,13 @@ def test_a_folder_that_another_job_trains_in(refuse: Refuse, run: Path) -> None:
         assert "another job" in refuse(*again("--training.steps", "3"))
     finally:
         holder.unlock()
+
+
+def test_a_run_that_another_job_began_meanwhile(refuse: Refuse, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have saved and ended before this job takes the lock."""
+    read = train.train_options
+    monkeypatch.setattr(train, "train_options", lambda given: dataclasses.replace(read(given), before=None))
+    assert "another job has begun a run in run meanwhile; the same command continues it" in refuse(*again())
 
 
 def test_a_run_that_never_saved_may_be_corrected(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ OPTIONS: dict[str, dict[str, bool | int | str]] = {
 """By JAX's name of the platform. Command buffers are on in XLA as it comes, for GPUs."""
 
 EMITTERS = ("xla_cpu_use_fusion_emitters",) if jax.__version_info__ < (0, 11) else ()
-"""An option that compilers no longer know from 0.11.2 on, and whose name they refuse."""
+"""An option that later compilers no longer know, and whose name they refuse."""
 
 RUN_ONCE: dict[str, dict[str, bool | int | str]] = {
     # Halves the time to compile an initialisation, which computes the same bits as fast.

@@ -69,7 +69,6 @@ def test_the_compiler_knows_its_options(options: dict[str, bool | int | str]) ->
         jax.jit(lambda x: x + 1, compiler_options={"xla_no_such_option": True})(jnp.ones(()))
 
 
-@pytest.mark.skipif(not FLOAT64["cpu"], reason="seen with jax 0.10 alone")
 @pytest.mark.parametrize(("dtype", "fused"), [("float32", True), ("float64", False)])
 def test_float64_does_without_the_fusions_that_read_what_nobody_wrote(dtype: str, fused: bool) -> None:
     """docs/known-issues.md; that float32 has them shows that the test can see them."""

@@ -70,6 +70,12 @@ def test_many_ids_take_four_bytes() -> None:
     assert ids.tolist() == list(range(2**16 + 1))
 
 
+def test_more_ids_than_bytes_have_room() -> None:
+    backend = Backend(models.BPE({"b": 0}, []))
+    backend.normalizer = normalizers.Replace("a", "b" * 9)
+    assert Tokenizer(backend, {}).encode_text(memoryview(b"aaa"), [0]).tolist() == [0] * 28
+
+
 def split_as(digits: str) -> pre_tokenizers.PreTokenizer:
     pattern = rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
     pattern += r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -118,7 +118,7 @@ class Tokenizer:
         end = 0
         for part in chain([np.array(first, np.int32)], self._parts(text)):
             if end + len(part) > len(ids):  # a token for every byte is not enough
-                ids = np.concatenate([ids[:end], np.empty(len(text), ids.dtype)])
+                ids = np.concatenate([ids[:end], np.empty(max(len(text), len(part)), ids.dtype)])
             ids[end : end + len(part)] = part
             end += len(part)
         return ids[:end]

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         import torch  # training needs no torch, so it may be missing
     except ImportError as error:
-        raise InputError("a comparison needs PyTorch; install it with pip install -e '.[parity]'") from error
+        raise InputError("a comparison needs PyTorch; in the repository, pip install '.[parity]' adds it") from error
 
     from jax_tformer.startup import set_up_jax
     from jax_tformer.training.interruption import Interruption

@@ -116,8 +116,6 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
             notes = _own_settings(before, name, rest)
     elif folder.holds_run() and not named:
         raise InputError("--resume no starts afresh: name the experiment, as in train.py EXPERIMENT --run FOLDER")
-    elif not named:
-        notes = [f"{folder.path} held no run, and no experiment was named: this is a new run of {name}"]
     default = TrainOptions(**_fields(before or preset.config))
     options = parse(
         TrainOptions,
@@ -130,8 +128,14 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
     experiment = ExperimentConfig(**{field: getattr(options, field) for field in _fields(preset.config)})
     if options.report:
         _require_report(folder, before, experiment)
-    recorded = name if named or before is None else None
-    return TrainPlan(recorded, experiment, folder.path, options.resume == "auto", options.report, before, notes)
+    if before is None and not named:
+        raise InputError(
+            f"there is no run in {folder.path} to continue; check the path, or name the experiment to begin "
+            f"there, as in train.py EXPERIMENT --run {folder.path}"
+        )
+    return TrainPlan(
+        name if named else None, experiment, folder.path, options.resume == "auto", options.report, before, notes
+    )
 
 
 def _fields(config: ExperimentConfig) -> dict[str, Any]:

@@ -47,10 +47,8 @@ class CompareOptions:
     optimizer: OptimizerConfig
     training: TrainingConfig
     steps: int | None = None
-    """Steps to compare, the first so many of the training; None: 300 (100 in float64), or all where there are fewer.
-
-    Training multiplies every difference, rounding too: after some 130 steps of dates even two float64 trainings are
-    more than 1e-12 apart."""
+    """Steps to compare, from the first on; None: 300, or 100 in float64, or all where there are fewer.
+    Rounding grows: after some 130 steps of dates even two float64 trainings are more than 1e-12 apart."""
     out: Path | None = None
     """Folder of the report: new, empty, or with an older report; runs/EXPERIMENT-comparison unless given."""
     dtype: Dtype = "float32"

@@ -16,7 +16,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         import torch  # noqa: F401 (training needs no torch, so it may be missing)
     except ImportError as error:
-        raise InputError("the proof needs PyTorch; install it with pip install 'jax-tformer[parity]'") from error
+        raise InputError("the proof needs PyTorch; in the repository, pip install '.[parity]' adds it") from error
     if (Path(__file__).parent / "test_models.py").exists():
         from parity_tests.__main__ import main as all_gates
 

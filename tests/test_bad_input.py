@@ -273,6 +273,12 @@ def test_another_experiment_in_an_old_folder(refuse: Refuse, run: Path) -> None:
     assert "name the experiment" in refuse("--run", "run", "--resume", "no")
 
 
+def test_a_mistyped_run_begins_no_other(refuse: Refuse, run: Path) -> None:
+    line = refuse("--run", "rnu", "--steps", "9")
+    assert "there is no run in rnu to continue; check the path, or name the experiment" in line
+    assert not run.with_name("rnu").exists()
+
+
 def test_what_a_report_cannot_show(refuse: Refuse, run: Path) -> None:
     assert "--report trains nothing, so that training.steps cannot be changed" in refuse(
         *again("--report", "--steps", "9")

@@ -152,8 +152,6 @@ def test_what_is_not_said_stays_as_it_is(ended: Path) -> None:
     (note,) = named.notes
     assert note.startswith("the run keeps its own settings where text has others: model.decoder.num_layers 1, ")
     assert note.endswith(" more")
-    new = train_options(["--run", str(ended.with_name("edned"))])
-    assert new.notes == [f"{new.run} held no run, and no experiment was named: this is a new run of python-docs"]
     afresh = train_options(["text", "--run", str(ended), "--resume", "no"])
     assert (afresh.before, afresh.experiment) == (None, EXPERIMENTS["text"].config)
 

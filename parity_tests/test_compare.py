@@ -290,6 +290,7 @@ def test_batches_are_those_of_a_training() -> None:
         assert all((ours[name] == theirs[name]).all() for name in ours)
 
 
+@pytest.mark.deep
 def test_each_framework_alone() -> None:
     plan = read_plan(["dates", *TINY])
     batches = Batches(plan.experiment, 3)

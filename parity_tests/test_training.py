@@ -110,7 +110,8 @@ def test_gate_6_trajectory(name: str, length: int, record: Record) -> None:
         truth = exact.follow_jax(steps)[0]
         if seed == 0:
             record(name, same_path("6 trajectory, float64", config, truth, exact.follow_torch(steps, [])))
-        assert truth.losses[-4:].mean() < 0.98 * truth.losses[:4].mean(), "it must have learned something"
+        learned = 1 - truth.losses[-4:].mean() / truth.losses[:4].mean()
+        assert learned > 0.02 * length / 300, "it must have learned something"
         losses.append((single.follow_jax(steps)[0].losses, single.follow_torch(steps, []).losses, truth.losses))
     record(name, trajectory("6 trajectory / allowed", *map(np.stack, zip(*losses, strict=True))))
 

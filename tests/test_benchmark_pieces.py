@@ -41,6 +41,7 @@ def check(tree: Any) -> None:
         assert tree >= 0
 
 
+@pytest.mark.deep
 def test_attention(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = figures_of(attention, tmp_path)
     names = {*get_args(AttentionImplementation), "torch sdpa"} - {"auto"}

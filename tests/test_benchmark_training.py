@@ -89,6 +89,7 @@ def test_train_step_of_one_case(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "expected one of 'small gpt', 'gpt2', 'vaswani-base', 'bert-base'" in capsys.readouterr().err
 
 
+@pytest.mark.deep
 def test_losses_that_disagree_are_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.training_torch.draw_weights", lambda shapes, seed: draw_weights(shapes, seed + 1))
     out = tmp_path / "train_step.json"

@@ -87,6 +87,7 @@ def test_turns_and_spreads() -> None:
     assert Spread.of([3.0, 1.0, 7.0]) == (3.0, 1.0, 7.0)
 
 
+@pytest.mark.deep
 def test_a_side_in_a_process_of_its_own() -> None:
     kind, config = "benchmarks.ours:Ours", quick()[0].config
     given, question = (config, 0, "cpu"), ("decode", draw_prompts(50, 2, 4), 4, 4, 1)

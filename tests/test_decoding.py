@@ -242,6 +242,7 @@ def test_layers_apart_or_together(gpt: Model) -> None:
         ).all()
 
 
+@pytest.mark.deep
 def test_ten_thousand_tokens_are_compiled_once_and_leave_nothing_behind(gpt: Model) -> None:
     net, params = gpt
     params, decoding = net.unstacked(params), DecodingConfig(10_000, temperature=1.0)

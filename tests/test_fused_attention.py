@@ -179,12 +179,14 @@ def on_eight_devices(code: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.deep
 def test_devices_share_the_tpu_kernel() -> None:
     differences = [float(word) for word in on_eight_devices(ON_EIGHT_DEVICES).split()]
     assert len(differences) == 4
     assert max(differences) < 2e-5
 
 
+@pytest.mark.deep
 def test_training_shares_the_tpu_kernel(tmp_path: Path) -> None:
     """Training and evaluation split it over a mesh; the samples, whose rows do not divide, do without it."""
     text = tmp_path / "text.txt"

@@ -113,6 +113,7 @@ def test_a_batch_says_what_each_prompt_says_alone(program: Program, tmp_path: Pa
 
 @pytest.mark.parametrize("run", ["text", "learned"])
 @pytest.mark.parametrize("flags", [[], ["--stream"], ["--beam", "2"], ["--slide"], ["--num-samples", "2"]])
+@pytest.mark.deep
 def test_one_compilation_serves_all_lengths_and_batches(program: Program, run: str, flags: list[str]) -> None:
     from jax_tformer.decoding import beam, loop
 

@@ -98,6 +98,7 @@ def on_a_terminal(*arguments: str) -> tuple[int, str]:
     return process.returncode, sent.decode()
 
 
+@pytest.mark.deep
 def test_from_end_to_end(tmp_path: Path) -> None:
     """Through processes of their own, as `make parity` runs them, but tests without a framework."""
     (tmp_path / "test_tiny.py").write_text(TINY)

@@ -64,8 +64,11 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize(
     ("number", "at", "status"),
-    [(signal.SIGINT, 3, 130), (signal.SIGTERM, 13, 143), (signal.SIGKILL, 13, -9)],
-    ids=["ctrl-c before a checkpoint", "sigterm", "kill -9"],
+    [
+        pytest.param(signal.SIGINT, 3, 130, id="ctrl-c before a checkpoint", marks=pytest.mark.deep),
+        pytest.param(signal.SIGTERM, 13, 143, id="sigterm"),
+        pytest.param(signal.SIGKILL, 13, -9, id="kill -9", marks=pytest.mark.deep),
+    ],
 )
 def test_stopped_and_started_again(
     number: int, at: int, status: int, tmp_path: Path, uninterrupted: list[dict[str, float]]
@@ -91,6 +94,7 @@ def test_stopped_and_started_again(
     assert all((run / name).stat().st_size for name in ("loss.png", "samples.txt", "config.json", "tokenizer.json"))
 
 
+@pytest.mark.deep
 def test_a_damaged_checkpoint_is_passed_over(
     tmp_path: Path, uninterrupted: list[dict[str, float]], capsys: pytest.CaptureFixture[str]
 ) -> None:

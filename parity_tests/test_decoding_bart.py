@@ -60,6 +60,7 @@ def test_greedy_tokens(end_id: int | None, penalty: float, bart: Sides, record: 
     record("huggingface bart", differing(ours, theirs, margins))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("end_id", ENDS)
 @pytest.mark.parametrize("settings", BEAMS, ids=lambda settings: f"{settings['num_beams']} beams")
 def test_beams(settings: dict[str, Any], end_id: int | None, bart: Sides, record: Record) -> None:

@@ -53,9 +53,14 @@ def _as_float(value: Any) -> Any:
 
 
 def write_json(path: Path, values: Any) -> None:
-    """Writes `values` so that there is the old file or the new one and never half of either, even after a power cut."""
+    """Writes `values` as `write_text` writes."""
+    write_text(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes `text` so that there is the old file or the new one and never half of either, even after a power cut."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    partial.write_text(text, encoding="utf-8")
     sync(partial)
     partial.replace(path)
     sync(path.parent)

@@ -228,7 +228,8 @@ def test_a_job_that_was_killed_while_it_began_a_run_is_forgotten(run: Path) -> N
     for path in run.iterdir():
         if path.name not in ("lock", "tokenizer.json", "tokenizer_config.json"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    (run / "config.json.partial").write_text("{")
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (run / f"{name}.partial").write_text("{")
     RunFolder(run).check()
     (run / "lock").unlink()
     with pytest.raises(InputError, match=r"no config.json"):

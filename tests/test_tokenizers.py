@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import string
 from pathlib import Path
 from types import SimpleNamespace
@@ -298,3 +299,11 @@ class TestArticle:
 
     def test_pieces_of_a_long_text(self, gpt2: Tokenizer) -> None:
         assert gpt2.encode(CORPUS).tolist() == backend_ids(gpt2, CORPUS)
+
+
+def test_what_is_saved_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
+    build_tokenizer(TokenizerConfig("characters"), ["ab"], {}).save(tmp_path)
+    names = ("tokenizer_config.json", "tokenizer.json")
+    assert synced == [place for name in names for place in (f"{tmp_path}/{name}.partial", str(tmp_path))]

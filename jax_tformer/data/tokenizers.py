@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import tokenizers
 
-from jax_tformer.config_file import read_json, read_text
+from jax_tformer.config_file import read_json, read_text, write_text
 from jax_tformer.data.utf8 import BLOCK, PIECE_END, WORD_END, Pieces, blocks
 from jax_tformer.errors import InputError
 
@@ -186,8 +186,8 @@ class Tokenizer:
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         Path(folder).mkdir(parents=True, exist_ok=True)
         # tokenizer.json comes last: where it exists, its roles do too.
-        _replace(Path(folder) / "tokenizer_config.json", json.dumps(settings, indent=1) + "\n")
-        _replace(Path(folder) / "tokenizer.json", self._backend.to_str(pretty=True) + "\n")
+        write_text(Path(folder) / "tokenizer_config.json", json.dumps(settings, indent=1) + "\n")
+        write_text(Path(folder) / "tokenizer.json", self._backend.to_str(pretty=True) + "\n")
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
@@ -338,10 +338,3 @@ def _look_up(text: str, table: np.ndarray) -> np.ndarray:
             "characters of the text that it was made from; leave it out, or train with the bytes tokenizer"
         )
     return ids
-
-
-def _replace(path: Path, text: str) -> None:
-    """Writes a file so that a kill leaves the old one or the new one, never half."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)

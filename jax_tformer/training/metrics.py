@@ -10,9 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jax_tformer.config_file import not_regular, parse_json, shortened
+from jax_tformer.config_file import not_regular, parse_json, shortened, write_text
 from jax_tformer.errors import InputError
-from jax_tformer.paths import sync
 from jax_tformer.training.run_folder import RunFolder
 
 Row = dict[str, Any]
@@ -36,11 +35,7 @@ class MetricsLog:
                 kept = self._path.with_name(self._path.name + ".damaged")
                 shutil.copyfile(self._path, kept)
                 self.notes[-1] += f"; the file as it was is {kept.name}"
-            partial = self._path.with_name(self._path.name + ".partial")
-            partial.write_text("".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step), encoding="utf-8")
-            sync(partial)
-            partial.replace(self._path)
-            sync(folder.path)
+            write_text(self._path, "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step))
             # Without a buffer: what does not fit on the disk fails here and now, and not again when the program ends.
             self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
             self._board = _TensorBoard(folder.tensorboard, step + 1)

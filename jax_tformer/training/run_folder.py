@@ -20,7 +20,7 @@ from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
 
 _LONGEST_LINE = 1 << 20
-_BEFORE_CONFIG = re.compile(r"lock|tokenizer(_config)?\.(json|partial)|config\.json\.partial")
+_BEFORE_CONFIG = re.compile(r"lock|tokenizer(_config)?\.json(\.partial)?|config\.json\.partial")
 """What a job that was killed while it began a run may have left: nothing that a new one does not write again."""
 
 

@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 help:
 	@echo "make train [ARGS='EXPERIMENT --FIELD VALUE ...']   train a model; make train ARGS=--help lists experiments"
 	@echo "make test  [ARGS='-k NAME ...']                    prove that JAX and PyTorch agree; test the rest"
-	@echo "make test-deep [ARGS='-k NAME ...']               what is only depth: long paths, full sizes, benchmarks as programs"
+	@echo "make test-deep [ARGS='-k NAME ...']                what is only depth: long paths, full sizes, benchmarks as programs"
 	@echo "make parity [ARGS='-k gpt2 --out FOLDER ...']      run the parity gates alone; report: parity-report/parity.html"
 	@echo "make parity-deep [SEED=N]                          gates 1, 2 on 3,000 random architectures, 8 on 360; 40 minutes or more"
 	@echo "make bench [ARGS='--device gpu ...']               speed and memory side by side with PyTorch; takes 15 minutes"

@@ -47,10 +47,10 @@ def require_room(state: PyTree, mesh: Mesh) -> None:
     """
     leaves = jax.tree.leaves(state)
     asked = sum(math.prod(x.sharding.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize for x in leaves)
-    device = mesh.devices.flat[0]
+    device = mesh.local_devices[0]
     if device.platform == "cpu":
-        # Its devices share the memory of the machine.
-        asked, limit = asked * mesh.size, _host_memory()
+        # This process's devices share the memory of the machine.
+        asked, limit = asked * len(mesh.local_devices), _host_memory()
     else:
         limit = (device.memory_stats() or {}).get("bytes_limit", asked)
     if asked > limit:

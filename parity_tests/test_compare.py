@@ -89,6 +89,7 @@ def report(folder: Path = Path("report")) -> dict[str, Any]:
     return json.loads((folder / "report.json").read_text())
 
 
+@pytest.mark.deep
 def test_float64_with_shared_dropout_parts_and_seeds(run: Run) -> None:
     options = ["--dtype", "float64", "--dropout", "shared", "--training.accumulation", "2", "--seeds", "2"]
     status, printed = run(*QUICK, "--steps", "4", "--out", "report", *options)

@@ -93,7 +93,9 @@ def test_gates_1_and_2_at_full_size(name: str, record: Record) -> None:
         record(f"{name}, full size", figure)
 
 
-@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize(
+    "padding", ["left", *(pytest.param(side, marks=pytest.mark.deep) for side in ("none", "right"))]
+)
 @pytest.mark.parametrize("name", ["gpt2", "switches-decoder-only", "switches-encoder-decoder"])
 def test_gates_1_and_2_over_several_blocks(name: str, padding: str, record: Record) -> None:
     """Attention in blocks of queries, of which the last is shorter (see nn/attention_blocks.py)."""

@@ -64,6 +64,7 @@ def test_gate_5_optimizer(name: str, record: Record) -> None:
     ],
     ids=["inverse_sqrt, no clip", "constant, no warm-up, no decay", "beta1 0, eps 1e-3"],
 )
+@pytest.mark.deep
 def test_gate_5_other_settings(optimizer: OptimizerConfig, record: Record) -> None:
     config = without_dropout("post-decoder-only")
     pair = TrainingPair(
@@ -116,7 +117,14 @@ def test_gate_6_trajectory(name: str, length: int, record: Record) -> None:
     record(name, trajectory("6 trajectory / allowed", *map(np.stack, zip(*losses, strict=True))))
 
 
-@pytest.mark.parametrize("name", ["vaswani-base", "gpt2", "bert-base", "switches-encoder-decoder"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vaswani-base",
+        "gpt2",
+        *(pytest.param(n, marks=pytest.mark.deep) for n in ("bert-base", "switches-encoder-decoder")),
+    ],
+)
 def test_gate_7_dropout(name: str, record: Record) -> None:
     """All four rates on; PyTorch drops what JAX dropped: gates 1, 2 and 5 hold as they do without."""
     config = replace(TRAINABLE[name], dropout=DROPOUT)

@@ -214,6 +214,7 @@ def test_products() -> None:
     assert not of_type(found, "bfloat16")
 
 
+@pytest.mark.deep
 def test_three_steps_of_both_are_the_same() -> None:
     given = (tiny(small_gpt()), BatchShape(2, 8), 0, "cpu")
     losses = []

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from jax_tformer.training import checksums
 from jax_tformer.training.checkpoint import Checkpoints
 from tests.checkpoint_states import save_all
@@ -129,6 +131,7 @@ while True:
 """
 
 
+@pytest.mark.deep
 def test_kill_at_any_moment_leaves_the_newest_finished_step_and_the_best(tmp_path: Path) -> None:
     done = 0
     for await_line in ("done", "begun", "begun", "done"):
@@ -203,6 +206,7 @@ checkpoints.close()
 """
 
 
+@pytest.mark.deep
 def test_two_processes_share_checkpoints(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))

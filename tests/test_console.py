@@ -99,7 +99,7 @@ def test_what_is_exported_is_the_model(run: Path, call: Console) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("RUN",), "missing from jax-tformer export: PATH A new or empty folder"),
+        (("RUN",), "error: PATH is missing: A new or empty folder"),
         (("nowhere", "model"), "nowhere"),
         (("RUN", "full"), "full is there already; expected a new or empty folder"),
         (("RUN", "full/file"), "full/file is there already; expected a new or empty folder"),

@@ -114,6 +114,7 @@ for name in ("python-docs", "dates"):
 """
 
 
+@pytest.mark.deep
 def test_what_is_compiled_to_run_once_computes_the_same_bits() -> None:
     # In a process that compiles as programs do, and not as tests.
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}

@@ -110,6 +110,7 @@ def test_the_pre_tokenizer_splits_wherever_a_text_is_cut(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name == "GPT-2" else pytest.mark.deep) for name in SPLITTERS]
 )
+@pytest.mark.deep
 def test_no_character_of_unicode_goes_on_beyond_a_cut(name: str) -> None:
     splitter, end = SPLITTERS[name]
     # Whatever version of Unicode the library knows.

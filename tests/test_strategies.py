@@ -91,6 +91,7 @@ def test_the_smallest_temperature_is_greedy() -> None:
     assert choose(logits, keys, rules_of(DecodingConfig(temperature=1e-38)), None).tolist() == [1, 0]
 
 
+@pytest.mark.deep
 def test_what_has_no_probability_is_never_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums in blocks rise by rounding where nothing is added: numbers that fall there must not draw that token."""
     logits = keep_top_k(jax.random.normal(jax.random.key(0), (64, 8000)) * 3, 50)

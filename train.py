@@ -15,9 +15,10 @@ STARTED = time.perf_counter()
 import dataclasses  # noqa: E402 (the clock starts before the imports)
 from collections.abc import Sequence  # noqa: E402
 
-from jax_tformer.command_line import run_program, train_options  # noqa: E402
+from jax_tformer.command_line import run_program  # noqa: E402
 from jax_tformer.errors import InputError  # noqa: E402
 from jax_tformer.terminal import say  # noqa: E402
+from jax_tformer.train_options import train_options  # noqa: E402
 
 
 def main(arguments: Sequence[str]) -> int:

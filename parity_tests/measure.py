@@ -149,7 +149,8 @@ class Quality:
 
 
 FLOAT32 = Quality(("float32",), 2.5, 2.0**-23)
-"""Gate 3: the worst of all presets is at 0.80 of this on an AMD EPYC, and at most 0.79 on an Intel Xeon.
+"""Gate 3: the worst of all presets is at 0.80 of this on an AMD EPYC. On an Intel Xeon 0.66 was
+measured with a factor of 3, which is at most 0.79 of this.
 
 Before attention weights had a derivative of their own (see nn/masks.py) it was at 1.00 and 1.32.
 """

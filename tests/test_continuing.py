@@ -13,9 +13,9 @@ import pytest
 
 import generate
 import train
-from jax_tformer.command_line import train_options
 from jax_tformer.errors import InputError
 from jax_tformer.presets import EXPERIMENTS
+from jax_tformer.train_options import train_options
 from jax_tformer.training.evaluation import Evaluator
 from jax_tformer.training.metrics import read_metrics
 from jax_tformer.training.resumption import permitted_changes

@@ -24,7 +24,7 @@ class TrainState(NamedTuple):
     params: Params
     opt_state: optax.OptState
     step: Int[Array, ""]
-    """Updates made so far: n. -n - 1 (~n) once update n + 1 was not finite: the state then stays what it was."""
+    """Updates made so far: n. -n - 1 (~n) once update n + 1 was not finite: the parameters then stay."""
     key: UInt32[Array, " words"]
     """The data of the key that every step's dropout key follows from."""
 
@@ -97,8 +97,8 @@ def train_step(
     """The function (state, batch) -> (state, metrics), to be jitted with its state donated.
 
     Gradients are those of the loss summed over the whole batch, divided by its number of counting tokens, however
-    many parts (`accumulation`) it is computed in. A step whose loss or gradient norm is not finite changes nothing, and
-    nor does any after it: what it came from can still be looked at.
+    many parts (`accumulation`) it is computed in. A step whose loss or gradient norm is not finite changes no
+    parameter, and nor does any after it: what it came from can still be looked at.
     """
 
     def total_loss(params: Params, part: Batch, dropout_key: Array | None) -> tuple[Array, Array]:

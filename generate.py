@@ -1,7 +1,7 @@
 """Let a trained model speak: `python generate.py RUN --prompt TEXT`, or `--source TEXT`; or a text a line, from a file
 or on standard input."""
 
-from jax_tformer.allocator import begin_with_huge_pages
+from jax_tformer.run.allocator import begin_with_huge_pages
 
 if __name__ == "__main__":
     begin_with_huge_pages()
@@ -11,16 +11,16 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from jax_tformer.command_line import SMALLER_ANSWERS, parse, run_program
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import PairData
-from jax_tformer.generating.lines import Line, batched, file_lines, references_of, standard_input
-from jax_tformer.generating.options import GenerateOptions
 from jax_tformer.paths import user_path
+from jax_tformer.run.command_line import SMALLER_ANSWERS, parse, run_program
+from jax_tformer.run.generate_options import GenerateOptions
+from jax_tformer.run.lines import Line, batched, file_lines, references_of, standard_input
 from jax_tformer.terminal import one_line
 
 if TYPE_CHECKING:
-    from jax_tformer.generating.items import Item, Reader
+    from jax_tformer.run.items import Item, Reader
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -28,8 +28,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(GenerateOptions, arguments, prog="generate.py", description=__doc__ or "")
     options.check()
 
-    from jax_tformer.generating.items import reader_of
-    from jax_tformer.training.run_folder import RunFolder
+    from jax_tformer.run.items import reader_of
+    from jax_tformer.run.run_folder import RunFolder
 
     run = RunFolder(user_path(options.run))
     experiment = run.read_config()
@@ -43,9 +43,9 @@ def main(arguments: Sequence[str]) -> int:
     items = [read(line) for line in lines] if isinstance(lines, list) else read_on(read, lines, typed(options))
 
     from jax_tformer.decoding.translation_scores import translation_scores
-    from jax_tformer.generating.output import JsonOutput, TextOutput, speak_utf8
-    from jax_tformer.generating.speaker import load_speaker
-    from jax_tformer.generating.speed import Stopwatch
+    from jax_tformer.run.output import JsonOutput, TextOutput, speak_utf8
+    from jax_tformer.run.speaker import load_speaker
+    from jax_tformer.run.speed import Stopwatch
 
     # 3. The model.
     speaker = load_speaker(run, data, read, options)

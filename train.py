@@ -3,7 +3,7 @@
 `--run FOLDER` goes on with the run in a folder, and with `--report` only shows what it has come to.
 """
 
-from jax_tformer.allocator import begin_with_huge_pages
+from jax_tformer.run.allocator import begin_with_huge_pages
 
 if __name__ == "__main__":
     begin_with_huge_pages()
@@ -15,10 +15,10 @@ STARTED = time.perf_counter()
 import dataclasses  # noqa: E402 (the clock starts before the imports)
 from collections.abc import Sequence  # noqa: E402
 
-from jax_tformer.command_line import run_program  # noqa: E402
 from jax_tformer.errors import InputError  # noqa: E402
+from jax_tformer.run.command_line import run_program  # noqa: E402
+from jax_tformer.run.train_options import train_options  # noqa: E402
 from jax_tformer.terminal import say  # noqa: E402
-from jax_tformer.train_options import train_options  # noqa: E402
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -26,12 +26,12 @@ def main(arguments: Sequence[str]) -> int:
     plan = train_options(arguments)
 
     from jax_tformer.data.sources import check_files
-    from jax_tformer.training.run_folder import RunFolder
+    from jax_tformer.run.run_folder import RunFolder
 
     experiment, run = plan.experiment, RunFolder(plan.run)
     run.check()
     if plan.report:
-        from jax_tformer.training.finish import report
+        from jax_tformer.run.finish import report
 
         say(report(run, experiment))
         return 0
@@ -39,25 +39,25 @@ def main(arguments: Sequence[str]) -> int:
 
     import jax
 
-    from jax_tformer.compilation import compile_beside, compiler_options
     from jax_tformer.data.ids import check_batch_ids, check_vocabulary
     from jax_tformer.data.pipelines import build_pipeline, build_tokenizer_for
     from jax_tformer.data.tokenizers import load_run_tokenizer
     from jax_tformer.models.transformer import transformer
+    from jax_tformer.run.checkpoint import Checkpoints
+    from jax_tformer.run.compilation import compile_beside, compiler_options
+    from jax_tformer.run.diagnosis import Diagnosis
+    from jax_tformer.run.evaluation import Evaluator
+    from jax_tformer.run.finish import finish
+    from jax_tformer.run.fitting import describe_compute, fit_to_devices, for_other_shapes, require_room
+    from jax_tformer.run.interruption import Interruption
+    from jax_tformer.run.metrics import MetricsLog
+    from jax_tformer.run.progress import ProgressLine
+    from jax_tformer.run.reporting import Reporter
+    from jax_tformer.run.resumption import Resumption, permitted_changes
+    from jax_tformer.run.samples import sample_text
+    from jax_tformer.run.startup import set_up_jax
     from jax_tformer.sharding import abstract_batch, abstract_state, make_mesh, place_batch, state_shardings
-    from jax_tformer.startup import set_up_jax
-    from jax_tformer.training.checkpoint import Checkpoints
-    from jax_tformer.training.diagnosis import Diagnosis
-    from jax_tformer.training.evaluation import Evaluator
-    from jax_tformer.training.finish import finish
-    from jax_tformer.training.fitting import describe_compute, fit_to_devices, for_other_shapes, require_room
-    from jax_tformer.training.interruption import Interruption
-    from jax_tformer.training.metrics import MetricsLog
     from jax_tformer.training.optimizer import optimizer
-    from jax_tformer.training.progress import ProgressLine
-    from jax_tformer.training.reporting import Reporter
-    from jax_tformer.training.resumption import Resumption, permitted_changes
-    from jax_tformer.training.samples import sample_text
     from jax_tformer.training.step import init_state, train_step
 
     set_up_jax(experiment.model)

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jax_tformer import allocator
+from jax_tformer.run import allocator
 from jax_tformer_comparison.machine import peak_memory
 from parity_tests.machine import cores
 

@@ -17,8 +17,8 @@ from benchmarks.instructions import COPIES, GROUPS, WAITING, instructions
 from benchmarks.output import Session, make_table, milliseconds, options, other_work_line
 from benchmarks.training_cases import TrainingCase, full, quick
 from benchmarks.training_sides import OPTIMIZER, STEPS, BatchShape, draw_batch
-from jax_tformer.compilation import compiler_options
 from jax_tformer.config import TransformerConfig
+from jax_tformer.run.compilation import compiler_options
 from jax_tformer_comparison.machine import Neighbours
 from parity_tests.machine import cores
 

@@ -187,7 +187,7 @@ def chapters(arguments: Sequence[str]) -> None:
 
     import train
     from jax_tformer.data import pipelines
-    from jax_tformer.training import metrics
+    from jax_tformer.run import metrics
 
     compiled: list[tuple[float, str, float]] = []
 

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from benchmarks.harness import forget_peak
 from benchmarks.training_sides import OPTIMIZER, STEPS, BatchShape, draw_batch
 from benchmarks.weights import parameters
-from jax_tformer.compilation import compiler_options
 from jax_tformer.config import TransformerConfig
 from jax_tformer.experiment import MeshConfig
 from jax_tformer.models.transformer import transformer
+from jax_tformer.run.compilation import compiler_options
+from jax_tformer.run.fitting import fit_to_devices
 from jax_tformer.sharding import make_mesh
-from jax_tformer.training.fitting import fit_to_devices
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import StepMetrics, TrainState, init_state, train_step
 from jax_tformer_comparison.machine import peak_memory

@@ -4,15 +4,15 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from jax_tformer.allocator import begin_with_huge_pages
 from jax_tformer.errors import InputError, TrainingFailed
+from jax_tformer.run.allocator import begin_with_huge_pages
 
 PROGRAMS = {
     "train": ("jax_tformer.programs.train", "train a transformer, or continue a run"),
     "generate": ("jax_tformer.programs.generate", "let a trained model complete or translate"),
     "compare": ("jax_tformer_comparison.program", "train in JAX and PyTorch side by side; a report"),
     "parity": ("parity_tests.program", "prove here that the models equal the PyTorch reference"),
-    "export": ("jax_tformer.programs.export", "write a run's model as safetensors, config and tokenizer"),
+    "export": ("jax_tformer.run.export", "write a run's model as safetensors, config and tokenizer"),
 }
 """By name: the module whose `main` it is, and what it does. compare and parity need torch."""
 
@@ -27,13 +27,13 @@ def main() -> None:
     # As error messages and --help are to call it.
     sys.argv = [f"jax-tformer {name}", *arguments]
 
-    from jax_tformer.command_line import SMALLER_ANSWERS, SMALLER_TRAINING, run_program
+    from jax_tformer.run.command_line import SMALLER_ANSWERS, SMALLER_TRAINING, run_program
 
     run_program(_program(name), sys.argv[0], smaller=SMALLER_ANSWERS if name == "generate" else SMALLER_TRAINING)
 
 
 def _program(name: str) -> Callable[[Sequence[str]], int]:
-    from jax_tformer.command_line import as_called
+    from jax_tformer.run.command_line import as_called
 
     def program(arguments: Sequence[str]) -> int:
         # Imported in here, where a Ctrl-C is met as at any other time.

@@ -4,7 +4,7 @@
 
 In the process that compares, both share the memory and the caches. So each trains for a few steps in a process of its
 own, which imports only its own framework and gets experiment, weights and batches as files. On a processor both get
-the allocator that train.py has (jax_tformer/allocator.py).
+the allocator that train.py has (jax_tformer/run/allocator.py).
 """
 
 import json
@@ -22,9 +22,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jax_tformer import allocator
 from jax_tformer.config_file import from_dict, read_json, to_dict, write_json
 from jax_tformer.experiment import ExperimentConfig
+from jax_tformer.run import allocator
 from jax_tformer_comparison.machine import peak_memory
 from jax_tformer_comparison.sides import Side, Tensors
 
@@ -111,7 +111,7 @@ def _jax(experiment: ExperimentConfig) -> tuple[Callable[[], Side], Callable[[in
     import jax
     import jax.numpy as jnp
 
-    from jax_tformer.startup import set_up_jax
+    from jax_tformer.run.startup import set_up_jax
     from jax_tformer_comparison.jax_side import JaxSide, full_precision
 
     set_up_jax(experiment.model)

@@ -7,8 +7,8 @@ from types import TracebackType
 from rich.live import Live
 from rich.table import Table
 
+from jax_tformer.run.progress import PatientConsole
 from jax_tformer.terminal import visible
-from jax_tformer.training.progress import PatientConsole
 from jax_tformer_comparison.machine import peak_memory, quiet
 from jax_tformer_comparison.record import SeedRecord
 from jax_tformer_comparison.sides import Side

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jax_tformer.command_line import parse
 from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig, require, require_fraction, require_positive
 from jax_tformer.experiment import (
     ExperimentConfig,
@@ -18,7 +17,8 @@ from jax_tformer.experiment import (
 )
 from jax_tformer.paths import user_path
 from jax_tformer.presets import EXPERIMENTS
-from jax_tformer.train_options import SHORT_NAMES, chosen_experiment
+from jax_tformer.run.command_line import parse
+from jax_tformer.run.train_options import SHORT_NAMES, chosen_experiment
 
 DEFAULT_EXPERIMENT = "dates"
 """The experiment with the shortest steps."""

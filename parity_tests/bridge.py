@@ -13,11 +13,11 @@ from ml_dtypes import bfloat16
 from torch import nn
 from torch.nn import functional as F
 
-from jax_tformer.compilation import EMITTERS, FLOAT64
 from jax_tformer.config import Dtype, TransformerConfig
 from jax_tformer.models.outputs import Outputs
 from jax_tformer.models.transformer import transformer
 from jax_tformer.nn.arrays import Params
+from jax_tformer.run.compilation import EMITTERS, FLOAT64
 from jax_tformer.training.losses import cross_entropy as cross_entropy_sum
 from jax_tformer.training.losses import mean_cross_entropy
 from jax_tformer.training.step import apply_to_batch as apply_ours

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from jax_tformer.nn import attention
-from jax_tformer.training import evaluation, step
+from jax_tformer.run import evaluation
+from jax_tformer.training import step
 from parity_tests.faults import code_fault
 from parity_tests.library_faults import no_higher
 

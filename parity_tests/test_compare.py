@@ -20,9 +20,9 @@ import torch
 from rich.console import Console
 
 import compare
-from jax_tformer.command_line import run_program
 from jax_tformer.errors import TrainingFailed
 from jax_tformer.experiment import ExperimentConfig
+from jax_tformer.run.command_line import run_program
 from jax_tformer_comparison.alone import Alone, measure_alone
 from jax_tformer_comparison.batches import Batches
 from jax_tformer_comparison.figures import parameter_table

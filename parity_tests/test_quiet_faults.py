@@ -18,8 +18,8 @@ from jax_tformer.experiment import MeshConfig
 from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.nn import attention
 from jax_tformer.nn.arrays import Params
+from jax_tformer.run.evaluation import Evaluator
 from jax_tformer.sharding import make_mesh
-from jax_tformer.training.evaluation import Evaluator
 from jax_tformer.training.step import Batch, TrainState, train_step
 from parity_tests import quiet_faults
 from parity_tests.bridge import Pair, Tensors

@@ -10,13 +10,13 @@ import jax
 import pytest
 
 import generate
-from jax_tformer.command_line import run_program
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.data.pipelines import build_tokenizer_for
 from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData, TextData, TokenizerConfig
 from jax_tformer.models.transformer import transformer
-from jax_tformer.training.checkpoint import Checkpoints
-from jax_tformer.training.run_folder import RunFolder
+from jax_tformer.run.checkpoint import Checkpoints
+from jax_tformer.run.command_line import run_program
+from jax_tformer.run.run_folder import RunFolder
 
 CONTEXT, SOURCE_LENGTH, TARGET_LENGTH = 32, 16, 12
 

@@ -13,10 +13,10 @@ import pytest
 
 import generate
 import train
-from jax_tformer.command_line import run_program
 from jax_tformer.errors import InputError
-from jax_tformer.training import checksums
-from jax_tformer.training.run_folder import RunFolder
+from jax_tformer.run import checksums
+from jax_tformer.run.command_line import run_program
+from jax_tformer.run.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen. " * 40

@@ -14,9 +14,9 @@ import optax
 import pytest
 
 from jax_tformer.errors import InputError
-from jax_tformer.training import checkpoint, checksums, restoring
-from jax_tformer.training.checkpoint import Checkpoints
-from jax_tformer.training.restoring import load_parameters
+from jax_tformer.run import checkpoint, checksums, restoring
+from jax_tformer.run.checkpoint import Checkpoints
+from jax_tformer.run.restoring import load_parameters
 from tests.checkpoint_states import ABSTRACT, abstract, assert_same_bits, make_state, save_all
 
 

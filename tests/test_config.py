@@ -107,7 +107,7 @@ def test_differences_name_the_fields() -> None:
     [
         "import jax_tformer.config, jax_tformer.experiment, jax_tformer.presets",
         "import jax_tformer; jax_tformer.TransformerConfig",
-        "import jax_tformer.command_line",
+        "import jax_tformer.run.command_line",
         "import train, generate",
     ],
 )

@@ -14,7 +14,7 @@ from jax_tformer import load_weights, transformer
 from jax_tformer.config_file import to_dict
 from jax_tformer.data.tokenizers import load_tokenizer
 from jax_tformer.experiment import TextData
-from jax_tformer.training.run_folder import RunFolder
+from jax_tformer.run.run_folder import RunFolder
 from tests.speaking import write_run
 
 ROOT = Path(__file__).parents[1]

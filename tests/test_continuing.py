@@ -15,10 +15,10 @@ import generate
 import train
 from jax_tformer.errors import InputError
 from jax_tformer.presets import EXPERIMENTS
-from jax_tformer.train_options import train_options
-from jax_tformer.training.evaluation import Evaluator
-from jax_tformer.training.metrics import read_metrics
-from jax_tformer.training.resumption import permitted_changes
+from jax_tformer.run.evaluation import Evaluator
+from jax_tformer.run.metrics import read_metrics
+from jax_tformer.run.resumption import permitted_changes
+from jax_tformer.run.train_options import train_options
 
 TINY = [
     *("--model.d-model", "16", "--model.decoder.num-layers", "1", "--model.decoder.num-heads", "2"),

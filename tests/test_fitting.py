@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_tformer import allocator
-from jax_tformer.compilation import FLOAT64, OPTIONS, RUN_ONCE, compile_beside, compiler_options
 from jax_tformer.config import ComputeConfig, DropoutConfig, Remat, StackConfig, TransformerConfig
 from jax_tformer.experiment import MeshConfig, OptimizerConfig
 from jax_tformer.models.transformer import transformer
+from jax_tformer.run import allocator
+from jax_tformer.run.compilation import FLOAT64, OPTIONS, RUN_ONCE, compile_beside, compiler_options
+from jax_tformer.run.fitting import choose_remat, describe_compute, fit_to_devices, kept_bytes
 from jax_tformer.sharding import make_mesh
-from jax_tformer.training.fitting import choose_remat, describe_compute, fit_to_devices, kept_bytes
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import evaluation_step, init_state, train_step
 
@@ -103,7 +103,7 @@ def test_programs_pass_parameters_as_arguments() -> None:
 
 INITIALISED = """
 import jax, numpy as np
-from jax_tformer.compilation import RUN_ONCE
+from jax_tformer.run.compilation import RUN_ONCE
 from jax_tformer.models.transformer import transformer
 from jax_tformer.presets import EXPERIMENTS
 
@@ -167,7 +167,7 @@ def test_a_program_begins_with_huge_pages_once(
 
 PROGRAM = """
 import os, sys
-from jax_tformer import allocator
+from jax_tformer.run import allocator
 allocator._offers_huge_pages = lambda: True
 if __name__ == "__main__":
     allocator.begin_with_huge_pages()
@@ -211,7 +211,7 @@ def test_only_a_process_that_is_the_program_begins_again(command: list[str], pri
 
 
 def test_tensorboard_does_not_bring_torch(tmp_path: Path) -> None:
-    metrics = "import sys, pathlib; from jax_tformer.training.metrics import _TensorBoard; "
+    metrics = "import sys, pathlib; from jax_tformer.run.metrics import _TensorBoard; "
     code = f"{metrics}_TensorBoard(pathlib.Path({str(tmp_path)!r}), 1); print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"

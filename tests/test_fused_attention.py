@@ -127,7 +127,7 @@ from jax_tformer.nn.fused_attention import choose_implementation
 from benchmarks.training_cases import without_dropout
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.sharding import make_mesh
-from jax_tformer.training import fitting
+from jax_tformer.run import fitting
 from tests.test_fused_attention import WHOLE, largest_difference
 
 choose = lambda: choose_implementation("tpu", jax.numpy.dtype("bfloat16"), WHOLE, WHOLE, drops=False)
@@ -155,7 +155,7 @@ pallas.pallas_call = partial(pallas.pallas_call, interpret=True)
 split, plain = [], jax.shard_map
 jax.shard_map = lambda *given, **options: split.append(1) or plain(*given, **options)
 import train
-from jax_tformer.training.evaluation import Evaluator
+from jax_tformer.run.evaluation import Evaluator
 evaluate = Evaluator.__call__
 
 def counted(self, params):

@@ -15,7 +15,7 @@ import pytest
 import generate
 from jax_tformer.data.tokenizers import load_tokenizer
 from jax_tformer.errors import InputError
-from jax_tformer.generating.lines import Line, batched, references_of, standard_input
+from jax_tformer.run.lines import Line, batched, references_of, standard_input
 from tests.speaking import CONTEXT, TARGET_LENGTH, Program, write_runs
 
 ROOT = Path(__file__).parents[1]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from jax_tformer.errors import InputError
-from jax_tformer.training.metrics import MetricsLog, read_metrics
-from jax_tformer.training.run_folder import RunFolder
+from jax_tformer.run.metrics import MetricsLog, read_metrics
+from jax_tformer.run.run_folder import RunFolder
 
 GOOD = [{"step": step, "loss": 1.5 - step} for step in range(1, 8)]
 LINES = [json.dumps(row).encode() for row in GOOD]

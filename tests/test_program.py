@@ -10,13 +10,12 @@ from pathlib import Path
 import jax
 import pytest
 
-from jax_tformer import startup
-from jax_tformer.command_line import run_program
 from jax_tformer.errors import InputError
 from jax_tformer.presets import EXPERIMENTS
-from jax_tformer.training import fitting
-from jax_tformer.training.interruption import Interruption
-from jax_tformer.training.progress import ProgressLine
+from jax_tformer.run import fitting, startup
+from jax_tformer.run.command_line import run_program
+from jax_tformer.run.interruption import Interruption
+from jax_tformer.run.progress import ProgressLine
 
 ROOT = Path(__file__).parents[1]
 
@@ -121,7 +120,7 @@ def test_a_platform_that_jax_has_never_heard_of(monkeypatch: pytest.MonkeyPatch)
 PROGRAM = """
 import sys
 import warnings
-from jax_tformer.command_line import run_program
+from jax_tformer.run.command_line import run_program
 def program(arguments):
     print("an answer", flush=arguments == ["at once"])
     return 0
@@ -186,7 +185,7 @@ import warnings
 from pathlib import Path
 import jax
 from jax_tformer.presets import EXPERIMENTS
-from jax_tformer.startup import set_up_jax
+from jax_tformer.run.startup import set_up_jax
 
 set_up_jax(EXPERIMENTS["dates"].config.model)
 folder = Path(sys.argv[1]) / "jax-tformer"

@@ -6,8 +6,8 @@ import re
 import pytest
 from rich.console import Console
 
-from jax_tformer.training import progress
-from jax_tformer.training.progress import ProgressLine
+from jax_tformer.run import progress
+from jax_tformer.run.progress import ProgressLine
 
 
 @pytest.fixture

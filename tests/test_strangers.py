@@ -16,8 +16,8 @@ from jax_tformer.data.tokenizer_kinds import build_tokenizer
 from jax_tformer.data.tokenizers import load_tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig, TextData, TokenizerConfig
-from jax_tformer.training import checksums
-from jax_tformer.training.run_folder import RunFolder
+from jax_tformer.run import checksums
+from jax_tformer.run.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -198,7 +198,7 @@ def test_what_training_would_write_to_is_in_the_folder(
 
 PROGRAM = """
 import sys, generate, train
-from jax_tformer.command_line import run_program
+from jax_tformer.run.command_line import run_program
 for program, *arguments in {calls!r}:
     sys.argv = [program, *arguments]
     try:

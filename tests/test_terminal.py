@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from jax_tformer.command_line import run_program
 from jax_tformer.errors import InputError, TrainingFailed
-from jax_tformer.generating.items import Item
-from jax_tformer.generating.lines import Line
-from jax_tformer.generating.output import JsonOutput, TextOutput
-from jax_tformer.generating.speaker import Completion
+from jax_tformer.run.command_line import run_program
+from jax_tformer.run.items import Item
+from jax_tformer.run.lines import Line
+from jax_tformer.run.output import JsonOutput, TextOutput
+from jax_tformer.run.progress import ProgressLine
+from jax_tformer.run.speaker import Completion
 from jax_tformer.terminal import one_line, say, visible
-from jax_tformer.training.progress import ProgressLine
 
 TITLE = "\x1b]0;mine\x07"
 SHOWN = r"\u001b]0;mine\u0007"

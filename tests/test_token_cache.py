@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jax_tformer import ARCHITECTURES, paths, startup
+from jax_tformer import ARCHITECTURES, paths
 from jax_tformer.data import token_cache
 from jax_tformer.data.batches import Pipeline
 from jax_tformer.data.pipelines import build_pipeline, build_tokenizer_for
@@ -22,6 +22,7 @@ from jax_tformer.data.tokenizer_kinds import build_tokenizer
 from jax_tformer.data.tokenizers import Role, Tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import MaskedTextData, PairData, TextData, TokenizerConfig, TrainingConfig
+from jax_tformer.run import startup
 
 ROOT = Path(__file__).parents[1]
 TEXT = "".join(f"{n} bottles of beer on the wall, “Ça va”, 日本語, take {n * n} down.\n" for n in range(1000))

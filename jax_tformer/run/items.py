@@ -7,8 +7,8 @@ from jax_tformer.data.pairs import pair_batcher
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import PairData, TextData
-from jax_tformer.generating.lines import Line
-from jax_tformer.generating.options import DEFAULT_NEW_TOKENS, GenerateOptions
+from jax_tformer.run.generate_options import DEFAULT_NEW_TOKENS, GenerateOptions
+from jax_tformer.run.lines import Line
 
 
 class Item(NamedTuple):

@@ -6,10 +6,10 @@ from typing import Literal
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.nn.arrays import Params
-from jax_tformer.startup import set_up_jax
-from jax_tformer.training.fitting import for_other_shapes
-from jax_tformer.training.restoring import load_parameters
-from jax_tformer.training.run_folder import RunFolder
+from jax_tformer.run.fitting import for_other_shapes
+from jax_tformer.run.restoring import load_parameters
+from jax_tformer.run.run_folder import RunFolder
+from jax_tformer.run.startup import set_up_jax
 
 
 @dataclass(frozen=True)

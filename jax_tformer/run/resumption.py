@@ -14,9 +14,9 @@ from jax_tformer.data.batches import Batch
 from jax_tformer.data.tokenizers import tokenizer_digests
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
-from jax_tformer.training.checkpoint import Checkpoints
-from jax_tformer.training.restoring import HELD_OUT_LOSS
-from jax_tformer.training.run_folder import RunFolder
+from jax_tformer.run.checkpoint import Checkpoints
+from jax_tformer.run.restoring import HELD_OUT_LOSS
+from jax_tformer.run.run_folder import RunFolder
 from jax_tformer.training.step import TrainState
 
 _ROUNDING = (

@@ -12,7 +12,7 @@ from typing import Any
 
 from jax_tformer.config_file import not_regular, parse_json, shortened, write_text
 from jax_tformer.errors import InputError
-from jax_tformer.training.run_folder import RunFolder
+from jax_tformer.run.run_folder import RunFolder
 
 Row = dict[str, Any]
 

@@ -32,8 +32,8 @@ from jaxtyping import PyTree
 from jax_tformer.config_file import read_json, write_json
 from jax_tformer.errors import InputError
 from jax_tformer.paths import sync
-from jax_tformer.training import checksums
-from jax_tformer.training.restoring import EXTRA_FILE, Restored, agreed, held_out_losses, numbered, orbax, restore
+from jax_tformer.run import checksums
+from jax_tformer.run.restoring import EXTRA_FILE, Restored, agreed, held_out_losses, numbered, orbax, restore
 
 _LEFTOVER = re.compile(r"[0-9]+\.(pending|deleted).*")
 

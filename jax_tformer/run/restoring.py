@@ -18,7 +18,7 @@ from jaxtyping import PyTree
 
 from jax_tformer.config_file import read_json
 from jax_tformer.errors import InputError
-from jax_tformer.training import checksums
+from jax_tformer.run import checksums
 
 HELD_OUT_LOSS = "val_loss"
 """The entry of `extra` that the best step is chosen by: the one where it is lowest."""

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from jax_tformer.command_line import as_called, long_name, parse
 from jax_tformer.config_file import changed_fields, shortened, to_dict
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
 from jax_tformer.paths import user_path
 from jax_tformer.presets import DEFAULT_EXPERIMENT, EXPERIMENTS
+from jax_tformer.run.command_line import as_called, long_name, parse
 
 if TYPE_CHECKING:
-    from jax_tformer.training.run_folder import RunFolder
+    from jax_tformer.run.run_folder import RunFolder
 
 SHORT_NAMES = {
     "--steps": "--training.steps",
@@ -83,7 +83,7 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
     name, rest = chosen_experiment(arguments, DEFAULT_EXPERIMENT, _USAGE)
 
     # Only now: --help alone has nothing to wait for.
-    from jax_tformer.training.run_folder import RunFolder
+    from jax_tformer.run.run_folder import RunFolder
 
     where = _run_options(rest, f"train.py {name}")
     named = list(arguments[:1]) == [name] or where.run is None

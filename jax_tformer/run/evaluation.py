@@ -6,7 +6,6 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from jax_tformer.compilation import compiler_options
 from jax_tformer.data.batches import Pipeline
 from jax_tformer.data.pairs import pair_batcher
 from jax_tformer.data.tokenizers import Tokenizer
@@ -16,8 +15,9 @@ from jax_tformer.errors import InputError
 from jax_tformer.experiment import PairData
 from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.nn.arrays import Params
+from jax_tformer.run.compilation import compiler_options
+from jax_tformer.run.fitting import for_other_shapes
 from jax_tformer.sharding import place_batch
-from jax_tformer.training.fitting import for_other_shapes
 from jax_tformer.training.step import evaluation_step
 
 Figures = dict[str, Any]

@@ -9,9 +9,9 @@ import jax
 from jax_tformer.data.batches import Batch
 from jax_tformer.errors import TrainingFailed
 from jax_tformer.experiment import ExperimentConfig
-from jax_tformer.training.metrics import MetricsLog, Row, described
+from jax_tformer.run.metrics import MetricsLog, Row, described
+from jax_tformer.run.progress import ProgressLine
 from jax_tformer.training.optimizer import learning_rate
-from jax_tformer.training.progress import ProgressLine
 from jax_tformer.training.step import StepMetrics, TrainState
 
 

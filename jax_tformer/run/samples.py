@@ -16,7 +16,7 @@ from jax_tformer.decoding import DecodingConfig, generate
 from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData, TextData
 from jax_tformer.models.transformer import Transformer
 from jax_tformer.nn.arrays import Params
-from jax_tformer.training.evaluation import Translator
+from jax_tformer.run.evaluation import Translator
 from jax_tformer.training.step import apply_to_batch
 
 _PROMPT = 8

@@ -10,10 +10,10 @@ from jax_tformer import __version__
 from jax_tformer.data.pipelines import build_pipeline
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
-from jax_tformer.training.metrics import Row, described, draw_losses, read_metrics
-from jax_tformer.training.run_folder import RunFolder
-from jax_tformer.training.samples import begin_with_data, sample_text
-from jax_tformer.training.trained import load_trained
+from jax_tformer.run.metrics import Row, described, draw_losses, read_metrics
+from jax_tformer.run.run_folder import RunFolder
+from jax_tformer.run.samples import begin_with_data, sample_text
+from jax_tformer.run.trained import load_trained
 
 _LOSSES = ("loss", "val_loss", "val_perplexity", "val_bits_per_byte", "exact_match", "bleu", "no_bleu")
 PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain")

@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 
-from jax_tformer.allocator import keep_freed_memory
 from jax_tformer.config import TransformerConfig
 from jax_tformer.errors import InputError
 from jax_tformer.paths import bound_cache, cache_folder
+from jax_tformer.run.allocator import keep_freed_memory
 from jax_tformer.terminal import one_line
 
 _CACHE_WARNING = re.compile(

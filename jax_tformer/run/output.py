@@ -6,12 +6,12 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from jax_tformer.generating.items import Item
+from jax_tformer.run.items import Item
 from jax_tformer.terminal import say
 
 if TYPE_CHECKING:
     from jax_tformer.decoding.translation_scores import TranslationScores
-    from jax_tformer.generating.speaker import Completion
+    from jax_tformer.run.speaker import Completion
 
 
 def speak_utf8() -> None:

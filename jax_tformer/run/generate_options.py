@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from jax_tformer.command_line import checkpoint_step
 from jax_tformer.config import require
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import MaskedTextData, PairData, TextData
+from jax_tformer.run.command_line import checkpoint_step
 
 if TYPE_CHECKING:
     from jax_tformer.decoding import DecodingConfig

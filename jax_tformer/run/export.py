@@ -8,9 +8,9 @@ from typing import Annotated
 
 import tyro
 
-from jax_tformer.command_line import checkpoint_step, parse
 from jax_tformer.errors import InputError
 from jax_tformer.paths import user_path
+from jax_tformer.run.command_line import checkpoint_step, parse
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} is there already; expected a new or empty folder")
 
-    from jax_tformer.training.run_folder import RunFolder
+    from jax_tformer.run.run_folder import RunFolder
 
     run = RunFolder(user_path(options.run))
     run.read_config()
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     import safetensors
 
     from jax_tformer.config_file import to_dict, write_json
-    from jax_tformer.training.trained import load_trained
+    from jax_tformer.run.trained import load_trained
     from jax_tformer.weights.files import save_weights
 
     trained = load_trained(run, step)

@@ -6,17 +6,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_tformer.command_line import checkpoint_step
 from jax_tformer.data.text_stream import TextStream, added_text
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding import DecodingConfig, generate, stream
 from jax_tformer.experiment import PairData, TextData
-from jax_tformer.generating.items import Item, Reader
-from jax_tformer.generating.options import GenerateOptions
 from jax_tformer.models.transformer import Transformer
 from jax_tformer.nn.arrays import Params
-from jax_tformer.training.run_folder import RunFolder
-from jax_tformer.training.trained import load_trained
+from jax_tformer.run.command_line import checkpoint_step
+from jax_tformer.run.generate_options import GenerateOptions
+from jax_tformer.run.items import Item, Reader
+from jax_tformer.run.run_folder import RunFolder
+from jax_tformer.run.trained import load_trained
 
 
 class Completion(NamedTuple):

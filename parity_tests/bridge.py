@@ -18,11 +18,11 @@ from jax_tformer.models.outputs import Outputs
 from jax_tformer.models.transformer import transformer
 from jax_tformer.nn.arrays import Params
 from jax_tformer.run.compilation import EMITTERS, FLOAT64
-from jax_tformer.training.losses import cross_entropy as cross_entropy_sum
-from jax_tformer.training.losses import mean_cross_entropy
 from jax_tformer.training.step import apply_to_batch as apply_ours
 from jax_tformer.weights.names import from_reference, to_reference
 from parity_tests.measure import FLOAT64_BAR, Measured, ParityError, compared, worst
+from parity_tests.reference_loss import cross_entropy as cross_entropy_sum
+from parity_tests.reference_loss import mean_cross_entropy
 from torch_ref import Output, reference
 from torch_ref.dropout import inject
 from torch_ref.training import apply_to_batch as apply_theirs

@@ -31,7 +31,6 @@ from jax_tformer.nn.feedforward import FeedForward
 from jax_tformer.nn.masks import padding_mask
 from jax_tformer.nn.positions import position_ids
 from jax_tformer.presets import ARCHITECTURES
-from jax_tformer.training.losses import mean_cross_entropy
 from jax_tformer.weights.names import from_reference, slots
 from parity_tests.cases import CONFIGS, weights_for
 from parity_tests.documents import (
@@ -45,6 +44,7 @@ from parity_tests.documents import (
     assert_prints,
 )
 from parity_tests.measure import FLOAT64_BAR, relative_error
+from parity_tests.reference_loss import mean_cross_entropy
 from parity_tests.test_sources import first_layer
 from torch_ref import layers, reference
 

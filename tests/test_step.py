@@ -9,12 +9,13 @@ import optax
 import pytest
 
 from jax_tformer.config import ComputeConfig, DropoutConfig, Remat, StackConfig, TransformerConfig
+from jax_tformer.data.ids import IGNORED
 from jax_tformer.experiment import OptimizerConfig
 from jax_tformer.models.transformer import transformer
 from jax_tformer.nn.arrays import Params
-from jax_tformer.training.losses import IGNORED, mean_cross_entropy
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import Batch, TrainState, apply_to_batch, init_state, train_step
+from parity_tests.reference_loss import mean_cross_entropy
 
 STACK = StackConfig(num_layers=3, num_heads=2, feedforward_width=32, norm_placement="pre", final_norm=True)
 CONFIG = TransformerConfig(vocab_size=23, d_model=16, decoder=STACK)

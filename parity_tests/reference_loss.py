@@ -1,4 +1,4 @@
-"""Cross-entropy, summed over the tokens that count."""
+"""Cross-entropy in a few lines of JAX: what the loss that trains is compared with."""
 
 import jax
 import jax.numpy as jnp

@@ -11,7 +11,8 @@ from benchmarks.harness import forget_peak
 from benchmarks.sides import START_ID, Decoded
 from benchmarks.weights import parameters
 from jax_tformer.config import TransformerConfig
-from jax_tformer.decoding import DecodingConfig, generate, stream
+from jax_tformer.decoding.generation import generate, stream
+from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.models.transformer import transformer
 from jax_tformer.nn.arrays import Params
 

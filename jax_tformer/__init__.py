@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jax_tformer.config import ComputeConfig, DropoutConfig, StackConfig, TransformerConfig
-    from jax_tformer.decoding import DecodingConfig, generate, score, stream
+    from jax_tformer.decoding.generation import generate, stream
+    from jax_tformer.decoding.scoring import score
+    from jax_tformer.decoding.settings import DecodingConfig
     from jax_tformer.errors import InputError
     from jax_tformer.models.transformer import Transformer, transformer
     from jax_tformer.presets import ARCHITECTURES, EXPERIMENTS
@@ -35,11 +37,11 @@ _HOMES = {
     "Transformer": "models.transformer",
     "TransformerConfig": "config",
     "from_reference": "weights.names",
-    "generate": "decoding",
+    "generate": "decoding.generation",
     "load_weights": "weights.files",
     "save_weights": "weights.files",
-    "score": "decoding",
-    "stream": "decoding",
+    "score": "decoding.scoring",
+    "stream": "decoding.generation",
     "to_reference": "weights.names",
     "transformer": "models.transformer",
 }

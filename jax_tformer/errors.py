@@ -8,5 +8,13 @@ class InputError(ValueError):
     """
 
 
+class FieldError(InputError):
+    """Bad value of one field of a config: its name, and then what is wrong, so that a program can name its flag."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field} {problem}")
+        self.field, self.problem = field, problem
+
+
 class TrainingFailed(RuntimeError):
     """The loss is no longer a number. Printed as one line too; the exit status is 1."""

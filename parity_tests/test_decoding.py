@@ -13,7 +13,8 @@ import pytest
 from transformers import PreTrainedModel
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.decoding import DecodingConfig, Generated, generate
+from jax_tformer.decoding.generation import Generated, generate
+from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.nn.arrays import Params
 from jax_tformer.weights.huggingface import from_huggingface

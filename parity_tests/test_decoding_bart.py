@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from jax_tformer.decoding import DecodingConfig, generate
+from jax_tformer.decoding.generation import generate
+from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.models.transformer import Transformer
 from jax_tformer.nn.arrays import Params
 from jax_tformer.weights.huggingface import from_huggingface

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
-from jax_tformer.decoding import DecodingConfig, generate
+from jax_tformer.decoding.generation import generate
+from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.models.transformer import transformer
 from jax_tformer.weights.names import from_reference, to_reference

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from jax_tformer.decoding import DecodingConfig
-from jax_tformer.decoding.rules import rules_of
-from jax_tformer.decoding.strategies import process
+from jax_tformer.decoding.settings import DecodingConfig
+from jax_tformer.decoding.strategies import process, rules_of
 from parity_tests.cases import CONFIGS, VOCABULARY, weights_for
 from parity_tests.generation import Float64, drivable
 from parity_tests.measure import Measured, compared

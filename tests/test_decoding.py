@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.decoding import DecodingConfig, generate, score, stream
+from jax_tformer.decoding.generation import generate, stream
 from jax_tformer.decoding.loop import advance, row_keys, start
-from jax_tformer.decoding.rules import rules_of
+from jax_tformer.decoding.scoring import score
+from jax_tformer.decoding.settings import DecodingConfig
+from jax_tformer.decoding.strategies import rules_of
 from jax_tformer.errors import InputError
 from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.nn.arrays import Params

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.decoding import DecodingConfig, generate, score, stream
+from jax_tformer.decoding.generation import generate, stream
+from jax_tformer.decoding.scoring import score
+from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.errors import InputError
 from jax_tformer.models.transformer import Transformer, transformer
 

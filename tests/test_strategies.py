@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jax_tformer.decoding import DecodingConfig
-from jax_tformer.decoding.rules import rules_of
-from jax_tformer.decoding.strategies import choose, draw, keep_min_p, keep_top_k, keep_top_p
+from jax_tformer.decoding.settings import DecodingConfig
+from jax_tformer.decoding.strategies import choose, draw, keep_min_p, keep_top_k, keep_top_p, rules_of
 from jax_tformer.errors import InputError
 
 DRAWS = 100_000
@@ -134,12 +133,15 @@ def test_top_p_equals_a_sort() -> None:
         ({"temperature": 1.0, "top_p": 0.0}, "top_p is 0.0; expected a finite number above 0"),
         ({"temperature": 1.0, "top_p": 1.5}, "top_p is 1.5; expected a number above 0 and at most 1"),
         ({"temperature": 1.0, "min_p": -0.1}, "min_p is -0.1"),
-        ({"top_k": 5, "top_p": 0.5}, "top_k and top_p choose what is drawn from"),
+        ({"top_k": 5, "top_p": 0.5}, "top_k is 5; expected None at temperature 0, where nothing is drawn"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
         ({"num_beams": 0}, "num_beams is 0"),
-        ({"num_beams": 2, "temperature": 1.0}, "num_beams is 2 and temperature is 1"),
-        ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences is 3; expected at most num_beams, 2"),
-        ({"num_return_sequences": 3}, "greedy search finds one sequence"),
+        ({"num_beams": 2, "temperature": 1.0}, "temperature is 1; expected 0 with a beam search"),
+        (
+            {"num_beams": 2, "num_return_sequences": 3},
+            "num_return_sequences is 3; expected at most 2, the number of beams",
+        ),
+        ({"num_return_sequences": 3}, "num_return_sequences is 3; expected 1 at temperature 0"),
     ],
 )
 def test_impossible_settings(settings: dict[str, Any], message: str) -> None:

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_tformer.decoding.loop import occurring, prefill
-from jax_tformer.decoding.rules import Rules
-from jax_tformer.decoding.strategies import penalize_repetition
+from jax_tformer.decoding.strategies import Rules, penalize_repetition
 from jax_tformer.models.transformer import Transformer
 from jax_tformer.nn.arrays import Params
 from jax_tformer.nn.cache import Cache

@@ -1,21 +1,29 @@
 """From prompts to continuations: `generate`, and `stream`, which hands out tokens as they come."""
 
+import zlib
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tformer.config import require
+from jax_tformer.config import require, require_field
+from jax_tformer.data.ids import check_ids
 from jax_tformer.decoding.beam import search
-from jax_tformer.decoding.loop import State, advance, restart, row_keys, start
-from jax_tformer.decoding.prompts import Ids, Prompts, Request, padded, request
-from jax_tformer.decoding.rules import Rules, rules_of
+from jax_tformer.decoding.loop import advance, restart, row_keys, start
 from jax_tformer.decoding.settings import DecodingConfig
+from jax_tformer.decoding.strategies import rules_of
 from jax_tformer.models.transformer import Transformer
 from jax_tformer.nn.arrays import Params
+
+Ids = Sequence[int] | np.ndarray
+"""Token ids of one text."""
+STEP = 32
+"""Lengths are rounded up to a multiple of this, so that one compilation serves prompts of many lengths."""
+Arrays = tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array] | None, jax.Array]
+"""Tokens `[B, P]`, padded on the left, and their mask; a translation's source and its mask; limits `[B]`."""
 
 
 class Generated(NamedTuple):
@@ -31,6 +39,62 @@ class Generated(NamedTuple):
     def rows(self, prompt: int) -> list[list[int]]:
         """The new tokens of one prompt's sequences, end tokens included."""
         return [row[:length].tolist() for row, length in zip(self.tokens[prompt], self.lengths[prompt], strict=True)]
+
+
+class Prompts(NamedTuple):
+    """What is to be continued, or translated, within which limits: what `generate` was asked for, checked."""
+
+    ids: Sequence[Ids]
+    limits: np.ndarray
+    """int32 `[B]`, new tokens of each at most."""
+    start_id: int | None
+    end_id: int
+    """-1, which never comes, where rows do not end."""
+    context: int | None
+    """Tokens beyond which a text goes on without its older half: it slides. None: prompt and new tokens fit."""
+
+    @property
+    def slides(self) -> list[bool]:
+        """Which of them grow beyond the context. The last token is chosen and not read."""
+        ends = [len(ids) + int(limit) - 1 for ids, limit in zip(self.ids, self.limits, strict=True)]
+        return [self.context is not None and end > self.context for end in ends]
+
+    @property
+    def groups(self) -> "list[tuple[list[int], Prompts]]":
+        """Those that are continued together, by number and by themselves: all that fit; of others, those of one length.
+
+        Padding fills slots and so decides where a text slides, which must depend on nothing else in the batch.
+        """
+        groups: dict[int, list[int]] = {}
+        for row, (ids, slides) in enumerate(zip(self.ids, self.slides, strict=True)):
+            groups.setdefault(rounded(len(ids), step=self._step) if slides else 0, []).append(row)
+
+        def part(rows: list[int]) -> Prompts:
+            return self._replace(ids=[self.ids[row] for row in rows], limits=self.limits[rows])
+
+        return [(rows, part(rows)) for rows in groups.values()]
+
+    def arrays(self, net: Transformer) -> tuple[Arrays, int]:
+        """The prompts of one group as arrays, and the slots of the cache, padding included."""
+        encoder, decoder, source = net.config.encoder, net.config.output_stack, None
+        longest, more = max(map(len, self.ids)), rounded(int(self.limits.max()) - 1)
+        if encoder is not None:
+            source = padded(self.ids, rounded(longest, encoder.max_positions), side="right")
+            tokens = np.full((len(self.ids), 1), self.start_id, np.int32)
+            mask, slots = np.ones(tokens.shape, bool), 1 + more
+        elif self.context is not None and any(self.slides):
+            slots = self.context
+            tokens, mask = padded(self.ids, rounded(longest, slots, step=self._step), side="left")
+        else:
+            length = rounded(longest, decoder.max_positions)
+            tokens, mask = padded(self.ids, length, side="left")
+            slots = length + more
+        return jax.tree.map(jnp.asarray, (tokens, mask, source, self.limits)), slots
+
+    @property
+    def _step(self) -> int:
+        """Less where texts slide, so that padding leaves most of a small context to them."""
+        return STEP if self.context is None else max(min(STEP, self.context // 4), 1)
 
 
 def generate(
@@ -56,18 +120,16 @@ def generate(
     Raises InputError for what does not fit, an empty batch or prompt, ids outside of the vocabulary, a model whose
     logits are NaN, and a beam search that finds less than num_return_sequences sequences.
     """
-    asked = request(net, prompts, decoding, limits=limits, end_id=end_id, start_id=start_id, context=context)
-    params, rules, end = net.unstacked(params), rules_of(decoding), _or_none(end_id)
+    asked = _asked(net, prompts, decoding, limits, end_id, start_id, context)
+    params = net.unstacked(params)
     if decoding.num_beams > 1:
         require(context is None, f"context is {context} and num_beams {decoding.num_beams}; expected one of them")
-        return _beams(net, rules, params, asked, end, decoding.num_return_sequences)
-    tokens = np.full((len(prompts), decoding.num_return_sequences, int(asked.limits.max())), end, np.int32)
-    for rows in asked.together():
-        given = asked.part(rows).prepared(net)
-        most = int(given.limits.max())
-        made = np.concatenate(list(_pieces(net, rules, params, given, decoding, end, seed, most)), axis=1)
+        return _beams(net, params, asked, decoding)
+    tokens = np.full((len(prompts), decoding.num_return_sequences, int(asked.limits.max())), asked.end_id, np.int32)
+    for rows, part in asked.groups:
+        made = np.concatenate(list(_pieces(net, params, part, decoding, seed, at_once=True)), axis=1)
         tokens[rows, :, : made.shape[1]] = made.reshape(len(rows), -1, made.shape[1])
-    ended = tokens == end
+    ended = tokens == asked.end_id
     lengths = np.where(ended.any(-1), ended.argmax(-1) + 1, tokens.shape[-1]).astype(np.int32)
     lengths = np.minimum(lengths, asked.limits[:, None])
     return Generated(tokens[..., : int(lengths.max())], lengths, None)
@@ -90,69 +152,96 @@ def stream(
     Where a row has ended before, its end token is given again, or -1 where there is none.
     """
     require(decoding.num_beams == 1, f"num_beams is {decoding.num_beams}; a beam search knows its tokens at the end")
-    asked = request(net, prompts, decoding, limits=limits, end_id=end_id, start_id=start_id, context=context)
-    params, rules, end = net.unstacked(params), rules_of(decoding), _or_none(end_id)
-    groups = asked.together()
-    parts = [asked.part(rows).prepared(net) for rows in groups]
-    for pieces in zip_longest(*(_pieces(net, rules, params, part, decoding, end, seed, 1) for part in parts)):
-        tokens = np.full((len(prompts), decoding.num_return_sequences), end, np.int32)
-        for rows, piece in zip(groups, pieces, strict=True):
+    asked = _asked(net, prompts, decoding, limits, end_id, start_id, context)
+    params = net.unstacked(params)
+    groups = asked.groups
+    for pieces in zip_longest(*(_pieces(net, params, part, decoding, seed, at_once=False) for _, part in groups)):
+        tokens = np.full((len(prompts), decoding.num_return_sequences), asked.end_id, np.int32)
+        for (rows, _), piece in zip(groups, pieces, strict=True):
             if piece is not None:
                 tokens[rows] = piece.reshape(len(rows), -1)
         yield tokens
 
 
-def _beams(net: Transformer, rules: Rules, params: Params, asked: Request, end: int, wanted: int) -> Generated:
-    given = asked.prepared(net)
+def _asked(
+    net: Transformer,
+    prompts: Sequence[Ids],
+    decoding: DecodingConfig,
+    limits: Sequence[int] | None,
+    end_id: int | None,
+    start_id: int | None,
+    context: int | None,
+) -> Prompts:
+    """What `generate` is asked for; raises InputError for what it cannot work with."""
+    config, vocabulary = net.config, net.config.vocab_size or 0
+    require_speaker(net)
+    require(len(prompts) > 0, "there are no prompts; expected one at least")
+    for number, prompt in enumerate(prompts, 1):
+        require(len(prompt) > 0, f"prompt {number} of {len(prompts)} has no tokens; expected one at least")
+        check_ids(np.asarray(prompt), vocabulary)
+    for token in (end_id, start_id):
+        check_ids(np.asarray([] if token is None else [token]), vocabulary)
+    most = decoding.max_new_tokens
+    allowed = np.full(len(prompts), most) if limits is None else np.minimum(limits, most)
+    require(len(allowed) == len(prompts), f"there are {len(allowed)} limits; expected one a prompt, {len(prompts)}")
+    require(bool(allowed.min() >= 1), f"a limit is {allowed.min()}; expected at least 1 new token")
+    longest, positions = max(map(len, prompts)), config.output_stack.max_positions
+    if config.encoder is not None:
+        require(context is None, f"context is {context}; expected none for an encoder-decoder, which has no long text")
+        require(start_id is not None, "start_id is None; an encoder-decoder begins with a token that says so")
+        require_positions(config.encoder.max_positions, longest, "a source")
+        require_positions(positions, int(allowed.max()), "with the start token, a translation")
+    elif context is None:
+        # The last token is chosen and not read.
+        together = int(max(np.add([len(prompt) for prompt in prompts], allowed - 1)))
+        require_positions(positions, together, "with its new tokens but the last, which is not read, a text")
+    else:
+        require(context >= 2, f"context is {context}; expected at least 2 tokens")
+        require_positions(positions, context, "the context")
+        require(longest <= context, f"a prompt has {longest} tokens; expected at most {context}, the context")
+    return Prompts(prompts, allowed.astype(np.int32), start_id, -1 if end_id is None else end_id, context)
+
+
+def _beams(net: Transformer, params: Params, asked: Prompts, decoding: DecodingConfig) -> Generated:
+    (tokens, *others), slots = asked.arrays(net)
     # As many tokens as there are slots beside the prompt, and the one that is not read.
-    room = given.slots - given.tokens.shape[1] + 1
-    found, broken = search(net, rules, params, *given.arrays(), end, slots=given.slots, room=room)
+    room, wanted = slots - tokens.shape[1] + 1, decoding.num_return_sequences
+    found, broken = search(net, rules_of(decoding), params, tokens, *others, asked.end_id, slots=slots, room=room)
     _require_numbers(broken)
     exist = np.asarray(found.exist)[:, :wanted]
-    require(
-        bool(exist.all()),
-        f"num_return_sequences is {wanted}, and the beam search has found {exist.sum(1).min()} sequences for a prompt; "
-        "expected less, or more tokens",
-    )
-    lengths = np.asarray(found.lengths)[:, :wanted]
-    return Generated(
-        np.asarray(found.tokens)[:, :wanted, : int(lengths.max())], lengths, np.asarray(found.scores)[:, :wanted]
-    )
+    fewest = f"is {wanted}, and the beam search has found {exist.sum(1).min()} sequences for a prompt"
+    require_field(bool(exist.all()), "num_return_sequences", f"{fewest}; expected less, or more tokens")
+    made, lengths, scores = (np.asarray(best)[:, :wanted] for best in found[:3])
+    return Generated(made[:, :, : int(lengths.max())], lengths, scores)
 
 
 def _pieces(
-    net: Transformer,
-    rules: Rules,
-    params: Params,
-    given: Prompts,
-    decoding: DecodingConfig,
-    end: int,
-    seed: int,
-    piece: int,
+    net: Transformer, params: Params, asked: Prompts, decoding: DecodingConfig, seed: int, *, at_once: bool
 ) -> Iterator[np.ndarray]:
-    """The tokens, int32 `[B * R, n]`: the first one, then up to `piece` at a time."""
-    keys = row_keys(jax.random.key(seed), given.hashes, decoding.num_return_sequences)
-    state = start(net, rules, params, *given.arrays(), end, keys, slots=given.slots)
+    """The tokens of a group, int32 `[B * R, n]`: the first one, then one at a time, or as many as there is room for."""
+    rules, end, samples = rules_of(decoding), asked.end_id, decoding.num_return_sequences
+    arrays, slots = asked.arrays(net)
+    used, made, most = arrays[0].shape[1], 1, int(asked.limits.max())
+    hashes = np.array([zlib.crc32(np.asarray(ids, "<i4").tobytes()) for ids in asked.ids], np.uint32)
+    state = start(net, rules, params, *arrays, end, row_keys(jax.random.key(seed), hashes, samples), slots=slots)
     _require_numbers(state.broken)
-    first = np.asarray(state.token)[:, None]
-    yield first
-    made, used, most = 1, given.tokens.shape[1], int(given.limits.max())
-    # `room` is static: one compilation serves all.
-    room = 1 if piece == 1 else given.slots
-    # What the model may still have to be told again.
-    history = _history(given, decoding.num_return_sequences, first) if given.slides else None
+    yield (new := np.asarray(state.token)[:, None])
+    # What a text that slides may have to be told again.
+    texts = [[*ids] for ids in asked.ids for _ in range(samples)] if any(asked.slides) else []
     while made < most and not np.asarray(state.done).all():
-        if used == given.slots:
-            assert history is not None
-            state, used = _forget(net, params, state, history, given.slots)
-        state, tokens = advance(net, rules, params, state, end, min(piece, most - made, given.slots - used), room)
+        texts = [[*text, *more][-slots:] for text, more in zip(texts, new.tolist(), strict=False)]
+        if used == slots:
+            # The newer half stays; the last token of all has been chosen and not been read.
+            used = max(slots // 2, 1)
+            tokens, mask = padded([text[-1 - used : -1] for text in texts], used, side="left")
+            state = restart(net, params, state, jnp.asarray(tokens), jnp.asarray(mask), slots)
+        steps = min(most - made, slots - used) if at_once else 1
+        # The number of steps is traced and their room static: one compilation serves all.
+        state, tokens = advance(net, rules, params, state, end, steps, slots if at_once else 1)
         _require_numbers(state.broken)
         count = int(state.made) - made
-        new = np.asarray(tokens)[:, :count]
         made, used = made + count, used + count
-        if history is not None:
-            history = [[*row, *more][-given.slots :] for row, more in zip(history, new.tolist(), strict=True)]
-        yield new
+        yield (new := np.asarray(tokens)[:, :count])
 
 
 def _require_numbers(broken: jax.Array) -> None:
@@ -161,19 +250,29 @@ def _require_numbers(broken: jax.Array) -> None:
     )
 
 
-def _history(given: Prompts, samples: int, first: np.ndarray) -> list[list[int]]:
-    rows = [row[mask].tolist() for row, mask in zip(given.tokens, given.mask, strict=True) for _ in range(samples)]
-    return [[*row, token] for row, token in zip(rows, first[:, 0].tolist(), strict=True)]
+def require_speaker(net: Transformer) -> None:
+    """Raises InputError unless the model gives every next token a probability."""
+    require(
+        net.config.decoder is not None and net.config.head != "none",
+        "the model has no decoder with a head on it; expected one that gives the next token a probability",
+    )
 
 
-def _forget(net: Transformer, params: Params, state: State, history: list[list[int]], slots: int) -> tuple[State, int]:
-    """A state whose cache holds the newer half of what it held, and the number of slots in use."""
-    # The last token of all has been chosen and not been read.
-    length = max(slots // 2, 1)
-    tokens, mask = padded([row[-1 - length : -1] for row in history], length, side="left")
-    return restart(net, params, state, jnp.asarray(tokens), jnp.asarray(mask), slots), length
+def padded(rows: Sequence[Ids], length: int, *, side: Literal["left", "right"]) -> tuple[np.ndarray, np.ndarray]:
+    """int32 and bool `[B, length]`: the rows with padding on `side`, and where they are not padding."""
+    ids, mask = np.zeros((len(rows), length), np.int32), np.zeros((len(rows), length), bool)
+    for number, row in enumerate(rows):
+        place = slice(length - len(row), length) if side == "left" else slice(0, len(row))
+        ids[number, place], mask[number, place] = row, True
+    return ids, mask
 
 
-def _or_none(end_id: int | None) -> int:
-    """An end token that never comes, where there is none."""
-    return -1 if end_id is None else end_id
+def require_positions(limit: int | None, length: int, what: str) -> None:
+    """Raises InputError where `what`, of `length` tokens, is longer than the learned positions of the model."""
+    require(limit is None or length <= limit, f"{what} has {length} tokens; the model has {limit} learned positions")
+
+
+def rounded(length: int, limit: int | None = None, *, step: int = STEP) -> int:
+    """`length` rounded up to a multiple of `step`, or up to `limit`."""
+    up = -(-length // step) * step
+    return up if limit is None else min(up, limit)

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
-from jax_tformer.decoding.rules import Rules
-from jax_tformer.decoding.strategies import choose
+from jax_tformer.decoding.strategies import Rules, choose
 from jax_tformer.models.transformer import Transformer
 from jax_tformer.nn.arrays import Params
 from jax_tformer.nn.cache import Cache

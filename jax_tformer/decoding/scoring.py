@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_tformer.config import require
 from jax_tformer.data.ids import check_ids
-from jax_tformer.decoding.prompts import Ids, padded, require_positions, require_speaker, rounded
+from jax_tformer.decoding.generation import Ids, padded, require_positions, require_speaker, rounded
 from jax_tformer.models.transformer import Transformer
 from jax_tformer.nn.arrays import Params
 

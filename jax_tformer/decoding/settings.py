@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jax_tformer.config import require, require_choice, require_finite, require_positive
+from jax_tformer.config import require_choice, require_field, require_finite, require_positive
 from jax_tformer.field_docs import described
 
 LengthPenaltyForm = Literal["paper", "power"]
@@ -12,7 +12,10 @@ LengthPenaltyForm = Literal["paper", "power"]
 @described
 @dataclass(frozen=True)
 class DecodingConfig:
-    """Greedy search, sampling or beam search, each with a repetition penalty."""
+    """Greedy search, sampling or beam search, each with a repetition penalty.
+
+    Raises FieldError for a value that cannot be, and for one that goes with no other.
+    """
 
     max_new_tokens: int = 200
     """Tokens of a row at most; it may end before."""
@@ -44,38 +47,26 @@ class DecodingConfig:
         require_finite(self, "length_penalty")
         require_finite(self, "repetition_penalty", above=0)
         require_choice(self, "length_penalty_form", LengthPenaltyForm)
-        require(
-            isinstance(self.early_stopping, bool) or self.early_stopping == "never",
-            f"early_stopping is {self.early_stopping!r}; expected True, False or 'never'",
-        )
+        early, beams, wanted = self.early_stopping, self.num_beams, self.num_return_sequences
+        known = isinstance(early, bool) or early == "never"
+        require_field(known, "early_stopping", f"is {early!r}; expected True, False or 'never'")
         if self.top_k is not None:
             require_positive(self, "top_k")
         if self.top_p is not None:
             require_finite(self, "top_p", above=0)
-            require(self.top_p <= 1, f"top_p is {self.top_p}; expected a number above 0 and at most 1")
+            require_field(self.top_p <= 1, "top_p", f"is {self.top_p}; expected a number above 0 and at most 1")
         if self.min_p is not None:
             require_finite(self, "min_p", minimum=0)
-            require(self.min_p <= 1, f"min_p is {self.min_p}; expected a number from 0 to 1")
-        filters = [name for name in ("top_k", "top_p", "min_p") if getattr(self, name) is not None]
-        require(
-            self.temperature > 0 or not filters,
-            f"{' and '.join(filters)} choose what is drawn from, and at temperature 0 nothing is drawn; "
-            "expected a temperature above 0",
-        )
-        self._check_sequences()
-
-    def _check_sequences(self) -> None:
-        beams, wanted = self.num_beams, self.num_return_sequences
+            require_field(self.min_p <= 1, "min_p", f"is {self.min_p}; expected a number from 0 to 1")
         if beams > 1:
-            require(
-                self.temperature == 0,
-                f"num_beams is {beams} and temperature is {self.temperature:g}; expected one of them: "
-                "a beam search draws nothing",
-            )
-            require(wanted <= beams, f"num_return_sequences is {wanted}; expected at most num_beams, {beams}")
-        else:
-            require(
-                wanted == 1 or self.temperature > 0,
-                f"num_return_sequences is {wanted} and temperature is 0; expected a temperature above 0, or beams: "
-                "greedy search finds one sequence",
-            )
+            draws = f"is {self.temperature:g}; expected 0 with a beam search, which draws nothing"
+            require_field(self.temperature == 0, "temperature", draws)
+            many = f"is {wanted}; expected at most {beams}, the number of beams"
+            require_field(wanted <= beams, "num_return_sequences", many)
+        elif self.temperature == 0:
+            alike = f"is {wanted}; expected 1 at temperature 0, where nothing is drawn, or else beams"
+            require_field(wanted == 1, "num_return_sequences", alike)
+        for name in ("top_k", "top_p", "min_p"):
+            value = getattr(self, name)
+            unused = f"is {value}; expected None at temperature 0, where nothing is drawn"
+            require_field(value is None or self.temperature > 0, name, unused)

@@ -9,7 +9,8 @@ from jax.sharding import Mesh
 from jax_tformer.data.batches import Pipeline
 from jax_tformer.data.pairs import pair_batcher
 from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.decoding import DecodingConfig, generate
+from jax_tformer.decoding.generation import generate
+from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.translation_scores import translation_scores
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import PairData

@@ -13,7 +13,7 @@ from jax_tformer.experiment import MaskedTextData, PairData, TextData
 from jax_tformer.run.command_line import checkpoint_step
 
 if TYPE_CHECKING:
-    from jax_tformer.decoding import DecodingConfig
+    from jax_tformer.decoding.settings import DecodingConfig
 
 DEFAULT_NEW_TOKENS = 200
 _PROMPT_TEMPERATURE = 0.8
@@ -132,7 +132,7 @@ class GenerateOptions:
 
     def decoding(self, translates: bool) -> "DecodingConfig":
         """How tokens are chosen; raises InputError, in words of the command line, for what is impossible."""
-        from jax_tformer.decoding import DecodingConfig
+        from jax_tformer.decoding.settings import DecodingConfig
 
         greedy = translates or self.beam > 1
         try:
@@ -163,4 +163,4 @@ class GenerateOptions:
             **{name: f"--{name.replace('_', '-')}" for name in ("max_new_tokens", "top_k", "top_p", "min_p")},
             **{name: f"--{name.replace('_', '-')}" for name in ("repetition_penalty", "length_penalty", "temperature")},
         }
-        return re.sub(rf"\b({'|'.join(flags)})\b", lambda found: flags[found[0]], message)
+        return re.sub(rf"^({'|'.join(flags)})\b", lambda found: flags[found[0]], message)

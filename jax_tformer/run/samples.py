@@ -12,7 +12,8 @@ from rich.table import Table
 from jax_tformer.data.batches import Pipeline
 from jax_tformer.data.ids import IGNORED
 from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.decoding import DecodingConfig, generate
+from jax_tformer.decoding.generation import generate
+from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData, TextData
 from jax_tformer.models.transformer import Transformer
 from jax_tformer.nn.arrays import Params

@@ -8,7 +8,8 @@ import numpy as np
 
 from jax_tformer.data.text_stream import TextStream, added_text
 from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.decoding import DecodingConfig, generate, stream
+from jax_tformer.decoding.generation import generate, stream
+from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.experiment import PairData, TextData
 from jax_tformer.models.transformer import Transformer
 from jax_tformer.nn.arrays import Params

@@ -1,18 +1,13 @@
 """JAX and PyTorch side by side: `python compare.py [EXPERIMENT] [--steps N] [--out FOLDER] [--FIELD VALUE ...]`."""
 
-from jax_tformer.run.allocator import begin_with_huge_pages
-
-if __name__ == "__main__":
-    begin_with_huge_pages()
-
-
 import dataclasses
 import os
 from collections.abc import Sequence
 
 from jax_tformer.errors import InputError, TrainingFailed
 from jax_tformer.run.command_line import run_program
-from jax_tformer.terminal import say
+from jax_tformer.run.startup import restart_with_allocator
+from jax_tformer.terminal import Interruption, say
 from jax_tformer_comparison.options import read_plan
 
 
@@ -28,7 +23,6 @@ def main(arguments: Sequence[str]) -> int:
     except ImportError as error:
         raise InputError("a comparison needs PyTorch; in the repository, pip install '.[parity]' adds it") from error
 
-    from jax_tformer.run.interruption import Interruption
     from jax_tformer.run.startup import set_up_jax
     from jax_tformer_comparison.alone import measure_alone
     from jax_tformer_comparison.batches import Batches
@@ -99,4 +93,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    restart_with_allocator()
     run_program(main, "compare.py")

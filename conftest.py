@@ -9,7 +9,7 @@ from typing import Any
 # quality, models of full size) asks for it: see OPTIMISED in parity_tests/bridge.py.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
 if version("jaxlib").startswith("0.10."):
-    # See EMITTERS in jax_tformer/run/compilation.py, which may not be imported yet.
+    # See fusion_emitters in jax_tformer/run/startup.py, which may not be imported yet.
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
 import jax

@@ -1,22 +1,17 @@
 """Let a trained model speak: `python generate.py RUN --prompt TEXT`, or `--source TEXT`; or a text a line, from a file
 or on standard input."""
 
-from jax_tformer.run.allocator import begin_with_huge_pages
-
-if __name__ == "__main__":
-    begin_with_huge_pages()
-
-
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import PairData
-from jax_tformer.paths import user_path
+from jax_tformer.files import user_path
 from jax_tformer.run.command_line import SMALLER_ANSWERS, parse, run_program
 from jax_tformer.run.generate_options import GenerateOptions
 from jax_tformer.run.lines import Line, batched, file_lines, references_of, standard_input
+from jax_tformer.run.startup import restart_with_allocator
 from jax_tformer.terminal import one_line
 
 if TYPE_CHECKING:
@@ -117,4 +112,5 @@ def typed(options: GenerateOptions) -> bool:
 
 
 if __name__ == "__main__":
+    restart_with_allocator()
     run_program(main, "generate.py", smaller=SMALLER_ANSWERS)

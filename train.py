@@ -3,26 +3,20 @@
 `--run FOLDER` goes on with the run in a folder, and with `--report` only shows what it has come to.
 """
 
-from jax_tformer.run.allocator import begin_with_huge_pages
-
-if __name__ == "__main__":
-    begin_with_huge_pages()
-
+import dataclasses
 import time
+from collections.abc import Sequence
 
-STARTED = time.perf_counter()
-
-import dataclasses  # noqa: E402 (the clock starts before the imports)
-from collections.abc import Sequence  # noqa: E402
-
-from jax_tformer.errors import InputError  # noqa: E402
-from jax_tformer.run.command_line import run_program  # noqa: E402
-from jax_tformer.run.train_options import train_options  # noqa: E402
-from jax_tformer.terminal import say  # noqa: E402
+from jax_tformer.errors import InputError
+from jax_tformer.run.command_line import run_program
+from jax_tformer.run.startup import restart_with_allocator
+from jax_tformer.run.train_options import train_options
+from jax_tformer.terminal import Interruption, say
 
 
 def main(arguments: Sequence[str]) -> int:
     # 1. The experiment: a preset and the flags that change it, checked before anything heavy is imported.
+    started = time.perf_counter()
     plan = train_options(arguments)
 
     from jax_tformer.data.sources import check_files
@@ -31,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     experiment, run = plan.experiment, RunFolder(plan.run)
     run.check()
     if plan.report:
-        from jax_tformer.run.finish import report
+        from jax_tformer.run.results import report
 
         say(report(run, experiment))
         return 0
@@ -44,18 +38,15 @@ def main(arguments: Sequence[str]) -> int:
     from jax_tformer.data.tokenizers import load_run_tokenizer
     from jax_tformer.models.transformer import transformer
     from jax_tformer.run.checkpoint import Checkpoints
-    from jax_tformer.run.compilation import compile_beside, compiler_options
     from jax_tformer.run.diagnosis import Diagnosis
     from jax_tformer.run.evaluation import Evaluator
-    from jax_tformer.run.finish import finish
     from jax_tformer.run.fitting import describe_compute, fit_to_devices, for_other_shapes, require_room
-    from jax_tformer.run.interruption import Interruption
-    from jax_tformer.run.metrics import MetricsLog
     from jax_tformer.run.progress import ProgressLine
     from jax_tformer.run.reporting import Reporter
+    from jax_tformer.run.results import MetricsLog, finish
     from jax_tformer.run.resumption import Resumption, permitted_changes
     from jax_tformer.run.samples import sample_text
-    from jax_tformer.run.startup import set_up_jax
+    from jax_tformer.run.startup import compile_beside, compiler_options, set_up_jax
     from jax_tformer.sharding import abstract_batch, abstract_state, make_mesh, place_batch, state_shardings
     from jax_tformer.training.optimizer import optimizer
     from jax_tformer.training.step import init_state, train_step
@@ -96,7 +87,7 @@ def main(arguments: Sequence[str]) -> int:
 
     # 5. The run: where its newest checkpoint left it, or at step 0.
     batches = pipeline.train_iterator()
-    resumption = Resumption(run, checkpoints, pipeline.fingerprint, experiment, STARTED)
+    resumption = Resumption(run, checkpoints, pipeline.fingerprint, experiment, started)
     state = resumption.restore(abstract, batches) if continues else None
     if run.holds_run() and not plan.resume:
         say(f"the run that was in {run.path} is now in {run.move_aside()}")
@@ -129,7 +120,7 @@ def main(arguments: Sequence[str]) -> int:
         with line.during("compiling"):
             step = compiling.result()
         diagnosis = Diagnosis(net, mesh, tokenizer, training.accumulation)
-        reporter = Reporter(experiment, log, line, STARTED, diagnosis=diagnosis, finite=resumption.finite)
+        reporter = Reporter(experiment, log, line, started, diagnosis=diagnosis, finite=resumption.finite)
         for number in range(start + 1, training.steps + 1):
             batch = next(batches)
             check_batch_ids(batch, net.config.vocab_size)
@@ -173,4 +164,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    restart_with_allocator()
     run_program(main, "train.py")

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jax_tformer.run import allocator
+from jax_tformer.run import startup
 from jax_tformer_comparison.machine import peak_memory
 from parity_tests.machine import cores
 
@@ -134,7 +134,7 @@ def side_environment(kind: str, device: str) -> dict[str, str]:
         "JAX_ENABLE_COMPILATION_CACHE": "false",
     }
     if device == "cpu":
-        return general | allocator.environment() | {"JAX_PLATFORMS": "cpu"}
+        return general | startup.allocator_settings() | {"JAX_PLATFORMS": "cpu"}
     # Products of float32 numbers in float32, as PyTorch computes them; and no more memory than is needed.
     precise = {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     return general | precise | {"JAX_PLATFORMS": "cpu" if kind in _TORCH_ALONE else "cuda,cpu"}

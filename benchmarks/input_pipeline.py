@@ -12,7 +12,7 @@ from benchmarks.output import Session, make_table, options, other_work_line
 from benchmarks.training_cases import small_gpt, tiny, without_dropout
 from jax_tformer.experiment import ExperimentConfig, PairData
 from jax_tformer.presets import EXPERIMENTS
-from jax_tformer.run.compilation import compiler_options
+from jax_tformer.run.startup import compiler_options
 from jax_tformer_comparison.machine import Neighbours
 
 BAR = 20.0

@@ -123,7 +123,7 @@ def other_work_line(name: str, share: float | None) -> str | None:
 def _machine_notes(machine: Machine) -> list[str]:
     if machine.device != "cpu":
         return []
-    notes = ["On the processor every side has the allocator settings of jax_tformer.run.allocator."]
+    notes = ["On the processor every side has the allocator settings of jax_tformer.run.startup."]
     if machine.vendor == "AuthenticAMD":
         notes.append("This is an AMD processor: torch multiplies matrices with MKL, which is slow on those.")
     return notes

@@ -18,7 +18,7 @@ from benchmarks.output import Session, make_table, milliseconds, options, other_
 from benchmarks.training_cases import TrainingCase, full, quick
 from benchmarks.training_sides import OPTIMIZER, STEPS, BatchShape, draw_batch
 from jax_tformer.config import TransformerConfig
-from jax_tformer.run.compilation import compiler_options
+from jax_tformer.run.startup import compiler_options
 from jax_tformer_comparison.machine import Neighbours
 from parity_tests.machine import cores
 

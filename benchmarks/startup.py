@@ -187,7 +187,7 @@ def chapters(arguments: Sequence[str]) -> None:
 
     import train
     from jax_tformer.data import pipelines
-    from jax_tformer.run import metrics
+    from jax_tformer.run import results
 
     compiled: list[tuple[float, str, float]] = []
 
@@ -200,13 +200,13 @@ def chapters(arguments: Sequence[str]) -> None:
     jax.monitoring.register_event_duration_secs_listener(listen)
     pipelines.build_tokenizer_for = timed("tokenizer", pipelines.build_tokenizer_for)
     pipelines.build_pipeline = timed("data", pipelines.build_pipeline)
-    # Imports tensorboardX, without the torch that it would bring along.
-    metrics.MetricsLog.__init__ = timed("metrics log", metrics.MetricsLog.__init__)  # type: ignore[method-assign]
+    results.MetricsLog.__init__ = timed("metrics log", results.MetricsLog.__init__)  # type: ignore[method-assign]
+    began = time.perf_counter()
     if train.main(arguments):
         raise SystemExit(1)
     summary = json.loads((Path(arguments[-1]) / "summary.json").read_text())
     whole = sum(taken for name, taken in found.items() if name.startswith("import")) + summary["seconds_to_first_step"]
-    end = train.STARTED + summary["seconds_to_first_step"]
+    end = began + summary["seconds_to_first_step"]
     for at, name, seconds in compiled:
         if at <= end:
             found[name] = found.get(name, 0.0) + seconds
@@ -220,8 +220,8 @@ def first_torch_step(config: str, device: str) -> None:
     import torch
 
     from benchmarks.training_sides import BatchShape, draw_batch
-    from jax_tformer.config_file import from_dict, read_json
     from jax_tformer.experiment import ExperimentConfig, PairData
+    from jax_tformer.files import from_dict, read_json
     from torch_ref import reference
     from torch_ref.training import Trainer
 

@@ -1,18 +1,19 @@
 """`jax-tformer PROGRAM ...` and `python -m jax_tformer PROGRAM ...`: the programs, wherever this is installed."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 
 from jax_tformer.errors import InputError, TrainingFailed
-from jax_tformer.run.allocator import begin_with_huge_pages
+from jax_tformer.run.command_line import SMALLER_ANSWERS, SMALLER_TRAINING, as_called, run_program
+from jax_tformer.run.startup import restart_with_allocator
 
 PROGRAMS = {
     "train": ("jax_tformer.programs.train", "train a transformer, or continue a run"),
     "generate": ("jax_tformer.programs.generate", "let a trained model complete or translate"),
     "compare": ("jax_tformer_comparison.program", "train in JAX and PyTorch side by side; a report"),
     "parity": ("parity_tests.program", "prove here that the models equal the PyTorch reference"),
-    "export": ("jax_tformer.run.export", "write a run's model as safetensors, config and tokenizer"),
+    "export": ("jax_tformer.programs.export", "write a run's model as safetensors, config and tokenizer"),
 }
 """By name: the module whose `main` it is, and what it does. compare and parity need torch."""
 
@@ -22,27 +23,19 @@ def main() -> None:
     name, arguments = "".join(sys.argv[1:2]), sys.argv[2:]
     if name not in PROGRAMS:
         raise SystemExit(_refused(name))
-    begin_with_huge_pages()
-
+    restart_with_allocator()
     # As error messages and --help are to call it.
     sys.argv = [f"jax-tformer {name}", *arguments]
-
-    from jax_tformer.run.command_line import SMALLER_ANSWERS, SMALLER_TRAINING, run_program
-
-    run_program(_program(name), sys.argv[0], smaller=SMALLER_ANSWERS if name == "generate" else SMALLER_TRAINING)
-
-
-def _program(name: str) -> Callable[[Sequence[str]], int]:
-    from jax_tformer.run.command_line import as_called
 
     def program(arguments: Sequence[str]) -> int:
         # Imported in here, where a Ctrl-C is met as at any other time.
         try:
-            return import_module(PROGRAMS[name][0]).main(arguments)
+            status: int = import_module(PROGRAMS[name][0]).main(arguments)
         except (InputError, TrainingFailed) as error:
             raise type(error)(as_called(str(error))) from error
+        return status
 
-    return program
+    run_program(program, sys.argv[0], smaller=SMALLER_ANSWERS if name == "generate" else SMALLER_TRAINING)
 
 
 def _refused(name: str) -> int:

@@ -1,4 +1,4 @@
-"""The texts of others, on a terminal: their control characters are shown and not obeyed.
+"""The terminal: texts of others are shown on it and not obeyed, and its Ctrl-C ends a run at the next step.
 
 What a model says, what it is asked, a path and a message may hold whatever stood in somebody's file: a terminal takes
 some of that for commands (its title, its colours, what was on the screen). Files, pipes and JSON get everything as it
@@ -6,7 +6,9 @@ is.
 """
 
 import re
+import signal
 import sys
+from types import FrameType, TracebackType
 
 # C0 without tab and newline, delete, C1; what turns the direction of a line; halves of surrogate pairs.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -27,3 +29,40 @@ def say(text: str, *, end: str = "\n") -> None:
     """Prints `text` to standard output at once: `visible` on a terminal, as it is elsewhere."""
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
     print(visible(text) if on_terminal else text, end=end, flush=True)
+
+
+class Interruption:
+    """Inside `with Interruption() as stop`, Ctrl-C, SIGTERM or SIGHUP sets `stop.signal`; a second breaks off the step.
+
+    A second SIGHUP does not: a terminal that closes sends it several times. Under nohup it stays ignored.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def __enter__(self) -> "Interruption":
+        kinds = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            kinds.append(signal.SIGHUP)
+        self._before = {kind: signal.signal(kind, self._handle) for kind in kinds}
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def unheard(self) -> None:
+        """Ends the run as SIGPIPE would: what it prints reaches nobody any more."""
+        if self.signal is None:
+            self.signal = signal.SIGPIPE
+
+    @property
+    def status(self) -> int:
+        """The exit status of a program that ended on this signal."""
+        return 128 + (self.signal or 0)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is None:
+            self.signal = number
+        elif number != signal.SIGHUP:
+            raise KeyboardInterrupt

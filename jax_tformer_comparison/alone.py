@@ -4,7 +4,7 @@
 
 In the process that compares, both share the memory and the caches. So each trains for a few steps in a process of its
 own, which imports only its own framework and gets experiment, weights and batches as files. On a processor both get
-the allocator that train.py has (jax_tformer/run/allocator.py).
+the allocator that train.py has (jax_tformer/run/startup.py).
 """
 
 import json
@@ -22,9 +22,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jax_tformer.config_file import from_dict, read_json, to_dict, write_json
 from jax_tformer.experiment import ExperimentConfig
-from jax_tformer.run import allocator
+from jax_tformer.files import from_dict, read_json, to_dict, write_json
+from jax_tformer.run import startup
 from jax_tformer_comparison.machine import peak_memory
 from jax_tformer_comparison.sides import Side, Tensors
 
@@ -72,7 +72,7 @@ def measure_alone(
 
 
 def _run(side: str, folder: Path, device: str) -> Alone | str:
-    settings = allocator.environment() if device == "cpu" else {}
+    settings = startup.allocator_settings() if device == "cpu" else {}
     process = subprocess.run(
         [sys.executable, "-m", "jax_tformer_comparison.alone", side, str(folder)],
         cwd=_ROOT,

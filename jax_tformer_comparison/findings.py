@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_tformer.config_file import to_dict
+from jax_tformer.files import to_dict
 from jax_tformer_comparison.alone import Alone
 from jax_tformer_comparison.machine import quiet
 from jax_tformer_comparison.options import Plan

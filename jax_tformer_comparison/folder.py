@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jax_tformer.config_file import write_json
 from jax_tformer.errors import InputError
+from jax_tformer.files import write_json
 from jax_tformer_comparison.figures import difference_figure, loss_figure, parameter_figure, save_png
 from jax_tformer_comparison.record import Record
 

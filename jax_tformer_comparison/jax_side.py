@@ -8,7 +8,7 @@ import numpy as np
 
 from jax_tformer.experiment import ExperimentConfig
 from jax_tformer.models.transformer import transformer
-from jax_tformer.run.compilation import compiler_options
+from jax_tformer.run.startup import compiler_options
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import TrainState, init_state, recorded_dropout, train_step
 from jax_tformer.weights.names import from_reference, to_reference

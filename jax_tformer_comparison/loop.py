@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.run.interruption import Interruption
+from jax_tformer.terminal import Interruption
 from jax_tformer_comparison.jax_side import JaxSide
 from jax_tformer_comparison.live import LiveView
 from jax_tformer_comparison.machine import Neighbours

@@ -15,7 +15,7 @@ from jax_tformer.experiment import (
     TextData,
     TrainingConfig,
 )
-from jax_tformer.paths import user_path
+from jax_tformer.files import user_path
 from jax_tformer.presets import EXPERIMENTS
 from jax_tformer.run.command_line import parse
 from jax_tformer.run.train_options import SHORT_NAMES, chosen_experiment

@@ -17,7 +17,7 @@ from jax_tformer.config import Dtype, TransformerConfig
 from jax_tformer.models.outputs import Outputs
 from jax_tformer.models.transformer import transformer
 from jax_tformer.nn.arrays import Params
-from jax_tformer.run.compilation import EMITTERS, FLOAT64
+from jax_tformer.run.startup import FLOAT64, fusion_emitters
 from jax_tformer.training.step import apply_to_batch as apply_ours
 from jax_tformer.weights.names import from_reference, to_reference
 from parity_tests.measure import FLOAT64_BAR, Measured, ParityError, compared, worst
@@ -29,7 +29,7 @@ from torch_ref.training import apply_to_batch as apply_theirs
 from torch_ref.training import cross_entropy
 
 Tensors = dict[str, np.ndarray]
-OPTIMISED = {"xla_backend_optimization_level": 3, **dict.fromkeys(EMITTERS, True)}
+OPTIMISED = {"xla_backend_optimization_level": 3, **fusion_emitters(True)}
 """Compiles as outside of the tests, where conftest.py switches optimisation off."""
 EVERY_ROUNDING = {"xla_allow_excess_precision": False, "xla_cpu_experimental_ynn_fusion_type": ""}
 """Compiles what the program says. By default XLA leaves roundings to bfloat16 out where it can, and its fusions for

@@ -39,7 +39,7 @@ def figures(main: Any, out: Path) -> dict[str, Any]:
     report = json.loads(out.read_text())
     assert report["machine"]["cores"] >= 1
     assert report["seconds"] > 0
-    assert any("jax_tformer.run.allocator" in note for note in report["notes"])
+    assert any("jax_tformer.run.startup" in note for note in report["notes"])
     for branch in branches(report):
         if isinstance(branch, dict) and branch.keys() == {"median", "low", "high"}:
             assert 0 < branch["low"] <= branch["median"] <= branch["high"]

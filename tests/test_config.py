@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.config_file import differences, from_dict, to_dict
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig, TrainingConfig
+from jax_tformer.files import differences, from_dict, to_dict
 from jax_tformer.presets import ARCHITECTURES, EXPERIMENTS
 
 ROOT = Path(__file__).parents[1]

@@ -11,9 +11,9 @@ import pytest
 
 from jax_tformer import __main__ as console
 from jax_tformer import load_weights, transformer
-from jax_tformer.config_file import to_dict
 from jax_tformer.data.tokenizers import load_tokenizer
 from jax_tformer.experiment import TextData
+from jax_tformer.files import to_dict
 from jax_tformer.run.run_folder import RunFolder
 from tests.speaking import write_run
 
@@ -37,7 +37,7 @@ class Console:
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Console:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(console, "begin_with_huge_pages", lambda: None)
+    monkeypatch.setattr(console, "restart_with_allocator", lambda: None)
     return Console(monkeypatch, capsys)
 
 

@@ -16,7 +16,7 @@ import train
 from jax_tformer.errors import InputError
 from jax_tformer.presets import EXPERIMENTS
 from jax_tformer.run.evaluation import Evaluator
-from jax_tformer.run.metrics import read_metrics
+from jax_tformer.run.results import read_metrics
 from jax_tformer.run.resumption import permitted_changes
 from jax_tformer.run.train_options import train_options
 

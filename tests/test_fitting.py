@@ -16,9 +16,9 @@ import pytest
 from jax_tformer.config import ComputeConfig, DropoutConfig, Remat, StackConfig, TransformerConfig
 from jax_tformer.experiment import MeshConfig, OptimizerConfig
 from jax_tformer.models.transformer import transformer
-from jax_tformer.run import allocator
-from jax_tformer.run.compilation import FLOAT64, OPTIONS, RUN_ONCE, compile_beside, compiler_options
+from jax_tformer.run import startup
 from jax_tformer.run.fitting import choose_remat, describe_compute, fit_to_devices, kept_bytes
+from jax_tformer.run.startup import FLOAT64, OPTIONS, compile_beside, compiler_options
 from jax_tformer.sharding import make_mesh
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import evaluation_step, init_state, train_step
@@ -62,7 +62,7 @@ def test_what_auto_becomes_on_a_processor() -> None:
     assert fit_to_devices(with_remat("full"), BATCH, mesh, 1) == with_remat("full")
 
 
-@pytest.mark.parametrize("options", [*OPTIONS.values(), *RUN_ONCE.values(), *FLOAT64.values()])
+@pytest.mark.parametrize("options", [*OPTIONS.values(), *FLOAT64.values(), compiler_options(once=True)])
 def test_the_compiler_knows_its_options(options: dict[str, bool | int | str]) -> None:
     assert jax.jit(lambda x: x + 1, compiler_options=options)(jnp.ones(())) == 2
     with pytest.raises(Exception, match="xla_no_such_option"):
@@ -103,13 +103,14 @@ def test_programs_pass_parameters_as_arguments() -> None:
 
 INITIALISED = """
 import jax, numpy as np
-from jax_tformer.run.compilation import RUN_ONCE
+from jax_tformer.run.startup import compiler_options
 from jax_tformer.models.transformer import transformer
 from jax_tformer.presets import EXPERIMENTS
 
 for name in ("python-docs", "dates"):
     net = transformer(EXPERIMENTS[name].config.model.with_vocab_size(64))
-    found = [jax.jit(net.init, compiler_options=options)(jax.random.key(0)) for options in ({}, RUN_ONCE["cpu"])]
+    ways = ({}, compiler_options(once=True))
+    found = [jax.jit(net.init, compiler_options=options)(jax.random.key(0)) for options in ways]
     jax.tree.map(np.testing.assert_array_equal, *found)
 """
 
@@ -134,43 +135,49 @@ def test_compiled_beside_other_work() -> None:
         compile_beside(refused).result()
 
 
+HUGE, KEEP = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}, "MALLOC_TRIM_THRESHOLD_"
+
+
 @pytest.mark.parametrize(
-    ("policy", "glibc", "begins"),
+    ("policy", "library", "huge"),
     [
-        ("always [madvise] never", (2, 36), True),
-        ("always [madvise] never", (2, 34), False),
-        ("always [madvise] never", (), False),
-        ("[always] madvise never", (2, 36), False),
-        (None, (2, 36), False),
+        ("always [madvise] never", "glibc 2.36", True),
+        ("always [madvise] never", "glibc 2.34", False),
+        ("[always] madvise never", "glibc 2.36", False),
+        (None, "glibc 2.36", False),
     ],
 )
-def test_a_program_begins_with_huge_pages_once(
-    policy: str | None, glibc: tuple[int, ...], begins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_memory_is_given_out_as_suits_the_system(
+    policy: str | None, library: str, huge: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[list[str]] = []
     if policy:
         (tmp_path / "enabled").write_text(policy)
-    monkeypatch.setattr(os, "execv", lambda path, arguments: begun.append([path, *arguments]))
-    monkeypatch.setattr(allocator, "_POLICY", tmp_path / "enabled")
-    monkeypatch.setattr(allocator, "_glibc", lambda: glibc)
-    monkeypatch.setattr(sys, "orig_argv", ["python", "train.py", "dates"])
-    monkeypatch.setattr(allocator, "_runs_a_file", lambda: True)
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    os.environ.pop("GLIBC_TUNABLES", None)
-    allocator.begin_with_huge_pages()
-    assert begun == ([[sys.executable, sys.executable, "train.py", "dates"]] if begins else [])
-    assert ("GLIBC_TUNABLES" in os.environ) == ("GLIBC_TUNABLES" in allocator.environment()) == begins
-    os.environ["GLIBC_TUNABLES"] = "something of the user's"
-    allocator.begin_with_huge_pages()
-    assert len(begun) == begins
+    monkeypatch.setattr(startup, "_HUGE_PAGES_POLICY", tmp_path / "enabled")
+    monkeypatch.setattr(os, "confstr", lambda name: library)
+    found = startup.allocator_settings()
+    assert found == HUGE if huge else KEEP in found
+    monkeypatch.setattr(os, "confstr_names", {})
+    assert startup.allocator_settings() == {}
+
+
+@pytest.mark.parametrize("before", [{}, HUGE, {"GLIBC_TUNABLES": "something of the user's"}])
+def test_a_program_begins_again_once(before: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr(os, "execve", lambda path, words, environment: begun.append((words, environment)))
+    monkeypatch.setattr(os, "environ", before)
+    monkeypatch.setattr(startup, "allocator_settings", lambda: HUGE)
+    monkeypatch.setattr(sys, "orig_argv", ["python", __file__, "dates"])
+    monkeypatch.setattr(sys, "argv", [__file__, "dates"])
+    startup.restart_with_allocator()
+    assert begun == ([] if before else [([sys.executable, __file__, "dates"], HUGE)])
 
 
 PROGRAM = """
 import os, sys
-from jax_tformer.run import allocator
-allocator._offers_huge_pages = lambda: True
+from jax_tformer.run import startup
+startup.allocator_settings = lambda: {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 if __name__ == "__main__":
-    allocator.begin_with_huge_pages()
+    startup.restart_with_allocator()
 print("program", *sys.argv[1:], "begun again" if "GLIBC_TUNABLES" in os.environ else "")
 """
 CALLER = """
@@ -208,13 +215,3 @@ def test_only_a_process_that_is_the_program_begins_again(command: list[str], pri
         env=environment | {"PYTHONPATH": str(Path(__file__).parents[1])},
     )
     assert " ".join(done.stdout.split()) == printed
-
-
-def test_tensorboard_does_not_bring_torch(tmp_path: Path) -> None:
-    metrics = "import sys, pathlib; from jax_tformer.run.metrics import _TensorBoard; "
-    code = f"{metrics}_TensorBoard(pathlib.Path({str(tmp_path)!r}), 1); print('torch' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "False"
-    pytest.importorskip("torch")
-    code = code.replace("; print", "; import torch; print")
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jax_tformer.run.interruption import Interruption
+from jax_tformer.terminal import Interruption
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,12 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from struct import pack
 
 import pytest
 
 from jax_tformer.errors import InputError
-from jax_tformer.run.metrics import MetricsLog, read_metrics
+from jax_tformer.run.results import MetricsLog, read_metrics
 from jax_tformer.run.run_folder import RunFolder
 
 GOOD = [{"step": step, "loss": 1.5 - step} for step in range(1, 8)]
@@ -99,17 +100,20 @@ def test_rows_are_on_the_disk_when_a_checkpoint_follows(tmp_path: Path, monkeypa
 
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import masked_crc32c
 
     log = MetricsLog(RunFolder(tmp_path), 2)
-    log.write({"step": 3, "loss": 1.5, "no_bleu": "too short"})
+    log.write({"step": 300, "loss": 1.5, "no_bleu": "too short"})
     (file,) = (tmp_path / "tensorboard").iterdir()
     # A record: its length (8 bytes), a checksum (4), the event, a checksum (4). Written at once, and not at the end.
     content, events = file.read_bytes(), []
     while content:
         size = int.from_bytes(content[:8], "little")
         events.append(Event.FromString(content[12 : 12 + size]))
+        assert content[8:12] == pack("<I", masked_crc32c(content[:8]))
+        assert content[12 + size : 16 + size] == pack("<I", masked_crc32c(content[12 : 12 + size]))
         content = content[16 + size :]
-    assert [event.step for event in events] == [0, 3, 3]
+    assert [event.step for event in events] == [0, 3, 300]
     assert events[0].file_version == "brain.Event:2"
     assert events[1].session_log.status == events[1].session_log.START
     assert {value.tag: value.simple_value for value in events[2].summary.value} == {"loss": 1.5}

@@ -14,8 +14,8 @@ from jax_tformer.errors import InputError
 from jax_tformer.presets import EXPERIMENTS
 from jax_tformer.run import fitting, startup
 from jax_tformer.run.command_line import run_program
-from jax_tformer.run.interruption import Interruption
 from jax_tformer.run.progress import ProgressLine
+from jax_tformer.terminal import Interruption
 
 ROOT = Path(__file__).parents[1]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import train
-from jax_tformer.run.metrics import read_metrics
+from jax_tformer.run.results import read_metrics
 
 ROOT = Path(__file__).parents[1]
 STEPS = 40

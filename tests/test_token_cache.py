@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
-from jax_tformer import ARCHITECTURES, paths
+from jax_tformer import ARCHITECTURES
 from jax_tformer.data import token_cache
 from jax_tformer.data.batches import Pipeline
 from jax_tformer.data.pipelines import build_pipeline, build_tokenizer_for
@@ -22,6 +23,7 @@ from jax_tformer.data.tokenizer_kinds import build_tokenizer
 from jax_tformer.data.tokenizers import Role, Tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import MaskedTextData, PairData, TextData, TokenizerConfig, TrainingConfig
+from jax_tformer.files import bound_cache, cache_folder
 from jax_tformer.run import startup
 
 ROOT = Path(__file__).parents[1]
@@ -41,7 +43,7 @@ def utf8(text: str) -> memoryview:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache of one test, named as a user names it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setattr(token_cache, "cache_folder", paths.cache_folder)
+    monkeypatch.setattr(token_cache, "cache_folder", cache_folder)
     return tmp_path / "xdg" / "jax-tformer"
 
 
@@ -249,7 +251,7 @@ def test_without_a_home_there_is_only_no_cache(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Path, "home", refuse)
     assert cached_ids(cached_tokenizer(BPE, [TEXT], {}), utf8(TEXT)).size
     with pytest.raises(InputError, match="no home to keep compiled programs in; set XDG_CACHE_HOME"):
-        paths.cache_folder()
+        cache_folder()
 
 
 def test_a_full_disk_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +307,7 @@ def test_what_was_used_longest_ago_goes_first(folder: Path, work: list[str], mon
     assert work == []
     assert program.exists()
     monkeypatch.setenv("JAX_TFORMER_CACHE_BYTES", str(2 * size))
-    paths.bound_cache(folder)
+    bound_cache(folder)
     assert len(files(folder)) == 2
     assert not program.exists()
 
@@ -323,7 +325,7 @@ def test_ids_that_are_in_use_outlive_their_file(folder: Path, monkeypatch: pytes
     expected = cached_ids(tokenizer, utf8(TEXT)).tolist()
     ids = cached_ids(tokenizer, utf8(TEXT))
     monkeypatch.setenv("JAX_TFORMER_CACHE_BYTES", "0")
-    paths.bound_cache(folder)
+    bound_cache(folder)
     assert not files(folder)
     assert ids.tolist() == expected
 
@@ -334,15 +336,14 @@ def test_what_a_kill_left_half_written_goes_after_a_day(folder: Path) -> None:
     for name, age in (("old.partial", 90_000), ("new.partial", 80_000), ("old-cache", 90_000)):
         (folder / name).write_bytes(b"x")
         os.utime(folder / name, (now - age, now - age))
-    paths.bound_cache(folder)
+    bound_cache(folder)
     assert [path.name for path in files(folder)] == ["new.partial", "old-cache"]
 
 
 def test_programs_begin_within_the_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir(parents=True)
     (folder / "jit_step-cache").write_bytes(bytes(2000))
-    monkeypatch.setattr(startup, "keep_freed_memory", lambda: None)
-    monkeypatch.setattr(startup.jax.config, "update", lambda name, value: None)
+    monkeypatch.setattr(jax.config, "update", lambda name, value: None)
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "elsewhere")
     monkeypatch.setenv("JAX_TFORMER_CACHE_BYTES", "1000")
     startup.set_up_jax(ARCHITECTURES["gpt2"])

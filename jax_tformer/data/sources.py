@@ -11,7 +11,7 @@ from pathlib import Path
 from jax_tformer.data.utf8 import BLOCK, TextBuffer
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import PairData, TextData
-from jax_tformer.paths import user_path
+from jax_tformer.files import user_path
 
 _TEXT_SUFFIXES = (".txt", ".md", ".rst", ".jsonl")
 

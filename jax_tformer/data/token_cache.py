@@ -3,7 +3,7 @@
 Below the cache folder, tokenizers/ holds each BPE tokenizer as JSON, and tokens/ each encoded text as a NumPy array. A
 file ends with the SHA-256 of its name and content, so that nothing else than what was kept under that name is ever
 taken from it: a file that is damaged is made anew. Whatever goes wrong with the cache, the only loss is time. Where a
-new file is too much, those go that were used longest ago: see `paths.bound_cache`.
+new file is too much, those go that were used longest ago: see `files.bound_cache`.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from jax_tformer.data.tokenizers import Role, Tokenizer
 from jax_tformer.data.utf8 import BLOCK
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import TokenizerConfig
-from jax_tformer.paths import bound_cache, cache_bytes, cache_folder
+from jax_tformer.files import bound_cache, cache_bytes, cache_folder
 
 SMALLEST = 2**15
 """Bytes of the shortest text, in UTF-8, that is worth a file."""

@@ -8,7 +8,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from jax_tformer.data.tokenizers import BYTES, ONE_CHARACTER, Role, Tokenizer, load_tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import TokenizerConfig
-from jax_tformer.paths import user_path
+from jax_tformer.files import user_path
 
 _HUB_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
 

@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 import tokenizers
 
-from jax_tformer.config_file import read_json, read_text, write_text
 from jax_tformer.data.utf8 import BLOCK, PIECE_END, WORD_END, Pieces, blocks
 from jax_tformer.errors import InputError
+from jax_tformer.files import read_json, read_text, write_text
 
 Role = Literal["start", "end", "pad", "mask"]
 

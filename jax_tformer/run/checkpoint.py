@@ -29,9 +29,8 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
-from jax_tformer.config_file import read_json, write_json
 from jax_tformer.errors import InputError
-from jax_tformer.paths import sync
+from jax_tformer.files import read_json, sync, write_json
 from jax_tformer.run import checksums
 from jax_tformer.run.restoring import EXTRA_FILE, Restored, agreed, held_out_losses, numbered, orbax, restore
 

@@ -10,8 +10,7 @@ import zlib
 from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
-from jax_tformer.config_file import read_json
-from jax_tformer.paths import sync
+from jax_tformer.files import read_json, sync
 
 CHECKSUM_FILE = "checksums.json"
 _CHUNK = 1 << 22

@@ -10,13 +10,13 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import Any, Literal, TextIO, TypeVar
-
-import tyro
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar
 
 from jax_tformer.errors import InputError, TrainingFailed
 from jax_tformer.terminal import one_line
+
+if TYPE_CHECKING:
+    from tyro.constructors import ConstructorRegistry
 
 C = TypeVar("C")
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
@@ -40,6 +40,8 @@ def parse(
 
     `short_names`: flags that stand for others. A whole number may also be written as 1e3.
     """
+    import tyro  # only here, so that the programs are there at once
+
     told, prog, description = io.StringIO(), as_called(prog), as_called(description)
     extra = {} if default is None else {"default": default}
     if short_names:
@@ -84,8 +86,10 @@ def long_name(argument: str, short_names: Mapping[str, str]) -> str:
     return short_names.get(flag.replace("_", "-"), flag) + equals + value
 
 
-def _whole_numbers() -> ConstructorRegistry:
+def _whole_numbers() -> "ConstructorRegistry":
     """How fields of type int, and int or None, are read: as a whole number, also one like 1e3."""
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
     registry = ConstructorRegistry()
 
     @registry.primitive_rule

@@ -16,8 +16,8 @@ from jax_tformer.errors import InputError
 from jax_tformer.experiment import PairData
 from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.nn.arrays import Params
-from jax_tformer.run.compilation import compiler_options
 from jax_tformer.run.fitting import for_other_shapes
+from jax_tformer.run.startup import compiler_options
 from jax_tformer.sharding import place_batch
 from jax_tformer.training.step import evaluation_step
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from jax_tformer.config import require
 from jax_tformer.errors import InputError
-from jax_tformer.paths import user_path
+from jax_tformer.files import user_path
 
 T = TypeVar("T")
 

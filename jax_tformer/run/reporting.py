@@ -9,8 +9,8 @@ import jax
 from jax_tformer.data.batches import Batch
 from jax_tformer.errors import TrainingFailed
 from jax_tformer.experiment import ExperimentConfig
-from jax_tformer.run.metrics import MetricsLog, Row, described
 from jax_tformer.run.progress import ProgressLine
+from jax_tformer.run.results import MetricsLog, Row, described
 from jax_tformer.training.optimizer import learning_rate
 from jax_tformer.training.step import StepMetrics, TrainState
 

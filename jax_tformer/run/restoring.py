@@ -16,8 +16,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
-from jax_tformer.config_file import read_json
 from jax_tformer.errors import InputError
+from jax_tformer.files import read_json
 from jax_tformer.run import checksums
 
 HELD_OUT_LOSS = "val_loss"

@@ -9,11 +9,11 @@ from typing import Any
 
 import grain
 
-from jax_tformer.config_file import changed_fields, shortened, to_dict
 from jax_tformer.data.batches import Batch
 from jax_tformer.data.tokenizers import tokenizer_digests
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
+from jax_tformer.files import changed_fields, shortened, to_dict
 from jax_tformer.run.checkpoint import Checkpoints
 from jax_tformer.run.restoring import HELD_OUT_LOSS
 from jax_tformer.run.run_folder import RunFolder

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.config_file import differences, from_dict, not_regular, parse_json, read_json, to_dict, write_json
 from jax_tformer.data.ids import check_vocabulary
 from jax_tformer.data.tokenizers import Tokenizer, load_run_tokenizer, tokenizer_digests
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
+from jax_tformer.files import differences, from_dict, not_regular, parse_json, read_json, to_dict, write_json
 
 _LONGEST_LINE = 1 << 20
 _BEFORE_CONFIG = re.compile(r"lock|tokenizer(_config)?\.json(\.partial)?|config\.json\.partial")
@@ -245,7 +245,3 @@ class RunFolder:
         except (InputError, LookupError, TypeError):
             return None
         return steps if isinstance(steps, int) else None
-
-    def write_summary(self, figures: dict[str, Any]) -> None:
-        """Writes summary.json."""
-        write_json(self.summary, figures)

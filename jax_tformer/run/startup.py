@@ -1,4 +1,7 @@
-"""How the programs set up JAX, in one place, before anything is traced."""
+"""How a program begins: the C library's allocator, JAX's settings, the compiler's options. Importing this is cheap.
+
+Every setting is here because it was measured, or says that it was not; docs/benchmarks.md has the figures.
+"""
 
 import contextlib
 import glob
@@ -6,40 +9,132 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
-
-import jax
+from typing import TYPE_CHECKING, Any
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.errors import InputError
-from jax_tformer.paths import bound_cache, cache_folder
-from jax_tformer.run.allocator import keep_freed_memory
+from jax_tformer.files import bound_cache, cache_folder
 from jax_tformer.terminal import one_line
 
+if TYPE_CHECKING:
+    import jax
+
+Options = dict[str, bool | int | str]
+
+_HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""malloc asks for pages of 2 MB; glibc knows this from 2.35 on."""
+_KEEP_FREED = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_ARENA_MAX": "1"}
+"""malloc keeps what a step frees, and does not take it again from the system at the next step."""
+_HUGE_PAGES_POLICY = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _CACHE_WARNING = re.compile(
     r"Error (reading|writing) persistent compilation cache entry for '([^']+)': (.*)", re.DOTALL
 )
 
+OPTIONS: dict[str, Options] = {
+    # The products of XNNPACK wait for one another's threads: a step of a small model (0.8 million parameters, 12 x 64
+    # tokens) takes 1.6 times as long with them; steps of 10 million parameters and more take the same time.
+    "cpu": {"xla_cpu_use_xnnpack": False},
+    # Overlaps the exchange of gradients with computation, where there are several devices. Not measured yet.
+    "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True},
+}
+"""Compiler options by JAX's name of the platform. Command buffers are on in XLA as it comes, for GPUs."""
+FLOAT64: dict[str, Options] = {
+    # XLA's YNN fusions were seen to read memory that nobody wrote (docs/known-issues.md), and float64 is for proofs.
+    # In float32 they are kept: without them a step takes 4 to 9 % longer. jax 0.12 knows the option too.
+    "cpu": {"xla_cpu_experimental_ynn_fusion_type": ""},
+}
+"""For what is computed in float64, besides."""
+
+
+def restart_with_allocator() -> None:
+    """Starts this program again, under the same process id, with `allocator_settings`; glibc reads them at its start.
+
+    Call it before anything heavy is imported. Leaves a process alone that has such a setting, and one that is more than
+    `python PROGRAM ...`: standard input could not be read again, and a caller of the program would run twice.
+    """
+    settings = allocator_settings()
+    if settings and _is_plain_program() and not os.environ.keys() & settings.keys():
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | settings)
+
+
+def allocator_settings() -> dict[str, str]:
+    """The environment in which computing on the processor is fastest here; empty where the C library is not glibc.
+
+    XLA takes its temporary buffers anew in every step, and each page that is touched for the first time is a fault: 15
+    to 30% of a small model's step. Huge pages make them few, where the system gives them to those who ask.
+    """
+    if "CS_GNU_LIBC_VERSION" not in os.confstr_names:
+        return {}
+    version = re.search(r"(\d+)\.(\d+)", os.confstr("CS_GNU_LIBC_VERSION") or "0.0")
+    assert version is not None
+    try:
+        asks = "[madvise]" in _HUGE_PAGES_POLICY.read_text()
+    except OSError:
+        asks = False
+    return _HUGE_PAGES if asks and tuple(map(int, version.groups())) >= (2, 35) else _KEEP_FREED
+
+
+def _is_plain_program() -> bool:
+    """Whether the interpreter was given its options, a file to run, and that file's arguments."""
+    count = len(sys.argv)
+    options, words = sys.orig_argv[1:-count], sys.orig_argv[-count:]
+    flags = all(option.startswith("-") and option[1:2] not in ("c", "m") for option in options)
+    return flags and words == sys.argv and os.path.isfile(words[0])
+
+
+def compiler_options(dtype: str = "float32", *, once: bool = False) -> Options:
+    """For the platform that JAX computes on by default, in this type; `once`: of what is computed a single time."""
+    import jax
+
+    platform = jax.default_backend()
+    exact = FLOAT64.get(platform, {}) if dtype == "float64" else {}
+    if not once:
+        return OPTIONS.get(platform, {}) | exact
+    # Halves the time to compile an initialisation, which computes the same bits as fast.
+    return exact if platform != "cpu" else {"xla_backend_optimization_level": 1, **fusion_emitters(False), **exact}
+
+
+def fusion_emitters(on: bool) -> Options:
+    """XLA's fusion emitters on the processor, on or off, where the compiler still has the choice."""
+    import jax
+
+    return {"xla_cpu_use_fusion_emitters": on} if jax.__version_info__ < (0, 11) else {}
+
+
+def compile_beside(lowered: "jax.stages.Lowered") -> "Future[Callable[..., Any]]":
+    """Compiles what has been traced and lowered (`jax.jit(...).lower(...)`), in a thread.
+
+    XLA compiles without Python's lock, so that the main thread goes on: `result()` gives the compiled function, or
+    raises what compiling it raised.
+    """
+    pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
+    future: Future[Callable[..., Any]] = pool.submit(lowered.compile)
+    pool.shutdown(wait=False)
+    return future
+
 
 def set_up_jax(config: TransformerConfig) -> None:
-    """Switches on the persistent compilation cache, and float64 where the config asks for it.
+    """Keeps compiled programs for the next start, and switches float64 on where the config asks for it.
 
     Raises InputError if there is no device to compute on.
     """
-    # First of all: JAX's threads keep the memory that they already have as it is.
-    keep_freed_memory()
-    folder = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache_folder())
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    import jax
+
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if not folder:
+        folder = str(cache_folder())
         # JAX's own bound reads the whole folder for every program that is added, and adds none beside older ones.
         bound_cache(cache_folder())
-        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     if not isinstance(warnings.showwarning, _CacheWarnings):
-        warnings.showwarning = _CacheWarnings(folder)
+        warnings.showwarning = _CacheWarnings(Path(folder))
         # The same line of JAX warns of each of them: all have to be seen.
         warnings.filterwarnings("always", message=_CACHE_WARNING.pattern)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     if "float64" in (config.compute.dtype, config.compute.parameter_dtype):
         jax.config.update("jax_enable_x64", True)
     _require_device()
@@ -78,6 +173,8 @@ class _CacheWarnings:
 
 def _require_device() -> None:
     """Raises InputError if JAX has no device of the kind that JAX_PLATFORMS asks for."""
+    import jax
+
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from jax_tformer.config_file import changed_fields, shortened, to_dict
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
-from jax_tformer.paths import user_path
+from jax_tformer.files import changed_fields, shortened, to_dict, user_path
 from jax_tformer.presets import DEFAULT_EXPERIMENT, EXPERIMENTS
 from jax_tformer.run.command_line import as_called, long_name, parse
 

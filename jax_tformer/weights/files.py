@@ -8,8 +8,8 @@ import safetensors
 from safetensors.numpy import load_file, save_file
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.config_file import from_dict, parse_json, to_dict
 from jax_tformer.errors import InputError
+from jax_tformer.files import from_dict, parse_json, to_dict
 from jax_tformer.models.transformer import transformer
 from jax_tformer.nn.arrays import Params
 from jax_tformer.weights.names import from_reference, to_reference

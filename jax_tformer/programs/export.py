@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from jax_tformer.errors import InputError
-from jax_tformer.paths import user_path
+from jax_tformer.files import user_path
 from jax_tformer.run.command_line import checkpoint_step, parse
 
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
 
     import safetensors
 
-    from jax_tformer.config_file import to_dict, write_json
+    from jax_tformer.files import to_dict, write_json
     from jax_tformer.run.trained import load_trained
     from jax_tformer.weights.files import save_weights
 

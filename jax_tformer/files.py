@@ -1,4 +1,4 @@
-"""Configurations and other small files as JSON: written with the run and inside weight files, read back strictly.
+"""Files: paths as users type them, small files written whole and read strictly, and the folder of what may be lost.
 
 A run folder may come from a stranger. Whatever is read of one is read by `read_text` and `read_json`, which neither
 wait for a pipe, nor fill the memory, nor fail in another way than with one line.
@@ -7,15 +7,15 @@ wait for a pipe, nor fill the memory, nor fail in another way than with one line
 import dataclasses
 import json
 import math
+import os
 import stat
-from collections.abc import Iterable
+import time
 from pathlib import Path
 from typing import Any, TypeVar
 
 import dacite
 
 from jax_tformer.errors import InputError
-from jax_tformer.paths import sync
 
 C = TypeVar("C")
 SMALL = 2**24
@@ -30,6 +30,25 @@ _KINDS = {
     stat.S_ISCHR: "a device",
     stat.S_ISBLK: "a device",
 }
+_CACHE_BYTES = 2**32
+_DAY = 24 * 60 * 60
+
+
+def user_path(path: str | Path) -> Path:
+    """`path` with a leading ~ resolved; raises InputError if it names a user that does not exist."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"{path} begins with the home of a user who is not known here; write it out") from error
+
+
+def sync(path: Path) -> None:
+    """Returns when a file, or the names in a folder, are on the disk, and would be there after a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -68,10 +87,9 @@ def write_text(path: Path, text: str) -> None:
 
 def read_json(path: Path, most: int = SMALL) -> Any:
     """What the file holds; raises InputError as `read_text` does, and if it is not JSON as `parse_json` wants it."""
+    text = read_text(path, most)
     try:
-        return parse_json(read_text(path, most))
-    except InputError:
-        raise
+        return parse_json(text)
     except ValueError as error:
         raise InputError(
             f"{path} is damaged: it is not JSON ({error}); restore it, or start a new run with --run"
@@ -123,14 +141,15 @@ def parse_json(text: str) -> Any:
         raise too_deep from None
     level = [values]
     for _ in range(_DEEPEST + 1):
-        level = [part for outer in level if isinstance(outer, dict | list) for part in _parts(outer)]
+        level = [
+            part
+            for outer in level
+            if isinstance(outer, dict | list)
+            for part in (outer.values() if isinstance(outer, dict) else outer)
+        ]
         if not level:
             return values
     raise too_deep
-
-
-def _parts(outer: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return outer.values() if isinstance(outer, dict) else outer
 
 
 def _no_number(name: str) -> float:
@@ -171,3 +190,59 @@ def differences(old: Any, new: Any) -> list[str]:
     return [
         f"{name}: {json.dumps(before)} -> {json.dumps(now)}" for name, (before, now) in changed_fields(old, new).items()
     ]
+
+
+def cache_folder() -> Path:
+    """Where compiled programs, tokenizers and ids are kept: $XDG_CACHE_HOME/jax-tformer, or ~/.cache/jax-tformer.
+
+    Raises InputError for a user without a home, as a container may have.
+    """
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "jax-tformer"
+    except RuntimeError as error:
+        raise InputError(
+            "this user has no home to keep compiled programs in; set XDG_CACHE_HOME to a folder"
+        ) from error
+
+
+def cache_bytes() -> int:
+    """What all files in the cache folder may take: $JAX_TFORMER_CACHE_BYTES, or 4 GiB.
+
+    Raises InputError if the variable is not a whole number.
+    """
+    given = os.environ.get("JAX_TFORMER_CACHE_BYTES", "").strip()
+    if not given:
+        return _CACHE_BYTES
+    if not (given.isascii() and given.isdigit()):
+        raise InputError(
+            f"JAX_TFORMER_CACHE_BYTES is {given!r}; expected a whole number of bytes, such as {_CACHE_BYTES}"
+        )
+    return int(given)
+
+
+def bound_cache(folder: Path) -> None:
+    """Removes from the cache `folder` what was used longest ago, until the rest takes no more than `cache_bytes`.
+
+    What other processes remove, or read, at the same time does them no harm: a file that is open stays readable, and
+    one that is gone is made anew. When a file was used is what the system keeps of it, on most to the day.
+    """
+    bound, now = cache_bytes(), time.time()
+    files = []
+    for parent, _, names in os.walk(folder):
+        for path in (os.path.join(parent, name) for name in names):
+            try:
+                found = os.stat(path, follow_symlinks=False)
+            except OSError:
+                continue
+            files.append((max(found.st_atime, found.st_mtime), found.st_size, path))
+    total = sum(size for _, size, _ in files)
+    for used, size, path in sorted(files):
+        # What a process that was killed had begun to write.
+        unfinished = path.endswith(".partial") and used < now - _DAY
+        if total > bound or unfinished:
+            try:
+                os.unlink(path)
+            except OSError:
+                continue
+            total -= size

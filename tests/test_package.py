@@ -52,10 +52,9 @@ def test_names_that_are_resolved_late_are_listed() -> None:
     ],
 )
 def test_help_describes_every_field(kind: Any) -> None:
-    first, blank, heading, *lines = (inspect.getdoc(kind) or "").splitlines()
-    assert first.endswith(".")
-    assert (blank, heading) == ("", "Attributes:")
-    described = dict(line.strip().split(": ", 1) for line in lines)
+    text, _, fields = (inspect.getdoc(kind) or "").partition("\n\nAttributes:\n")
+    assert text.endswith(".")
+    described = dict(line.strip().split(": ", 1) for line in fields.splitlines())
     assert list(described) == [field.name for field in dataclasses.fields(kind)]
     assert all(text.endswith((".", ")")) for text in described.values())
 

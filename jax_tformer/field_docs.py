@@ -15,7 +15,7 @@ def described(kind: C) -> C:
 
     That is read from the source when somebody asks, so it costs nothing before, and nothing is written twice.
     """
-    kind.__doc__ = _FieldDocs(kind.__doc__ or "")  # type: ignore[assignment]
+    kind.__doc__ = _FieldDocs(inspect.cleandoc(kind.__doc__ or ""))  # type: ignore[assignment]
     return kind
 
 

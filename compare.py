@@ -1,6 +1,7 @@
 """JAX and PyTorch side by side: `python compare.py [EXPERIMENT] [--steps N] [--out FOLDER] [--FIELD VALUE ...]`."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Sequence
 
@@ -24,18 +25,14 @@ def main(arguments: Sequence[str]) -> int:
         raise InputError("a comparison needs PyTorch; in the repository, pip install '.[parity]' adds it") from error
 
     from jax_tformer.run.startup import set_up_jax
-    from jax_tformer_comparison.alone import measure_alone
-    from jax_tformer_comparison.batches import Batches
-    from jax_tformer_comparison.findings import Findings
-    from jax_tformer_comparison.folder import ReportFolder
-    from jax_tformer_comparison.jax_side import JaxSide
-    from jax_tformer_comparison.live import LiveView
-    from jax_tformer_comparison.loop import Sides, compare_seed
-    from jax_tformer_comparison.machine import common_device, full_precision
+    from jax_tformer_comparison.jax_side import JaxSide, full_precision
+    from jax_tformer_comparison.machine import common_device, describe_machine, jax_device
+    from jax_tformer_comparison.progress import LiveView
     from jax_tformer_comparison.record import Record, SeedRecord
-    from jax_tformer_comparison.report import report_page
+    from jax_tformer_comparison.report import Findings, ReportFolder
+    from jax_tformer_comparison.report_page import report_page
+    from jax_tformer_comparison.side_by_side import Batches, Sides, compare_seed, measure_alone
     from jax_tformer_comparison.torch_side import TorchSide
-    from parity_tests.machine import describe_machine, jax_device
     from parity_tests.measure import ParityError
 
     # 2. Both frameworks, on one kind of device and in the same arithmetic.
@@ -51,11 +48,11 @@ def main(arguments: Sequence[str]) -> int:
     experiment = dataclasses.replace(plan.experiment, model=model)
 
     # 4. The sides: the JAX library, the PyTorch reference, and the reference in float64 as the truth.
-    sides = Sides(JaxSide(experiment), TorchSide("PyTorch", experiment, device, plan.torch_compile), None)
-    parameters = sum(array.size for array in sides.torch.parameters().values())
+    given = (experiment.optimizer, experiment.training, device)
+    sides = Sides(JaxSide(model, *given), TorchSide("PyTorch", model, *given, plan.torch_compile), None)
+    parameters = sum(math.prod(shape) for shape in sides.torch.shapes().values())
     if plan.needs_truth(parameters):
-        exact = dataclasses.replace(experiment, model=model.with_dtype("float64"))
-        sides = sides._replace(truth=TorchSide("float64", exact, device, compiled=False))
+        sides = sides._replace(truth=TorchSide("float64", model.with_dtype("float64"), *given))
 
     # 5. The loop, seed by seed; then memory, with each framework alone.
     record, stopped, alone = Record(plan.dtype), None, {}
@@ -77,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
             view.say("measuring each framework alone ...")
             sides.jax.start(plan.seeds[0], None)
             weights = sides.jax.parameters()
-            alone = measure_alone(experiment, weights, batches(plan.seeds[0]), device, plan.torch_compile)
+            alone = measure_alone(experiment, weights, batches(plan.seeds[0]), device, plan.torch_compile, stop)
 
     # 6. The report of what was done.
     machine = describe_machine(jax_device())

@@ -42,7 +42,7 @@ def own_token_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """The worst figure of each preset and gate, of all tests that recorded one."""
     # Only now: what the hook above instruments must not have been imported before it.
-    from parity_tests.machine import describe_machine, jax_device
+    from jax_tformer_comparison.machine import describe_machine, jax_device
     from parity_tests.report import Results
     from parity_tests.report_page import table_text
 

@@ -3,7 +3,7 @@
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-PARITY = {"__init__", "bridge", "cases", "gates", "machine", "measure", "page", "program", "reference_loss"}
+PARITY = {"__init__", "bridge", "cases", "gates", "measure", "page", "program", "reference_loss"}
 """Of parity_tests, what `check_parity`, `jax-tformer parity` and `jax-tformer compare` need; the rest are tests."""
 
 

@@ -20,7 +20,7 @@ def main(arguments: Sequence[str]) -> int:
     from benchmarks.harness import SideFailed
     from benchmarks.measure import measure_suite
     from benchmarks.report import notes, shown
-    from parity_tests.machine import cores
+    from jax_tformer_comparison.machine import cores
 
     try:
         # 1. What reads the memory, between the turns of the others.

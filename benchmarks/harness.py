@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jax_tformer.run import startup
-from jax_tformer_comparison.machine import peak_memory
-from parity_tests.machine import cores
+from jax_tformer_comparison.machine import cores, peak_memory
 
 _TORCH_ALONE = ("benchmarks.hugging_face:HuggingFace", "benchmarks.reference:Reference")
 

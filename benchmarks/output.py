@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from benchmarks.harness import Alone, Here, side_environment
-from parity_tests.machine import Machine, describe_machine
+from jax_tformer_comparison.machine import Machine, describe_machine
 
 _QUIET = 0.05
 """Up to this fraction of other work the times mean something."""

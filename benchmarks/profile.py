@@ -19,8 +19,7 @@ from benchmarks.training_cases import TrainingCase, full, quick
 from benchmarks.training_sides import OPTIMIZER, STEPS, BatchShape, draw_batch
 from jax_tformer.config import TransformerConfig
 from jax_tformer.run.startup import compiler_options
-from jax_tformer_comparison.machine import Neighbours
-from parity_tests.machine import cores
+from jax_tformer_comparison.machine import Neighbours, cores
 
 _EXPENSIVE, _BEGIN = 10, "profiled from here"
 _UNKNOWN = {"group": "other", "source": "", "shape": ""}

@@ -1,4 +1,4 @@
-"""The JAX library as a side of the comparison."""
+"""The JAX library as a side of the comparison and of the benchmarks."""
 
 import time
 
@@ -6,18 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tformer.experiment import ExperimentConfig
+from jax_tformer.config import TransformerConfig
+from jax_tformer.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.models.transformer import transformer
-from jax_tformer.run.startup import compiler_options
+from jax_tformer.run.startup import compiler_options, set_up_jax
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import TrainState, init_state, recorded_dropout, train_step
-from jax_tformer.weights.names import from_reference, to_reference
-from jax_tformer_comparison.sides import Masks, StepFigures, Tensors, require_loss_type
-
-
-def full_precision() -> None:
-    """Products in the precision of their type: no TF32 and no bfloat16 passes for float32."""
-    jax.config.update("jax_default_matmul_precision", "highest")
+from jax_tformer.weights.names import from_reference, reference_shape, slots, to_reference
+from jax_tformer_comparison.sides import Masks, StepFigures, Tensors, require_loss_type, seconds_of
 
 
 class JaxSide:
@@ -25,39 +21,49 @@ class JaxSide:
 
     name = "JAX"
 
-    def __init__(self, experiment: ExperimentConfig) -> None:
-        """`experiment.model` has its vocabulary size; startup.set_up_jax has been called for it."""
-        training = experiment.training
-        self.net = transformer(experiment.model)
-        self._dtype = experiment.model.compute.dtype
-        self._tx = optimizer(experiment.optimizer, training.steps)
+    def __init__(
+        self, model: TransformerConfig, optimization: OptimizerConfig, training: TrainingConfig, device: str
+    ) -> None:
+        """`model` has its vocabulary size; `device` is "cpu" or "gpu"."""
+        self.net, self._compute = transformer(model), model.compute
+        self._device = jax.local_devices(backend=device)[0]
+        self._tx = optimizer(optimization, training.steps)
         accumulation = training.accumulation
         step = train_step(self.net, self._tx, accumulation=accumulation, label_smoothing=training.label_smoothing)
-        self._step = jax.jit(step, donate_argnums=0, compiler_options=compiler_options(self._dtype))
+        self._step = jax.jit(step, donate_argnums=0, compiler_options=compiler_options(model.compute.dtype))
         self._record = jax.jit(recorded_dropout(self.net, accumulation=accumulation))
         self._state: TrainState
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of every parameter, by the names of `torch_ref`."""
+        return {name: reference_shape(slot) for name, slot in slots(self.net.shapes).items()}
+
     def start(self, seed: int, weights: Tensors | None) -> None:
         """Without weights: those of a training run with this seed, drawn as train.py draws them."""
-        state = jax.jit(lambda key: init_state(self.net, self._tx, key))(jax.random.key(seed))
-        if weights is not None:
-            typed = {name: array.astype(jnp.dtype(self._dtype)) for name, array in weights.items()}
-            params = jax.tree.map(jnp.asarray, from_reference(typed, self.net.shapes))
-            state = state._replace(params=params)
+        with jax.default_device(self._device):
+            key = jax.random.key(seed)
+            if weights is None:
+                state = jax.jit(lambda key: init_state(self.net, self._tx, key))(key)
+            else:
+                typed = {name: x.astype(jnp.dtype(self._compute.parameter_dtype)) for name, x in weights.items()}
+                # Copies: what NumPy owns cannot be donated.
+                params = jax.tree.map(jnp.array, from_reference(typed, self.net.shapes))
+                zero = jnp.zeros((), jnp.int32)
+                state = TrainState(params, self._tx.init(params), zero, jax.random.key_data(key))
         # On its device by name, as every later state is: the second step would otherwise be compiled once more.
-        self._state = jax.device_put(state, jax.local_devices()[0])
+        self._state = jax.block_until_ready(jax.device_put(state, self._device))
 
     def masks(self, batch: Tensors) -> list[dict[str, np.ndarray]]:
         """The dropout masks that the next step will draw for this batch."""
-        return jax.device_get(self._record(self._state, _placed(batch)))
+        return jax.device_get(self._record(self._state, self._placed(batch)))
 
     def step(self, batch: Tensors, masks: Masks | None) -> StepFigures:
         """One update; JAX draws its own masks, the same that `masks` has returned."""
-        placed = jax.block_until_ready(_placed(batch))
+        placed = jax.block_until_ready(self._placed(batch))
         started = time.perf_counter()
         self._state, metrics = jax.block_until_ready(self._step(self._state, placed))
         seconds = time.perf_counter() - started
-        require_loss_type(self.name, str(metrics.loss.dtype), self._dtype)
+        require_loss_type(self.name, str(metrics.loss.dtype), self._compute.dtype)
         return StepFigures(float(metrics.loss), float(metrics.gradient_norm), int(metrics.tokens), seconds)
 
     def parameters(self) -> dict[str, np.ndarray]:
@@ -66,10 +72,30 @@ class JaxSide:
 
     def device_memory(self) -> int | None:
         """The most bytes that JAX has had in use on its device."""
-        statistics = jax.local_devices()[0].memory_stats() or {}
-        return statistics.get("peak_bytes_in_use")
+        return device_memory(self._device)
+
+    def product_rate(self, size: int) -> float:
+        """Of one product of square matrices."""
+        matrix = jax.device_put(jnp.ones((size, size), self._compute.dtype), self._device)
+        multiply = jax.jit(lambda x: x @ x)
+        return 2 * size**3 / seconds_of(lambda: jax.block_until_ready(multiply(matrix)))
+
+    def _placed(self, batch: Tensors) -> dict[str, jax.Array]:
+        return {name: jax.device_put(array, self._device) for name, array in batch.items()}
 
 
-def _placed(batch: Tensors) -> dict[str, jax.Array]:
-    device = jax.local_devices()[0]
-    return {name: jax.device_put(array, device) for name, array in batch.items()}
+def full_precision() -> None:
+    """Products in the precision of their type: no TF32 and no bfloat16 passes for float32."""
+    jax.config.update("jax_default_matmul_precision", "highest")
+
+
+def alone(model: TransformerConfig, optimization: OptimizerConfig, training: TrainingConfig, device: str) -> JaxSide:
+    """The side in a process of its own, where nobody has set JAX up yet."""
+    set_up_jax(model)
+    full_precision()
+    return JaxSide(model, optimization, training, device)
+
+
+def device_memory(device: jax.Device) -> int | None:
+    """The most bytes that JAX's allocator has given out on an accelerator; None on the processor."""
+    return None if device.platform == "cpu" else (device.memory_stats() or {}).get("peak_bytes_in_use")

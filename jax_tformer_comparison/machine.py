@@ -1,16 +1,96 @@
-"""The device that both frameworks of a comparison use, its memory, and what other work takes of the processors."""
+"""The machine that figures are measured on: its name, its memory, and what other work takes of its processors.
 
+Gates, comparison and benchmarks all describe their machine by this. It imports neither framework: a process that
+measures the one must not hold the other.
+"""
+
+import ctypes
+import gc
 import os
+import platform
 import resource
 import sys
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from jax_tformer.errors import InputError
 
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "transformers")
 
-def common_device() -> Literal["cpu", "cuda"]:
-    """torch's name of the kind of device that both frameworks will use: JAX's default one.
+
+@dataclass(frozen=True)
+class Machine:
+    """What a reader of figures must know of the machine."""
+
+    device: str
+    """What computed: "cpu", or the kind and the name of an accelerator."""
+    processor: str
+    """The name of the model."""
+    vendor: str
+    """As the processor itself says it, "AuthenticAMD" or "GenuineIntel"; empty where it does not."""
+    cores: int
+    """That this process may use."""
+    system: str
+    versions: dict[str, str]
+
+    def __str__(self) -> str:
+        """What stands below figures: the processor, and the accelerator where one computed."""
+        cores = f"{self.cores} core{'s' if self.cores != 1 else ''}"
+        processor = f"{cores} of {self.processor}" + (f" ({self.vendor})" if self.vendor else "")
+        return processor if self.device == "cpu" else f"{self.device}, beside {processor}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def describe_machine(device: str) -> Machine:
+    """This machine, computing on `device`, and the versions of Python and of PACKAGES."""
+    fields = _processor_fields()
+    return Machine(
+        device=device,
+        processor=fields.get("model name") or platform.processor() or platform.machine(),
+        vendor=fields.get("vendor_id", ""),
+        cores=cores(),
+        system=f"{platform.system()} {platform.release()}, {platform.machine()}",
+        versions={"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+    )
+
+
+def jax_device() -> str:
+    """JAX's default device, for `describe_machine`. It takes the device: not while other processes need it."""
+    import jax
+
+    device = jax.local_devices()[0]
+    return "cpu" if device.platform == "cpu" else f"{device.platform}: {device.device_kind}"
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed as a package"
+
+
+def _processor_fields() -> dict[str, str]:
+    """What Linux says of the first processor; empty on other systems."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
+    except OSError:
+        return {}
+    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+    return {name.strip(): value.strip() for name, value in pairs}
+
+
+def common_device() -> Literal["cpu", "gpu"]:
+    """The kind of device that both frameworks use: JAX's default one.
 
     Raises InputError where PyTorch cannot use it: figures from two kinds of devices are no comparison.
     """
@@ -21,19 +101,11 @@ def common_device() -> Literal["cpu", "cuda"]:
     if backend == "cpu":
         return "cpu"
     if backend == "gpu" and torch.cuda.is_available():
-        return "cuda"
+        return "gpu"
     raise InputError(
         f"JAX runs on {backend} and this PyTorch ({torch.__version__}) cannot; install a PyTorch that can, or set "
         "JAX_PLATFORMS=cpu to compare on the processor"
     )
-
-
-def full_precision() -> None:
-    """Products in the precision of their type, in both frameworks: no TF32 and no bfloat16 passes for float32."""
-    from jax_tformer_comparison import jax_side, torch_side
-
-    jax_side.full_precision()
-    torch_side.full_precision()
 
 
 DISTURBED = 0.1
@@ -83,3 +155,27 @@ def peak_memory() -> int:
         return peak if sys.platform == "darwin" else peak * 1024
     # Not ru_maxrss: on Linux a child begins with its parent's, even across exec.
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+def forget_peak() -> None:
+    """Hands back memory that nothing uses, so that the peak from here on is that of what follows.
+
+    Of the process on Linux only; elsewhere it stays in. JAX's allocator on an accelerator keeps its own peak.
+    """
+    gc.collect()
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+    except (OSError, AttributeError):
+        pass
+    if torch := free_torch_memory():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def free_torch_memory() -> Any:
+    """Hands back what PyTorch keeps of a GPU's memory for later. Returns torch where it uses a GPU, else None."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    torch.cuda.empty_cache()
+    return torch

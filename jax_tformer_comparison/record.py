@@ -1,20 +1,19 @@
 """What a comparison has measured so far: curves of every seed, errors of every parameter, and its verdicts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer_comparison.sides import StepFigures, Tensors
+from jax_tformer_comparison.sides import StepFigures, Tensors, require_same_names
 from parity_tests.bridge import known_zeros
 from parity_tests.measure import (
     FLOAT64_BAR,
     TRAJECTORY_FACTOR,
     TRAJECTORY_FLOOR,
     Measured,
-    ParityError,
     relative_error,
     require_comparable,
     worst,
@@ -187,15 +186,6 @@ def parameter_errors(
             None if exact is None else relative_error(theirs[name], exact, scale),
         )
     return errors
-
-
-def require_same_names(ours: Mapping[str, object], theirs: Mapping[str, object]) -> None:
-    """Raises ParityError, with both lists, where one side has parameters that the other does not know."""
-    if ours.keys() != theirs.keys():
-        raise ParityError(
-            f"only JAX has the parameters {sorted(ours.keys() - theirs.keys())}, "
-            f"only PyTorch has {sorted(theirs.keys() - ours.keys())}"
-        )
 
 
 def _largest(values: list[float | None]) -> float | None:

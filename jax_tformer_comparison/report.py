@@ -1,224 +1,293 @@
-"""report.html: what a comparison found, as one page that loads nothing."""
+"""What a comparison found, in words and in numbers, and the folder that it is written to."""
 
-from collections.abc import Mapping
-from html import escape
+import csv
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
-from jax_tformer_comparison.alone import STEPS, Alone
-from jax_tformer_comparison.figures import difference_figure, loss_figure, parameter_figure, to_svg
-from jax_tformer_comparison.findings import SIDES, Findings, speed_figures, spread
-from jax_tformer_comparison.record import PARTED, TRAJECTORY_FACTOR, TRAJECTORY_FLOOR, Record, gate6
-from parity_tests.page import page, table
+import numpy as np
 
+from jax_tformer.errors import InputError
+from jax_tformer.files import to_dict, write_json
+from jax_tformer_comparison.machine import Machine, quiet
+from jax_tformer_comparison.options import Plan
+from jax_tformer_comparison.record import PARTED, TRAJECTORY_FACTOR, TRAJECTORY_FLOOR, Record, SeedRecord
+from jax_tformer_comparison.report_plots import difference_figure, loss_figure, parameter_figure, save_png
+from jax_tformer_comparison.side_by_side import Needs
+from parity_tests.measure import FLOAT64_BAR
 
-def report_page(findings: Findings) -> str:
-    """report.html: one file that loads nothing."""
-    plan, record = findings.plan, findings.record
-    parts = [f"<h1>{escape(plan.name)}: JAX and PyTorch side by side</h1>", f"<p>{_setting(findings)}</p>"]
-    for statement in findings.statements():
-        colour = {True: "green", False: "red", None: ""}[statement.passed]
-        parts.append(f'<p class="verdict"><b class="{colour}">{statement.mark}</b>{escape(statement.text)}</p>')
-    if record.begun:
-        parts += [_curves(record), _seeds(record), _parameters(record), _speed(findings)]
-    parts.append(_setup(findings))
-    return page(f"{plan.name}: JAX and PyTorch", "\n".join(parts))
+FILES = ("report.html", "report.json", "curves.csv", "loss.png", "difference.png", "parameters.png")
+SIDES = {"jax": "JAX", "torch": "PyTorch"}
 
 
-def _setting(findings: Findings) -> str:
-    plan, training = findings.plan, findings.plan.experiment.training
-    seeds = f"{len(plan.seeds)} seeds of " if len(plan.seeds) > 1 else ""
-    dropout = ", no dropout" if plan.dropout == "off" else ", the dropout masks that JAX draws given to PyTorch"
-    parts = f" in {training.accumulation} parts" if training.accumulation > 1 else ""
-    return escape(
-        f"The same {findings.parameters:,} parameters to begin with, the same batches of {training.batch_size} "
-        f"sequences{parts}, the same optimizer: {seeds}{plan.steps} steps in {plan.dtype}{dropout}."
-    )
+@dataclass(frozen=True)
+class Statement:
+    """One sentence of the findings."""
+
+    text: str
+    passed: bool | None
+    """Whether a bar was kept; None where the sentence judges nothing."""
+
+    @property
+    def mark(self) -> str:
+        """What to say before the sentence."""
+        return {True: "Within the bar. ", False: "Beyond the bar. ", None: ""}[self.passed]
+
+    def __str__(self) -> str:
+        return self.mark + self.text
 
 
-def _figure(svg: str, caption: str) -> str:
-    return f"<figure>{svg}<figcaption>{caption}</figcaption></figure>"
+@dataclass(frozen=True)
+class Findings:
+    """Everything that a report says."""
 
+    plan: Plan
+    record: Record
+    parameters: int
+    machine: Machine
+    torch_threads: int
+    alone: dict[str, Needs | str]
+    """By side; empty where it was not measured."""
+    stopped: str | None
+    """Why the comparison ended before its last step; None if it did not."""
 
-def _curves(record: Record) -> str:
-    several = " Lines are means, areas reach from the lowest to the highest seed." if len(record.begun) > 1 else ""
-    apart = "Points are steps, lines the largest so far; steps without any difference have no point."
-    if record.dtype == "float32" and record.has_truth:
-        apart += (
-            f" The area is where gate 6 wants JAX: up to {TRAJECTORY_FACTOR:g} times PyTorch's largest distance so far "
-            f"from the float64 training, + {TRAJECTORY_FLOOR:.0e}, while PyTorch is within {PARTED:g} nats of it."
-        )
-    figures = [
-        _figure(
-            to_svg(loss_figure(record), "loss", "Loss of JAX and PyTorch over steps"),
-            "The loss of every training batch: PyTorch is the wide line, JAX the narrow one on it." + several,
-        ),
-        _figure(to_svg(difference_figure(record), "difference", "Difference of the losses over steps"), apart),
-    ]
-    return f'<h2>Loss</h2>\n<div class="figures">{"".join(figures)}</div>'
+    @property
+    def passed(self) -> bool | None:
+        """Whether no bar was exceeded; None where nothing was judged, or not to the last step."""
+        verdicts = self.record.verdicts()
+        return all(verdict.passed for verdict in verdicts) if verdicts and not self.stopped else None
 
+    def statements(self) -> list[Statement]:
+        """The findings in words, the most important first."""
+        stopped = [Statement(f"Stopped: {self.stopped}. What follows is what was done so far.", None)]
+        if not self.record.begun:
+            return stopped
+        return (stopped if self.stopped else []) + [*self._exactness(), self._speed()]
 
-def _seeds(record: Record) -> str:
-    header = ["seed", "steps", "last loss, JAX", "PyTorch", "apart by"]
-    judged = record.dtype == "float32" and record.has_truth
-    header += ["JAX from truth", "PyTorch"] if record.has_truth else []
-    header += ["gate 6 judges", "finds", "allows"] if judged else []
-    rows = []
-    for seed in record.begun:
-        row = [str(seed.seed), str(seed.steps), f"{seed.jax[-1].loss:.6f}", f"{seed.torch[-1].loss:.6f}"]
-        row.append(f"{seed.distance('jax', 'torch').max():.1e}")
-        if record.has_truth:
-            row += [f"{seed.distance(side, 'truth').max():.1e}" for side in SIDES]
-        if judged:
-            verdict = gate6(seed)
-            colour = "green" if verdict.passed else "red"
-            row += [
-                f"{seed.judged()} steps",
-                f'<span class="{colour}">{verdict.worst:.1e}</span>',
-                f"{verdict.bar:.1e}",
-            ]
-        rows.append(row)
-    last = spread(record)
-    if len(record.begun) > 1:
-        figures = [f"{x['mean']:.4f} &plusmn; {x['standard_deviation']:.4f}" for x in last.values()]
-        rows.append(["mean &plusmn; deviation", "", *figures, *[""] * (len(header) - 4)])
-    note = "Losses, and the largest distance of any step, in nats a token."
-    note += " The truth is the same training in float64, in PyTorch." if record.has_truth else ""
-    return f'{table(header, rows)}\n<p class="note">{note}</p>'
+    def _exactness(self) -> list[Statement]:
+        if self.record.dtype == "float64":
+            return self._identity()
+        if not self.record.has_truth:
+            return [self._difference()]
+        return self._gate6() if self.record.dtype == "float32" else [self._distances()]
 
+    def _steps(self) -> str:
+        return f"{self.record.steps} step{'s' if self.record.steps > 1 else ''}"
 
-def _parameters(record: Record) -> str:
-    errors = record.parameters()
-    if not errors:
-        return "<h2>Parameters</h2>\n<p>The run ended before its last step, so parameters were not compared.</p>"
-    svg = to_svg(parameter_figure(errors), "parameters", "Relative difference of every parameter by layer")
-    worst = sorted(errors, key=lambda name: -errors[name].difference)[:5]
-    header = ["the five that differ most", "JAX from PyTorch"]
-    header += ["JAX from truth", "PyTorch from truth"] if record.has_truth else []
-    rows = [
-        [
-            f"<code>{escape(name).replace('.', '.<wbr>')}</code>",
-            *(f"{error:.1e}" for error in errors[name] if error is not None),
+    def _identity(self) -> list[Statement]:
+        since = self._first_beyond()
+        subjects = ("The loss curves", "The parameters")
+        places = (f"over {self._steps()}", "of any of them after the last step")
+        return [
+            Statement(
+                f"{subject} {'coincide' if verdict.passed else 'differ'}: the largest relative difference {place} is "
+                f"{verdict.worst:.1e} ({verdict.name}); the bar is {verdict.bar:.0e}.{since}",
+                verdict.passed,
+            )
+            for verdict, subject, place in zip(self.record.verdicts(), subjects, places, strict=False)
         ]
-        for name in worst
-    ]
-    after = sorted({seed.parameters_step for seed in record.seeds if seed.parameters})
-    caption = (
-        f"After step {' or '.join(map(str, after))}: the larger of |a - b| / |b| in the Euclidean and in the maximum "
-        "norm, of each tensor; of several seeds the largest. A key bias that changes nothing in exact arithmetic is "
-        "measured against all parameters together."
-    )
-    if record.dtype != "float64":
-        caption += (
-            f" In {record.dtype} these differences are no error of either side: Adam divides by the size of the "
-            "gradient, so that a gradient near zero, which is mostly rounding, still makes a step of full length."
+
+    def _first_beyond(self) -> str:
+        """A sentence for float64 curves that began as one and parted."""
+        steps = [
+            int(part.argmax()) + 1
+            for seed in self.record.begun
+            if (part := seed.relative_difference() > FLOAT64_BAR).any()
+        ]
+        if not steps or min(steps) == 1:
+            return ""
+        return (
+            f" The first step beyond is {min(steps)}: training multiplies every difference, rounding too, so that "
+            "fewer --steps can tell more."
         )
-    return (
-        f'<h2>Parameters</h2>\n<figure><div class="wide">{svg}</div><figcaption>{caption}</figcaption></figure>\n'
-        f"{table(header, rows)}"
-    )
 
+    def _difference(self) -> Statement:
+        apart = max(float(seed.distance("jax", "torch").max()) for seed in self.record.begun)
+        return Statement(
+            f"The losses are at most {apart:.1e} nats apart over {self._steps()}. Nothing is judged, since it is not "
+            "known which side is nearer to the truth: --truth yes tells, --dtype float64 shows whether both are the "
+            "same function.",
+            None,
+        )
 
-def _breakable(name: str) -> str:
-    return f"<code>{escape(name).replace('.', '.<wbr>')}</code>"
+    def _distances(self) -> Statement:
+        ours, theirs = (max(float(s.distance(side, "truth").max()) for s in self.record.begun) for side in SIDES)
+        return Statement(
+            f"In {self.record.dtype} and over {self._steps()}, the loss of JAX strays by at most {ours:.1e} nats from "
+            f"that of a float64 training, and the loss of PyTorch by {theirs:.1e}. No gate judges trajectories in this "
+            "type.",
+            None,
+        )
 
+    def _gate6(self) -> list[Statement]:
+        record = self.record
+        judged = sum(seed.judged() for seed in record.begun)
+        tightest = max(record.verdicts(), key=lambda verdict: verdict.worst / verdict.bar)
+        among = "" if judged == record.steps else f" of the {judged} steps that gate 6 judges"
+        found = [
+            Statement(
+                f"{'JAX is as exact as PyTorch' if tightest.passed else 'JAX is less exact than it may be'}: over "
+                f"{self._steps()} its loss strays from that of a float64 training by at most {self._largest('jax')}, "
+                f"PyTorch's by {self._largest('torch')}; JAX's is nearest to its bar at {tightest.name}{among}, "
+                f"{tightest.worst:.1e} nats by then, where {tightest.bar:.1e} is allowed: {TRAJECTORY_FACTOR:g} times "
+                f"what PyTorch had strayed by then, + {TRAJECTORY_FLOOR:.0e}.",
+                tightest.passed,
+            )
+        ]
+        if judged < record.steps:
+            found.append(
+                Statement(
+                    f"In the other {record.steps - judged} steps even PyTorch in float32 is more than {PARTED:g} nats "
+                    "from PyTorch in float64: training has multiplied rounding so far that distances judge nobody.",
+                    None,
+                )
+            )
+        return found
 
-def _speed(findings: Findings) -> str:
-    record, alone = findings.record, findings.alone
-    figures = {side: speed_figures(record, side) for side in SIDES}
-    spread_of = {
-        side: [f"{figures[side][f'percentile_{p}_milliseconds']:.1f}" for p in (10, 90)]
-        if "median_milliseconds" in figures[side]
-        else ["", ""]
-        for side in SIDES
-    }
-    rows = [
-        ["ms a step, median", *_cells(figures, "median_milliseconds", "{:.1f}")],
-        ["ms a step, 10th to 90th percentile", *(" to ".join(spread_of[side]) for side in SIDES)],
-        ["tokens/s", *_cells(figures, "tokens_per_second", "{:,.0f}")],
-        ["first step, s, compilation included", *_cells(figures, "first_step_seconds", "{:.1f}")],
-    ]
-    both = {side: vars(x) for side, x in alone.items() if isinstance(x, Alone)}
-    if both:
-        scaled = {
-            side: {
-                "ms": 1e3 * x["step_seconds"],
-                "peak": x["peak_memory"] / 1e6,
-                "before": x["memory_before"] / 1e6,
-                "device": None if x["device_memory"] is None else x["device_memory"] / 1e6,
-                "rate": x["product_rate"] / 1e9,
-            }
-            for side, x in both.items()
+    def _largest(self, side: str) -> str:
+        """The largest distance of a side from the truth in the whole run, and where it was."""
+        curves = [(seed.seed, seed.distance(side, "truth")) for seed in self.record.begun]
+        distance, seed, step = max((float(curve.max()), seed, int(curve.argmax()) + 1) for seed, curve in curves)
+        return f"{distance:.1e} nats (seed {seed}, step {step})"
+
+    def _speed(self) -> Statement:
+        ours, theirs = (1000 * _median(self.record.seconds(side)) for side in SIDES)
+        if not np.isfinite(ours):
+            return Statement("One step is too few to speak of speed: it also compiles.", None)
+        compiled = ", compiled" if self.plan.torch_compile else ""
+        text = f"A step takes {ours:.1f} ms in JAX and {theirs:.1f} ms in PyTorch{compiled}"
+        others = self.record.other_work()
+        if quiet(others):
+            text += f": JAX needs {ours / theirs:.2f} times PyTorch's time"
+        elif others is None:
+            text += "; no ratio, since it is not known how much other work ran (too short a run, or no Linux)"
+        else:
+            text += f"; no ratio, since other work took {others:.0%} of the processors' time: measure again in quiet"
+        return Statement(f"{text}. Measured on {self.machine}.", None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For report.json."""
+        verdicts = [{**asdict(verdict), "passed": verdict.passed} for verdict in self.record.verdicts()]
+        plan = {name: value for name, value in vars(self.plan).items() if name not in ("experiment", "out")}
+        return {
+            "statements": [statement.text for statement in self.statements()],
+            "passed": self.passed,
+            "verdicts": verdicts,
+            "stopped": self.stopped,
+            "plan": plan,
+            "experiment": to_dict(self.plan.experiment),
+            "parameters": self.parameters,
+            "seeds": [seed_figures(seed) for seed in self.record.begun],
+            "spread": spread(self.record),
+            "parameter_errors": {name: error._asdict() for name, error in self.record.parameters().items()},
+            "speed": {side: speed_figures(self.record, side) for side in SIDES},
+            "alone": {side: asdict(x) if isinstance(x, Needs) else {"error": x} for side, x in self.alone.items()},
+            "other_work": self.record.other_work(),
+            "machine": self.machine.as_dict() | {"torch_threads": self.torch_threads},
         }
-        rows += [
-            ["alone: ms a step, median", *_cells(scaled, "ms", "{:.1f}")],
-            ["alone: peak memory of the process, MB", *_cells(scaled, "peak", "{:,.0f}")],
-            ["alone: of that before the model is built, MB", *_cells(scaled, "before", "{:,.0f}")],
-        ]
-        if any(x["device"] is not None for x in scaled.values()):
-            rows.append(["alone: peak memory of the device, MB", *_cells(scaled, "device", "{:,.0f}")])
-        rows.append(["alone: one large matrix product, GFLOP/s", *_cells(scaled, "rate", "{:,.0f}")])
-    failed = [f"{SIDES[side]} alone was not measured: {x}." for side, x in alone.items() if isinstance(x, str)]
-    notes = [*failed, *_speed_notes(findings)]
-    return f"<h2>Speed and memory</h2>\n{table(['', *SIDES.values()], rows)}\n" + "\n".join(
-        f'<p class="note">{escape(note)}</p>' for note in notes
-    )
 
 
-def _cells(figures: Mapping[str, Mapping[str, float | None]], name: str, form: str) -> list[str]:
-    values = [figures.get(side, {}).get(name) for side in SIDES]
-    return ["" if value is None else form.format(value) for value in values]
+def _median(values: np.ndarray) -> float:
+    return float(np.median(values)) if values.size else float("nan")
 
 
-def _speed_notes(findings: Findings) -> list[str]:
-    record = findings.record
-    notes = [
-        "Both train in one process, a step each by turns, and the order changes with every step: JAX, PyTorch, "
-        "PyTorch, JAX. A step's time runs from a batch on the device to updated parameters that are there "
-        "(block_until_ready; synchronize on a GPU); loading batches, recording masks and this report are not in it. "
-        "JAX's compilation may come from its cache on the disk, if the same model was compiled before. Float32 "
-        "products are full float32 on both sides: no TF32.",
-    ]
-    if findings.alone:
-        notes.append(
-            f"Alone: {STEPS} steps in a process that imports one framework only, from the same weights and batches, "
-            "with the same allocator settings. Its memory is the most that was resident at once: interpreter, "
-            "libraries, compiler, parameters, optimizer and activations. In the common process both share the "
-            "allocator, so that no memory can be told to be one side's."
+def seed_figures(seed: SeedRecord) -> dict[str, Any]:
+    """One seed in numbers: losses after the last step and the largest distances, in nats a token."""
+    figures: dict[str, Any] = {
+        "seed": seed.seed,
+        "steps": seed.steps,
+        "loss_jax": seed.jax[-1].loss,
+        "loss_torch": seed.torch[-1].loss,
+        "largest_difference": float(seed.distance("jax", "torch").max()),
+        "parameters_step": seed.parameters_step,
+        "largest_relative_difference": float(seed.relative_difference().max()),
+    }
+    if len(seed.truth) >= seed.steps:
+        figures["loss_truth"] = seed.truth[-1].loss
+        for side in SIDES:
+            figures[f"largest_distance_{side}"] = float(seed.distance(side, "truth").max())
+        figures["judged_steps"] = seed.judged()
+    return figures
+
+
+def spread(record: Record) -> dict[str, dict[str, float]]:
+    """The last loss of each side over the seeds that have all steps: mean and standard deviation."""
+    longest = max((seed.steps for seed in record.begun), default=0)
+    whole = [seed for seed in record.begun if seed.steps == longest]
+    found = {}
+    for side in SIDES if whole else ():
+        last = np.array([seed.losses(side)[-1] for seed in whole])
+        deviation = float(last.std(ddof=1)) if len(last) > 1 else 0.0
+        found[side] = {"mean": float(last.mean()), "standard_deviation": deviation, "seeds": float(len(last))}
+    return found
+
+
+def speed_figures(record: Record, side: str) -> dict[str, float | None]:
+    """The times of one side's steps but the very first, which also compiles and stands by itself."""
+    milliseconds = 1000 * record.seconds(side)
+    first = record.first_seconds(side)
+    if not milliseconds.size:
+        return {"first_step_seconds": first}
+    low, middle, high = np.percentile(milliseconds, [10, 50, 90])
+    return {
+        "median_milliseconds": float(middle),
+        "percentile_10_milliseconds": float(low),
+        "percentile_90_milliseconds": float(high),
+        "tokens_per_second": float(1000 * record.tokens() / middle),
+        "first_step_seconds": first,
+    }
+
+
+@dataclass(frozen=True)
+class ReportFolder:
+    """Where a report is written; an older report there is replaced."""
+
+    path: Path
+
+    def check(self) -> None:
+        """Raises InputError if the folder is a file, holds anything but a report, or could not be written to."""
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"{self.path} is a file; expected a folder: choose another --out")
+        existing = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
+        if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+            raise InputError(f"cannot write to {existing}; choose another --out or change its permissions")
+        others = (
+            sorted(path.name for path in self.path.iterdir() if path.name not in FILES) if self.path.is_dir() else []
         )
-    others = record.other_work()
-    if others is not None:
-        notes.append(f"Other work took {others:.0%} of the processors' time during the comparison.")
-    if findings.plan.dropout == "shared":
-        notes.append("With shared dropout JAX's step draws masks and PyTorch's does not: compare the times alone.")
-    if findings.machine.vendor == "AuthenticAMD" and findings.machine.device.startswith("cpu"):
-        notes.append(
-            "PyTorch's matrix products come from a library that is slower on AMD processors than it need be; compare "
-            "the rates of one large product before you conclude anything about frameworks."
-        )
-    return notes
+        if others:
+            raise InputError(
+                f"{self.path} holds {others[0]}, which is no part of a report; choose an empty or new --out"
+            )
+
+    def write(self, record: Record, report: dict[str, Any], page: str) -> None:
+        """Writes all files; raises InputError if the disk or the folder does not allow it."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            # What an older report had, this one may lack: an interrupted run has no parameters to show.
+            for name in FILES:
+                (self.path / name).unlink(missing_ok=True)
+            write_curves(record, self.path / "curves.csv")
+            save_png(loss_figure(record), self.path / "loss.png")
+            save_png(difference_figure(record), self.path / "difference.png")
+            if errors := record.parameters():
+                save_png(parameter_figure(errors), self.path / "parameters.png")
+            (self.path / "report.html").write_text(page, encoding="utf-8")
+            write_json(self.path / "report.json", report)
+        except OSError as error:
+            raise InputError(f"cannot write to {self.path}: {error.strerror}; choose another --out") from error
 
 
-def _setup(findings: Findings) -> str:
-    plan, machine = findings.plan, findings.machine
-    experiment = plan.experiment
-    rows = [
-        ["experiment", escape(plan.name)],
-        ["seeds", ", ".join(map(str, plan.seeds))],
-        ["optimizer", escape(_fields(experiment.optimizer))],
-        [
-            "training",
-            escape(f"the first {plan.steps} steps of a schedule over {experiment.training.steps}"),
-        ],
-        ["torch.compile", "yes" if plan.torch_compile else "no"],
-        ["device", escape(machine.device)],
-        ["processor", escape(str(machine))],
-        ["PyTorch threads", str(findings.torch_threads)],
-        ["system", escape(machine.system)],
-        *([escape(name), escape(number)] for name, number in machine.versions.items()),
-    ]
-    body = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows)
-    note = "Every field of the experiment is in report.json, every step in curves.csv."
-    return f'<h2>Setup</h2>\n<table class="facts"><tbody>{body}</tbody></table>\n<p class="note">{note}</p>'
-
-
-def _fields(config: object) -> str:
-    return ", ".join(f"{name} {value}" for name, value in vars(config).items())
+def write_curves(record: Record, path: Path) -> None:
+    """One line for each seed and step, with every digit."""
+    columns = ["seed", "step", "tokens", "loss_jax", "loss_torch", "loss_truth"]
+    columns += ["gradient_norm_jax", "gradient_norm_torch", "seconds_jax", "seconds_torch"]
+    with open(path, "w", encoding="utf-8", newline="") as stream:
+        rows = csv.writer(stream)
+        rows.writerow(columns)
+        for seed in record.begun:
+            truth = seed.losses("truth").tolist() or [""] * seed.steps
+            for step, (jax, torch, exact) in enumerate(zip(seed.jax, seed.torch, truth, strict=False), 1):
+                losses = [jax.loss, torch.loss, exact]
+                norms = [jax.gradient_norm, torch.gradient_norm]
+                rows.writerow([seed.seed, step, jax.tokens, *losses, *norms, jax.seconds, torch.seconds])

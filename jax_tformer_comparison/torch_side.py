@@ -1,70 +1,94 @@
-"""The PyTorch reference as a side of the comparison. No jax in here: it also runs in a process without it."""
+"""The PyTorch reference as a side. No jax in here: it also runs in a process without it."""
 
 import time
-from typing import Literal
+from contextlib import nullcontext
+from typing import Any
 
 import ml_dtypes  # noqa: F401 (NumPy knows bfloat16 from here on)
 import numpy as np
 import torch
 from torch import Tensor
 
+from jax_tformer.config import TransformerConfig
 from jax_tformer.errors import InputError
-from jax_tformer.experiment import ExperimentConfig
-from jax_tformer_comparison.sides import Masks, StepFigures, Tensors, require_loss_type
+from jax_tformer.experiment import OptimizerConfig, TrainingConfig
+from jax_tformer_comparison.sides import (
+    Masks,
+    StepFigures,
+    Tensors,
+    require_loss_type,
+    require_same_names,
+    seconds_of,
+)
 from parity_tests.measure import ParityError
 from torch_ref import reference
 from torch_ref.training import Trainer
 
 
-def full_precision() -> None:
-    """Products in the precision of their type: no TF32 for float32."""
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-
-
 class TorchSide:
     """torch_ref's Trainer, on the processor or on the first CUDA device."""
 
-    def __init__(self, name: str, experiment: ExperimentConfig, device: Literal["cpu", "cuda"], compiled: bool) -> None:
-        """`experiment.model` has its vocabulary size, and the type that this side computes in."""
-        self.name = name
-        self._experiment, self._device = experiment, torch.device(device)
-        self._dtype: str = experiment.model.compute.parameter_dtype
-        self._model = reference(experiment.model).to(self._device)
-        self._compiled = compiled
+    def __init__(
+        self,
+        name: str,
+        model: TransformerConfig,
+        optimization: OptimizerConfig,
+        training: TrainingConfig,
+        device: str,
+        compiled: bool = False,
+    ) -> None:
+        """`model` has its vocabulary size, and the types that this side computes in; `device` is "cpu" or "gpu"."""
+        # No TF32 for products of float32.
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+        self.name, self._config = name, model
+        self._optimization, self._training = optimization, training
+        self._device, self._compiled = torch_device(device), compiled
+        self._model: Any = self._build().to(self._device)
         if compiled:
             self._model.compile()
-        self._trainer: Trainer
+        self._trainer: Any
+
+    def _build(self) -> torch.nn.Module:
+        return reference(self._config)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of every parameter."""
+        return {name: tuple(tensor.shape) for name, tensor in self._model.state_dict().items()}
 
     def start(self, seed: int, weights: Tensors | None) -> None:
         """Step 0 from `weights`; PyTorch draws none, so they must be given."""
         if weights is None:
             raise ValueError("the PyTorch side starts from given weights only")
-        own = self._model.state_dict()
-        if weights.keys() != own.keys():
-            raise ParityError(
-                f"only JAX has the parameters {sorted(weights.keys() - own.keys())}, "
-                f"only PyTorch has {sorted(own.keys() - weights.keys())}"
-            )
+        own, dtype = self._model.state_dict(), self._config.compute.parameter_dtype
+        require_same_names(weights, own)
         for name, array in weights.items():
             if tuple(own[name].shape) != array.shape:
                 raise ParityError(f"{name}: shapes differ: JAX {list(array.shape)}, PyTorch {list(own[name].shape)}")
-            if own[name].dtype != getattr(torch, self._dtype):
-                raise ParityError(f"{name}: PyTorch holds {own[name].dtype}, expected {self._dtype}")
+            if own[name].dtype != getattr(torch, dtype):
+                raise ParityError(f"{name}: PyTorch holds {own[name].dtype}, expected {dtype}")
         with torch.no_grad():
             for name, array in weights.items():
-                own[name].copy_(torch.from_numpy(_known(array)))
+                # float32 holds every bfloat16 exactly, and torch takes no bfloat16 from NumPy.
+                known = array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
+                own[name].copy_(torch.from_numpy(np.array(known)))
         torch.manual_seed(seed)
-        self._trainer = Trainer(self._model, self._experiment.optimizer, self._experiment.training)
+        self._trainer = Trainer(self._model, self._optimization, self._training)
 
     def step(self, batch: Tensors, masks: Masks | None) -> StepFigures:
-        """One update with these dropout masks, where there are any."""
+        """One update with these dropout masks, where there are any.
+
+        Parameters wider than the arithmetic are used as PyTorch does it, by autocast.
+        """
         tensors = self._placed(batch)
         kept = None if masks is None else [self._placed(part) for part in masks]
+        compute = self._config.compute
+        same = compute.dtype == compute.parameter_dtype
         self._wait()
         started = time.perf_counter()
         try:
-            metrics = self._trainer.step(tensors, kept)
+            with nullcontext() if same else torch.autocast(self._device.type, getattr(torch, compute.dtype)):
+                metrics = self._trainer.step(tensors, kept)
         except ValueError as error:
             raise ParityError(f"PyTorch cannot take the step that JAX took: {error}") from error
         except RuntimeError as error:
@@ -74,7 +98,7 @@ class TorchSide:
             raise InputError(f"torch.compile does not work here ({reason}); leave --torch-compile out") from error
         self._wait()
         seconds = time.perf_counter() - started
-        require_loss_type(self.name, str(metrics.loss.dtype).removeprefix("torch."), self._dtype)
+        require_loss_type(self.name, str(metrics.loss.dtype).removeprefix("torch."), compute.dtype)
         return StepFigures(float(metrics.loss), float(metrics.gradient_norm), int(metrics.tokens), seconds)
 
     def parameters(self) -> dict[str, np.ndarray]:
@@ -87,7 +111,17 @@ class TorchSide:
 
     def device_memory(self) -> int | None:
         """The most bytes that PyTorch has had allocated on its device."""
-        return torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else None
+        return device_memory(self._device)
+
+    def product_rate(self, size: int) -> float:
+        """Of one product of square matrices."""
+        matrix = torch.ones(size, size, dtype=getattr(torch, self._config.compute.dtype), device=self._device)
+
+        def multiply() -> None:
+            matrix @ matrix
+            self._wait()
+
+        return 2 * size**3 / seconds_of(multiply)
 
     def _placed(self, arrays: Tensors) -> dict[str, Tensor]:
         # torch's embedding and cross-entropy want 64-bit ids.
@@ -99,6 +133,11 @@ class TorchSide:
             torch.cuda.synchronize(self._device)
 
 
-def _known(array: np.ndarray) -> np.ndarray:
-    # float32 holds every bfloat16 exactly, and torch takes no bfloat16 from NumPy.
-    return np.array(array if array.dtype in (np.float32, np.float64) else array.astype(np.float32))
+def torch_device(device: str) -> torch.device:
+    """Of "cpu" or "gpu"."""
+    return torch.device("cuda" if device == "gpu" else device)
+
+
+def device_memory(device: torch.device) -> int | None:
+    """The most bytes that torch's allocator has given out on a GPU; None on the processor."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from parity_tests.machine import Machine, describe_machine, jax_device
+from jax_tformer_comparison.machine import Machine, describe_machine, jax_device
 from parity_tests.report import Results, cause, faults_markdown, gates_markdown, shown, summary_markdown
 from parity_tests.report_page import html, table_text
 

@@ -21,20 +21,18 @@ from rich.console import Console
 
 import compare
 from jax_tformer.errors import TrainingFailed
-from jax_tformer.experiment import ExperimentConfig
 from jax_tformer.run.command_line import run_program
-from jax_tformer_comparison.alone import Alone, measure_alone
-from jax_tformer_comparison.batches import Batches
-from jax_tformer_comparison.figures import parameter_table
-from jax_tformer_comparison.findings import Findings
-from jax_tformer_comparison.folder import FILES
+from jax_tformer.terminal import Interruption
 from jax_tformer_comparison.jax_side import JaxSide
-from jax_tformer_comparison.live import LiveView
+from jax_tformer_comparison.machine import Machine
 from jax_tformer_comparison.options import read_plan
+from jax_tformer_comparison.progress import LiveView
 from jax_tformer_comparison.record import ParameterError, Record, SeedRecord, gate6, parameter_errors
+from jax_tformer_comparison.report import FILES, Findings
+from jax_tformer_comparison.report_plots import parameter_table
+from jax_tformer_comparison.side_by_side import Batches, Needs, measure_alone
 from jax_tformer_comparison.sides import StepFigures, require_loss_type, require_same_step
 from jax_tformer_comparison.torch_side import TorchSide
-from parity_tests.machine import Machine
 from parity_tests.measure import ParityError
 
 STACK = {"num-layers": 1, "num-heads": 2, "feedforward-width": 8}
@@ -137,25 +135,21 @@ def test_bfloat16_has_no_gate_and_a_terminal_a_table(run: Run, monkeypatch: pyte
         assert words in printed.out
 
 
-def planted(monkeypatch: pytest.MonkeyPatch, change: Callable[[ExperimentConfig], ExperimentConfig]) -> None:
-    """Makes PyTorch train by another experiment than JAX."""
+def planted(monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], optimizer: dict[str, Any]) -> None:
+    """Makes PyTorch train another model, or by another optimizer, than JAX."""
     init = TorchSide.__init__
 
-    def faulty(side: TorchSide, name: str, experiment: ExperimentConfig, *rest: Any, **options: Any) -> None:
-        init(side, name, change(experiment), *rest, **options)
+    def faulty(side: TorchSide, name: str, ours: Any, optimization: Any, *rest: Any) -> None:
+        init(side, name, dataclasses.replace(ours, **model), dataclasses.replace(optimization, **optimizer), *rest)
 
     monkeypatch.setattr(TorchSide, "__init__", faulty)
-
-
-def other_optimizer(**changes: Any) -> Callable[[ExperimentConfig], ExperimentConfig]:
-    return lambda e: dataclasses.replace(e, optimizer=dataclasses.replace(e.optimizer, **changes))
 
 
 @pytest.mark.parametrize(("dtype", "eps"), [("float64", 1.0001e-8), ("float32", 1e-6)])
 def test_a_planted_fault_turns_the_verdict_red(
     run: Run, monkeypatch: pytest.MonkeyPatch, dtype: str, eps: float
 ) -> None:
-    planted(monkeypatch, other_optimizer(eps=eps))
+    planted(monkeypatch, {}, {"eps": eps})
     status, printed = run(*QUICK, "--steps", "4", "--out", "report", "--dtype", dtype)
     assert status == 1
     assert report()["passed"] is False
@@ -164,7 +158,7 @@ def test_a_planted_fault_turns_the_verdict_red(
 
 
 def test_other_shapes_stop_at_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    planted(monkeypatch, lambda e: dataclasses.replace(e, model=dataclasses.replace(e.model, head_bias=True)))
+    planted(monkeypatch, {"head_bias": True}, {})
     status, printed = run(*QUICK, "--steps", "2", "--out", "report")
     assert status == 1
     assert printed.err == "compare.py: only JAX has the parameters [], only PyTorch has ['head.bias']\n"
@@ -297,11 +291,11 @@ def test_each_framework_alone() -> None:
     batches = Batches(plan.experiment, 3)
     model = plan.experiment.model.with_vocab_size(batches.vocab_size)
     experiment = dataclasses.replace(plan.experiment, model=model)
-    side = JaxSide(experiment)
+    side = JaxSide(model, experiment.optimizer, experiment.training, "cpu")
     side.start(0, None)
-    alone = measure_alone(experiment, side.parameters(), batches(0), "cpu", compiled=False)
+    alone = measure_alone(experiment, side.parameters(), batches(0), "cpu", False, Interruption())
     for needs in alone.values():
-        assert isinstance(needs, Alone), needs
+        assert isinstance(needs, Needs), needs
         assert 50e6 < needs.memory_before <= needs.peak_memory < 5e9
         assert needs.step_seconds > 0
         assert needs.product_rate > 1e9
@@ -309,9 +303,7 @@ def test_each_framework_alone() -> None:
 
 
 def test_the_torch_side_imports_no_jax() -> None:
-    program = (
-        "import sys, jax_tformer_comparison.torch_side, jax_tformer_comparison.alone; sys.exit('jax' in sys.modules)"
-    )
+    program = "import sys, compare, jax_tformer_comparison.torch_side; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[1])
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from jax_tformer_comparison.machine import Machine, describe_machine
 from parity_tests.__main__ import between, facts, updated
-from parity_tests.machine import Machine, describe_machine
 from parity_tests.report import Cell, Fault, Results, cause, faults_markdown, gates_markdown, shown, summary_markdown
 from parity_tests.report_page import GATES, html, short, table_text
 

@@ -1,0 +1,224 @@
+"""report.html: what a comparison found, as one page that loads nothing."""
+
+from collections.abc import Mapping
+from html import escape
+
+from jax_tformer_comparison.record import PARTED, TRAJECTORY_FACTOR, TRAJECTORY_FLOOR, Record, gate6
+from jax_tformer_comparison.report import SIDES, Findings, speed_figures, spread
+from jax_tformer_comparison.report_plots import difference_figure, loss_figure, parameter_figure, to_svg
+from jax_tformer_comparison.side_by_side import ALONE_STEPS, Needs
+from parity_tests.page import page, table
+
+
+def report_page(findings: Findings) -> str:
+    """report.html: one file that loads nothing."""
+    plan, record = findings.plan, findings.record
+    parts = [f"<h1>{escape(plan.name)}: JAX and PyTorch side by side</h1>", f"<p>{_setting(findings)}</p>"]
+    for statement in findings.statements():
+        colour = {True: "green", False: "red", None: ""}[statement.passed]
+        parts.append(f'<p class="verdict"><b class="{colour}">{statement.mark}</b>{escape(statement.text)}</p>')
+    if record.begun:
+        parts += [_curves(record), _seeds(record), _parameters(record), _speed(findings)]
+    parts.append(_setup(findings))
+    return page(f"{plan.name}: JAX and PyTorch", "\n".join(parts))
+
+
+def _setting(findings: Findings) -> str:
+    plan, training = findings.plan, findings.plan.experiment.training
+    seeds = f"{len(plan.seeds)} seeds of " if len(plan.seeds) > 1 else ""
+    dropout = ", no dropout" if plan.dropout == "off" else ", the dropout masks that JAX draws given to PyTorch"
+    parts = f" in {training.accumulation} parts" if training.accumulation > 1 else ""
+    return escape(
+        f"The same {findings.parameters:,} parameters to begin with, the same batches of {training.batch_size} "
+        f"sequences{parts}, the same optimizer: {seeds}{plan.steps} steps in {plan.dtype}{dropout}."
+    )
+
+
+def _figure(svg: str, caption: str) -> str:
+    return f"<figure>{svg}<figcaption>{caption}</figcaption></figure>"
+
+
+def _curves(record: Record) -> str:
+    several = " Lines are means, areas reach from the lowest to the highest seed." if len(record.begun) > 1 else ""
+    apart = "Points are steps, lines the largest so far; steps without any difference have no point."
+    if record.dtype == "float32" and record.has_truth:
+        apart += (
+            f" The area is where gate 6 wants JAX: up to {TRAJECTORY_FACTOR:g} times PyTorch's largest distance so far "
+            f"from the float64 training, + {TRAJECTORY_FLOOR:.0e}, while PyTorch is within {PARTED:g} nats of it."
+        )
+    figures = [
+        _figure(
+            to_svg(loss_figure(record), "loss", "Loss of JAX and PyTorch over steps"),
+            "The loss of every training batch: PyTorch is the wide line, JAX the narrow one on it." + several,
+        ),
+        _figure(to_svg(difference_figure(record), "difference", "Difference of the losses over steps"), apart),
+    ]
+    return f'<h2>Loss</h2>\n<div class="figures">{"".join(figures)}</div>'
+
+
+def _seeds(record: Record) -> str:
+    header = ["seed", "steps", "last loss, JAX", "PyTorch", "apart by"]
+    judged = record.dtype == "float32" and record.has_truth
+    header += ["JAX from truth", "PyTorch"] if record.has_truth else []
+    header += ["gate 6 judges", "finds", "allows"] if judged else []
+    rows = []
+    for seed in record.begun:
+        row = [str(seed.seed), str(seed.steps), f"{seed.jax[-1].loss:.6f}", f"{seed.torch[-1].loss:.6f}"]
+        row.append(f"{seed.distance('jax', 'torch').max():.1e}")
+        if record.has_truth:
+            row += [f"{seed.distance(side, 'truth').max():.1e}" for side in SIDES]
+        if judged:
+            verdict = gate6(seed)
+            colour = "green" if verdict.passed else "red"
+            row += [
+                f"{seed.judged()} steps",
+                f'<span class="{colour}">{verdict.worst:.1e}</span>',
+                f"{verdict.bar:.1e}",
+            ]
+        rows.append(row)
+    last = spread(record)
+    if len(record.begun) > 1:
+        figures = [f"{x['mean']:.4f} &plusmn; {x['standard_deviation']:.4f}" for x in last.values()]
+        rows.append(["mean &plusmn; deviation", "", *figures, *[""] * (len(header) - 4)])
+    note = "Losses, and the largest distance of any step, in nats a token."
+    note += " The truth is the same training in float64, in PyTorch." if record.has_truth else ""
+    return f'{table(header, rows)}\n<p class="note">{note}</p>'
+
+
+def _parameters(record: Record) -> str:
+    errors = record.parameters()
+    if not errors:
+        return "<h2>Parameters</h2>\n<p>The run ended before its last step, so parameters were not compared.</p>"
+    svg = to_svg(parameter_figure(errors), "parameters", "Relative difference of every parameter by layer")
+    worst = sorted(errors, key=lambda name: -errors[name].difference)[:5]
+    header = ["the five that differ most", "JAX from PyTorch"]
+    header += ["JAX from truth", "PyTorch from truth"] if record.has_truth else []
+    rows = [
+        [
+            _breakable(name),
+            *(f"{error:.1e}" for error in errors[name] if error is not None),
+        ]
+        for name in worst
+    ]
+    after = sorted({seed.parameters_step for seed in record.seeds if seed.parameters})
+    caption = (
+        f"After step {' or '.join(map(str, after))}: the larger of |a - b| / |b| in the Euclidean and in the maximum "
+        "norm, of each tensor; of several seeds the largest. A key bias that changes nothing in exact arithmetic is "
+        "measured against all parameters together."
+    )
+    if record.dtype != "float64":
+        caption += (
+            f" In {record.dtype} these differences are no error of either side: Adam divides by the size of the "
+            "gradient, so that a gradient near zero, which is mostly rounding, still makes a step of full length."
+        )
+    return (
+        f'<h2>Parameters</h2>\n<figure><div class="wide">{svg}</div><figcaption>{caption}</figcaption></figure>\n'
+        f"{table(header, rows)}"
+    )
+
+
+def _breakable(name: str) -> str:
+    return f"<code>{escape(name).replace('.', '.<wbr>')}</code>"
+
+
+def _speed(findings: Findings) -> str:
+    record, alone = findings.record, findings.alone
+    figures = {side: speed_figures(record, side) for side in SIDES}
+    spread_of = {
+        side: [f"{figures[side][f'percentile_{p}_milliseconds']:.1f}" for p in (10, 90)]
+        if "median_milliseconds" in figures[side]
+        else ["", ""]
+        for side in SIDES
+    }
+    rows = [
+        ["ms a step, median", *_cells(figures, "median_milliseconds", "{:.1f}")],
+        ["ms a step, 10th to 90th percentile", *(" to ".join(spread_of[side]) for side in SIDES)],
+        ["tokens/s", *_cells(figures, "tokens_per_second", "{:,.0f}")],
+        ["first step, s, compilation included", *_cells(figures, "first_step_seconds", "{:.1f}")],
+    ]
+    both = {side: vars(x) for side, x in alone.items() if isinstance(x, Needs)}
+    if both:
+        scaled = {
+            side: {
+                "ms": 1e3 * x["step_seconds"],
+                "peak": x["peak_memory"] / 1e6,
+                "before": x["memory_before"] / 1e6,
+                "device": None if x["device_memory"] is None else x["device_memory"] / 1e6,
+                "rate": x["product_rate"] / 1e9,
+            }
+            for side, x in both.items()
+        }
+        rows += [
+            ["alone: ms a step, median", *_cells(scaled, "ms", "{:.1f}")],
+            ["alone: peak memory of the process, MB", *_cells(scaled, "peak", "{:,.0f}")],
+            ["alone: of that before the model is built, MB", *_cells(scaled, "before", "{:,.0f}")],
+        ]
+        if any(x["device"] is not None for x in scaled.values()):
+            rows.append(["alone: peak memory of the device, MB", *_cells(scaled, "device", "{:,.0f}")])
+        rows.append(["alone: one large matrix product, GFLOP/s", *_cells(scaled, "rate", "{:,.0f}")])
+    failed = [f"{SIDES[side]} alone was not measured: {x}." for side, x in alone.items() if isinstance(x, str)]
+    notes = [*failed, *_speed_notes(findings)]
+    return f"<h2>Speed and memory</h2>\n{table(['', *SIDES.values()], rows)}\n" + "\n".join(
+        f'<p class="note">{escape(note)}</p>' for note in notes
+    )
+
+
+def _cells(figures: Mapping[str, Mapping[str, float | None]], name: str, form: str) -> list[str]:
+    values = [figures.get(side, {}).get(name) for side in SIDES]
+    return ["" if value is None else form.format(value) for value in values]
+
+
+def _speed_notes(findings: Findings) -> list[str]:
+    record = findings.record
+    notes = [
+        "Both train in one process, a step each by turns, and the order changes with every step: JAX, PyTorch, "
+        "PyTorch, JAX. A step's time runs from a batch on the device to updated parameters that are there "
+        "(block_until_ready; synchronize on a GPU); loading batches, recording masks and this report are not in it. "
+        "JAX's compilation may come from its cache on the disk, if the same model was compiled before. Float32 "
+        "products are full float32 on both sides: no TF32.",
+    ]
+    if findings.alone:
+        notes.append(
+            f"Alone: {ALONE_STEPS} steps in a process that imports one framework only, from the same weights and "
+            "batches, with the same allocator settings. Its memory is the most that was resident at once: interpreter, "
+            "libraries, compiler, parameters, optimizer and activations. In the common process both share the "
+            "allocator, so that no memory can be told to be one side's."
+        )
+    others = record.other_work()
+    if others is not None:
+        notes.append(f"Other work took {others:.0%} of the processors' time during the comparison.")
+    if findings.plan.dropout == "shared":
+        notes.append("With shared dropout JAX's step draws masks and PyTorch's does not: compare the times alone.")
+    if findings.machine.vendor == "AuthenticAMD" and findings.machine.device.startswith("cpu"):
+        notes.append(
+            "PyTorch's matrix products come from a library that is slower on AMD processors than it need be; compare "
+            "the rates of one large product before you conclude anything about frameworks."
+        )
+    return notes
+
+
+def _setup(findings: Findings) -> str:
+    plan, machine = findings.plan, findings.machine
+    experiment = plan.experiment
+    rows = [
+        ["experiment", escape(plan.name)],
+        ["seeds", ", ".join(map(str, plan.seeds))],
+        ["optimizer", escape(_fields(experiment.optimizer))],
+        [
+            "training",
+            escape(f"the first {plan.steps} steps of a schedule over {experiment.training.steps}"),
+        ],
+        ["torch.compile", "yes" if plan.torch_compile else "no"],
+        ["device", escape(machine.device)],
+        ["processor", escape(str(machine))],
+        ["PyTorch threads", str(findings.torch_threads)],
+        ["system", escape(machine.system)],
+        *([escape(name), escape(number)] for name, number in machine.versions.items()),
+    ]
+    body = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows)
+    note = "Every field of the experiment is in report.json, every step in curves.csv."
+    return f'<h2>Setup</h2>\n<table class="facts"><tbody>{body}</tbody></table>\n<p class="note">{note}</p>'
+
+
+def _fields(config: object) -> str:
+    return ", ".join(f"{name} {value}" for name, value in vars(config).items())

@@ -1,0 +1,180 @@
+"""Both sides from the same weights through the same batches: by turns in one process, then each alone in its own."""
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+from jax_tformer.config import TransformerConfig
+from jax_tformer.data.ids import check_batch_ids, check_vocabulary
+from jax_tformer.data.pipelines import build_pipeline, build_tokenizer_for
+from jax_tformer.experiment import ExperimentConfig
+from jax_tformer.run.startup import allocator_settings
+from jax_tformer.terminal import Interruption
+from jax_tformer_comparison.jax_side import JaxSide
+from jax_tformer_comparison.machine import Neighbours
+from jax_tformer_comparison.progress import LiveView
+from jax_tformer_comparison.record import SeedRecord, parameter_errors
+from jax_tformer_comparison.sides import Alone, Side, SideFailed, Tensors, require_same_step
+from parity_tests.measure import ParityError
+
+ALONE_STEPS = 12
+"""Of each side alone: the first, which also compiles, and those that are timed."""
+
+
+class Batches:
+    """Training batches by seed. They are made when asked for: a thread that prepares them would disturb the timing."""
+
+    def __init__(self, experiment: ExperimentConfig, steps: int) -> None:
+        """`steps` batches for each seed. Raises InputError if the text or the tokenizer cannot be had."""
+        self._experiment, self._steps = experiment, steps
+        self._tokenizer = build_tokenizer_for(experiment.data)
+        self.vocab_size = experiment.model.vocab_size or self._tokenizer.vocab_size
+        """Rows of the model's token table."""
+        check_vocabulary(self._tokenizer, self.vocab_size)
+
+    def __call__(self, seed: int) -> Iterator[Tensors]:
+        """The batches of one seed, from the first; raises InputError if the text is too little."""
+        training = dataclasses.replace(self._experiment.training, seed=seed)
+        batches = build_pipeline(self._experiment.data, training, self._tokenizer).train
+        for number in range(self._steps):
+            batch = batches[number]
+            check_batch_ids(batch, self.vocab_size)
+            yield batch
+
+
+class Sides(NamedTuple):
+    """What is compared."""
+
+    jax: JaxSide
+    torch: Side
+    truth: Side | None
+    """The float64 training, where there is one."""
+
+
+def start(sides: Sides, seed: int) -> dict[str, Tensors]:
+    """Step 0 of every side: JAX draws weights, the others get them. Returns the parameters by side.
+
+    Raises ParityError unless JAX and PyTorch then hold the same names, shapes, types and bits.
+    """
+    sides.jax.start(seed, None)
+    weights = sides.jax.parameters()
+    for side in (sides.torch, sides.truth):
+        if side is not None:
+            side.start(seed, weights)
+    return {"jax": weights, "torch": sides.torch.parameters()}
+
+
+def compare_seed(
+    record: SeedRecord,
+    sides: Sides,
+    config: TransformerConfig,
+    batches: Iterable[Tensors],
+    shared_dropout: bool,
+    view: LiveView,
+    stop: Interruption,
+) -> None:
+    """Trains on all `batches`, or until a signal comes, and records every step, and the errors of parameters once.
+
+    The sides take turns at going first, since whoever follows the other finds the caches full of the other's numbers.
+    Raises ParityError or TrainingFailed for a step that cannot be compared; the steps before stay recorded.
+    """
+    begun = start(sides, record.seed)
+    errors = parameter_errors(config, begun["jax"], begun["torch"], None)
+    moved = [name for name, error in errors.items() if error.difference != 0]
+    if moved:
+        raise ParityError(f"{moved[0]} differs before the first step, by {errors[moved[0]].difference:.1e}")
+    others = Neighbours()
+    for number, batch in enumerate(batches, 1):
+        masks = sides.jax.masks(batch) if shared_dropout else None
+        if number % 2:
+            ours = sides.jax.step(batch, masks)
+            theirs = sides.torch.step(batch, masks)
+        else:
+            theirs = sides.torch.step(batch, masks)
+            ours = sides.jax.step(batch, masks)
+        require_same_step(number, ours, theirs)
+        exact = None if sides.truth is None else sides.truth.step(batch, masks)
+        record.jax.append(ours)
+        record.torch.append(theirs)
+        if exact is not None:
+            record.truth.append(exact)
+        if number == 1:
+            others = Neighbours()  # not from before: compilers work in processes of their own
+        record.other_work = others.share()
+        if not record.parameters and config.compute.dtype == "float32" and record.truth and record.judged() < number:
+            _compare_parameters(record, sides, config)
+        view.update(record)
+        if stop.signal is not None:
+            break
+    if not record.parameters:
+        _compare_parameters(record, sides, config)
+
+
+def _compare_parameters(record: SeedRecord, sides: Sides, config: TransformerConfig) -> None:
+    truth = None if sides.truth is None else sides.truth.parameters()
+    record.parameters = parameter_errors(config, sides.jax.parameters(), sides.torch.parameters(), truth)
+    record.parameters_step = record.steps
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What one framework needed when it was alone; bytes, seconds."""
+
+    peak_memory: int
+    """Of the process: interpreter, libraries, compiler, parameters, optimizer, activations."""
+    memory_before: int
+    """Of the same process when the libraries were imported and nothing was built yet."""
+    device_memory: int | None
+    """The most on the accelerator; None where there is none."""
+    step_seconds: float
+    """Median, without the first step."""
+    product_rate: float
+    """Floating-point operations a second in one large square matrix product of the comparison's type."""
+
+
+def measure_alone(
+    experiment: ExperimentConfig,
+    weights: Tensors,
+    batches: Iterable[Tensors],
+    device: str,
+    compiled: bool,
+    stop: Interruption,
+) -> dict[str, Needs | str]:
+    """By "jax" and "torch": what it needed on the first of `batches`, or in one line why that could not be measured.
+
+    In the process that compares, both share the memory and the caches. So each trains for a few steps in a process of
+    its own. On a processor both get the allocator that train.py has (jax_tformer/run/startup.py).
+    """
+    given = (experiment.model, experiment.optimizer, experiment.training, device)
+    room = "jax_tformer_comparison"
+    makers: dict[str, tuple[Any, ...]] = {
+        "jax": (f"{room}.jax_side:alone", *given),
+        "torch": (f"{room}.torch_side:TorchSide", "PyTorch", *given, compiled),
+    }
+    settings = allocator_settings() if device == "cpu" else {}
+    first = list(islice(batches, ALONE_STEPS))
+    found: dict[str, Needs | str] = {}
+    for name, made in makers.items():
+        side = Alone(*made, environment=settings)
+        try:
+            side.call("start", experiment.training.seed, weights)
+            seconds = []
+            for batch in first:
+                if stop.signal is not None:
+                    raise SideFailed("interrupted")
+                seconds.append(side.call("step", batch, None).seconds)
+            found[name] = Needs(
+                peak_memory=side.call("peak_memory"),
+                memory_before=side.call("libraries_memory"),
+                device_memory=side.call("device_memory"),
+                step_seconds=statistics.median(seconds[1:] or seconds),
+                product_rate=side.call("product_rate", 1024 if device == "cpu" else 8192),
+            )
+        except SideFailed as error:
+            found[name] = str(error)
+        finally:
+            side.close()
+    return found

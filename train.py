@@ -39,13 +39,12 @@ def main(arguments: Sequence[str]) -> int:
     from jax_tformer.models.transformer import transformer
     from jax_tformer.run.checkpoint import Checkpoints
     from jax_tformer.run.diagnosis import Diagnosis
-    from jax_tformer.run.evaluation import Evaluator
+    from jax_tformer.run.evaluation import Evaluator, sample_text
     from jax_tformer.run.fitting import describe_compute, fit_to_devices, for_other_shapes, require_room
     from jax_tformer.run.progress import ProgressLine
     from jax_tformer.run.reporting import Reporter
     from jax_tformer.run.results import MetricsLog, finish
     from jax_tformer.run.resumption import Resumption, permitted_changes
-    from jax_tformer.run.samples import sample_text
     from jax_tformer.run.startup import compile_beside, compiler_options, set_up_jax
     from jax_tformer.sharding import abstract_batch, abstract_state, make_mesh, place_batch, state_shardings
     from jax_tformer.training.optimizer import optimizer

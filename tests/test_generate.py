@@ -12,10 +12,12 @@ from typing import Any
 import jax
 import pytest
 
-import generate
+from jax_tformer.data.pipelines import build_tokenizer_for
 from jax_tformer.data.tokenizers import load_tokenizer
 from jax_tformer.errors import InputError
-from jax_tformer.run.lines import Line, batched, references_of, standard_input
+from jax_tformer.experiment import TextData
+from jax_tformer.run.generate_options import GenerateOptions
+from jax_tformer.run.texts import Reader, Text, batched, read_references, read_standard_input
 from tests.speaking import CONTEXT, TARGET_LENGTH, Program, write_runs
 
 ROOT = Path(__file__).parents[1]
@@ -130,10 +132,11 @@ def test_one_compilation_serves_all_lengths_and_batches(program: Program, run: s
 
 
 def test_standard_input_is_read_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Reader(data := TextData(context_length=CONTEXT), build_tokenizer_for(data), 9)
     reading, writing = os.pipe()
     with open(reading) as stream, open(writing, "wb", buffering=0) as sink:
         monkeypatch.setattr(sys, "stdin", stream)
-        batches = batched(standard_input(), 2)
+        batches = batched(read_standard_input(read), 2)
         sink.write(b"one\ntwo\nthr")
         assert [line.text for line in next(batches)] == ["one", "two"]
         sink.write(b"ee\n")
@@ -153,7 +156,7 @@ def test_blank_lines_are_left_out_and_counted(program: Program, tmp_path: Path) 
 
 
 def test_who_types_goes_on_after_a_line_that_cannot_be(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate, "typed", lambda options: True)
+    monkeypatch.setattr(GenerateOptions, "typed", True)
     lines = f"It\n\n{'x' * CONTEXT}\nSo\n"
     spoken = program.say("text", "--max-new-tokens", "3", "--temperature", "0", "--json", typed=lines)
     assert [each["prompt"] for each in objects(spoken)] == ["It", "So"]
@@ -161,10 +164,10 @@ def test_who_types_goes_on_after_a_line_that_cannot_be(program: Program, monkeyp
 
 
 def test_references_stand_beside_the_lines_that_are_not_blank(tmp_path: Path) -> None:
-    lines = [Line("one", 2, ""), Line("two", 3, ""), Line("four", 5, "")]
+    sources = [Text("one", [], 1, 2), Text("two", [], 1, 3), Text("four", [], 1, 5)]
     path = tmp_path / "references.txt"
     path.write_text("\nun\n\n\nquatre\n\n")
-    assert references_of(lines, path) == ["un", "", "quatre"]
+    assert read_references(path, sources) == ["un", "", "quatre"]
     for content, message in (
         ("\nun\ndeux\n", "the sources end at line 5 and .* at line 3"),
         ("\nun\n\n\nquatre\ncinq\n", "the sources end at line 5 and .* at line 6"),
@@ -172,7 +175,7 @@ def test_references_stand_beside_the_lines_that_are_not_blank(tmp_path: Path) ->
     ):
         path.write_text(content)
         with pytest.raises(InputError, match=message):
-            references_of(lines, path)
+            read_references(path, sources)
 
 
 @pytest.mark.parametrize("options", [[], ["--slide", "--max-new-tokens", "90"], ["--temperature", "0"]])

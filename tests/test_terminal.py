@@ -7,17 +7,16 @@ import sys
 import pytest
 
 from jax_tformer.errors import InputError, TrainingFailed
+from jax_tformer.run.answers import Completion
 from jax_tformer.run.command_line import run_program
-from jax_tformer.run.items import Item
-from jax_tformer.run.lines import Line
 from jax_tformer.run.output import JsonOutput, TextOutput
 from jax_tformer.run.progress import ProgressLine
-from jax_tformer.run.speaker import Completion
+from jax_tformer.run.texts import Text
 from jax_tformer.terminal import one_line, say, visible
 
 TITLE = "\x1b]0;mine\x07"
 SHOWN = r"\u001b]0;mine\u0007"
-ITEM = Item(Line(f"It {TITLE}", 1, "line 1"), [0], 9)
+TEXT = Text(f"It {TITLE}", [0], 9, 1, "line 1")
 ANSWER = Completion(f"was\u009b2J\n\ta{TITLE}", [1], False, None)
 
 
@@ -39,14 +38,14 @@ def test_what_is_shown() -> None:
 def test_answers_on_a_terminal_and_in_a_pipe(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", stream)
     text = TextOutput(translates=False)
-    text.answers(ITEM, [ANSWER])
-    assert text.stream(ITEM, iter(["wa", "s\x1b"])) == ["wa", "s\x1b"]
+    text.answers(TEXT, [ANSWER])
+    assert text.stream(TEXT, iter(["wa", "s\x1b"])) == ["wa", "s\x1b"]
     say(TITLE)
     raw = f"--- prompt 1 ---\nIt {TITLE}{ANSWER.text}\n\n--- prompt 1 ---\nIt {TITLE}was\x1b\n\n{TITLE}\n"
     assert stream.getvalue() == (visible(raw) if stream.isatty() else raw)
     stream.truncate(0)
     stream.seek(0)
-    JsonOutput(translates=False).answers(ITEM, [ANSWER])
+    JsonOutput(translates=False).answers(TEXT, [ANSWER])
     assert json.loads(stream.getvalue())["completions"][0]["text"] == ANSWER.text
     assert ("\x9b" in stream.getvalue()) != stream.isatty()
 

@@ -1,45 +1,46 @@
-"""How good the model is on held-out data."""
+"""What a model is worth on held-out data: figures while it is trained, and samples of what it says."""
 
+import io
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from jax_tformer.data.batches import Pipeline
-from jax_tformer.data.pairs import pair_batcher
+from jax_tformer.data.ids import IGNORED
 from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.decoding.generation import generate
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.translation_scores import translation_scores
-from jax_tformer.errors import InputError
-from jax_tformer.experiment import PairData
+from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData, TextData
 from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.nn.arrays import Params
+from jax_tformer.run.answers import Answerer
 from jax_tformer.run.fitting import for_other_shapes
 from jax_tformer.run.startup import compiler_options
+from jax_tformer.run.texts import Reader, Text
 from jax_tformer.sharding import place_batch
-from jax_tformer.training.step import evaluation_step
+from jax_tformer.training.step import apply_to_batch, evaluation_step
 
 Figures = dict[str, Any]
 """By name: numbers, and a sentence in place of one that would mean nothing."""
+_PROMPT = 8
+"""Held-out tokens that a sample begins with, where no start token says "begin"."""
 
 
 class Evaluator:
     """Held-out loss, and where there are pairs, exact match of greedy decoding and BLEU, or why there is no BLEU."""
 
-    def __init__(
-        self,
-        net: Transformer,
-        data: object,
-        pipeline: Pipeline,
-        tokenizer: Tokenizer,
-        mesh: Mesh,
-    ) -> None:
+    def __init__(self, net: Transformer, data: object, pipeline: Pipeline, tokenizer: Tokenizer, mesh: Mesh) -> None:
         self._step = jax.jit(evaluation_step(net), compiler_options=compiler_options(net.config.compute.dtype))
-        self._pipeline, self._mesh = pipeline, mesh
-        other = transformer(for_other_shapes(net.config))
-        self._translate = Translator(other, data, tokenizer) if isinstance(data, PairData) else None
+        self._net, self._data, self._pipeline, self._tokenizer, self._mesh = net, data, pipeline, tokenizer, mesh
 
     def __call__(self, params: Params) -> Figures:
         """val_loss (nats a token, every token counting once), val_perplexity, val_bits_per_byte, exact_match, bleu.
@@ -55,66 +56,83 @@ class Evaluator:
         figures: Figures = {"val_loss": loss, "val_perplexity": math.exp(min(loss, 700.0))}
         if self._pipeline.bytes_per_token is not None:
             figures["val_bits_per_byte"] = loss / math.log(2) / self._pipeline.bytes_per_token
-        if self._translate is not None and self._pipeline.examples:
+        if isinstance(self._data, PairData) and self._pipeline.examples:
             sources, targets = zip(*self._pipeline.examples, strict=True)
-            answers = self._translate(params, list(sources))
+            read = Reader(self._data, self._tokenizer, self._data.target_length)
+            greedy = DecodingConfig(max_new_tokens=self._data.target_length)
+            net = transformer(for_other_shapes(self._net.config))
+            answers = Answerer(net, params, self._tokenizer, greedy).best(map(read, sources))
             scores = translation_scores(answers, targets)
             figures["exact_match"] = scores.exact_match
-            if scores.bleu is None:
-                figures["no_bleu"] = scores.no_bleu or ""
-            else:
-                figures["bleu"] = scores.bleu
+            figures |= {"no_bleu": scores.no_bleu or ""} if scores.bleu is None else {"bleu": scores.bleu}
         return figures
 
 
-class Translator:
-    """Texts in, texts out, by an encoder-decoder that reads and writes with one tokenizer."""
-
-    def __init__(
-        self,
-        net: Transformer,
-        data: PairData,
-        tokenizer: Tokenizer,
-        *,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        batch_size: int = 128,
-    ) -> None:
-        self._net, self._batcher, self._batch_size = net, pair_batcher(data, tokenizer), batch_size
-        self._decoding = DecodingConfig(
-            max_new_tokens=data.target_length, temperature=temperature, top_k=top_k if temperature else None
-        )
-
-    def __call__(self, params: Params, sources: list[str], seed: int = 0) -> list[str]:
-        """The translation of each source; raises InputError for one that is too long or has unknown characters."""
-        # Once, and not in every batch.
-        params = self._net.unstacked(params)
-        batcher, answers = self._batcher, list[str]()
-        for first in range(0, len(sources), self._batch_size):
-            part = sources[first : first + self._batch_size]
-            # Always the same number of rows, so that one compilation serves all.
-            encoded = batcher.encode([(source, "") for source in part + part[-1:] * (self._batch_size - len(part))])
-            for text, pair in zip(part, encoded, strict=False):
-                if not batcher.fits(pair):
-                    raise InputError(
-                        f"the source {text[:40]!r} has {len(pair[0])} tokens; expected at most "
-                        f"{batcher.source_length - 1}"
-                    )
-            found = generate(
-                self._net,
-                params,
-                [[*source.tolist(), batcher.end_id] for source, _ in encoded],
-                self._decoding,
-                end_id=batcher.end_id,
-                start_id=batcher.start_id,
-                seed=seed,
-            )
-            answers += [
-                batcher.tokenizer.decode(_until(found.rows(row)[0], batcher.end_id)) for row in range(len(part))
-            ]
-        return answers
+def begin_with_data(data: TextData | PairData, tokenizer: Tokenizer) -> bool:
+    """Whether samples begin with held-out data: all but those of language models that have a start token."""
+    return isinstance(data, PairData | MaskedTextData) or tokenizer.start_id is None
 
 
-def _until(row: list[int], end_id: int) -> list[int]:
-    """The ids before the first `end_id`."""
-    return row[: row.index(end_id) if end_id in row else len(row)]
+def sample_text(
+    net: Transformer, params: Params, experiment: ExperimentConfig, pipeline: Pipeline | None, tokenizer: Tokenizer
+) -> str:
+    """Samples of text, worked translations or restored words, as `experiment.sample` asks for them, ready to print.
+
+    `pipeline`: only where they begin with its data.
+    """
+    data, sample, seed = experiment.data, experiment.sample, experiment.training.seed
+    top_k = sample.top_k if sample.temperature else None
+    decoding = DecodingConfig(sample.max_new_tokens, temperature=sample.temperature, top_k=top_k)
+    if isinstance(data, MaskedTextData):
+        assert pipeline is not None
+        return _restored(net, params, pipeline, tokenizer, sample.count)
+    if isinstance(data, PairData):
+        assert pipeline is not None
+        examples = (pipeline.examples or [])[: sample.count]
+        read = Reader(data, tokenizer, data.target_length)
+        answerer = Answerer(net, params, tokenizer, replace(decoding, max_new_tokens=data.target_length), seed=seed)
+        return _translations(examples, answerer.best(read(source) for source, _ in examples))
+    if tokenizer.start_id is not None:
+        prompts = [[tokenizer.start_id]]
+    else:
+        assert pipeline is not None
+        prompts = pipeline.evaluation[0]["tokens"][: sample.count, :_PROMPT].tolist()
+    # Nothing is drawn at temperature 0, so that one sample of a prompt is as good as many.
+    several = -(-sample.count // len(prompts)) if sample.temperature else 1
+    decoding = replace(decoding, num_return_sequences=several)
+    answerer = Answerer(net, params, tokenizer, decoding, seed=seed, context=data.context_length, ends=False)
+    found = answerer.answers([Text("", prompt, sample.max_new_tokens) for prompt in prompts])
+    rows = [[*prompt, *each.tokens] for prompt, of_prompt in zip(prompts, found, strict=True) for each in of_prompt]
+    texts = map(tokenizer.decode, rows[: sample.count])
+    return "\n".join(f"--- sample {number} ---\n{text.strip()}\n" for number, text in enumerate(texts, 1))
+
+
+def _translations(examples: Sequence[tuple[str, str]], answers: Sequence[str]) -> str:
+    rows = [
+        (source, answer, "" if answer == target else target)
+        for (source, target), answer in zip(examples, answers, strict=True)
+    ]
+    title = f"held-out examples, {sum(not differs for *_, differs in rows)} of {len(rows)} exact"
+    return _table(title, ("source", "model", "expected, where it differs"), rows)
+
+
+def _restored(net: Transformer, params: Params, pipeline: Pipeline, tokenizer: Tokenizer, count: int) -> str:
+    batch = pipeline.evaluation[0]
+    logits = np.asarray(apply_to_batch(net, params, {name: jnp.asarray(x) for name, x in batch.items()}))
+    rows = []
+    for tokens, labels, scores in zip(batch["tokens"][:count], batch["labels"], logits, strict=False):
+        for place in np.flatnonzero(labels != IGNORED)[:4]:
+            before = tokenizer.decode(tokens[max(place - 8, 0) : place])
+            after = tokenizer.decode(tokens[place + 1 :][:8])
+            answer, truth = tokenizer.decode([scores[place].argmax()]), tokenizer.decode([labels[place]])
+            rows.append((f"{before} ___ {after}".replace("\n", " "), repr(answer), repr(truth)))
+    return _table("held-out words to restore", ("text", "model", "truth"), rows)
+
+
+def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    text = io.StringIO()
+    Console(width=110, file=text).print(table)
+    return text.getvalue()

@@ -1,17 +1,21 @@
-"""Answers on standard output, as text for people or as JSON lines for programs."""
+"""What generate.py prints: answers, as text for people or as JSON lines for programs, their scores and their speed."""
 
 import io
 import json
 import sys
+import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from types import TracebackType
 
-from jax_tformer.run.items import Item
+import jax.monitoring
+
+from jax_tformer.decoding.translation_scores import TranslationScores
+from jax_tformer.run.answers import Completion
+from jax_tformer.run.texts import Text
 from jax_tformer.terminal import say
 
-if TYPE_CHECKING:
-    from jax_tformer.decoding.translation_scores import TranslationScores
-    from jax_tformer.run.speaker import Completion
+_COMPILATION = "/jax/core/compile/"
+"""What the names of JAX's events begin with: tracing, lowering, and XLA's work."""
 
 
 def speak_utf8() -> None:
@@ -26,32 +30,32 @@ class TextOutput:
     def __init__(self, *, translates: bool) -> None:
         self._translates = translates
 
-    def answers(self, item: Item, completions: Sequence["Completion"]) -> None:
+    def answers(self, text: Text, completions: Sequence[Completion]) -> None:
         """Prints the answers to one text."""
         for number, completion in enumerate(completions, 1):
-            heading = [] if self._translates and len(completions) == 1 else self._of(item)
+            heading = [] if self._translates and len(completions) == 1 else self._of(text)
             if completion.score is not None and len(completions) > 1:
                 heading.append(f"beam {number}, score {completion.score:.4f}")
             elif len(completions) > 1:
                 heading.append(f"sample {number}")
-            self._print(heading, item, [completion.text])
+            self._print(heading, text, [completion.text])
 
-    def stream(self, item: Item, pieces: Iterable[str]) -> list[str]:
+    def stream(self, text: Text, pieces: Iterable[str]) -> list[str]:
         """Prints the only answer to one text as it is made; returns the pieces."""
-        return self._print([] if self._translates else self._of(item), item, pieces)
+        return self._print([] if self._translates else self._of(text), text, pieces)
 
-    def scores(self, scores: "TranslationScores") -> None:
+    def scores(self, scores: TranslationScores) -> None:
         """Prints scores to standard error."""
         print(*scores.lines, sep="\n", file=sys.stderr)
 
-    def _of(self, item: Item) -> list[str]:
+    def _of(self, text: Text) -> list[str]:
         """Which text is answered, where there may be several."""
-        return [] if item.line.place is None else [f"{'source' if self._translates else 'prompt'} {item.line.number}"]
+        return [] if text.place is None else [f"{'source' if self._translates else 'prompt'} {text.number}"]
 
-    def _print(self, heading: Sequence[str], item: Item, pieces: Iterable[str]) -> list[str]:
+    def _print(self, heading: Sequence[str], text: Text, pieces: Iterable[str]) -> list[str]:
         if heading:
             print(f"--- {', '.join(heading)} ---")
-        say("" if self._translates else item.line.text, end="")
+        say("" if self._translates else text.text, end="")
         printed = []
         try:
             for piece in pieces:
@@ -70,21 +74,64 @@ class JsonOutput:
     def __init__(self, *, translates: bool) -> None:
         self._kind = "source" if translates else "prompt"
 
-    def answers(self, item: Item, completions: Sequence["Completion"]) -> None:
+    def answers(self, text: Text, completions: Sequence[Completion]) -> None:
         """Prints the object of one text."""
-        line = {} if item.line.place is None else {"line": item.line.number}
+        line = {} if text.place is None else {"line": text.number}
         answers = [self._completion(each) for each in completions]
-        self._print({**line, self._kind: item.line.text, "completions": answers})
+        self._print({**line, self._kind: text.text, "completions": answers})
 
-    def scores(self, scores: "TranslationScores") -> None:
+    def scores(self, scores: TranslationScores) -> None:
         """Prints the last object, the scores."""
         why = {} if scores.no_bleu is None else {"no_bleu": scores.no_bleu}
         figures = {"exact_match": scores.exact_match, "bleu": scores.bleu, **why, "chrf": scores.chrf}
         self._print({**figures, "signatures": list(scores.signatures)})
 
-    def _completion(self, completion: "Completion") -> dict[str, object]:
+    def _completion(self, completion: Completion) -> dict[str, object]:
         score = {} if completion.score is None else {"score": completion.score}
         return {"text": completion.text, "tokens": completion.tokens, "finished": completion.finished, **score}
 
     def _print(self, content: dict[str, object]) -> None:
         say(json.dumps(content, ensure_ascii=False, allow_nan=False))
+
+
+class Stopwatch:
+    """Runs inside `with stopwatch:`, as often as that is entered; `line` reports, with compilation apart."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """Without compilation."""
+        self.compilation = 0.0
+        self._spans: list[tuple[float, float]] = []
+
+    def __enter__(self) -> "Stopwatch":
+        self._spans.clear()
+        jax.monitoring.register_event_time_span_listener(self._listen)
+        # The clock of JAX's events.
+        self._began = time.time()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        elapsed = time.time() - self._began
+        jax.monitoring.unregister_event_time_span_listener(self._listen)
+        compilation = _covered(self._spans)
+        self.compilation += compilation
+        self.seconds += max(elapsed - compilation, 0.0)
+
+    def line(self, tokens: int) -> str:
+        """The speed at which `tokens` were made."""
+        speed = f"{tokens / self.seconds:,.0f}" if self.seconds else "?"
+        made = f"{tokens:,} new tokens in {self.seconds:.2f} s"
+        return f"{made}: {speed} tokens/s, and {self.compilation:.1f} s of compilation"
+
+    def _listen(self, event: str, start_time: float, end_time: float, **_: str | int) -> None:
+        if event.startswith(_COMPILATION):
+            self._spans.append((start_time, end_time))
+
+
+def _covered(spans: list[tuple[float, float]]) -> float:
+    """The seconds that at least one span covers: what is traced inside of something traced counts once."""
+    seconds, until = 0.0, 0.0
+    for start, end in sorted(spans):
+        seconds += max(end - max(start, until), 0.0)
+        until = max(until, end)
+    return seconds

@@ -1,0 +1,93 @@
+"""From texts to answers: what a model says to them, in batches or as a stream."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from jax_tformer.data.text_stream import TextStream, added_text
+from jax_tformer.data.tokenizers import Tokenizer
+from jax_tformer.decoding.generation import generate, stream
+from jax_tformer.decoding.settings import DecodingConfig
+from jax_tformer.models.transformer import Transformer
+from jax_tformer.nn.arrays import Params
+from jax_tformer.run.texts import Text, batched
+
+
+class Completion(NamedTuple):
+    """One answer to a text."""
+
+    text: str
+    tokens: list[int]
+    """Without the end token."""
+    finished: bool
+    """The end token came."""
+    score: float | None
+    """Of a beam search: the log-probability over the length penalty."""
+
+    @property
+    def made(self) -> int:
+        """Tokens that the model made, the end token included."""
+        return len(self.tokens) + self.finished
+
+
+class Answerer:
+    """A model that continues prompts, or translates sources, as a DecodingConfig says."""
+
+    def __init__(
+        self,
+        net: Transformer,
+        params: Params,
+        tokenizer: Tokenizer,
+        decoding: DecodingConfig,
+        *,
+        seed: int = 0,
+        context: int | None = None,
+        ends: bool = True,
+        single: bool = False,
+    ) -> None:
+        """`context`: tokens beyond which a prompt goes on without its older half; None: it ends there at the latest.
+        `ends`: whether the end token ends an answer. `single`: only ever one row at a time is asked for."""
+        self._net, self._tokenizer, self._decoding = net, tokenizer, decoding
+        # Here, once, and not in every batch.
+        self._params = net.unstacked(params, single=single)
+        self._end = tokenizer.end_id if ends else None
+        self._translates = net.config.encoder is not None
+        start = tokenizer.start_id if self._translates else None
+        self._options: dict[str, Any] = {"end_id": self._end, "start_id": start, "seed": seed, "context": context}
+        self._rows = 1
+
+    def answers(self, texts: Sequence[Text]) -> list[list[Completion]]:
+        """The completions of each text, best or first one first."""
+        # As many rows as ever, so that the last batch needs no compilation of its own.
+        self._rows = max(self._rows, len(texts))
+        filled = [*texts, *[texts[-1]] * (self._rows - len(texts))]
+        limits = [text.limit for text in filled]
+        found = generate(
+            self._net, self._params, [text.ids for text in filled], self._decoding, limits=limits, **self._options
+        )
+        none = [[None] * self._decoding.num_return_sequences] * len(texts)
+        scores = none if found.scores is None else found.scores.tolist()
+        return [
+            [self._completion(text, *answer) for answer in zip(found.rows(row), scores[row], strict=True)]
+            for row, text in enumerate(texts)
+        ]
+
+    def best(self, texts: Iterable[Text], batch_size: int = 128) -> list[str]:
+        """The best answer, or the first one, to each text."""
+        return [found[0].text for batch in batched(texts, batch_size) for found in self.answers(batch)]
+
+    def stream(self, text: Text) -> Iterator[str]:
+        """The only answer to a text as it is made: a piece, perhaps empty, for every token, and one that concludes."""
+        pieces = TextStream(self._tokenizer, self._before(text))
+        tokens = stream(self._net, self._params, [text.ids], self._decoding, limits=[text.limit], **self._options)
+        for token in (int(each.item()) for each in tokens):
+            yield "" if token == self._end else pieces.push(token)
+        yield pieces.finish()
+
+    def _before(self, text: Text) -> list[int]:
+        """What an answer is the continuation of."""
+        return [] if self._translates else text.ids
+
+    def _completion(self, text: Text, tokens: list[int], score: float | None) -> Completion:
+        finished = self._end is not None and self._end in tokens
+        tokens = tokens[: tokens.index(self._end)] if finished and self._end is not None else tokens
+        return Completion(added_text(self._tokenizer, self._before(text), tokens), tokens, finished, score)

@@ -1,0 +1,156 @@
+"""The texts that a model is given, as the tokens that it has room for: from a flag, a file, or standard input."""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from jax_tformer.config import require
+from jax_tformer.data.tokenizers import Tokenizer
+from jax_tformer.errors import InputError
+from jax_tformer.experiment import PairData, TextData
+from jax_tformer.files import user_path
+from jax_tformer.terminal import one_line
+
+T = TypeVar("T")
+Line = tuple[str, int, str]
+"""A text, its number from 1, and its place for messages."""
+_PER_LINE = "expected a reference for each source, line by line"
+
+
+class Text(NamedTuple):
+    """A prompt or a source, ready to be answered."""
+
+    text: str
+    ids: list[int]
+    """What the model is given, with start or end token."""
+    limit: int
+    """New tokens at most."""
+    number: int = 1
+    """Of its line, from 1."""
+    place: str | None = None
+    """For messages, "line 3 of FILE"; None: it is the only text."""
+
+
+class Reader:
+    """Makes a Text of a prompt or a source, for a model that was trained on `data`."""
+
+    def __init__(
+        self, data: TextData | PairData, tokenizer: Tokenizer, most: int, *, exactly: bool = False, slide: bool = False
+    ) -> None:
+        """`most`: new tokens of an answer; fewer where no more fit, but with `exactly` that is an error. `slide`: a
+        prompt goes on beyond the context. Raises InputError if a translation's tokenizer lacks a special token."""
+        self._tokenizer, self._most, self._exactly, self._slide = tokenizer, most, exactly, slide
+        self.translates = isinstance(data, PairData)
+        self._room = data.source_length if isinstance(data, PairData) else data.context_length
+        for role, token in (("start", tokenizer.start_id), ("end", tokenizer.end_id)):
+            missing = self.translates and token is None
+            require(not missing, f"the tokenizer has no {role} token; expected one, for pairs; use another tokenizer")
+        first, last = (None, tokenizer.end_id) if self.translates else (tokenizer.start_id, None)
+        self._first, self._last = ([] if token is None else [token] for token in (first, last))
+
+    def __call__(self, text: str, number: int = 1, place: str | None = None) -> Text:
+        """Raises InputError, which names the place, for a text that the model cannot take."""
+        text = text.strip() if self.translates else text
+        try:
+            ids = [*self._first, *self._tokenizer.encode(text).tolist(), *self._last]
+            limit = self._source(text, len(ids)) if self.translates else self._prompt(len(ids))
+        except InputError as error:
+            raise InputError(f"{place}: {error}" if place else str(error)) from None
+        return Text(text, ids, limit, number, place)
+
+    def _source(self, text: str, tokens: int) -> int:
+        """New tokens at most, of a source of so many tokens."""
+        told = f"the source {text[:40]!r} has {tokens - 1} tokens; expected at most {self._room - 1}"
+        require(tokens <= self._room, f"{told}, the run's data.source_length less the end token; shorten it")
+        return self._most
+
+    def _prompt(self, tokens: int) -> int:
+        """New tokens at most, of a prompt of so many tokens."""
+        room, most = self._room, self._most
+        require(tokens > 0, "the prompt has no tokens; expected one at least; give a longer text")
+        told = f"the prompt has {tokens} tokens{' with the start token' if self._first else ''}"
+        if self._slide:
+            require(tokens <= room, f"{told}; expected at most {room}, the model's context; shorten it")
+            return most
+        if self._exactly:
+            told += f" and --max-new-tokens is {most}; expected at most {room} together, the model's context"
+            mend = "make one of them smaller"
+        else:
+            told += f"; expected at most {room - 1}, the model's context of {room} less a new token"
+            mend = "shorten it"
+        fits = tokens + (most if self._exactly else 1) <= room
+        require(fits, f"{told}; {mend}, or let the model go on beyond its context with --slide")
+        return min(most, room - tokens)
+
+
+def read_file(path: Path, read: Reader) -> list[Text]:
+    """The lines of a file that are not blank; raises InputError if there are none, or one that `read` cannot take."""
+    texts = [read(*line) for line in _file_lines(path) if line[0].strip()]
+    require(bool(texts), f"{path} is empty; expected a text on each line")
+    return texts
+
+
+def read_standard_input(read: Reader, *, typed: bool = False) -> Iterator[Text]:
+    """The lines of standard input that are not blank, each as soon as it is there; raises InputError as `read_file`.
+
+    Whoever types (`typed`) is told what the model cannot take, and goes on with the next line.
+    """
+    if typed:
+        print("a text a line; Ctrl-D ends", file=sys.stderr)
+    lines = (line for line in _decoded(sys.stdin.buffer if sys.stdin else (), "standard input") if line[0].strip())
+    first = next(lines, None)
+    if first is None:
+        raise InputError("standard input is empty; expected a text on each line, or --prompt, --source or --file")
+    for line in chain([first], lines):
+        try:
+            yield read(*line)
+        except InputError as error:
+            if not typed:
+                raise
+            print(one_line(str(error)), file=sys.stderr)
+
+
+def read_references(path: Path, sources: Sequence[Text]) -> list[str]:
+    """The line of `path` that stands beside each of the sources; raises InputError unless they go together."""
+    lines = _file_lines(path)
+    require(bool(lines), f"{path} is empty; expected a text on each line")
+    last, numbers = sources[-1].number, {source.number for source in sources}
+    lonely = next((line for line in lines if line[0].strip() and line[1] not in numbers), None)
+    require(
+        len(lines) >= last and (lonely is None or lonely[1] < last),
+        f"the sources end at line {last:,} and {path} at line {len(lines):,}; {_PER_LINE}",
+    )
+    if lonely is not None:
+        raise InputError(f"{lonely[2]} stands beside a blank line of the sources; {_PER_LINE}")
+    return [lines[source.number - 1][0] for source in sources]
+
+
+def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """The items in lists of `size`, each as soon as it is full; the last one may be shorter."""
+    items = iter(items)
+    while batch := list(islice(items, size)):
+        yield batch
+
+
+def _file_lines(path: Path) -> list[Line]:
+    try:
+        with open(user_path(path), "rb") as stream:
+            return list(_decoded(stream, str(path)))
+    except OSError as error:
+        told = f"{path} cannot be read ({error.strerror}); expected a file of text; check the path"
+        raise InputError(told) from error
+
+
+def _decoded(lines: Iterable[bytes], name: str) -> Iterator[Line]:
+    for number, line in enumerate(lines, 1):
+        place = f"line {number:,} of {name}"
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{place} is not UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1:,} of the line; "
+                "expected text; convert it to UTF-8"
+            ) from error
+        yield text.removesuffix("\n").removesuffix("\r"), number, place

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     from jax_tformer.decoding.translation_scores import translation_scores
     from jax_tformer.run.answers import Answerer
     from jax_tformer.run.output import JsonOutput, Stopwatch, TextOutput, speak_utf8
-    from jax_tformer.run.trained import load_trained
+    from jax_tformer.run.restoring import load_trained
 
     # 3. The model.
     trained = load_trained(run, checkpoint_step(options.checkpoint))

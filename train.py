@@ -7,7 +7,6 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
-from jax_tformer.errors import InputError
 from jax_tformer.run.command_line import run_program
 from jax_tformer.run.startup import restart_with_allocator
 from jax_tformer.run.train_options import train_options
@@ -37,18 +36,16 @@ def main(arguments: Sequence[str]) -> int:
     from jax_tformer.data.pipelines import build_pipeline, build_tokenizer_for
     from jax_tformer.data.tokenizers import load_run_tokenizer
     from jax_tformer.models.transformer import transformer
-    from jax_tformer.run.checkpoint import Checkpoints
-    from jax_tformer.run.diagnosis import Diagnosis
+    from jax_tformer.run.checkpoints import Checkpoints
     from jax_tformer.run.evaluation import Evaluator, sample_text
-    from jax_tformer.run.fitting import describe_compute, fit_to_devices, for_other_shapes, require_room
+    from jax_tformer.run.preparing import compile_beside, describe_compute, fit_to_devices, for_other_shapes, prepare
     from jax_tformer.run.progress import ProgressLine
-    from jax_tformer.run.reporting import Reporter
+    from jax_tformer.run.reporting import Diagnosis, Reporter
     from jax_tformer.run.results import MetricsLog, finish
-    from jax_tformer.run.resumption import Resumption, permitted_changes
-    from jax_tformer.run.startup import compile_beside, compiler_options, set_up_jax
-    from jax_tformer.sharding import abstract_batch, abstract_state, make_mesh, place_batch, state_shardings
+    from jax_tformer.run.resuming import Resumption, permitted_changes
+    from jax_tformer.run.startup import set_up_jax
+    from jax_tformer.sharding import make_mesh, place_batch
     from jax_tformer.training.optimizer import optimizer
-    from jax_tformer.training.step import init_state, train_step
 
     set_up_jax(experiment.model)
     training = experiment.training
@@ -62,59 +59,43 @@ def main(arguments: Sequence[str]) -> int:
     tokenizer = load_run_tokenizer(run.path) if continues else build_tokenizer_for(experiment.data)
     model = experiment.model.with_vocab_size(tokenizer.vocab_size)
     experiment = dataclasses.replace(experiment, model=model)
-    changes = permitted_changes(plan.before if continues else None, experiment)
+    changes, notes = permitted_changes(plan.before if continues else None, experiment)
     check_vocabulary(tokenizer, model.vocab_size or tokenizer.vocab_size)
     pipeline = build_pipeline(experiment.data, training, tokenizer)
+    shape = pipeline.evaluation[0]
 
-    # 4. The model, its optimizer, and one step of both as a compiled function.
-    net = transformer(fit_to_devices(model, pipeline.evaluation[0], mesh, training.accumulation))
-    tx = optimizer(experiment.optimizer, training.steps)
-    new_state = jax.tree_util.Partial(init_state, net, tx, jax.random.key(training.seed))
-    shapes = jax.eval_shape(new_state)
-    shardings = state_shardings(mesh, tx, shapes)
-    abstract = abstract_state(shapes, shardings)
-    require_room(abstract, mesh)
-    update = jax.jit(
-        train_step(net, tx, accumulation=training.accumulation, label_smoothing=training.label_smoothing),
-        out_shardings=(shardings, None),
-        donate_argnums=0,
-        compiler_options=compiler_options(net.config.compute.dtype),
-    )
-    # Traced before anything is written: what the model refuses, it refuses here.
-    with jax.set_mesh(mesh):
-        lowered = update.lower(abstract, abstract_batch(mesh, pipeline.evaluation[0]))
+    # 4. The model, its optimizer, and a step of both: what is refused, is refused before anything is written.
+    net = transformer(fit_to_devices(model, shape, mesh, training.accumulation))
+    prepared = prepare(net, optimizer(experiment.optimizer, training.steps), mesh, training, shape)
 
     # 5. The run: where its newest checkpoint left it, or at step 0.
     batches = pipeline.train_iterator()
     resumption = Resumption(run, checkpoints, pipeline.fingerprint, experiment, started)
-    state = resumption.restore(abstract, batches) if continues else None
-    if run.holds_run() and not plan.resume:
-        say(f"the run that was in {run.path} is now in {run.move_aside()}")
-    elif run.holds_run() and plan.before is None:
-        raise InputError(f"another job has begun a run in {run.path} meanwhile; the same command continues it")
-    elif run.holds_run() and state is None:
-        resumption.notes.append("the run was stopped before its first checkpoint, so it starts again at step 0")
-    run.lock()
+    state = resumption.restore(prepared.abstract, batches) if continues else None
+    if plan.before is not None and state is None:
+        notes.append("the run was stopped before its first checkpoint, so it starts again at step 0")
+    if moved := run.take(plan.resume, plan.before):
+        say(f"the run that was in {run.path} is now in {moved}")
     if state is not None and int(state.step) == training.steps == run.ended_at():
         run.unlock()
         say(f"the run in {run.path} is complete; --steps N trains on, --run FOLDER or --resume no starts another")
         return 0
-    compiling = compile_beside(lowered)
+    compiling = compile_beside(prepared.step)
     if state is None:
         run.create(experiment, tokenizer)
-        state = jax.jit(new_state, out_shardings=shardings, compiler_options=compiler_options(once=True))()
+        state = prepared.first_state()
     number = start = int(state.step)
-    devices = f"{mesh.size} {jax.devices()[0].device_kind} device(s)"
-    run.record_session(experiment, name=plan.name, step=start, devices=devices, changed=changes.fields)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    devices = f"{mesh.size} {jax.devices()[0].device_kind} device(s)"
+    run.record_session(experiment, name=plan.name, step=start, devices=devices, changed=changes)
 
     # 6. The loop: dispatch a step, then report the one before.
     evaluate = Evaluator(net, experiment.data, pipeline, tokenizer, mesh)
     log = MetricsLog(run, start)
     with Interruption() as stop, ProgressLine(start, training.steps, stop.unheard) as line, checkpoints:
         line.say(f"{run.path}: {parameters:,} parameters, steps {start} to {training.steps}, {devices}")
-        line.say(f"computed with {describe_compute(net.config, mesh, pipeline.evaluation[0]['labels'].shape[1])}")
-        for note in (*plan.notes, *changes.notes, *pipeline.notes, *resumption.notes, *log.notes):
+        line.say(f"computed with {describe_compute(net.config, mesh, shape['labels'].shape[1])}")
+        for note in (*plan.notes, *notes, *pipeline.notes, *resumption.notes, *log.notes):
             line.say(note)
         with line.during("compiling"):
             step = compiling.result()
@@ -130,7 +111,7 @@ def main(arguments: Sequence[str]) -> int:
             if number == training.steps or number % training.evaluate_every == 0:
                 with line.during("evaluating"):
                     figures = evaluate(state.params)
-                reporter.evaluation(number, figures, pipeline.evaluation[0])
+                reporter.evaluation(number, figures, shape)
                 held_out_loss = figures["val_loss"]
             if last or number % training.checkpoint_every == 0 or resumption.improves(held_out_loss):
                 reporter.flush()
@@ -152,13 +133,8 @@ def main(arguments: Sequence[str]) -> int:
 
     # 7. What came of it.
     samples = sample_text(transformer(for_other_shapes(net.config)), state.params, experiment, pipeline, tokenizer)
-    speed = {
-        "tokens_per_second": reporter.tokens_per_second,
-        "seconds_to_first_step": reporter.seconds_to_first_step,
-        "wall_seconds": resumption.seconds,
-        "parameters": parameters,
-    }
-    say(finish(run, number, speed, samples))
+    figures = {**reporter.speed, "wall_seconds": resumption.seconds, "parameters": parameters}
+    say(finish(run, number, figures, samples))
     return 0
 
 

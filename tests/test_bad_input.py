@@ -14,7 +14,7 @@ import pytest
 import generate
 import train
 from jax_tformer.errors import InputError
-from jax_tformer.run import checksums
+from jax_tformer.run import restoring
 from jax_tformer.run.command_line import run_program
 from jax_tformer.run.run_folder import RunFolder
 
@@ -357,10 +357,10 @@ def test_checkpoints_that_did_not_record_what_they_were_made_with(
     values = json.loads(extra.read_text())
     assert set(values.pop("tokenizer")) == {"tokenizer.json", "tokenizer_config.json"}
     extra.write_text(json.dumps(values))
-    checksums.seal(extra.parent)
+    restoring.seal(extra.parent)
     assert train.main(again()) == 0
     extra.write_text("{}")
-    checksums.seal(extra.parent)
+    restoring.seal(extra.parent)
     assert generate.main(["run", "--prompt", "It", "--max-new-tokens", "1"]) == 0
     capsys.readouterr()
     with pytest.raises(InputError, match=r"step 2 does not say all that training goes on with \('fingerprint'\)"):
@@ -374,7 +374,7 @@ def test_checkpoints_that_did_not_record_what_they_were_made_with(
 def test_checkpoints_that_hold_something_else(refuse: Refuse, run: Path, name: str, value: object) -> None:
     extra = run / "checkpoints" / "2" / "extra.json"
     extra.write_text(json.dumps(json.loads(extra.read_text()) | {name: value}))
-    checksums.seal(extra.parent)
+    restoring.seal(extra.parent)
     assert "step 2 does not say all that training goes on with" in refuse(*again())
 
 

@@ -14,8 +14,9 @@ import optax
 import pytest
 
 from jax_tformer.errors import InputError
-from jax_tformer.run import checkpoint, checksums, restoring
-from jax_tformer.run.checkpoint import Checkpoints
+from jax_tformer.run import checkpoints as saving
+from jax_tformer.run import restoring
+from jax_tformer.run.checkpoints import Checkpoints
 from jax_tformer.run.restoring import load_parameters
 from tests.checkpoint_states import ABSTRACT, abstract, assert_same_bits, make_state, save_all
 
@@ -354,10 +355,10 @@ def test_old_steps_go_only_when_the_new_one_is_whole(tmp_path: Path, monkeypatch
     seen: list[str] = []
 
     def watch(folder: Path) -> None:
-        assert checksums.damage(tmp_path / "2") is None
+        assert restoring.damage(tmp_path / "2") is None
         seen.append(folder.name)
 
-    monkeypatch.setattr(checkpoint, "_delete", watch)
+    monkeypatch.setattr(saving, "_delete", watch)
     save_all(tmp_path, 2, keep=1)
     assert seen == ["1"]
 
@@ -372,7 +373,7 @@ def test_an_interrupted_deletion_leaves_no_half_step(saved: Path, monkeypatch: p
         save_all(saved, 40, keep=1)
     numbered = [path for path in saved.iterdir() if path.name.isdigit()]
     assert saved / "40" in numbered
-    assert all(checksums.damage(path) is None for path in numbered)
+    assert all(restoring.damage(path) is None for path in numbered)
 
 
 @pytest.mark.parametrize("restore_first", [True, False])
@@ -437,7 +438,7 @@ def test_a_failure_in_the_background_is_raised(tmp_path: Path, monkeypatch: pyte
     save_all(tmp_path, 1)
     checkpoints = Checkpoints(tmp_path, keep=1)
     with monkeypatch.context() as patch:
-        patch.setattr(checksums, "seal", lambda folder: os.stat(folder / "gone"))
+        patch.setattr(restoring, "seal", lambda folder: os.stat(folder / "gone"))
         checkpoints.save(2, make_state(2), {})
         calls = {
             "wait": checkpoints.wait,
@@ -518,7 +519,9 @@ def test_a_finished_step_is_on_the_disk_with_its_folders(tmp_path: Path, monkeyp
     synced: set[str] = set()
 
     def fsync(descriptor: int) -> None:
-        synced.add(os.readlink(f"/proc/self/fd/{descriptor}").removeprefix(f"{tmp_path}").lstrip("/"))
+        synced.add(
+            os.readlink(f"/proc/self/fd/{descriptor}").removeprefix(f"{tmp_path}").lstrip("/").removesuffix(".partial")
+        )
 
     monkeypatch.setattr(os, "fsync", fsync)
     save_all(tmp_path, 5)
@@ -533,7 +536,7 @@ def test_a_finished_step_is_on_the_disk_with_its_folders(tmp_path: Path, monkeyp
 def test_a_stranger_sealed_what_save_did_not_make(saved: Path, content: str, message: str) -> None:
     step = saved / "30"
     (step / "extra.json").write_text(content)
-    checksums.seal(step)
+    restoring.seal(step)
     with pytest.raises(InputError, match=message):
         load_parameters(saved, ABSTRACT["params"])
 

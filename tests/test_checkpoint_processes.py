@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from jax_tformer.run import checksums
-from jax_tformer.run.checkpoint import Checkpoints
+from jax_tformer.run import restoring
+from jax_tformer.run.checkpoints import Checkpoints
 from tests.checkpoint_states import save_all
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +34,7 @@ import sys
 from pathlib import Path
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
-from jax_tformer.run.checkpoint import Checkpoints
+from jax_tformer.run.checkpoints import Checkpoints
 assert not any(name.startswith("orbax") for name in sys.modules), "orbax must be imported at first use only"
 
 axes = (jax.sharding.AxisType.Auto,) * 2
@@ -83,7 +83,7 @@ import resource, sys
 from pathlib import Path
 import jax.numpy as jnp
 from jax_tformer.errors import InputError
-from jax_tformer.run.checkpoint import Checkpoints
+from jax_tformer.run.checkpoints import Checkpoints
 
 checkpoints = Checkpoints(Path(sys.argv[1]), 2)
 checkpoints.save(1, {"params": {"w": jnp.zeros(1000)}}, {})
@@ -110,7 +110,7 @@ SAVE_UNTIL_KILLED = """
 import sys
 from pathlib import Path
 import jax, jax.numpy as jnp
-from jax_tformer.run.checkpoint import Checkpoints
+from jax_tformer.run.checkpoints import Checkpoints
 
 def make(step):
     tree = {"w": jnp.full((300, 100), step), "b": jnp.full(9, step)}
@@ -154,7 +154,7 @@ def test_kill_at_any_moment_leaves_the_newest_finished_step_and_the_best(tmp_pat
         assert len(steps) <= 4
         assert not steps or steps[-1] >= done
         assert done < 5 or Checkpoints(tmp_path, 2).best_loss() <= -(done - done % 5)
-        assert all(checksums.damage(tmp_path / str(step)) is None for step in steps), f"{await_line} + {delay} s"
+        assert all(restoring.damage(tmp_path / str(step)) is None for step in steps), f"{await_line} + {delay} s"
     assert done > 0
     save_all(tmp_path, done + 1000, keep=2)
     assert all(path.name.isdigit() for path in tmp_path.iterdir())
@@ -169,14 +169,14 @@ jax.distributed.initialize("localhost:" + port, 2, index, heartbeat_timeout_seco
 from jax.experimental.multihost_utils import sync_global_devices
 from jax.sharding import NamedSharding, PartitionSpec as P
 from jax_tformer.errors import InputError
-from jax_tformer.run import checksums
-from jax_tformer.run.checkpoint import Checkpoints
+from jax_tformer.run import restoring
+from jax_tformer.run.checkpoints import Checkpoints
 
 mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 make = jax.jit(lambda step: {"params": {"w": jnp.arange(64.0) + step}}, out_shardings=NamedSharding(mesh, P("data")))
 if index == 0:
-    seal = checksums.seal
-    checksums.seal = lambda folder: (time.sleep(0.3), seal(folder))
+    seal = restoring.seal
+    restoring.seal = lambda folder: (time.sleep(0.3), seal(folder))
 checkpoints = Checkpoints(folder, 2)
 for step in (1, 2, 2, 3):
     checkpoints.save(step, make(step), {"step": step})

@@ -16,7 +16,7 @@ from jax_tformer.data.tokenizers import load_tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig, TextData, TokenizerConfig
 from jax_tformer.files import from_dict, parse_json, read_json, read_text
-from jax_tformer.run import checksums
+from jax_tformer.run import restoring
 from jax_tformer.run.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
@@ -84,13 +84,13 @@ def sealed(tmp_path: Path) -> Path:
     folder = tmp_path / "30"
     (folder / "params").mkdir(parents=True)
     (folder / "params" / "array").write_text("1 2 3")
-    checksums.seal(folder)
-    assert checksums.damage(folder) is None
+    restoring.seal(folder)
+    assert restoring.damage(folder) is None
     return folder
 
 
 def listing(folder: Path, name: object, size: object = 6, crc: object = f"{zlib.crc32(b'secret'):08x}") -> None:
-    (folder / checksums.CHECKSUM_FILE).write_text(json.dumps({"files": {name: {"bytes": size, "crc32": crc}}}))
+    (folder / restoring.CHECKSUM_FILE).write_text(json.dumps({"files": {name: {"bytes": size, "crc32": crc}}}))
 
 
 @pytest.mark.parametrize(
@@ -106,16 +106,16 @@ def listing(folder: Path, name: object, size: object = 6, crc: object = f"{zlib.
 )
 def test_checksums_of_other_files(sealed: Path, name: str, problem: str) -> None:
     listing(sealed, name)
-    assert problem in str(checksums.damage(sealed))
+    assert problem in str(restoring.damage(sealed))
 
 
 def test_checksums_that_are_none(sealed: Path) -> None:
     for size, crc in ((float("inf"), "0"), (float("nan"), "0"), ("many", "0"), (6, 6), (6, "x"), ([], "0")):
         listing(sealed, "params/array", size, crc)
-        assert "checksums.json is damaged" in str(checksums.damage(sealed))
+        assert "checksums.json is damaged" in str(restoring.damage(sealed))
     for content in ("", "[]", DEEP, '{"files": []}', '{"files": {"a": 1}}'):
-        (sealed / checksums.CHECKSUM_FILE).write_text(content)
-        assert "checksums.json is damaged" in str(checksums.damage(sealed))
+        (sealed / restoring.CHECKSUM_FILE).write_text(content)
+        assert "checksums.json is damaged" in str(restoring.damage(sealed))
 
 
 def as_pipe(path: Path) -> None:
@@ -129,10 +129,10 @@ def as_link(path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [as_pipe, as_link])
-@pytest.mark.parametrize("name", ["params/array", "params/not_listed", checksums.CHECKSUM_FILE])
+@pytest.mark.parametrize("name", ["params/array", "params/not_listed", restoring.CHECKSUM_FILE])
 def test_pipes_and_devices_in_place_of_files(sealed: Path, other: Callable[[Path], None], name: str) -> None:
     other(sealed / name)
-    assert checksums.damage(sealed) in (f"{name} is no regular file", "its checksums.json is damaged")
+    assert restoring.damage(sealed) in (f"{name} is no regular file", "its checksums.json is damaged")
 
 
 # Tokenizers.

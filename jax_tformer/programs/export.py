@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     import safetensors
 
     from jax_tformer.files import to_dict, write_json
-    from jax_tformer.run.trained import load_trained
+    from jax_tformer.run.restoring import load_trained
     from jax_tformer.weights.files import save_weights
 
     trained = load_trained(run, step)

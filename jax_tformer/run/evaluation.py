@@ -23,7 +23,7 @@ from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData, T
 from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.nn.arrays import Params
 from jax_tformer.run.answers import Answerer
-from jax_tformer.run.fitting import for_other_shapes
+from jax_tformer.run.preparing import for_other_shapes
 from jax_tformer.run.startup import compiler_options
 from jax_tformer.run.texts import Reader, Text
 from jax_tformer.sharding import place_batch

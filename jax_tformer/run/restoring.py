@@ -1,14 +1,17 @@
-"""Finished steps of a run on the disk, read back: the newest, the best or any other, never without a check.
+"""Finished checkpoints on the disk, judged by their checksums and read back: the newest, the best or any other.
 
-How they lie there is said in checkpoint.py, which writes them.
+How they lie there is said in checkpoints.py, which writes them. The checksums are CRC-32 and not a cryptographic hash:
+the enemy is a failing disk and not a forger, and it is several times faster, which counts where a checkpoint of
+gigabytes is read twice and where the training step shares the processor.
 """
 
 import logging
 import math
 import re
+import zlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import jax
@@ -16,13 +19,20 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
+from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError
-from jax_tformer.files import read_json
-from jax_tformer.run import checksums
+from jax_tformer.files import read_json, sync, write_json
+from jax_tformer.models.transformer import Transformer, transformer
+from jax_tformer.nn.arrays import Params
+from jax_tformer.run.preparing import for_other_shapes
+from jax_tformer.run.run_folder import RunFolder
+from jax_tformer.run.startup import set_up_jax
 
 HELD_OUT_LOSS = "val_loss"
 """The entry of `extra` that the best step is chosen by: the one where it is lowest."""
 EXTRA_FILE = "extra.json"
+CHECKSUM_FILE = "checksums.json"
+_CHUNK = 1 << 22
 _STEP = re.compile(r"0|[1-9][0-9]*")
 _NO_STEP = -1
 _LONGEST_REASON = 150
@@ -39,6 +49,34 @@ class Restored:
     """The JSON that was saved beside the arrays."""
     skipped: tuple[str, ...]
     """One line for each newer step that was passed over: which, and why. With several processes, on the first only."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model with the parameters of a checkpoint, and its tokenizer."""
+
+    net: Transformer
+    params: Params
+    tokenizer: Tokenizer
+    step: int
+    """Of the checkpoint."""
+    skipped: tuple[str, ...]
+    """A line for each damaged checkpoint that was passed over."""
+
+
+def load_trained(run: RunFolder, step: int | Literal["best"] | None = None) -> Trained:
+    """The model at its newest intact checkpoint, at the one of `step`, or at the best by held-out loss.
+
+    Raises InputError if the run has no such checkpoint, if one of its files is damaged, or if config.json or the
+    tokenizer are not those that the checkpoint was made with.
+    """
+    config = run.read_config().model
+    tokenizer = run.read_tokenizer(config.vocab_size)
+    set_up_jax(config)
+    net = transformer(for_other_shapes(config))
+    restored = load_parameters(run.checkpoints, net.shapes, step)
+    run.require_recorded(restored.extra, restored.step)
+    return Trained(net, restored.state, tokenizer, restored.step, restored.skipped)
 
 
 def load_parameters(folder: Path, abstract_params: PyTree, step: int | Literal["best"] | None = None) -> Restored:
@@ -89,9 +127,9 @@ def restore(
 def _first_intact(
     folder: Path, step: int | Literal["best"] | None, parts: Collection[str] | None, skipped: list[str]
 ) -> int:
-    problems: list[str] = []
+    problems = list[str]()
     for candidate in _candidates(folder, step):
-        problem = checksums.damage(folder / str(candidate), parts)
+        problem = damage(folder / str(candidate), parts)
         if problem is None:
             skipped.extend(f"skipped a damaged checkpoint in {folder}: {line}" for line in problems)
             return candidate
@@ -119,7 +157,7 @@ def _candidates(folder: Path, step: int | Literal["best"] | None) -> list[int]:
         return [step]
     losses = held_out_losses(folder)
     # What cannot tell its loss might have been the best: first of all, so that it is told as damaged.
-    silent = [candidate for candidate in present if checksums.damage(folder / str(candidate), parts=())]
+    silent = [candidate for candidate in present if damage(folder / str(candidate), parts=())]
     judged = sorted(set(losses) - set(silent), key=lambda candidate: (losses[candidate], candidate))
     if not (silent or judged):
         raise InputError(
@@ -138,7 +176,7 @@ def held_out_losses(folder: Path) -> dict[int, float]:
     for step in numbered(folder):
         try:
             loss = read_json(folder / str(step) / EXTRA_FILE)[HELD_OUT_LOSS]
-        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        except (OSError, ValueError, LookupError, TypeError):
             continue
         if isinstance(loss, float) and math.isfinite(loss):
             losses[step] = loss
@@ -205,3 +243,63 @@ def orbax() -> Any:
 def _is_worth_showing(record: logging.LogRecord) -> bool:
     # What Orbax warns of is either raised as well or found by our own checks; whoever lowers the level sees it all.
     return "orbax" not in record.pathname or logging.getLogger("absl").isEnabledFor(logging.INFO)
+
+
+def seal(folder: Path) -> None:
+    """Lists every file below `folder`, with its size in bytes and its CRC-32, in `folder`/checksums.json.
+
+    Returns once all of it is on the disk. Raises OSError if a file cannot be read or the list cannot be written.
+    """
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        sync(path)
+        if path.is_file() and path.name != CHECKSUM_FILE:
+            size = path.stat().st_size
+            files[path.relative_to(folder).as_posix()] = {"bytes": size, "crc32": f"{_crc32(path):08x}"}
+    write_json(folder / CHECKSUM_FILE, {"files": files})
+
+
+def damage(folder: Path, parts: Collection[str] | None = None, sizes_only: bool = False) -> str | None:
+    """The first thing that is wrong with a sealed folder, in a few words; None if it is as it was when sealed.
+
+    `parts` limits the check to these subfolders and to the files at the top; `sizes_only` leaves out reading the
+    files. Files that were added since are not looked at. Never raises for what it finds on the disk.
+    """
+    if not (folder / CHECKSUM_FILE).exists():
+        return f"it has no {CHECKSUM_FILE}"
+    try:
+        listed = read_json(folder / CHECKSUM_FILE)["files"]
+        expected = {str(name): (int(entry["bytes"]), int(entry["crc32"], 16)) for name, entry in listed.items()}
+        # Also what is not listed: whoever reads the arrays may open it.
+        for path in folder.rglob("*"):
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                return f"{path.relative_to(folder)} is no regular file"
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})"
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return f"its {CHECKSUM_FILE} is damaged"
+    for name, (size, checksum) in expected.items():
+        if "\0" in name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            return f"its {CHECKSUM_FILE} names {name!r}, which is not in the folder"
+        if parts is not None and "/" in name and name.split("/")[0] not in parts:
+            continue
+        path = folder / name
+        try:
+            found = path.stat().st_size
+            if found != size:
+                return f"{name} has {found} bytes instead of {size}"
+            if not sizes_only and _crc32(path) != checksum:
+                return f"{name} has changed since it was written"
+        except FileNotFoundError:
+            return f"{name} is missing"
+        except (OSError, ValueError) as error:
+            return f"{name} cannot be read ({getattr(error, 'strerror', error)})"
+    return None
+
+
+def _crc32(path: Path) -> int:
+    checksum = 0
+    with open(path, "rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            checksum = zlib.crc32(chunk, checksum)
+    return checksum

@@ -20,8 +20,8 @@ from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
 from jax_tformer.files import not_regular, parse_json, shortened, write_json, write_text
 from jax_tformer.run.evaluation import begin_with_data, sample_text
+from jax_tformer.run.restoring import load_trained
 from jax_tformer.run.run_folder import RunFolder
-from jax_tformer.run.trained import load_trained
 
 Row = dict[str, Any]
 """A step, and figures by name; a sentence in place of a figure has a name that begins with no_."""

@@ -222,7 +222,18 @@ class RunFolder:
         while self._locks:
             self._locks.pop().close()
 
-    def move_aside(self) -> Path:
+    def take(self, resume: bool, before: ExperimentConfig | None) -> Path | None:
+        """`lock`s the folder for the run `before`, or for a new one; where `resume` is off, moves an old one aside.
+
+        Returns where it is then. Raises InputError if another job is at work there, or has begun a run meanwhile.
+        """
+        moved = self._move_aside() if self.holds_run() and not resume else None
+        if self.holds_run() and before is None:
+            raise InputError(f"another job has begun a run in {self.path} meanwhile; the same command continues it")
+        self.lock()
+        return moved
+
+    def _move_aside(self) -> Path:
         """Renames a folder with a run in it to the first free PATH.1, PATH.2 ...; returns the new name."""
         self.lock()
         number, path = 1, self.path.absolute()

@@ -9,18 +9,13 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.errors import InputError
 from jax_tformer.files import bound_cache, cache_folder
 from jax_tformer.terminal import one_line
-
-if TYPE_CHECKING:
-    import jax
 
 Options = dict[str, bool | int | str]
 
@@ -102,18 +97,6 @@ def fusion_emitters(on: bool) -> Options:
     import jax
 
     return {"xla_cpu_use_fusion_emitters": on} if jax.__version_info__ < (0, 11) else {}
-
-
-def compile_beside(lowered: "jax.stages.Lowered") -> "Future[Callable[..., Any]]":
-    """Compiles what has been traced and lowered (`jax.jit(...).lower(...)`), in a thread.
-
-    XLA compiles without Python's lock, so that the main thread goes on: `result()` gives the compiled function, or
-    raises what compiling it raised.
-    """
-    pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
-    future: Future[Callable[..., Any]] = pool.submit(lowered.compile)
-    pool.shutdown(wait=False)
-    return future
 
 
 def set_up_jax(config: TransformerConfig) -> None:

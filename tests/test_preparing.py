@@ -17,8 +17,8 @@ from jax_tformer.config import ComputeConfig, DropoutConfig, Remat, StackConfig,
 from jax_tformer.experiment import MeshConfig, OptimizerConfig
 from jax_tformer.models.transformer import transformer
 from jax_tformer.run import startup
-from jax_tformer.run.fitting import choose_remat, describe_compute, fit_to_devices, kept_bytes
-from jax_tformer.run.startup import FLOAT64, OPTIONS, compile_beside, compiler_options
+from jax_tformer.run.preparing import choose_remat, compile_beside, describe_compute, fit_to_devices, kept_bytes
+from jax_tformer.run.startup import FLOAT64, OPTIONS, compiler_options
 from jax_tformer.sharding import make_mesh
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import evaluation_step, init_state, train_step

@@ -1,22 +1,27 @@
-"""What "auto" stands for on the devices at hand: how attention is computed, and what is kept for the backward pass."""
+"""What is settled before the first step: what "auto" stands for here, whether there is room, the compiled step."""
 
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from jax_tformer.config import Remat, TransformerConfig
 from jax_tformer.errors import InputError
+from jax_tformer.experiment import TrainingConfig
 from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.nn.fused_attention import choose_implementation
-from jax_tformer.training.step import batch_loss
+from jax_tformer.run.startup import compiler_options
+from jax_tformer.sharding import abstract_batch, abstract_state, state_shardings
+from jax_tformer.training.step import TrainState, batch_loss, init_state, train_step
 
 _ROOM = 0.8
 """The part of a device's memory that may be planned for; the compiler's temporary buffers need the rest."""
@@ -38,6 +43,50 @@ def fit_to_devices(
     with jax.set_mesh(mesh):
         remat = choose_remat(config, part, limit, rows_split, mesh.shape["fsdp"] * mesh.shape["tensor"])
     return dataclasses.replace(config, compute=dataclasses.replace(config.compute, remat=remat))
+
+
+class Prepared(NamedTuple):
+    """A training state and its step, spread over a mesh."""
+
+    abstract: TrainState
+    """The shape, type and sharding of every array: what a checkpoint is restored into."""
+    first_state: Callable[[], TrainState]
+    """Computes the state at step 0."""
+    step: jax.stages.Lowered
+    """(state, batch) -> (state, metrics), traced and not compiled; the state is donated."""
+
+
+def prepare(
+    net: Transformer, tx: optax.GradientTransformation, mesh: Mesh, training: TrainingConfig, batch: Mapping[str, Any]
+) -> Prepared:
+    """Training of `net` by `tx` on batches shaped like `batch`; raises InputError if there is no room for it."""
+    first_state = jax.tree_util.Partial(init_state, net, tx, jax.random.key(training.seed))
+    shapes = jax.eval_shape(first_state)
+    shardings = state_shardings(mesh, tx, shapes)
+    abstract = abstract_state(shapes, shardings)
+    require_room(abstract, mesh)
+    update = jax.jit(
+        train_step(net, tx, accumulation=training.accumulation, label_smoothing=training.label_smoothing),
+        out_shardings=(shardings, None),
+        donate_argnums=0,
+        compiler_options=compiler_options(net.config.compute.dtype),
+    )
+    with jax.set_mesh(mesh):
+        lowered = update.lower(abstract, abstract_batch(mesh, batch))
+    initialise = jax.jit(first_state, out_shardings=shardings, compiler_options=compiler_options(once=True))
+    return Prepared(abstract, initialise, lowered)
+
+
+def compile_beside(lowered: jax.stages.Lowered) -> Future[Callable[..., Any]]:
+    """Compiles what has been traced and lowered (`jax.jit(...).lower(...)`), in a thread.
+
+    XLA compiles without Python's lock, so that the main thread goes on: `result()` gives the compiled function, or
+    raises what compiling it raised.
+    """
+    pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
+    future: Future[Callable[..., Any]] = pool.submit(lowered.compile)
+    pool.shutdown(wait=False)
+    return future
 
 
 def require_room(state: PyTree, mesh: Mesh) -> None:

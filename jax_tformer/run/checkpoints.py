@@ -21,28 +21,25 @@ import re
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import PyTree
 
 from jax_tformer.errors import InputError
 from jax_tformer.files import read_json, sync, write_json
-from jax_tformer.run import checksums
-from jax_tformer.run.restoring import EXTRA_FILE, Restored, agreed, held_out_losses, numbered, orbax, restore
+from jax_tformer.run import restoring
+from jax_tformer.run.restoring import CHECKSUM_FILE, EXTRA_FILE, Restored, agreed, damage, held_out_losses, numbered
 
 _LEFTOVER = re.compile(r"[0-9]+\.(pending|deleted).*")
 
 
-@dataclass(frozen=True)
-class _Begun:
-    """A save that Orbax is writing."""
+class _Begun(NamedTuple):
+    """A save that Orbax is writing; `response.result()` waits until all is written, and raises what went wrong."""
 
     response: Any
-    """Orbax's; its `result()` waits until all is written, and raises what went wrong."""
     pending: Path
     step: int
     extra: str
@@ -63,9 +60,7 @@ class Checkpoints:
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._running: Future[None] | None = None
         self._begun: _Begun | None = None
-        place = self._folder
-        while not os.path.lexists(place):
-            place = place.parent
+        place = next(path for path in (self._folder, *self._folder.parents) if os.path.lexists(path))
         if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
             raise InputError(
                 f"checkpoints cannot be written to {folder}: {place} is not a writable folder; "
@@ -104,7 +99,7 @@ class Checkpoints:
         # Orbax refuses a tree without arrays, such as an empty one: there is nothing to save in it.
         arrays = {name: tree for name, tree in state.items() if jax.tree.leaves(tree)}
         text = json.dumps(extra, indent=1)
-        ocp = orbax()
+        ocp = restoring.orbax()
         context = ocp.Context()
         context.array.saving.use_compression = False
         with context:
@@ -143,12 +138,12 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The finished steps on the disk, oldest first; their contents are not checked."""
-        return [step for step in numbered(self._folder) if checksums.is_sealed(self._folder / str(step))]
+        return [step for step in numbered(self._folder) if (self._folder / str(step) / CHECKSUM_FILE).is_file()]
 
     def best_loss(self) -> float:
         """The held-out loss of the best finished step; infinity where no step has one."""
         losses = held_out_losses(self._folder)
-        whole = [step for step in losses if not checksums.damage(self._folder / str(step), sizes_only=True)]
+        whole = [step for step in losses if not damage(self._folder / str(step), sizes_only=True)]
         return min((losses[step] for step in whole), default=math.inf)
 
     def restore(self, abstract_state: Mapping[str, PyTree], step: int | None = None) -> Restored | None:
@@ -159,10 +154,14 @@ class Checkpoints:
         arrays than `abstract_state`, or if there is none and `record` says that there was; nothing is deleted then.
         """
         self.wait()
-        found = restore(self._folder, abstract_state, step=step)
+        found = restoring.restore(self._folder, abstract_state, step=step)
         if found is None and self.saved_before():
+            try:
+                lost = f"step {int(read_json(self._record)['step'])}" if self._record else "one"
+            except (OSError, ValueError, LookupError, TypeError):
+                lost = "one"
             raise InputError(
-                f"{self._folder} holds no checkpoint, although {self._newest_known()} was saved there; nothing was "
+                f"{self._folder} holds no checkpoint, although {lost} was saved there; nothing was "
                 "changed: put back a copy, or start afresh with another --run or --resume no"
             )
         if found is not None:
@@ -179,16 +178,9 @@ class Checkpoints:
         finally:
             self._background.shutdown()
 
-    def _newest_known(self) -> str:
-        assert self._record is not None
-        try:
-            return f"step {int(read_json(self._record)['step'])}"
-        except (OSError, ValueError, LookupError, TypeError, RecursionError):
-            return "one"
-
     def _is_saved(self, step: int) -> bool:
         if step not in self._intact:
-            self._intact[step] = checksums.damage(self._folder / str(step)) is None
+            self._intact[step] = damage(self._folder / str(step)) is None
         return self._intact[step]
 
     def _make_room(self) -> None:
@@ -209,7 +201,7 @@ class Checkpoints:
             if jax.process_index() != 0:
                 return
             (pending / EXTRA_FILE).write_text(begun.extra, encoding="utf-8")
-            checksums.seal(pending)
+            restoring.seal(pending)
             final = self._folder / str(step)
             if final.exists():
                 _delete(final)
@@ -236,7 +228,7 @@ class Checkpoints:
         intact = [
             step
             for step in others
-            if self._intact.get(step, True) and not checksums.damage(self._folder / str(step), sizes_only=True)
+            if self._intact.get(step, True) and not damage(self._folder / str(step), sizes_only=True)
         ]
         losses = held_out_losses(self._folder)
         best = sorted((step for step in [saved, *intact] if step in losses), key=lambda step: (losses[step], step))

@@ -3,7 +3,6 @@
 import json
 import math
 import time
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +13,7 @@ from jax_tformer.data.tokenizers import tokenizer_digests
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
 from jax_tformer.files import changed_fields, shortened, to_dict
-from jax_tformer.run.checkpoint import Checkpoints
+from jax_tformer.run.checkpoints import Checkpoints
 from jax_tformer.run.restoring import HELD_OUT_LOSS
 from jax_tformer.run.run_folder import RunFolder
 from jax_tformer.training.step import TrainState
@@ -47,23 +46,17 @@ _COSINE = (
 )
 
 
-@dataclass(frozen=True)
-class Changes:
-    """What a session changes in a run that continues."""
-
-    fields: dict[str, tuple[Any, Any]]
-    """By field: the value before, the value from now on."""
-    notes: list[str]
-    """What each means, a line each."""
+Changes = dict[str, tuple[Any, Any]]
+"""By field: the value before, the value from now on."""
 
 
-def permitted_changes(run: ExperimentConfig | None, wanted: ExperimentConfig) -> Changes:
-    """What continuing `run` as `wanted` changes: nothing where there is no run.
+def permitted_changes(run: ExperimentConfig | None, wanted: ExperimentConfig) -> tuple[Changes, list[str]]:
+    """(what continuing `run` as `wanted` changes, what each of it means); nothing where there is no run.
 
-    Raises InputError if its numbers so far would have been others.
+    Raises InputError if the numbers of the run so far would have been others.
     """
     if run is None:
-        return Changes({}, [])
+        return {}, []
     fields = changed_fields(to_dict(run), to_dict(wanted))
     meanings = dict(_MEANINGS)
     if run.optimizer.schedule == "cosine":
@@ -81,7 +74,7 @@ def permitted_changes(run: ExperimentConfig | None, wanted: ExperimentConfig) ->
             f"the numbers of this run so far would have been others with {shortened(refused)}; "
             "leave that out to continue it, or start afresh with a new --run or --resume no"
         )
-    return Changes(fields, notes)
+    return fields, notes
 
 
 class Resumption:

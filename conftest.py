@@ -29,13 +29,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_token_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keeps the tests' tokenizers and ids away from the user's; compiled programs are shared, to save time."""
-    from jax_tformer.data import token_cache
+def tokenizers_and_ids_are_made_anew() -> Iterator[None]:
+    """Nothing is taken from the user's cache, and nothing put there, but for compiled programs: they save much time."""
+    from jax_tformer.data import text, tokenizer_sources
 
-    folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_cache, "cache_folder", lambda: folder)
+        for module in (text, tokenizer_sources):
+            patch.setattr(module, "kept", lambda key, make: memoryview(make()))
         yield
 
 

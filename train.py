@@ -18,7 +18,7 @@ def main(arguments: Sequence[str]) -> int:
     started = time.perf_counter()
     plan = train_options(arguments)
 
-    from jax_tformer.data.sources import check_files
+    from jax_tformer.data.pipeline import check_files
     from jax_tformer.run.run_folder import RunFolder
 
     experiment, run = plan.experiment, RunFolder(plan.run)
@@ -32,9 +32,10 @@ def main(arguments: Sequence[str]) -> int:
 
     import jax
 
-    from jax_tformer.data.ids import check_batch_ids, check_vocabulary
-    from jax_tformer.data.pipelines import build_pipeline, build_tokenizer_for
-    from jax_tformer.data.tokenizers import load_run_tokenizer
+    from jax_tformer.data.batches import check_batch_ids
+    from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
+    from jax_tformer.data.tokenizer_sources import load_run_tokenizer
+    from jax_tformer.data.tokenizers import check_vocabulary
     from jax_tformer.models.transformer import transformer
     from jax_tformer.run.checkpoints import Checkpoints
     from jax_tformer.run.evaluation import Evaluator, sample_text

@@ -73,7 +73,7 @@ class Feed:
     def __init__(self, experiment: ExperimentConfig, device: str) -> None:
         import jax
 
-        from jax_tformer.data.pipelines import build_pipeline, build_tokenizer_for
+        from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
         from jax_tformer.models.transformer import transformer
         from jax_tformer.sharding import make_mesh, state_shardings
         from jax_tformer.training.optimizer import optimizer
@@ -133,7 +133,7 @@ class Feed:
     def _next(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, float]]:
         import jax
 
-        from jax_tformer.data.ids import check_batch_ids
+        from jax_tformer.data.batches import check_batch_ids
         from jax_tformer.sharding import place_batch
 
         clock = [time.perf_counter()]

@@ -186,7 +186,7 @@ def chapters(arguments: Sequence[str]) -> None:
     import jax.monitoring
 
     import train
-    from jax_tformer.data import pipelines
+    from jax_tformer.data import pipeline
     from jax_tformer.run import results
 
     compiled: list[tuple[float, str, float]] = []
@@ -198,8 +198,8 @@ def chapters(arguments: Sequence[str]) -> None:
             compiled.append((time.perf_counter(), f"{_FUNCTIONS.get(name, 'other functions')}: {kind}", duration_secs))
 
     jax.monitoring.register_event_duration_secs_listener(listen)
-    pipelines.build_tokenizer_for = timed("tokenizer", pipelines.build_tokenizer_for)
-    pipelines.build_pipeline = timed("data", pipelines.build_pipeline)
+    pipeline.build_tokenizer_for = timed("tokenizer", pipeline.build_tokenizer_for)
+    pipeline.build_pipeline = timed("data", pipeline.build_pipeline)
     results.MetricsLog.__init__ = timed("metrics log", results.MetricsLog.__init__)  # type: ignore[method-assign]
     began = time.perf_counter()
     if train.main(arguments):

@@ -6,7 +6,8 @@ import numpy as np
 
 from benchmarks.sides import START_ID
 from jax_tformer.config import TransformerConfig
-from jax_tformer.data.ids import IGNORED, shift_right
+from jax_tformer.data.batches import IGNORED
+from jax_tformer.data.pairs import shift_right
 from jax_tformer.experiment import OptimizerConfig
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-4, schedule="constant", warmup_steps=0)

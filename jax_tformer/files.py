@@ -5,11 +5,15 @@ wait for a pipe, nor fill the memory, nor fail in another way than with one line
 """
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
 import stat
+import tempfile
 import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -246,3 +250,44 @@ def bound_cache(folder: Path) -> None:
             except OSError:
                 continue
             total -= size
+
+
+def combined_hash(parts: Iterable[str | memoryview]) -> str:
+    """SHA-256, in hexadecimal, of the hashes of all parts: moving text from the end of one to the next shows."""
+    digest = hashlib.sha256()
+    for part in parts:
+        # What is no valid Unicode is for others to refuse.
+        data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+        digest.update(hashlib.sha256(data).digest())
+    return digest.hexdigest()
+
+
+def kept(key: Iterable[str | memoryview], make: Callable[[], bytes | memoryview]) -> memoryview:
+    """What `make` gives, or gave in an earlier run with the same `key`, which must hold all that decides it.
+
+    It lies in a file of the cache folder, behind a checksum. Whatever goes wrong with that, the only loss is time.
+    """
+    try:
+        path = cache_folder() / "data" / combined_hash(key)
+    except InputError:  # there is no home
+        return memoryview(make())
+    with suppress(OSError):
+        found = memoryview(path.read_bytes())
+        if found[:32] == hashlib.sha256(found[32:]).digest():
+            with suppress(OSError):  # the cache may only be read
+                os.utime(path)
+            return found[32:]
+    content = memoryview(make())
+    if content.nbytes <= cache_bytes():
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, partial = tempfile.mkstemp(suffix=".partial", dir=path.parent)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.writelines((hashlib.sha256(content).digest(), content))
+                os.replace(partial, path)
+            except BaseException:
+                os.unlink(partial)
+                raise
+            bound_cache(cache_folder())
+    return content

@@ -8,8 +8,9 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.data.ids import check_batch_ids, check_vocabulary
-from jax_tformer.data.pipelines import build_pipeline, build_tokenizer_for
+from jax_tformer.data.batches import check_batch_ids
+from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
+from jax_tformer.data.tokenizers import check_vocabulary
 from jax_tformer.experiment import ExperimentConfig
 from jax_tformer.run.startup import allocator_settings
 from jax_tformer.terminal import Interruption

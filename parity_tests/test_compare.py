@@ -274,7 +274,7 @@ def test_truth_where_it_is_affordable() -> None:
 def test_batches_are_those_of_a_training() -> None:
     plan = read_plan(["dates", *TINY])
     batches = Batches(plan.experiment, 3)
-    from jax_tformer.data.pipelines import build_pipeline, build_tokenizer_for
+    from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 
     tokenizer = build_tokenizer_for(plan.experiment.data)
     training = dataclasses.replace(plan.experiment.training, seed=5)

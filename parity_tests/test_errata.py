@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.data.ids import IGNORED
+from jax_tformer.data.batches import IGNORED
 from jax_tformer.models.outputs import Outputs
 from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.nn.arrays import Params

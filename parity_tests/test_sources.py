@@ -19,8 +19,8 @@ from flax import nnx
 from jaxtyping import Array
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.data.ids import shift_right
-from jax_tformer.data.windows import Windows
+from jax_tformer.data.pairs import shift_right
+from jax_tformer.data.text import Windows
 from jax_tformer.models.outputs import Outputs
 from jax_tformer.models.transformer import Transformer, transformer
 from jax_tformer.nn.arrays import Params

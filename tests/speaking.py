@@ -11,7 +11,7 @@ import pytest
 
 import generate
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.data.pipelines import build_tokenizer_for
+from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData, TextData, TokenizerConfig
 from jax_tformer.models.transformer import transformer
 from jax_tformer.run.checkpoints import Checkpoints

@@ -11,7 +11,7 @@ import pytest
 
 from jax_tformer import __main__ as console
 from jax_tformer import load_weights, transformer
-from jax_tformer.data.tokenizers import load_tokenizer
+from jax_tformer.data.tokenizer_sources import load_tokenizer
 from jax_tformer.experiment import TextData
 from jax_tformer.files import to_dict
 from jax_tformer.run.run_folder import RunFolder

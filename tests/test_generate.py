@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import pytest
 
-from jax_tformer.data.pipelines import build_tokenizer_for
-from jax_tformer.data.tokenizers import load_tokenizer
+from jax_tformer.data.pipeline import build_tokenizer_for
+from jax_tformer.data.tokenizer_sources import load_tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import TextData
 from jax_tformer.run.generate_options import GenerateOptions

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
-from jax_tformer.data.ids import IGNORED
+from jax_tformer.data.batches import IGNORED
 from jax_tformer.training import linear_loss
 from jax_tformer.training.linear_loss import linear_cross_entropy
 from parity_tests.reference_loss import cross_entropy

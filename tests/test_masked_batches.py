@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jax_tformer.data.batches import Pipeline
-from jax_tformer.data.ids import IGNORED
-from jax_tformer.data.masked import mask_tokens
-from jax_tformer.data.pipelines import build_pipeline, build_tokenizer_for
+from jax_tformer.data.batches import IGNORED, Pipeline
+from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
+from jax_tformer.data.text import mask_tokens
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import MaskedTextData, TextData, TokenizerConfig, TrainingConfig

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from jax_tformer.data import dates
-from jax_tformer.data.batches import Batch, Pipeline
-from jax_tformer.data.ids import IGNORED
-from jax_tformer.data.pipelines import build_pipeline, build_tokenizer_for
+from jax_tformer.data.batches import IGNORED, Batch, Pipeline
+from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import PairData, TextData, TokenizerConfig, TrainingConfig

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jax_tformer.data.batches import Batch, Pipeline, evaluation_items, shuffled_items
-from jax_tformer.data.ids import IGNORED
-from jax_tformer.data.pipelines import build_pipeline, build_tokenizer_for
-from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
+from jax_tformer.data.batches import IGNORED, Batch, Pipeline, evaluation_items, shuffled_items
+from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
+from jax_tformer.data.tokenizer_sources import load_tokenizer
+from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import MaskedTextData, PairData, TextData, TokenizerConfig, TrainingConfig
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from jax_tformer.data.sources import load_pairs, load_text
-from jax_tformer.data.splits import held_out_items
+from jax_tformer.data.batches import held_out_items
+from jax_tformer.data.pairs import load_pairs
+from jax_tformer.data.text import load_text
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import PairData, TextData
 

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from jax_tformer.config import ComputeConfig, DropoutConfig, Remat, StackConfig, TransformerConfig
-from jax_tformer.data.ids import IGNORED
+from jax_tformer.data.batches import IGNORED
 from jax_tformer.experiment import OptimizerConfig
 from jax_tformer.models.transformer import transformer
 from jax_tformer.nn.arrays import Params

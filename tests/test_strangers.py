@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.data.tokenizer_kinds import build_tokenizer
-from jax_tformer.data.tokenizers import load_tokenizer
+from jax_tformer.data.tokenizer_sources import build_tokenizer, load_tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig, TextData, TokenizerConfig
 from jax_tformer.files import from_dict, parse_json, read_json, read_text

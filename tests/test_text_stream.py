@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jax_tformer.data.text_stream import TextStream, added_text
-from jax_tformer.data.tokenizer_kinds import build_tokenizer
-from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
+from jax_tformer.data.tokenizer_sources import build_tokenizer, load_tokenizer
+from jax_tformer.data.tokenizers import TextStream, Tokenizer, added_text
 from jax_tformer.experiment import TokenizerConfig
 
 GPT2 = Path(__file__).parents[2] / "shared" / "data" / "gpt2"

@@ -13,11 +13,12 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_tformer.data.ids import check_ids, check_vocabulary, shift_right
-from jax_tformer.data.tokenizer_kinds import build_tokenizer
-from jax_tformer.data.tokenizers import Role, Tokenizer, load_tokenizer
-from jax_tformer.data.utf8 import Pieces
-from jax_tformer.data.windows import Windows
+from jax_tformer.data.batches import check_ids
+from jax_tformer.data.pairs import shift_right
+from jax_tformer.data.text import Windows
+from jax_tformer.data.text_files import Pieces
+from jax_tformer.data.tokenizer_sources import build_tokenizer, load_tokenizer
+from jax_tformer.data.tokenizers import PIECE_END, Role, Tokenizer, check_vocabulary
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import TokenizerConfig
 
@@ -43,7 +44,7 @@ def made(request: pytest.FixtureRequest) -> Tokenizer:
 
 
 def pieces(text: str) -> list[str]:
-    return list(Pieces(memoryview(text.encode())))
+    return list(Pieces(memoryview(text.encode()), PIECE_END))
 
 
 def backend_ids(tokenizer: Tokenizer, text: str) -> list[int]:

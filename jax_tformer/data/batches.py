@@ -1,4 +1,4 @@
-"""What a pipeline is: endless training batches that resume exactly, and fixed batches for evaluation."""
+"""Batches: what is in them, how they are checked, and the record of all batches of one experiment."""
 
 import dataclasses
 import hashlib
@@ -10,15 +10,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jax_tformer.data.ids import IGNORED
-from jax_tformer.data.tokenizers import Tokenizer
+from jax_tformer.errors import InputError
 from jax_tformer.experiment import PairData, TextData, TrainingConfig
+from jax_tformer.files import combined_hash
 
 if TYPE_CHECKING:
     # Imported at first use, since it imports JAX: what is wrong with the data is known before that.
     import grain
 
+    from jax_tformer.data.tokenizers import Tokenizer
+
+IGNORED = -100
+"""The label of positions that do not count in the loss."""
+
 Batch = dict[str, np.ndarray]
+"""Arrays of B rows: "tokens", or "source" and "target" with their masks, and "labels"."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,10 @@ class Pipeline:
         return iter(self.train.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))
 
 
+MakeBatch = Callable[[np.ndarray, np.random.Generator], Batch]
+"""A batch from the numbers of its items, int64[B], or from what they hold; the generator is for what is drawn."""
+
+
 def endless(make_batch: Callable[[int, np.random.Generator], Batch], seed: int) -> "grain.MapDataset[Batch]":
     """Training batches `make_batch(number, generator)`, the generator's numbers depending on number and seed only.
 
@@ -56,6 +66,15 @@ def endless(make_batch: Callable[[int, np.random.Generator], Batch], seed: int) 
     import grain
 
     return grain.MapDataset.range(sys.maxsize).seed(seed).random_map(make_batch)
+
+
+def shuffled(make_batch: MakeBatch, count: int, training: TrainingConfig) -> "grain.MapDataset[Batch]":
+    """Training batches of `count` items, in another random order in every epoch."""
+
+    def make(number: int, generator: np.random.Generator) -> Batch:
+        return make_batch(shuffled_items(number, training.batch_size, count, training.seed), generator)
+
+    return endless(make, training.seed)
 
 
 def shuffled_items(batch: int, batch_size: int, count: int, seed: int) -> np.ndarray:
@@ -75,6 +94,24 @@ def shuffled_items(batch: int, batch_size: int, count: int, seed: int) -> np.nda
     )
 
 
+def held_out_items(items: Iterable[str], fraction: float) -> set[str]:
+    """The `fraction` of the distinct `items`, at least one of them, whose hashes are lowest.
+
+    By content, and not by position: a file may be sorted, and an item that occurs twice must not be on both sides.
+    """
+    # Python's own hash differs from process to process.
+    ranked = sorted(set(items), key=lambda item: hashlib.sha256(item.encode()).digest())
+    return set(ranked[: max(1, round(fraction * len(ranked)))])
+
+
+def thinned_out(make_batch: MakeBatch, count: int, training: TrainingConfig) -> list[Batch]:
+    """The evaluation batches of `count` held-out items, the same for every seed; the last one is filled up."""
+    generator = np.random.default_rng(0)
+    return [
+        _filled_up(make_batch(items, generator), training.batch_size) for items in evaluation_items(count, training)
+    ]
+
+
 def evaluation_items(count: int, training: TrainingConfig) -> list[np.ndarray]:
     """Which of `count` held-out items are in which evaluation batch: spread evenly if they are more than needed."""
     wanted = min(count, training.evaluate_batches * training.batch_size)
@@ -82,7 +119,7 @@ def evaluation_items(count: int, training: TrainingConfig) -> list[np.ndarray]:
     return [items[first : first + training.batch_size] for first in range(0, wanted, training.batch_size)]
 
 
-def fill_up(batch: Batch, batch_size: int) -> Batch:
+def _filled_up(batch: Batch, batch_size: int) -> Batch:
     """`batch` with `batch_size` rows: the last one again as often as needed, without labels that count."""
     missing = batch_size - len(batch["labels"])
     filled = {name: np.concatenate([rows, rows[-1:].repeat(missing, 0)]) for name, rows in batch.items()}
@@ -91,7 +128,7 @@ def fill_up(batch: Batch, batch_size: int) -> Batch:
 
 
 def fingerprint(
-    content: Iterable[str | memoryview], tokenizer: Tokenizer, data: TextData | PairData, training: TrainingConfig
+    content: Iterable[str | memoryview], tokenizer: "Tokenizer", data: TextData | PairData, training: TrainingConfig
 ) -> str:
     """SHA-256, in hexadecimal, of what decides the training batches: texts (or their UTF-8), tokenizer and settings.
 
@@ -101,8 +138,24 @@ def fingerprint(
     settings["tokenizer"]["name"] = None
     del settings["tokenizer"]["revision"]
     settings |= {"batch_size": training.batch_size, "seed": training.seed}
-    digest = hashlib.sha256()
-    for text in (json.dumps(settings, sort_keys=True), tokenizer.to_json(), *content):
-        # Hashed one by one, so that moving text from the end of one to the start of the next shows.
-        digest.update(hashlib.sha256(text.encode() if isinstance(text, str) else text).digest())
-    return digest.hexdigest()
+    return combined_hash([json.dumps(settings, sort_keys=True), tokenizer.to_json(), *content])
+
+
+def check_ids(ids: np.ndarray, vocab_size: int) -> None:
+    """Raises InputError unless all `ids` are from 0 to below `vocab_size`.
+
+    JAX has no such check: an id beyond the table silently gives NaN.
+    """
+    wrong = ids[(ids < 0) | (ids >= vocab_size)]
+    if wrong.size:
+        raise InputError(
+            f"a token has the id {int(wrong[0])}; expected ids from 0 to {vocab_size - 1}; "
+            "use the tokenizer that the model was trained with"
+        )
+
+
+def check_batch_ids(batch: Batch, vocab_size: int | None) -> None:
+    """`check_ids` for whatever the model will look up in a batch."""
+    for name in ("tokens", "source", "target"):
+        if name in batch:
+            check_ids(batch[name], vocab_size or 0)

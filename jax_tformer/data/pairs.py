@@ -1,18 +1,26 @@
-"""Batches for encoder-decoder models: pairs of source and target text, padded to fixed lengths."""
+"""Pairs of source and target text: read from files or made of dates, and as batches padded to fixed lengths."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from jax_tformer.data import dates
-from jax_tformer.data.batches import Batch, Pipeline, endless, evaluation_items, fill_up, fingerprint, shuffled_items
-from jax_tformer.data.ids import IGNORED, shift_right
-from jax_tformer.data.sources import load_pairs
-from jax_tformer.data.splits import held_out_items
+from jax_tformer.data.batches import (
+    IGNORED,
+    Batch,
+    Pipeline,
+    endless,
+    fingerprint,
+    held_out_items,
+    shuffled,
+    thinned_out,
+)
+from jax_tformer.data.text_files import read_json_lines, read_lines
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import PairData, TrainingConfig
+from jax_tformer.files import user_path
 
 Pair = tuple[str, str]
 PairIds = tuple[np.ndarray, np.ndarray]
@@ -23,16 +31,81 @@ _REST = 0.01
 """The share that the lengths which a warning names would leave out at most."""
 
 
-@dataclass(frozen=True)
+def pair_files(data: PairData) -> list[Path]:
+    """The file of pairs, or that of sources and that of targets; InputError if `data` names neither."""
+    if data.source == "dates":
+        return []
+    if data.path is None:
+        raise InputError(
+            "no pairs were named; give --data.path tab-separated pairs, JSON lines with source and target, "
+            "or a text file whose targets --data.target-path holds"
+        )
+    path = user_path(data.path)
+    if data.target_path is not None:
+        return [path, user_path(data.target_path)]
+    if path.suffix not in (".tsv", ".jsonl"):
+        raise InputError(
+            f"{path} is neither .tsv nor .jsonl; expected one of them, or the targets' file as --data.target-path"
+        )
+    return [path]
+
+
+def load_pairs(data: PairData) -> list[Pair]:
+    """The (source, target) pairs of the files that `data` names, in the order of the files.
+
+    Raises InputError if the files do not exist, cannot be read, hold no pairs, are not UTF-8, or a line is not a pair.
+    """
+    path, *others = pair_files(data)
+    if others:
+        pairs = _aligned(path, others[0])
+    elif path.suffix == ".tsv":
+        pairs = _tab_separated(path)
+    else:
+        pairs = [(record["source"], record["target"]) for record in read_json_lines(path, ("source", "target"))]
+    for number, pair in enumerate(pairs, 1):
+        for side, text in zip(("source", "target"), pair, strict=True):
+            if not text.strip():
+                raise InputError(f"{path}, line {number:,}: the {side} is empty; expected text; remove the pair")
+    return [(source.strip(), target.strip()) for source, target in pairs]
+
+
+def _tab_separated(path: Path) -> list[Pair]:
+    pairs = []
+    for number, line in enumerate(read_lines(path), 1):
+        columns = line.split("\t")
+        if len(columns) != 2:
+            found = "1 column" if len(columns) == 1 else f"{len(columns)} columns"
+            raise InputError(f"{path}, line {number:,}: {found}; expected 2, source and target, separated by one tab")
+        pairs.append((columns[0], columns[1]))
+    return pairs
+
+
+def _aligned(path: Path, target_path: Path) -> list[Pair]:
+    sources, targets = list(read_lines(path)), list(read_lines(target_path))
+    if len(sources) != len(targets):
+        raise InputError(
+            f"{path} has {len(sources):,} lines and {target_path} has {len(targets):,}; "
+            "expected as many targets as sources, line by line"
+        )
+    return list(zip(sources, targets, strict=True))
+
+
+def split_pairs(pairs: Sequence[Pair], fraction: float) -> tuple[list[Pair], list[Pair]]:
+    """The training pairs and the held-out ones; pairs with the same source are on the same side."""
+    chosen = held_out_items((source for source, _ in pairs), fraction)
+    return [pair for pair in pairs if pair[0] not in chosen], [pair for pair in pairs if pair[0] in chosen]
+
+
 class PairBatcher:
     """Turns pairs into batches: S source and T target tokens, one start and one end token, the rest padding."""
 
-    tokenizer: Tokenizer
-    source_length: int
-    target_length: int
-    start_id: int
-    end_id: int
-    pad_id: int
+    def __init__(self, data: PairData, tokenizer: Tokenizer) -> None:
+        """For the lengths of `data`; raises InputError if the tokenizer lacks a start, end or padding token."""
+        self.tokenizer = tokenizer
+        self.source_length, self.target_length = data.source_length, data.target_length
+        self.start_id = tokenizer.require("start", "for pairs")
+        self.end_id = tokenizer.require("end", "for pairs")
+        self.pad_id = tokenizer.require("pad", "for pairs")
 
     def encode(self, pairs: Sequence[Pair]) -> list[PairIds]:
         """The ids of every source and target, without special tokens."""
@@ -70,16 +143,10 @@ class PairBatcher:
         return ids, places <= lengths
 
 
-def pair_batcher(data: PairData, tokenizer: Tokenizer) -> PairBatcher:
-    """The batcher for `data`; raises InputError if the tokenizer lacks a start, end or padding token."""
-    for role in ("start", "end", "pad"):
-        if getattr(tokenizer, f"{role}_id") is None:
-            raise InputError(f"the tokenizer has no {role} token; expected one, for pairs; use another tokenizer")
-    start_id, end_id, pad_id = tokenizer.start_id, tokenizer.end_id, tokenizer.pad_id
-    assert start_id is not None
-    assert end_id is not None
-    assert pad_id is not None
-    return PairBatcher(tokenizer, data.source_length, data.target_length, start_id, end_id, pad_id)
+def shift_right(ids: np.ndarray, start_id: int) -> np.ndarray:
+    """Decoder input for the labels `ids`, int32[..., T]: the start token, then all of them but the last."""
+    start = np.full((*ids.shape[:-1], 1), start_id, ids.dtype)
+    return np.concatenate([start, ids[..., :-1]], axis=-1)
 
 
 def pairs_pipeline(data: PairData, training: TrainingConfig, tokenizer: Tokenizer) -> Pipeline:
@@ -87,14 +154,8 @@ def pairs_pipeline(data: PairData, training: TrainingConfig, tokenizer: Tokenize
 
     Raises InputError if no pair fits the lengths, on either side of the split, or the tokenizer lacks a special token.
     """
-    batcher = pair_batcher(data, tokenizer)
+    batcher = PairBatcher(data, tokenizer)
     return _dates(data, training, batcher) if data.source == "dates" else _files(data, training, batcher)
-
-
-def split_pairs(pairs: Sequence[Pair], fraction: float) -> tuple[list[Pair], list[Pair]]:
-    """The training pairs and the held-out ones; pairs with the same source are on the same side."""
-    chosen = held_out_items((source for source, _ in pairs), fraction)
-    return [pair for pair in pairs if pair[0] not in chosen], [pair for pair in pairs if pair[0] in chosen]
 
 
 def _files(data: PairData, training: TrainingConfig, batcher: PairBatcher) -> Pipeline:
@@ -112,17 +173,11 @@ def _files(data: PairData, training: TrainingConfig, batcher: PairBatcher) -> Pi
         )
     rows = [encoded[pair] for pair in training_pairs]
     held_out_rows = [encoded[pair] for pair in held_out_pairs]
-
-    def make_batch(number: int, _: np.random.Generator) -> Batch:
-        chosen = shuffled_items(number, training.batch_size, len(rows), training.seed)
-        return batcher.batch([rows[item] for item in chosen])
-
     return Pipeline(
-        train=endless(make_batch, training.seed),
-        evaluation=[
-            fill_up(batcher.batch([held_out_rows[item] for item in chosen]), training.batch_size)
-            for chosen in evaluation_items(len(held_out_rows), training)
-        ],
+        train=shuffled(lambda items, _: batcher.batch([rows[item] for item in items]), len(rows), training),
+        evaluation=thinned_out(
+            lambda items, _: batcher.batch([held_out_rows[item] for item in items]), len(held_out_rows), training
+        ),
         fingerprint=fingerprint([text for pair in pairs for text in pair], batcher.tokenizer, data, training),
         examples=held_out_pairs[:_EXAMPLES],
         notes=[left_out] if left_out else [],

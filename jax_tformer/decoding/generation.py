@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tformer.config import require, require_field
-from jax_tformer.data.ids import check_ids
+from jax_tformer.data.batches import check_ids
 from jax_tformer.decoding.beam import search
 from jax_tformer.decoding.loop import advance, restart, row_keys, start
 from jax_tformer.decoding.settings import DecodingConfig

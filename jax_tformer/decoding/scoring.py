@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_tformer.config import require
-from jax_tformer.data.ids import check_ids
+from jax_tformer.data.batches import check_ids
 from jax_tformer.decoding.generation import Ids, padded, require_positions, require_speaker, rounded
 from jax_tformer.models.transformer import Transformer
 from jax_tformer.nn.arrays import Params

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from jax_tformer import __version__
-from jax_tformer.data.pipelines import build_pipeline
+from jax_tformer.data.pipeline import build_pipeline
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
 from jax_tformer.files import not_regular, parse_json, shortened, write_json, write_text

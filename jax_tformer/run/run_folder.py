@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.data.ids import check_vocabulary
-from jax_tformer.data.tokenizers import Tokenizer, load_run_tokenizer, tokenizer_digests
+from jax_tformer.data.tokenizer_sources import load_run_tokenizer, tokenizer_digests
+from jax_tformer.data.tokenizers import Tokenizer, check_vocabulary
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
 from jax_tformer.files import differences, from_dict, not_regular, parse_json, read_json, to_dict, write_json

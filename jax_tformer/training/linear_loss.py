@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int
 
-from jax_tformer.data.ids import IGNORED
+from jax_tformer.data.batches import IGNORED
 from jax_tformer.nn.arrays import accumulator
 
 LOGITS_AT_ONCE = 2**26

@@ -1,0 +1,71 @@
+"""From the data part of an experiment to its files, its tokenizer and its batches: one place that knows every kind."""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from jax_tformer.data import dates
+from jax_tformer.data.batches import Pipeline
+from jax_tformer.data.pairs import load_pairs, pair_files, pairs_pipeline, split_pairs
+from jax_tformer.data.text import load_text, split_text, text_files, text_pipeline
+from jax_tformer.data.text_files import Pieces, check_file
+from jax_tformer.data.tokenizer_sources import build_tokenizer
+from jax_tformer.data.tokenizers import PIECE_END, Role, Tokenizer
+from jax_tformer.experiment import MaskedTextData, PairData, TextData, TrainingConfig
+
+_DATE_SAMPLES = 10_000
+
+
+def check_files(data: TextData | PairData) -> None:
+    """Raises InputError unless the files that `data` names are there, and are files; reads none of them."""
+    for path in pair_files(data) if isinstance(data, PairData) else text_files(data):
+        check_file(path)
+
+
+def build_tokenizer_for(data: TextData | PairData) -> Tokenizer:
+    """The tokenizer for `data`, made from its text where its kind asks for that.
+
+    BPE sees the training part only; characters are those of all text, since others could not be evaluated.
+
+    Raises InputError if the text or the tokenizer cannot be had.
+    """
+    return build_tokenizer(data.tokenizer, _texts(data), _special_tokens(data))
+
+
+def build_pipeline(data: TextData | PairData, training: TrainingConfig, tokenizer: Tokenizer) -> Pipeline:
+    """The batches of `data`: see `text_pipeline` and `pairs_pipeline` for what is in them.
+
+    Raises InputError if the text cannot be had, is too little, or does not suit the tokenizer.
+    """
+    if isinstance(data, PairData):
+        return pairs_pipeline(data, training, tokenizer)
+    return text_pipeline(data, training, tokenizer)
+
+
+def _special_tokens(data: TextData | PairData) -> Mapping[Role, str]:
+    if isinstance(data, PairData):
+        return {"pad": "<|pad|>", "start": "<|start|>", "end": "<|end|>"}
+    if isinstance(data, MaskedTextData):
+        return {"pad": "<|pad|>", "mask": "<|mask|>"}
+    # One token begins and ends texts, as in GPT-2; a character model has characters only, as in nanoGPT.
+    return {} if data.tokenizer.kind == "characters" else {"start": "<|endoftext|>", "end": "<|endoftext|>"}
+
+
+def _texts(data: TextData | PairData) -> Iterable[str]:
+    """What a tokenizer of this kind is made from."""
+    kind = data.tokenizer.kind
+    if kind in ("bytes", "huggingface"):
+        return ()
+    if isinstance(data, TextData):
+        text = load_text(data)
+        return Pieces(text if kind == "characters" else split_text(text, data.held_out)[0], PIECE_END)
+    if data.source == "dates" and kind == "characters":
+        return (dates.alphabet(),)
+    if data.source == "dates":
+        generator = np.random.default_rng(0)
+        pairs = [dates.make_pair(generator, False, data.held_out) for _ in range(_DATE_SAMPLES)]
+    else:
+        pairs = load_pairs(data)
+    if kind == "bpe":
+        pairs, _ = split_pairs(pairs, data.held_out)
+    return [text for pair in pairs for text in pair]

@@ -1,0 +1,187 @@
+"""Text as one stream of ids, cut into windows: batches for language models, and masked ones for encoders."""
+
+import glob
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+
+from jax_tformer.data.batches import IGNORED, Batch, MakeBatch, Pipeline, fingerprint, shuffled, thinned_out
+from jax_tformer.data.text_files import blocks, read_json_lines, read_utf8
+from jax_tformer.data.tokenizers import Tokenizer
+from jax_tformer.errors import InputError
+from jax_tformer.experiment import MaskedTextData, TextData, TrainingConfig
+from jax_tformer.files import kept, user_path
+
+_SUFFIXES = (".txt", ".md", ".rst", ".jsonl")
+
+
+def text_files(data: TextData) -> list[Path]:
+    """The files that `data` names; raises InputError if there are none."""
+    if data.source == "python-docs":
+        return []
+    path = data.path
+    if path is None:
+        raise InputError(
+            "no text was named; give --data.path a text file, a folder of them, a glob or JSON lines with a text field"
+        )
+    place = user_path(path)
+    if place.is_dir():
+        files = sorted(file for file in place.rglob("*") if file.suffix in _SUFFIXES and file.is_file())
+        if not files:
+            others = Counter(file.suffix for file in place.rglob("*.*") if file.is_file())
+            most = others.most_common(1)[0][0] if others else ".log"
+            raise InputError(
+                f"{path} is a folder without {', '.join(_SUFFIXES)} files; expected at least one; "
+                f"other kinds of text are named by a pattern: --data.path '{path}/**/*{most}'"
+            )
+        return files
+    if glob.has_magic(path) and not place.exists():
+        files = sorted(file for file in map(Path, glob.glob(str(place), recursive=True)) if file.is_file())
+        if not files:
+            raise InputError(f"{path} matches no file; expected at least one; check the pattern")
+        return files
+    return [place]
+
+
+def load_text(data: TextData) -> memoryview:
+    """The text that `data` names, as UTF-8; of several documents, one after the other.
+
+    Between documents stands a blank line, as between paragraphs: the last word of one and the first of the next must
+    not become one word, and every corpus with paragraphs has the characters for it.
+
+    Raises InputError if the files do not exist, cannot be read, hold no text, or are not UTF-8 or JSON lines.
+    """
+    files = chain.from_iterable(map(_documents, text_files(data)))
+    documents = _python_docs() if data.source == "python-docs" else files
+    written = (document for document in documents if any(block.strip() for block in blocks(document)))
+    first, second = next(written, None), next(written, None)
+    if first is None:
+        raise InputError(f"{data.path} holds no text; expected at least one document that is not empty")
+    if second is None:
+        return memoryview(first)
+    # Put together in one array: nothing else is as long as the text.
+    text = bytearray(first.strip(b"\n"))
+    for document in chain([second], written):
+        text += b"\n\n"
+        text += document.strip(b"\n")
+    text += b"\n"
+    return memoryview(text)
+
+
+def _documents(path: Path) -> Iterable[bytes]:
+    if path.suffix == ".jsonl":
+        return (record["text"].encode() for record in read_json_lines(path, ("text",)))
+    return [read_utf8(path)]
+
+
+def _python_docs() -> Iterator[bytes]:
+    """The language reference, in the order of its topics."""
+    try:
+        from pydoc_data import topics
+    except ImportError as error:
+        raise InputError("this Python comes without pydoc_data; install all of its standard library") from error
+    # Some entries are one text under two names.
+    return (text.encode() for text in dict.fromkeys(topics.topics[name] for name in sorted(topics.topics)))
+
+
+def split_text(text: memoryview, held_out: float) -> tuple[memoryview, memoryview]:
+    """The training part of `text`, UTF-8, and its end of that fraction of the characters.
+
+    The end, and not windows at random: those overlap, and a model would be tested on what it has read.
+    """
+    characters = int(sum(map(len, blocks(text))) * (1 - held_out))
+    end = 0
+    for block in blocks(text):
+        part = block[:characters]
+        end += len(part.encode())
+        characters -= len(part)
+    return text[:end], text[end:]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """All windows of `length` ids of `stream`, integers [N], each beginning `stride` ids after the one before."""
+
+    stream: np.ndarray
+    length: int
+    stride: int
+
+    def __len__(self) -> int:
+        return max(0, (len(self.stream) - self.length) // self.stride + 1)
+
+    def cut(self, numbers: np.ndarray) -> np.ndarray:
+        """int32[B, length], the windows of these `numbers`."""
+        return self.stream[(numbers * self.stride)[:, None] + np.arange(self.length)].astype(np.int32)
+
+
+def token_stream(tokenizer: Tokenizer, text: memoryview, first: Sequence[int] = ()) -> np.ndarray:
+    """The ids `first` and then those of `text`, as `Tokenizer.encode_text` gives them, kept from run to run."""
+    if tokenizer.has_table:  # in less time than it takes to read a file
+        return tokenizer.encode_text(text, first)
+    key = ("ids", tokenizers.__version__, tokenizer.to_json(), str(list(first)), text)
+    return np.frombuffer(kept(key, lambda: tokenizer.encode_text(text, first).data), tokenizer.id_type)
+
+
+def text_pipeline(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) -> Pipeline:
+    """Batches {"tokens": int32[B, T], "labels": int32[B, T]} of windows, which language models and encoders learn from.
+
+    For language models the label of a token is the one after it, and the text begins with the start token, if the
+    tokenizer has one. For masked data the label is the token that was there, or IGNORED; a window is masked in another
+    way in every epoch, but always in the same way for one seed, and held-out windows in one way for all seeds.
+    Held-out windows follow one another without overlap, and are thinned out evenly to the number of evaluation batches.
+
+    Raises InputError if either part of the text is too short for one window, or masked data has no mask token.
+    """
+    if isinstance(data, MaskedTextData):
+        first, length, label = [], data.context_length, _masking(data, tokenizer)
+    else:
+        first = [] if tokenizer.start_id is None else [tokenizer.start_id]
+        length, label = data.context_length + 1, _next_tokens
+    text = load_text(data)
+    training_text, held_out_text = split_text(text, data.held_out)
+    windows = Windows(token_stream(tokenizer, training_text, first), length, data.stride)
+    held_out = Windows(token_stream(tokenizer, held_out_text, first), length, data.context_length)
+    for name, part in (("training", windows), ("held-out", held_out)):
+        if not len(part):
+            raise InputError(
+                f"the {name} part of the text has {len(part.stream):,} tokens; expected at least {length:,}, "
+                "for one window; give more text, a smaller --data.context-length or another --data.held-out"
+            )
+    tokens_of_text = len(held_out.stream) - len(first)
+    return Pipeline(
+        train=shuffled(lambda items, generator: label(windows.cut(items), generator), len(windows), training),
+        evaluation=thinned_out(lambda items, generator: label(held_out.cut(items), generator), len(held_out), training),
+        fingerprint=fingerprint([text], tokenizer, data, training),
+        bytes_per_token=None if isinstance(data, MaskedTextData) else len(held_out_text) / tokens_of_text,
+    )
+
+
+def _next_tokens(rows: np.ndarray, _: np.random.Generator) -> Batch:
+    """int32[B, T + 1] -> the batch that predicts every token but the first from those before it."""
+    return {"tokens": np.ascontiguousarray(rows[:, :-1]), "labels": np.ascontiguousarray(rows[:, 1:])}
+
+
+def _masking(data: MaskedTextData, tokenizer: Tokenizer) -> MakeBatch:
+    mask_id, ordinary_ids = tokenizer.require("mask", "to mask text with"), tokenizer.ordinary_ids
+    return lambda rows, generator: mask_tokens(rows, generator, data.masked, mask_id, ordinary_ids)
+
+
+def mask_tokens(
+    windows: np.ndarray, generator: np.random.Generator, fraction: float, mask_id: int, ordinary_ids: np.ndarray
+) -> Batch:
+    """The batch of `windows`, int32[B, T], in which `fraction` of each, at least one token, is to be restored.
+
+    Of those tokens 80% become the mask token, 10% a random one of `ordinary_ids`, int32[N], and 10% stay (BERT, section
+    3.1).
+    """
+    count = max(1, round(fraction * windows.shape[1]))
+    chosen = generator.random(windows.shape).argsort(axis=1) < count
+    fate = generator.random(windows.shape)
+    tokens = np.where(chosen & (fate < 0.8), np.int32(mask_id), windows)
+    tokens = np.where(chosen & (fate >= 0.8) & (fate < 0.9), generator.choice(ordinary_ids, windows.shape), tokens)
+    return {"tokens": tokens, "labels": np.where(chosen, windows, np.int32(IGNORED))}

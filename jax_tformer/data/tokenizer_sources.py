@@ -1,0 +1,167 @@
+"""Where tokenizers come from: made of bytes or characters, trained as BPE, read from a folder, or had from the hub."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from jax_tformer.data.tokenizers import BYTES, FIELDS, ONE_CHARACTER, Role, Tokenizer
+from jax_tformer.errors import InputError
+from jax_tformer.experiment import TokenizerConfig
+from jax_tformer.files import kept, read_json, read_text, user_path
+
+_SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")
+_HUB_FILES = ["tokenizer.json", *_SETTINGS]
+_LARGEST = 2**28
+"""Bytes of tokenizer.json; those of a quarter of a million tokens take 35 MB."""
+
+
+def build_tokenizer(config: TokenizerConfig, texts: Iterable[str], special: Mapping[Role, str]) -> Tokenizer:
+    """A tokenizer of the kind that `config` names, for `texts`.
+
+    `special` is the token to make for each role; two roles may share one. Special tokens get the highest ids. A Hugging
+    Face tokenizer brings its own special tokens, and `special` has no say there.
+
+    Raises InputError if `texts` are empty where they matter, or the Hugging Face tokenizer cannot be had.
+    """
+    if config.kind == "huggingface":
+        return _load_huggingface(config.name, config.revision)
+    tokens = list(dict.fromkeys(special.values()))
+    if config.kind == "bytes":
+        backend = _byte_level(
+            models.BPE({character: byte for byte, character in enumerate(BYTES)}, []), use_regex=False
+        )
+    elif config.kind == "characters":
+        backend = _characters(texts)
+    else:
+        assert config.vocab_size is not None  # checked on construction
+        backend = _trained_bpe(texts, config.vocab_size - len(tokens))
+    backend.add_special_tokens([tokenizers.AddedToken(token, normalized=False, special=True) for token in tokens])
+    return Tokenizer(backend, special)
+
+
+def _byte_level(model: models.BPE, use_regex: bool) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _characters(texts: Iterable[str]) -> tokenizers.Tokenizer:
+    found: set[str] = set()
+    for text in texts:
+        found.update(text)
+    characters = sorted(found)
+    if not characters:
+        raise InputError("the text is empty; expected text to take the tokenizer's characters from")
+    backend = tokenizers.Tokenizer(models.WordLevel({character: id for id, character in enumerate(characters)}))
+    backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(ONE_CHARACTER), "isolated")
+    backend.decoder = decoders.Fuse()
+    return backend
+
+
+def _trained_bpe(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
+    """BPE of `texts`, which are read twice; kept from run to run."""
+
+    def train() -> bytes:
+        backend = _byte_level(models.BPE(), use_regex=True)
+        # All 256 bytes are in the alphabet, so that text unlike the corpus can be encoded too.
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        )
+        backend.train_from_iterator(texts, trainer)
+        return backend.to_str().encode()
+
+    key = chain(["bpe", tokenizers.__version__, str(vocab_size)], texts)
+    return tokenizers.Tokenizer.from_str(str(kept(key, train), "utf-8"))
+
+
+def _load_huggingface(name: str | None, revision: str | None) -> Tokenizer:
+    if name is None:
+        raise InputError(
+            "tokenizer kind is 'huggingface' without a name; give --data.tokenizer.name a folder or a hub name"
+        )
+    if user_path(name).is_dir():
+        if revision is not None:
+            raise InputError(f"the tokenizer {name!r} is a folder, which has no revision; leave it out")
+        return load_tokenizer(user_path(name))
+    # The hub's roles stand in files that Tokenizer.from_pretrained does not fetch.
+    from huggingface_hub import model_info, snapshot_download
+
+    try:
+        if revision is None:
+            newest = model_info(name).sha
+        else:
+            folder = snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES)
+    except Exception as error:  # network, proxy, hub and name errors share no base class
+        raise InputError(
+            f"the tokenizer {name!r} is no folder here and the Hugging Face hub did not give it "
+            f"({type(error).__name__}); expected a folder with tokenizer.json, or a hub name and a network"
+        ) from error
+    if revision is None:
+        raise InputError(
+            f"the tokenizer {name!r} comes from the hub, where it may change; expected the commit to use; "
+            f"the newest is --data.tokenizer.revision {newest}"
+        )
+    return load_tokenizer(folder)
+
+
+def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer saved in `folder`, by us or by Hugging Face.
+
+    Raises InputError if a file of it is missing or damaged.
+    """
+    path = Path(folder) / "tokenizer.json"
+    if not path.exists():
+        raise InputError(f"{path} does not exist; expected a tokenizer there, as a run or Hugging Face saves it")
+    text = read_text(path, _LARGEST)
+    roles = _read_roles(Path(folder))
+    try:
+        return Tokenizer(tokenizers.Tokenizer.from_str(text), roles)
+    except Exception as error:  # the library raises nothing narrower
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path} is not a tokenizer ({reason}); restore it, or start a new run") from error
+
+
+def load_run_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer that `Tokenizer.save` wrote; raises InputError if one of its two files is missing or damaged."""
+    tokenizer = load_tokenizer(folder)
+    if not (Path(folder) / "tokenizer_config.json").exists():
+        raise InputError(f"{Path(folder) / 'tokenizer_config.json'} is missing; restore it, or start a new run")
+    return tokenizer
+
+
+def tokenizer_digests(folder: str | os.PathLike[str]) -> dict[str, str]:
+    """By file, a SHA-256 of what the tokenizer in `folder` says: of its ids, and of the roles of its special tokens.
+
+    Of the files and not of a `Tokenizer`, which another version of its library writes in another way.
+
+    Raises InputError as `load_tokenizer` does.
+    """
+    said = {
+        "tokenizer.json": read_json(Path(folder) / "tokenizer.json", _LARGEST),
+        "tokenizer_config.json": _read_roles(Path(folder)),
+    }
+    texts = {name: json.dumps(content, sort_keys=True) for name, content in said.items()}
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+
+
+def _read_roles(folder: Path) -> dict[Role, str]:
+    named: dict[str, str] = {}
+    for path in (folder / name for name in _SETTINGS):
+        if not path.exists():
+            continue
+        settings = read_json(path)
+        if not isinstance(settings, dict):
+            raise InputError(f"{path} is not a JSON object; restore it, or start a new run")
+        for field, token in settings.items():
+            content = token.get("content") if isinstance(token, dict) else token
+            if field.endswith("_token") and isinstance(content, str):
+                named[field] = content
+    found = {role: next((named[field] for field in fields if field in named), None) for role, fields in FIELDS.items()}
+    return {role: token for role, token in found.items() if token is not None}

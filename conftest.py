@@ -17,7 +17,7 @@ import pytest
 from jaxtyping import install_import_hook
 
 # Before anything of ours is imported: from here on, every call of these modules checks its annotated shapes.
-install_import_hook(["jax_tformer.nn", "jax_tformer.models", "jax_tformer.decoding"], "beartype.beartype")
+install_import_hook(["jax_tformer.model", "jax_tformer.decoding"], "beartype.beartype")
 # A broadcast that nobody wrote down is a mistake waiting to happen.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

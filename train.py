@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
     from jax_tformer.data.tokenizer_sources import load_run_tokenizer
     from jax_tformer.data.tokenizers import check_vocabulary
-    from jax_tformer.models.transformer import transformer
+    from jax_tformer.model.functional import transformer
     from jax_tformer.run.checkpoints import Checkpoints
     from jax_tformer.run.evaluation import Evaluator, sample_text
     from jax_tformer.run.preparing import compile_beside, describe_compute, fit_to_devices, for_other_shapes, prepare

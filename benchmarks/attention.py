@@ -98,7 +98,7 @@ class Ours:
         import jax
         import jax.numpy as jnp
 
-        from jax_tformer.nn.attention import attend
+        from jax_tformer.model.attention import attend
 
         def forward(query: Any, key: Any, value: Any) -> Any:
             scale = case.width**-0.5

@@ -6,10 +6,10 @@ import statistics
 import numpy as np
 from flax import traverse_util
 
-from jax_tformer.models.transformer import Transformer
+from jax_tformer.model.functional import AnyTransformer
 
 
-def weight_bytes(net: Transformer) -> int:
+def weight_bytes(net: AnyTransformer) -> int:
     """Parameters that a step reads: the decoder's and the head's, which may be the token table.
 
     Of the other tables it reads a row, and of the encoder's output the keys and values that are in the cache.
@@ -26,7 +26,7 @@ def weight_bytes(net: Transformer) -> int:
     return read
 
 
-def cache_bytes(net: Transformer, batch: int, prompt: int, new_tokens: int, beams: int) -> int:
+def cache_bytes(net: AnyTransformer, batch: int, prompt: int, new_tokens: int, beams: int) -> int:
     """Keys and values that a step reads, on average over a generation: of tokens so far, and of the sources.
 
     The beams of a source share its keys and values. A decoder alone has the prompt in the cache.

@@ -10,7 +10,7 @@ from benchmarks.output import Session
 from benchmarks.training_cases import small_gpt
 from benchmarks.training_sides import BatchShape
 from jax_tformer.config import TransformerConfig
-from jax_tformer.models.transformer import transformer
+from jax_tformer.model.functional import transformer
 
 _OURS, _REFERENCE = "benchmarks.training_ours:Ours", "benchmarks.training_torch:Reference"
 _LABELS = {_OURS: "jax_tformer", _REFERENCE: "torch_ref"}

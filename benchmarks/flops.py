@@ -6,7 +6,7 @@ from typing import NamedTuple
 from flax import traverse_util
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.models.transformer import Transformer
+from jax_tformer.model.functional import AnyTransformer
 
 
 class Flops(NamedTuple):
@@ -25,7 +25,7 @@ class Flops(NamedTuple):
         return self.projections + self.attention
 
 
-def training_flops(net: Transformer, batch: int, length: int, source: int = 0) -> Flops:
+def training_flops(net: AnyTransformer, batch: int, length: int, source: int = 0) -> Flops:
     """Of a step on `batch` rows of `length` tokens, in an encoder-decoder targets, with `source` tokens before.
 
     Every product is computed once forward and twice backward, once for each of its factors: 6 operations for each
@@ -47,7 +47,7 @@ def training_flops(net: Transformer, batch: int, length: int, source: int = 0) -
     return Flops(projections, attention, hidden)
 
 
-def _matrix_parameters(net: Transformer) -> list[tuple[str, int]]:
+def _matrix_parameters(net: AnyTransformer) -> list[tuple[str, int]]:
     """The size of each matrix that activations are multiplied with, and which tokens these belong to."""
     config, found = net.config, []
     translates = config.encoder is not None and config.decoder is not None

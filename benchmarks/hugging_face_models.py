@@ -15,7 +15,7 @@ from transformers import (
 from benchmarks.sides import START_ID
 from benchmarks.weights import reference_weights
 from jax_tformer.config import TransformerConfig
-from jax_tformer.models.transformer import transformer
+from jax_tformer.model.functional import transformer
 from jax_tformer.weights.huggingface import to_huggingface
 
 _LOADABLE: dict[str, tuple[Any, Any, set[str]]] = {

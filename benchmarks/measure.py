@@ -10,7 +10,7 @@ from benchmarks.bounds import best_way, cache_bytes, weight_bytes
 from benchmarks.cases import Case, Suite, Windows
 from benchmarks.harness import Alone, Here, SideFailed, Spread, by_turns
 from benchmarks.sides import Decoded, draw_prompts
-from jax_tformer.models.transformer import Transformer, transformer
+from jax_tformer.model.functional import AnyTransformer, transformer
 from jax_tformer_comparison.machine import Neighbours
 
 Start = Callable[..., Alone | Here]
@@ -179,7 +179,7 @@ def measure_suite(
 
 
 def _measure_case(
-    net: Transformer,
+    net: AnyTransformer,
     suite: Suite,
     case: Case,
     sides: dict[str, Alone | Here],
@@ -236,7 +236,7 @@ def _measure_case(
 
 
 def _measure_reference(
-    net: Transformer, case: Case, decode: Callable[[str, int], Decoded], side: Alone | Here
+    net: AnyTransformer, case: Case, decode: Callable[[str, int], Decoded], side: Alone | Here
 ) -> Figures:
     """One turn of a few tokens: every one takes the whole forward pass."""
     warm = decode(REFERENCE, 1)
@@ -274,7 +274,7 @@ def _compare(found: CaseFigures, prompts: list[list[int]], judge: Alone | Here, 
 
 
 def _measure_windows(
-    net: Transformer, windows: Windows, sides: dict[str, Alone | Here], rounds: int | None
+    net: AnyTransformer, windows: Windows, sides: dict[str, Alone | Here], rounds: int | None
 ) -> dict[str, Any]:
     """Of ours and of the dynamic cache: the median time of a token in each window, and late over early."""
     names = {f"{name} {prompt}": (name, prompt) for prompt in windows.prompts for name in (OURS, THEIRS)}
@@ -306,7 +306,7 @@ def _measure_windows(
     }
 
 
-def _label(name: str, net: Transformer, compiled: bool) -> str:
+def _label(name: str, net: AnyTransformer, compiled: bool) -> str:
     translates = net.config.encoder is not None
     return {
         OURS: "jax_tformer",

@@ -13,8 +13,7 @@ from benchmarks.weights import parameters
 from jax_tformer.config import TransformerConfig
 from jax_tformer.decoding.generation import generate, stream
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.models.transformer import transformer
-from jax_tformer.nn.arrays import Params
+from jax_tformer.model.functional import Params, transformer
 
 
 class Ours:

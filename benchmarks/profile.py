@@ -90,7 +90,7 @@ class Traced:
         import jax
         import jax.numpy as jnp
 
-        from jax_tformer.models.transformer import transformer
+        from jax_tformer.model.functional import transformer
         from jax_tformer.training.optimizer import optimizer
         from jax_tformer.training.step import init_state, train_step
 

@@ -10,7 +10,7 @@ from benchmarks.harness import Alone, Here, SideFailed, Spread, by_turns
 from benchmarks.matmul import Shape, of_type
 from benchmarks.output import Session
 from benchmarks.training_cases import TrainingCase
-from jax_tformer.models.transformer import transformer
+from jax_tformer.model.functional import transformer
 from jax_tformer_comparison.machine import Neighbours
 
 OURS, EAGER, COMPILED, THEIRS, THEIRS_COMPILED = (

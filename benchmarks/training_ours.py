@@ -10,7 +10,7 @@ from benchmarks.training_sides import OPTIMIZER, STEPS, BatchShape, draw_batch
 from benchmarks.weights import parameters
 from jax_tformer.config import TransformerConfig
 from jax_tformer.experiment import MeshConfig
-from jax_tformer.models.transformer import transformer
+from jax_tformer.model.functional import transformer
 from jax_tformer.run.preparing import fit_to_devices
 from jax_tformer.run.startup import compiler_options
 from jax_tformer.sharding import make_mesh

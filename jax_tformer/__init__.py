@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jax_tformer.decoding.scoring import score
     from jax_tformer.decoding.settings import DecodingConfig
     from jax_tformer.errors import InputError
-    from jax_tformer.models.transformer import Transformer, transformer
+    from jax_tformer.model.functional import Transformer, transformer
     from jax_tformer.presets import ARCHITECTURES, EXPERIMENTS
     from jax_tformer.weights.files import load_weights, save_weights
     from jax_tformer.weights.names import from_reference, to_reference
@@ -34,7 +34,7 @@ _HOMES = {
     "DropoutConfig": "config",
     "InputError": "errors",
     "StackConfig": "config",
-    "Transformer": "models.transformer",
+    "Transformer": "model.functional",
     "TransformerConfig": "config",
     "from_reference": "weights.names",
     "generate": "decoding.generation",
@@ -43,7 +43,7 @@ _HOMES = {
     "score": "decoding.scoring",
     "stream": "decoding.generation",
     "to_reference": "weights.names",
-    "transformer": "models.transformer",
+    "transformer": "model.functional",
 }
 
 __all__ = [

@@ -13,7 +13,7 @@ from jax_tformer.errors import FieldError, InputError
 from jax_tformer.field_docs import described
 
 Activation = Literal["relu", "gelu_erf", "gelu_tanh", "silu"]
-AttentionImplementation = Literal["auto", "einsum", "blocks", "xla", "cudnn", "pallas"]
+AttentionImplementation = Literal["auto", "einsum", "blocks", "cudnn", "pallas"]
 AttentionScale = Literal["head_width", "model_width", "none"]
 Dtype = Literal["float64", "float32", "bfloat16"]
 Head = Literal["none", "linear", "transform"]
@@ -83,6 +83,8 @@ class StackConfig:
     """Key/value heads, shared by groups of query heads; None: as many as query heads."""
     head_width: int | None = None
     """Width of one head; None: d_model / num_heads."""
+    window: int | None = None
+    """In self-attention a position sees those less than so many places away; None: however far."""
     attention_scale: AttentionScale = "head_width"
     """Attention scores are multiplied by head_width^-0.5, by d_model^-0.5, or left alone (none)."""
     query_bias: bool = True
@@ -124,7 +126,7 @@ class StackConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "num_layers", "num_heads", "feedforward_width")
-        for name in ("key_value_heads", "head_width", "max_positions"):
+        for name in ("key_value_heads", "head_width", "window", "max_positions"):
             if getattr(self, name) is not None:
                 require_positive(self, name)
         require_choice(self, "attention_scale", AttentionScale)
@@ -182,7 +184,7 @@ class ComputeConfig:
     dtype: Dtype = "float32"
     """Type of activations and matrix products; norms, softmax and loss never go below float32."""
     attention: AttentionImplementation = "auto"
-    """How attention is computed: auto takes what suits platform, type and shapes (see nn/fused_attention.py)."""
+    """How attention is computed: auto takes what suits platform, type and shapes (see model/kernels.py)."""
     remat: Remat = "auto"
     """What the backward pass computes again: nothing, all but products and attention (dots), whole layers (full)."""
     unroll: int = 1

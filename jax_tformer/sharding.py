@@ -3,16 +3,18 @@
 The model never mentions devices. One device is the mesh 1 x 1 x 1: the same code path.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import jax
 import optax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, get_abstract_mesh
 
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import MeshConfig
-from jax_tformer.nn.arrays import Params
+from jax_tformer.model.functional import Params
+from jax_tformer.model.kernels import Kernel, split_by
 
 if TYPE_CHECKING:
     from jax_tformer.training.step import TrainState
@@ -64,6 +66,32 @@ def make_mesh(config: MeshConfig, rows: int) -> Mesh:
     shape, names = (data, config.fsdp, config.tensor), ("data", "fsdp", "tensor")
     used = jax.devices()[: data * others]
     return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names), devices=used)
+
+
+@contextmanager
+def computing_on(mesh: Mesh) -> Iterator[None]:
+    """What is traced or computed inside is meant for `mesh`: also kernels that the compiler cannot split."""
+    with jax.set_mesh(mesh), split_by(split_kernel):
+        yield
+
+
+def split_kernel(kernel: Kernel, query: tuple[int, ...], key: tuple[int, ...]) -> Kernel | None:
+    """An attention kernel as the devices of the mesh share it; None where the rows do not divide over data x fsdp.
+
+    `query` and `key` are the shapes `[B, T, H, C]` and `[B, S, K, C]`. Each device calls the kernel for its own
+    sequences, and for its own heads where they divide, or else for all.
+    """
+    mesh = get_abstract_mesh()
+    if mesh.size == 1:
+        return kernel
+    if query[0] % (mesh.shape["data"] * mesh.shape["fsdp"]):
+        return None
+    divide = not any(shape[2] % mesh.shape["tensor"] for shape in (query, key))
+    rows, heads = BATCH, PartitionSpec(BATCH[0], None, "tensor") if divide else BATCH
+    # check_vma: the kernel does not say over what its results vary.
+    return jax.shard_map(
+        kernel, mesh=mesh, in_specs=(heads, heads, heads, rows, rows), out_specs=heads, check_vma=False
+    )
 
 
 def parameter_shardings(mesh: Mesh, shapes: Params) -> Params:

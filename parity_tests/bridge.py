@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -14,12 +14,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from jax_tformer.config import Dtype, TransformerConfig
-from jax_tformer.models.outputs import Outputs
-from jax_tformer.models.transformer import transformer
-from jax_tformer.nn.arrays import Params
+from jax_tformer.model.functional import Params, transformer
 from jax_tformer.run.startup import FLOAT64, fusion_emitters
-from jax_tformer.training.step import apply_to_batch as apply_ours
+from jax_tformer.training.step import forward
 from jax_tformer.weights.names import from_reference, to_reference
+from jax_tformer_comparison.dropout import drawn_masks
 from parity_tests.measure import FLOAT64_BAR, Measured, ParityError, compared, worst
 from parity_tests.reference_loss import cross_entropy as cross_entropy_sum
 from parity_tests.reference_loss import mean_cross_entropy
@@ -34,6 +33,8 @@ OPTIMISED = {"xla_backend_optimization_level": 3, **fusion_emitters(True)}
 EVERY_ROUNDING = {"xla_allow_excess_precision": False, "xla_cpu_experimental_ynn_fusion_type": ""}
 """Compiles what the program says. By default XLA leaves roundings to bfloat16 out where it can, and its fusions for
 YNNPACK do so whatever it is told."""
+INPUTS = ("source", "target", "tokens")
+"""What a batch holds that dropout masks depend on, by their shapes."""
 KINDS = ("hidden", "self_attention", "cross_attention")
 """What is captured of every layer and compared."""
 
@@ -144,12 +145,12 @@ class Pair(Bridge):
     def run_jax(self, batch: Tensors) -> Result:
         """Forward and backward in JAX; the masks that it drew go to the reference."""
         result = super().run_jax(batch)
-        masks = {name: result.activations.pop(name) for name in list(result.activations) if name.endswith("dropout")}
-        inject(self.module, {name: torch.from_numpy(mask.copy()) for name, mask in masks.items()})
+        masks = self._masks(self.key, {name: array for name, array in batch.items() if name in INPUTS})
+        inject(self.module, {name: torch.from_numpy(np.asarray(mask).copy()) for name, mask in masks.items()})
         return result
 
     def _ours(self, params: Params, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
-        outputs: Outputs = apply_ours(self.net, params, batch, dropout_key=self.key, capture=True)
+        outputs = forward(self.net, params, batch, dropout_key=self.key, capture=True)
         if self.config.head == "none":
             loss = jnp.square(outputs.logits.astype(jnp.promote_types(outputs.logits.dtype, jnp.float32))).mean()
         else:
@@ -162,7 +163,11 @@ class Pair(Bridge):
                 layers = getattr(captured, kind)
                 for layer in range(0 if layers is None else layers.shape[0]):
                     activations[f"{side}.{layer}.{kind}"] = layers[layer]
-        return loss, activations | outputs.dropout_masks()
+        return loss, activations
+
+    @cached_property
+    def _masks(self) -> Any:
+        return jax.jit(partial(drawn_masks, self.config))
 
     def _theirs(self, model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         output: Output = apply_theirs(model, batch)

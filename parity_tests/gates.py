@@ -15,7 +15,7 @@ from flax import traverse_util
 from torch import nn
 
 from jax_tformer.config import Dtype
-from jax_tformer.nn.arrays import Params
+from jax_tformer.model.functional import Params
 from jax_tformer.training.optimizer import clip_by_global_norm
 from parity_tests.bridge import Bridge, Result, Tensors, from_torch
 from parity_tests.measure import BFLOAT16, FLOAT32, FLOAT64_BAR, Measured, ParityError, Sample, compared, quality, worst

@@ -18,8 +18,8 @@ from jax_tformer.config import Dtype, TransformerConfig
 from jax_tformer.weights.huggingface import config_from_huggingface, from_huggingface
 from parity_tests.bridge import Result, Tensors
 from parity_tests.cases import VOCABULARY, batch_for
-from torch_ref.models import position_ids
 from torch_ref.training import cross_entropy
+from torch_ref.transformer import position_ids
 
 _GPT2 = {
     "vocab_size": VOCABULARY,

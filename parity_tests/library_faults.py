@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax_tformer.model.OLD_nn import attention, attention_blocks, feedforward, norms, positions
 
 from jax_tformer.decoding import beam, strategies
-from jax_tformer.nn import attention, attention_blocks, feedforward, norms, positions
-from jax_tformer.nn.arrays import accumulator
-from jax_tformer.nn.cache import Cache, KeyValue
+from jax_tformer.model.attention import Cache, KeyValue
+from jax_tformer.model.layers import accumulator
 from jax_tformer.training import linear_loss
 from jax_tformer.training import optimizer as our_optimizer
 from jax_tformer.weights import names

@@ -17,10 +17,8 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from jax_tformer.config import Activation, AttentionImplementation, Dtype, StackConfig, TransformerConfig
-from jax_tformer.nn.attention import attend, attention_weights
-from jax_tformer.nn.embedding import Head, Table
-from jax_tformer.nn.feedforward import activate
-from jax_tformer.nn.norms import Norm
+from jax_tformer.model.attention import attend, attention_weights
+from jax_tformer.model.layers import Head, Norm, Table, activate
 from jax_tformer.training.linear_loss import linear_cross_entropy
 from parity_tests.bridge import EVERY_ROUNDING, Tensors, from_torch
 from parity_tests.measure import Measured, Quality, Sample, quality

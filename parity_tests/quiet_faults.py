@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax_tformer.model.OLD_nn import attention
 
-from jax_tformer.nn import attention
 from jax_tformer.run import evaluation
 from jax_tformer.training import step
 from parity_tests.faults import code_fault

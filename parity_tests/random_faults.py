@@ -9,10 +9,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import jax.numpy as jnp
+from jax_tformer.model.OLD_models import encoder_decoder
+from jax_tformer.model.OLD_nn import blocks, embedding, linear, parameters, stacks
+from jax_tformer.model.OLD_nn.blocks import DropoutMasks
 
-from jax_tformer.models import encoder_decoder, transformer
-from jax_tformer.nn import blocks, embedding, linear, parameters, stacks
-from jax_tformer.nn.blocks import Block, DropoutMasks
+from jax_tformer.model.functional import transformer
+from jax_tformer.model.transformer import Block
 from jax_tformer.training import step
 from parity_tests.faults import Fault, code_fault
 

@@ -15,8 +15,7 @@ from transformers import PreTrainedModel
 from jax_tformer.config import TransformerConfig
 from jax_tformer.decoding.generation import Generated, generate
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.models.transformer import Transformer, transformer
-from jax_tformer.nn.arrays import Params
+from jax_tformer.model.functional import AnyTransformer, Params, transformer
 from jax_tformer.weights.huggingface import from_huggingface
 from jax_tformer.weights.names import from_reference
 from parity_tests.bridge import Tensors
@@ -41,7 +40,7 @@ BEAMS: list[dict[str, Any]] = [
 ]
 
 
-def model_of(config: TransformerConfig, weights: Tensors) -> tuple[Transformer, Params]:
+def model_of(config: TransformerConfig, weights: Tensors) -> tuple[AnyTransformer, Params]:
     net = transformer(config.with_dtype("float64"))
     return net, jax.device_put(from_reference(weights, net.shapes))
 
@@ -86,7 +85,7 @@ def compared_beams(ours: Generated, theirs: list[list[Hypothesis]]) -> tuple[Mea
 
 
 def stepwise(
-    net: Transformer, params: Params, batch: Tensors, first: int, *, full: bool = True, single: bool = False
+    net: AnyTransformer, params: Params, batch: Tensors, first: int, *, full: bool = True, single: bool = False
 ) -> tuple[Any, Any]:
     """Logits of all positions: `first` of them at once and then one by one from a cache, and by the forward pass.
 
@@ -166,7 +165,7 @@ def test_tokens_of_the_reference(name: str, record: Record) -> None:
 
 
 def beams_of(
-    net: Transformer,
+    net: AnyTransformer,
     params: Params,
     model: PreTrainedModel,
     prompts: list[list[int]],
@@ -183,7 +182,7 @@ def beams_of(
 
 
 @pytest.fixture(scope="module")
-def gpt2() -> tuple[Transformer, Params, PreTrainedModel]:
+def gpt2() -> tuple[AnyTransformer, Params, PreTrainedModel]:
     with jax.enable_x64(True):
         oracle = Oracle("gpt2")
         raw = oracle.random_weights(0.2, 0)
@@ -192,7 +191,7 @@ def gpt2() -> tuple[Transformer, Params, PreTrainedModel]:
         return *model_of(config, weights), oracle.model
 
 
-def test_greedy_tokens_of_hugging_face(gpt2: tuple[Transformer, Params, PreTrainedModel], record: Record) -> None:
+def test_greedy_tokens_of_hugging_face(gpt2: tuple[AnyTransformer, Params, PreTrainedModel], record: Record) -> None:
     net, params, model = gpt2
     prompts = uneven_prompts(net.config, rows=8)
     for penalty in (1.0, 1.5):
@@ -205,7 +204,7 @@ def test_greedy_tokens_of_hugging_face(gpt2: tuple[Transformer, Params, PreTrain
 
 @pytest.mark.parametrize("settings", BEAMS, ids=lambda settings: f"length penalty {settings['length_penalty']}")
 def test_beams_of_hugging_face(
-    settings: dict[str, Any], gpt2: tuple[Transformer, Params, PreTrainedModel], record: Record
+    settings: dict[str, Any], gpt2: tuple[AnyTransformer, Params, PreTrainedModel], record: Record
 ) -> None:
     net, params, model = gpt2
     prompts = uneven_prompts(net.config, rows=6, seed=7)

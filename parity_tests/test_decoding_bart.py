@@ -10,14 +10,13 @@ from transformers import PreTrainedModel
 
 from jax_tformer.decoding.generation import generate
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.models.transformer import Transformer
-from jax_tformer.nn.arrays import Params
+from jax_tformer.model.functional import AnyTransformer, Params
 from jax_tformer.weights.huggingface import from_huggingface
 from parity_tests.generation import greedy_margins, huggingface_generate
 from parity_tests.huggingface import Oracle
 from parity_tests.test_decoding import BEAMS, NEW, START, Record, beams_of, differing, model_of, uneven_prompts
 
-Sides = tuple[Transformer, Params, PreTrainedModel]
+Sides = tuple[AnyTransformer, Params, PreTrainedModel]
 
 IDS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": 2}
 """Those that a BART has by default: every call has to say otherwise."""

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
-from jax_tformer.models.transformer import transformer
-from jax_tformer.training.step import TrainState, recorded_dropout
+from jax_tformer.model.functional import transformer
+from jax_tformer.training.step import TrainState
+from jax_tformer_comparison.dropout import masks_of_step
 from parity_tests import random_faults
 from parity_tests.cases import CONFIGS, Lengths, batch_for
 from parity_tests.draws import Worst, dependences, judged, largest
@@ -34,7 +35,7 @@ def drawn(config: TransformerConfig, parts: int = 1) -> Masks:
     batch = jax.device_put(batch)
     params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), net.shapes)
     key = jax.random.key_data(jax.random.key(42))
-    record = recorded_dropout(net, accumulation=parts)
+    record = masks_of_step(net, accumulation=parts)
 
     def at(step: jax.Array) -> dict[str, jax.Array]:
         recorded = record(TrainState(params, (), step, key), batch)

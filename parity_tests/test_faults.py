@@ -11,7 +11,7 @@ from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.decoding.generation import generate
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.experiment import OptimizerConfig, TrainingConfig
-from jax_tformer.models.transformer import transformer
+from jax_tformer.model.functional import transformer
 from jax_tformer.weights.names import from_reference, to_reference
 from parity_tests import faults, library_faults
 from parity_tests.bridge import Pair, Result, Tensors, known_zeros

@@ -12,7 +12,7 @@ import torch
 from transformers.activations import ACT2FN
 
 from jax_tformer.config import DropoutConfig, Dtype
-from jax_tformer.nn.feedforward import activate
+from jax_tformer.model.layers import activate
 from jax_tformer.weights.huggingface import FAMILIES, from_huggingface
 from jax_tformer.weights.huggingface.tables import ACTIVATIONS, CONV1D, MATRIX, read_rows
 from parity_tests.bridge import Pair, Result, Tensors, known_zeros

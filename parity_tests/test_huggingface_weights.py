@@ -18,7 +18,7 @@ from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
 from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig
 from jax_tformer.errors import InputError
-from jax_tformer.models.transformer import transformer
+from jax_tformer.model.functional import transformer
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.weights.huggingface import FAMILIES, config_from_huggingface, from_huggingface, to_huggingface
 from jax_tformer.weights.huggingface.tables import CONV1D, Row, read_rows

@@ -10,7 +10,7 @@ import pytest
 from flax import traverse_util
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.models.transformer import Transformer, transformer
+from jax_tformer.model.functional import AnyTransformer, transformer
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.training.step import apply_to_batch
 from parity_tests import random_faults
@@ -37,7 +37,7 @@ def test_parameters_start_as_config_and_source_say(name: str, record: Callable[[
 
 
 @cache
-def full_size(name: str) -> Transformer:
+def full_size(name: str) -> AnyTransformer:
     return transformer(ARCHITECTURES[name])
 
 

@@ -10,14 +10,13 @@ import optax
 import pytest
 import torch
 from flax import traverse_util
+from jax_tformer.model.OLD_nn import attention
 from torch.nn import functional as F
 
 from jax_tformer.config import ComputeConfig, StackConfig, TransformerConfig
 from jax_tformer.data.batches import Pipeline
 from jax_tformer.experiment import MeshConfig
-from jax_tformer.models.transformer import Transformer, transformer
-from jax_tformer.nn import attention
-from jax_tformer.nn.arrays import Params
+from jax_tformer.model.functional import AnyTransformer, Params, transformer
 from jax_tformer.run.evaluation import Evaluator
 from jax_tformer.sharding import make_mesh
 from jax_tformer.training.step import Batch, TrainState, train_step
@@ -58,7 +57,7 @@ def test_grouped_heads(implementation: str, key_value_heads: int, report: Callab
 PARTS = 128
 
 
-def gradients(net: Transformer, params: Params, batch: Batch, parts: int) -> Tensors:
+def gradients(net: AnyTransformer, params: Params, batch: Batch, parts: int) -> Tensors:
     """As the optimizer is given them."""
     still = lambda grads, *_: (jax.tree.map(jnp.zeros_like, grads), grads)  # noqa: E731
     kept = optax.GradientTransformation(lambda params: params, still)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, seed, settings
 from hypothesis.strategies import SearchStrategy
+from jax_tformer.model.OLD_nn import attention_blocks
 
 from jax_tformer.config import ComputeConfig, DropoutConfig, StackConfig, TransformerConfig
-from jax_tformer.nn import attention_blocks
 from parity_tests.architectures import Case, cases, configs, stacks
 from parity_tests.bridge import Pair, known_zeros
 from parity_tests.cases import Lengths, batch_for, weights_for

@@ -21,15 +21,17 @@ from jaxtyping import Array
 from jax_tformer.config import TransformerConfig
 from jax_tformer.data.pairs import shift_right
 from jax_tformer.data.text import Windows
-from jax_tformer.models.outputs import Outputs
-from jax_tformer.models.transformer import Transformer, transformer
-from jax_tformer.nn.arrays import Params
-from jax_tformer.nn.attention import attend, attention_weights
-from jax_tformer.nn.blocks import Block, Context
-from jax_tformer.nn.masks import both, causal_mask, padding_mask
-from jax_tformer.nn.norms import Norm
-from jax_tformer.nn.positions import angles, position_ids, sinusoidal
-from jax_tformer.nn.stacks import Stack
+from jax_tformer.model.transformer import Outputs
+from jax_tformer.model.functional import Transformer, transformer
+from jax_tformer.model.functional import Params
+from jax_tformer.model.attention import attend, attention_weights
+from jax_tformer.model.transformer import Block
+from jax_tformer.model.OLD_nn.blocks import Context
+from jax_tformer.model.OLD_nn.masks import both, causal_mask, padding_mask
+from jax_tformer.model.layers import Norm
+from jax_tformer.model.layers import angles, sinusoidal
+from jax_tformer.model.masks import position_ids
+from jax_tformer.model.transformer import Stack
 from jax_tformer.presets import ARCHITECTURES
 from parity_tests.bridge import Pair
 from parity_tests.cases import weights_for

@@ -10,10 +10,11 @@ import torch
 
 from jax_tformer.config import Dtype, TransformerConfig
 from jax_tformer.experiment import OptimizerConfig, TrainingConfig
-from jax_tformer.models.transformer import transformer
+from jax_tformer.model.functional import transformer
 from jax_tformer.training.optimizer import optimizer
-from jax_tformer.training.step import TrainState, recorded_dropout, train_step
+from jax_tformer.training.step import TrainState, train_step
 from jax_tformer.weights.names import from_reference, to_reference
+from jax_tformer_comparison.dropout import masks_of_step
 from parity_tests.bridge import Tensors, known_zeros, parity_options, to_torch
 from parity_tests.measure import Measured, compared
 from torch_ref import reference
@@ -66,7 +67,7 @@ class TrainingPair:
         self._tx = optimizer(optimizer_config, training.steps)
         settings = {"accumulation": training.accumulation, "label_smoothing": training.label_smoothing}
         self._step = jax.jit(train_step(self.net, self._tx, **settings), compiler_options=options)
-        self._record = jax.jit(recorded_dropout(self.net, accumulation=training.accumulation))
+        self._record = jax.jit(masks_of_step(self.net, accumulation=training.accumulation))
 
     def load(self, weights: Mapping[str, np.ndarray]) -> None:
         """Paths start from these weights, by the reference's names; what has been compiled stays."""

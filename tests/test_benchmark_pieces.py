@@ -141,7 +141,7 @@ def test_groups_of_instructions() -> None:
     import jax.numpy as jnp
 
     from benchmarks.training_cases import small_gpt, tiny
-    from jax_tformer.models.transformer import transformer
+    from jax_tformer.model.functional import transformer
 
     net = transformer(tiny(small_gpt()))
     tokens = jnp.zeros((2, 8), jnp.int32)

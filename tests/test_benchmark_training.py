@@ -22,7 +22,7 @@ from benchmarks.training_cases import small_gpt, tiny, without_dropout
 from benchmarks.training_sides import OPTIMIZER, BatchShape, draw_batch
 from jax_tformer.config import TransformerConfig
 from jax_tformer.data.batches import IGNORED
-from jax_tformer.models.transformer import transformer
+from jax_tformer.model.functional import transformer
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import init_state

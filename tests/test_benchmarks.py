@@ -13,7 +13,7 @@ from benchmarks.cases import quick
 from benchmarks.decoding import main
 from benchmarks.harness import Alone, Here, SideFailed, Spread, by_turns, side_environment
 from benchmarks.sides import draw_prompts
-from jax_tformer.models.transformer import transformer
+from jax_tformer.model.functional import transformer
 from jax_tformer.presets import ARCHITECTURES
 
 

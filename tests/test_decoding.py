@@ -17,15 +17,14 @@ from jax_tformer.decoding.scoring import score
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.strategies import rules_of
 from jax_tformer.errors import InputError
-from jax_tformer.models.transformer import Transformer, transformer
-from jax_tformer.nn.arrays import Params
+from jax_tformer.model.functional import AnyTransformer, Params, transformer
 
 STACK = StackConfig(num_layers=2, num_heads=2, feedforward_width=32, norm_placement="pre", final_norm=True)
 GPT = TransformerConfig(vocab_size=17, d_model=16, decoder=STACK, initializer_std=0.5)
 SEQ2SEQ = TransformerConfig(vocab_size=17, d_model=16, encoder=STACK, decoder=STACK, initializer_std=0.5)
 START, END = 1, 2
 PROMPTS = [[3, 4, 5], [9], [9, 2, 11, 12, 3], [3, 4, 5]]
-Model = tuple[Transformer, Params]
+Model = tuple[AnyTransformer, Params]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +50,7 @@ def next_logits(model: Model, sequence: Sequence[int], source: Sequence[int] | N
 
 
 @cache
-def compiled(net: Transformer) -> Callable[..., jax.Array]:
+def compiled(net: AnyTransformer) -> Callable[..., jax.Array]:
     return jax.jit(net.apply)
 
 

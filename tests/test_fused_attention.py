@@ -15,8 +15,8 @@ from jax.experimental import pallas
 
 from jax_tformer.config import AttentionImplementation, ComputeConfig, Remat, StackConfig, TransformerConfig
 from jax_tformer.errors import InputError
-from jax_tformer.models.transformer import transformer
-from jax_tformer.nn.attention import attend
+from jax_tformer.model.attention import attend
+from jax_tformer.model.functional import transformer
 
 ROOT = Path(__file__).parents[1]
 BATCH, LENGTH, HEADS, WIDTH = 4, 384, 2, 64
@@ -123,7 +123,7 @@ import jax
 from jax.experimental import pallas
 pallas.pallas_call = partial(pallas.pallas_call, interpret=True)
 from jax_tformer.experiment import MeshConfig
-from jax_tformer.nn.fused_attention import choose_implementation
+from jax_tformer.model.kernels import choose_implementation
 from benchmarks.training_cases import without_dropout
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.sharding import make_mesh
@@ -132,7 +132,7 @@ from tests.test_fused_attention import WHOLE, largest_difference
 
 choose = lambda: choose_implementation("tpu", jax.numpy.dtype("bfloat16"), WHOLE, WHOLE, drops=False)
 assert choose() == "einsum", "nobody says how the kernel is to be split"
-with jax.set_mesh(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), 4)):
+with computing_on(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), 4)):
     assert choose() == "pallas"
     # What a run says of itself.
     preparing.choose_implementation = lambda _, *given, **options: choose_implementation("tpu", *given, **options)

@@ -9,7 +9,7 @@ import pytest
 from jax import Array
 from jax.test_util import check_grads
 
-from jax_tformer.nn.masks import masked_softmax
+from jax_tformer.model.masks import masked_softmax
 
 SHAPE = (2, 3, 4, 5)
 

@@ -13,7 +13,7 @@ from jax_tformer.decoding.generation import generate, stream
 from jax_tformer.decoding.scoring import score
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.errors import InputError
-from jax_tformer.models.transformer import Transformer, transformer
+from jax_tformer.model.functional import AnyTransformer, transformer
 
 STACK = StackConfig(num_layers=1, num_heads=2, feedforward_width=8)
 GPT = transformer(TransformerConfig(vocab_size=11, d_model=8, decoder=STACK))
@@ -38,7 +38,7 @@ FIVE, SEVEN = jnp.ones((2, 5), bool), jnp.ones((2, 7), bool)
     ],
 )
 def test_a_mask_of_another_shape_is_told_the_right_one(
-    net: Transformer, call: Callable[[Any, Any], Any], name: str, expected: list[int]
+    net: AnyTransformer, call: Callable[[Any, Any], Any], name: str, expected: list[int]
 ) -> None:
     # One too long; a whole attention mask; a row for all.
     for wrong in ([2, expected[1] + 1], [2, 1, 1, expected[1]], [1, expected[1]]):

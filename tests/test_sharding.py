@@ -11,7 +11,7 @@ import pytest
 
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import MeshConfig
-from jax_tformer.models.transformer import transformer
+from jax_tformer.model.functional import transformer
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.sharding import LOGICAL_AXES, make_mesh, parameter_shardings
 
@@ -20,7 +20,7 @@ import json, sys
 import jax, numpy as np
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.experiment import MeshConfig, OptimizerConfig
-from jax_tformer.models.transformer import transformer
+from jax_tformer.model.functional import transformer
 from jax_tformer.sharding import make_mesh, place_batch, state_shardings
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import init_state, train_step

@@ -1,7 +1,7 @@
 """The layers of "Attention is all you need" and its descendants, on nn.Linear, nn.LayerNorm and nn.Embedding.
 
-B batch, T query length, S key length, D model width, H heads, K key/value heads, C head width.
-Masks are boolean, True = may attend. Norms, scores and softmax are in float32 at least, whatever the type of x.
+B batch, T length, D model width, H heads, C head width, V vocabulary. Norms and logits are in float32 at least,
+whatever the type of x.
 """
 
 import math
@@ -58,43 +58,6 @@ def rotate(x: Tensor, positions: Tensor, base: float) -> Tensor:
     return (high(x) * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
 
 
-class Attention(nn.Module):
-    """softmax(scale * Q K^T) V over heads; x asks, memory answers."""
-
-    def __init__(self, config: TransformerConfig, stack: StackConfig):
-        super().__init__()
-        self.heads, self.groups = stack.num_heads, stack.num_heads // (stack.key_value_heads or stack.num_heads)
-        self.width = config.head_width(stack)
-        shared = self.heads // self.groups * self.width
-        self.query = nn.Linear(config.d_model, self.heads * self.width, bias=stack.query_bias)
-        self.key = nn.Linear(config.d_model, shared, bias=stack.key_bias)
-        self.value = nn.Linear(config.d_model, shared, bias=stack.value_bias)
-        self.output = nn.Linear(self.heads * self.width, config.d_model, bias=stack.output_bias)
-        widths = {"head_width": self.width, "model_width": config.d_model, "none": 1}
-        self.scale = 1 / math.sqrt(widths[stack.attention_scale])
-        self.rotary_base = stack.position_base if stack.positions == "rotary" else None
-        self.dropout = Dropout(config.dropout.attention)
-
-    def forward(
-        self, x: Tensor, memory: Tensor, mask: Tensor | None, positions: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        def heads(x: Tensor) -> Tensor:
-            return x.unflatten(-1, (-1, self.width)).transpose(1, 2)
-
-        query, key, value = heads(self.query(x)), heads(self.key(memory)), heads(self.value(memory))
-        if self.rotary_base is not None and positions is not None:
-            query, key = rotate(query, positions, self.rotary_base), rotate(key, positions, self.rotary_base)
-        key, value = key.repeat_interleave(self.groups, dim=1), value.repeat_interleave(self.groups, dim=1)
-        scores = high(high(query) @ high(key).transpose(-2, -1)) * self.scale
-        if mask is not None:
-            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-        weights = scores.softmax(dim=-1)
-        if mask is not None:
-            weights = weights.masked_fill(~mask, 0.0)  # a row that may attend to nothing yields zeros
-        output = self.dropout(weights).to(value.dtype) @ value
-        return self.output(output.transpose(1, 2).flatten(-2)), weights
-
-
 class FeedForward(nn.Module):
     """down(activation(up(x))), or down(activation(gate(x)) * up(x))."""
 
@@ -123,41 +86,50 @@ def activation(name: str) -> nn.Module:
     }[name]
 
 
-class Block(nn.Module):
-    """One layer: post-norm as in the paper, norm(x + f(x)), or pre-norm, x + f(norm(x))."""
+class InputEmbedding(nn.Module):
+    """Token + position + token-type embeddings, then norm and dropout."""
 
-    def __init__(self, config: TransformerConfig, stack: StackConfig, cross: bool):
+    def __init__(self, config: TransformerConfig, stack: StackConfig, tokens: bool = True):
         super().__init__()
-        self.self_attention, self.self_attention_norm = Attention(config, stack), Norm(config, stack)
-        self.cross_attention = Attention(config, stack) if cross else None
-        self.cross_attention_norm = Norm(config, stack) if cross else None
-        self.feedforward, self.feedforward_norm = FeedForward(config, stack), Norm(config, stack)
-        self.self_attention_residual_dropout = Dropout(config.dropout.residual)
-        self.cross_attention_residual_dropout = Dropout(config.dropout.residual) if cross else None
-        self.feedforward_residual_dropout = Dropout(config.dropout.residual)
-        self.pre = stack.norm_placement == "pre"
+        assert config.vocab_size is not None
+        self.tokens = nn.Embedding(config.vocab_size, config.d_model) if tokens else None
+        learned = stack.positions == "learned"
+        self.positions = nn.Embedding(stack.max_positions or 0, config.d_model) if learned else None
+        self.token_types = nn.Embedding(stack.token_types, config.d_model) if stack.token_types else None
+        self.norm = Norm(config, stack) if stack.embedding_norm else None
+        self.dropout = Dropout(config.dropout.embedding)
+        self.stack = stack
 
-    def forward(
-        self,
-        x: Tensor,
-        mask: Tensor | None,
-        positions: Tensor,
-        memory: Tensor | None = None,
-        memory_mask: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The residual stream after the layer, self-attention weights, cross-attention weights."""
-        cross_weights = None
-        h = self.self_attention_norm(x) if self.pre else x
-        h, self_weights = self.self_attention(h, h, mask, positions)
-        x = self._add(x, self.self_attention_residual_dropout(h), self.self_attention_norm)
-        if self.cross_attention is not None and self.cross_attention_norm is not None and memory is not None:
-            assert self.cross_attention_residual_dropout is not None
-            h = self.cross_attention_norm(x) if self.pre else x
-            h, cross_weights = self.cross_attention(h, memory, memory_mask)
-            x = self._add(x, self.cross_attention_residual_dropout(h), self.cross_attention_norm)
-        h = self.feedforward(self.feedforward_norm(x) if self.pre else x)
-        x = self._add(x, self.feedforward_residual_dropout(h), self.feedforward_norm)
-        return x, self_weights, cross_weights
+    def forward(self, ids: Tensor, positions: Tensor, table: nn.Embedding, types: Tensor | None = None) -> Tensor:
+        x = table(ids)
+        if self.stack.embedding_scale:
+            x = x * math.sqrt(x.shape[-1])
+        if self.positions is not None:
+            x = x + self.positions(positions)
+        elif self.stack.positions.startswith("sinusoidal"):
+            interleaved = self.stack.positions == "sinusoidal_interleaved"
+            times = positions.to(high(x).dtype)
+            x = x + sinusoidal(times, x.shape[-1], self.stack.position_base, interleaved).to(x.dtype)
+        if self.token_types is not None:
+            x = x + self.token_types(torch.zeros_like(ids) if types is None else types)
+        return self.dropout(x if self.norm is None else self.norm(x))
 
-    def _add(self, x: Tensor, h: Tensor, norm: Norm) -> Tensor:
-        return x + h if self.pre else norm(x + h)
+
+class Head(nn.Module):
+    """logits = W x (+ b); W may be the token table; BERT's head first transforms x."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        assert config.vocab_size is not None
+        transform, stack = config.head == "transform", config.output_stack
+        self.dense = nn.Linear(config.d_model, config.d_model) if transform else None
+        self.norm = Norm(config, stack) if transform else None
+        self.weight = None if config.tied_head else nn.Parameter(torch.empty(config.vocab_size, config.d_model))
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if config.head_bias else None
+        self.activation = activation(stack.activation)
+
+    def forward(self, x: Tensor, table: nn.Embedding) -> Tensor:
+        if self.dense is not None and self.norm is not None:
+            x = self.norm(self.activation(self.dense(x)))
+        weight, bias = table.weight if self.weight is None else self.weight, self.bias
+        return high(F.linear(high(x), high(weight), None if bias is None else high(bias)))

@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from jax_tformer.experiment import OptimizerConfig, TrainingConfig
 from torch_ref.dropout import inject
-from torch_ref.models import DecoderOnly, EncoderDecoder, EncoderOnly, Output
+from torch_ref.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Output
 
 Batch = Mapping[str, Tensor]
 """tokens, or source and target; their masks and token types where there are any; labels."""

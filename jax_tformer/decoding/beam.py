@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_tformer.decoding.loop import occurring, prefill
+from jax_tformer.decoding.loop import extend, occurring, prefill, take_sequences
 from jax_tformer.decoding.strategies import Rules, penalize_repetition
-from jax_tformer.models.transformer import Transformer
-from jax_tformer.nn.arrays import Params
-from jax_tformer.nn.cache import Cache
+from jax_tformer.model.attention import Cache
+from jax_tformer.model.functional import DecoderTransformer, Params
 
 _NEVER = -1e9
 """The score of a sequence that does not exist."""
@@ -57,7 +56,7 @@ class Beams(NamedTuple):
 
 @partial(jax.jit, static_argnames=("net", "slots", "room"))
 def search(
-    net: Transformer,
+    net: DecoderTransformer,
     rules: Rules,
     params: Params,
     prompt: Int[Array, "B P"],
@@ -91,7 +90,7 @@ def search(
         nothing,
         jnp.ones(batch, bool),
         seen,
-        cache.rows(jnp.repeat(jnp.arange(batch), width)),
+        take_sequences(cache, jnp.repeat(jnp.arange(batch), width)),
         jnp.asarray(0, jnp.int32),
         jnp.asarray(False),
     )
@@ -102,7 +101,7 @@ def search(
 
     def one_more(beams: Beams) -> Beams:
         last = jax.lax.dynamic_index_in_dim(beams.running.tokens, beams.made - 1, axis=2, keepdims=False)
-        logits, cache = net.extend(params, last.reshape(-1, 1), beams.cache)
+        logits, cache = extend(net, params, last.reshape(-1, 1), beams.cache)
         return _extended(rules, beams._replace(cache=cache), logits.reshape(batch, width, -1), limits, end_id)
 
     beams = jax.lax.while_loop(unfinished, one_more, beams)
@@ -144,17 +143,19 @@ def _extended(
     running = longer._replace(scores=jnp.where(ends, _NEVER, scores), exist=longer.exist & ~ends)
     kept = jax.lax.top_k(running.scores, width)[1]
     running = running.take(kept)
-    rows = (jnp.take_along_axis(origins, kept, axis=1) + width * jnp.arange(batch)[:, None]).reshape(-1)
+    kept_rows = (jnp.take_along_axis(origins, kept, axis=1) + width * jnp.arange(batch)[:, None]).reshape(-1)
     seen = beams.seen
     if seen is not None:
-        seen = seen.reshape(-1, vocabulary)[rows]
+        seen = seen.reshape(-1, vocabulary)[kept_rows]
         seen = seen.at[jnp.arange(len(seen)), jnp.take_along_axis(token, kept, axis=1).reshape(-1)].set(True)
         seen = seen.reshape(batch, width, vocabulary)
 
     hoped = running.scores[:, 0] / _penalty(rules, _hoped_length(rules, made, limits), scores.dtype)
     # A place that is still free is worse than anything.
     improvable = beams.improvable & (~finished.exist.all(1) | (hoped > finished.scores.min(1)))
-    return Beams(running, finished, improvable, seen, beams.cache.rows(rows), made, beams.broken | broken.any())
+    return Beams(
+        running, finished, improvable, seen, take_sequences(beams.cache, kept_rows), made, beams.broken | broken.any()
+    )
 
 
 def _hoped_length(rules: Rules, made: Int[Array, ""], limits: Int[Array, " B"]) -> Int[Array, " B"]:

@@ -12,11 +12,12 @@ import numpy as np
 from jax_tformer.config import require, require_field
 from jax_tformer.data.batches import check_ids
 from jax_tformer.decoding.beam import search
+from jax_tformer.decoding.fast import layers_apart
 from jax_tformer.decoding.loop import advance, restart, row_keys, start
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.strategies import rules_of
-from jax_tformer.models.transformer import Transformer
-from jax_tformer.nn.arrays import Params
+from jax_tformer.errors import InputError
+from jax_tformer.model.functional import AnyTransformer, DecoderTransformer, EncoderOnlyTransformer, Params
 
 Ids = Sequence[int] | np.ndarray
 """Token ids of one text."""
@@ -74,7 +75,7 @@ class Prompts(NamedTuple):
 
         return [(rows, part(rows)) for rows in groups.values()]
 
-    def arrays(self, net: Transformer) -> tuple[Arrays, int]:
+    def arrays(self, net: AnyTransformer) -> tuple[Arrays, int]:
         """The prompts of one group as arrays, and the slots of the cache, padding included."""
         encoder, decoder, source = net.config.encoder, net.config.output_stack, None
         longest, more = max(map(len, self.ids)), rounded(int(self.limits.max()) - 1)
@@ -98,7 +99,7 @@ class Prompts(NamedTuple):
 
 
 def generate(
-    net: Transformer,
+    net: AnyTransformer,
     params: Params,
     prompts: Sequence[Ids],
     decoding: DecodingConfig,
@@ -120,8 +121,8 @@ def generate(
     Raises InputError for what does not fit, an empty batch or prompt, ids outside of the vocabulary, a model whose
     logits are NaN, and a beam search that finds less than num_return_sequences sequences.
     """
-    asked = _asked(net, prompts, decoding, limits, end_id, start_id, context)
-    params = net.unstacked(params)
+    net, asked = require_speaker(net), _asked(net, prompts, decoding, limits, end_id, start_id, context)
+    params = layers_apart(params)
     if decoding.num_beams > 1:
         require(context is None, f"context is {context} and num_beams {decoding.num_beams}; expected one of them")
         return _beams(net, params, asked, decoding)
@@ -136,7 +137,7 @@ def generate(
 
 
 def stream(
-    net: Transformer,
+    net: AnyTransformer,
     params: Params,
     prompts: Sequence[Ids],
     decoding: DecodingConfig,
@@ -152,8 +153,8 @@ def stream(
     Where a row has ended before, its end token is given again, or -1 where there is none.
     """
     require(decoding.num_beams == 1, f"num_beams is {decoding.num_beams}; a beam search knows its tokens at the end")
-    asked = _asked(net, prompts, decoding, limits, end_id, start_id, context)
-    params = net.unstacked(params)
+    net, asked = require_speaker(net), _asked(net, prompts, decoding, limits, end_id, start_id, context)
+    params = layers_apart(params)
     groups = asked.groups
     for pieces in zip_longest(*(_pieces(net, params, part, decoding, seed, at_once=False) for _, part in groups)):
         tokens = np.full((len(prompts), decoding.num_return_sequences), asked.end_id, np.int32)
@@ -164,7 +165,7 @@ def stream(
 
 
 def _asked(
-    net: Transformer,
+    net: AnyTransformer,
     prompts: Sequence[Ids],
     decoding: DecodingConfig,
     limits: Sequence[int] | None,
@@ -174,7 +175,6 @@ def _asked(
 ) -> Prompts:
     """What `generate` is asked for; raises InputError for what it cannot work with."""
     config, vocabulary = net.config, net.config.vocab_size or 0
-    require_speaker(net)
     require(len(prompts) > 0, "there are no prompts; expected one at least")
     for number, prompt in enumerate(prompts, 1):
         require(len(prompt) > 0, f"prompt {number} of {len(prompts)} has no tokens; expected one at least")
@@ -202,7 +202,7 @@ def _asked(
     return Prompts(prompts, allowed.astype(np.int32), start_id, -1 if end_id is None else end_id, context)
 
 
-def _beams(net: Transformer, params: Params, asked: Prompts, decoding: DecodingConfig) -> Generated:
+def _beams(net: DecoderTransformer, params: Params, asked: Prompts, decoding: DecodingConfig) -> Generated:
     (tokens, *others), slots = asked.arrays(net)
     # As many tokens as there are slots beside the prompt, and the one that is not read.
     room, wanted = slots - tokens.shape[1] + 1, decoding.num_return_sequences
@@ -216,7 +216,7 @@ def _beams(net: Transformer, params: Params, asked: Prompts, decoding: DecodingC
 
 
 def _pieces(
-    net: Transformer, params: Params, asked: Prompts, decoding: DecodingConfig, seed: int, *, at_once: bool
+    net: DecoderTransformer, params: Params, asked: Prompts, decoding: DecodingConfig, seed: int, *, at_once: bool
 ) -> Iterator[np.ndarray]:
     """The tokens of a group, int32 `[B * R, n]`: the first one, then one at a time, or as many as there is room for."""
     rules, end, samples = rules_of(decoding), asked.end_id, decoding.num_return_sequences
@@ -250,12 +250,13 @@ def _require_numbers(broken: jax.Array) -> None:
     )
 
 
-def require_speaker(net: Transformer) -> None:
-    """Raises InputError unless the model gives every next token a probability."""
-    require(
-        net.config.decoder is not None and net.config.head != "none",
-        "the model has no decoder with a head on it; expected one that gives the next token a probability",
-    )
+def require_speaker(net: AnyTransformer) -> DecoderTransformer:
+    """The model itself; raises InputError unless it gives every next token a probability."""
+    if isinstance(net, EncoderOnlyTransformer) or net.config.head == "none":
+        raise InputError(
+            "the model has no decoder with a head on it; expected one that gives the next token a probability"
+        )
+    return net
 
 
 def padded(rows: Sequence[Ids], length: int, *, side: Literal["left", "right"]) -> tuple[np.ndarray, np.ndarray]:

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from jax_tformer.decoding.strategies import Rules, choose
-from jax_tformer.models.transformer import Transformer
-from jax_tformer.nn.arrays import Params
-from jax_tformer.nn.cache import Cache
+from jax_tformer.model.attention import Cache, KeyValue
+from jax_tformer.model.functional import DecoderTransformer, Params
+from jax_tformer.model.transformer import DecoderOnly
 
 
 class State(NamedTuple):
@@ -34,7 +34,7 @@ class State(NamedTuple):
 
 @partial(jax.jit, static_argnames=("net", "slots"))
 def start(
-    net: Transformer,
+    net: DecoderTransformer,
     rules: Rules,
     params: Params,
     prompt: Int[Array, "B P"],
@@ -51,23 +51,23 @@ def start(
     """
     logits, cache = prefill(net, params, prompt, mask, source, slots)
     samples = keys.shape[1]
-    rows = jnp.repeat(jnp.arange(len(prompt)), samples)
+    of = jnp.repeat(jnp.arange(len(prompt)), samples)
     state = State(
-        cache.rows(rows) if samples > 1 else cache,
-        jnp.zeros(rows.shape, jnp.int32),
-        jnp.zeros(rows.shape, bool),
-        occurring(net, prompt, mask)[rows] if rules.repetition_penalty is not None else None,
+        take_sequences(cache, of) if samples > 1 else cache,
+        jnp.zeros(of.shape, jnp.int32),
+        jnp.zeros(of.shape, bool),
+        occurring(net, prompt, mask)[of] if rules.repetition_penalty is not None else None,
         keys.reshape(-1),
-        limits[rows],
+        limits[of],
         jnp.asarray(0, jnp.int32),
         jnp.asarray(False),
     )
-    return chosen(rules, state, logits[rows], end_id)
+    return chosen(rules, state, logits[of], end_id)
 
 
 @partial(jax.jit, static_argnames=("net", "room"), donate_argnames=("state",))
 def advance(
-    net: Transformer,
+    net: DecoderTransformer,
     rules: Rules,
     params: Params,
     state: State,
@@ -87,9 +87,9 @@ def advance(
 
     def one_more(loop: tuple[State, Array]) -> tuple[State, Array]:
         state, tokens = loop
-        logits, cache = net.extend(params, state.token[:, None], state.cache)
+        logits, cache = extend(net, params, state.token[:, None], state.cache)
         place = state.made - before
-        state = chosen(rules, state._replace(cache=cache), logits[:, 0], end_id)
+        state = chosen(rules, state._replace(cache=cache), logits, end_id)
         return state, jax.lax.dynamic_update_slice_in_dim(tokens, state.token[:, None], place, axis=1)
 
     tokens = jnp.full((len(state.token), room), end_id, jnp.int32)
@@ -98,7 +98,12 @@ def advance(
 
 @partial(jax.jit, static_argnames=("net", "slots"), donate_argnames=("state",))
 def restart(
-    net: Transformer, params: Params, state: State, tokens: Int[Array, "N P"], mask: Bool[Array, "N P"], slots: int
+    net: DecoderTransformer,
+    params: Params,
+    state: State,
+    tokens: Int[Array, "N P"],
+    mask: Bool[Array, "N P"],
+    slots: int,
 ) -> State:
     """`state` with a cache that holds `tokens` and nothing else, for `slots` slots; what it has chosen stays."""
     _, cache = prefill(net, params, tokens, mask, None, slots)
@@ -113,7 +118,7 @@ def row_keys(key: Key[Array, ""], hashes: UInt32[Array, " B"], samples: int) -> 
 
 
 def prefill(
-    net: Transformer,
+    net: DecoderTransformer,
     params: Params,
     prompt: Int[Array, "B P"],
     mask: Bool[Array, "B P"],
@@ -121,14 +126,53 @@ def prefill(
     slots: int,
 ) -> tuple[Array, Cache]:
     """Logits `[B, V]` after the prompts, and a cache of `slots` slots with the prompts in it."""
-    length = prompt.shape[1]
+    model, length = net.bind(params), prompt.shape[1]
     # Grown afterwards, so that the prompt attends to itself and not to empty slots.
-    if source is None:
-        cache = net.new_cache(params, len(prompt), length)
+    if isinstance(model, DecoderOnly):
+        outputs = model(prompt, mask=mask, cache=model.new_cache(len(prompt), length))
     else:
-        cache = net.new_cache(params, source[0], length, source_mask=source[1])
-    logits, cache = net.extend(params, prompt, cache, mask=mask, only_last=True)
-    return logits[:, 0], cache.grown(slots)
+        assert source is not None
+        ids, tokens = source
+        cache = model.new_cache(len(ids), length, ids.shape[1])
+        outputs = model(ids, prompt, source_mask=tokens, target_mask=mask, cache=cache)
+    assert outputs.cache is not None
+    return model.read_out(outputs.hidden[:, -1:])[:, 0], grown(outputs.cache, slots)
+
+
+def extend(
+    net: DecoderTransformer, params: Params, tokens: Int[Array, "N T"], cache: Cache
+) -> tuple[Float[Array, "N V"], Cache]:
+    """Logits after the last of `tokens`, which come after those in the cache, and the cache with them in it."""
+    model = net.bind(params)
+    # An encoder-decoder's cache remembers the encoded source.
+    outputs = model(tokens, cache=cache) if isinstance(model, DecoderOnly) else model.decode(tokens, None, cache=cache)
+    assert outputs.cache is not None
+    return outputs.logits[:, -1], outputs.cache
+
+
+def grown(cache: Cache, slots: int) -> Cache:
+    """The cache with `slots` slots, of which the new ones are empty."""
+    more = slots - cache.tokens.shape[1]
+
+    def pad(remembered: KeyValue) -> KeyValue:
+        return KeyValue(*(jnp.pad(x, ((0, 0), (0, more), (0, 0))) for x in remembered))
+
+    layers = tuple(layer._replace(self_attention=pad(layer.self_attention)) for layer in cache.layers)
+    return cache._replace(layers=layers, tokens=jnp.pad(cache.tokens, ((0, 0), (0, more))))
+
+
+def take_sequences(cache: Cache, chosen: Int[Array, " N"]) -> Cache:
+    """The cache of the sequences `chosen`, in that order; each may be chosen often.
+
+    Cross-attention stays as it is: the sequences of one source must remain neighbours.
+    """
+
+    def take(x: Array) -> Array:
+        apart = x.reshape(cache.tokens.shape[0], -1, *x.shape[1:])
+        return apart[chosen].reshape(-1, *x.shape[1:])
+
+    layers = tuple(layer._replace(self_attention=KeyValue(*map(take, layer.self_attention))) for layer in cache.layers)
+    return cache._replace(layers=layers, tokens=cache.tokens[chosen])
 
 
 def chosen(rules: Rules, state: State, logits: Float[Array, "N V"], end_id: Int[Array, ""]) -> State:
@@ -145,7 +189,7 @@ def chosen(rules: Rules, state: State, logits: Float[Array, "N V"], end_id: Int[
     )
 
 
-def occurring(net: Transformer, tokens: Int[Array, "B P"], mask: Bool[Array, "B P"]) -> Bool[Array, "B V"]:
+def occurring(net: DecoderTransformer, tokens: Int[Array, "B P"], mask: Bool[Array, "B P"]) -> Bool[Array, "B V"]:
     """Which tokens occur in each row; padding does not count."""
     rows = jnp.arange(len(tokens))[:, None]
     nothing = jnp.zeros((len(tokens), net.config.vocab_size or 0), bool)

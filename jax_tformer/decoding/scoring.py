@@ -12,8 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_tformer.config import require
 from jax_tformer.data.batches import check_ids
 from jax_tformer.decoding.generation import Ids, padded, require_positions, require_speaker, rounded
-from jax_tformer.models.transformer import Transformer
-from jax_tformer.nn.arrays import Params
+from jax_tformer.model.functional import AnyTransformer, DecoderOnlyTransformer, DecoderTransformer, Params
 
 
 class Scores(NamedTuple):
@@ -26,7 +25,7 @@ class Scores(NamedTuple):
 
 
 def score(
-    net: Transformer,
+    net: AnyTransformer,
     params: Params,
     texts: Sequence[Ids],
     *,
@@ -40,7 +39,7 @@ def score(
     texts without a token to score, ids outside of the vocabulary, and texts longer than learned positions.
     """
     config = net.config
-    require_speaker(net)
+    speaker = require_speaker(net)
     require(len(texts) > 0, "there are no texts; expected one at least")
     require(
         (sources is not None) == (config.encoder is not None),
@@ -69,23 +68,24 @@ def score(
         longest, positions = max(map(len, sources)), config.encoder.max_positions if config.encoder else None
         require_positions(positions, longest, "a source")
         source = padded(sources, rounded(longest, positions), side="right")
-    found = np.asarray(_log_probs(net, params, source, tokens, mask, labels))
+    found = np.asarray(_log_probs(speaker, params, source, tokens, mask, labels))
     log_probs = [row[real] for row, real in zip(found, mask, strict=True)]
     return Scores(log_probs, np.exp([-row.mean() for row in log_probs]))
 
 
 @partial(jax.jit, static_argnames=("net",))
 def _log_probs(
-    net: Transformer,
+    net: DecoderTransformer,
     params: Params,
     source: tuple[Int[Array, "B S"], Bool[Array, "B S"]] | None,
     tokens: Int[Array, "B T"],
     mask: Bool[Array, "B T"],
     labels: Int[Array, "B T"],
 ) -> Float[Array, "B T"]:
-    if source is None:
+    if isinstance(net, DecoderOnlyTransformer):
         logits = net.apply(params, tokens, mask=mask)
     else:
+        assert source is not None
         logits = net.apply(params, source[0], tokens, source_mask=source[1], target_mask=mask)
     chosen = jnp.take_along_axis(logits, labels[:, :, None], axis=-1)[:, :, 0]
     return chosen - jax.nn.logsumexp(logits, axis=-1)

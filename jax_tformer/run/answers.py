@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from jax_tformer.data.tokenizers import TextStream, Tokenizer, added_text
 from jax_tformer.decoding.generation import generate, stream
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.models.transformer import Transformer
-from jax_tformer.nn.arrays import Params
+from jax_tformer.model.functional import Transformer
+from jax_tformer.model.functional import Params
 from jax_tformer.run.texts import Text, batched
 
 

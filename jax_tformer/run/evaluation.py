@@ -19,8 +19,8 @@ from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.translation_scores import translation_scores
 from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData, TextData
-from jax_tformer.models.transformer import Transformer, transformer
-from jax_tformer.nn.arrays import Params
+from jax_tformer.model.functional import Transformer, transformer
+from jax_tformer.model.functional import Params
 from jax_tformer.run.answers import Answerer
 from jax_tformer.run.preparing import for_other_shapes
 from jax_tformer.run.startup import compiler_options
@@ -47,7 +47,7 @@ class Evaluator:
         In place of bleu stands no_bleu, a sentence, where the held-out targets are too short for it.
         """
         # All are dispatched before the first is waited for.
-        with jax.set_mesh(self._mesh):
+        with computing_on(self._mesh):
             dispatched = [self._step(params, place_batch(self._mesh, batch)) for batch in self._pipeline.evaluation]
         results = jax.device_get(dispatched)
         total, count = (sum(column) for column in zip(*((float(x), int(n)) for x, n in results), strict=True))

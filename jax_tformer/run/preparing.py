@@ -17,8 +17,8 @@ from jaxtyping import PyTree
 from jax_tformer.config import Remat, TransformerConfig
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import TrainingConfig
-from jax_tformer.models.transformer import Transformer, transformer
-from jax_tformer.nn.fused_attention import choose_implementation
+from jax_tformer.model.functional import Transformer, transformer
+from jax_tformer.model.kernels import choose_implementation
 from jax_tformer.run.startup import compiler_options
 from jax_tformer.sharding import abstract_batch, abstract_state, state_shardings
 from jax_tformer.training.step import TrainState, batch_loss, init_state, train_step
@@ -40,7 +40,7 @@ def fit_to_devices(
         for name, rows in batch.items()
     }
     rows_split = mesh.shape["data"] * mesh.shape["fsdp"]
-    with jax.set_mesh(mesh):
+    with computing_on(mesh):
         remat = choose_remat(config, part, limit, rows_split, mesh.shape["fsdp"] * mesh.shape["tensor"])
     return dataclasses.replace(config, compute=dataclasses.replace(config.compute, remat=remat))
 
@@ -71,7 +71,7 @@ def prepare(
         donate_argnums=0,
         compiler_options=compiler_options(net.config.compute.dtype),
     )
-    with jax.set_mesh(mesh):
+    with computing_on(mesh):
         lowered = update.lower(abstract, abstract_batch(mesh, batch))
     initialise = jax.jit(first_state, out_shardings=shardings, compiler_options=compiler_options(once=True))
     return Prepared(abstract, initialise, lowered)
@@ -172,7 +172,7 @@ def describe_compute(config: TransformerConfig, mesh: Mesh, length: int) -> str:
         # As many rows as the mesh splits, as every batch has.
         shape = (mesh.shape["data"] * mesh.shape["fsdp"], length, stack.num_heads, config.head_width(stack))
         platform, dtype = mesh.devices.flat[0].platform, jnp.dtype(compute.dtype)
-        with jax.set_mesh(mesh):
+        with computing_on(mesh):
             attention = choose_implementation(platform, dtype, shape, shape, drops=config.dropout.attention > 0)
     return f"{compute.dtype}, attention {attention!r}, remat {compute.remat!r}"
 

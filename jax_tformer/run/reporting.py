@@ -14,8 +14,9 @@ from jax_tformer.data.batches import Batch
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import TrainingFailed
 from jax_tformer.experiment import ExperimentConfig
-from jax_tformer.models.transformer import Transformer
-from jax_tformer.nn.arrays import Params, accumulator
+from jax_tformer.model.functional import Transformer
+from jax_tformer.model.functional import Params
+from jax_tformer.model.layers import accumulator
 from jax_tformer.run.progress import ProgressLine
 from jax_tformer.run.results import MetricsLog, Row, described
 from jax_tformer.sharding import place_batch
@@ -154,7 +155,7 @@ class Diagnosis:
         for number in range(parts):
             part = {name: array[number * rows : (number + 1) * rows] for name, array in batch.items()}
             key = None if keys is None else keys[number]
-            with jax.set_mesh(self._mesh):
+            with computing_on(self._mesh):
                 placed = place_batch(self._mesh, part)
                 finite = jax.device_get(jax.jit(self._finite_rows)(state.params, placed, key))
                 for name, by_row in finite.items():

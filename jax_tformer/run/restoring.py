@@ -22,8 +22,8 @@ from jaxtyping import PyTree
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.files import read_json, sync, write_json
-from jax_tformer.models.transformer import Transformer, transformer
-from jax_tformer.nn.arrays import Params
+from jax_tformer.model.functional import Transformer, transformer
+from jax_tformer.model.functional import Params
 from jax_tformer.run.preparing import for_other_shapes
 from jax_tformer.run.run_folder import RunFolder
 from jax_tformer.run.startup import set_up_jax

@@ -16,7 +16,7 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int
 
 from jax_tformer.data.batches import IGNORED
-from jax_tformer.nn.arrays import accumulator
+from jax_tformer.model.layers import accumulator
 
 LOGITS_AT_ONCE = 2**26
 """Numbers: 256 MB in float32."""

@@ -8,7 +8,8 @@ import optax
 from jaxtyping import Array
 
 from jax_tformer.experiment import OptimizerConfig
-from jax_tformer.nn.arrays import Params, accumulator
+from jax_tformer.model.functional import Params
+from jax_tformer.model.layers import accumulator
 
 DECAYED = ("kernel", "embedding")
 """Leaves with weight decay: matrices and tables, whatever axes they are stored with."""

@@ -1,16 +1,17 @@
 """One optimizer step, one evaluation step: pure functions of a state."""
 
 from collections.abc import Callable
-from operator import itemgetter
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int, Key, UInt32
+from jaxtyping import Array, Float, Int, Key, UInt32
 
-from jax_tformer.models.transformer import Transformer
-from jax_tformer.nn.arrays import Params, accumulator
+from jax_tformer.model.functional import AnyTransformer, Params
+from jax_tformer.model.layers import accumulator
+from jax_tformer.model.transformer import DecoderOnly, EncoderDecoder, Outputs
 from jax_tformer.training.linear_loss import linear_cross_entropy
 from jax_tformer.training.optimizer import global_norm
 
@@ -40,19 +41,49 @@ class StepMetrics(NamedTuple):
     """Tokens that the model read, source and target, without padding."""
 
 
-def apply_to_batch(net: Transformer, params: Params, batch: Batch, **options: Any) -> Any:
-    """`net.apply` on whatever kind of batch this is, with the masks and token types that it brings."""
-    inputs = [batch[name] for name in ("source", "target", "tokens") if name in batch]
-    given = {name: batch[name] for name in ("source_mask", "target_mask", "mask", "token_types") if name in batch}
-    return net.apply(params, *inputs, **given, **options)
+def forward(
+    net: AnyTransformer,
+    params: Params,
+    batch: Batch,
+    *,
+    dropout_key: Key[Array, ""] | None = None,
+    capture: bool = False,
+) -> Outputs:
+    """The model on whatever kind of batch this is, with the masks, segments and token types that it brings."""
+    model, given = net.bind(params), batch.get
+    if isinstance(model, EncoderDecoder):
+        return model(
+            batch["source"],
+            batch["target"],
+            source_mask=given("source_mask"),
+            target_mask=given("target_mask"),
+            source_segments=given("source_segments"),
+            target_segments=given("target_segments"),
+            dropout_key=dropout_key,
+            capture=capture,
+        )
+    run = partial(model, prefix=given("prefix")) if isinstance(model, DecoderOnly) else model
+    return run(
+        batch["tokens"],
+        mask=given("mask"),
+        token_types=given("token_types"),
+        segments=given("segments"),
+        dropout_key=dropout_key,
+        capture=capture,
+    )
 
 
 def batch_loss(
-    net: Transformer, params: Params, batch: Batch, label_smoothing: float = 0.0, **options: Any
+    net: AnyTransformer,
+    params: Params,
+    batch: Batch,
+    label_smoothing: float = 0.0,
+    *,
+    dropout_key: Key[Array, ""] | None = None,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
     """The summed cross-entropy of a batch in nats, and how many labels count."""
-    x = apply_to_batch(net, params, batch, project=False, **options)
-    return linear_cross_entropy(x, *net.projection(params), batch["labels"], label_smoothing)
+    hidden = forward(net, params, batch, dropout_key=dropout_key).hidden
+    return linear_cross_entropy(hidden, *net.bind(params).projection(), batch["labels"], label_smoothing)
 
 
 def split_batch(batch: Batch, parts: int) -> Batch:
@@ -60,7 +91,7 @@ def split_batch(batch: Batch, parts: int) -> Batch:
     return jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
 
 
-def dropout_keys(net: Transformer, state: "TrainState", accumulation: int) -> Key[Array, " parts"] | None:
+def dropout_keys(net: AnyTransformer, state: "TrainState", accumulation: int) -> Key[Array, " parts"] | None:
     """The dropout key of each part of the step that follows `state`; None where the model drops nothing.
 
     They follow from the state's key and the step's number, so that a resumed run draws what an uninterrupted one would
@@ -80,7 +111,7 @@ def tokens_read(batch: Batch) -> Int[Array, ""]:
     return jnp.stack([tokens.sum() for tokens in read]).sum()
 
 
-def init_state(net: Transformer, tx: optax.GradientTransformation, key: Key[Array, ""]) -> TrainState:
+def init_state(net: AnyTransformer, tx: optax.GradientTransformation, key: Key[Array, ""]) -> TrainState:
     """Fresh parameters, an empty optimizer, step 0."""
     init_key, dropout_key = jax.random.split(key)
     params = net.init(init_key)
@@ -88,7 +119,7 @@ def init_state(net: Transformer, tx: optax.GradientTransformation, key: Key[Arra
 
 
 def train_step(
-    net: Transformer,
+    net: AnyTransformer,
     tx: optax.GradientTransformation,
     *,
     accumulation: int = 1,
@@ -137,28 +168,7 @@ def train_step(
     return step
 
 
-def recorded_dropout(
-    net: Transformer, *, accumulation: int = 1
-) -> Callable[[TrainState, Batch], list[dict[str, Bool[Array, "..."]]]]:
-    """The function (state, batch) -> the dropout masks that `train_step` draws from there, by site, for each part.
-
-    The model runs as it does in the step, with the same keys; sites are named as in `Outputs.dropout_masks`.
-    """
-
-    def record(state: TrainState, batch: Batch) -> list[dict[str, Array]]:
-        keys = dropout_keys(net, state, accumulation)
-        parts = split_batch(batch, accumulation)
-        masks = []
-        for index in range(accumulation):
-            part = jax.tree.map(itemgetter(index), parts)
-            key = None if keys is None else keys[index]
-            masks.append(apply_to_batch(net, state.params, part, dropout_key=key, capture=True).dropout_masks())
-        return masks
-
-    return record
-
-
-def evaluation_step(net: Transformer) -> Callable[[Params, Batch], tuple[Array, Array]]:
+def evaluation_step(net: AnyTransformer) -> Callable[[Params, Batch], tuple[Array, Array]]:
     """The function (params, batch) -> (summed loss in nats, counting tokens), without dropout or smoothing."""
 
     def step(params: Params, batch: Batch) -> tuple[Array, Array]:

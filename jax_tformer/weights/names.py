@@ -12,7 +12,7 @@ import numpy as np
 from flax import traverse_util
 
 from jax_tformer.errors import InputError
-from jax_tformer.nn.arrays import Params
+from jax_tformer.model.functional import Params
 
 
 class Rule(NamedTuple):

@@ -18,7 +18,7 @@ from flax import traverse_util
 from jax_tformer.config import Activation, TransformerConfig
 from jax_tformer.errors import InputError
 from jax_tformer.files import differences, from_dict, to_dict
-from jax_tformer.models.transformer import transformer
+from jax_tformer.model.functional import transformer
 from jax_tformer.weights.names import WeightsError, listed, once, reference_shape, slots
 
 Arrays = dict[str, np.ndarray]

@@ -1,0 +1,72 @@
+"""What makes a token cheap: parameters in the form that a decoding loop reads fastest. The model knows nothing of it.
+
+On the processors that docs/benchmarks.md names, against the parameters as they are trained: layers apart save a copy of
+the weights in every call, which for `stream` is every token; transposed kernels read a quarter faster where a single
+sequence is decoded.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import traverse_util
+from jaxtyping import Array, Float
+
+from jax_tformer.model.functional import Params
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Transposed:
+    """A kernel as its transposed matrix in G parts: the fastest form to multiply a single row of x with, on CPU.
+
+    XLA reads it at nearly the speed of the memory, and an ordinary kernel at three quarters of that. For two rows and
+    more it is the other way round. Without parts, XLA would fuse the product with what is around it, into a loop on one
+    core. To the model it is a matrix: it can be taken whole, reshaped to its inputs by outputs, cast and multiplied.
+    """
+
+    parts: Float[Array, "G o I"]
+
+    @staticmethod
+    def of(kernel: Float[Array, "..."], inputs: int) -> "Transposed":
+        """A kernel whose first axes have `inputs` elements together."""
+        matrix = kernel.reshape(inputs, -1)
+        return Transposed(matrix.T.reshape(math.gcd(matrix.shape[1], 8), -1, inputs))
+
+    def __getitem__(self, _: Any) -> "Transposed":
+        return self
+
+    def reshape(self, *_: int) -> "Transposed":
+        """Itself: it has no shape but that of a matrix."""
+        return self
+
+    def astype(self, dtype: Any) -> "Transposed":
+        """With numbers of another type."""
+        return Transposed(self.parts.astype(dtype))
+
+    def __rmatmul__(self, x: Float[Array, "N I"]) -> Float[Array, "N O"]:
+        if len(x) > 1:
+            return x @ self.parts.reshape(-1, x.shape[1]).T
+        y = jnp.einsum("gni,goi->gno", jnp.broadcast_to(x, (len(self.parts), *x.shape)), self.parts)
+        return y.swapaxes(0, 1).reshape(len(x), -1)
+
+
+def layers_apart(params: Params, *, single: bool = False) -> Params:
+    """`params` with the decoder's layers apart: tuples of L arrays in place of arrays with a leading L axis.
+
+    `generate` and `stream` take either form; this one, made once, spares every call a copy of the weights. With
+    `single`, kernels are also transposed, with which one sequence alone is decoded fastest.
+    """
+    blocks = traverse_util.flatten_dict(params["decoder"]["blocks"])
+
+    def apart(path: tuple[str, ...], leaf: Any) -> tuple[Any, ...]:
+        if isinstance(leaf, tuple) or not (single and path[-1] == "kernel"):
+            return tuple(leaf)
+        # [L, D, H, C] of a query, [L, H, C, D] of an output, [L, I, O] of a feed-forward layer.
+        inputs = math.prod(leaf.shape[1:-1]) if path[-2] == "output" else leaf.shape[1]
+        return tuple(Transposed.of(kernel, inputs) for kernel in leaf)
+
+    blocks = traverse_util.unflatten_dict({path: apart(path, leaf) for path, leaf in blocks.items()})
+    return {**params, "decoder": {**params["decoder"], "blocks": blocks}}

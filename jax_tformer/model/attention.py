@@ -1,0 +1,229 @@
+"""Scaled dot-product attention, and the projections around it (paper, section 3.2); beside torch_ref/attention.py."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jax_tformer.config import AttentionImplementation, Remat, StackConfig, TransformerConfig, require
+from jax_tformer.model.kernels import attend_in_rows, choose_implementation, flat, is_kernel, kernel
+from jax_tformer.model.layers import PROJECTION, Linear, Rotation, accumulator, dropout, keep_mask, rotate, site_key
+from jax_tformer.model.masks import Mask, position_ids
+
+ATTENTION_OUTPUT = "attention output"
+"""What `Stack` knows the result of `attend` by, when it decides what the backward pass keeps."""
+
+
+def attend(
+    query: Float[Array, "B T H C"],
+    key: Float[Array, "B S K C"],
+    value: Float[Array, "B S K C"],
+    mask: Mask,
+    *,
+    scale: float,
+    dropout_rate: float = 0.0,
+    keep: Bool[Array, "B H T S"] | None = None,
+    implementation: AttentionImplementation = "auto",
+) -> Float[Array, "B T H C"]:
+    """softmax(scale * Q K^T) V (paper, section 3.2.1); H/K query heads share a key/value head.
+
+    The softmax runs in at least float32. A query that may attend to nothing gets zeros, with zero gradients. `keep` is
+    the dropout mask of the weights. "auto" takes what `choose_implementation` names. Raises InputError where the
+    implementation asked for cannot compute this.
+    """
+    if implementation == "auto":
+        platform, drops = jax.default_backend(), keep is not None
+        implementation = choose_implementation(platform, query.dtype, query.shape, key.shape, mask, drops=drops)
+    if implementation == "einsum":
+        weights = dropout(attention_weights(query, key, mask, scale=scale), dropout_rate, keep).astype(value.dtype)
+        grouped = weights.reshape(len(query), value.shape[2], -1, query.shape[1], value.shape[1])
+        output = jnp.einsum("bkgts,bskc->btkgc", grouped, value).reshape(query.shape)
+    elif implementation == "blocks":
+        heads = key.shape[2]
+        output = attend_in_rows(
+            query, flat(key), flat(value), mask, scale=scale, dropout_rate=dropout_rate, keep=keep, heads=heads
+        )
+    else:
+        output = kernel(implementation, query, key, value, mask, scale=scale, drops=keep is not None)
+    # A name for the policy of rematerialisation: kept, so that the backward pass multiplies no weights with values.
+    # (Of cuDNN's kernel the policy keeps all results: see is_kernel.)
+    return output if implementation == "cudnn" else checkpoint_name(output, ATTENTION_OUTPUT)
+
+
+def attention_weights(
+    query: Float[Array, "B T H C"], key: Float[Array, "B S K C"], mask: Mask, *, scale: float
+) -> Float[Array, "B H T S"]:
+    """softmax(scale * Q K^T), before dropout."""
+    batch, length, heads, width = query.shape
+    grouped = query.reshape(batch, length, key.shape[2], heads // key.shape[2], width)
+    high = accumulator(query.dtype)
+    scores = jnp.einsum("btkgc,bskc->bkgts", grouped, key, preferred_element_type=high) * scale
+    return mask.softmax(scores.reshape(batch, heads, length, -1), length, key.shape[1])
+
+
+class KeyValue(NamedTuple):
+    """Keys and values that are remembered, `[R, S, C]` with R = B * K: a row for each head of each sequence.
+
+    One leading axis and not two: where a single sequence is decoded, an axis of size one makes XLA on CPU copy the
+    whole cache several times a token.
+    """
+
+    key: Float[Array, "R S C"]
+    value: Float[Array, "R S C"]
+
+    def write(
+        self, key: Float[Array, "B T K C"], value: Float[Array, "B T K C"], place: Int[Array, ""] | int
+    ) -> "KeyValue":
+        """With these in the slots from `place` on."""
+        update = jax.lax.dynamic_update_slice_in_dim
+        return KeyValue(update(self.key, flat(key), place, axis=1), update(self.value, flat(value), place, axis=1))
+
+    def keys(self, heads: int) -> Float[Array, "B S K C"]:
+        """The keys as `attend` takes them, of so many key/value heads."""
+        _, slots, width = self.key.shape
+        return self.key.reshape(-1, heads, slots, width).transpose(0, 2, 1, 3)
+
+
+class Attention(nnx.Module):
+    """softmax(scale * Q K^T) V over heads; x asks, memory answers."""
+
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, residual_branches: int) -> None:
+        width = config.head_width(stack)
+        model, heads = (config.d_model,), (stack.num_heads, width)
+        self.key_value_heads = stack.key_value_heads or stack.num_heads
+        shared = (self.key_value_heads, width)
+        self.query = Linear(model, heads, config, bias=stack.query_bias)
+        self.key = Linear(model, shared, config, bias=stack.key_bias)
+        self.value = Linear(model, shared, config, bias=stack.value_bias)
+        self.output = Linear(heads, model, config, bias=stack.output_bias, residual_branches=residual_branches)
+        widths = {"head_width": width, "model_width": config.d_model, "none": 1}
+        self.scale = 1 / math.sqrt(widths[stack.attention_scale])
+        self.dropout_rate = config.dropout.attention
+        self.implementation = config.compute.attention
+
+    def __call__(
+        self,
+        x: Float[Array, "N T D"],
+        memory: Float[Array, "N S D"] | None,
+        mask: Mask,
+        rotation: Rotation | None = None,
+        *,
+        dropout_key: Key[Array, ""] | None = None,
+        cache: KeyValue | None = None,
+        capture: bool = False,
+    ) -> tuple[Float[Array, "N T D"], Float[Array, "N H T S"] | None, KeyValue | None]:
+        """The output, with `capture` the weights before dropout, and the cache with the memory in it.
+
+        With a cache, `memory` is written to it from place `mask.first` on (None adds nothing), and x attends to all
+        that it then holds; N sequences may share the rows of N / n: neighbours, then, attend to the same.
+        """
+        query = self.query(x)
+        query = query if rotation is None else rotate(query, rotation)
+        if memory is not None:
+            key, value = self.key(memory), self.value(memory)
+            key = key if rotation is None else rotate(key, rotation)
+            cache = None if cache is None else cache.write(key, value, mask.first)
+        slots = key.shape[1] if cache is None else cache.key.shape[1]
+        shape = (len(x), query.shape[2], x.shape[1], slots)
+        keep = keep_mask(site_key(dropout_key, "dropout"), self.dropout_rate, shape)
+        if cache is None:
+            output = attend(
+                query,
+                key,
+                value,
+                mask,
+                scale=self.scale,
+                dropout_rate=self.dropout_rate,
+                keep=keep,
+                implementation=self.implementation,
+            )
+        else:
+            key = cache.keys(self.key_value_heads)
+            output = attend_in_rows(
+                query, *cache, mask, scale=self.scale, dropout_rate=self.dropout_rate, keep=keep, heads=key.shape[2]
+            )
+        # Beside the output, whose weights the fast implementations never hold all at once.
+        weights = attention_weights(query, key, mask, scale=self.scale) if capture else None
+        return self.output(output), weights, cache
+
+
+class LayerCache(NamedTuple):
+    """What one layer of a decoder remembers between tokens."""
+
+    self_attention: KeyValue
+    cross_attention: KeyValue | None
+    """Of the encoder's output. Its rows may be fewer: sequences with one source share them."""
+
+
+class Cache(NamedTuple):
+    """What a decoder remembers between tokens: an argument of the forward pass, and part of its result."""
+
+    layers: tuple[LayerCache, ...]
+    tokens: Bool[Array, "B S"]
+    """The slots that hold a token; the others are padding, or still empty."""
+    filled: Int[Array, ""] | int
+    """Slots in use, padding included: where the next token goes."""
+    source_tokens: Bool[Array, "b S"] | None = None
+    """Which positions of the encoder's output are tokens; None: all."""
+
+    def place(self, new: Bool[Array, "B T"]) -> tuple["Cache", Int[Array, "B T"]]:
+        """Takes the next T slots (`new`: True at tokens): the cache, and their positions, which count tokens only.
+
+        Raises InputError where fewer than T slots are free; compiled code, which cannot know, would overwrite the last.
+        """
+        used, available, length = self.filled, self.tokens.shape[1], new.shape[1]
+        if not isinstance(used, jax.core.Tracer):
+            message = f"the cache has {available} slots and {used} are used; expected {length} free"
+            require(int(used) + length <= available, message)
+        positions = jnp.maximum(self.tokens.sum(1, keepdims=True) + jnp.cumsum(new, axis=1) - 1, 0)
+        tokens = jax.lax.dynamic_update_slice_in_dim(self.tokens, new, used, axis=1)
+        return self._replace(tokens=tokens, filled=used + length), positions
+
+
+def causally(
+    stack: StackConfig,
+    ids: Int[Array, "B T"],
+    mask: Bool[Array, "B T"] | None,
+    segments: Int[Array, "B T"] | None,
+    prefix: Bool[Array, "B T"] | None,
+    cache: Cache | None,
+) -> tuple[Int[Array, "#B T"], Mask, Cache | None]:
+    """Where the tokens of a decoder stand, and whom they see; both behind what the cache holds, if there is one."""
+    length = ids.shape[1]
+    if cache is None:
+        pair = None if segments is None else (segments, segments)
+        both = None if prefix is None else (prefix, prefix)
+        seen = Mask(causal=True, window=stack.window, tokens=mask, segments=pair, prefix=both)
+        return position_ids(length, mask, segments), seen, None
+    require(segments is None, "there are segments and a cache, which holds one text a row; expected one of them")
+    cache, positions = cache.place(jnp.ones(ids.shape, bool) if mask is None else mask)
+    first, both = cache.filled - length, None
+    if prefix is not None:
+        both = prefix, jax.lax.dynamic_update_slice_in_dim(jnp.zeros_like(cache.tokens), prefix, first, axis=1)
+    seen = Mask(causal=True, window=stack.window, tokens=cache.tokens, prefix=both, first=first)
+    return positions, seen, cache
+
+
+def mutually(stack: StackConfig, mask: Bool[Array, "B T"] | None, segments: Int[Array, "B T"] | None) -> Mask:
+    """Whom the tokens of an encoder see: every other one."""
+    return Mask(window=stack.window, tokens=mask, segments=None if segments is None else (segments, segments))
+
+
+def rematerialized(layer: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
+    """`layer`, with what its backward pass computes again instead of keeping (see ComputeConfig.remat).
+
+    "auto" is "dots" here, the fastest on CPU and far smaller than keeping all; train.py chooses by memory. Projections
+    are kept with their bias: in bfloat16 the compiler may leave the rounding between the two out of the forward pass,
+    and a ReLU would then be recomputed on the other side of its kink.
+    """
+    if remat == "none":
+        return layer
+    policies = jax.checkpoint_policies
+    products = policies.save_from_both_policies(policies.save_only_these_names(PROJECTION, ATTENTION_OUTPUT), is_kernel)
+    # Under scan the loop itself keeps the compiler from merging both computations, which is what prevent_cse is for.
+    return jax.checkpoint(layer, prevent_cse=False, policy=None if remat == "full" else products)

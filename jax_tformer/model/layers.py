@@ -1,0 +1,330 @@
+"""The layers of "Attention is all you need" and its descendants; torch_ref/layers.py says the same in PyTorch.
+
+Norms and activations are computed in float32 at least, whatever the type of x.
+"""
+
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jax_tformer.config import Activation, StackConfig, TransformerConfig
+from jax_tformer.errors import InputError
+
+PROJECTION = "projection"
+"""What `Stack` knows the result of a Linear by, bias included, when it decides what the backward pass keeps."""
+
+
+def dtype_of(name: str) -> jnp.dtype:
+    """The dtype called `name`; raises ValueError where float64 is asked for and JAX would silently give float32."""
+    if name == "float64" and not jax.config.read("jax_enable_x64"):
+        raise ValueError('float64 needs jax.config.update("jax_enable_x64", True) before anything is traced')
+    return jnp.dtype(name)
+
+
+def accumulator(dtype: Any) -> jnp.dtype:
+    """The type in which norms, softmax and losses of `dtype` are computed: never below float32."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+@dataclass(frozen=True)
+class Start:
+    """The distribution of a fresh parameter: `constant` everywhere, N(0, size^2), or U(-size, size)."""
+
+    kind: Literal["constant", "normal", "uniform"]
+    size: float
+
+
+ZEROS, ONES = Start("constant", 0.0), Start("constant", 1.0)
+
+
+def parameter(shape: tuple[int, ...], config: TransformerConfig, start: Start) -> nnx.Param:
+    """Declares a parameter that begins as `start` says; `init` fills it (functional.py), and until then it is zero."""
+    return nnx.Param(jnp.zeros(shape, dtype_of(config.compute.parameter_dtype)), start=start)
+
+
+def projection_start(config: TransformerConfig, fan_in: int, fan_out: int, scale: float = 1.0) -> Start:
+    """How a projection starts: normal with the config's deviation, or uniform as Glorot & Bengio (2010) propose."""
+    if config.initializer == "normal":
+        return Start("normal", scale * config.initializer_std)
+    return Start("uniform", scale * (6 / (fan_in + fan_out)) ** 0.5)
+
+
+def site_key(key: Key[Array, ""] | None, name: str | int) -> Key[Array, ""] | None:
+    """The dropout key of the part called `name` within what `key` belongs to; None where nothing is dropped.
+
+    The key of `decoder.blocks.3.feedforward.dropout` is that of the forward pass, folded with each of these words and
+    numbers in turn. So a mask can be drawn again from outside: `keep_mask` with this key.
+    """
+    if key is None:
+        return None
+    return jax.random.fold_in(key, name if isinstance(name, int) else zlib.crc32(name.encode()))
+
+
+def keep_mask(key: Key[Array, ""] | None, rate: float, shape: tuple[int, ...]) -> Bool[Array, "..."] | None:
+    """True, with probability 1 - rate, for each element that is kept; None where there is no key or nothing to drop."""
+    if key is None or rate == 0:
+        return None
+    # Drawn flat, then reshaped: XLA on CPU takes six times as long to compile a generator of four axes.
+    return jax.random.bernoulli(key, 1 - rate, (math.prod(shape),)).reshape(shape)
+
+
+def dropout(x: Array, rate: float, keep: Bool[Array, "..."] | None) -> Array:
+    """Zeroes what `keep` does not keep and divides the rest by 1 - rate; with None, x as it is."""
+    return x if keep is None else jnp.where(keep, x / (1 - rate), jnp.zeros_like(x))
+
+
+class Dropout(nnx.Module):
+    """Dropout (paper, section 5.4) with a mask drawn from the key that it is given; without a key it drops nothing."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def __call__(self, x: Float[Array, "..."], key: Key[Array, ""] | None) -> Float[Array, "..."]:
+        """Drops elements of x; `key` is that of this site (`site_key`)."""
+        return dropout(x, self.rate, keep_mask(key, self.rate, x.shape))
+
+
+class Linear(nnx.Module):
+    """y = x W + b, from the axes `inputs` to the axes `outputs` (heads x head width, say).
+
+    The product runs on flattened tokens, `[B*T, in] @ [in, out]`: XLA then transposes the small weight gradient
+    and not the large activations. `residual_branches` is the number of branches in the stack where this projection
+    ends one of them (see `residual_init_scale`), else 1.
+    """
+
+    def __init__(
+        self,
+        inputs: tuple[int, ...],
+        outputs: tuple[int, ...],
+        config: TransformerConfig,
+        *,
+        bias: bool,
+        residual_branches: int = 1,
+    ) -> None:
+        scale = residual_branches**-0.5 if config.residual_init_scale else 1.0
+        start = projection_start(config, math.prod(inputs), math.prod(outputs), scale)
+        self.kernel = parameter(inputs + outputs, config, start)
+        self.bias = parameter(outputs, config, ZEROS) if bias else None
+        self.dtype, self.inputs, self.outputs = config.compute.dtype, inputs, outputs
+
+    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Projects `[..., *inputs]` to `[..., *outputs]`."""
+        dtype, width = dtype_of(self.dtype), math.prod(self.inputs)
+        leading = x.shape[: x.ndim - len(self.inputs)]
+        y = x.reshape(-1, width).astype(dtype) @ self.kernel[...].reshape(width, -1).astype(dtype)
+        if self.bias is not None:
+            # The sum over tokens that is the bias's gradient has the type of this addition: bfloat16 would lose it.
+            high = accumulator(dtype)
+            y = (y.astype(high) + self.bias[...].reshape(1, -1).astype(high)).astype(dtype)
+        return checkpoint_name(y, PROJECTION).reshape(leading + self.outputs)
+
+
+class Norm(nnx.Module):
+    """LayerNorm (Ba et al., 2016), scale * (x - mean) / sqrt(var + eps) + bias, or RMSNorm (Zhang & Sennrich, 2019).
+
+    RMSNorm has neither mean nor bias. The variance is the mean of squared deviations, in two passes: mean(x^2) -
+    mean(x)^2 loses all digits where the mean is large.
+    """
+
+    def __init__(self, config: TransformerConfig, stack: StackConfig) -> None:
+        self.scale = parameter((config.d_model,), config, ONES)
+        self.bias = parameter((config.d_model,), config, ZEROS) if stack.norm_bias else None
+        self.kind, self.eps = stack.norm, stack.norm_eps
+
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Normalises over the last axis."""
+        high = x.astype(accumulator(x.dtype))
+        if self.kind == "layernorm":
+            high = high - high.mean(-1, keepdims=True)
+        high = high * jax.lax.rsqrt(jnp.square(high).mean(-1, keepdims=True) + self.eps)
+        high = high * self.scale[...].reshape(1, 1, -1).astype(high.dtype)
+        if self.bias is not None:
+            high = high + self.bias[...].reshape(1, 1, -1).astype(high.dtype)
+        return high.astype(x.dtype)
+
+
+def angles(positions: Int[Array, "#B T"], width: int, base: float, dtype: jnp.dtype) -> Float[Array, "#B T W"]:
+    """position / base^(2i / width) for i = 0 .. width/2 - 1 (paper, section 3.5); radians, in at least float32."""
+    dtype = accumulator(dtype)
+    denominator = jnp.power(jnp.asarray(base, dtype), jnp.arange(0, width, 2, dtype=dtype) / width)
+    return positions[:, :, None].astype(dtype) / denominator[None, None, :]
+
+
+def sinusoidal(
+    positions: Int[Array, "#B T"], width: int, base: float, interleaved: bool, dtype: jnp.dtype
+) -> Float[Array, "#B T D"]:
+    """The paper's position encoding (section 3.5).
+
+    Interleaved: sine at even and cosine at odd columns, as the paper writes it. Otherwise all sines, then all
+    cosines, as in its first implementation (tensor2tensor) and many after it.
+    """
+    angle = angles(positions, width, base, dtype)
+    if interleaved:
+        table = jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape((*angle.shape[:2], width))
+    else:
+        table = jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
+    return table.astype(dtype)
+
+
+class Rotation(NamedTuple):
+    """Cosines and sines of the rotary angles of the positions in one forward pass."""
+
+    cosine: Float[Array, "#B T c"]
+    sine: Float[Array, "#B T c"]
+
+
+def rotate(x: Float[Array, "B T H C"], rotation: Rotation) -> Float[Array, "B T H C"]:
+    """Rotary positions (Su et al., 2021): turns column i with column i + C/2 by the angle of its position.
+
+    Hugging Face stores weights for this pairing of the two halves. Computed in the type of the angles, returned in
+    that of x.
+    """
+    cosine, sine = (part[:, :, None, :] for part in rotation)
+    first, second = jnp.split(x.astype(cosine.dtype), 2, axis=-1)
+    turned = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+    return turned.astype(x.dtype)
+
+
+class FeedForward(nnx.Module):
+    """down(activation(up(x))) (paper, section 3.3), or down(activation(gate(x)) * up(x)) (Shazeer, 2020)."""
+
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, residual_branches: int) -> None:
+        model, inner, bias = (config.d_model,), (stack.feedforward_width,), stack.feedforward_bias
+        self.gate = Linear(model, inner, config, bias=bias) if stack.gated else None
+        self.up = Linear(model, inner, config, bias=bias)
+        self.down = Linear(inner, model, config, bias=bias, residual_branches=residual_branches)
+        self.activation = stack.activation
+        self.dropout = Dropout(config.dropout.feedforward)
+
+    def __call__(self, x: Float[Array, "B T D"], dropout_key: Key[Array, ""] | None = None) -> Float[Array, "B T D"]:
+        """Applies the same two (or three) projections at every position."""
+        if self.gate is None:
+            hidden = activate(self.up(x), self.activation)
+        else:
+            hidden = activate(self.gate(x), self.activation) * self.up(x)
+        return self.down(self.dropout(hidden, site_key(dropout_key, "dropout")))
+
+
+def activate(x: Array, activation: Activation) -> Array:
+    """ReLU, GELU (Hendrycks & Gimpel, 2016; exact or in the tanh approximation) or SiLU, in at least float32."""
+    functions: dict[str, Callable[[Array], Array]] = {
+        "relu": jax.nn.relu,
+        "gelu_erf": gelu,
+        "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+        "silu": jax.nn.silu,
+    }
+    function, high = functions[activation], accumulator(x.dtype)
+    if x.dtype == high or activation == "relu":
+        return function(x)
+    # The backward pass keeps x alone, in its own type, and nothing of what lies between in float32.
+    return jax.checkpoint(lambda x: function(x.astype(high)).astype(x.dtype), prevent_cse=False)(x)
+
+
+def gelu(x: Array) -> Array:
+    """x Phi(x), with the error function: `jax.nn.gelu` calls its complement, which takes 2.6 times as long on CPU."""
+    return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
+
+
+class Table(nnx.Module):
+    """A lookup table `[rows, D]`."""
+
+    def __init__(self, rows: int, config: TransformerConfig, *, std: float) -> None:
+        self.embedding = parameter((rows, config.d_model), config, Start("normal", std))
+        self.dtype = config.compute.dtype
+
+    def __call__(self, ids: Int[Array, "#B T"]) -> Float[Array, "#B T D"]:
+        """Looks up the rows called `ids`, which must be in range (checked on the host, not here)."""
+        return jnp.take(self.embedding[...], ids, axis=0).astype(dtype_of(self.dtype))
+
+
+class InputEmbedding(nnx.Module):
+    """Token + position + token-type embeddings, then norm and dropout.
+
+    Token tables start at d_model^-0.5 under xavier_uniform, so that the paper's scaling by sqrt(d_model)
+    (section 3.4) brings them to unit size. With `tokens=False` the table is another stack's (`shared_embedding`).
+    """
+
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, tokens: bool = True) -> None:
+        assert config.vocab_size is not None
+        std = config.initializer_std
+        token_std = std if config.initializer == "normal" else config.d_model**-0.5
+        self.tokens = Table(config.vocab_size, config, std=token_std) if tokens else None
+        learned = stack.positions == "learned"
+        self.positions = Table(stack.max_positions or 0, config, std=std) if learned else None
+        self.token_types = Table(stack.token_types, config, std=std) if stack.token_types else None
+        self.norm = Norm(config, stack) if stack.embedding_norm else None
+        self.dropout = Dropout(config.dropout.embedding)
+        self.stack = stack
+
+    def __call__(
+        self,
+        ids: Int[Array, "B T"],
+        positions: Int[Array, "#B T"],
+        table: Table,
+        types: Int[Array, "B T"] | None = None,
+        dropout_key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Embeds `ids` by `table`; raises InputError where the sequence is longer than the learned positions."""
+        x = table(ids)
+        if self.stack.embedding_scale:
+            x = x * math.sqrt(x.shape[-1])
+        if self.positions is not None:
+            if ids.shape[1] > (self.stack.max_positions or 0):
+                raise InputError(
+                    f"the sequence has {ids.shape[1]} tokens and the model {self.stack.max_positions} learned "
+                    "positions; give a shorter sequence"
+                )
+            x = x + self.positions(positions)
+        elif self.stack.positions.startswith("sinusoidal"):
+            interleaved = self.stack.positions == "sinusoidal_interleaved"
+            x = x + sinusoidal(positions, x.shape[-1], self.stack.position_base, interleaved, x.dtype)
+        if self.token_types is not None:
+            x = x + self.token_types(jnp.zeros_like(ids) if types is None else types)
+        return self.dropout(x if self.norm is None else self.norm(x), site_key(dropout_key, "dropout"))
+
+
+class Head(nnx.Module):
+    """logits = x W (+ b) (paper, section 3.4); W may be the token table, transposed (Press & Wolf, 2017).
+
+    With head "transform", x first passes dense, activation and norm, as in BERT's masked language model.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        assert config.vocab_size is not None
+        stack, width = config.output_stack, config.d_model
+        transform = config.head == "transform"
+        self.dense = Linear((width,), (width,), config, bias=True) if transform else None
+        self.norm = Norm(config, stack) if transform else None
+        start = projection_start(config, width, config.vocab_size)
+        self.kernel = None if config.tied_head else parameter((width, config.vocab_size), config, start)
+        self.bias = parameter((config.vocab_size,), config, ZEROS) if config.head_bias else None
+        self.activation, self.dtype = stack.activation, config.compute.dtype
+
+    def transformed(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """What is projected to the vocabulary."""
+        if self.dense is None or self.norm is None:
+            return x
+        return self.norm(activate(self.dense(x), self.activation))
+
+    def projection(self, table: Table) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
+        """The matrix (its rows are the tokens') and the bias of the vocabulary projection."""
+        matrix = table.embedding[...] if self.kernel is None else self.kernel[...].T
+        return matrix, None if self.bias is None else self.bias[...]
+
+    def __call__(self, x: Float[Array, "B T D"], table: Table) -> Float[Array, "B T V"]:
+        """Logits of what `transformed` gives, in at least float32; `table` is used where the head is tied."""
+        matrix, bias = self.projection(table)
+        kernel = matrix.T.astype(dtype_of(self.dtype))
+        logits = jnp.matmul(x.reshape(-1, x.shape[-1]), kernel, preferred_element_type=accumulator(x.dtype))
+        if bias is not None:
+            logits = logits + bias.reshape(1, -1).astype(logits.dtype)
+        return logits.reshape(*x.shape[:-1], -1)

@@ -1,0 +1,425 @@
+"""The three transformers, put together from `layers` and `attention`; torch_ref/transformer.py says the same."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.model.attention import Attention, Cache, KeyValue, LayerCache, causally, mutually, rematerialized
+from jax_tformer.model.layers import (
+    Dropout,
+    FeedForward,
+    Head,
+    InputEmbedding,
+    Norm,
+    Rotation,
+    Table,
+    angles,
+    dtype_of,
+    site_key,
+)
+from jax_tformer.model.masks import Mask, position_ids
+
+
+class Captured(NamedTuple):
+    """What `capture=True` brings back from one layer, or stacked along L from all of them."""
+
+    hidden: Float[Array, "*L B T D"]
+    """The residual stream after the layer."""
+    self_attention: Float[Array, "*L B H T S"]
+    """Attention weights, before dropout."""
+    cross_attention: Float[Array, "*L B H T S"] | None
+    """Attention weights over the encoder's output."""
+
+
+class Outputs(NamedTuple):
+    """The result of a forward pass."""
+
+    logits: Float[Array, "B T V"]
+    """Logits; hidden states `[B, T, D]` where the model has no head."""
+    hidden: Float[Array, "B T D"]
+    """What the vocabulary projection was given. Compiled code that reads this alone computes no logits."""
+    encoder: Captured | None
+    """Of the encoder's layers, stacked along L; with `capture`, else None."""
+    decoder: Captured | None
+    """Of the decoder's layers, stacked along L; with `capture`, else None."""
+    cache: Cache | None
+    """The cache that was given, with these tokens in it."""
+
+
+class Block(nnx.Module):
+    """One layer: post-norm as in the paper, norm(x + f(x)), or pre-norm, x + f(norm(x))."""
+
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, cross: bool) -> None:
+        branches = stack.num_layers * (3 if cross else 2)
+        self.self_attention = Attention(config, stack, residual_branches=branches)
+        self.self_attention_norm = Norm(config, stack)
+        self.cross_attention = Attention(config, stack, residual_branches=branches) if cross else None
+        self.cross_attention_norm = Norm(config, stack) if cross else None
+        self.feedforward = FeedForward(config, stack, residual_branches=branches)
+        self.feedforward_norm = Norm(config, stack)
+        self.self_attention_residual_dropout = Dropout(config.dropout.residual)
+        self.cross_attention_residual_dropout = Dropout(config.dropout.residual) if cross else None
+        self.feedforward_residual_dropout = Dropout(config.dropout.residual)
+        self.pre = stack.norm_placement == "pre"
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        mask: Mask,
+        rotation: Rotation | None = None,
+        memory: Float[Array, "B S D"] | None = None,
+        memory_mask: Mask | None = None,
+        *,
+        dropout_key: Key[Array, ""] | None = None,
+        cache: LayerCache | None = None,
+        capture: bool = False,
+    ) -> tuple[Float[Array, "B T D"], Captured | None, LayerCache | None]:
+        """The residual stream after the layer; with `capture`, what was computed on the way; the cache with x in it.
+
+        `memory` is the encoder's output; with a cache it may be None, and is then what the cache remembers of it.
+        """
+        own, cross = (None, None) if cache is None else cache
+        cross_weights = None
+
+        def key(site: str) -> Array | None:
+            return site_key(dropout_key, site)
+
+        h = self.self_attention_norm(x) if self.pre else x
+        h, self_weights, own = self.self_attention(
+            h, h, mask, rotation, dropout_key=key("self_attention"), cache=own, capture=capture
+        )
+        h = self.self_attention_residual_dropout(h, key("self_attention_residual_dropout"))
+        x = self._add(x, h, self.self_attention_norm)
+        if self.cross_attention is not None and self.cross_attention_norm is not None and memory_mask is not None:
+            assert self.cross_attention_residual_dropout is not None
+            h = self.cross_attention_norm(x) if self.pre else x
+            h, cross_weights, cross = self.cross_attention(
+                h, memory, memory_mask, dropout_key=key("cross_attention"), cache=cross, capture=capture
+            )
+            h = self.cross_attention_residual_dropout(h, key("cross_attention_residual_dropout"))
+            x = self._add(x, h, self.cross_attention_norm)
+        h = self.feedforward(self.feedforward_norm(x) if self.pre else x, key("feedforward"))
+        h = self.feedforward_residual_dropout(h, key("feedforward_residual_dropout"))
+        x = self._add(x, h, self.feedforward_norm)
+        captured = None if self_weights is None else Captured(x, self_weights, cross_weights)
+        return x, captured, None if own is None else LayerCache(own, cross)
+
+    def _add(self, x: Array, h: Array, norm: Norm) -> Array:
+        return x + h if self.pre else norm(x + h)
+
+
+class Stack(nnx.Module):
+    """num_layers blocks, then the final norm if there is one.
+
+    The layers' parameters lie in arrays with a leading L axis. In training, `lax.scan` runs one compiled layer over it,
+    so that compile time does not grow with depth. With a cache, the layers run one by one: a scan would copy the
+    weights of each before it reads them, which is most of what a token costs.
+    """
+
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, cross: bool = False) -> None:
+        self.blocks = nnx.vmap(lambda: Block(config, stack, cross=cross), axis_size=stack.num_layers)()
+        self.final_norm = Norm(config, stack) if stack.final_norm else None
+        self.config, self.stack = config, stack
+
+    def __call__(
+        self,
+        x: Float[Array, "N T D"],
+        mask: Mask,
+        positions: Int[Array, "#N T"],
+        memory: Float[Array, "N S D"] | None = None,
+        memory_mask: Mask | None = None,
+        *,
+        dropout_key: Key[Array, ""] | None = None,
+        cache: tuple[LayerCache, ...] | None = None,
+        capture: bool = False,
+    ) -> tuple[Float[Array, "N T D"], Captured | None, tuple[LayerCache, ...] | None]:
+        """All layers in turn: the residual stream, what they computed (with `capture`), and their caches."""
+        graph, layers = nnx.split(self.blocks, nnx.Param)
+        rotation, blocks_key = self.rotation(positions), site_key(dropout_key, "blocks")
+
+        def layer(x: Array, parameters: Any, key: Array | None, cache: LayerCache | None) -> tuple:
+            block = nnx.merge(graph, parameters)
+            return block(x, mask, rotation, memory, memory_mask, dropout_key=key, cache=cache, capture=capture)
+
+        if cache is None:
+            keys = None
+            if blocks_key is not None:
+                keys = jax.vmap(jax.random.fold_in, (None, 0))(blocks_key, jnp.arange(self.stack.num_layers))
+            compute = self.config.compute
+            body = rematerialized(lambda x, inputs: layer(x, inputs[0], inputs[1], None)[:2], compute.remat)
+            unroll = min(compute.unroll, self.stack.num_layers)
+            x, captured = jax.lax.scan(body, x, (layers, keys), unroll=unroll)
+        else:
+            found: list[Captured | None] = []
+            updated = []
+            for number, remembered in enumerate(cache):
+                own = _one(layers, number)
+                x, captured, remembered = layer(x, own, site_key(blocks_key, number), remembered)
+                found.append(captured)
+                updated.append(remembered)
+            cache = tuple(updated)
+            captured = jax.tree.map(lambda *each: jnp.stack(each), *found)
+        return (x if self.final_norm is None else self.final_norm(x)), captured, cache
+
+    def rotation(self, positions: Int[Array, "#B T"]) -> Rotation | None:
+        """The rotary angles of `positions`, computed once for all layers; None without rotary positions."""
+        if self.stack.positions != "rotary":
+            return None
+        dtype = dtype_of(self.config.compute.dtype)
+        angle = angles(positions, self.config.head_width(self.stack), self.stack.position_base, dtype)
+        return Rotation(jnp.cos(angle), jnp.sin(angle))
+
+    def empty_cache(self, batch: int, slots: int, source_slots: int | None = None) -> tuple[LayerCache, ...]:
+        """Room for `slots` tokens in each layer, and for an encoder's output of `source_slots` positions."""
+        rows = batch * (self.stack.key_value_heads or self.stack.num_heads)
+        width, dtype = self.config.head_width(self.stack), dtype_of(self.config.compute.dtype)
+
+        def room(slots: int) -> KeyValue:
+            return KeyValue(jnp.zeros((rows, slots, width), dtype), jnp.zeros((rows, slots, width), dtype))
+
+        cross = None if source_slots is None else room(source_slots)
+        return tuple(LayerCache(room(slots), cross) for _ in range(self.stack.num_layers))
+
+
+def _one(layers: nnx.State, number: int) -> nnx.State:
+    """The parameters of one layer."""
+    return nnx.map_state(lambda _, parameter: parameter.replace(parameter.get_value()[number]), layers)
+
+
+class _Model(nnx.Module):
+    """What the three transformers share: the way from the last stack's output to logits."""
+
+    head: Head | None
+
+    @property
+    def table(self) -> Table:
+        """The token table of the last stack."""
+        raise NotImplementedError
+
+    def read_out(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        """Logits of `Outputs.hidden`; `hidden` itself where the model has no head."""
+        return hidden if self.head is None else self.head(hidden, self.table)
+
+    def projection(self) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
+        """The matrix and the bias of the vocabulary projection, which must exist."""
+        assert self.head is not None
+        return self.head.projection(self.table)
+
+    def outputs(
+        self,
+        x: Float[Array, "B T D"],
+        encoder: Captured | None = None,
+        decoder: Captured | None = None,
+        cache: Cache | None = None,
+        layers: tuple[LayerCache, ...] | None = None,
+    ) -> Outputs:
+        """What a forward pass results in, given the last stack's output."""
+        hidden = x if self.head is None else self.head.transformed(x)
+        cache = None if cache is None or layers is None else cache._replace(layers=layers)
+        return Outputs(self.read_out(hidden), hidden, encoder, decoder, cache)
+
+
+class SingleStack(_Model):
+    """What EncoderOnly and DecoderOnly share: everything but the name of the stack and its mask."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        self.embedding = InputEmbedding(config, config.output_stack)
+        self.head = Head(config) if config.head != "none" else None
+
+    @property
+    def table(self) -> Table:
+        """The token table."""
+        assert self.embedding.tokens is not None
+        return self.embedding.tokens
+
+
+class DecoderOnly(SingleStack):
+    """logits = head(decoder(embedding(tokens))), causal: GPT's shape."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        assert config.decoder is not None
+        self.decoder = Stack(config, config.decoder)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        *,
+        mask: Bool[Array, "B T"] | None = None,
+        positions: Int[Array, "#B T"] | None = None,
+        token_types: Int[Array, "B T"] | None = None,
+        segments: Int[Array, "B T"] | None = None,
+        prefix: Bool[Array, "B T"] | None = None,
+        dropout_key: Key[Array, ""] | None = None,
+        cache: Cache | None = None,
+        capture: bool = False,
+    ) -> Outputs:
+        """Logits of the token after each of `tokens`, and what else the forward pass computes.
+
+        `mask` is True at tokens and False at padding, on either side; positions then count tokens only. `segments`
+        numbers the texts that stand in one row: each sees itself alone, and its positions begin at 0. Tokens of the
+        `prefix` (True) see one another in both directions. Dropout happens where there is a `dropout_key`. With a
+        cache, the tokens come after those that it holds.
+
+        Ids must be from 0 to below vocab_size: compiled code cannot refuse others, and gives NaN all along their row (a
+        negative one counts from the table's end). `generate`, `stream`, `score` and train.py check theirs.
+        """
+        counted, seen, cache = causally(self.decoder.stack, tokens, mask, segments, prefix, cache)
+        positions = counted if positions is None else positions
+        x = self.embedding(tokens, positions, self.table, token_types, site_key(dropout_key, "embedding"))
+        x, captured, layers = self.decoder(
+            x,
+            seen,
+            positions,
+            dropout_key=site_key(dropout_key, "decoder"),
+            cache=None if cache is None else cache.layers,
+            capture=capture,
+        )
+        return self.outputs(x, decoder=captured, cache=cache, layers=layers)
+
+    def new_cache(self, batch: int, slots: int) -> Cache:
+        """An empty cache for `batch` sequences of up to `slots` tokens, padding included."""
+        return Cache(self.decoder.empty_cache(batch, slots), jnp.zeros((batch, slots), bool), 0)
+
+
+class EncoderOnly(SingleStack):
+    """output = encoder(embedding(tokens)), every position seeing every other: BERT's shape."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        assert config.encoder is not None
+        self.encoder = Stack(config, config.encoder)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        *,
+        mask: Bool[Array, "B T"] | None = None,
+        positions: Int[Array, "#B T"] | None = None,
+        token_types: Int[Array, "B T"] | None = None,
+        segments: Int[Array, "B T"] | None = None,
+        dropout_key: Key[Array, ""] | None = None,
+        capture: bool = False,
+    ) -> Outputs:
+        """Logits of the token at each position, or hidden states without a head; arguments as in `DecoderOnly`."""
+        positions = position_ids(tokens.shape[1], mask, segments) if positions is None else positions
+        x = self.embedding(tokens, positions, self.table, token_types, site_key(dropout_key, "embedding"))
+        seen = mutually(self.encoder.stack, mask, segments)
+        x, captured, _ = self.encoder(x, seen, positions, dropout_key=site_key(dropout_key, "encoder"), capture=capture)
+        return self.outputs(x, encoder=captured)
+
+
+class EncoderDecoder(_Model):
+    """logits = decode(target, encode(source)): "Attention is all you need" (Vaswani et al., 2017, section 3)."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        assert config.encoder is not None
+        assert config.decoder is not None
+        self.source_embedding = InputEmbedding(config, config.encoder)
+        self.encoder = Stack(config, config.encoder)
+        self.target_embedding = InputEmbedding(config, config.decoder, tokens=not config.shared_embedding)
+        self.decoder = Stack(config, config.decoder, cross=True)
+        self.head = Head(config) if config.head != "none" else None
+
+    @property
+    def table(self) -> Table:
+        """The decoder's token table, which may be the encoder's."""
+        table = self.target_embedding.tokens or self.source_embedding.tokens
+        assert table is not None
+        return table
+
+    def __call__(
+        self,
+        source: Int[Array, "B S"],
+        target: Int[Array, "B T"],
+        *,
+        source_mask: Bool[Array, "B S"] | None = None,
+        target_mask: Bool[Array, "B T"] | None = None,
+        source_segments: Int[Array, "B S"] | None = None,
+        target_segments: Int[Array, "B T"] | None = None,
+        dropout_key: Key[Array, ""] | None = None,
+        cache: Cache | None = None,
+        capture: bool = False,
+    ) -> Outputs:
+        """Logits of the token after each of `target` (shifted right: it begins with the start token).
+
+        A target's segment sees the source's segment of the same number; other arguments are as in `DecoderOnly`. With a
+        cache, that remembers the encoded source, and `decode` goes on from there.
+        """
+        memory, encoder = self.encode(
+            source, source_mask=source_mask, source_segments=source_segments, dropout_key=dropout_key, capture=capture
+        )
+        outputs = self.decode(
+            target,
+            memory,
+            source_mask=source_mask,
+            target_mask=target_mask,
+            source_segments=source_segments,
+            target_segments=target_segments,
+            dropout_key=dropout_key,
+            cache=cache,
+            capture=capture,
+        )
+        return outputs._replace(encoder=encoder)
+
+    def encode(
+        self,
+        source: Int[Array, "B S"],
+        *,
+        source_mask: Bool[Array, "B S"] | None = None,
+        source_segments: Int[Array, "B S"] | None = None,
+        dropout_key: Key[Array, ""] | None = None,
+        capture: bool = False,
+    ) -> tuple[Float[Array, "B S D"], Captured | None]:
+        """The memory that `decode` attends to, and with `capture` what the layers computed on the way."""
+        assert self.source_embedding.tokens is not None
+        positions = position_ids(source.shape[1], source_mask, source_segments)
+        key = site_key(dropout_key, "source_embedding")
+        x = self.source_embedding(source, positions, self.source_embedding.tokens, dropout_key=key)
+        seen = mutually(self.encoder.stack, source_mask, source_segments)
+        key = site_key(dropout_key, "encoder")
+        memory, captured, _ = self.encoder(x, seen, positions, dropout_key=key, capture=capture)
+        return memory, captured
+
+    def decode(
+        self,
+        target: Int[Array, "N T"],
+        memory: Float[Array, "N S D"] | None,
+        *,
+        source_mask: Bool[Array, "N S"] | None = None,
+        target_mask: Bool[Array, "N T"] | None = None,
+        source_segments: Int[Array, "N S"] | None = None,
+        target_segments: Int[Array, "N T"] | None = None,
+        dropout_key: Key[Array, ""] | None = None,
+        cache: Cache | None = None,
+        capture: bool = False,
+    ) -> Outputs:
+        """What follows from the encoder's output, `memory`; None, with a cache: what it remembers of that."""
+        positions, seen, cache = causally(self.decoder.stack, target, target_mask, target_segments, None, cache)
+        if cache is not None:
+            cache = cache if memory is None else cache._replace(source_tokens=source_mask)
+            source_mask = cache.source_tokens
+        segments = None
+        if source_segments is not None and target_segments is not None:
+            segments = target_segments, source_segments
+        x = self.target_embedding(target, positions, self.table, dropout_key=site_key(dropout_key, "target_embedding"))
+        x, captured, layers = self.decoder(
+            x,
+            seen,
+            positions,
+            memory,
+            Mask(tokens=source_mask, segments=segments),
+            dropout_key=site_key(dropout_key, "decoder"),
+            cache=None if cache is None else cache.layers,
+            capture=capture,
+        )
+        return self.outputs(x, decoder=captured, cache=cache, layers=layers)
+
+    def new_cache(self, batch: int, slots: int, source_slots: int) -> Cache:
+        """An empty cache for `batch` targets of up to `slots` tokens, of sources of `source_slots`."""
+        layers = self.decoder.empty_cache(batch, slots, source_slots)
+        return Cache(layers, jnp.zeros((batch, slots), bool), 0)

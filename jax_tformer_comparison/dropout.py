@@ -1,0 +1,71 @@
+"""Draws again, from outside, the dropout masks that a model draws in its forward pass, to give them to PyTorch.
+
+The key of a site follows from the key of the forward pass and the site's name (`site_key`), so that nothing has to be
+recorded on the way.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from typing import Any
+
+import jax
+from jaxtyping import Array, Bool, Key
+
+from jax_tformer.config import TransformerConfig
+from jax_tformer.model.functional import AnyTransformer
+from jax_tformer.model.layers import keep_mask, site_key
+from jax_tformer.training.step import Batch, TrainState, dropout_keys, split_batch
+
+Masks = dict[str, Bool[Array, "..."]]
+"""True = kept, by the name of the site: `decoder.blocks.3.self_attention.dropout` inside a layer's self-attention,
+`decoder.blocks.3.self_attention_residual_dropout` behind it, `embedding.dropout` at the input."""
+
+
+def dropout_sites(config: TransformerConfig, batch: Mapping[str, Any]) -> dict[str, tuple[float, tuple[int, ...]]]:
+    """The rate and the shape of every site that this batch passes, by name."""
+    rates, model = config.dropout, config.d_model
+    both = config.encoder is not None and config.decoder is not None
+    inputs = {"encoder": "source", "decoder": "target"} if both else {"encoder": "tokens", "decoder": "tokens"}
+    sites: dict[str, tuple[float, tuple[int, ...]]] = {}
+    for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+        if stack is None:
+            continue
+        rows, length = batch[inputs[side]].shape
+        sites[f"{inputs[side]}_embedding.dropout" if both else "embedding.dropout"] = (
+            rates.embedding,
+            (rows, length, model),
+        )
+        lengths = {"self_attention": length}
+        if both and side == "decoder":
+            lengths["cross_attention"] = batch["source"].shape[1]
+        for layer in range(stack.num_layers):
+            block = f"{side}.blocks.{layer}"
+            for attention, keys in lengths.items():
+                shape = (rows, stack.num_heads, length, keys)
+                sites[f"{block}.{attention}.dropout"] = (rates.attention, shape)
+                sites[f"{block}.{attention}_residual_dropout"] = (rates.residual, (rows, length, model))
+            sites[f"{block}.feedforward.dropout"] = (rates.feedforward, (rows, length, stack.feedforward_width))
+            sites[f"{block}.feedforward_residual_dropout"] = (rates.residual, (rows, length, model))
+    return sites
+
+
+def drawn_masks(config: TransformerConfig, key: Key[Array, ""] | None, batch: Mapping[str, Any]) -> Masks:
+    """The masks that a forward pass with this dropout key draws for this batch, of every site that drops anything."""
+    masks = {}
+    for name, (rate, shape) in dropout_sites(config, batch).items():
+        parts = [int(part) if part.isdigit() else part for part in name.split(".")]
+        mask = keep_mask(reduce(site_key, parts, key), rate, shape)
+        if mask is not None:
+            masks[name] = mask
+    return masks
+
+
+def masks_of_step(net: AnyTransformer, *, accumulation: int = 1) -> Callable[[TrainState, Batch], list[Masks]]:
+    """The function (state, batch) -> the masks that `train_step` draws from there, for each part of the batch."""
+
+    def draw(state: TrainState, batch: Batch) -> list[Masks]:
+        keys = dropout_keys(net, state, accumulation)
+        part = jax.tree.map(lambda x: x[0], split_batch(batch, accumulation))
+        return [drawn_masks(net.config, None if keys is None else keys[n], part) for n in range(accumulation)]
+
+    return draw

@@ -1,0 +1,100 @@
+"""Who sees whom, and scaled dot-product attention (paper, section 3.2), written out.
+
+B batch, T query length, S key length, D model width, H heads, K key/value heads, C head width.
+Masks are boolean, True = may attend. Scores and softmax are in float32 at least, whatever the type of x.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from jax_tformer.config import StackConfig, TransformerConfig
+from torch_ref.dropout import Dropout
+from torch_ref.layers import high, rotate
+
+
+def visible(
+    ids: Tensor,
+    *,
+    causal: bool,
+    window: int | None = None,
+    tokens: Tensor | None = None,
+    segments: Tensor | None = None,
+    prefix: Tensor | None = None,
+) -> Tensor | None:
+    """Who sees whom within one sequence, `[B or 1, 1, T, T]`; None: all see all.
+
+    Position t sees position s if s is a token; if both are of one segment; if s is less than `window` places away; and,
+    where `causal`, if s does not come later, unless both are of the prefix.
+    """
+    if not causal and window is None and tokens is None and segments is None:
+        return None
+    places = torch.arange(ids.shape[1], device=ids.device)
+    behind = places[:, None] - places[None, :]
+    seen = torch.ones_like(behind, dtype=torch.bool)[None, None]
+    if causal:
+        seen = (behind >= 0)[None, None]
+        if prefix is not None:
+            seen = seen | (prefix[:, None, :, None] & prefix[:, None, None, :])
+    if window is not None:
+        seen = seen & (behind.abs() < window)[None, None]
+    if tokens is not None:
+        seen = seen & tokens[:, None, None, :]
+    if segments is not None:
+        seen = seen & (segments[:, None, :, None] == segments[:, None, None, :])
+    return seen
+
+
+def position_ids(ids: Tensor, tokens: Tensor | None, segments: Tensor | None = None) -> Tensor:
+    """0, 1, 2 ... along the tokens of each segment; padding (False) on the left does not count."""
+    tokens = torch.ones_like(ids, dtype=torch.bool) if tokens is None else tokens
+    segments = torch.zeros_like(ids) if segments is None else segments
+    length = ids.shape[1]
+    # A segment is what stands together: the same number further on is another one.
+    begins = torch.cat(
+        [torch.zeros_like(segments[:, :1], dtype=torch.bool), segments[:, 1:] != segments[:, :-1]], dim=1
+    )
+    run = begins.cumsum(dim=1)
+    before = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
+    counted = before[None] & (run[:, :, None] == run[:, None, :]) & tokens[:, None, :]
+    return (counted.sum(dim=2) - 1).clamp(min=0)
+
+
+class Attention(nn.Module):
+    """softmax(scale * Q K^T) V over heads; x asks, memory answers."""
+
+    def __init__(self, config: TransformerConfig, stack: StackConfig):
+        super().__init__()
+        self.heads, self.groups = stack.num_heads, stack.num_heads // (stack.key_value_heads or stack.num_heads)
+        self.width = config.head_width(stack)
+        shared = self.heads // self.groups * self.width
+        self.query = nn.Linear(config.d_model, self.heads * self.width, bias=stack.query_bias)
+        self.key = nn.Linear(config.d_model, shared, bias=stack.key_bias)
+        self.value = nn.Linear(config.d_model, shared, bias=stack.value_bias)
+        self.output = nn.Linear(self.heads * self.width, config.d_model, bias=stack.output_bias)
+        widths = {"head_width": self.width, "model_width": config.d_model, "none": 1}
+        self.scale = 1 / math.sqrt(widths[stack.attention_scale])
+        self.rotary_base = stack.position_base if stack.positions == "rotary" else None
+        self.dropout = Dropout(config.dropout.attention)
+
+    def forward(
+        self, x: Tensor, memory: Tensor, mask: Tensor | None, positions: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The output `[B, T, D]`, and the weights before dropout `[B, H, T, S]`."""
+
+        def heads(x: Tensor) -> Tensor:
+            return x.unflatten(-1, (-1, self.width)).transpose(1, 2)
+
+        query, key, value = heads(self.query(x)), heads(self.key(memory)), heads(self.value(memory))
+        if self.rotary_base is not None and positions is not None:
+            query, key = rotate(query, positions, self.rotary_base), rotate(key, positions, self.rotary_base)
+        key, value = key.repeat_interleave(self.groups, dim=1), value.repeat_interleave(self.groups, dim=1)
+        scores = high(high(query) @ high(key).transpose(-2, -1)) * self.scale
+        if mask is not None:
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        weights = scores.softmax(dim=-1)
+        if mask is not None:
+            weights = weights.masked_fill(~mask, 0.0)  # a row that may attend to nothing yields zeros
+        output = self.dropout(weights).to(value.dtype) @ value
+        return self.output(output.transpose(1, 2).flatten(-2)), weights

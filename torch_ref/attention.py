@@ -8,6 +8,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from torch_ref.dropout import Dropout
@@ -52,9 +53,7 @@ def position_ids(ids: Tensor, tokens: Tensor | None, segments: Tensor | None = N
     segments = torch.zeros_like(ids) if segments is None else segments
     length = ids.shape[1]
     # A segment is what stands together: the same number further on is another one.
-    begins = torch.cat(
-        [torch.zeros_like(segments[:, :1], dtype=torch.bool), segments[:, 1:] != segments[:, :-1]], dim=1
-    )
+    begins = F.pad(segments[:, 1:] != segments[:, :-1], (1, 0))
     run = begins.cumsum(dim=1)
     before = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
     counted = before[None] & (run[:, :, None] == run[:, None, :]) & tokens[:, None, :]

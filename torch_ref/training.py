@@ -116,8 +116,10 @@ class Trainer:
 def apply_to_batch(model: DecoderOnly | EncoderOnly | EncoderDecoder, batch: Batch) -> Output:
     """The model's output for whatever kind of batch this is."""
     if "source" in batch:
-        return model(batch["source"], batch["target"], batch.get("source_mask"), batch.get("target_mask"))
-    return model(batch["tokens"], batch.get("mask"), batch.get("token_types"))
+        names = ("source_mask", "target_mask", "source_segments", "target_segments")
+        return model(batch["source"], batch["target"], *map(batch.get, names))
+    names = ("mask", "token_types", "segments", *(("prefix",) if isinstance(model, DecoderOnly) else ()))
+    return model(batch["tokens"], *map(batch.get, names))
 
 
 def tokens_read(batch: Batch) -> Tensor:

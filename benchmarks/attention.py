@@ -99,10 +99,11 @@ class Ours:
         import jax.numpy as jnp
 
         from jax_tformer.model.attention import attend
+        from jax_tformer.model.masks import Mask
 
         def forward(query: Any, key: Any, value: Any) -> Any:
             scale = case.width**-0.5
-            return attend(query, key, value, None, causal=case.causal, scale=scale, implementation=implementation)
+            return attend(query, key, value, Mask(causal=case.causal), scale=scale, implementation=implementation)
 
         def both(query: Any, key: Any, value: Any, gradient: Any) -> Any:
             output, backward = jax.vjp(forward, query, key, value)

@@ -1,4 +1,4 @@
-"""The JAX library as a side: `generate` and `stream` on unstacked parameters."""
+"""The JAX library as a side: `generate` and `stream` on parameters with their layers apart."""
 
 import itertools
 import time
@@ -11,6 +11,7 @@ from benchmarks.harness import forget_peak
 from benchmarks.sides import START_ID, Decoded
 from benchmarks.weights import parameters
 from jax_tformer.config import TransformerConfig
+from jax_tformer.decoding.fast import layers_apart
 from jax_tformer.decoding.generation import generate, stream
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.model.functional import Params, transformer
@@ -30,7 +31,7 @@ class Ours:
         self._single, self._params = single, Params()
         with jax.default_device(self._device):
             weights = jax.device_put(parameters(self._net, self._seed), self._device)
-            self._params = jax.block_until_ready(self._net.unstacked(weights, single=single))
+            self._params = jax.block_until_ready(layers_apart(weights, single=single))
         del weights
         forget_peak()
 

@@ -12,7 +12,7 @@ from flax import traverse_util
 from jax_tformer.config import TransformerConfig
 from jax_tformer.model.functional import AnyTransformer, transformer
 from jax_tformer.presets import ARCHITECTURES
-from jax_tformer.training.step import apply_to_batch
+from jax_tformer.training.step import forward
 from parity_tests import random_faults
 from parity_tests.cases import CONFIGS, batch_for
 from parity_tests.faults import Fault
@@ -93,7 +93,7 @@ def excess(config: TransformerConfig) -> Measured:
     batch = jax.device_put(batch_for(config, "none"))
 
     def loss(key: jax.Array) -> jax.Array:
-        logits = apply_to_batch(net, net.init(key), batch)
+        logits = forward(net, net.init(key), batch).logits
         return (jax.nn.logsumexp(logits, axis=-1) - logits.mean(-1)).mean()
 
     losses = jax.jit(jax.vmap(loss))(jax.random.split(jax.random.key(5), 48))

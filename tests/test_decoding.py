@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.decoding.fast import layers_apart
 from jax_tformer.decoding.generation import generate, stream
 from jax_tformer.decoding.loop import advance, row_keys, start
 from jax_tformer.decoding.scoring import score
@@ -100,7 +101,7 @@ def test_the_loop_stops_when_all_rows_have_ended(gpt: Model) -> None:
     end = generate(net, params, [[3, 4, 5]], decoding).rows(0)[0][4]
     first = generate(net, params, [[3, 4, 5]], decoding).rows(0)[0].index(end)
     keys, ends, limits = row_keys(jax.random.key(0), jnp.zeros(1, jnp.uint32), 1), jnp.int32(end), jnp.array([30])
-    apart = net.unstacked(params)
+    apart = layers_apart(params)
     state = start(net, rules, apart, prompt, mask, None, limits, ends, keys, slots=33)
     state, _ = advance(net, rules, apart, state, ends, jnp.int32(29), room=29)
     assert int(state.made) == first + 1 < 30
@@ -119,10 +120,10 @@ def test_stream_says_what_generate_says(gpt: Model) -> None:
             assert (np.stack(pieces, axis=2) == whole.tokens).all()
 
 
-@pytest.mark.parametrize("form", ["stacked", "unstacked"])
+@pytest.mark.parametrize("form", ["stacked", "apart"])
 def test_a_row_depends_on_seed_and_prompt_only(gpt: Model, form: str) -> None:
     net, params = gpt
-    params = net.unstacked(params) if form == "unstacked" else params
+    params = layers_apart(params) if form == "apart" else params
     decoding = DecodingConfig(10, temperature=1.0, top_p=0.95, repetition_penalty=1.1, num_return_sequences=3)
     prompts = [*PROMPTS, [7, 3, 8] * 20]
     together = generate(net, params, prompts, decoding, seed=5)
@@ -222,21 +223,23 @@ def test_beams_that_do_not_exist(gpt: Model) -> None:
 
 def test_a_full_cache(gpt: Model) -> None:
     net, params = gpt
-    _, cache = net.extend(params, jnp.array([[3, 4, 5]]), net.new_cache(params, 1, 3))
+    model = net.bind(params)
+    cache = model(jnp.array([[3, 4, 5]]), cache=model.new_cache(1, 3)).cache
     with pytest.raises(InputError, match="the cache has 3 slots and 3 are used; expected 1 free"):
-        net.extend(params, jnp.array([[6]]), cache)
+        model(jnp.array([[6]]), cache=cache)
+    with pytest.raises(InputError, match="there are segments and a cache"):
+        model(jnp.array([[6]]), cache=model.new_cache(1, 3), segments=jnp.array([[1]]))
 
 
 def test_layers_apart_or_together(gpt: Model) -> None:
     net, params = gpt
     tokens = jnp.array([[3, 4, 5]])
     whole = net.apply(params, tokens)
-    assert (net.apply(net.unstacked(params), tokens) == whole).all()
-    np.testing.assert_allclose(net.apply(net.unstacked(params, single=True), tokens), whole, atol=1e-5)
     for single in (False, True):
-        apart = net.unstacked(params, single=single)
-        assert jax.tree.structure(net.unstacked(apart)) == jax.tree.structure(apart)
-        assert score(net, apart, [[3, 4, 5]]).perplexity == pytest.approx(score(net, params, [[3, 4, 5]]).perplexity)
+        apart = layers_apart(params, single=single)
+        model = net.bind(apart)
+        np.testing.assert_allclose(model(tokens, cache=model.new_cache(1, 3)).logits, whole, atol=1e-5)
+        assert jax.tree.structure(layers_apart(apart)) == jax.tree.structure(apart)
         assert (
             generate(net, apart, PROMPTS, DecodingConfig(9)).tokens
             == generate(net, params, PROMPTS, DecodingConfig(9)).tokens
@@ -246,7 +249,7 @@ def test_layers_apart_or_together(gpt: Model) -> None:
 @pytest.mark.deep
 def test_ten_thousand_tokens_are_compiled_once_and_leave_nothing_behind(gpt: Model) -> None:
     net, params = gpt
-    params, decoding = net.unstacked(params), DecodingConfig(10_000, temperature=1.0)
+    params, decoding = layers_apart(params), DecodingConfig(10_000, temperature=1.0)
     compiled, arrays, tokens = [], [], 0
     for tokens, _ in enumerate(stream(net, params, [[3, 4, 5]], decoding, context=64), 1):
         if tokens % 1000 == 0:

@@ -17,6 +17,7 @@ from jax_tformer.config import AttentionImplementation, ComputeConfig, Remat, St
 from jax_tformer.errors import InputError
 from jax_tformer.model.attention import attend
 from jax_tformer.model.functional import transformer
+from jax_tformer.model.masks import Mask
 
 ROOT = Path(__file__).parents[1]
 BATCH, LENGTH, HEADS, WIDTH = 4, 384, 2, 64
@@ -36,11 +37,11 @@ def padding(length: int) -> jax.Array:
     tokens[1, length - 37 :] = False
     tokens[2, : length // 2 - 5] = False
     tokens[3] = False
-    return jnp.asarray(tokens)[:, None, None]
+    return jnp.asarray(tokens)
 
 
 def output_and_gradients(
-    implementation: AttentionImplementation, inputs: list[jax.Array], mask: jax.Array | None, causal: bool
+    implementation: AttentionImplementation, inputs: list[jax.Array], mask: Mask
 ) -> tuple[jax.Array, ...]:
     """The output, and what a random gradient of it makes of query, key and value."""
     *arrays, gradient = inputs
@@ -48,7 +49,7 @@ def output_and_gradients(
     @jax.jit
     def compute(*arrays: jax.Array) -> tuple[jax.Array, ...]:
         def attended(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-            return attend(query, key, value, mask, causal=causal, scale=WIDTH**-0.5, implementation=implementation)
+            return attend(query, key, value, mask, scale=WIDTH**-0.5, implementation=implementation)
 
         output, pull = jax.vjp(attended, *arrays)
         return (output, *pull(gradient))
@@ -61,9 +62,9 @@ def largest_difference(
 ) -> float:
     """Of outputs and gradients from those of "einsum", which for normal inputs are of order 1."""
     shared = (BATCH, keys, key_heads, WIDTH)
-    inputs, mask = draw(WHOLE, shared, shared, WHOLE), padding(keys) if masked else None
-    plain = output_and_gradients("einsum", inputs, mask, causal)
-    fused = output_and_gradients(implementation, inputs, mask, causal)
+    inputs, mask = draw(WHOLE, shared, shared, WHOLE), Mask(causal=causal, tokens=padding(keys) if masked else None)
+    plain = output_and_gradients("einsum", inputs, mask)
+    fused = output_and_gradients(implementation, inputs, mask)
     if masked:
         assert not any(array[3].any() for array in fused), "a row of padding has neither output nor gradients"
     # NumPy's maximum, which a NaN does not slip through.
@@ -74,9 +75,7 @@ def largest_difference(
     ("causal", "masked", "key_heads", "keys"),
     [(True, False, 2, LENGTH), (True, True, 1, LENGTH), (False, True, 2, 256), (False, False, 1, 256)],
 )
-@pytest.mark.parametrize("implementation", ["xla", "pallas"])
 def test_fused_attention_is_attention(
-    implementation: AttentionImplementation,
     causal: bool,
     masked: bool,
     key_heads: int,
@@ -85,14 +84,13 @@ def test_fused_attention_is_attention(
 ) -> None:
     """The TPU kernel is interpreted here, block by block."""
     monkeypatch.setattr(pallas, "pallas_call", partial(pallas.pallas_call, interpret=True))
-    assert largest_difference(implementation, key_heads, keys, masked=masked, causal=causal) < 2e-5
+    assert largest_difference("pallas", key_heads, keys, masked=masked, causal=causal) < 2e-5
 
 
 @pytest.mark.parametrize(
     ("implementation", "length", "dtype", "message"),
     [
         ("cudnn", 128, "bfloat16", "attention is 'cudnn', which cannot compute this here"),
-        ("xla", 128, "float64", "attention is 'xla', whose softmax runs in float32; for float64 expected"),
         ("pallas", 100, "float32", "attention is 'pallas', for lengths that 128 divides, and these are 100 and 100"),
     ],
 )
@@ -104,16 +102,16 @@ def test_what_a_kernel_cannot_compute_is_said_in_one_line(
     with jax.enable_x64(dtype == "float64"):
         query, key, value = draw(*[(1, length, 2, 64)] * 3, dtype=dtype)
         with pytest.raises(InputError, match=message) as raised:
-            attend(query, key, value, None, causal=True, scale=1.0, implementation=implementation)
+            attend(query, key, value, Mask(causal=True), scale=1.0, implementation=implementation)
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("implementation", ["xla", "cudnn", "pallas"])
+@pytest.mark.parametrize("implementation", ["cudnn", "pallas"])
 def test_no_kernel_drops_attention_weights(implementation: AttentionImplementation) -> None:
     query, key, value = draw(*[(1, 128, 2, 64)] * 3)
     keep = jnp.ones((1, 2, 128, 128), bool)
     with pytest.raises(InputError, match=f"attention is '{implementation}', which cannot drop") as raised:
-        attend(query, key, value, None, causal=True, scale=1.0, keep=keep, implementation=implementation)
+        attend(query, key, value, Mask(causal=True), scale=1.0, keep=keep, implementation=implementation)
     assert "\n" not in str(raised.value)
 
 
@@ -126,20 +124,21 @@ from jax_tformer.experiment import MeshConfig
 from jax_tformer.model.kernels import choose_implementation
 from benchmarks.training_cases import without_dropout
 from jax_tformer.presets import ARCHITECTURES
-from jax_tformer.sharding import make_mesh
-from jax_tformer.run import preparing
+from jax_tformer.model.masks import Mask
+from jax_tformer.sharding import computing_on, make_mesh
+from jax_tformer.run import fitting
 from tests.test_fused_attention import WHOLE, largest_difference
 
-choose = lambda: choose_implementation("tpu", jax.numpy.dtype("bfloat16"), WHOLE, WHOLE, drops=False)
+choose = lambda: choose_implementation("tpu", jax.numpy.dtype("bfloat16"), WHOLE, WHOLE, Mask(causal=True), drops=False)
 assert choose() == "einsum", "nobody says how the kernel is to be split"
 with computing_on(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), 4)):
     assert choose() == "pallas"
     # What a run says of itself.
-    preparing.choose_implementation = lambda _, *given, **options: choose_implementation("tpu", *given, **options)
-    described = preparing.describe_compute(ARCHITECTURES["gpt2"].with_vocab_size(64), jax.sharding.get_mesh(), 384)
+    fitting.choose_implementation = lambda _, *given, **options: choose_implementation("tpu", *given, **options)
+    described = fitting.describe_compute(ARCHITECTURES["gpt2"].with_vocab_size(64), jax.sharding.get_mesh(), 384)
     assert "attention 'einsum'" in described, "dropout of attention weights"
     plain = without_dropout(ARCHITECTURES["gpt2"])
-    assert "attention 'pallas'" in preparing.describe_compute(plain, jax.sharding.get_mesh(), 384)
+    assert "attention 'pallas'" in fitting.describe_compute(plain, jax.sharding.get_mesh(), 384)
     # With a single head of keys the heads stay together.
     for heads, masked in ((1, False), (1, True), (2, False), (2, True)):
         print(largest_difference("pallas", heads, 384, masked=masked, causal=True))

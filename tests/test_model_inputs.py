@@ -33,8 +33,14 @@ FIVE, SEVEN = jnp.ones((2, 5), bool), jnp.ones((2, 7), bool)
         (BOTH, lambda params, mask: BOTH.encode(params, SOURCE, source_mask=mask), "source_mask", [2, 7]),
         (BOTH, lambda params, mask: BOTH.decode(params, TOKENS, MEMORY, source_mask=mask), "source_mask", [2, 7]),
         (BOTH, lambda params, mask: BOTH.decode(params, TOKENS, MEMORY, target_mask=mask), "target_mask", [2, 5]),
-        (BOTH, lambda params, mask: BOTH.new_cache(params, SOURCE, 4, source_mask=mask), "source_mask", [2, 7]),
-        (GPT, lambda params, mask: GPT.extend(params, TOKENS, GPT.new_cache(params, 2, 9), mask=mask), "mask", [2, 5]),
+        (GPT, lambda params, mask: GPT.apply(params, TOKENS, segments=mask.astype(int)), "segments", [2, 5]),
+        (GPT, lambda params, mask: GPT.apply(params, TOKENS, prefix=mask), "prefix", [2, 5]),
+        (
+            BOTH,
+            lambda params, mask: BOTH.apply(params, SOURCE, TOKENS, target_segments=mask),
+            "target_segments",
+            [2, 5],
+        ),
     ],
 )
 def test_a_mask_of_another_shape_is_told_the_right_one(
@@ -42,7 +48,7 @@ def test_a_mask_of_another_shape_is_told_the_right_one(
 ) -> None:
     # One too long; a whole attention mask; a row for all.
     for wrong in ([2, expected[1] + 1], [2, 1, 1, expected[1]], [1, expected[1]]):
-        message = re.escape(f"{name} has the shape {wrong}; expected {expected}, that of its tokens: True at tokens")
+        message = re.escape(f"{name} has the shape {wrong}; expected {expected}, that of its tokens")
         with pytest.raises(InputError, match=message):
             jax.eval_shape(call, net.shapes, jnp.ones(wrong, bool))
     jax.eval_shape(call, net.shapes, jnp.ones(expected, bool))

@@ -13,7 +13,7 @@ from jax_tformer.data.batches import IGNORED
 from jax_tformer.experiment import OptimizerConfig
 from jax_tformer.model.functional import Params, transformer
 from jax_tformer.training.optimizer import optimizer
-from jax_tformer.training.step import Batch, TrainState, apply_to_batch, init_state, train_step
+from jax_tformer.training.step import Batch, TrainState, forward, init_state, train_step
 from parity_tests.reference_loss import mean_cross_entropy
 
 STACK = StackConfig(num_layers=3, num_heads=2, feedforward_width=32, norm_placement="pre", final_norm=True)
@@ -42,7 +42,7 @@ def largest_difference(first: Params, second: Params) -> float:
 def gradients(config: TransformerConfig) -> Params:
     net = transformer(config)
     params = net.init(jax.random.key(0))
-    loss = lambda params: mean_cross_entropy(apply_to_batch(net, params, batch()), batch()["labels"])  # noqa: E731
+    loss = lambda params: mean_cross_entropy(forward(net, params, batch()).logits, batch()["labels"])  # noqa: E731
     return jax.jit(jax.grad(loss))(params)
 
 
@@ -75,7 +75,7 @@ def test_a_batch_without_labels_gives_no_loss_and_no_gradient() -> None:
     params = net.init(jax.random.key(0))
     nothing = batch() | {"labels": jnp.full((4, 9), IGNORED)}
     loss, grads = jax.value_and_grad(
-        lambda params: mean_cross_entropy(apply_to_batch(net, params, nothing), nothing["labels"])
+        lambda params: mean_cross_entropy(forward(net, params, nothing).logits, nothing["labels"])
     )(params)
     assert float(loss) == 0
     assert all(not leaf.any() for leaf in jax.tree.leaves(grads))
@@ -125,7 +125,7 @@ def test_bfloat16_keeps_norms_softmax_and_logits_in_float32() -> None:
     config = dataclasses.replace(CONFIG, compute=ComputeConfig(dtype="bfloat16"))
     net = transformer(config)
     params = net.init(jax.random.key(0))
-    outputs = net.apply(params, batch()["tokens"], capture=True)
+    outputs = net.bind(params)(batch()["tokens"], capture=True)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
     assert outputs.logits.dtype == jnp.float32
     assert outputs.decoder.self_attention.dtype == jnp.float32

@@ -112,10 +112,9 @@ def position_ids(
 def require_mask(name: str, mask: Any, shape: tuple[int, ...]) -> None:
     """Raises InputError unless the mask, if there is one, has the shape of the tokens that it marks."""
     if mask is not None and jnp.shape(mask) != shape:
-        given = list(jnp.shape(mask))
+        what = ": True at tokens, False at padding" if name.endswith("mask") else ""
         raise InputError(
-            f"{name} has the shape {given}; expected {list(shape)}, that of its tokens: "
-            "True at tokens, False at padding"
+            f"{name} has the shape {list(jnp.shape(mask))}; expected {list(shape)}, that of its tokens{what}"
         )
 
 

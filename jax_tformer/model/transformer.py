@@ -185,7 +185,7 @@ class Stack(nnx.Module):
         return tuple(LayerCache(room(slots), cross) for _ in range(self.stack.num_layers))
 
 
-def _one(layers: nnx.State, number: int) -> nnx.State:
+def _one(layers: Any, number: int) -> Any:
     """The parameters of one layer."""
     return nnx.map_state(lambda _, parameter: parameter.replace(parameter.get_value()[number]), layers)
 

@@ -11,8 +11,9 @@ from jax_tformer.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.model.functional import transformer
 from jax_tformer.run.startup import compiler_options, set_up_jax
 from jax_tformer.training.optimizer import optimizer
-from jax_tformer.training.step import TrainState, init_state, recorded_dropout, train_step
+from jax_tformer.training.step import TrainState, init_state, train_step
 from jax_tformer.weights.names import from_reference, reference_shape, slots, to_reference
+from jax_tformer_comparison.dropout import masks_of_step
 from jax_tformer_comparison.sides import Masks, StepFigures, Tensors, require_loss_type, seconds_of
 
 
@@ -31,7 +32,7 @@ class JaxSide:
         accumulation = training.accumulation
         step = train_step(self.net, self._tx, accumulation=accumulation, label_smoothing=training.label_smoothing)
         self._step = jax.jit(step, donate_argnums=0, compiler_options=compiler_options(model.compute.dtype))
-        self._record = jax.jit(recorded_dropout(self.net, accumulation=accumulation))
+        self._record = jax.jit(masks_of_step(self.net, accumulation=accumulation))
         self._state: TrainState
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

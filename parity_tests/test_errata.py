@@ -14,23 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jax_tformer.model.OLD_nn.blocks import Context
+from jax_tformer.model.OLD_nn.dropout import draw_mask
+from jax_tformer.model.OLD_nn.masks import padding_mask
 from jaxtyping import Array
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.data.batches import IGNORED
-from jax_tformer.model.transformer import Outputs
-from jax_tformer.model.functional import Transformer, transformer
-from jax_tformer.model.functional import Params
 from jax_tformer.model.attention import Attention, attend, attention_weights
-from jax_tformer.model.transformer import Block
-from jax_tformer.model.OLD_nn.blocks import Context
-from jax_tformer.model.OLD_nn.dropout import draw_mask
-from jax_tformer.model.layers import InputEmbedding
-from jax_tformer.model.layers import FeedForward
-from jax_tformer.model.OLD_nn.masks import padding_mask
+from jax_tformer.model.functional import Params, Transformer, transformer
+from jax_tformer.model.layers import FeedForward, InputEmbedding
 from jax_tformer.model.masks import position_ids
+from jax_tformer.model.transformer import Block, Outputs
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.weights.names import from_reference, slots
 from parity_tests.cases import CONFIGS, weights_for

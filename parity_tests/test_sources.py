@@ -16,22 +16,18 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
+from jax_tformer.model.OLD_nn.blocks import Context
+from jax_tformer.model.OLD_nn.masks import both, causal_mask, padding_mask
 from jaxtyping import Array
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.data.pairs import shift_right
 from jax_tformer.data.text import Windows
-from jax_tformer.model.transformer import Outputs
-from jax_tformer.model.functional import Transformer, transformer
-from jax_tformer.model.functional import Params
 from jax_tformer.model.attention import attend, attention_weights
-from jax_tformer.model.transformer import Block
-from jax_tformer.model.OLD_nn.blocks import Context
-from jax_tformer.model.OLD_nn.masks import both, causal_mask, padding_mask
-from jax_tformer.model.layers import Norm
-from jax_tformer.model.layers import angles, sinusoidal
+from jax_tformer.model.functional import Params, Transformer, transformer
+from jax_tformer.model.layers import Norm, angles, sinusoidal
 from jax_tformer.model.masks import position_ids
-from jax_tformer.model.transformer import Stack
+from jax_tformer.model.transformer import Block, Outputs, Stack
 from jax_tformer.presets import ARCHITECTURES
 from parity_tests.bridge import Pair
 from parity_tests.cases import weights_for

@@ -126,7 +126,7 @@ from benchmarks.training_cases import without_dropout
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.model.masks import Mask
 from jax_tformer.sharding import computing_on, make_mesh
-from jax_tformer.run import fitting
+from jax_tformer.run import preparing
 from tests.test_fused_attention import WHOLE, largest_difference
 
 choose = lambda: choose_implementation("tpu", jax.numpy.dtype("bfloat16"), WHOLE, WHOLE, Mask(causal=True), drops=False)
@@ -134,11 +134,11 @@ assert choose() == "einsum", "nobody says how the kernel is to be split"
 with computing_on(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), 4)):
     assert choose() == "pallas"
     # What a run says of itself.
-    fitting.choose_implementation = lambda _, *given, **options: choose_implementation("tpu", *given, **options)
-    described = fitting.describe_compute(ARCHITECTURES["gpt2"].with_vocab_size(64), jax.sharding.get_mesh(), 384)
+    preparing.choose_implementation = lambda _, *given, **options: choose_implementation("tpu", *given, **options)
+    described = preparing.describe_compute(ARCHITECTURES["gpt2"].with_vocab_size(64), jax.sharding.get_mesh(), 384)
     assert "attention 'einsum'" in described, "dropout of attention weights"
     plain = without_dropout(ARCHITECTURES["gpt2"])
-    assert "attention 'pallas'" in fitting.describe_compute(plain, jax.sharding.get_mesh(), 384)
+    assert "attention 'pallas'" in preparing.describe_compute(plain, jax.sharding.get_mesh(), 384)
     # With a single head of keys the heads stay together.
     for heads, masked in ((1, False), (1, True), (2, False), (2, True)):
         print(largest_difference("pallas", heads, 384, masked=masked, causal=True))

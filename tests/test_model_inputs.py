@@ -37,7 +37,7 @@ FIVE, SEVEN = jnp.ones((2, 5), bool), jnp.ones((2, 7), bool)
         (GPT, lambda params, mask: GPT.apply(params, TOKENS, prefix=mask), "prefix", [2, 5]),
         (
             BOTH,
-            lambda params, mask: BOTH.apply(params, SOURCE, TOKENS, target_segments=mask),
+            lambda params, mask: BOTH.apply(params, SOURCE, TOKENS, target_segments=mask.astype(int)),
             "target_segments",
             [2, 5],
         ),

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jax_tformer.data.tokenizers import TextStream, Tokenizer, added_text
+from jax_tformer.decoding.fast import layers_apart
 from jax_tformer.decoding.generation import generate, stream
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.model.functional import Transformer
-from jax_tformer.model.functional import Params
+from jax_tformer.model.functional import AnyTransformer, Params
 from jax_tformer.run.texts import Text, batched
 
 
@@ -33,7 +33,7 @@ class Answerer:
 
     def __init__(
         self,
-        net: Transformer,
+        net: AnyTransformer,
         params: Params,
         tokenizer: Tokenizer,
         decoding: DecodingConfig,
@@ -47,7 +47,7 @@ class Answerer:
         `ends`: whether the end token ends an answer. `single`: only ever one row at a time is asked for."""
         self._net, self._tokenizer, self._decoding = net, tokenizer, decoding
         # Here, once, and not in every batch.
-        self._params = net.unstacked(params, single=single)
+        self._params = layers_apart(params, single=single)
         self._end = tokenizer.end_id if ends else None
         self._translates = net.config.encoder is not None
         start = tokenizer.start_id if self._translates else None

@@ -19,14 +19,13 @@ from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.translation_scores import translation_scores
 from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData, TextData
-from jax_tformer.model.functional import Transformer, transformer
-from jax_tformer.model.functional import Params
+from jax_tformer.model.functional import AnyTransformer, Params, transformer
 from jax_tformer.run.answers import Answerer
 from jax_tformer.run.preparing import for_other_shapes
 from jax_tformer.run.startup import compiler_options
 from jax_tformer.run.texts import Reader, Text
-from jax_tformer.sharding import place_batch
-from jax_tformer.training.step import apply_to_batch, evaluation_step
+from jax_tformer.sharding import computing_on, place_batch
+from jax_tformer.training.step import evaluation_step, forward
 
 Figures = dict[str, Any]
 """By name: numbers, and a sentence in place of one that would mean nothing."""
@@ -37,7 +36,7 @@ _PROMPT = 8
 class Evaluator:
     """Held-out loss, and where there are pairs, exact match of greedy decoding and BLEU, or why there is no BLEU."""
 
-    def __init__(self, net: Transformer, data: object, pipeline: Pipeline, tokenizer: Tokenizer, mesh: Mesh) -> None:
+    def __init__(self, net: AnyTransformer, data: object, pipeline: Pipeline, tokenizer: Tokenizer, mesh: Mesh) -> None:
         self._step = jax.jit(evaluation_step(net), compiler_options=compiler_options(net.config.compute.dtype))
         self._net, self._data, self._pipeline, self._tokenizer, self._mesh = net, data, pipeline, tokenizer, mesh
 
@@ -73,7 +72,7 @@ def begin_with_data(data: TextData | PairData, tokenizer: Tokenizer) -> bool:
 
 
 def sample_text(
-    net: Transformer, params: Params, experiment: ExperimentConfig, pipeline: Pipeline | None, tokenizer: Tokenizer
+    net: AnyTransformer, params: Params, experiment: ExperimentConfig, pipeline: Pipeline | None, tokenizer: Tokenizer
 ) -> str:
     """Samples of text, worked translations or restored words, as `experiment.sample` asks for them, ready to print.
 
@@ -115,9 +114,9 @@ def _translations(examples: Sequence[tuple[str, str]], answers: Sequence[str]) -
     return _table(title, ("source", "model", "expected, where it differs"), rows)
 
 
-def _restored(net: Transformer, params: Params, pipeline: Pipeline, tokenizer: Tokenizer, count: int) -> str:
+def _restored(net: AnyTransformer, params: Params, pipeline: Pipeline, tokenizer: Tokenizer, count: int) -> str:
     batch = pipeline.evaluation[0]
-    logits = np.asarray(apply_to_batch(net, params, {name: jnp.asarray(x) for name, x in batch.items()}))
+    logits = np.asarray(forward(net, params, {name: jnp.asarray(x) for name, x in batch.items()}).logits)
     rows = []
     for tokens, labels, scores in zip(batch["tokens"][:count], batch["labels"], logits, strict=False):
         for place in np.flatnonzero(labels != IGNORED)[:4]:

@@ -17,10 +17,11 @@ from jaxtyping import PyTree
 from jax_tformer.config import Remat, TransformerConfig
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import TrainingConfig
-from jax_tformer.model.functional import Transformer, transformer
+from jax_tformer.model.functional import AnyTransformer, transformer
 from jax_tformer.model.kernels import choose_implementation
+from jax_tformer.model.masks import Mask
 from jax_tformer.run.startup import compiler_options
-from jax_tformer.sharding import abstract_batch, abstract_state, state_shardings
+from jax_tformer.sharding import abstract_batch, abstract_state, computing_on, state_shardings
 from jax_tformer.training.step import TrainState, batch_loss, init_state, train_step
 
 _ROOM = 0.8
@@ -57,7 +58,11 @@ class Prepared(NamedTuple):
 
 
 def prepare(
-    net: Transformer, tx: optax.GradientTransformation, mesh: Mesh, training: TrainingConfig, batch: Mapping[str, Any]
+    net: AnyTransformer,
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    training: TrainingConfig,
+    batch: Mapping[str, Any],
 ) -> Prepared:
     """Training of `net` by `tx` on batches shaped like `batch`; raises InputError if there is no room for it."""
     first_state = jax.tree_util.Partial(init_state, net, tx, jax.random.key(training.seed))
@@ -143,7 +148,7 @@ def choose_remat(
     return "full"
 
 
-def kept_bytes(net: Transformer, part: Mapping[str, jax.ShapeDtypeStruct]) -> int:
+def kept_bytes(net: AnyTransformer, part: Mapping[str, jax.ShapeDtypeStruct]) -> int:
     """What the forward pass of one part of a batch keeps for the backward pass, parameters not counted."""
     key = jax.eval_shape(lambda: jax.random.key(0))
 
@@ -173,7 +178,9 @@ def describe_compute(config: TransformerConfig, mesh: Mesh, length: int) -> str:
         shape = (mesh.shape["data"] * mesh.shape["fsdp"], length, stack.num_heads, config.head_width(stack))
         platform, dtype = mesh.devices.flat[0].platform, jnp.dtype(compute.dtype)
         with computing_on(mesh):
-            attention = choose_implementation(platform, dtype, shape, shape, drops=config.dropout.attention > 0)
+            mask = Mask(causal=config.decoder is not None, window=stack.window)
+            drops = config.dropout.attention > 0
+            attention = choose_implementation(platform, dtype, shape, shape, mask, drops=drops)
     return f"{compute.dtype}, attention {attention!r}, remat {compute.remat!r}"
 
 

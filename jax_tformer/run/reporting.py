@@ -14,14 +14,13 @@ from jax_tformer.data.batches import Batch
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import TrainingFailed
 from jax_tformer.experiment import ExperimentConfig
-from jax_tformer.model.functional import Transformer
-from jax_tformer.model.functional import Params
+from jax_tformer.model.functional import AnyTransformer, Params
 from jax_tformer.model.layers import accumulator
 from jax_tformer.run.progress import ProgressLine
 from jax_tformer.run.results import MetricsLog, Row, described
-from jax_tformer.sharding import place_batch
+from jax_tformer.sharding import computing_on, place_batch
 from jax_tformer.training.optimizer import learning_rate
-from jax_tformer.training.step import StepMetrics, TrainState, apply_to_batch, batch_loss, dropout_keys
+from jax_tformer.training.step import StepMetrics, TrainState, batch_loss, dropout_keys, forward
 
 _SHOWN = 12
 """Tokens of a row that are shown, so that it can be found in the data."""
@@ -137,7 +136,7 @@ class Reporter:
 class Diagnosis:
     """Runs the model once more, as the step that failed did, and looks at what it computes on the way."""
 
-    def __init__(self, net: Transformer, mesh: Mesh, tokenizer: Tokenizer, accumulation: int) -> None:
+    def __init__(self, net: AnyTransformer, mesh: Mesh, tokenizer: Tokenizer, accumulation: int) -> None:
         self._net, self._mesh, self._tokenizer, self._accumulation = net, mesh, tokenizer, accumulation
 
     def __call__(self, state: TrainState, batch: Batch) -> str:
@@ -172,13 +171,13 @@ class Diagnosis:
         self, params: Params, batch: dict[str, Array], key: Key[Array, ""] | None
     ) -> dict[str, Bool[Array, " B"]]:
         """Whether each row is finite, behind every layer in turn."""
-        outputs = apply_to_batch(self._net, params, batch, dropout_key=key, capture=True, project=False)
+        outputs = forward(self._net, params, batch, dropout_key=key, capture=True)
         found = {}
         for stack, captured in (("encoder", outputs.encoder), ("decoder", outputs.decoder)):
             for layer, hidden in enumerate(() if captured is None else captured.hidden):
                 found[f"the output of {stack}.blocks.{layer}"] = jnp.isfinite(hidden).all((1, 2))
         # Logits would be several times as large as all else; what they come of says as much.
-        return found | {"what the vocabulary projection is given": jnp.isfinite(outputs.logits).all((1, 2))}
+        return found | {"what the vocabulary projection is given": jnp.isfinite(outputs.hidden).all((1, 2))}
 
     def _squared_gradients(self, params: Params, batch: dict[str, Array], key: Key[Array, ""] | None) -> Params:
         """What their norm is the sum of: squares overflow before the numbers do."""

@@ -22,8 +22,7 @@ from jaxtyping import PyTree
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.files import read_json, sync, write_json
-from jax_tformer.model.functional import Transformer, transformer
-from jax_tformer.model.functional import Params
+from jax_tformer.model.functional import AnyTransformer, Params, transformer
 from jax_tformer.run.preparing import for_other_shapes
 from jax_tformer.run.run_folder import RunFolder
 from jax_tformer.run.startup import set_up_jax
@@ -55,7 +54,7 @@ class Restored:
 class Trained:
     """A model with the parameters of a checkpoint, and its tokenizer."""
 
-    net: Transformer
+    net: AnyTransformer
     params: Params
     tokenizer: Tokenizer
     step: int

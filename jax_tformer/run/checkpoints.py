@@ -238,7 +238,7 @@ class Checkpoints:
 
 
 def _remove_unfinished(pending: Path) -> None:
-    """Removes a save that came to nothing: on a full disk its part of the room is needed."""
+    """Removes a save that came to nothing: on a full disk its room is needed."""
     if jax.process_index() == 0:
         for path in pending.parent.glob(f"{pending.name}*"):
             shutil.rmtree(path, ignore_errors=True)

@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from jax_tformer.errors import InputError, TrainingFailed
 from jax_tformer.terminal import one_line
@@ -158,19 +158,13 @@ def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: 
         with contextlib.suppress(OSError):
             print(f"{name}: {one_line(message)}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None and not _flushed(stream):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
             # What could not be written must not be tried again at exit, which would say so, and change the status.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     raise SystemExit(status)
-
-
-def _flushed(stream: TextIO) -> bool:
-    """Whether what was printed could be written."""
-    try:
-        stream.flush()
-    except OSError:
-        return False
-    return True
 
 
 def _too_large(error: Exception) -> str | None:
@@ -195,8 +189,7 @@ def _one_line(message: str, short_names: Sequence[str] = ()) -> str:
     if "╭" not in message:
         # Where a terminal lacks these characters there is a title, and lines of hyphens.
         lines = ["" if set(line) == {"-"} else line for line in lines[2:]]
-    ends = [i for i, line in enumerate(lines) if not line]
-    text = " ".join(lines[: ends[0]] if ends else lines)
+    text = " ".join(lines[: lines.index("")] if "" in lines else lines)
     text = re.sub(r"Error parsing (__tyro-dummy-inner__\.?|TrainOptions: )?", "", text).removeprefix(": ").rstrip(".")
     text = re.sub(r"^Missing from [^:]*: (\S+) (.*)\. \(required\)$", r"\1 is missing: \2", text)
     text = re.sub(r"^Missing value for argument '(.*)'\. Expected 1 values$", r"\1 has no value", text)

@@ -7,7 +7,6 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -24,62 +23,30 @@ _BEFORE_CONFIG = re.compile(r"lock|tokenizer(_config)?\.json(\.partial)?|config\
 """What a job that was killed while it began a run may have left: nothing that a new one does not write again."""
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    """The files of one run, by name."""
+    """The files of one run, by name. Making this object writes nothing."""
 
-    path: Path
-    _locks: list[IO[str]] = field(default_factory=list, compare=False, repr=False)
-
-    @property
-    def config(self) -> Path:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.json"
         """The experiment, complete: what decides every number of the run."""
-        return self.path / "config.json"
-
-    @property
-    def tokenizer(self) -> Path:
-        """The tokenizer, in Hugging Face's format."""
-        return self.path / "tokenizer.json"
-
-    @property
-    def checkpoints(self) -> Path:
+        self.checkpoints = path / "checkpoints"
         """Parameters, optimizer state and position in the data, by step."""
-        return self.path / "checkpoints"
-
-    @property
-    def saved(self) -> Path:
+        self.saved = path / "saved.json"
         """The step of the newest checkpoint: by this, a run whose checkpoints are lost is told from a new one."""
-        return self.path / "saved.json"
-
-    @property
-    def metrics(self) -> Path:
+        self.metrics = path / "metrics.jsonl"
         """One JSON object a line: training steps and evaluations."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
+        self.tensorboard = path / "tensorboard"
         """Event files of TensorBoard."""
-        return self.path / "tensorboard"
-
-    @property
-    def sessions(self) -> Path:
+        self.sessions = path / "sessions.jsonl"
         """One JSON object a line: when each session of the run began, at which step, and what it changed."""
-        return self.path / "sessions.jsonl"
-
-    @property
-    def picture(self) -> Path:
+        self.picture = path / "loss.png"
         """The loss curves."""
-        return self.path / "loss.png"
-
-    @property
-    def samples(self) -> Path:
+        self.samples = path / "samples.txt"
         """What the finished model says."""
-        return self.path / "samples.txt"
-
-    @property
-    def summary(self) -> Path:
+        self.summary = path / "summary.json"
         """The figures of the finished run."""
-        return self.path / "summary.json"
+        self._lock: IO[str] | None = None
 
     def holds_run(self) -> bool:
         """Whether a run was begun here."""
@@ -101,8 +68,8 @@ class RunFolder:
         for path in paths:
             # Written to: a pipe would wait for ever, and a stranger's link may lead to any file of the user's.
             if not path.is_dir() and (path.is_symlink() or not path.is_file()):
-                kind = "a link" if path.is_symlink() else str(not_regular(path)).removeprefix("is ")
-                raise InputError(f"{path} is {kind}; expected a file or a folder; remove it, or choose another --run")
+                kind = "is a link" if path.is_symlink() else not_regular(path)
+                raise InputError(f"{path} {kind}; expected a file or a folder; remove it, or choose another --run")
         names = [path.name for path in paths]
         begun = "lock" in names and all(map(_BEFORE_CONFIG.fullmatch, names))
         if names and not self.holds_run() and not begun:
@@ -117,10 +84,9 @@ class RunFolder:
 
     def read_config(self) -> ExperimentConfig:
         """The experiment of the run; raises InputError if config.json is missing or damaged."""
-        if not self.path.exists():
-            raise InputError(f"there is no run in {self.path}; expected a folder that train.py has written")
         if not self.path.is_dir():
-            raise InputError(f"{self.path} is a file and no run; expected a folder that train.py has written")
+            found = f"{self.path} is a file and no run" if self.path.exists() else f"there is no run in {self.path}"
+            raise InputError(f"{found}; expected a folder that train.py has written")
         if not self.holds_run():
             raise InputError(f"{self.path} holds no run (no {self.config.name}); {self._where_runs_are()}")
         values = read_json(self.config)
@@ -173,17 +139,15 @@ class RunFolder:
         made = f"that the checkpoint of step {step} was made with"
         recorded = extra.get("config")
         if isinstance(recorded, dict):
-            where = f"the config {made}"
-            then = from_dict(TransformerConfig, recorded.get("model"), where=where)
+            then = from_dict(TransformerConfig, recorded.get("model"), where=f"the config {made}")
             now = dataclasses.replace(self.read_config().model, compute=then.compute)
             changed = differences({"model": to_dict(then)}, {"model": to_dict(now)})
             if changed:
                 raise InputError(f"{self.config} is not the config {made} ({'; '.join(changed)}); put it back")
         recorded = extra.get("tokenizer")
         if isinstance(recorded, dict):
-            found = tokenizer_digests(self.path)
-            for name in found:
-                if recorded.get(name) != found[name]:
+            for name, digest in tokenizer_digests(self.path).items():
+                if recorded.get(name) != digest:
                     raise InputError(f"{self.path / name} is not the one {made}; put it back")
 
     def record_session(self, experiment: ExperimentConfig, *, name: str | None, **told: Any) -> None:
@@ -211,16 +175,16 @@ class RunFolder:
         Raises InputError if one is at work there.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        self._locks.append(open(self.path / "lock", "w"))  # noqa: SIM115 (open for as long as it is held)
+        self._lock = open(self.path / "lock", "w")  # noqa: SIM115 (open for as long as it is held)
         try:
-            fcntl.flock(self._locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise InputError(f"another job is training in {self.path}; stop it first, or give a new --run") from error
 
     def unlock(self) -> None:
         """Gives the folder free again."""
-        while self._locks:
-            self._locks.pop().close()
+        if self._lock is not None:
+            self._lock.close()
 
     def take(self, resume: bool, before: ExperimentConfig | None) -> Path | None:
         """`lock`s the folder for the run `before`, or for a new one; where `resume` is off, moves an old one aside.

@@ -139,19 +139,16 @@ class _CacheWarnings:
             self._before(message, *where, **more)
             return
         what, program, reason = found.groups()
-        removed = 0
+        told, damaged = f"cannot be kept in {one_line(str(self._folder))}: {one_line(reason)}", False
         # The warning does not say which of those with this name it is; the others are compiled when they are needed.
         for entry in self._folder.glob(f"{glob.escape(program)}-*-cache"):
             with contextlib.suppress(OSError):
                 entry.unlink()
-                removed += 1
-        # A folder that cannot be had is told as one that cannot be read.
-        damaged = what == "reading" and removed > 0
+                if what == "reading":
+                    told, damaged = "in the cache were damaged; they are compiled anew", True
         if damaged not in self._told and sys.stderr is not None:
             self._told.add(damaged)
-            replaced = "compiled programs in the cache were damaged; they are compiled anew"
-            lost = f"compiled programs cannot be kept in {one_line(str(self._folder))}: {one_line(reason)}"
-            print(replaced if damaged else lost, file=sys.stderr)
+            print(f"compiled programs {told}", file=sys.stderr)
 
 
 def _require_device() -> None:
@@ -163,13 +160,12 @@ def _require_device() -> None:
     except (RuntimeError, AssertionError) as error:
         # JAX only asserts that it found one where nothing at all answers to the name.
         reason = " ".join(str(error).partition("(set JAX_PLATFORMS=")[0].split())
-        if "not in the list of known backends" in reason:
-            # This says it of another name than was asked for, and nothing more.
-            reason = ""
+        # Of backends that are not known it names another one than was asked for, and says nothing more.
+        told = f" ({reason})" if reason and "not in the list of known backends" not in reason else ""
         wanted = os.environ.get("JAX_PLATFORMS")
         asked = f"JAX_PLATFORMS is {wanted!r}" if wanted else "JAX was asked for any device"
         raise InputError(
-            f"{asked}, and there is no such device here{f' ({reason})' if reason else ''}; "
+            f"{asked}, and there is no such device here{told}; "
             "set JAX_PLATFORMS=cpu or unset it, or install JAX for the device: jax[cuda13], with an older "
             "driver jax[cuda12], jax[tpu]"
         ) from error

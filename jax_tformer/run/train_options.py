@@ -1,12 +1,12 @@
 """What train.py is asked for: an experiment, or the run in a folder, and the flags that change it."""
 
 import argparse
-import dataclasses
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
@@ -40,9 +40,7 @@ train.py EXPERIMENT --help shows every field with its default and meaning; --ste
 
 
 @dataclass(frozen=True)
-class RunOptions:
-    """Where a run lives."""
-
+class _RunOptions:
     run: Path | None = None
     """The run's folder; runs/EXPERIMENT unless given. A folder that holds a run continues it."""
     resume: Literal["auto", "no"] = "auto"
@@ -52,7 +50,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class TrainOptions(RunOptions, ExperimentConfig):
+class TrainOptions(_RunOptions, ExperimentConfig):
     """The fields of an experiment, and where its run lives."""
 
 
@@ -84,28 +82,33 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
     # Only now: --help alone has nothing to wait for.
     from jax_tformer.run.run_folder import RunFolder
 
-    where = _run_options(rest, f"train.py {name}")
+    # Where the run lives decides what the other arguments are flags of.
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    first.add_argument("--run")
+    first.add_argument("--resume")
+    where = argparse.Namespace(run=None, resume=None)
+    with contextlib.suppress(argparse.ArgumentError):  # told by `parse`, with all other options
+        first.parse_known_args(rest, where)
     named = list(arguments[:1]) == [name] or where.run is None
-    folder = RunFolder(user_path(where.run or Path("runs") / name))
+    folder = RunFolder(user_path(Path("runs") / name if where.run is None else where.run))
     preset, before, notes = EXPERIMENTS[name], None, list[str]()
     prog = f"train.py {name}" if named or not folder.holds_run() else f"train.py --run {folder.path}"
-    if folder.holds_run() and where.resume == "auto":
+    if folder.holds_run() and where.resume in (None, "auto"):
         before = folder.read_config()
         if named:
             _require_same_experiment(folder, before, name)
             notes = _own_settings(before, name, rest)
-    elif folder.holds_run() and not named:
+    elif folder.holds_run() and where.resume == "no" and not named:
         raise InputError("--resume no starts afresh: name the experiment, as in train.py EXPERIMENT --run FOLDER")
-    default = TrainOptions(**_fields(before or preset.config))
     options = parse(
         TrainOptions,
         rest,
         prog=prog,
         description=f"the run in {folder.path}" if before else preset.description,
-        default=default,
+        default=TrainOptions(**vars(before or preset.config)),
         short_names=SHORT_NAMES,
     )
-    experiment = ExperimentConfig(**{field: getattr(options, field) for field in _fields(preset.config)})
+    experiment = ExperimentConfig(**{field: getattr(options, field) for field in vars(preset.config)})
     if options.report:
         _require_report(folder, before, experiment)
     if before is None and not named:
@@ -113,27 +116,8 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
             f"there is no run in {folder.path} to continue; check the path, or name the experiment to begin "
             f"there, as in train.py EXPERIMENT --run {folder.path}"
         )
-    return TrainPlan(
-        name if named else None, experiment, folder.path, options.resume == "auto", options.report, before, notes
-    )
-
-
-def _fields(config: ExperimentConfig) -> dict[str, Any]:
-    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-
-
-def _run_options(arguments: Sequence[str], prog: str) -> RunOptions:
-    """Where the run lives, which decides what the other arguments are flags of."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--run")
-    parser.add_argument("--resume")
-    try:
-        found, _ = parser.parse_known_args(arguments)
-    except argparse.ArgumentError:
-        # Told by `parse`, with all other options.
-        return RunOptions()
-    given = [f"--{name}={value}" for name, value in vars(found).items() if value is not None]
-    return parse(RunOptions, given, prog=prog, description="")
+    name_said = name if named else None
+    return TrainPlan(name_said, experiment, folder.path, options.resume == "auto", options.report, before, notes)
 
 
 def _require_same_experiment(folder: "RunFolder", run: ExperimentConfig, name: str) -> None:

@@ -69,12 +69,12 @@ def main(arguments: Sequence[str]) -> int:
     watch, tokens, best = Stopwatch(), 0, list[str]()
     for batch in batched(texts, options.batch):
         if isinstance(output, TextOutput) and options.stream:
-            with watch:
+            with watch.running():
                 pieces = output.stream(batch[0], answerer.stream(batch[0]))
             tokens += len(pieces) - 1
             best += ["".join(pieces)] if references is not None else []
             continue
-        with watch, options.flags_in_errors():
+        with watch.running(), options.flags_in_errors():
             found = answerer.answers(batch)
         for text, completions in zip(batch, found, strict=True):
             output.answers(text, completions)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_tformer.config import require
+from jax_tformer.config import StackConfig, require
 from jax_tformer.data.batches import check_ids
 from jax_tformer.decoding.generation import Ids, padded, require_positions, require_speaker, rounded
 from jax_tformer.model.functional import AnyTransformer, DecoderOnlyTransformer, DecoderTransformer, Params
@@ -38,39 +38,35 @@ def score(
     An encoder-decoder scores translations of `sources` and needs `start_id`. Raises InputError for an empty batch,
     texts without a token to score, ids outside of the vocabulary, and texts longer than learned positions.
     """
-    config = net.config
+    encoder, begin = net.config.encoder, [] if start_id is None else [start_id]
     speaker = require_speaker(net)
     require(len(texts) > 0, "there are no texts; expected one at least")
-    require(
-        (sources is not None) == (config.encoder is not None),
-        "sources are for encoder-decoders, which need them; expected them there and only there",
-    )
-    require(sources is None or len(sources) == len(texts), "expected one source for each text")
-    require(all(map(len, sources or [])), "a source has no tokens; expected one at least")
-    require(
-        sources is None or start_id is not None, "start_id is None; an encoder-decoder begins with a token that says so"
-    )
-    rows = [[*([] if start_id is None else [start_id]), *text] for text in texts]
+    needed = "sources are for encoder-decoders, which need them; expected them there and only there"
+    require((sources is not None) == (encoder is not None), needed)
+    rows = [[*begin, *text] for text in texts]
     for row in [*rows, *(sources or [])]:
-        check_ids(np.asarray(row, np.int64), config.vocab_size or 0)
+        check_ids(np.asarray(row, np.int64), net.config.vocab_size or 0)
     for number, row in enumerate(rows, 1):
-        require(
-            len(row) > 1,
-            f"text {number} has no token to score; expected {'one' if start_id is not None else 'two'} at least",
-        )
+        least = "one" if begin else "two"
+        require(len(row) > 1, f"text {number} has no token to score; expected {least} at least")
     # The last token is only answered, never read.
-    longest, positions = max(map(len, rows)) - 1, config.output_stack.max_positions
-    require_positions(positions, longest, "without its last token, a text")
-    tokens, mask = padded([row[:-1] for row in rows], rounded(longest, positions), side="right")
+    tokens, mask = _padded([row[:-1] for row in rows], net.config.output_stack, "without its last token, a text")
     labels, _ = padded([row[1:] for row in rows], tokens.shape[1], side="right")
     source = None
-    if sources is not None:
-        longest, positions = max(map(len, sources)), config.encoder.max_positions if config.encoder else None
-        require_positions(positions, longest, "a source")
-        source = padded(sources, rounded(longest, positions), side="right")
+    if sources is not None and encoder is not None:
+        require(len(sources) == len(texts), "expected one source for each text")
+        require(all(map(len, sources)), "a source has no tokens; expected one at least")
+        require(bool(begin), "start_id is None; an encoder-decoder begins with a token that says so")
+        source = _padded(sources, encoder, "a source")
     found = np.asarray(_log_probs(speaker, params, source, tokens, mask, labels))
     log_probs = [row[real] for row, real in zip(found, mask, strict=True)]
     return Scores(log_probs, np.exp([-row.mean() for row in log_probs]))
+
+
+def _padded(rows: Sequence[Ids], stack: StackConfig, what: str) -> tuple[np.ndarray, np.ndarray]:
+    longest = max(map(len, rows))
+    require_positions(stack.max_positions, longest, what)
+    return padded(rows, rounded(longest, stack.max_positions), side="right")
 
 
 @partial(jax.jit, static_argnames=("net",))

@@ -38,29 +38,21 @@ def translation_scores(answers: Sequence[str], references: Sequence[str]) -> Tra
         len(answers) == len(references),
         f"there are {len(answers)} translations and {len(references)} references; expected as many of both",
     )
-    from sacrebleu.metrics import BLEU, CHRF
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
     from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
+    count, tokens = len(answers), Tokenizer13a()
     equal = sum(answer == reference for answer, reference in zip(answers, references, strict=True))
-    tokens = Tokenizer13a()
     short = sum(len(tokens(reference).split()) < _RUN for reference in references)
     no_bleu = None
-    if 2 * short > len(references):
-        few = f"{short:,} of {len(references):,} references have fewer than {_RUN} tokens"
-        no_bleu = f"{few}, and BLEU compares runs of {_RUN}"
+    if 2 * short > count:
+        no_bleu = f"{short:,} of {count:,} references have fewer than {_RUN} tokens, and BLEU compares runs of {_RUN}"
     # force: no lines on standard error about texts that look tokenised.
     metrics = (CHRF(),) if no_bleu else (BLEU(force=True), CHRF())
     scores = [metric.corpus_score(list(answers), [list(references)]) for metric in metrics]
     signatures = tuple(str(metric.get_signature()) for metric in metrics)
-    lines = [score.format(signature=signature) for score, signature in zip(scores, signatures, strict=True)]
-    if no_bleu:
-        lines.insert(0, f"no BLEU: {no_bleu}")
-    exact = equal / len(answers)
-    return TranslationScores(
-        exact,
-        None if no_bleu else scores[0].score,
-        no_bleu,
-        scores[-1].score,
-        (f"exact match {exact:.4f}: {equal:,} of {len(answers):,}", *lines),
-        signatures,
-    )
+    lines = [f"exact match {equal / count:.4f}: {equal:,} of {count:,}", *([f"no BLEU: {no_bleu}"] if no_bleu else [])]
+    lines += [score.format(signature=signature) for score, signature in zip(scores, signatures, strict=True)]
+    bleu = None if no_bleu else scores[0].score
+    return TranslationScores(equal / count, bleu, no_bleu, scores[-1].score, tuple(lines), signatures)

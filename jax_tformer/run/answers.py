@@ -87,6 +87,6 @@ class Answerer:
         return [] if self._translates else text.ids
 
     def _completion(self, text: Text, tokens: list[int], score: float | None) -> Completion:
-        finished = self._end is not None and self._end in tokens
-        tokens = tokens[: tokens.index(self._end)] if finished and self._end is not None else tokens
+        finished = tokens[-1] == self._end
+        tokens = tokens[:-1] if finished else tokens
         return Completion(added_text(self._tokenizer, self._before(text), tokens), tokens, finished, score)

@@ -27,15 +27,14 @@ class DecodingFlags(DecodingConfig):
     """Tokens of an answer at most; unless given 200, or what fits: into the context, or a translation's length."""
     temperature: float | None = None  # type: ignore[assignment]
     """Divides the logits; 0 is greedy. Unless given, 0.8 for prompts, and 0 for translations and with --beam."""
+    early_stopping: bool = False
+    """A beam search ends with as many finished answers as beams; else when no other can become better."""
     num_beams: Annotated[int, tyro.conf.arg(name="beam")] = 1
-    """Width of a beam search; 1: no beam search."""
     num_return_sequences: Annotated[int, tyro.conf.Fixed, tyro.conf.Suppress] = 1
     num_samples: int = 1
     """Samples for every text."""
     n_best: int = 1
     """The n best answers of a beam search are given."""
-    early_stopping: bool = False
-    """A beam search ends with as many finished answers as beams; else when no other can become better."""
 
     def __post_init__(self) -> None:
         pass
@@ -78,32 +77,24 @@ class GenerateOptions:
         require(self.batch_size >= 1, f"--batch-size is {self.batch_size}; expected at least 1")
         require(0 <= self.seed < 2**32, f"--seed is {self.seed}; expected a whole number from 0 to 2^32 - 1")
         checkpoint_step(self.checkpoint)
-        self._check_search()
-        # The others are checked by DecodingConfig.
-        several = {"--num-samples": self.decoding.num_samples > 1, "--beam": self.decoding.num_beams > 1}
-        alone = [flag for flag, given in {**several, "--json": self.json}.items() if given]
-        require(
-            not self.stream or not alone,
-            f"--stream and {' and '.join(alone)} are both given; expected one of them: a stream is one plain text",
-        )
-
-    def _check_search(self) -> None:
-        beams, samples, best = self.decoding.num_beams, self.decoding.num_samples, self.decoding.n_best
+        asked, beams = self.decoding, self.decoding.num_beams
         if beams > 1:
             require(
-                samples == 1,
-                f"--num-samples is {samples} and --beam is {beams}; expected one of them: "
+                asked.num_samples == 1,
+                f"--num-samples is {asked.num_samples} and --beam is {beams}; expected one of them: "
                 "a beam search draws nothing, and gives several answers with --n-best",
             )
             require(not self.slide, f"--slide is given and --beam is {beams}; expected one of them")
         else:
+            best = asked.n_best
             require(best == 1, f"--n-best is {best}; expected a beam search, --beam {best} or more")
-            of_beams = ("length_penalty", "length_penalty_form", "early_stopping")
-            require(
-                all(getattr(self.decoding, name) == getattr(DecodingConfig, name) for name in of_beams),
-                "--length-penalty, --length-penalty-form and --early-stopping are for a beam search; give --beam, or "
-                "leave them out",
-            )
+            for name in ("length_penalty", "length_penalty_form", "early_stopping"):
+                idle = getattr(asked, name) == getattr(DecodingConfig, name)
+                require(idle, f"{_flag(name)} is for a beam search; give --beam, or leave it out")
+        others = {"--num-samples": asked.num_samples > 1, "--beam": beams > 1, "--json": self.json}
+        given = [flag for flag, is_given in others.items() if is_given and self.stream]
+        told = f"--stream and {' and '.join(given)} are both given"
+        require(not given, f"{told}; expected one of them: a stream is one plain text")
 
     def decoding_of(self, data: TextData | PairData) -> DecodingConfig:
         """How the tokens of a model that was trained on `data` are chosen.
@@ -115,8 +106,8 @@ class GenerateOptions:
         searches, translates = self.decoding.num_beams > 1, isinstance(data, PairData)
         chosen["num_return_sequences"] = self.decoding.n_best if searches else self.decoding.num_samples
         if self.decoding.max_new_tokens is None:
-            fits = data.target_length if isinstance(data, PairData) else DecodingConfig.max_new_tokens
-            chosen["max_new_tokens"] = fits
+            most = data.target_length if isinstance(data, PairData) else DecodingConfig.max_new_tokens
+            chosen["max_new_tokens"] = most
         if self.decoding.temperature is None:
             chosen["temperature"] = 0.0 if translates or searches else _PROMPT_TEMPERATURE
         with self.flags_in_errors():
@@ -125,13 +116,12 @@ class GenerateOptions:
     @contextmanager
     def flags_in_errors(self) -> Iterator[None]:
         """Within it, an error about a field of DecodingConfig names the flag of the field."""
-        several = "--n-best" if self.decoding.num_beams > 1 else "--num-samples"
         try:
             yield
         except FieldError as error:
+            several = "--n-best" if self.decoding.num_beams > 1 else "--num-samples"
             flags = {"num_beams": "--beam", "num_return_sequences": several}
-            flag = flags.get(error.field, f"--{error.field.replace('_', '-')}")
-            raise InputError(f"{flag} {error.problem}") from None
+            raise InputError(f"{flags.get(error.field, _flag(error.field))} {error.problem}") from None
 
     @property
     def typed(self) -> bool:
@@ -162,3 +152,7 @@ class GenerateOptions:
         else:
             require(self.source is None, f"{self.run} holds a language model; give --prompt, not --source")
             require(self.reference is None, f"{self.run} holds a language model; --reference is for translations")
+
+
+def _flag(field: str) -> str:
+    return f"--{field.replace('_', '-')}"

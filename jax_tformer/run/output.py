@@ -4,8 +4,8 @@ import io
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from types import TracebackType
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import jax.monitoring
 
@@ -77,7 +77,11 @@ class JsonOutput:
     def answers(self, text: Text, completions: Sequence[Completion]) -> None:
         """Prints the object of one text."""
         line = {} if text.place is None else {"line": text.number}
-        answers = [self._completion(each) for each in completions]
+        answers = [
+            {"text": each.text, "tokens": each.tokens, "finished": each.finished}
+            | ({} if each.score is None else {"score": each.score})
+            for each in completions
+        ]
         self._print({**line, self._kind: text.text, "completions": answers})
 
     def scores(self, scores: TranslationScores) -> None:
@@ -86,52 +90,42 @@ class JsonOutput:
         figures = {"exact_match": scores.exact_match, "bleu": scores.bleu, **why, "chrf": scores.chrf}
         self._print({**figures, "signatures": list(scores.signatures)})
 
-    def _completion(self, completion: Completion) -> dict[str, object]:
-        score = {} if completion.score is None else {"score": completion.score}
-        return {"text": completion.text, "tokens": completion.tokens, "finished": completion.finished, **score}
-
     def _print(self, content: dict[str, object]) -> None:
         say(json.dumps(content, ensure_ascii=False, allow_nan=False))
 
 
 class Stopwatch:
-    """Runs inside `with stopwatch:`, as often as that is entered; `line` reports, with compilation apart."""
+    """Times what is done within `with stopwatch.running():`, and of that, what JAX compiles in it."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
-        """Without compilation."""
-        self.compilation = 0.0
-        self._spans: list[tuple[float, float]] = []
+        self._seconds = self._compilation = 0.0
 
-    def __enter__(self) -> "Stopwatch":
-        self._spans.clear()
-        jax.monitoring.register_event_time_span_listener(self._listen)
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """May be entered as often as there is something to time."""
+        spans: list[tuple[float, float]] = []
+
+        def listen(event: str, start_time: float, end_time: float, **_: str | int) -> None:
+            if event.startswith(_COMPILATION):
+                spans.append((start_time, end_time))
+
+        jax.monitoring.register_event_time_span_listener(listen)
         # The clock of JAX's events.
-        self._began = time.time()
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        elapsed = time.time() - self._began
-        jax.monitoring.unregister_event_time_span_listener(self._listen)
-        compilation = _covered(self._spans)
-        self.compilation += compilation
-        self.seconds += max(elapsed - compilation, 0.0)
+        began = time.time()
+        try:
+            yield
+        finally:
+            self._seconds += time.time() - began
+            jax.monitoring.unregister_event_time_span_listener(listen)
+            # What is traced inside of something traced counts once.
+            until = 0.0
+            for start, end in sorted(spans):
+                self._compilation += max(end - max(start, until), 0.0)
+                until = max(until, end)
 
     def line(self, tokens: int) -> str:
-        """The speed at which `tokens` were made."""
-        speed = f"{tokens / self.seconds:,.0f}" if self.seconds else "?"
-        made = f"{tokens:,} new tokens in {self.seconds:.2f} s"
-        return f"{made}: {speed} tokens/s, and {self.compilation:.1f} s of compilation"
-
-    def _listen(self, event: str, start_time: float, end_time: float, **_: str | int) -> None:
-        if event.startswith(_COMPILATION):
-            self._spans.append((start_time, end_time))
-
-
-def _covered(spans: list[tuple[float, float]]) -> float:
-    """The seconds that at least one span covers: what is traced inside of something traced counts once."""
-    seconds, until = 0.0, 0.0
-    for start, end in sorted(spans):
-        seconds += max(end - max(start, until), 0.0)
-        until = max(until, end)
-    return seconds
+        """The speed at which `tokens` were made, without compilation."""
+        seconds = max(self._seconds - self._compilation, 0.0)
+        speed = f"{tokens / seconds:,.0f}" if seconds else "?"
+        made = f"{tokens:,} new tokens in {seconds:.2f} s"
+        return f"{made}: {speed} tokens/s, and {self._compilation:.1f} s of compilation"

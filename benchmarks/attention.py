@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
@@ -10,10 +9,20 @@ from typing import Any, get_args
 import numpy as np
 
 from benchmarks.bounds import best_way
-from benchmarks.harness import Alone, Here, SideFailed, Spread, by_turns
-from benchmarks.output import Session, make_table, milliseconds, options, other_work_line
+from benchmarks.session import (
+    Report,
+    Session,
+    by_turns,
+    gathered,
+    make_table,
+    milliseconds,
+    other_work,
+    run_benchmark,
+    spread,
+)
 from jax_tformer.config import AttentionImplementation
 from jax_tformer_comparison.machine import Neighbours
+from jax_tformer_comparison.sides import Alone, Here, SideFailed, one_line
 
 _OURS, _TORCH, _PRODUCTS = "ours", "torch sdpa", "products"
 _REFERENCE = "einsum"
@@ -70,18 +79,17 @@ def quick() -> list[Case]:
     return [Case(64, 32, 2, 16, causal, "float32") for causal in (True, False)]
 
 
-class Ours:
-    """All implementations behind `attend`, in one process of JAX."""
+class Implementations:
+    """What computes attention: a call for each case, implementation and pass, made once."""
 
     def __init__(self, device: str) -> None:
-        import jax
-
-        self._device = jax.local_devices(backend=device)[0]
+        """`device` is "cpu" or "gpu"."""
         self._ready: dict[tuple[Case, str, str], Callable[[], Any]] = {}
 
     def output(self, case: Case, implementation: str) -> np.ndarray:
         """What it computes, in float32; raises what `attend` raises where the implementation is not to be had."""
-        return np.asarray(self._call(case, implementation, "forward")(), np.float32)
+        found = self._call(case, implementation, "forward")()
+        return found.float().cpu().numpy() if hasattr(found, "cpu") else np.asarray(found, np.float32)
 
     def seconds(self, case: Case, implementation: str, which: str) -> float:
         """Of one call; the first in a process, which compiles, does not count."""
@@ -91,8 +99,21 @@ class Ours:
         key = (case, implementation, which)
         if key not in self._ready:
             self._ready = {known: call for known, call in self._ready.items() if known[0] == case}
-            self._ready[key] = self._make(case, implementation, which)
+            self._ready[key] = self._make(*key)
         return self._ready[key]
+
+    def _make(self, case: Case, implementation: Any, which: str) -> Callable[[], Any]:
+        raise NotImplementedError
+
+
+class Ours(Implementations):
+    """All implementations behind `attend`, in one process of JAX."""
+
+    def __init__(self, device: str) -> None:
+        import jax
+
+        super().__init__(device)
+        self._device = jax.local_devices(backend=device)[0]
 
     def _make(self, case: Case, implementation: Any, which: str) -> Callable[[], Any]:
         import jax
@@ -110,35 +131,20 @@ class Ours:
             return output, backward(gradient)
 
         arrays = [jax.device_put(jnp.asarray(array, case.dtype), self._device) for array in case.arrays()]
-        if which == "forward":
-            one = jax.jit(forward)
-            return lambda: jax.block_until_ready(one(*arrays[:3]))
-        two = jax.jit(both)
-        return lambda: jax.block_until_ready(two(*arrays))
+        function, given = (jax.jit(forward), arrays[:3]) if which == "forward" else (jax.jit(both), arrays)
+        return lambda: jax.block_until_ready(function(*given))
 
 
-class Torch:
+class Torch(Implementations):
     """`torch.nn.functional.scaled_dot_product_attention`, eager."""
 
     def __init__(self, device: str) -> None:
-        self._device = "cuda" if device == "gpu" else device
-        self._ready: dict[tuple[Case, str], Callable[[], Any]] = {}
+        from jax_tformer_comparison.torch_side import torch_device
 
-    def output(self, case: Case, _: str) -> np.ndarray:
-        """What it computes, in float32."""
-        return self._call(case, "forward")().float().cpu().numpy()
+        super().__init__(device)
+        self._device = torch_device(device)
 
-    def seconds(self, case: Case, _: str, which: str) -> float:
-        """Of one call."""
-        return _time(self._call(case, which))
-
-    def _call(self, case: Case, which: str) -> Callable[[], Any]:
-        if (case, which) not in self._ready:
-            self._ready = {known: call for known, call in self._ready.items() if known[0] == case}
-            self._ready[case, which] = self._make(case, which)
-        return self._ready[case, which]
-
-    def _make(self, case: Case, which: str) -> Callable[[], Any]:
+    def _make(self, case: Case, implementation: Any, which: str) -> Callable[[], Any]:
         import torch
         from torch.nn.functional import scaled_dot_product_attention
 
@@ -151,16 +157,13 @@ class Torch:
             query, key, value = (array.transpose(1, 2) for array in given)
             return scaled_dot_product_attention(query, key, value, is_causal=case.causal).transpose(1, 2)
 
-        if which == "forward":
-            return lambda: self._wait(forward())
-        return lambda: self._wait(torch.autograd.grad(forward(), given, gradient))
+        def waited() -> Any:
+            result = forward() if which == "forward" else torch.autograd.grad(forward(), given, gradient)
+            if self._device.type == "cuda":
+                torch.cuda.synchronize()
+            return result
 
-    def _wait(self, result: Any) -> Any:
-        if self._device == "cuda":
-            import torch
-
-            torch.cuda.synchronize()
-        return result
+        return waited
 
 
 def _time(call: Callable[[], Any]) -> float:
@@ -182,29 +185,29 @@ def measure_case(case: Case, sides: dict[str, Alone | Here], rounds: int) -> dic
 
     for name in (*(name for name in get_args(AttentionImplementation) if name != "auto"), _TORCH):
         try:
-            outputs[name] = side(name).call("output", case, name)
+            output = side(name).call("output", case, name)
             side(name).call("seconds", case, name, "forward and backward")
-        except SideFailed as error:
-            absent[name] = str(error)
+            outputs[name] = output
         except Exception as error:  # a side in this process raises what it raises
-            absent[name] = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
-        if name in absent:
-            outputs.pop(name, None)
+            absent[name] = str(error) if isinstance(error, SideFailed) else one_line(error)
+    if _REFERENCE in absent:
+        raise SideFailed(absent[_REFERENCE])
 
     def turn(name: str) -> Any:
         if name == _PRODUCTS:
-            return sides[name].call("measure", 1)
-        return {which: side(name).call("seconds", case, name, which) for which in _PASSES}
+            return sides[name].call("measure")
+        return {which: [side(name).call("seconds", case, name, which)] for which in _PASSES}
 
-    found = by_turns([*outputs, _PRODUCTS], rounds, turn)
-    products: dict[str, list[float]] = defaultdict(list)
-    for taken in found[_PRODUCTS]:
-        for way, rates in taken.items():
-            products[way] += rates
-    way, rate = best_way(products)
-    times = {name: {which: Spread.of([taken[which] for taken in found[name]]) for which in _PASSES} for name in outputs}
+    found = {name: gathered(turns) for name, turns in by_turns([*outputs, _PRODUCTS], rounds, turn).items()}
+    way, rate = best_way(found.pop(_PRODUCTS))
+    times = {name: {which: spread(taken[which]) for which in _PASSES} for name, taken in found.items()}
     flops = {which: count * case.flops() for which, count in _PASSES.items()}
     bounds = {which: count / rate for which, count in flops.items()}
+
+    def ratios(passes: dict[str, dict[str, float]], best: dict[str, float]) -> dict[str, float]:
+        return {which: best[which] / taken["median"] for which, taken in passes.items()}
+
+    reference = {which: taken["median"] for which, taken in times[_REFERENCE].items()}
     return {
         "name": case.name,
         **asdict(case),
@@ -214,9 +217,9 @@ def measure_case(case: Case, sides: dict[str, Alone | Here], rounds: int) -> dic
         "bound_seconds": bounds,
         "sides": {
             name: {
-                "seconds": {which: spread._asdict() for which, spread in passes.items()},
-                "of_bound": {which: bounds[which] / spread.median for which, spread in passes.items()},
-                "speed": {which: times[_REFERENCE][which].median / spread.median for which, spread in passes.items()},
+                "seconds": passes,
+                "of_bound": ratios(passes, bounds),
+                "speed": ratios(passes, reference),
                 "largest_difference": float(np.abs(outputs[name] - outputs[_REFERENCE]).max()),
             }
             for name, passes in times.items()
@@ -238,15 +241,16 @@ def _rows(case: dict[str, Any]) -> list[list[str]]:
 
 def main(arguments: Sequence[str]) -> int:
     """Status 1 where a side fails that must be there."""
-    given = options("attention", __doc__, arguments)
-    session = Session(given)
-    cases = quick() if given.quick else full(given.device)
-    others = Neighbours()
-    size, rounds = 128 if given.quick else _PRODUCT[given.device], given.rounds or (2 if given.quick else 3)
+    return run_benchmark("attention", __doc__, arguments, _measure)
+
+
+def _measure(session: Session) -> Report:
+    cases, others = quick() if session.quick else full(session.device), Neighbours()
+    size, rounds = 128 if session.quick else _PRODUCT[session.device], session.rounds(2 if session.quick else 3)
     sides = {
-        _OURS: session.start("benchmarks.attention:Ours", given.device),
-        _TORCH: session.start("benchmarks.attention:Torch", given.device, uses_jax=False),
-        _PRODUCTS: session.start("benchmarks.matmul:Products", given.device, ((size,) * 3,), (cases[0].dtype,)),
+        _OURS: session.start("benchmarks.attention:Ours", session.device),
+        _TORCH: session.start("benchmarks.attention:Torch", session.device, uses_jax=False),
+        _PRODUCTS: session.start("benchmarks.bounds:Products", session.device, ((size,) * 3,), (cases[0].dtype,)),
     }
     figures = []
     try:
@@ -256,9 +260,6 @@ def main(arguments: Sequence[str]) -> int:
     finally:
         for side in sides.values():
             side.close()
-    if any(_REFERENCE not in case["sides"] for case in figures):
-        print(f"python -m benchmarks.attention: {figures[0]['absent'][_REFERENCE]}", file=sys.stderr)
-        return 1
     share = others.share()
     columns = ["", "forward ms", "speed", "of bound", "forward and backward ms", "speed", "of bound", "difference"]
     shown: list[Any] = [make_table(case["name"], columns, _rows(case)) for case in figures]
@@ -266,10 +267,9 @@ def main(arguments: Sequence[str]) -> int:
     for name, reason in absent.items():
         missed = sum(name in case["absent"] for case in figures)
         shown.append(f"  {name} is not here in {missed} of {len(figures)} cases: {reason}")
-    shown += [line for line in [other_work_line("all cases", share)] if line]
     best = max(case["product_flops_per_second"] for case in figures)
-    session.finish({"cases": figures, "absent": absent, "other_work": share}, shown, _notes(cases[0], size, best))
-    return 0
+    found = {"cases": figures, "absent": absent, "other_work": share}
+    return Report(found, [*shown, *other_work("all cases", share)], _notes(cases[0], size, best))
 
 
 def _notes(case: Case, size: int, best: float) -> list[str]:

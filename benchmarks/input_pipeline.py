@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.harness import SideFailed, Spread, by_turns
-from benchmarks.output import Session, make_table, options, other_work_line
+from benchmarks.session import Report, Session, by_turns, make_table, other_work, run_benchmark, spread
 from benchmarks.training_cases import small_gpt, tiny, without_dropout
 from jax_tformer.experiment import ExperimentConfig, PairData
 from jax_tformer.presets import EXPERIMENTS
@@ -70,7 +69,7 @@ def quick() -> list[Feeding]:
 class Feed:
     """One experiment: its batches, and the step that takes them."""
 
-    def __init__(self, experiment: ExperimentConfig, device: str) -> None:
+    def __init__(self, experiment: ExperimentConfig) -> None:
         import jax
 
         from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
@@ -158,48 +157,38 @@ def _tokens(batch: dict[str, Any]) -> int:
 
 def measure(feeding: Feeding, session: Session, rounds: int, seconds: float, steps: int) -> dict[str, Any]:
     """Input and step of one experiment, by turns."""
-    others, side = (
-        Neighbours(),
-        session.start("benchmarks.input_pipeline:Feed", feeding.experiment, session.options.device),
-    )
+    session.say(f"{feeding.title} ...")
+    others, side = Neighbours(), session.start("benchmarks.input_pipeline:Feed", feeding.experiment)
     try:
         side.call("train", 1)
         given = {"deliver": seconds, "train": steps}
         turns = by_turns(list(given), rounds, lambda name: side.call(name, given[name]))
     finally:
         side.close()
-    delivered = {name: Spread.of([turn[name] for turn in turns["deliver"]])._asdict() for name in turns["deliver"][0]}
-    step = Spread.of(turns["train"])
+    delivered = {name: spread([turn[name] for turn in turns["deliver"]]) for name in turns["deliver"][0]}
+    step = spread(turns["train"])
     return {
         "name": feeding.name,
         "title": feeding.title,
         **delivered,
-        "step_tokens_per_second": step._asdict(),
-        "times_the_step": delivered["tokens_per_second"]["median"] / step.median,
+        "step_tokens_per_second": step,
+        "times_the_step": delivered["tokens_per_second"]["median"] / step["median"],
         "other_work": others.share(),
     }
 
 
 def main(arguments: Sequence[str]) -> int:
     """Status 1 where a side fails; that an input is below the bar is in the figures."""
-    given = options("input_pipeline", __doc__, arguments)
-    session = Session(given)
-    rounds, seconds, steps = (1, 0.1, 1) if given.quick else (3, 0.5, 3)
-    figures = []
-    for feeding in quick() if given.quick else full():
-        session.say(f"{feeding.title} ...")
-        try:
-            figures.append(measure(feeding, session, given.rounds or rounds, seconds, steps))
-        except SideFailed as error:
-            print(f"python -m benchmarks.input_pipeline: {feeding.title}: {error}", file=sys.stderr)
-            return 1
-    shown: list[Any] = [
-        make_table("input alone, and the step that takes it", _COLUMNS, [_row(found) for found in figures])
-    ]
-    slowest = min(found["times_the_step"] for found in figures)
-    shown += [line for found in figures if (line := other_work_line(found["title"], found["other_work"]))]
-    session.finish({"bar": BAR, "cases": figures, "least_times_the_step": slowest}, shown, _NOTES)
-    return 0
+    return run_benchmark("input_pipeline", __doc__, arguments, _measure)
+
+
+def _measure(session: Session) -> Report:
+    feedings, rounds, seconds, steps = (quick(), 1, 0.1, 1) if session.quick else (full(), 3, 0.5, 3)
+    found = [measure(feeding, session, session.rounds(rounds), seconds, steps) for feeding in feedings]
+    table = make_table("input alone, and the step that takes it", _COLUMNS, [_row(case) for case in found])
+    busy = [line for case in found for line in other_work(case["title"], case["other_work"])]
+    slowest = min(case["times_the_step"] for case in found)
+    return Report({"bar": BAR, "cases": found, "least_times_the_step": slowest}, [table, *busy], _NOTES)
 
 
 _COLUMNS = ("", "tokens/s", "step: tokens/s", "times the step", "make us", "next us", "check us", "place us")

@@ -1,44 +1,27 @@
 """Training side by side with PyTorch: `python -m benchmarks.train_step [--device gpu] [--model gpt2] [--quick]`."""
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-
-def main(arguments: Sequence[str]) -> int:
-    """Status 1 where sides with the same weights disagree about the loss (the figures are written) or ours fails."""
-    # Every process of a side imports this file again; only here is the rest needed.
-    from benchmarks.output import Session, options
-
-    given = options("train_step", __doc__, arguments, _model_option)
-    session = Session(given)
-
-    from benchmarks.harness import SideFailed
-    from benchmarks.training_cases import full, quick
-    from benchmarks.training_measure import measure_case
-
-    cases = (quick if given.quick else full)(given.device)
-    known = [case.model for case in cases]
-    if given.model not in (None, *known):
-        print(f"--model is {given.model!r}; expected one of {', '.join(map(repr, known))}", file=sys.stderr)
-        return 2
-    try:
-        found = [
-            measure_case(case, session, compiled=not given.quick).as_dict()
-            for case in cases
-            if given.model in (None, case.model)
-        ]
-    except SideFailed as error:
-        print(f"python -m benchmarks.train_step: {error}", file=sys.stderr)
-        return 1
-    session.finish({"cases": found}, [item for case in found for item in _shown(case)], _NOTES)
-    return 0 if all(case["agreed"] for case in found) else 1
-
-
-def _model_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", metavar="NAME", help="this case alone, as the tables name it (default: all)")
-
+from benchmarks.bounds import Shape, best_way, of_type, training_flops
+from benchmarks.session import (
+    Report,
+    Session,
+    by_turns,
+    gathered,
+    make_table,
+    megabytes,
+    milliseconds,
+    model_option,
+    other_work,
+    run_benchmark,
+    spread,
+)
+from benchmarks.sides import HUGGING_FACE, OURS, REFERENCE
+from benchmarks.training_cases import TOLERANCE, TrainingCase, cases
+from jax_tformer_comparison.machine import Neighbours
+from jax_tformer_comparison.sides import Alone, Here, SideFailed
 
 _NOTES = (
     "ms a step: median of all steps (A B A B), in brackets min..max; forward, backward, clipping and AdamW, each step "
@@ -50,17 +33,161 @@ _NOTES = (
     "MB: the most that the side's process held from the first step on, compiler and libraries included (+ what was "
     "allocated on the accelerator). first s: the first step, compilation included.",
 )
+_PRODUCTS = "products"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Status 1 where sides with the same weights disagree about the loss or ours fails; another side may be absent."""
+    return run_benchmark("train_step", __doc__, arguments, _measure, model_option)
+
+
+def _measure(session: Session) -> Report:
+    found = [measure_case(case, session) for case in session.chosen(cases(session.device, quick=session.quick))]
+    shown = [item for case in found for item in _shown(case)]
+    return Report({"cases": found}, shown, _NOTES, all(case["agreed"] for case in found))
+
+
+def measure_case(case: TrainingCase, session: Session) -> dict[str, Any]:
+    """All sides of a case by turns, with the rate of matrix products between; those of torch.compile unless quick."""
+    session.say(f"{case.name} ...")
+    others, absent, rounds = Neighbours(), dict[str, str](), session.rounds(case.rounds)
+    products = session.start("benchmarks.bounds:Products", session.device, *_products(case, session))
+    sides = _start(case, session)
+    try:
+        first = _first_steps(case, sides, absent, session)
+        turns = by_turns(
+            [*first, _PRODUCTS],
+            rounds,
+            lambda name: products.call("measure") if name == _PRODUCTS else _turn(sides[name], case.steps),
+        )
+        rates = gathered(turns.pop(_PRODUCTS))
+        figures = {}
+        for name, taken in turns.items():
+            step = spread([seconds for _, turn in taken for seconds in turn])
+            figures[name] = {
+                "label": _label(case, name),
+                "step_seconds": step,
+                "steps": rounds * case.steps,
+                "tokens_per_second": case.shape.tokens / step["median"],
+                "first_step_seconds": first[name][0],
+                "compile_seconds": max(first[name][0] - step["median"], 0.0),
+                "peak_memory": sides[name].call("peak_memory"),
+                "device_memory": sides[name].call("device_memory"),
+                # Of the first step, and of the one after it.
+                "losses": [first[name][1], taken[0][0]],
+            }
+    finally:
+        for side in (*sides.values(), products):
+            side.close()
+    return {**_compared(case, figures, rates), "absent": absent, "other_work": others.share()}
+
+
+def _start(case: TrainingCase, session: Session) -> dict[str, Alone | Here]:
+    given = (case.config, case.shape, session.device)
+    kinds: dict[str, tuple[Any, ...]] = {"ours": (OURS,), "reference": (REFERENCE,)}
+    if not session.quick:
+        kinds["reference compiled"] = (REFERENCE, True)
+    kinds["hugging face"] = (HUGGING_FACE,)
+    if not session.quick and session.device == "gpu":
+        kinds["hugging face compiled"] = (HUGGING_FACE, True)
+    return {
+        name: session.start(f"{module}:training", *given, *compiled, uses_jax=module == OURS)
+        for name, (module, *compiled) in kinds.items()
+    }
+
+
+def _first_steps(
+    case: TrainingCase, sides: Mapping[str, Alone | Here], absent: dict[str, str], session: Session
+) -> dict[str, tuple[float, float]]:
+    """Seconds and loss of the first step of every side that can train at all."""
+
+    def attempt(name: str, method: str, *given: Any) -> Any:
+        try:
+            return sides[name].call(method, *given)
+        except SideFailed as error:
+            if name == "ours":
+                raise
+            absent[name] = str(error)
+            return None
+
+    # First of all, every side is made: what takes the processors meanwhile must not count as compilation.
+    for name in sides:
+        attempt(name, "device_memory")
+    first = {}
+    for name in sides:
+        taken = None if name in absent else attempt(name, "steps", 1)
+        if taken is not None:
+            first[name] = taken[0], sides[name].call("loss")
+            session.say(f"  {_label(case, name)}: the first step took {taken[0]:.1f} s")
+    return first
+
+
+def _turn(side: Alone | Here, steps: int) -> tuple[float, list[float]]:
+    """The loss of one step that is not counted, and the seconds of those that are."""
+    # The first one finds caches cold and memory handed back, as no step does that follows another.
+    side.call("steps", 1)
+    return side.call("loss"), side.call("steps", steps)
+
+
+def _products(case: TrainingCase, session: Session) -> tuple[tuple[Shape, ...], tuple[str, ...]]:
+    """Shapes and types whose rate is measured: a large square, and a feed-forward layer of the case's own."""
+    width, inner = case.config.d_model, case.config.output_stack.feedforward_width
+    tokens = case.shape.rows * case.shape.length
+    square = 64 if session.quick else 2048 if session.device == "cpu" else 8192
+    shapes = ((square, square, square), (tokens, width, inner), (tokens, inner, width))
+    return shapes, ("float32",) if session.device == "cpu" else ("bfloat16", "float32")
+
+
+def _compared(case: TrainingCase, sides: dict[str, dict[str, Any]], rates: dict[str, list[float]]) -> dict[str, Any]:
+    """The sides beside the floor, beside the faster reference, and their losses beside ours."""
+    compute, flops = case.config.compute.dtype, training_flops(case.config, *case.shape)
+    way, rate = best_way(of_type(rates, compute))
+    floor = flops.needed / rate
+    references = {name: side["step_seconds"]["median"] for name, side in sides.items() if name.startswith("reference")}
+    faster = min(references, key=references.__getitem__, default=None)
+    for side in sides.values():
+        median = side["step_seconds"]["median"]
+        reference = None if faster is None else references[faster] / median
+        side |= {"of_rate": floor / median, "times_floor": median / floor, "times_reference": reference}
+    disagreement = {
+        name: max(abs(x - y) / abs(y) for x, y in zip(side["losses"], sides["ours"]["losses"], strict=True))
+        for name, side in sides.items()
+        if name != "ours" and not _own_weights(case, name)
+    }
+    return {
+        "model": case.model,
+        "name": case.name,
+        "shape": case.shape._asdict(),
+        "tokens": case.shape.tokens,
+        "dtype": compute,
+        "flops": {**flops._asdict(), "needed": flops.needed},
+        "products": {"operations_per_second": rate, "way": way, "ways": rates},
+        "floor_seconds": floor,
+        "faster_reference": faster,
+        "sides": sides,
+        "disagreement": disagreement,
+        "tolerance": TOLERANCE[compute],
+        "agreed": all(distance <= TOLERANCE[compute] for distance in disagreement.values()),
+    }
+
+
+def _own_weights(case: TrainingCase, name: str) -> bool:
+    return case.shape.source > 0 and name.startswith("hugging face")
+
+
+def _label(case: TrainingCase, name: str) -> str:
+    theirs = "BART (HF), own weights" if _own_weights(case, name) else "HF"
+    labels = {"ours": "jax_tformer", "reference": "torch_ref", "hugging face": theirs}
+    return labels[name.removesuffix(" compiled")] + (", torch.compile" if name.endswith(" compiled") else "")
 
 
 def _shown(case: Mapping[str, Any]) -> list[Any]:
     from rich.markup import escape
 
-    from benchmarks.output import make_table, megabytes, milliseconds, other_work_line
-
     rows = []
-    for name, side in case["sides"].items():
+    for side in case["sides"].values():
         speed = side["times_reference"]
-        cells = (
+        row = [
             side["label"],
             milliseconds(side["step_seconds"], 1),
             f"{side['tokens_per_second']:.0f}",
@@ -69,8 +196,8 @@ def _shown(case: Mapping[str, Any]) -> list[Any]:
             f"{side['of_rate']:.0%}",
             f"{side['times_floor']:.2f}",
             "" if speed is None else f"{speed:.2f}",
-        )
-        rows.append([f"[bold]{cell}[/bold]" for cell in cells] if name == "ours" else cells)
+        ]
+        rows.append(row)
     rate, flops = case["products"], case["flops"]
     lines = [
         f"floor: {1000 * case['floor_seconds']:.1f} ms/step for {flops['needed'] / 1e9:.1f} GFLOP "
@@ -85,9 +212,9 @@ def _shown(case: Mapping[str, Any]) -> list[Any]:
     verdict = "the same losses" if case["agreed"] else "LOSSES DISAGREE"
     apart = ", ".join(f"{name} {distance:.1e}" for name, distance in case["disagreement"].items())
     lines.append(f"{verdict} in the first two steps: relative distance from ours {apart}")
-    lines += filter(None, [other_work_line(case["model"], case["other_work"])])
+    lines += other_work(case["model"], case["other_work"])
     columns = ("", "ms a step", "tokens/s", "first s", "MB", "of rate", "x floor", "speed")
-    return [make_table(case["name"], columns, rows), *(f"  {line}" for line in lines)]
+    return [make_table(case["name"], columns, rows, "jax_tformer"), *(f"  {line}" for line in lines)]
 
 
 if __name__ == "__main__":

@@ -1,10 +1,43 @@
-"""What is trained: the models, and how much they are given at once."""
+"""What is trained: the models, their batches, and the optimizer."""
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from benchmarks.training_sides import BatchShape
-from jax_tformer.config import DropoutConfig, Dtype, StackConfig, TransformerConfig
+import numpy as np
+
+from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.data.batches import IGNORED
+from jax_tformer.data.pairs import shift_right
+from jax_tformer.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.presets import ARCHITECTURES
+
+OPTIMIZER = OptimizerConfig(learning_rate=1e-4, schedule="constant", warmup_steps=0)
+"""Clipping, AdamW and weight decay as in training; a rate at which the first updates show in the loss."""
+TRAINING = TrainingConfig(steps=1000)
+TOLERANCE = {"float32": 1e-3, "bfloat16": 1e-2}
+"""Sides that start from the same weights report losses no further apart than this, relatively."""
+START_ID = 0
+"""Translations begin with this token."""
+_MASKED = 0.15
+
+
+class BatchShape(NamedTuple):
+    """One batch."""
+
+    rows: int
+    length: int
+    """Tokens of a row; in an encoder-decoder, of a target."""
+    source: int = 0
+    """Tokens of a source; 0 where there is one stack alone."""
+
+    @property
+    def tokens(self) -> int:
+        """That the model reads in one step, source and target."""
+        return self.rows * (self.length + self.source)
+
+    def __str__(self) -> str:
+        source = f"{self.source} source and " if self.source else ""
+        return f"{self.rows} x {source}{self.length} tokens"
 
 
 @dataclass(frozen=True)
@@ -21,15 +54,40 @@ class TrainingCase:
     @property
     def name(self) -> str:
         """For people."""
-        source = f"{self.shape.source} source and " if self.shape.source else ""
-        return f"{self.model}, {self.shape.rows} x {source}{self.shape.length} tokens, {self.config.compute.dtype}"
+        return f"{self.model}, {self.shape}, {self.config.compute.dtype}"
+
+
+def cases(device: str, *, quick: bool) -> list[TrainingCase]:
+    """The figures that are published; quick: the same on models of no size, to see whether it runs, not how fast."""
+    if device == "cpu":
+        found = [
+            TrainingCase("small gpt", small_gpt(), BatchShape(8, 256), rounds=3, steps=3),
+            TrainingCase("gpt2", architecture("gpt2"), BatchShape(2, 256), rounds=2, steps=2),
+            TrainingCase("vaswani-base", architecture("vaswani-base"), BatchShape(16, 64, 64), rounds=2, steps=2),
+            TrainingCase("bert-base", architecture("bert-base"), BatchShape(8, 128), rounds=2, steps=2),
+        ]
+    else:
+        wide = replace(small_gpt(6, 1600), vocab_size=ARCHITECTURES["gpt2"].vocab_size)
+        large = {
+            "gpt2": (architecture("gpt2"), BatchShape(16, 1024)),
+            "gpt2 xl, 6 layers": (wide, BatchShape(8, 1024)),
+            "vaswani-base": (architecture("vaswani-base"), BatchShape(64, 256, 256)),
+            "bert-base": (architecture("bert-base"), BatchShape(32, 512)),
+        }
+        found = [TrainingCase(name, bfloat16(config), shape, 5, 10) for name, (config, shape) in large.items()]
+    return [_shrunk(case) for case in found] if quick else found
 
 
 def small_gpt(num_layers: int = 6, width: int = 384) -> TransformerConfig:
     """GPT-2's architecture on characters, with heads of width 64."""
-    return without_dropout(
-        replace(_resized("gpt2", num_layers, width, num_heads=width // 64), vocab_size=65),
-    )
+    config = architecture("gpt2")
+    stack = replace(config.output_stack, num_layers=num_layers, num_heads=width // 64, feedforward_width=4 * width)
+    return replace(config, d_model=width, decoder=stack, vocab_size=65)
+
+
+def architecture(name: str) -> TransformerConfig:
+    """A preset without dropout."""
+    return without_dropout(ARCHITECTURES[name])
 
 
 def without_dropout(config: TransformerConfig) -> TransformerConfig:
@@ -37,52 +95,42 @@ def without_dropout(config: TransformerConfig) -> TransformerConfig:
     return replace(config, dropout=DropoutConfig())
 
 
-def full(device: str) -> tuple[TrainingCase, ...]:
-    """The figures that are published."""
-    if device == "cpu":
-        return (
-            TrainingCase("small gpt", small_gpt(), BatchShape(8, 256), rounds=3, steps=3),
-            TrainingCase("gpt2", _named("gpt2"), BatchShape(2, 256), rounds=2, steps=2),
-            TrainingCase("vaswani-base", _named("vaswani-base"), BatchShape(16, 64, 64), rounds=2, steps=2),
-            TrainingCase("bert-base", _named("bert-base"), BatchShape(8, 128), rounds=2, steps=2),
-        )
-    wide = without_dropout(_resized("gpt2", 6, 1600, num_heads=25))
-    half: Dtype = "bfloat16"
-    return (
-        TrainingCase("gpt2", _named("gpt2", half), BatchShape(16, 1024), rounds=5, steps=10),
-        TrainingCase("gpt2 xl, 6 layers", _in(wide, half), BatchShape(8, 1024), rounds=5, steps=10),
-        TrainingCase("vaswani-base", _named("vaswani-base", half), BatchShape(64, 256, 256), rounds=5, steps=10),
-        TrainingCase("bert-base", _named("bert-base", half), BatchShape(32, 512), rounds=5, steps=10),
-    )
+def bfloat16(config: TransformerConfig) -> TransformerConfig:
+    """The same, computed in bfloat16."""
+    return replace(config, compute=replace(config.compute, dtype="bfloat16"))
 
 
-def quick(device: str) -> tuple[TrainingCase, ...]:
-    """The same program on models of no size: whether it runs, not how fast."""
-    return tuple(replace(case, config=tiny(case.config), shape=_few(case.shape), steps=1) for case in full(device))
-
-
-def tiny(config: TransformerConfig) -> TransformerConfig:
-    """The same architecture with two layers of width 16."""
+def tiny(config: TransformerConfig, num_layers: int = 2) -> TransformerConfig:
+    """The same architecture with few layers of width 16."""
 
     def stack(given: StackConfig | None) -> StackConfig | None:
-        return None if given is None else replace(given, num_layers=2, num_heads=2, feedforward_width=32)
+        return None if given is None else replace(given, num_layers=num_layers, num_heads=2, feedforward_width=32)
 
     return replace(config, vocab_size=50, d_model=16, encoder=stack(config.encoder), decoder=stack(config.decoder))
 
 
-def _few(shape: BatchShape) -> BatchShape:
-    return BatchShape(rows=2, length=8, source=6 if shape.source else 0)
+def _shrunk(case: TrainingCase) -> TrainingCase:
+    shape = BatchShape(rows=2, length=8, source=6 if case.shape.source else 0)
+    return replace(case, config=tiny(case.config), shape=shape, rounds=2, steps=1)
 
 
-def _resized(name: str, num_layers: int, width: int, num_heads: int) -> TransformerConfig:
-    config = ARCHITECTURES[name]
-    stack = replace(config.output_stack, num_layers=num_layers, num_heads=num_heads, feedforward_width=4 * width)
-    return replace(config, d_model=width, decoder=stack)
+def draw_batch(config: TransformerConfig, shape: BatchShape) -> dict[str, np.ndarray]:
+    """Random ids, the same for every side: rows with next tokens as labels, masked text, or pairs, by the model's kind.
 
+    int32 `[B, T]`; of masked text, 15% of the labels count. There is no padding.
+    """
+    generator, vocabulary = np.random.default_rng(0), config.vocab_size or 0
 
-def _named(name: str, dtype: Dtype = "float32") -> TransformerConfig:
-    return _in(without_dropout(ARCHITECTURES[name]), dtype)
+    def draw(length: int) -> np.ndarray:
+        return generator.integers(0, vocabulary, (shape.rows, length), dtype=np.int32)
 
-
-def _in(config: TransformerConfig, dtype: Dtype) -> TransformerConfig:
-    return replace(config, compute=replace(config.compute, dtype=dtype))
+    if config.encoder is None:
+        text = draw(shape.length + 1)
+        return {"tokens": text[:, :-1].copy(), "labels": text[:, 1:].copy()}
+    if config.decoder is None:
+        chosen = generator.random((shape.rows, shape.length)) < _MASKED
+        # However short the rows: one label at least.
+        chosen[0, 0] = True
+        return {"tokens": draw(shape.length), "labels": np.where(chosen, draw(shape.length), np.int32(IGNORED))}
+    labels = draw(shape.length)
+    return {"source": draw(shape.source), "target": shift_right(labels, START_ID), "labels": labels}

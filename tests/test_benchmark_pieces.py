@@ -9,9 +9,12 @@ from typing import Any, get_args
 import pytest
 
 import jax_tformer
-from benchmarks import attention, input_pipeline, profile, startup
-from benchmarks.instructions import GROUPS, instructions
+from benchmarks import attention, input_pipeline
+from benchmarks.profile import __main__ as profile
+from benchmarks.profile.instructions import GROUPS, instructions
+from benchmarks.startup import __main__ as startup
 from jax_tformer.config import AttentionImplementation
+from jax_tformer_comparison.sides import SideFailed
 
 Program = Any
 
@@ -87,7 +90,7 @@ def test_startup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_startup_says_which_program_fails(tmp_path: Path) -> None:
     programs, missing = startup.Programs(tmp_path, "cpu"), ["--data.path", str(tmp_path / "missing.txt")]
-    with pytest.raises(startup.ProgramFailed, match=r"train\.py text: .*missing\.txt"):
+    with pytest.raises(SideFailed, match=r"train\.py text: .*missing\.txt"):
         programs.first_step("text", missing, "cold")
 
 

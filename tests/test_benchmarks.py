@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from benchmarks.bounds import cache_bytes, weight_bytes
-from benchmarks.cases import quick
-from benchmarks.decoding import main
-from benchmarks.harness import Alone, Here, SideFailed, Spread, by_turns, side_environment
-from benchmarks.sides import draw_prompts
-from jax_tformer.model.functional import transformer
+from benchmarks.decoding.__main__ import main
+from benchmarks.decoding.measure import suites
+from benchmarks.session import by_turns, side_environment, spread
+from benchmarks.sides import OURS, draw_prompts
 from jax_tformer.presets import ARCHITECTURES
+from jax_tformer_comparison.sides import Alone, Here, SideFailed
 
 
 def numbers(tree: Any) -> list[float]:
@@ -64,7 +64,7 @@ def test_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bytes_of_the_bound() -> None:
-    gpt2, translator = transformer(ARCHITECTURES["gpt2"]), transformer(ARCHITECTURES["vaswani-base"])
+    gpt2, translator = ARCHITECTURES["gpt2"], ARCHITECTURES["vaswani-base"]
     assert weight_bytes(gpt2) == 4 * (124_439_808 - 1024 * 768)
     # 12 layers, keys and values of width 768, 128 + 64 tokens on average.
     assert cache_bytes(gpt2, 8, 128, 128, 1) == 4 * 8 * 12 * 2 * 768 * 192
@@ -84,25 +84,25 @@ def test_turns_and_spreads() -> None:
     assert asked == ["a", "b"] * 3
     assert found == {"a": [1, 3, 5], "b": [2, 4, 6]}
     assert by_turns(["a"], 5, measure, seconds=0.0) == {"a": [7, 8]}
-    assert Spread.of([3.0, 1.0, 7.0]) == (3.0, 1.0, 7.0)
+    assert spread([3.0, 1.0, 7.0]) == {"median": 3.0, "low": 1.0, "high": 7.0}
 
 
 @pytest.mark.deep
 def test_a_side_in_a_process_of_its_own() -> None:
-    kind, config = "benchmarks.ours:Ours", quick()[0].config
-    given, question = (config, 0, "cpu"), ("decode", draw_prompts(50, 2, 4), 4, 4, 1)
-    side = Alone(kind, *given, environment=side_environment(kind, "cpu"))
+    kind, config = f"{OURS}:Decoding", suites(quick=True)[0].config
+    given, question = (config, "cpu"), ("decode", draw_prompts(50, 2, 4), 4, 4, 1)
+    side = Alone(kind, *given, environment=side_environment("cpu"))
     try:
         with pytest.raises(SideFailed, match=r"AttributeError: .*'nothing'"):
             side.call("nothing")
         np.testing.assert_array_equal(side.call(*question).tokens, Here(kind, *given).call(*question).tokens)
-        assert side.peak_memory() > 1e6
+        assert side.call("peak_memory") > side.call("libraries_memory") > 1e6
     finally:
         side.close()
 
 
 def test_a_side_that_cannot_be_made_says_why() -> None:
-    side = Alone("benchmarks.ours:Nobody", environment={})
+    side = Alone(f"{OURS}:Nobody", environment={})
     with pytest.raises(SideFailed, match="Nobody"):
         side.call("decode")
     side.close()

@@ -1,6 +1,5 @@
 """Where the time of one training step goes: `python -m benchmarks.profile [--device gpu] [--out FILE] [--quick]`."""
 
-import argparse
 import math
 import statistics
 import sys
@@ -12,11 +11,19 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import SideFailed, Spread, by_turns
-from benchmarks.instructions import COPIES, GROUPS, WAITING, instructions
-from benchmarks.output import Session, make_table, milliseconds, options, other_work_line
-from benchmarks.training_cases import TrainingCase, full, quick
-from benchmarks.training_sides import OPTIMIZER, STEPS, BatchShape, draw_batch
+from benchmarks.profile.instructions import COPIES, GROUPS, WAITING, instructions
+from benchmarks.session import (
+    Report,
+    Session,
+    by_turns,
+    make_table,
+    milliseconds,
+    model_option,
+    other_work,
+    run_benchmark,
+    spread,
+)
+from benchmarks.training_cases import OPTIMIZER, TRAINING, BatchShape, TrainingCase, cases, draw_batch
 from jax_tformer.config import TransformerConfig
 from jax_tformer.run.startup import compiler_options
 from jax_tformer_comparison.machine import Neighbours, cores
@@ -94,10 +101,10 @@ class Traced:
         from jax_tformer.training.optimizer import optimizer
         from jax_tformer.training.step import init_state, train_step
 
-        net, tx = transformer(config), optimizer(OPTIMIZER, STEPS)
+        net, tx = transformer(config), optimizer(OPTIMIZER, TRAINING.steps)
         with jax.default_device(jax.local_devices(backend=device)[0]):
             self._state = jax.jit(lambda key: init_state(net, tx, key))(jax.random.key(0))
-            self._batch = {name: jnp.array(ids) for name, ids in draw_batch(config, shape, 0).items()}
+            self._batch = {name: jnp.array(ids) for name, ids in draw_batch(config, shape).items()}
             step = jax.jit(train_step(net, tx), donate_argnums=0, compiler_options=compiler_options())
             self._step = step.lower(self._state, self._batch).compile()
         self._instructions = instructions(self._step.as_text() or "")
@@ -132,22 +139,20 @@ class Traced:
         return {"step_seconds": seconds, "instructions": found}
 
 
-def measure(case: TrainingCase, session: Session, rounds: int) -> dict[str, Any]:
+def measure(case: TrainingCase, session: Session) -> dict[str, Any]:
     """Steps without the profiler and with it, by turns."""
-    others, device = Neighbours(), session.options.device
-    side = session.start("benchmarks.profile:Traced", case.config, case.shape, device)
-
-    def turn(which: str) -> Any:
-        return side.call(which, 2)
-
+    session.say(f"{case.name} ...")
+    others = Neighbours()
+    side = session.start("benchmarks.profile.__main__:Traced", case.config, case.shape, session.device)
     try:
         # The first steps fetch memory.
-        turn("steps")
-        turns = by_turns(["steps", "profile"], rounds, turn)
+        side.call("steps", 2)
+        rounds = session.rounds(1 if session.quick else 2)
+        turns = by_turns(["steps", "profile"], rounds, lambda which: side.call(which, 2))
     finally:
         side.close()
     steps = [seconds for found in turns["steps"] for seconds in found]
-    threads = cores() if device == "cpu" else 1
+    threads = cores() if session.device == "cpu" else 1
     return summary(case, threads, steps, turns["profile"]) | {"other_work": others.share()}
 
 
@@ -166,8 +171,8 @@ def summary(case: TrainingCase, threads: int, steps: list[float], profiles: list
         "model": case.model,
         "name": case.name,
         "threads": threads,
-        "step_seconds": Spread.of(steps)._asdict(),
-        "traced_step_seconds": Spread.of(traced)._asdict(),
+        "step_seconds": spread(steps),
+        "traced_step_seconds": spread(traced),
         "thread_seconds": whole,
         "recorded_share": 1 - groups[WAITING] / whole,
         "groups": {group: {"seconds": groups[group], "share": groups[group] / whole} for group in GROUPS},
@@ -202,29 +207,15 @@ def _tables(figures: Mapping[str, Any]) -> list[Any]:
 
 def main(arguments: Sequence[str]) -> int:
     """Status 1 where a model cannot be profiled."""
-    given = options("profile", __doc__, arguments, _model_option)
-    session, figures, rounds = Session(given), [], given.rounds or (1 if given.quick else 2)
-    cases = [case for case in (quick if given.quick else full)(given.device) if given.model in (None, case.model)]
-    if not cases:
-        print(f"--model is {given.model!r}; expected a model of benchmarks.train_step", file=sys.stderr)
-        return 2
-    for case in cases:
-        session.say(f"{case.name} ...")
-        try:
-            figures.append(measure(case, session, rounds))
-        except SideFailed as error:
-            print(f"python -m benchmarks.profile: {case.model}: {error}", file=sys.stderr)
-            return 1
+    return run_benchmark("profile", __doc__, arguments, _measure, model_option)
+
+
+def _measure(session: Session) -> Report:
+    models = [measure(case, session) for case in session.chosen(cases(session.device, quick=session.quick))]
     shown: list[Any] = []
-    for found in figures:
-        shown += _tables(found)
-        shown += [line for line in [other_work_line(found["model"], found["other_work"])] if line]
-    session.finish({"models": figures}, shown, _NOTES)
-    return 0
-
-
-def _model_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", metavar="NAME", help="this one alone, of those of train_step (default: all)")
+    for found in models:
+        shown += [*_tables(found), *other_work(found["model"], found["other_work"])]
+    return Report({"models": models}, shown, _NOTES)
 
 
 _NOTES = (

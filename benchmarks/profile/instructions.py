@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-_LIBRARY = Path(__file__).resolve().parents[1] / "jax_tformer"
+_LIBRARY = Path(__file__).resolve().parents[2] / "jax_tformer"
 PROJECTIONS, HEAD, COPIES = "projections: products", "loss and head", "copies, slices, zero-filling"
 ATTENTION, SOFTMAX, WAITING = "attention: products", "attention: softmax, masks", "waiting, scheduling"
 _BY_FILE = {

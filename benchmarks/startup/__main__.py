@@ -1,8 +1,6 @@
 """From the command to the first training step: `python -m benchmarks.startup [--all] [--text FILE] [--quick]`."""
 
 import argparse
-import ast
-import importlib
 import json
 import os
 import subprocess
@@ -11,76 +9,63 @@ import tempfile
 import time
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-_ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.session import Report, Session, by_turns, make_table, other_work, run_benchmark, show, spread
+from jax_tformer_comparison.machine import Neighbours
+from jax_tformer_comparison.sides import SideFailed
+
+_ROOT = Path(__file__).resolve().parents[2]
 _SHORT = "--training.steps 3 --training.log-every 1 --training.evaluate-batches 1 --sample.count 1"
 _TINY = (
     "--data.tokenizer.kind bytes --data.tokenizer.vocab-size None --data.context-length 16 --training.batch-size 2 "
     "--model.d-model 16 --model.decoder.num-layers 1 --model.decoder.num-heads 2 --model.decoder.feedforward-width 32"
 )
-_LIBRARIES = ("jax", "flax.nnx", "optax", "orbax.checkpoint", "grain")
 _COLD, _WARM, _TORCH = "cold", "warm", "torch"
-_FUNCTIONS = {"init_state": "initialisation", "step": "step"}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Status 1 where a program fails."""
-    from benchmarks.harness import Spread, by_turns
-    from benchmarks.output import Session, options, other_work_line
-    from jax_tformer_comparison.machine import Neighbours
+    return run_benchmark("startup", __doc__, arguments, _measure, _experiment_options)
 
-    given = options("startup", __doc__, arguments, _experiment_options)
-    session = Session(given)
-    experiments = {"python-docs": _TINY.split() if given.quick else []}
-    if given.all:
+
+def _measure(session: Session) -> Report:
+    experiments = {"python-docs": _TINY.split() if session.quick else []}
+    if session.options.all:
         experiments["dates"] = []
-    if given.text is not None:
-        experiments["shakespeare-char"] = ["--data.path", str(given.text)]
-    rounds, others = given.rounds or (1 if given.quick else 2), Neighbours()
+    if session.options.text is not None:
+        experiments["shakespeare-char"] = ["--data.path", str(session.options.text)]
+    rounds, others = session.rounds(1 if session.quick else 2), Neighbours()
     turns: dict[str, dict[str, list[dict[str, float]]]] = {}
-    try:
-        with tempfile.TemporaryDirectory() as temporary:
-            programs = Programs(Path(temporary), given.device)
-            session.say("an interpreter that does nothing; train.py --help ...")
-            alone = by_turns(["nothing", "help"], max(rounds, 3), programs.small)
-            for name, flags in experiments.items():
-                session.say(f"{name}: cold, warm, torch, by turns ...")
-                measure = partial(programs.first_step, name, flags)
-                turns[name] = by_turns([_COLD, _WARM, _TORCH], rounds, measure)
-            session.say("python-docs: chapter by chapter ...")
-            # A warm one finds what the run before it has compiled.
-            kinds = [_WARM] if given.quick else [_COLD, _WARM]
-            split = {kind: programs.chapters("python-docs", experiments["python-docs"], kind) for kind in kinds}
-    except ProgramFailed as error:
-        print(f"python -m benchmarks.startup: {error}", file=sys.stderr)
-        return 1
-    share = others.share()
+    with tempfile.TemporaryDirectory() as temporary:
+        programs = Programs(Path(temporary), session.device)
+        session.say("an interpreter that does nothing; train.py --help ...")
+        alone = by_turns(["nothing", "help"], max(rounds, 3), programs.small)
+        for name, flags in experiments.items():
+            session.say(f"{name}: cold, warm, torch, by turns ...")
+            turns[name] = by_turns([_COLD, _WARM, _TORCH], rounds, partial(programs.first_step, name, flags))
+        session.say("python-docs: chapter by chapter ...")
+        # A warm one finds what the run before it has compiled.
+        kinds = [_WARM] if session.quick else [_COLD, _WARM]
+        split = {kind: programs.chapters("python-docs", experiments["python-docs"], kind) for kind in kinds}
     figures: dict[str, Any] = {
-        "nothing_seconds": Spread.of(alone["nothing"])._asdict(),
-        "help_seconds": Spread.of(alone["help"])._asdict(),
+        "nothing_seconds": spread(alone["nothing"]),
+        "help_seconds": spread(alone["help"]),
         "experiments": {
             name: {
-                kind: {figure: Spread.of([turn[figure] for turn in found])._asdict() for figure in found[0]}
+                kind: {figure: spread([turn[figure] for turn in found]) for figure in found[0]}
                 for kind, found in kinds.items()
             }
             for name, kinds in turns.items()
         },
         "chapters": split,
-        "other_work": share,
+        "other_work": others.share(),
     }
     for found in figures["experiments"].values():
         for kind in (_COLD, _WARM):
             found[f"{kind}_over_torch"] = found[kind]["first_step"]["median"] / found[_TORCH]["first_step"]["median"]
-    line = other_work_line("all of it", share)
-    session.finish(figures, [*_tables(figures), *([line] if line else [])], _NOTES)
-    return 0
-
-
-class ProgramFailed(RuntimeError):
-    """Which program, and the last line that it wrote."""
+    return Report(figures, [*_tables(figures), *other_work("all of it", figures["other_work"])], _NOTES)
 
 
 class Programs:
@@ -121,7 +106,7 @@ class Programs:
     def _torch(self) -> dict[str, float]:
         """The first step of torch_ref's Trainer with the model of the run before, on random ids."""
         began = time.perf_counter()
-        code = "import sys; from benchmarks.startup import first_torch_step as f; f(*sys.argv[1:])"
+        code = "import sys; from benchmarks.startup.measured import first_torch_step as f; f(*sys.argv[1:])"
         config = self._folder / f"run{self._runs}" / "config.json"
         found = json.loads(self._run(["-c", code, str(config), self._device]))
         # Less what the process took to end.
@@ -129,7 +114,7 @@ class Programs:
 
     def chapters(self, experiment: str, flags: Sequence[str], kind: str) -> dict[str, float]:
         """Seconds of each part of train.py up to the first step, "cold" or "warm"."""
-        code = "import sys; from benchmarks.startup import chapters as f; f(sys.argv[1:])"
+        code = "import sys; from benchmarks.startup.measured import chapters as f; f(sys.argv[1:])"
         arguments = [experiment, *_SHORT.split(), *flags, "--run", str(self._new_run())]
         return json.loads(self._run(["-c", code, *arguments], self._cached(kind)).splitlines()[-1])
 
@@ -157,89 +142,8 @@ class Programs:
     def _require_success(self, process: subprocess.Popen[str], arguments: Sequence[str]) -> str:
         told = (self._folder / "output").read_text()
         if process.returncode:
-            raise ProgramFailed(f"{' '.join(arguments[:2])}: {(told.strip().splitlines() or [''])[-1]}")
+            raise SideFailed(f"{' '.join(arguments[:2])}: {(told.strip().splitlines() or [''])[-1]}")
         return told
-
-
-def chapters(arguments: Sequence[str]) -> None:
-    """Runs train.py with `arguments` in this process; prints, as its last line, the seconds of its parts as JSON."""
-    found: dict[str, float] = {}
-
-    def timed(name: str, call: Any) -> Any:
-        def run(*given: Any) -> Any:
-            began = time.perf_counter()
-            result = call(*given)
-            found[name] = found.get(name, 0.0) + time.perf_counter() - began
-            return result
-
-        return run
-
-    for library in _LIBRARIES:
-        timed(f"import {library.partition('.')[0]}", importlib.import_module)(library)
-    # What train.py imports inside of main, so that its own imports find everything there.
-    inside = (
-        node for node in ast.walk(ast.parse((_ROOT / "train.py").read_text())) if isinstance(node, ast.ImportFrom)
-    )
-    for module in sorted({node.module for node in inside if node.module}):
-        timed("import the rest", importlib.import_module)(module)
-
-    import jax.monitoring
-
-    import train
-    from jax_tformer.data import pipeline
-    from jax_tformer.run import results
-
-    compiled: list[tuple[float, str, float]] = []
-
-    def listen(event: str, duration_secs: float, **about: str | int) -> None:
-        name = str(about.get("fun_name", "")).removeprefix("jit(").removesuffix(")")
-        kind = "compile or load" if "backend_compile" in event else "trace" if "jaxpr" in event else None
-        if kind == "compile or load" or (kind and name in _FUNCTIONS):
-            compiled.append((time.perf_counter(), f"{_FUNCTIONS.get(name, 'other functions')}: {kind}", duration_secs))
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    pipeline.build_tokenizer_for = timed("tokenizer", pipeline.build_tokenizer_for)
-    pipeline.build_pipeline = timed("data", pipeline.build_pipeline)
-    results.MetricsLog.__init__ = timed("metrics log", results.MetricsLog.__init__)  # type: ignore[method-assign]
-    began = time.perf_counter()
-    if train.main(arguments):
-        raise SystemExit(1)
-    summary = json.loads((Path(arguments[-1]) / "summary.json").read_text())
-    whole = sum(taken for name, taken in found.items() if name.startswith("import")) + summary["seconds_to_first_step"]
-    end = began + summary["seconds_to_first_step"]
-    for at, name, seconds in compiled:
-        if at <= end:
-            found[name] = found.get(name, 0.0) + seconds
-    found["the rest: two steps, folder, ..."] = max(whole - sum(found.values()), 0.0)
-    print("\n" + json.dumps(found | {"in all": whole}))
-
-
-def first_torch_step(config: str, device: str) -> None:
-    """Prints when the first step of the model that a run folder's config.json describes was over, and its parts."""
-    clock = [time.perf_counter()]
-    import torch
-
-    from benchmarks.training_sides import BatchShape, draw_batch
-    from jax_tformer.experiment import ExperimentConfig, PairData
-    from jax_tformer.files import from_dict, read_json
-    from torch_ref import reference
-    from torch_ref.training import Trainer
-
-    clock.append(time.perf_counter())
-    experiment = from_dict(ExperimentConfig, read_json(Path(config)), where=config)
-    data, rows = experiment.data, experiment.training.batch_size
-    if isinstance(data, PairData):
-        shape = BatchShape(rows, data.target_length, data.source_length)
-    else:
-        shape = BatchShape(rows, data.context_length)
-    trainer = Trainer(reference(experiment.model).to(device), experiment.optimizer, experiment.training)
-    drawn = draw_batch(experiment.model, shape, 0)
-    batch = {name: torch.from_numpy(ids).long().to(device) for name, ids in drawn.items()}
-    clock.append(time.perf_counter())
-    float(trainer.step(batch).loss)
-    clock.append(time.perf_counter())
-    imports, model, step = (late - early for early, late in pairwise(clock))
-    print(json.dumps({"at": time.time(), "imports": imports, "model": model, "step": step}))
 
 
 def _experiment_options(parser: argparse.ArgumentParser) -> None:
@@ -261,11 +165,6 @@ _NOTES = (
 
 
 def _tables(figures: dict[str, Any]) -> list[Any]:
-    from benchmarks.output import make_table
-
-    def show(spread: dict[str, float]) -> str:
-        return f"{spread['median']:.2f} ({spread['low']:.2f}..{spread['high']:.2f})"
-
     rows = []
     for name, found in figures["experiments"].items():
         for kind in (_COLD, _WARM):

@@ -1,4 +1,4 @@
-"""`torch_ref` as a side: no cache, the whole forward pass for every token. It also judges where sides disagree."""
+"""`torch_ref` as a side: its Trainer, eager or compiled; decoding without a cache. Nothing here imports JAX."""
 
 import time
 from collections.abc import Sequence
@@ -6,19 +6,42 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from benchmarks.sides import START_ID, Decoded
-from benchmarks.training_torch import load_drawn
+from benchmarks.sides import Decoded, Training, draw_weights
+from benchmarks.training_cases import OPTIMIZER, START_ID, TRAINING, BatchShape
 from jax_tformer.config import TransformerConfig
+from jax_tformer_comparison.sides import Tensors
+from jax_tformer_comparison.torch_side import TorchSide, device_memory, torch_device
 from torch_ref import reference
 
 
-class Reference:
-    """One model on one device."""
+class Reference(TorchSide):
+    """As in the comparison; compiled, also with AdamW as one kernel."""
 
-    def __init__(self, config: TransformerConfig, seed: int, device: str) -> None:
-        self._device = "cuda" if device == "gpu" else device
-        self._model = reference(config)
-        load_drawn(self._model, seed)
+    def start(self, seed: int, weights: Tensors | None) -> None:
+        """Step 0 from `weights`."""
+        super().start(seed, weights)
+        if self._compiled:
+            fuse(self._trainer.optimizer)
+
+
+def training(config: TransformerConfig, shape: BatchShape, device: str, compiled: bool = False) -> Training:
+    """What trains as `torch_ref` does."""
+    return Training(Reference("torch_ref", config, OPTIMIZER, TRAINING, device, compiled), config, shape)
+
+
+def fuse(optimizer: torch.optim.AdamW) -> None:
+    """AdamW as one kernel."""
+    for group in optimizer.param_groups:
+        group["fused"] = True
+
+
+class Decoding:
+    """The whole forward pass for every token. It also judges where sides disagree."""
+
+    def __init__(self, config: TransformerConfig, device: str) -> None:
+        self._device, self._model = torch_device(device), reference(config)
+        drawn = draw_weights({name: tuple(x.shape) for name, x in self._model.state_dict().items()})
+        self._model.load_state_dict({name: torch.from_numpy(x) for name, x in drawn.items()})
         self._model.to(self._device).eval()
         self._translates = config.encoder is not None
 
@@ -43,7 +66,7 @@ class Reference:
 
     def device_memory(self) -> int | None:
         """As torch's allocator counts it."""
-        return torch.cuda.max_memory_allocated() if self._device == "cuda" else None
+        return device_memory(self._device)
 
     @torch.inference_mode()
     def _logits(self, prompts: Sequence[Sequence[int]], found: np.ndarray) -> torch.Tensor:

@@ -1,13 +1,40 @@
-"""The figures of decoding as tables for people."""
+"""Decoding side by side with PyTorch: `python -m benchmarks.decoding [--device gpu] [--out FILE] [--quick]`."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import RenderableType
-from rich.table import Table
+from benchmarks.decoding.measure import TIE, measure_suite, suites
+from benchmarks.session import (
+    Report,
+    Session,
+    make_table,
+    megabytes,
+    milliseconds,
+    model_option,
+    other_work,
+    run_benchmark,
+)
+from jax_tformer_comparison.machine import cores
 
-from benchmarks.measure import TIE
-from benchmarks.output import make_table, megabytes, milliseconds, other_work_line
+_MEGABYTES = {"cpu": 512, "gpu": 4096}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Status 1 where sides disagree about a token that is no tie, or fail."""
+    return run_benchmark("decoding", __doc__, arguments, _measure, model_option)
+
+
+def _measure(session: Session) -> Report:
+    chosen = session.chosen(suites(quick=session.quick))
+    # What reads the memory, between the turns of the others.
+    megabytes = 4 if session.quick else _MEGABYTES[session.device]
+    reading = session.start("benchmarks.bounds:Bandwidth", session.device, megabytes, cores())
+    found = [measure_suite(suite, session, reading) for suite in chosen]
+    reading.close()
+    figures: dict[str, Any] = {"megabytes": megabytes, "suites": found}
+    agreed = all(case["agreed"] for suite in found for case in suite["cases"])
+    return Report(figures, shown(figures), notes(megabytes), agreed)
 
 
 def notes(read_megabytes: int) -> list[str]:
@@ -26,12 +53,12 @@ def notes(read_megabytes: int) -> list[str]:
     ]
 
 
-def shown(figures: Mapping[str, Any]) -> list[RenderableType]:
+def shown(figures: Mapping[str, Any]) -> list[Any]:
     """A table a case, the cost by position."""
-    found: list[RenderableType] = []
+    found: list[Any] = []
     for suite in figures["suites"]:
-        busy = other_work_line(suite["model"], suite["other_work"])
-        found += [] if busy is None else ["", busy]
+        busy = other_work(suite["model"], suite["other_work"])
+        found += ["", *busy] if busy else []
         for case in suite["cases"]:
             found += [_case_table(suite["model"], case), *(f"  {line}" for line in _case_lines(case))]
         if suite["windows"] is not None:
@@ -39,17 +66,17 @@ def shown(figures: Mapping[str, Any]) -> list[RenderableType]:
     return found
 
 
-def _case_table(model: str, case: Mapping[str, Any]) -> Table:
+def _case_table(model: str, case: Mapping[str, Any]) -> Any:
     rows = []
     for side in case["sides"].values():
-        speed, bound = side["times_theirs"], side["of_bound"]
+        bound = side["of_bound"]
         rows.append(
             (
                 side["label"],
                 f"{side['tokens_per_second_without_prefill']:.1f}",
                 f"{side['tokens_per_second']:.1f}",
                 milliseconds(side["step_seconds"]),
-                "" if speed is None else f"{speed:.2f}",
+                f"{side['times_theirs']:.2f}",
                 "" if bound is None else f"{bound:.0%}",
                 f"{side['compile_seconds']:.1f}",
                 megabytes(side["peak_memory"], side["device_memory"]),
@@ -77,7 +104,7 @@ def _case_lines(case: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _windows_table(model: str, windows: Mapping[str, Any]) -> Table:
+def _windows_table(model: str, windows: Mapping[str, Any]) -> Any:
     early, late = windows["positions"]
     title = (
         f"{model}, batch 1, token by token: {windows['count']} tokens around positions {early} and {late}, "
@@ -93,3 +120,7 @@ def _windows_table(model: str, windows: Mapping[str, Any]) -> Table:
         for side in windows["sides"].values()
     ]
     return make_table(title, ("", f"ms/token at {early}", f"ms/token at {late}", "late / early"), rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

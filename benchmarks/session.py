@@ -1,0 +1,236 @@
+"""What all benchmarks have alike: the command line, sides by turns, medians and spreads, tables, the file of figures.
+
+Every process of a side imports the program again, so that neither this nor a program imports a framework, or what
+draws tables, before it is needed.
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jax_tformer.errors import InputError
+from jax_tformer.run import startup
+from jax_tformer_comparison.machine import Machine, cores, describe_machine
+from jax_tformer_comparison.sides import Alone, Here, SideFailed
+
+_QUIET = 0.05
+"""Up to this fraction of other work the times mean something."""
+
+
+class Report(NamedTuple):
+    """What a benchmark found."""
+
+    figures: dict[str, Any]
+    """For JSON."""
+    shown: Sequence[Any]
+    """Tables and lines for people."""
+    notes: Sequence[str]
+    """What the figures mean, a line each."""
+    agreed: bool = True
+    """Whether the sides computed the same."""
+
+
+def run_benchmark(
+    name: str,
+    description: str | None,
+    arguments: Sequence[str],
+    measure: Callable[["Session"], Report],
+    extra: Callable[[argparse.ArgumentParser], object] = lambda parser: None,
+) -> int:
+    """`python -m benchmarks.NAME`: what `measure` finds is written and printed; `extra` adds options to the parser.
+
+    Returns the exit status: 1 where sides disagree (the figures are written all the same) or one fails that must not,
+    2 for bad input.
+    """
+    session = Session(name, _options(name, description, arguments, extra))
+    try:
+        report = measure(session)
+    except (InputError, SideFailed) as error:
+        print(f"python -m benchmarks.{name}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, InputError) else 1
+    session.finish(report)
+    return 0 if report.agreed else 1
+
+
+def _options(
+    name: str,
+    description: str | None,
+    arguments: Sequence[str],
+    extra: Callable[[argparse.ArgumentParser], object],
+) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
+    parser.add_argument(
+        "--device", choices=("cpu", "gpu"), default="cpu", help="where all sides compute (default: cpu)"
+    )
+    parser.add_argument("--rounds", type=_positive, help="turns of every side (default: as many as each case names)")
+    parser.add_argument("--quick", action="store_true", help="tiny models: shows that it runs, measures nothing")
+    default = Path(f"benchmarks/results/{name}.json")
+    parser.add_argument("--out", type=Path, default=default, metavar="FILE", help=f"JSON (default: {default})")
+    extra(parser)
+    return parser.parse_args(arguments)
+
+
+def model_option(parser: argparse.ArgumentParser) -> None:
+    """`--model`, for benchmarks of several models; see `Session.chosen`."""
+    parser.add_argument("--model", metavar="NAME", help="this one alone, as the tables name it (default: all)")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not positive")
+    return number
+
+
+class Session:
+    """One run of a benchmark: its options, its clock, its screen, and how its sides start.
+
+    It is made before JAX is imported: where sides have processes of their own, this one takes no accelerator.
+    """
+
+    def __init__(self, name: str, options: argparse.Namespace) -> None:
+        from rich.console import Console
+
+        self.options, self.device, self.quick = options, options.device, options.quick
+        # The smoke test runs in one process; on an accelerator both frameworks need their environment.
+        self.alone = not options.quick or options.device == "gpu"
+        if self.alone:
+            os.environ["JAX_PLATFORMS"] = "cpu"
+        self._console = Console()
+        if not self._console.is_terminal:
+            self._console.width = 120
+        self._began = time.perf_counter()
+
+    def start(self, kind: str, *given: Any, uses_jax: bool = True) -> Alone | Here:
+        """A side: what "module:name" makes of `given`; one that computes with torch alone gets no GPU for its JAX."""
+        if not self.alone:
+            return Here(kind, *given)
+        return Alone(kind, *given, environment=side_environment(self.device, uses_jax=uses_jax))
+
+    def chosen(self, cases: Sequence[Any]) -> Sequence[Any]:
+        """Those of `cases` that `--model` names. Raises InputError for a name that none has."""
+        wanted, known = self.options.model, [case.model for case in cases]
+        if wanted not in (None, *known):
+            raise InputError(f"--model is {wanted!r}; expected one of {', '.join(map(repr, known))}")
+        return [case for case in cases if wanted in (None, case.model)]
+
+    def rounds(self, usual: int) -> int:
+        """Turns of every side: what `--rounds` says, or as many as usual."""
+        return self.options.rounds or usual
+
+    def say(self, text: str) -> None:
+        """A line about what goes on, with the seconds so far."""
+        self._console.print(f"{time.perf_counter() - self._began:5.0f} s  {text}", highlight=False)
+
+    def finish(self, found: Report) -> None:
+        """Writes the figures with the machine, the notes and the seconds to the file; prints all but the figures."""
+        machine, out = describe_machine(self.device), self.options.out
+        notes = [*found.notes, *_machine_notes(machine)]
+        seconds = time.perf_counter() - self._began
+        report = {"machine": machine.as_dict(), **found.figures, "notes": notes, "seconds": seconds}
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+        versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+        self._console.print(f"\nmeasured on {machine}; device: {machine.device}; {versions}", highlight=False)
+        for item in (*found.shown, "", *(f"- {note}" for note in notes)):
+            self._console.print(item, highlight=False)
+        self._console.print(f"written to {out} after {seconds:.0f} s", highlight=False, soft_wrap=True)
+
+
+def side_environment(device: str, *, uses_jax: bool = True) -> dict[str, str]:
+    """Before a side's process imports anything: full float32, no caches of compiled programs, all cores.
+
+    On the processor all sides alike have the allocator that train.py has, which makes PyTorch faster too.
+    """
+    general = {
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "OMP_NUM_THREADS": str(cores()),
+        "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+        "JAX_ENABLE_COMPILATION_CACHE": "false",
+    }
+    if device == "cpu":
+        return general | startup.allocator_settings() | {"JAX_PLATFORMS": "cpu"}
+    # Products of float32 numbers in float32, as PyTorch computes them; and no more memory than is needed.
+    precise = {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    return general | precise | {"JAX_PLATFORMS": "cuda,cpu" if uses_jax else "cpu"}
+
+
+def by_turns(
+    names: Sequence[str], rounds: int, measure: Callable[[str], Any], *, seconds: float = math.inf
+) -> dict[str, list[Any]]:
+    """What `measure` gives for each name in turn, A B A B, so that a slow minute of the machine strikes all alike.
+
+    After `seconds` no round begins but the first two: a busy machine must not take hours.
+    """
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    began = time.perf_counter()
+    for turn in range(rounds):
+        if turn >= 2 and time.perf_counter() - began > seconds:
+            break
+        for name in names:
+            found[name].append(measure(name))
+    return found
+
+
+def gathered(turns: Sequence[Mapping[str, list[float]]]) -> dict[str, list[float]]:
+    """The figures of several turns, each by name, as one list for each name."""
+    return {name: [figure for turn in turns for figure in turn[name]] for name in turns[0]}
+
+
+def spread(numbers: Sequence[float]) -> dict[str, float]:
+    """Of several measurements of one thing: median, low, high."""
+    return {"median": statistics.median(numbers), "low": min(numbers), "high": max(numbers)}
+
+
+def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], bold: str | None = None) -> Any:
+    """The first column holds names, the others numbers; the row of the name `bold` stands out."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for index, name in enumerate(columns):
+        table.add_column(name, justify="right" if index else "left", no_wrap=not index)
+    for row in rows:
+        table.add_row(*row, style="bold" if row[0] == bold else None)
+    return table
+
+
+def show(spread: Mapping[str, float], digits: int = 2, unit: float = 1.0) -> str:
+    """A spread as "median (low..high)", times `unit`."""
+    median, low, high = (f"{unit * spread[name]:.{digits}f}" for name in ("median", "low", "high"))
+    return f"{median} ({low}..{high})"
+
+
+def milliseconds(spread: Mapping[str, float], digits: int = 2) -> str:
+    """A spread of seconds."""
+    return show(spread, digits, 1000)
+
+
+def megabytes(host: int, device: int | None) -> str:
+    """What a process held, and on an accelerator: "123 + 456"."""
+    return f"{host / 1e6:.0f}" if device is None else f"{host / 1e6:.0f} + {device / 1e6:.0f}"
+
+
+def other_work(name: str, share: float | None) -> list[str]:
+    """A line on how busy the machine was with other things while `name` was measured; none where nobody knows."""
+    if share is None:
+        return []
+    warning = "; too much to compare times, and PyTorch suffers most" if share > _QUIET else ""
+    return [f"{name}: {share:.0%} of the processors' time went to other work{warning}"]
+
+
+def _machine_notes(machine: Machine) -> list[str]:
+    if machine.device != "cpu":
+        return []
+    notes = ["On the processor every side has the allocator settings of jax_tformer.run.startup."]
+    if machine.vendor == "AuthenticAMD":
+        notes.append("This is an AMD processor: torch multiplies matrices with MKL, which is slow on those.")
+    return notes

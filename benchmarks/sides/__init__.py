@@ -1,0 +1,85 @@
+"""What a benchmark asks of every implementation, and the weights and prompts that all of them get.
+
+A side that trains is one of the comparison's (jax_tformer_comparison/sides.py), on one batch. Nothing here imports a
+framework: a side that computes with PyTorch shall hold no more than PyTorch does.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from benchmarks.training_cases import BatchShape, draw_batch
+from jax_tformer.config import TransformerConfig
+from jax_tformer_comparison.machine import free_torch_memory
+from jax_tformer_comparison.sides import Side, StepFigures
+
+OURS, REFERENCE, HUGGING_FACE = "benchmarks.sides.ours", "benchmarks.sides.reference", "benchmarks.sides.hugging_face"
+"""The modules of the sides; each has what trains, and a Decoder."""
+
+
+class Decoded(NamedTuple):
+    """One timed generation."""
+
+    seconds: float
+    tokens: np.ndarray
+    """int32 `[B, N]`, the new tokens; of a beam search, the best sequence of each row."""
+
+
+class Decoder(Protocol):
+    """One implementation that decodes, on one device."""
+
+    def decode(self, prompts: Sequence[Sequence[int]], new_tokens: int, room: int, beams: int) -> Decoded:
+        """Greedy or beam search, `new_tokens` of the `room` new tokens that a cache of fixed size has slots for."""
+
+    def intervals(self, prompt: Sequence[int], count: int, room: int) -> list[float]:
+        """Seconds between the tokens of one row as they come, `count` of them, the prompt's not included."""
+
+    def device_memory(self) -> int | None:
+        """The most bytes on the accelerator so far; None where there is none."""
+
+
+class Training:
+    """A side that trains on one batch, from the weights that all sides get."""
+
+    def __init__(self, side: Side, config: TransformerConfig, shape: BatchShape) -> None:
+        self._side, self._batch = side, draw_batch(config, shape)
+        self._last: StepFigures
+        side.start(0, draw_weights(side.shapes()))
+
+    def steps(self, count: int) -> list[float]:
+        """Seconds of `count` updates, each waited for; the very first compiles.
+
+        On a GPU the memory for PyTorch's activations is handed back afterwards.
+        """
+        seconds = []
+        for _ in range(count):
+            self._last = self._side.step(self._batch, None)
+            seconds.append(self._last.seconds)
+        free_torch_memory()
+        return seconds
+
+    def loss(self) -> float:
+        """Mean cross-entropy of the last step, before its update, in nats a token."""
+        return self._last.loss
+
+    def device_memory(self) -> int | None:
+        """The most bytes on the accelerator so far; None where there is none."""
+        return self._side.device_memory()
+
+
+def draw_weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Weights under `torch_ref`'s names: matrices and biases N(0, 0.02^2), scales of norms N(1, 0.02^2).
+
+    Drawn by NumPy, so that all processes get the same bits, with a GPU or without, with JAX or without.
+    """
+    generator, weights = np.random.default_rng(0), {}
+    for name in sorted(shapes):
+        middle = 1.0 if len(shapes[name]) == 1 and name.endswith("weight") else 0.0
+        weights[name] = middle + np.float32(0.02) * generator.standard_normal(shapes[name], np.float32)
+    return weights
+
+
+def draw_prompts(vocabulary: int, batch: int, length: int) -> list[list[int]]:
+    """Random ids, the same for every side."""
+    return np.random.default_rng(1).integers(0, vocabulary, (batch, length)).tolist()

@@ -1,0 +1,208 @@
+"""Hugging Face's models as sides: `generate` with each kind of cache; training with their own losses and kernels.
+
+GPT-2 and BERT have our weights; a BART of our shape has weights of its own.
+"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BertConfig,
+    BertForMaskedLM,
+    CompileConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.generation.streamers import BaseStreamer
+
+from benchmarks.sides import Decoded, Training, draw_weights
+from benchmarks.sides.reference import fuse
+from benchmarks.training_cases import OPTIMIZER, START_ID, TRAINING, BatchShape
+from jax_tformer.config import TransformerConfig
+from jax_tformer.model.functional import transformer
+from jax_tformer.weights.huggingface import to_huggingface
+from jax_tformer.weights.names import reference_shape, slots
+from jax_tformer_comparison.sides import Tensors
+from jax_tformer_comparison.torch_side import TorchSide, device_memory, torch_device
+from torch_ref.training import StepMetrics, adamw, tokens_read
+
+CacheKind = Literal["dynamic", "static", "static compiled"]
+
+
+def same_model(config: TransformerConfig) -> Any:
+    """The model that computes what ours does, with the weights that `draw_weights` draws (a BART draws its own)."""
+    if config.decoder is None:
+        tied = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
+        return _load(BertForMaskedLM, BertConfig, tied, config, {})
+    if config.encoder is None:
+        no_ids = {"bos_token_id": None, "eos_token_id": None}
+        return _load(GPT2LMHeadModel, GPT2Config, {"lm_head.weight"}, config, no_ids)
+    torch.manual_seed(0)
+    return BartForConditionalGeneration(
+        BartConfig(
+            vocab_size=config.vocab_size or 0,
+            d_model=config.d_model,
+            encoder_layers=config.encoder.num_layers,
+            decoder_layers=config.decoder.num_layers,
+            encoder_attention_heads=config.encoder.num_heads,
+            decoder_attention_heads=config.decoder.num_heads,
+            encoder_ffn_dim=config.encoder.feedforward_width,
+            decoder_ffn_dim=config.decoder.feedforward_width,
+            activation_function="relu",
+            scale_embedding=True,
+            dropout=config.dropout.residual,
+            bos_token_id=None,
+            eos_token_id=None,
+            forced_eos_token_id=None,
+            decoder_start_token_id=START_ID,
+        )
+    )
+
+
+def _load(
+    model_class: Any, config_class: Any, tied: set[str], config: TransformerConfig, changes: dict[str, Any]
+) -> Any:
+    """`tied`: what is saved once, under another name."""
+    shapes = {name: reference_shape(slot) for name, slot in slots(transformer(config).shapes).items()}
+    settings, arrays = to_huggingface(model_class.__name__, config, draw_weights(shapes))
+    model = model_class(config_class(**settings | changes))
+    missing, unexpected = model.load_state_dict({name: torch.from_numpy(x) for name, x in arrays.items()}, strict=False)
+    assert set(missing) <= tied, missing
+    assert not unexpected, unexpected
+    return model
+
+
+class HuggingFace(TorchSide):
+    """A side of the comparison with Hugging Face's model in it."""
+
+    def _build(self) -> torch.nn.Module:
+        return same_model(self._config)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """None: the model has its weights already."""
+        return {}
+
+    def start(self, seed: int, weights: Tensors | None) -> None:
+        """Step 0."""
+        self._trainer = HuggingFaceTrainer(self._model)
+
+
+class HuggingFaceTrainer:
+    """The model's own loss, AdamW as one kernel, clipping as transformers' Trainer does it."""
+
+    updates = 0
+
+    def __init__(self, model: Any) -> None:
+        self._model, self._optimizer = model.train(), adamw(model, OPTIMIZER)
+        fuse(self._optimizer)
+
+    def step(self, batch: Mapping[str, Tensor], masks: None) -> StepMetrics:
+        """One update."""
+        self._optimizer.zero_grad()
+        loss = self._model(**_inputs(batch, causal=isinstance(self._model, GPT2LMHeadModel))).loss
+        loss.backward()
+        norm = clip_grad_norm_(self._model.parameters(), OPTIMIZER.clip_norm or math.inf)
+        self._optimizer.step()
+        return StepMetrics(loss.detach(), norm, tokens_read(batch))
+
+
+def _inputs(batch: Mapping[str, Tensor], *, causal: bool) -> dict[str, Any]:
+    labels = batch["labels"]
+    if "source" in batch:
+        pair = {"input_ids": batch["source"], "decoder_input_ids": batch["target"]}
+        return {**pair, "use_cache": False, "labels": labels}
+    if causal:
+        # These labels are next tokens already: without shift_labels the model would shift them.
+        return {"input_ids": batch["tokens"], "shift_labels": labels, "use_cache": False, "labels": labels}
+    return {"input_ids": batch["tokens"], "labels": labels}
+
+
+def training(config: TransformerConfig, shape: BatchShape, device: str, compiled: bool = False) -> Training:
+    """What trains as Hugging Face does."""
+    return Training(HuggingFace("HF", config, OPTIMIZER, TRAINING, device, compiled), config, shape)
+
+
+class Decoding:
+    """`generate` with one kind of cache."""
+
+    def __init__(self, config: TransformerConfig, device: str, cache: CacheKind) -> None:
+        self._device, self._model = torch_device(device), same_model(config)
+        self._model.to(self._device).eval()
+        self._starts = 0 if config.encoder is None else 1
+        self._options: dict[str, Any] = {} if cache == "dynamic" else {"cache_implementation": "static"}
+        if cache == "static compiled":
+            compiling: Any = CompileConfig(mode="default" if device == "cpu" else "reduce-overhead")
+            # Else only on accelerators.
+            compiling._compile_all_devices = True
+            self._options["compile_config"] = compiling
+        elif cache == "static":
+            self._options["disable_compile"] = True
+        self._shape: tuple[int, ...] = ()
+
+    def decode(self, prompts: Sequence[Sequence[int]], new_tokens: int, room: int, beams: int) -> Decoded:
+        """A static cache always has `room`, and stops early: with another size it would be compiled again."""
+        tokens = torch.tensor(prompts, device=self._device)
+        if "compile_config" in self._options and (*tokens.shape, room) != self._shape:
+            self._shape = (*tokens.shape, room)
+            # What is compiled for a second shape takes sizes as variables, and is slower.
+            torch._dynamo.reset()
+        options = dict(self._options)
+        if options and new_tokens < room:
+            options["stopping_criteria"] = StoppingCriteriaList([_Stop(self._prefix(tokens) + new_tokens)])
+        began = time.perf_counter()
+        found = self._generate(tokens, room if options else new_tokens, num_beams=beams, **options).cpu().numpy()
+        seconds = time.perf_counter() - began
+        return Decoded(seconds, found[:, self._prefix(tokens) :].astype(np.int32))
+
+    def intervals(self, prompt: Sequence[int], count: int, room: int) -> list[float]:
+        """Token by token through a streamer."""
+        clock = _Clock()
+        self._generate(torch.tensor([prompt], device=self._device), count + 1, streamer=clock, **self._options)
+        # What comes first is the prompt.
+        return np.diff(clock.times[1:]).tolist()
+
+    def device_memory(self) -> int | None:
+        """As torch's allocator counts it."""
+        return device_memory(self._device)
+
+    def _prefix(self, tokens: torch.Tensor) -> int:
+        return self._starts or tokens.shape[1]
+
+    def _generate(self, tokens: torch.Tensor, new_tokens: int, **options: Any) -> torch.Tensor:
+        mask = torch.ones_like(tokens)
+        return self._model.generate(
+            tokens, attention_mask=mask, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0, **options
+        )
+
+
+class _Stop(StoppingCriteria):
+    """All rows end at a length."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        return torch.full((len(input_ids),), input_ids.shape[1] >= self._length, device=input_ids.device)
+
+
+class _Clock(BaseStreamer):
+    """When tokens come."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None:
+        pass

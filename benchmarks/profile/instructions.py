@@ -10,22 +10,46 @@ from typing import NamedTuple
 _LIBRARY = Path(__file__).resolve().parents[2] / "jax_tformer"
 PROJECTIONS, HEAD, COPIES = "projections: products", "loss and head", "copies, slices, zero-filling"
 ATTENTION, SOFTMAX, WAITING = "attention: products", "attention: softmax, masks", "waiting, scheduling"
-_BY_FILE = {
-    "norms": "norms",
+_GROUPS = {
+    "Norm": "norms",
     "masks": SOFTMAX,
-    "feedforward": "activations",
-    "linear": "biases",
-    "blocks": "residual sums",
-    "embedding": "embedding",
+    "attention": SOFTMAX,
+    "kernels": SOFTMAX,
+    "activate": "activations",
+    "gelu": "activations",
+    "FeedForward": "activations",
+    "Linear": "biases",
+    "Block": "residual sums",
+    "InputEmbedding": "embedding",
+    "Table": "embedding",
+    "Head": HEAD,
     "linear_loss": HEAD,
     "optimizer": "optimizer",
     "optax": "optimizer",
     "step": "optimizer",
-    "positions": "positions",
+    "sinusoidal": "positions",
+    "angles": "positions",
+    "rotate": "positions",
     "dropout": "dropout",
+    "keep_mask": "dropout",
+    "site_key": "dropout",
+    "Dropout": "dropout",
 }
-"""The file that an operation comes from -> its group, unless it is a product or moves numbers only."""
-GROUPS = (*dict.fromkeys((PROJECTIONS, ATTENTION, HEAD, *_BY_FILE.values(), COPIES, "other")), WAITING)
+"""Class, function or file that an operation comes from -> its group, unless it is a product or moves numbers only."""
+_OF_PRODUCTS = {
+    "Linear": PROJECTIONS,
+    "Table": HEAD,
+    "Head": HEAD,
+    "linear_loss": HEAD,
+    "attention": ATTENTION,
+    "kernels": ATTENTION,
+    # The product that a softmax is fused with ends in masks.py.
+    "masks": ATTENTION,
+}
+GROUPS = (
+    *(PROJECTIONS, ATTENTION, HEAD, "norms", SOFTMAX, "activations", "biases", "residual sums", "embedding"),
+    *("optimizer", "positions", "dropout", COPIES, "other", WAITING),
+)
 _MOVES = {"copy", "transpose", "broadcast", "bitcast", "reshape", "slice", "dynamic-slice", "dynamic-update-slice"}
 _MOVES |= {"concatenate", "pad", "constant", "parameter"}
 _INSTRUCTION = re.compile(r"\s*(ROOT )?%([\w.\-]+) = (.*?)\s([a-z][\w\-]*)\(")
@@ -46,17 +70,14 @@ class Instruction(NamedTuple):
     def group(self) -> str:
         """The row of the table that it belongs to."""
         file, function = next(((_stem(file), name) for file, name, _ in self.frames if _stem(file)), ("", ""))
+        names = (function.split(".")[0], file)
         if "dot" in {self.opcode, *(part.opcode for part in self.parts)} or self.opcode == "custom-call":
-            products = {"linear": PROJECTIONS, "embedding": HEAD, "linear_loss": HEAD}
-            # The product that a softmax is fused with ends in masks.py.
-            return ATTENTION if "attention" in file or file == "masks" else products.get(file, "other")
+            return next((_OF_PRODUCTS[name] for name in names if name in _OF_PRODUCTS), "other")
         moved = [part for part in self.parts or (self,) if _FLOATS.match(part.shape)]
         last = [part.opcode for part in moved if part.opcode != "bitcast"][-1:]
         if all(part.opcode in _MOVES for part in moved) or last[0].startswith("dynamic"):
             return COPIES
-        if "attention" in file:
-            return SOFTMAX
-        return HEAD if function.startswith("Head.") else _BY_FILE.get(file, "other")
+        return next((_GROUPS[name] for name in names if name in _GROUPS), "other")
 
     def source(self) -> str:
         """The innermost line of this library that it comes from, for people."""

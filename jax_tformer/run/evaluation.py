@@ -21,8 +21,7 @@ from jax_tformer.decoding.translation_scores import translation_scores
 from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData, TextData
 from jax_tformer.model.functional import AnyTransformer, Params, transformer
 from jax_tformer.run.answers import Answerer
-from jax_tformer.run.preparing import for_other_shapes
-from jax_tformer.run.startup import compiler_options
+from jax_tformer.run.startup import compiler_options, for_other_shapes
 from jax_tformer.run.texts import Reader, Text
 from jax_tformer.sharding import computing_on, place_batch
 from jax_tformer.training.step import evaluation_step, forward

@@ -161,14 +161,6 @@ def kept_bytes(net: AnyTransformer, part: Mapping[str, jax.ShapeDtypeStruct]) ->
     return max(0, _bytes(jax.eval_shape(forward, net.shapes, dict(part), key)) - _bytes(net.shapes))
 
 
-def for_other_shapes(config: TransformerConfig) -> TransformerConfig:
-    """`config` with attention "auto".
-
-    What was right for the batches of the training need not be for other rows and lengths, or on another machine.
-    """
-    return dataclasses.replace(config, compute=dataclasses.replace(config.compute, attention="auto"))
-
-
 def describe_compute(config: TransformerConfig, mesh: Mesh, length: int) -> str:
     """What the run computes with, in words; `length` is that of the output stack's sequences."""
     compute, stack = config.compute, config.output_stack

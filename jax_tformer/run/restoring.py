@@ -23,9 +23,8 @@ from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.files import read_json, sync, write_json
 from jax_tformer.model.functional import AnyTransformer, Params, transformer
-from jax_tformer.run.preparing import for_other_shapes
 from jax_tformer.run.run_folder import RunFolder
-from jax_tformer.run.startup import set_up_jax
+from jax_tformer.run.startup import for_other_shapes, set_up_jax
 
 HELD_OUT_LOSS = "val_loss"
 """The entry of `extra` that the best step is chosen by: the one where it is lowest."""

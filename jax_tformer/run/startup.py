@@ -4,6 +4,7 @@ Every setting is here because it was measured, or says that it was not; docs/ben
 """
 
 import contextlib
+import dataclasses
 import glob
 import os
 import re
@@ -121,6 +122,14 @@ def set_up_jax(config: TransformerConfig) -> None:
     if "float64" in (config.compute.dtype, config.compute.parameter_dtype):
         jax.config.update("jax_enable_x64", True)
     _require_device()
+
+
+def for_other_shapes(config: TransformerConfig) -> TransformerConfig:
+    """`config` with attention "auto".
+
+    What was right for the batches of the training need not be for other rows and lengths, or on another machine.
+    """
+    return dataclasses.replace(config, compute=dataclasses.replace(config.compute, attention="auto"))
 
 
 class _CacheWarnings:

@@ -7,27 +7,23 @@ our words.
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from jax_tformer.model.OLD_nn.blocks import Context
-from jax_tformer.model.OLD_nn.dropout import draw_mask
-from jax_tformer.model.OLD_nn.masks import padding_mask
 from jaxtyping import Array
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.data.batches import IGNORED
-from jax_tformer.model.attention import Attention, attend, attention_weights
-from jax_tformer.model.functional import Params, Transformer, transformer
+from jax_tformer.model.attention import Attention, attention_weights
+from jax_tformer.model.functional import AnyTransformer, Params, transformer
 from jax_tformer.model.layers import FeedForward, InputEmbedding
-from jax_tformer.model.masks import position_ids
-from jax_tformer.model.transformer import Block, Outputs
+from jax_tformer.model.masks import Mask, position_ids
+from jax_tformer.model.transformer import Block
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.weights.names import from_reference, slots
 from parity_tests.cases import CONFIGS, weights_for
@@ -42,14 +38,13 @@ from parity_tests.documents import (
     assert_prints,
 )
 from parity_tests.measure import FLOAT64_BAR, relative_error
-from parity_tests.reference_loss import mean_cross_entropy
 from parity_tests.test_sources import first_layer
 from torch_ref import layers, reference
 
 ARTICLE, LECTURE, NOTEBOOK = (CONFIGS[name] for name in ("article-encoder-decoder", "lecture-seq2seq", "notebook-bert"))
 
 
-def sharp(config: TransformerConfig) -> tuple[Transformer, Params]:
+def sharp(config: TransformerConfig) -> tuple[AnyTransformer, Params]:
     """The model in float64, with weights large enough for attention to be far from uniform."""
     net = transformer(config.with_dtype("float64"))
     return net, jax.tree.map(jnp.asarray, from_reference(weights_for(config, 0.2), net.shapes))
@@ -61,7 +56,7 @@ def influence(function: Callable[[Array], Array], x: Array) -> np.ndarray:
     return np.abs(jacobian[0, :, :, 0]).max(axis=(1, 3))
 
 
-def token_influence(net: Transformer, params: Params, home: str, tokens: Array, *before: Array) -> np.ndarray:
+def token_influence(net: AnyTransformer, params: Params, home: str, tokens: Array, *before: Array) -> np.ndarray:
     """`[T, T]`, how the model's output depends on the embeddings of `tokens`, no two of which may be alike."""
     table = params[home]["tokens"]["embedding"]
 
@@ -81,10 +76,10 @@ def assert_causal(dependence: np.ndarray) -> None:
 
 def literal_decoder_layer(layer: Block, memory: Array, x: Array) -> Array:
     """000's: the encoder's output asks, the decoder's state answers, and the two are added."""
-    x = layer.self_attention_norm(x + layer.self_attention(x, x, None, causal=True)[0])
+    x = layer.self_attention_norm(x + layer.self_attention(x, x, Mask(causal=True))[0])
     assert layer.cross_attention is not None
     assert layer.cross_attention_norm is not None
-    x = layer.cross_attention_norm(x + layer.cross_attention(memory, x, None, causal=False)[0])
+    x = layer.cross_attention_norm(x + layer.cross_attention(memory, x, Mask())[0])
     return layer.feedforward_norm(x + layer.feedforward(x))
 
 
@@ -98,9 +93,9 @@ def decoder_layer(source_length: int) -> tuple[Block, Array, Array]:
 
 def test_cross_attention_turned_round_sees_later_targets() -> None:
     layer, memory, states = decoder_layer(source_length=5)
-    context = Context(causal=True, memory=memory)
     assert (influence(lambda x: literal_decoder_layer(layer, memory, x), states) > 1e-6).all()
-    assert_causal(influence(lambda x: layer(x, context)[0], states))
+    ours = partial(layer, mask=Mask(causal=True), memory=memory, memory_mask=Mask())
+    assert_causal(influence(lambda x: ours(x)[0], states))
 
 
 def test_our_cross_attention_does_not_see_later_targets() -> None:
@@ -113,10 +108,11 @@ def test_cross_attention_turned_round_needs_equal_lengths() -> None:
     layer, memory, states = decoder_layer(source_length=3)
     with pytest.raises(TypeError, match=r"\(1, 5, 6\).*\(1, 3, 6\)"):
         jax.eval_shape(partial(literal_decoder_layer, layer), memory, states)
-    x, captured = jax.eval_shape(partial(layer, context=Context(causal=True, memory=memory), capture=True), states)
+    ours = partial(layer, mask=Mask(causal=True), memory=memory, memory_mask=Mask(), capture=True)
+    x, found, _ = jax.eval_shape(ours, states)
     assert x.shape == (1, 5, 6)
-    assert captured.cross_attention is not None
-    assert captured.cross_attention.shape == (1, 2, 5, 3)
+    assert found.cross_attention is not None
+    assert found.cross_attention.shape == (1, 2, 5, 3)
 
 
 class LiteralDropout(nn.Module):
@@ -144,8 +140,7 @@ def test_a_bare_dropout_ignores_its_rate(rate: float) -> None:
         ours_linear.kernel[...] = jnp.eye(50)
         nn.init.eye_(theirs_linear.weight)
         nn.init.zeros_(theirs_linear.bias)
-    keep = draw_mask(jax.random.key(0), config.dropout.feedforward, x.shape)
-    hidden = np.asarray(jax.jit(ours)(jnp.asarray(x), keep=keep))
+    hidden = np.asarray(jax.jit(ours)(jnp.asarray(x), jax.random.key(0)))
     for activations in (hidden, theirs.train()(x).detach().numpy()):
         assert (activations == 0).mean() == pytest.approx(rate, abs=0.01)
         np.testing.assert_allclose(activations[activations != 0], 1 / (1 - rate), rtol=1e-12)
@@ -178,8 +173,9 @@ def test_a_position_table_that_reads_globals() -> None:
         positions = position_ids(length, None)
         # Modules start with zeros for parameters: what remains of the embedded input is the table.
         config = replace(ARTICLE, d_model=width).with_dtype("float64")
-        table = jax.jit(InputEmbedding(config, config.output_stack))(jnp.zeros((1, length), int), positions)[0]
-        np.testing.assert_allclose(table, expected, rtol=0, atol=1e-15)
+        embedding = InputEmbedding(config, config.output_stack)
+        run = jax.jit(partial(embedding, table=embedding.tokens))
+        np.testing.assert_allclose(run(jnp.zeros((1, length), int), positions)[0], expected, rtol=0, atol=1e-15)
 
 
 def test_printed_normalisation_leaves_out_the_residual() -> None:
@@ -195,10 +191,8 @@ def test_printed_normalisation_leaves_out_the_residual() -> None:
         norm.scale[...] = jnp.ones(6)
     x = np.random.default_rng(0).standard_normal((1, 5, 6))
     expected = F.layer_norm(F.layer_norm(torch.from_numpy(x), (6,)), (6,)).numpy()
-    assert (
-        relative_error(np.asarray(jax.jit(partial(layer, context=Context(causal=False)))(jnp.asarray(x))[0]), expected)
-        <= FLOAT64_BAR
-    )
+    ours = jax.jit(partial(layer, mask=Mask()))(jnp.asarray(x))[0]
+    assert relative_error(np.asarray(ours), expected) <= FLOAT64_BAR
 
 
 def test_printed_probabilities_are_of_unscaled_scores() -> None:
@@ -211,7 +205,7 @@ def test_printed_probabilities_are_of_unscaled_scores() -> None:
     query, key = jnp.array(QUERY)[None, None, None, :], jnp.array(KEYS)[None, :, None, :]
     for attention_scale, printed in ((stack.attention_scale, SCALED_WEIGHTS), ("none", WEIGHTS)):
         attention = Attention(config, replace(stack, attention_scale=attention_scale), residual_branches=1)
-        assert_prints(attention_weights(query, key, None, causal=False, scale=attention.scale)[0, 0, 0], printed)
+        assert_prints(attention_weights(query, key, Mask(), scale=attention.scale)[0, 0, 0], printed)
 
 
 def literal_notebook(weights: dict[str, Tensor], x: Tensor, mask: Tensor, width: int) -> Tensor:
@@ -252,45 +246,8 @@ def test_the_notebook_scales_by_the_model_width() -> None:
     for width, stack in stacks.items():
         net = transformer(replace(config, encoder=stack).with_dtype("float64"))
         block = first_layer(net.bind(from_reference(weights, net.shapes)).encoder)
-        context = Context(causal=False, self_mask=padding_mask(jnp.asarray(mask == 1)))
-        ours, _ = jax.jit(partial(block, context=context))(jnp.asarray(x))
+        ours = jax.jit(partial(block, mask=Mask(tokens=jnp.asarray(mask == 1))))(jnp.asarray(x))[0]
         assert relative_error(np.asarray(ours), literal[width]) <= FLOAT64_BAR
-
-
-def notebook_weights(scores: list[float], mask: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Attention weights for one query with these scores, as 003 computes them and as we do, in float32."""
-    literal = (torch.tensor(scores) + (1.0 - torch.tensor(mask)) * -10000.0).softmax(0)
-    query, key = jnp.ones((1, 1, 1, 1), jnp.float32), jnp.asarray(scores, jnp.float32)[None, :, None, None]
-    seen = padding_mask(jnp.array([mask]) == 1)
-    ours = attention_weights(query, key, seen, causal=False, scale=1.0)
-    assert literal.dtype == torch.float32
-    assert ours.dtype == jnp.float32
-    return literal.numpy(), np.asarray(ours[0, 0, 0])
-
-
-def test_minus_ten_thousand_does_not_hide_a_large_score() -> None:
-    literal, ours = notebook_weights([0.0, 1.0, 10002.0], mask=[1, 1, 0])
-    np.testing.assert_allclose(literal, [0.09003, 0.24473, 0.66524], atol=1e-5)
-    np.testing.assert_allclose(ours, [0.26894, 0.73106, 0.0], atol=1e-5)
-    assert ours[2] == 0
-
-
-def test_minus_ten_thousand_attends_to_padding_where_all_is_padding() -> None:
-    # 10,000 has steps of 0.001 in float32, so that even the order of the scores is lost.
-    literal, ours = notebook_weights([0.0, 1e-4, 2e-4], mask=[0, 0, 0])
-    np.testing.assert_allclose(literal, [1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
-    assert ours.tolist() == [0, 0, 0]
-
-    def total(query: Array, key: Array, value: Array) -> Array:
-        nothing = jnp.zeros((1, 1, 1, 3), bool)
-        return jnp.square(attend(query, key, value, nothing, causal=False, scale=1.0) + 1).sum()
-
-    rng = np.random.default_rng(0)
-    inputs = [jnp.asarray(rng.standard_normal((1, length, 2, 4)), jnp.float32) for length in (1, 3, 3)]
-    value, gradients = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))(*inputs)
-    assert value == 8.0  # outputs of zero, plus 1, squared
-    for gradient in gradients:
-        np.testing.assert_array_equal(gradient, np.zeros(gradient.shape))
 
 
 def test_a_name_mangled_forward_is_never_found() -> None:
@@ -331,87 +288,6 @@ def test_a_block_without_causal_mask_is_an_encoder_block() -> None:
     assert (token_influence(net, params, "embedding", tokens) > 1e-6).all()
     net, params = sharp(replace(NOTEBOOK, encoder=None, decoder=NOTEBOOK.encoder))
     assert_causal(token_influence(net, params, "embedding", tokens))
-
-
-@cache
-def lecture() -> Callable[..., Outputs]:
-    """The model of 004 (small) on one source and one target; compiled once for each kind of call."""
-    net, params = sharp(LECTURE)
-    run = jax.jit(partial(net.apply, capture=True))
-
-    def outputs(source: list[int], target: list[int], **masks: list[int]) -> Outputs:
-        options = {name: jnp.array([mask]) == 1 for name, mask in masks.items()}
-        return run(params, jnp.array([source]), jnp.array([target]), **options)
-
-    return outputs
-
-
-def lecture_logits(source: list[int], target: list[int], **masks: list[int]) -> np.ndarray:
-    """`[T, V]`."""
-    return np.asarray(lecture()(source, target, **masks).logits[0])
-
-
-SOURCE = [3, 1, 4, 2]
-ALL, LAST_TWO_PADDED, FIRST_TWO_PADDED = [1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 1, 1, 1]
-
-
-def test_padded_keys_are_hidden_and_padded_queries_ignored() -> None:
-    target, source_mask = [1, 4, 3, 2, 5], [1, 1, 1, 0]
-    outputs = [
-        lecture()(source, target, source_mask=source_mask, target_mask=ALL) for source in ([3, 1, 4, 0], [3, 1, 4, 2])
-    ]
-    padded, other = outputs[0].encoder, outputs[1].encoder
-    assert padded is not None
-    assert other is not None
-    # The mask of 004 hides column 3 and leaves row 3: a padded query attends to the tokens, and computes something.
-    weights = np.asarray(padded.self_attention)
-    assert not weights[..., 3].any()
-    np.testing.assert_allclose(weights[..., 3, :3].sum(-1), np.ones(weights.shape[:3]), rtol=1e-12)
-    assert np.abs(np.asarray(padded.hidden)[-1, 0, 3] - np.asarray(other.hidden)[-1, 0, 3]).max() > 1e-3
-    # Nothing reads it: whatever stands at the padding, the logits are the same to the bit.
-    np.testing.assert_array_equal(outputs[0].logits, outputs[1].logits)
-
-
-def test_the_loss_ignores_padded_targets() -> None:
-    labels = [4, 3, 2, IGNORED, IGNORED]
-    logits = [lecture_logits(SOURCE, target) for target in ([1, 4, 3, 0, 0], [1, 4, 3, 7, 2])]
-    assert np.abs(logits[0][3:] - logits[1][3:]).max() > 1e-3
-    losses = [mean_cross_entropy(jnp.asarray(rows)[None], jnp.array([labels])) for rows in logits]
-    assert losses[0] == losses[1]
-    counted = F.cross_entropy(torch.from_numpy(logits[0][:3].copy()), torch.tensor(labels[:3]))
-    assert float(losses[0]) == pytest.approx(counted.item(), rel=1e-12)
-
-
-def test_a_causal_mask_suffices_for_padding_on_the_right() -> None:
-    padded, other = (lecture_logits(SOURCE, target) for target in ([1, 4, 3, 0, 0], [1, 4, 3, 7, 2]))
-    np.testing.assert_array_equal(padded[:3], other[:3])
-    masked = lecture_logits(SOURCE, [1, 4, 3, 0, 0], source_mask=[1] * 4, target_mask=LAST_TWO_PADDED)
-    assert relative_error(masked[:3], padded[:3]) <= FLOAT64_BAR
-    assert relative_error(masked[3:], padded[3:]) > 0.01
-
-
-def test_padding_on_the_left_needs_a_target_mask() -> None:
-    targets = ([0, 0, 1, 4, 3], [7, 2, 1, 4, 3])
-    causal_alone = [lecture_logits(SOURCE, target)[2:] for target in targets]
-    assert (np.abs(causal_alone[0] - causal_alone[1]).max(axis=1) > 1e-3).all()
-    masks = {"source_mask": [1] * 4, "target_mask": FIRST_TWO_PADDED}
-    masked = [lecture_logits(SOURCE, target, **masks)[2:] for target in targets]
-    np.testing.assert_array_equal(masked[0], masked[1])
-    # The same as without any padding, whose logits stand at the tokens, with positions counted from the first of them.
-    unpadded = lecture_logits(SOURCE, [1, 4, 3, 0, 0])[:3]
-    assert relative_error(masked[0], unpadded) <= FLOAT64_BAR
-    assert relative_error(causal_alone[0], unpadded) > 0.01
-
-
-def test_a_token_with_the_index_of_padding_is_not_hidden() -> None:
-    """004 takes every 0 for padding; we are told by a mask, and a token may have any id."""
-    source, target = [3, 0, 4, 2], [1, 4, 3, 2, 5]
-    ours = lecture_logits(source, target)
-    literal, told = (
-        lecture_logits(source, target, source_mask=mask, target_mask=ALL) for mask in ([1, 0, 1, 1], [1, 1, 1, 1])
-    )
-    assert relative_error(ours, told) <= FLOAT64_BAR
-    assert relative_error(ours, literal) > 0.01
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ checked in tests/test_tokenizers.py (`TestArticle`); where the documents err is 
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,17 +17,15 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
-from jax_tformer.model.OLD_nn.blocks import Context
-from jax_tformer.model.OLD_nn.masks import both, causal_mask, padding_mask
 from jaxtyping import Array
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.data.pairs import shift_right
 from jax_tformer.data.text import Windows
 from jax_tformer.model.attention import attend, attention_weights
-from jax_tformer.model.functional import Params, Transformer, transformer
+from jax_tformer.model.functional import AnyTransformer, Params, transformer
 from jax_tformer.model.layers import Norm, angles, sinusoidal
-from jax_tformer.model.masks import position_ids
+from jax_tformer.model.masks import Mask, position_ids
 from jax_tformer.model.transformer import Block, Outputs, Stack
 from jax_tformer.presets import ARCHITECTURES
 from parity_tests.bridge import Pair
@@ -52,7 +51,8 @@ from parity_tests.documents import (
     assert_prints,
 )
 from parity_tests.measure import FLOAT64_BAR, relative_error
-from torch_ref import Output, layers, models, reference
+from torch_ref import Output, layers, reference
+from torch_ref.attention import visible
 
 DOCUMENTS = Path(__file__).resolve().parents[2] / "shared" / "sources"
 
@@ -79,17 +79,22 @@ def first_layer(stack: Stack) -> Block:
     return nnx.merge(graph, jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[0]), parameters))
 
 
+def captured(net: AnyTransformer) -> Callable[..., Outputs]:
+    """All that a forward pass computes, compiled: a function of parameters and inputs."""
+    return jax.jit(lambda params, *inputs, **masks: net.bind(params)(*inputs, **masks, capture=True))
+
+
 def both_run(config: TransformerConfig, *inputs: np.ndarray) -> tuple[Any, Outputs, Output]:
     """The bound JAX model, and what it and the reference compute from `inputs` with the same random weights."""
     models = Pair(config, weights_for(config, 0.2), "float64", optimised=False)
-    ours = jax.jit(partial(models.net.apply, capture=True))(models.params, *inputs)
+    ours = captured(models.net)(models.params, *inputs)
     with torch.no_grad():
         theirs = models.module(*map(torch.from_numpy, inputs))
     assert relative_error(np.asarray(ours.logits), theirs.logits.numpy()) <= FLOAT64_BAR
     return models.net.bind(models.params), ours, theirs
 
 
-def drawn(config: TransformerConfig) -> tuple[Transformer, Params]:
+def drawn(config: TransformerConfig) -> tuple[AnyTransformer, Params]:
     """The model, with normal float32 numbers (over and over) as parameters: `init` compiles for seconds."""
     net, noise = transformer(config), 0.02 * np.random.default_rng(0).standard_normal(99_991, np.float32)
     return net, jax.tree.map(lambda leaf: jnp.asarray(np.resize(noise, leaf.shape)), net.shapes)
@@ -114,10 +119,12 @@ def test_position_table() -> None:
 
 def test_causal_mask_of_size_ten() -> None:
     """Ours is True where the articles add 0, and False where they add -inf; their mask of zeros is our None."""
-    assert causal_mask(10).dtype == jnp.bool_
-    assert causal_mask(10)[0, 0].astype(int).tolist() == CAUSAL
-    assert models.causal(torch.zeros(4, 10), None)[0, 0].int().tolist() == CAUSAL
-    assert both(None, padding_mask(None)) is None
+    ours, theirs = Mask(causal=True).boolean(10, 10), visible(torch.zeros(4, 10), causal=True)
+    assert ours is not None
+    assert theirs is not None
+    assert ours.dtype == jnp.bool_
+    assert ours[0, 0].astype(int).tolist() == theirs[0, 0].int().tolist() == CAUSAL
+    assert Mask().boolean(10, 10) is visible(torch.zeros(4, 10), causal=False) is None
 
 
 def article_steps(layer: Block, embedded: Array) -> None:
@@ -127,8 +134,8 @@ def article_steps(layer: Block, embedded: Array) -> None:
     # The articles project to 3 x 6 columns at once and put the heads first; ours stay behind the positions.
     query, key, value = attention.query(embedded), attention.key(embedded), attention.value(embedded)
     assert query.shape == key.shape == value.shape == (4, 10, 2, 3)
-    values = attend(query, key, value, None, causal=False, scale=attention.scale)
-    weights = attention_weights(query, key, None, causal=False, scale=attention.scale)
+    values = attend(query, key, value, Mask(), scale=attention.scale)
+    weights = attention_weights(query, key, Mask(), scale=attention.scale)
     assert weights.shape == (4, 2, 10, 10)
     assert values.shape == (4, 10, 2, 3)
     assert attention.output(values).shape == (4, 10, 6)
@@ -149,7 +156,7 @@ def test_shapes_of_the_encoder_decoder_article() -> None:
         (model.encoder, model.source_embedding, source),
         (model.decoder, model.target_embedding, target),
     ):
-        embedded = jax.eval_shape(embedding, jnp.asarray(ids), position_ids(10, None))
+        embedded = jax.eval_shape(partial(embedding, table=embedding.tokens), jnp.asarray(ids), position_ids(10, None))
         jax.eval_shape(partial(article_steps, first_layer(stack)), embedded)
 
     assert ours.encoder is not None
@@ -207,8 +214,8 @@ def horizon(scale: float) -> tuple[np.ndarray, np.ndarray]:
     query = np.zeros((1, 6, 1, 2))
     query[0, 5, 0] = QUERY
     key, value = (np.array(rows)[None, :, None, :] for rows in (KEYS, VALUES))
-    output = jax.jit(partial(attend, causal=True, scale=scale))(query, key, value, None)
-    weights = jax.jit(partial(attention_weights, causal=True, scale=scale))(query, key, None)
+    output = jax.jit(partial(attend, mask=Mask(causal=True), scale=scale))(query, key, value)
+    weights = jax.jit(partial(attention_weights, mask=Mask(causal=True), scale=scale))(query, key)
     return np.asarray(weights[0, 0, 5]), np.asarray(output[0, 5, 0])
 
 
@@ -243,12 +250,13 @@ def test_shapes_of_the_decoder_only_article() -> None:
     for project in (attention.query, attention.key, attention.value):
         assert jax.eval_shape(project, x).shape == (2, 6, 2, 2)
     assert attention.scale == pytest.approx(2**-0.5, rel=1e-15)
-    hidden, captured = jax.jit(partial(model.decoder, context=Context(causal=True), capture=True))(x)
+    run = partial(model.decoder, mask=Mask(causal=True), positions=position_ids(6, None), capture=True)
+    hidden, found, _ = jax.jit(run)(x)
     assert x.shape == hidden.shape == (2, 6, 4)
-    assert captured is not None
-    assert captured.self_attention.shape == (2, 2, 2, 6, 6)
+    assert found is not None
+    assert found.self_attention.shape == (2, 2, 2, 6, 6)
     above = np.triu_indices(6, 1)
-    assert not np.asarray(captured.self_attention)[..., above[0], above[1]].any()
+    assert not np.asarray(found.self_attention)[..., above[0], above[1]].any()
 
 
 def test_shapes_of_the_notebook() -> None:
@@ -259,14 +267,14 @@ def test_shapes_of_the_notebook() -> None:
     model = net.bind(params)
     x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 5, 768), np.float32))
     mask = jnp.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
-    context = Context(causal=False, self_mask=padding_mask(mask == 1))
-    output, captured = jax.jit(partial(model.encoder, context=context, capture=True))(x)
+    run = partial(model.encoder, mask=Mask(tokens=mask == 1), positions=position_ids(5, None), capture=True)
+    output, found, _ = jax.jit(run)(x)
     layer = first_layer(model.encoder)
     assert jax.eval_shape(layer.self_attention.query, x).shape == (2, 5, 12, 64)
     assert jax.eval_shape(layer.feedforward.up, x).shape == (2, 5, 3072)
-    assert captured.self_attention.shape == (1, 2, 12, 5, 5)
+    assert found.self_attention.shape == (1, 2, 12, 5, 5)
     assert output.shape == (2, 5, 768)
-    weights = np.asarray(captured.self_attention[0])
+    weights = np.asarray(found.self_attention[0])
     assert (weights > 0).sum(-1).tolist() == [[[5] * 5] * 12, [[3] * 5] * 12]
     assert not weights[1, :, :, 3:].any()
 
@@ -279,8 +287,7 @@ def test_the_toy_run_of_the_lecture() -> None:
     assert source.shape == (2, 9)
     assert target.shape == (2, 8)
     net, params = drawn(config)
-    run = jax.jit(partial(net.apply, capture=True))
-    outputs: Outputs = run(params, source, target[:, :-1], source_mask=source != 0)
+    outputs = captured(net)(params, source, target[:, :-1], source_mask=source != 0)
     assert outputs.logits.shape == (2, 7, 10)
     assert np.isfinite(outputs.logits).all()
 

@@ -1,0 +1,141 @@
+"""docs/errata.md, proven where it is about masks: padding, and what a mask of -10000 hides.
+
+As in test_errata.py, a document is called by the number that its file begins with, and what is called `literal` does
+what a document does.
+"""
+
+from collections.abc import Callable
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jaxtyping import Array
+from torch.nn import functional as F
+
+from jax_tformer.data.batches import IGNORED
+from jax_tformer.model.attention import attend, attention_weights
+from jax_tformer.model.masks import Mask
+from jax_tformer.model.transformer import Outputs
+from parity_tests.measure import FLOAT64_BAR, relative_error
+from parity_tests.reference_loss import mean_cross_entropy
+from parity_tests.test_errata import LECTURE, sharp
+from parity_tests.test_sources import captured
+
+
+def notebook_weights(scores: list[float], mask: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Attention weights for one query with these scores, as 003 computes them and as we do, in float32."""
+    literal = (torch.tensor(scores) + (1.0 - torch.tensor(mask)) * -10000.0).softmax(0)
+    query, key = jnp.ones((1, 1, 1, 1), jnp.float32), jnp.asarray(scores, jnp.float32)[None, :, None, None]
+    ours = attention_weights(query, key, Mask(tokens=jnp.array([mask]) == 1), scale=1.0)
+    assert literal.dtype == torch.float32
+    assert ours.dtype == jnp.float32
+    return literal.numpy(), np.asarray(ours[0, 0, 0])
+
+
+def test_minus_ten_thousand_does_not_hide_a_large_score() -> None:
+    literal, ours = notebook_weights([0.0, 1.0, 10002.0], mask=[1, 1, 0])
+    np.testing.assert_allclose(literal, [0.09003, 0.24473, 0.66524], atol=1e-5)
+    np.testing.assert_allclose(ours, [0.26894, 0.73106, 0.0], atol=1e-5)
+    assert ours[2] == 0
+
+
+def test_minus_ten_thousand_attends_to_padding_where_all_is_padding() -> None:
+    # 10,000 has steps of 0.001 in float32, so that even the order of the scores is lost.
+    literal, ours = notebook_weights([0.0, 1e-4, 2e-4], mask=[0, 0, 0])
+    np.testing.assert_allclose(literal, [1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
+    assert ours.tolist() == [0, 0, 0]
+
+    def total(query: Array, key: Array, value: Array) -> Array:
+        nothing = Mask(tokens=jnp.zeros((1, 3), bool))
+        return jnp.square(attend(query, key, value, nothing, scale=1.0) + 1).sum()
+
+    rng = np.random.default_rng(0)
+    inputs = [jnp.asarray(rng.standard_normal((1, length, 2, 4)), jnp.float32) for length in (1, 3, 3)]
+    value, gradients = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))(*inputs)
+    assert value == 8.0  # outputs of zero, plus 1, squared
+    for gradient in gradients:
+        np.testing.assert_array_equal(gradient, np.zeros(gradient.shape))
+
+
+@cache
+def lecture() -> Callable[..., Outputs]:
+    """The model of 004 (small) on one source and one target; compiled once for each kind of call."""
+    net, params = sharp(LECTURE)
+    run = captured(net)
+
+    def outputs(source: list[int], target: list[int], **masks: list[int]) -> Outputs:
+        options = {name: jnp.array([mask]) == 1 for name, mask in masks.items()}
+        return run(params, jnp.array([source]), jnp.array([target]), **options)
+
+    return outputs
+
+
+def lecture_logits(source: list[int], target: list[int], **masks: list[int]) -> np.ndarray:
+    """`[T, V]`."""
+    return np.asarray(lecture()(source, target, **masks).logits[0])
+
+
+SOURCE = [3, 1, 4, 2]
+ALL, LAST_TWO_PADDED, FIRST_TWO_PADDED = [1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 1, 1, 1]
+
+
+def test_padded_keys_are_hidden_and_padded_queries_ignored() -> None:
+    target, source_mask = [1, 4, 3, 2, 5], [1, 1, 1, 0]
+    outputs = [
+        lecture()(source, target, source_mask=source_mask, target_mask=ALL) for source in ([3, 1, 4, 0], [3, 1, 4, 2])
+    ]
+    padded, other = outputs[0].encoder, outputs[1].encoder
+    assert padded is not None
+    assert other is not None
+    # The mask of 004 hides column 3 and leaves row 3: a padded query attends to the tokens, and computes something.
+    weights = np.asarray(padded.self_attention)
+    assert not weights[..., 3].any()
+    np.testing.assert_allclose(weights[..., 3, :3].sum(-1), np.ones(weights.shape[:3]), rtol=1e-12)
+    assert np.abs(np.asarray(padded.hidden)[-1, 0, 3] - np.asarray(other.hidden)[-1, 0, 3]).max() > 1e-3
+    # Nothing reads it: whatever stands at the padding, the logits are the same to the bit.
+    np.testing.assert_array_equal(outputs[0].logits, outputs[1].logits)
+
+
+def test_the_loss_ignores_padded_targets() -> None:
+    labels = [4, 3, 2, IGNORED, IGNORED]
+    logits = [lecture_logits(SOURCE, target) for target in ([1, 4, 3, 0, 0], [1, 4, 3, 7, 2])]
+    assert np.abs(logits[0][3:] - logits[1][3:]).max() > 1e-3
+    losses = [mean_cross_entropy(jnp.asarray(rows)[None], jnp.array([labels])) for rows in logits]
+    assert losses[0] == losses[1]
+    counted = F.cross_entropy(torch.from_numpy(logits[0][:3].copy()), torch.tensor(labels[:3]))
+    assert float(losses[0]) == pytest.approx(counted.item(), rel=1e-12)
+
+
+def test_a_causal_mask_suffices_for_padding_on_the_right() -> None:
+    padded, other = (lecture_logits(SOURCE, target) for target in ([1, 4, 3, 0, 0], [1, 4, 3, 7, 2]))
+    np.testing.assert_array_equal(padded[:3], other[:3])
+    masked = lecture_logits(SOURCE, [1, 4, 3, 0, 0], source_mask=[1] * 4, target_mask=LAST_TWO_PADDED)
+    assert relative_error(masked[:3], padded[:3]) <= FLOAT64_BAR
+    assert relative_error(masked[3:], padded[3:]) > 0.01
+
+
+def test_padding_on_the_left_needs_a_target_mask() -> None:
+    targets = ([0, 0, 1, 4, 3], [7, 2, 1, 4, 3])
+    causal_alone = [lecture_logits(SOURCE, target)[2:] for target in targets]
+    assert (np.abs(causal_alone[0] - causal_alone[1]).max(axis=1) > 1e-3).all()
+    masks = {"source_mask": [1] * 4, "target_mask": FIRST_TWO_PADDED}
+    masked = [lecture_logits(SOURCE, target, **masks)[2:] for target in targets]
+    np.testing.assert_array_equal(masked[0], masked[1])
+    # The same as without any padding, whose logits stand at the tokens, with positions counted from the first of them.
+    unpadded = lecture_logits(SOURCE, [1, 4, 3, 0, 0])[:3]
+    assert relative_error(masked[0], unpadded) <= FLOAT64_BAR
+    assert relative_error(causal_alone[0], unpadded) > 0.01
+
+
+def test_a_token_with_the_index_of_padding_is_not_hidden() -> None:
+    """004 takes every 0 for padding; we are told by a mask, and a token may have any id."""
+    source, target = [3, 0, 4, 2], [1, 4, 3, 2, 5]
+    ours = lecture_logits(source, target)
+    literal, told = (
+        lecture_logits(source, target, source_mask=mask, target_mask=ALL) for mask in ([1, 0, 1, 1], [1, 1, 1, 1])
+    )
+    assert relative_error(ours, told) <= FLOAT64_BAR
+    assert relative_error(ours, literal) > 0.01

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from jax_tformer.data.batches import check_ids
 from jax_tformer.data.pairs import shift_right
-from jax_tformer.data.text import Windows
+from jax_tformer.data.text import windows
 from jax_tformer.data.text_files import Pieces
 from jax_tformer.data.tokenizer_sources import build_tokenizer, load_tokenizer
 from jax_tformer.data.tokenizers import PIECE_END, Role, Tokenizer, check_vocabulary
@@ -283,7 +283,7 @@ class TestArticle:
 
     def test_windows_of_encoder_and_decoder(self, gpt2: Tokenizer) -> None:
         ids = gpt2.encode(self.text)
-        encoder = Windows(ids, 10, 1).cut(np.arange(4))
+        encoder = windows(ids, 10, 1)[:4]
         assert encoder.tolist() == [
             [14126, 352, 628, 198, 198, 1026, 373, 257, 6016, 4692],
             [352, 628, 198, 198, 1026, 373, 257, 6016, 4692, 1110],
@@ -291,7 +291,7 @@ class TestArticle:
             [198, 198, 1026, 373, 257, 6016, 4692, 1110, 287, 3035],
         ]
         assert gpt2.start_id is not None
-        assert Windows(shift_right(ids, gpt2.start_id), 10, 1).cut(np.arange(4)).tolist() == [
+        assert windows(shift_right(ids, gpt2.start_id), 10, 1)[:4].tolist() == [
             [50256, 14126, 352, 628, 198, 198, 1026, 373, 257, 6016],
             [14126, 352, 628, 198, 198, 1026, 373, 257, 6016, 4692],
             [352, 628, 198, 198, 1026, 373, 257, 6016, 4692, 1110],

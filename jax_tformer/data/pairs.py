@@ -1,10 +1,11 @@
 """Pairs of source and target text: read from files or made of dates, and as batches padded to fixed lengths."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from jax_tformer.config import require
 from jax_tformer.data import dates
 from jax_tformer.data.batches import (
     IGNORED,
@@ -56,38 +57,26 @@ def load_pairs(data: PairData) -> list[Pair]:
     Raises InputError if the files do not exist, cannot be read, hold no pairs, are not UTF-8, or a line is not a pair.
     """
     path, *others = pair_files(data)
+    rows: Iterable[Sequence[str]]
     if others:
-        pairs = _aligned(path, others[0])
+        sources, targets = list(read_lines(path)), list(read_lines(others[0]))
+        told = f"{path} has {len(sources):,} lines and {others[0]} has {len(targets):,}"
+        require(len(sources) == len(targets), f"{told}; expected as many targets as sources, line by line")
+        rows = zip(sources, targets, strict=True)
     elif path.suffix == ".tsv":
-        pairs = _tab_separated(path)
+        rows = (line.split("\t") for line in read_lines(path))
     else:
-        pairs = [(record["source"], record["target"]) for record in read_json_lines(path, ("source", "target"))]
-    for number, pair in enumerate(pairs, 1):
-        for side, text in zip(("source", "target"), pair, strict=True):
+        rows = ((record["source"], record["target"]) for record in read_json_lines(path, ("source", "target")))
+    pairs = []
+    for number, row in enumerate(rows, 1):
+        if len(row) != 2:
+            found = "1 column" if len(row) == 1 else f"{len(row)} columns"
+            raise InputError(f"{path}, line {number:,}: {found}; expected 2, source and target, separated by one tab")
+        for side, text in zip(("source", "target"), row, strict=True):
             if not text.strip():
                 raise InputError(f"{path}, line {number:,}: the {side} is empty; expected text; remove the pair")
-    return [(source.strip(), target.strip()) for source, target in pairs]
-
-
-def _tab_separated(path: Path) -> list[Pair]:
-    pairs = []
-    for number, line in enumerate(read_lines(path), 1):
-        columns = line.split("\t")
-        if len(columns) != 2:
-            found = "1 column" if len(columns) == 1 else f"{len(columns)} columns"
-            raise InputError(f"{path}, line {number:,}: {found}; expected 2, source and target, separated by one tab")
-        pairs.append((columns[0], columns[1]))
+        pairs.append((row[0].strip(), row[1].strip()))
     return pairs
-
-
-def _aligned(path: Path, target_path: Path) -> list[Pair]:
-    sources, targets = list(read_lines(path)), list(read_lines(target_path))
-    if len(sources) != len(targets):
-        raise InputError(
-            f"{path} has {len(sources):,} lines and {target_path} has {len(targets):,}; "
-            "expected as many targets as sources, line by line"
-        )
-    return list(zip(sources, targets, strict=True))
 
 
 def split_pairs(pairs: Sequence[Pair], fraction: float) -> tuple[list[Pair], list[Pair]]:

@@ -3,13 +3,13 @@
 import glob
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import tokenizers
 
+from jax_tformer.config import require
 from jax_tformer.data.batches import IGNORED, Batch, MakeBatch, Pipeline, fingerprint, shuffled, thinned_out
 from jax_tformer.data.text_files import blocks, read_json_lines, read_utf8
 from jax_tformer.data.tokenizers import Tokenizer
@@ -103,20 +103,11 @@ def split_text(text: memoryview, held_out: float) -> tuple[memoryview, memoryvie
     return text[:end], text[end:]
 
 
-@dataclass(frozen=True)
-class Windows:
-    """All windows of `length` ids of `stream`, integers [N], each beginning `stride` ids after the one before."""
-
-    stream: np.ndarray
-    length: int
-    stride: int
-
-    def __len__(self) -> int:
-        return max(0, (len(self.stream) - self.length) // self.stride + 1)
-
-    def cut(self, numbers: np.ndarray) -> np.ndarray:
-        """int32[B, length], the windows of these `numbers`."""
-        return self.stream[(numbers * self.stride)[:, None] + np.arange(self.length)].astype(np.int32)
+def windows(stream: np.ndarray, length: int, stride: int) -> np.ndarray:
+    """[N, length], a view of all windows of `stream`, each beginning `stride` ids after the one before."""
+    if len(stream) < length:
+        return np.empty((0, length), stream.dtype)
+    return np.lib.stride_tricks.sliding_window_view(stream, length)[::stride]
 
 
 def token_stream(tokenizer: Tokenizer, text: memoryview, first: Sequence[int] = ()) -> np.ndarray:
@@ -144,18 +135,20 @@ def text_pipeline(data: TextData, training: TrainingConfig, tokenizer: Tokenizer
         length, label = data.context_length + 1, _next_tokens
     text = load_text(data)
     training_text, held_out_text = split_text(text, data.held_out)
-    windows = Windows(token_stream(tokenizer, training_text, first), length, data.stride)
-    held_out = Windows(token_stream(tokenizer, held_out_text, first), length, data.context_length)
-    for name, part in (("training", windows), ("held-out", held_out)):
-        if not len(part):
-            raise InputError(
-                f"the {name} part of the text has {len(part.stream):,} tokens; expected at least {length:,}, "
-                "for one window; give more text, a smaller --data.context-length or another --data.held-out"
-            )
-    tokens_of_text = len(held_out.stream) - len(first)
+    ids, held_out_ids = token_stream(tokenizer, training_text, first), token_stream(tokenizer, held_out_text, first)
+    for name, part in (("training", ids), ("held-out", held_out_ids)):
+        require(
+            len(part) >= length,
+            f"the {name} part of the text has {len(part):,} tokens; expected at least {length:,}, for one window; "
+            "give more text, a smaller --data.context-length or another --data.held-out",
+        )
+    rows, held_out_rows = windows(ids, length, data.stride), windows(held_out_ids, length, data.context_length)
+    tokens_of_text = len(held_out_ids) - len(first)
     return Pipeline(
-        train=shuffled(lambda items, generator: label(windows.cut(items), generator), len(windows), training),
-        evaluation=thinned_out(lambda items, generator: label(held_out.cut(items), generator), len(held_out), training),
+        train=shuffled(lambda items, draw: label(rows[items].astype(np.int32), draw), len(rows), training),
+        evaluation=thinned_out(
+            lambda items, draw: label(held_out_rows[items].astype(np.int32), draw), len(held_out_rows), training
+        ),
         fingerprint=fingerprint([text], tokenizer, data, training),
         bytes_per_token=None if isinstance(data, MaskedTextData) else len(held_out_text) / tokens_of_text,
     )

@@ -212,9 +212,8 @@ def _table(outline: dict[str, Any], special: Mapping[str, int]) -> _Table | None
     """The ids of bytes or characters; None if those of the tokenizer stand for something else."""
     before, model, added = outline["pre_tokenizer"] or {}, outline["model"], outline["added_tokens"]
     # What is added must be found in a text wherever it is spelled, the longest one first.
-    plain = not any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in added)
     alike = len({token["normalized"] for token in added}) < 2 and all(token["content"] in special for token in added)
-    if not plain or not alike or outline["normalizer"] is not None:
+    if outline["normalizer"] is not None or not alike or any(map(_looks_around, added)):
         return None
     if model["type"] == "BPE" and before.get("type") == "ByteLevel" and not before.get("add_prefix_space"):
         options = ("merges", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
@@ -260,14 +259,15 @@ def _piece_end(outline: dict[str, Any]) -> re.Pattern[str] | None:
     elif splits in _SPLITS and plain_bytes and not splits_bytes and normalizer in (None, "NFC"):
         end = WORD_END
     crossing = any(
-        token["lstrip"]
-        or token["rstrip"]
-        or token["single_word"]
-        or (normalizer and token["normalized"])
-        or PIECE_END.search(token["content"])
+        _looks_around(token) or (normalizer and token["normalized"]) or PIECE_END.search(token["content"])
         for token in outline["added_tokens"]
     )
     return None if crossing else end
+
+
+def _looks_around(token: dict[str, Any]) -> bool:
+    """Whether what stands beside an added token decides if it is one, or belongs to it."""
+    return bool(token["lstrip"] or token["rstrip"] or token["single_word"])
 
 
 def _utf8(text: str) -> bytes:

@@ -147,7 +147,7 @@ def article_steps(layer: Block, embedded: Array) -> None:
 def test_shapes_of_the_encoder_decoder_article() -> None:
     """000, from the windows of both sides to probabilities over GPT-2's vocabulary."""
     config = ARCHITECTURES["article-encoder-decoder"]
-    source, target = (windows(ids, 10, 1)[:4] for ids in (IDS, shift_right(IDS, END_OF_TEXT)))
+    source, target = (windows(ids, 10, 1)[:4].copy() for ids in (IDS, shift_right(IDS, END_OF_TEXT)))
     assert source.shape == target.shape == (4, 10)
     assert target[0].tolist() == [END_OF_TEXT, *source[0, :9].tolist()]
 
@@ -177,7 +177,7 @@ def test_shapes_of_the_encoder_decoder_article() -> None:
 
 def test_shapes_of_the_encoder_article() -> None:
     """001: the encoder's output is the result, normalised last."""
-    model, ours, theirs = both_run(ARCHITECTURES["article-encoder"], windows(IDS, 10, 1)[:4])
+    model, ours, theirs = both_run(ARCHITECTURES["article-encoder"], windows(IDS, 10, 1)[:4].copy())
     embedded = jax.ShapeDtypeStruct((4, 10, 6), jnp.float64)
     jax.eval_shape(partial(article_steps, first_layer(model.encoder)), embedded)
     assert ours.logits.shape == tuple(theirs.logits.shape) == (4, 10, 6)

@@ -10,6 +10,7 @@ from jax_tformer.data import dates
 from jax_tformer.data.batches import (
     IGNORED,
     Batch,
+    MakeBatch,
     Pipeline,
     endless,
     fingerprint,
@@ -34,8 +35,6 @@ _REST = 0.01
 
 def pair_files(data: PairData) -> list[Path]:
     """The file of pairs, or that of sources and that of targets; InputError if `data` names neither."""
-    if data.source == "dates":
-        return []
     if data.path is None:
         raise InputError(
             "no pairs were named; give --data.path tab-separated pairs, JSON lines with source and target, "
@@ -154,19 +153,19 @@ def _files(data: PairData, training: TrainingConfig, batcher: PairBatcher) -> Pi
     lengths = np.array([[len(source), len(target)] for source, target in map(encoded.__getitem__, pairs)])
     left_out = _left_out(lengths, data)
     training_pairs, held_out_pairs = split_pairs(fitting, data.held_out)
-    if not training_pairs or not held_out_pairs:
-        because = f" ({left_out.removeprefix('warning: ')})" if left_out else ""
-        raise InputError(
-            f"there are {len(training_pairs)} training and {len(held_out_pairs)} held-out pairs{because}; "
-            "expected one of each at least; give more pairs, or a larger --data.source-length and --data.target-length"
-        )
-    rows = [encoded[pair] for pair in training_pairs]
-    held_out_rows = [encoded[pair] for pair in held_out_pairs]
+    because = f" ({left_out.removeprefix('warning: ')})" if left_out else ""
+    require(
+        bool(training_pairs and held_out_pairs),
+        f"there are {len(training_pairs)} training and {len(held_out_pairs)} held-out pairs{because}; "
+        "expected one of each at least; give more pairs, or a larger --data.source-length and --data.target-length",
+    )
+
+    def batches_of(chosen: list[Pair]) -> MakeBatch:
+        return lambda items, _: batcher.batch([encoded[chosen[item]] for item in items])
+
     return Pipeline(
-        train=shuffled(lambda items, _: batcher.batch([rows[item] for item in items]), len(rows), training),
-        evaluation=thinned_out(
-            lambda items, _: batcher.batch([held_out_rows[item] for item in items]), len(held_out_rows), training
-        ),
+        train=shuffled(batches_of(training_pairs), len(training_pairs), training),
+        evaluation=thinned_out(batches_of(held_out_pairs), len(held_out_pairs), training),
         fingerprint=fingerprint([text for pair in pairs for text in pair], batcher.tokenizer, data, training),
         examples=held_out_pairs[:_EXAMPLES],
         notes=[left_out] if left_out else [],
@@ -174,8 +173,10 @@ def _files(data: PairData, training: TrainingConfig, batcher: PairBatcher) -> Pi
 
 
 def _left_out(lengths: np.ndarray, data: PairData) -> str:
-    """How many of the pairs with these `lengths`, int[N, 2], have no room, and why; a warning if they are many. ""
-    where there are none."""
+    """How many of the pairs with these `lengths`, int[N, 2], have no room, and why; "" if all have.
+
+    A warning if they are many.
+    """
     most = np.array([data.source_length, data.target_length]) - 1
     longer = lengths > most
     count, total = int(longer.any(axis=1).sum()), len(lengths)
@@ -200,11 +201,11 @@ def _dates(data: PairData, training: TrainingConfig, batcher: PairBatcher) -> Pi
     longest = [(source, dates.LAST_DAY.isoformat()) for source in dates.longest_sources()]
     source_length = 1 + max(len(source) for source, _ in batcher.encode(longest))
     target_length = 1 + max(len(target) for _, target in batcher.encode(longest))
-    if source_length > data.source_length or target_length > data.target_length:
-        raise InputError(
-            f"source_length is {data.source_length} and target_length is {data.target_length}; "
-            f"the dates need at least {source_length} and {target_length} with this tokenizer"
-        )
+    require(
+        source_length <= data.source_length and target_length <= data.target_length,
+        f"source_length is {data.source_length} and target_length is {data.target_length}; "
+        f"the dates need at least {source_length} and {target_length} with this tokenizer",
+    )
 
     def draw(count: int, held_out: bool, generator: np.random.Generator) -> list[tuple[Pair, PairIds]]:
         # The check above is exact for characters; with other tokenizers a rare pair may still be too long.

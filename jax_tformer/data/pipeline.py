@@ -18,8 +18,9 @@ _DATE_SAMPLES = 10_000
 
 def check_files(data: TextData | PairData) -> None:
     """Raises InputError unless the files that `data` names are there, and are files; reads none of them."""
-    for path in pair_files(data) if isinstance(data, PairData) else text_files(data):
-        check_file(path)
+    if data.source == "files":
+        for path in pair_files(data) if isinstance(data, PairData) else text_files(data):
+            check_file(path)
 
 
 def build_tokenizer_for(data: TextData | PairData) -> Tokenizer:

@@ -2,7 +2,7 @@
 
 import glob
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -21,9 +21,7 @@ _SUFFIXES = (".txt", ".md", ".rst", ".jsonl")
 
 
 def text_files(data: TextData) -> list[Path]:
-    """The files that `data` names; raises InputError if there are none."""
-    if data.source == "python-docs":
-        return []
+    """The files that `data.path` names; raises InputError if there are none."""
     path = data.path
     if path is None:
         raise InputError(
@@ -56,9 +54,7 @@ def load_text(data: TextData) -> memoryview:
 
     Raises InputError if the files do not exist, cannot be read, hold no text, or are not UTF-8 or JSON lines.
     """
-    files = chain.from_iterable(map(_documents, text_files(data)))
-    documents = _python_docs() if data.source == "python-docs" else files
-    written = (document for document in documents if any(block.strip() for block in blocks(document)))
+    written = (document for document in _documents(data) if any(block.strip() for block in blocks(document)))
     first, second = next(written, None), next(written, None)
     if first is None:
         raise InputError(f"{data.path} holds no text; expected at least one document that is not empty")
@@ -73,14 +69,20 @@ def load_text(data: TextData) -> memoryview:
     return memoryview(text)
 
 
-def _documents(path: Path) -> Iterable[bytes]:
-    if path.suffix == ".jsonl":
-        return (record["text"].encode() for record in read_json_lines(path, ("text",)))
-    return [read_utf8(path)]
+def _documents(data: TextData) -> Iterator[bytes]:
+    """The documents of each source, as UTF-8, in an order that does not change."""
+    if data.source == "python-docs":
+        yield from _python_docs()
+        return
+    for path in text_files(data):
+        if path.suffix == ".jsonl":
+            yield from (record["text"].encode() for record in read_json_lines(path, ("text",)))
+        else:
+            yield read_utf8(path)
 
 
 def _python_docs() -> Iterator[bytes]:
-    """The language reference, in the order of its topics."""
+    """The topics of the language reference that ships inside CPython."""
     try:
         from pydoc_data import topics
     except ImportError as error:

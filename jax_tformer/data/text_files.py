@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from jax_tformer.config import require
 from jax_tformer.errors import InputError
 
 BLOCK = 2**20
@@ -51,12 +52,9 @@ class Pieces(Iterable[str]):
 def check_file(path: Path) -> None:
     """Raises InputError unless `path` is a file that can be read; reads nothing of it."""
     try:
-        if not path.exists():
-            raise InputError(f"{path} does not exist; expected a file; check the path")
-        if not path.is_file():
-            raise InputError(f"{path} is not a file; expected a file of text")
-        if not os.access(path, os.R_OK):
-            raise InputError(f"{path} cannot be read; expected a readable file; change its permissions")
+        require(path.exists(), f"{path} does not exist; expected a file; check the path")
+        require(path.is_file(), f"{path} is not a file; expected a file of text")
+        require(os.access(path, os.R_OK), f"{path} cannot be read; expected a readable file; change its permissions")
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); expected a readable file") from error
 
@@ -68,9 +66,8 @@ def read_utf8(path: Path) -> bytes:
         data = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); expected a readable file") from error
-    if (place := data.find(b"\0")) >= 0:
-        raise InputError(f"{path} is binary: a NUL byte at byte {place:,}; expected UTF-8 text")
-    place = 0
+    nul, place = data.find(b"\0"), 0
+    require(nul < 0, f"{path} is binary: a NUL byte at byte {nul:,}; expected UTF-8 text")
     try:
         for block in blocks(data):
             place += len(block.encode())
@@ -78,8 +75,7 @@ def read_utf8(path: Path) -> bytes:
         place += error.start
         byte = f"byte 0x{data[place]:02x} at byte {place:,}"
         raise InputError(f"{path} is not UTF-8: {byte}; convert it to UTF-8") from error
-    if not data.strip():
-        raise InputError(f"{path} is empty; expected text")
+    require(bool(data.strip()), f"{path} is empty; expected text")
     return data.removeprefix("\ufeff".encode()).replace(b"\r\n", b"\n")
 
 

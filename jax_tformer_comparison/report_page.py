@@ -95,7 +95,7 @@ def _parameters(record: Record) -> str:
     header += ["JAX from truth", "PyTorch from truth"] if record.has_truth else []
     rows = [
         [
-            _breakable(name),
+            f"<code>{escape(name).replace('.', '.<wbr>')}</code>",
             *(f"{error:.1e}" for error in errors[name] if error is not None),
         ]
         for name in worst
@@ -117,8 +117,14 @@ def _parameters(record: Record) -> str:
     )
 
 
-def _breakable(name: str) -> str:
-    return f"<code>{escape(name).replace('.', '.<wbr>')}</code>"
+_ALONE = (
+    ("ms a step, median", "step_seconds", 1e-3, "{:.1f}"),
+    ("peak memory of the process, MB", "peak_memory", 1e6, "{:,.0f}"),
+    ("of that before the model is built, MB", "memory_before", 1e6, "{:,.0f}"),
+    ("peak memory of the device, MB", "device_memory", 1e6, "{:,.0f}"),
+    ("one large matrix product, GFLOP/s", "product_rate", 1e9, "{:,.0f}"),
+)
+"""Rows of what each framework needed alone: name, field of `Needs`, unit, format."""
 
 
 def _speed(findings: Findings) -> str:
@@ -137,25 +143,10 @@ def _speed(findings: Findings) -> str:
         ["first step, s, compilation included", *_cells(figures, "first_step_seconds", "{:.1f}")],
     ]
     both = {side: vars(x) for side, x in alone.items() if isinstance(x, Needs)}
-    if both:
-        scaled = {
-            side: {
-                "ms": 1e3 * x["step_seconds"],
-                "peak": x["peak_memory"] / 1e6,
-                "before": x["memory_before"] / 1e6,
-                "device": None if x["device_memory"] is None else x["device_memory"] / 1e6,
-                "rate": x["product_rate"] / 1e9,
-            }
-            for side, x in both.items()
-        }
-        rows += [
-            ["alone: ms a step, median", *_cells(scaled, "ms", "{:.1f}")],
-            ["alone: peak memory of the process, MB", *_cells(scaled, "peak", "{:,.0f}")],
-            ["alone: of that before the model is built, MB", *_cells(scaled, "before", "{:,.0f}")],
-        ]
-        if any(x["device"] is not None for x in scaled.values()):
-            rows.append(["alone: peak memory of the device, MB", *_cells(scaled, "device", "{:,.0f}")])
-        rows.append(["alone: one large matrix product, GFLOP/s", *_cells(scaled, "rate", "{:,.0f}")])
+    for name, field, unit, form in _ALONE:
+        needed = {side: {field: x[field] / unit} for side, x in both.items() if x[field] is not None}
+        if needed:
+            rows.append([f"alone: {name}", *_cells(needed, field, form)])
     failed = [f"{SIDES[side]} alone was not measured: {x}." for side, x in alone.items() if isinstance(x, str)]
     notes = [*failed, *_speed_notes(findings)]
     return f"<h2>Speed and memory</h2>\n{table(['', *SIDES.values()], rows)}\n" + "\n".join(

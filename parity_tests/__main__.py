@@ -19,6 +19,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from jax_tformer.errors import InputError
+from jax_tformer.files import write_text
 from jax_tformer_comparison.machine import Machine, describe_machine, jax_device
 from parity_tests.report import Results, cause, faults_markdown, gates_markdown, shown, summary_markdown
 from parity_tests.report_page import html, table_text
@@ -28,15 +30,11 @@ TABLES = ("gates", "summary", "faults")
 SECONDS_BETWEEN_LINES = 15
 
 
-class UsageError(Exception):
-    """What the user asked for cannot be done; the message is one line."""
-
-
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
+        raise InputError(message)
 
 
 def arguments(given: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -62,13 +60,13 @@ def arguments(given: list[str]) -> tuple[argparse.Namespace, list[str]]:
     options, selection = parser.parse_known_args(given)
     options.docs = [] if options.docs is None else options.docs or [ROOT / "README.md", ROOT / "docs" / "parity.md"]
     if options.jobs < 1:
-        raise UsageError(f"--jobs {options.jobs}: at least 1 process has to test")
+        raise InputError(f"--jobs {options.jobs}: at least 1 process has to test")
     for path in options.docs:
         with _as_asked(path):
             if not any(between(name).search(path.read_text("utf-8")) for name in TABLES):
-                raise UsageError(f"{path}: has no <!-- gates: begin --> ... <!-- gates: end -->, nor summary or faults")
+                raise InputError(f"{path}: has no <!-- gates: begin --> ... <!-- gates: end -->, nor summary or faults")
     if options.out.exists() and not options.out.is_dir():
-        raise UsageError(f"--out {options.out}: is a file; expected a folder")
+        raise InputError(f"--out {options.out}: is a file; expected a folder")
     with _as_asked(options.out):
         options.out.mkdir(parents=True, exist_ok=True)
     return options, selection
@@ -147,7 +145,7 @@ def run(selection: list[str], jobs: int, results: Results, log: IO[bytes]) -> No
         errors = [line for line in said.splitlines() if re.search(r"\berror:", line, re.IGNORECASE)]
         # Of what the testing processes find wrong, a mistake in -k for example, pytest passes no message on.
         reason = f"pytest ran no test for: {shlex.join(selection) or 'parity_tests'} (its words: pytest.log, in --out)"
-        raise UsageError(errors[-1].split("rror:", 1)[1].strip() if errors else reason)
+        raise InputError(errors[-1].split("rror:", 1)[1].strip() if errors else reason)
     if status == pytest.ExitCode.INTERRUPTED and not results.failures:
         results.remarks.append("the run was interrupted")
     elif status == pytest.ExitCode.INTERNAL_ERROR:
@@ -183,7 +181,7 @@ def _as_asked(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+        raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 @contextlib.contextmanager
@@ -201,13 +199,6 @@ def _output_to(log: IO[bytes]) -> Iterator[IO[str]]:
         for place, descriptor in enumerate(kept, start=1):
             os.dup2(descriptor, place)
             os.close(descriptor)
-
-
-def write(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(text, "utf-8")
-    temporary.replace(path)
 
 
 def unmeasured(results: Results) -> list[str]:
@@ -239,15 +230,15 @@ def main(given: list[str]) -> int:
             finally:
                 log.seek(0)
                 (out / "pytest.log").write_bytes(log.read())
-    except UsageError as error:
+    except InputError as error:
         print(f"python -m parity_tests: error: {error}", file=sys.stderr)
         return 2
     if not selection:
         results.remarks += unmeasured(results)
     # Only now: the processes that tested have ended and left the device free.
     about = facts(selection, time.monotonic() - started, describe_machine(jax_device()))
-    write(out / "parity.json", results.as_json(about))
-    write(out / "parity.html", html(results, about))
+    write_text(out / "parity.json", results.as_json(about))
+    write_text(out / "parity.html", html(results, about))
 
     console = Console()
     if results.cells:
@@ -263,7 +254,7 @@ def main(given: list[str]) -> int:
         else:
             versions = ", ".join(f"{name} {about['versions'][name]}" for name in ("jax", "torch"))
             where = f"{about['measured_on']}, {about['date'][:10]}, {versions}"
-            write(path, updated(path.read_text("utf-8"), results, where))
+            write_text(path, updated(path.read_text("utf-8"), results, where))
             console.print(Text(f"{path.name} has the new tables" + (" (of a selection)" if selection else "")))
     console.print(Text(f"{options.out}/parity.html, parity.json, pytest.log; {about['seconds']:.0f} s"), soft_wrap=True)
     console.print(Text(results.verdict(), style="bold red" if complaints else "bold green"), soft_wrap=True)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from parity_tests.__main__ import UsageError, arguments, main
+from jax_tformer.errors import InputError
+from parity_tests.__main__ import arguments, main
 
 ROOT = Path(__file__).parents[1]
 
@@ -44,7 +45,7 @@ def test_bad_usage_is_one_line(
 def test_what_is_not_ours_goes_to_pytest(tmp_path: Path) -> None:
     options, selection = arguments(["-k", "gpt2 and gates", "--out", str(tmp_path), "--deep", "7", "-n", "3", "a.py"])
     assert (options.jobs, selection) == (3, ["-k", "gpt2 and gates", "--deep", "7", "a.py"])
-    with pytest.raises(UsageError):
+    with pytest.raises(InputError):
         arguments(["--out"])
 
 

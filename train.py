@@ -133,7 +133,8 @@ def main(arguments: Sequence[str]) -> int:
         return stop.status
 
     # 7. What came of it.
-    samples = sample_text(transformer(for_other_shapes(net.config)), state.params, experiment, pipeline, tokenizer)
+    speaker = transformer(for_other_shapes(net.config))
+    samples = sample_text(speaker, state.params, experiment, tokenizer, lambda: pipeline)
     figures = {**reporter.speed, "wall_seconds": resumption.seconds, "parameters": parameters}
     say(finish(run, number, figures, samples))
     return 0

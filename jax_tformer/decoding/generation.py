@@ -43,28 +43,30 @@ class Generated(NamedTuple):
 
 
 class Prompts(NamedTuple):
-    """What is to be continued, or translated, within which limits: what `generate` was asked for, checked."""
+    """The prompts of one call, checked, and what bounds their answers."""
 
     ids: Sequence[Ids]
+    """What a decoder alone continues, or an encoder-decoder translates."""
     limits: np.ndarray
     """int32 `[B]`, new tokens of each at most."""
     start_id: int | None
     end_id: int
-    """-1, which never comes, where rows do not end."""
+    """-1, which never comes, where no token ends an answer."""
     context: int | None
-    """Tokens beyond which a text goes on without its older half: it slides. None: prompt and new tokens fit."""
+    """A text that has so many tokens forgets the older half and goes on: it slides. None: no text slides."""
 
     @property
     def slides(self) -> list[bool]:
-        """Which of them grow beyond the context. The last token is chosen and not read."""
+        """Which prompts grow beyond the context. Their last token does not count: it is chosen and never read."""
         ends = [len(ids) + int(limit) - 1 for ids, limit in zip(self.ids, self.limits, strict=True)]
         return [self.context is not None and end > self.context for end in ends]
 
     @property
     def groups(self) -> "list[tuple[list[int], Prompts]]":
-        """Those that are continued together, by number and by themselves: all that fit; of others, those of one length.
+        """The prompts that are continued together, each group with their numbers: all that fit; those that slide, by
+        length.
 
-        Padding fills slots and so decides where a text slides, which must depend on nothing else in the batch.
+        Padding fills slots, and so decides where a text slides; nothing else in the batch may decide that.
         """
         groups: dict[int, list[int]] = {}
         for row, (ids, slides) in enumerate(zip(self.ids, self.slides, strict=True)):
@@ -76,7 +78,7 @@ class Prompts(NamedTuple):
         return [(rows, part(rows)) for rows in groups.values()]
 
     def arrays(self, net: AnyTransformer) -> tuple[Arrays, int]:
-        """The prompts of one group as arrays, and the slots of the cache, padding included."""
+        """The prompts of one group as arrays, and how many slots their cache has, padding included."""
         encoder, decoder, source = net.config.encoder, net.config.output_stack, None
         longest, more = max(map(len, self.ids)), rounded(int(self.limits.max()) - 1)
         if encoder is not None:
@@ -94,7 +96,7 @@ class Prompts(NamedTuple):
 
     @property
     def _step(self) -> int:
-        """Less where texts slide, so that padding leaves most of a small context to them."""
+        """Lengths of texts that slide are rounded up to this: padding leaves most of a small context to them."""
         return STEP if self.context is None else max(min(STEP, self.context // 4), 1)
 
 

@@ -43,8 +43,8 @@ class Answerer:
         ends: bool = True,
         single: bool = False,
     ) -> None:
-        """`context`: tokens beyond which a prompt goes on without its older half; None: it ends there at the latest.
-        `ends`: whether the end token ends an answer. `single`: only ever one row at a time is asked for."""
+        """`context`: a text that has so many tokens forgets the older half and goes on; None: none grows so long.
+        `ends`: whether the end token ends an answer. `single`: no two rows are ever asked for together."""
         self._net, self._tokenizer, self._decoding = net, tokenizer, decoding
         # Here, once, and not in every batch.
         self._params = layers_apart(params, single=single)

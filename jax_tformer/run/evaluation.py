@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from jax_tformer.data.batches import IGNORED, Pipeline
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.translation_scores import translation_scores
-from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData, TextData
+from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData
 from jax_tformer.model.functional import AnyTransformer, Params, transformer
 from jax_tformer.run.answers import Answerer
 from jax_tformer.run.startup import compiler_options, for_other_shapes
@@ -37,7 +37,8 @@ class Evaluator:
 
     def __init__(self, net: AnyTransformer, data: object, pipeline: Pipeline, tokenizer: Tokenizer, mesh: Mesh) -> None:
         self._step = jax.jit(evaluation_step(net), compiler_options=compiler_options(net.config.compute.dtype))
-        self._net, self._data, self._pipeline, self._tokenizer, self._mesh = net, data, pipeline, tokenizer, mesh
+        self._data, self._pipeline, self._tokenizer, self._mesh = data, pipeline, tokenizer, mesh
+        self._translator = transformer(for_other_shapes(net.config)) if isinstance(data, PairData) else None
 
     def __call__(self, params: Params) -> Figures:
         """val_loss (nats a token, every token counting once), val_perplexity, val_bits_per_byte, exact_match, bleu.
@@ -53,47 +54,42 @@ class Evaluator:
         figures: Figures = {"val_loss": loss, "val_perplexity": math.exp(min(loss, 700.0))}
         if self._pipeline.bytes_per_token is not None:
             figures["val_bits_per_byte"] = loss / math.log(2) / self._pipeline.bytes_per_token
-        if isinstance(self._data, PairData) and self._pipeline.examples:
+        if self._translator and isinstance(self._data, PairData) and self._pipeline.examples:
             sources, targets = zip(*self._pipeline.examples, strict=True)
             read = Reader(self._data, self._tokenizer, self._data.target_length)
             greedy = DecodingConfig(max_new_tokens=self._data.target_length)
-            net = transformer(for_other_shapes(self._net.config))
-            answers = Answerer(net, params, self._tokenizer, greedy).best(map(read, sources))
+            answers = Answerer(self._translator, params, self._tokenizer, greedy).best(map(read, sources))
             scores = translation_scores(answers, targets)
             figures["exact_match"] = scores.exact_match
             figures |= {"no_bleu": scores.no_bleu or ""} if scores.bleu is None else {"bleu": scores.bleu}
         return figures
 
 
-def begin_with_data(data: TextData | PairData, tokenizer: Tokenizer) -> bool:
-    """Whether samples begin with held-out data: all but those of language models that have a start token."""
-    return isinstance(data, PairData | MaskedTextData) or tokenizer.start_id is None
-
-
 def sample_text(
-    net: AnyTransformer, params: Params, experiment: ExperimentConfig, pipeline: Pipeline | None, tokenizer: Tokenizer
+    net: AnyTransformer,
+    params: Params,
+    experiment: ExperimentConfig,
+    tokenizer: Tokenizer,
+    held_out: Callable[[], Pipeline],
 ) -> str:
     """Samples of text, worked translations or restored words, as `experiment.sample` asks for them, ready to print.
 
-    `pipeline`: only where they begin with its data.
+    `held_out` is called where they begin with its data: always, but for texts that have a start token.
     """
     data, sample, seed = experiment.data, experiment.sample, experiment.training.seed
     top_k = sample.top_k if sample.temperature else None
     decoding = DecodingConfig(sample.max_new_tokens, temperature=sample.temperature, top_k=top_k)
     if isinstance(data, MaskedTextData):
-        assert pipeline is not None
-        return _restored(net, params, pipeline, tokenizer, sample.count)
+        return _restored(net, params, held_out(), tokenizer, sample.count)
     if isinstance(data, PairData):
-        assert pipeline is not None
-        examples = (pipeline.examples or [])[: sample.count]
+        examples = (held_out().examples or [])[: sample.count]
         read = Reader(data, tokenizer, data.target_length)
         answerer = Answerer(net, params, tokenizer, replace(decoding, max_new_tokens=data.target_length), seed=seed)
         return _translations(examples, answerer.best(read(source) for source, _ in examples))
     if tokenizer.start_id is not None:
         prompts = [[tokenizer.start_id]]
     else:
-        assert pipeline is not None
-        prompts = pipeline.evaluation[0]["tokens"][: sample.count, :_PROMPT].tolist()
+        prompts = held_out().evaluation[0]["tokens"][: sample.count, :_PROMPT].tolist()
     # Nothing is drawn at temperature 0, so that one sample of a prompt is as good as many.
     several = -(-sample.count // len(prompts)) if sample.temperature else 1
     decoding = replace(decoding, num_return_sequences=several)

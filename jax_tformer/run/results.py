@@ -8,6 +8,7 @@ import platform
 import shutil
 import struct
 import time
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from jax_tformer.data.pipeline import build_pipeline
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
 from jax_tformer.files import not_regular, parse_json, shortened, write_json, write_text
-from jax_tformer.run.evaluation import begin_with_data, sample_text
+from jax_tformer.run.evaluation import sample_text
 from jax_tformer.run.restoring import load_trained
 from jax_tformer.run.run_folder import RunFolder
 
@@ -228,12 +229,10 @@ def report(run: RunFolder, experiment: ExperimentConfig) -> str:
     ]
     try:
         trained = load_trained(run)
-        pipeline = None
-        if begin_with_data(experiment.data, trained.tokenizer):
-            pipeline = build_pipeline(experiment.data, experiment.training, trained.tokenizer)
+        held_out = partial(build_pipeline, experiment.data, experiment.training, trained.tokenizer)
+        samples = sample_text(trained.net, trained.params, experiment, trained.tokenizer, held_out)
     except InputError as error:
         return "\n".join([*told, f"no samples: {error}"])
-    samples = sample_text(trained.net, trained.params, experiment, pipeline, trained.tokenizer)
     run.samples.write_text(samples, encoding="utf-8")
     return "\n".join([samples, *told, *trained.skipped, f"sampled at step {trained.step}: {run.samples}"])
 

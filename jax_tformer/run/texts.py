@@ -39,8 +39,8 @@ class Reader:
     def __init__(
         self, data: TextData | PairData, tokenizer: Tokenizer, most: int, *, exactly: bool = False, slide: bool = False
     ) -> None:
-        """`most`: new tokens of an answer; fewer where no more fit, but with `exactly` that is an error. `slide`: a
-        prompt goes on beyond the context. Raises InputError if a translation's tokenizer lacks a special token."""
+        """`most`: new tokens of an answer at most. Where fewer fit, that is the limit, or with `exactly` an error.
+        `slide`: prompts go on beyond the context. Raises InputError if translations lack a start or end token."""
         self._tokenizer, self._most, self._exactly, self._slide = tokenizer, most, exactly, slide
         self.translates = isinstance(data, PairData)
         self._room = data.source_length if isinstance(data, PairData) else data.context_length

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from torch_ref import layers, models, training
+from torch_ref import attention, layers, training, transformer
 from torch_ref.dropout import Dropout
 
 
@@ -60,20 +60,24 @@ def unbiased_variance(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return layer_norm
 
 
-def leaking_causal_mask(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def causal(ids: Tensor, tokens: Tensor | None) -> Tensor:
+def leaking_causal_mask(right: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+    def visible(ids: Tensor, *, causal: bool, **given: Any) -> Tensor | None:
+        seen = right(ids, causal=False, **given)
         leaking = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril(diagonal=1)[None, None]
-        return leaking if tokens is None else leaking & tokens[:, None, None]
+        return seen if not causal else leaking if seen is None else leaking & seen
 
-    return causal
+    return visible
 
 
-def without_padding_mask(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda ids, tokens: right(ids, None)
+def without_padding_mask(right: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+    def visible(ids: Tensor, *, causal: bool, tokens: Tensor | None, **given: Any) -> Tensor | None:
+        return right(ids, causal=causal, tokens=None if causal else tokens, **given)
+
+    return visible
 
 
 def later_positions(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda ids, tokens: right(ids, tokens) + 1
+    return lambda *args: right(*args) + 1
 
 
 def interleaved_rotation(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -218,14 +222,14 @@ MODEL = (
     config_fault("LayerNorm: eps 1e-6 instead of 1e-5", norm_eps=1e-6),
     code_fault("LayerNorm: unbiased variance", F, "layer_norm", unbiased_variance),
     config_fault("attention scaled by model width", attention_scale="model_width"),
-    code_fault("causal mask leaks one token", models, "causal", leaking_causal_mask),
-    code_fault("decoder ignores its padding mask", models, "causal", without_padding_mask),
-    code_fault("positions off by one", models, "position_ids", later_positions),
-    code_fault("rotary: interleaved instead of halves", layers, "rotate", interleaved_rotation),
-    code_fault("cross-attention: query and memory swapped", layers.Attention, "forward", swapped_cross_attention),
-    code_fault("tied head untied", models.Head, "forward", untied_head),
+    code_fault("causal mask leaks one token", transformer, "visible", leaking_causal_mask),
+    code_fault("decoder ignores its padding mask", transformer, "visible", without_padding_mask),
+    code_fault("positions off by one", transformer, "position_ids", later_positions),
+    code_fault("rotary: interleaved instead of halves", attention, "rotate", interleaved_rotation),
+    code_fault("cross-attention: query and memory swapped", attention.Attention, "forward", swapped_cross_attention),
+    code_fault("tied head untied", layers.Head, "forward", untied_head),
     config_fault("post-norm instead of pre-norm", norm_placement="post"),
-    code_fault("residual from the normalised input", layers.Block, "_add", swapped_residual),
+    code_fault("residual from the normalised input", transformer.Block, "_add", swapped_residual),
     code_fault("padding_idx: one row gets no gradient", F, "embedding", padding_index),
 )
 """Gates 1 and 2."""

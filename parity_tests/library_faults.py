@@ -1,6 +1,7 @@
 """Faults planted in the library: what it computes or stores too coarsely, or leaves to a default."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -8,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax_tformer.model.OLD_nn import attention, attention_blocks, feedforward, norms, positions
 
 from jax_tformer.decoding import beam, strategies
-from jax_tformer.model.attention import Cache, KeyValue
-from jax_tformer.model.layers import accumulator
+from jax_tformer.model import attention, kernels, layers, transformer
+from jax_tformer.model.attention import Attention, Cache, KeyValue
+from jax_tformer.model.layers import Norm, accumulator
+from jax_tformer.model.masks import Mask
 from jax_tformer.training import linear_loss
 from jax_tformer.training import optimizer as our_optimizer
 from jax_tformer.weights import names
@@ -21,9 +23,9 @@ from parity_tests.faults import code_fault
 
 
 def one_pass_variance(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    def call(self: norms.Norm, x: jax.Array) -> jax.Array:
+    def call(self: Norm, x: jax.Array) -> jax.Array:
         high = x.astype(accumulator(x.dtype))
-        mean = high.mean(-1, keepdims=True) if self.centered else jnp.zeros_like(high[..., :1])
+        mean = high.mean(-1, keepdims=True) if self.kind == "layernorm" else jnp.zeros_like(high[..., :1])
         variance = jnp.maximum(jnp.square(high).mean(-1, keepdims=True) - jnp.square(mean), 0)
         high = (high - mean) * jax.lax.rsqrt(variance + self.eps) * self.scale[...].reshape(1, 1, -1)
         return (high if self.bias is None else high + self.bias[...].reshape(1, 1, -1)).astype(x.dtype)
@@ -36,33 +38,27 @@ def no_higher(right: Callable[..., Any]) -> Callable[..., Any]:
     return lambda dtype: jnp.dtype(dtype)
 
 
-def narrow_norm(centered: bool) -> Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]]:
-    """LayerNorm (centered) or RMSNorm in the type of its input."""
+def narrow_where(chosen: Callable[..., bool]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """In a function of layers.py: the type of its input, and no higher, in the calls that `chosen` chooses."""
 
-    def wrong(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-        def call(self: norms.Norm, x: jax.Array) -> jax.Array:
-            with patch.object(
-                norms, "accumulator", no_higher(accumulator) if self.centered == centered else accumulator
-            ):
-                return right(self, x)
+    def wrong(right: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            with patch.object(layers, "accumulator", no_higher(accumulator) if chosen(*args) else accumulator):
+                return right(*args)
 
         return call
 
     return wrong
 
 
-def narrow_activation(prefix: str) -> Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]]:
+def narrow_norm(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """LayerNorm or RMSNorm in the type of its input."""
+    return narrow_where(lambda norm, x: norm.kind == kind)
+
+
+def narrow_activation(prefix: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Activations whose names begin so in the type of their input."""
-
-    def wrong(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-        def activate(x: jax.Array, activation: Any) -> jax.Array:
-            narrow = no_higher(accumulator) if activation.startswith(prefix) else accumulator
-            with patch.object(feedforward, "accumulator", narrow):
-                return right(x, activation)
-
-        return activate
-
-    return wrong
+    return narrow_where(lambda x, activation: activation.startswith(prefix))
 
 
 def rounded(x: jax.Array) -> jax.Array:
@@ -73,8 +69,16 @@ def rounded_result(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return lambda *args, **options: rounded(right(*args, **options))
 
 
-def rounded_scores(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    return lambda scores, mask: right(rounded(scores), mask)
+def rounded_scores(in_rows: bool) -> Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]]:
+    """Of attention in rows, which asks for a part of the mask, or of the weights as a whole, which are captured."""
+
+    def wrong(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        def softmax(self: Mask, scores: jax.Array, length: int, slots: int, *part: slice) -> jax.Array:
+            return right(self, rounded(scores) if bool(part) == in_rows else scores, length, slots, *part)
+
+        return softmax
+
+    return wrong
 
 
 def rounded_schedule(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,31 +105,35 @@ def coarse_choice(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 
 def padding_seen(right: Callable[..., Any]) -> Callable[..., Any]:
-    def place(self: Cache, new: jax.Array) -> Any:
-        placed, positions, _ = right(self, new)
-        return placed, positions, right(self._replace(tokens=jnp.ones_like(self.tokens)), jnp.ones_like(new))[2]
+    def causally(*args: Any) -> Any:
+        positions, seen, cache = right(*args)
+        return positions, seen if cache is None else replace(seen, tokens=None), cache
 
-    return place
+    return causally
 
 
 def padding_counted(right: Callable[..., Any]) -> Callable[..., Any]:
     def place(self: Cache, new: jax.Array) -> Any:
-        placed, positions, mask = right(self, new)
-        return placed, jnp.broadcast_to(self.filled + jnp.arange(new.shape[1]), positions.shape), mask
+        placed, positions = right(self, new)
+        return placed, jnp.broadcast_to(self.filled + jnp.arange(new.shape[1]), positions.shape)
 
     return place
 
 
 def slot_before(right: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, new, slot: right(self, new, jnp.maximum(slot - 1, 0))
+    return lambda self, key, value, place: right(self, key, value, jnp.maximum(place - 1, 0))
 
 
 def unmasked_source(right: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, x, cached, mask: right(self, x, cached, None)
+    def call(self: Attention, x: Any, memory: Any, mask: Mask, *args: Any, cache: Any = None, **given: Any) -> Any:
+        crosses = cache is not None and not mask.causal
+        return right(self, x, memory, replace(mask, tokens=None) if crosses else mask, *args, cache=cache, **given)
+
+    return call
 
 
 def never_reordered(right: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, chosen: self if len(chosen) == len(self.tokens) else right(self, chosen)
+    return lambda cache, chosen: cache if len(chosen) == len(cache.tokens) else right(cache, chosen)
 
 
 def one_token_more(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,13 +145,20 @@ def one_token_longer(right: Callable[..., jax.Array]) -> Callable[..., jax.Array
     return lambda rules, made, limits: right(rules, made + 1, limits)
 
 
-def later_start(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    return lambda scores, mask, start: right(scores, mask, start + 1 if start else start)
+def later_start(right: Callable[..., Any]) -> Callable[..., Any]:
+    def boolean(self: Mask, length: int, slots: int, rows: slice = slice(None), *columns: slice) -> Any:
+        return right(replace(self, first=self.first + 1) if rows.start else self, length, slots, rows, *columns)
+
+    return boolean
 
 
-def whole_blocks(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def whole_blocks(right: Callable[..., Any]) -> Callable[..., Any]:
     """The mask of a block is that of its own keys, with nothing hidden: what a bidirectional model has."""
-    return lambda scores, mask, start: right(scores, mask, None)
+
+    def boolean(self: Mask, length: int, slots: int, *part: slice) -> Any:
+        return right(replace(self, causal=False) if part else self, length, slots, *part)
+
+    return boolean
 
 
 def through_float16(right: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
@@ -155,25 +170,25 @@ def through_float16(right: Callable[..., np.ndarray]) -> Callable[..., np.ndarra
 
 
 BLOCKS = (
-    code_fault("attention: later blocks see one key too many", attention_blocks, "_weights", later_start),
-    code_fault("attention: nothing hidden inside a block", attention_blocks, "_weights", whole_blocks),
+    code_fault("attention: later blocks see one key too many", Mask, "boolean", later_start),
+    code_fault("attention: nothing hidden inside a block", Mask, "boolean", whole_blocks),
 )
 """Gates 1 and 2."""
-ONE_PASS = code_fault("LayerNorm: one-pass variance", norms.Norm, "__call__", one_pass_variance)
+ONE_PASS = code_fault("LayerNorm: one-pass variance", Norm, "__call__", one_pass_variance)
 """Gate 3."""
-NARROW_SOFTMAX = code_fault("softmax computed in bfloat16", attention_blocks, "accumulator", no_higher)
+NARROW_SOFTMAX = code_fault("softmax computed in bfloat16", kernels, "accumulator", no_higher)
 NARROW_WEIGHTS = code_fault("captured weights computed in bfloat16", attention, "accumulator", no_higher)
-NARROW_ANGLES = code_fault("rotary angles computed in bfloat16", positions, "accumulator", no_higher)
+NARROW_ANGLES = code_fault("rotary angles computed in bfloat16", transformer, "angles", narrow_where(lambda *_: True))
 """Gate 4."""
 NARROW_PARTS = (
     code_fault("logits rounded to bfloat16", narrow_parts.Head, "__call__", rounded_result),
     code_fault("logits rounded to bfloat16 in the training loss", linear_loss, "_logits", rounded_result),
-    code_fault("attention scores rounded to bfloat16", attention_blocks, "masked_softmax", rounded_scores),
-    code_fault("captured attention scores rounded to bfloat16", attention, "masked_softmax", rounded_scores),
+    code_fault("attention scores rounded to bfloat16", Mask, "softmax", rounded_scores(True)),
+    code_fault("captured attention scores rounded to bfloat16", Mask, "softmax", rounded_scores(False)),
     code_fault("GELU computed in bfloat16", narrow_parts, "activate", narrow_activation("gelu")),
     code_fault("SiLU computed in bfloat16", narrow_parts, "activate", narrow_activation("silu")),
-    code_fault("LayerNorm computed in bfloat16", norms.Norm, "__call__", narrow_norm(True)),
-    code_fault("RMSNorm computed in bfloat16", norms.Norm, "__call__", narrow_norm(False)),
+    code_fault("LayerNorm computed in bfloat16", Norm, "__call__", narrow_norm("layernorm")),
+    code_fault("RMSNorm computed in bfloat16", Norm, "__call__", narrow_norm("rmsnorm")),
 )
 """Gate 4, part by part."""
 LIBRARY_TRAINING = (
@@ -185,11 +200,11 @@ COARSE_MOMENT = code_fault("Adam's first moment kept in bfloat16", our_optimizer
 """Gate 6."""
 DECODING = (
     code_fault("greedy choice among logits kept in 8 bits", strategies, "best", coarse_choice),
-    code_fault("cache: padding attended to", Cache, "place", padding_seen),
+    code_fault("cache: padding attended to", transformer, "causally", padding_seen),
     code_fault("cache: positions count padding", Cache, "place", padding_counted),
     code_fault("cache: written one slot too early", KeyValue, "write", slot_before),
-    code_fault("cache: padding of the source attended to", attention.Attention, "recall", unmasked_source),
-    code_fault("beams: cache not reordered", Cache, "rows", never_reordered),
+    code_fault("cache: padding of the source attended to", Attention, "__call__", unmasked_source),
+    code_fault("beams: cache not reordered", beam, "take_sequences", never_reordered),
     code_fault("beams: length penalty of one token more", beam, "_penalty", one_token_more),
     code_fault("beams: hope for one token more", beam, "_hoped_length", one_token_longer),
 )

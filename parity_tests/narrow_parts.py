@@ -19,10 +19,12 @@ from torch.nn import functional as F
 from jax_tformer.config import Activation, AttentionImplementation, Dtype, StackConfig, TransformerConfig
 from jax_tformer.model.attention import attend, attention_weights
 from jax_tformer.model.layers import Head, Norm, Table, activate
+from jax_tformer.model.masks import Mask
 from jax_tformer.training.linear_loss import linear_cross_entropy
 from parity_tests.bridge import EVERY_ROUNDING, Tensors, from_torch
 from parity_tests.measure import Measured, Quality, Sample, quality
-from torch_ref import layers, models
+from torch_ref import layers
+from torch_ref.attention import Attention
 
 BATCH, LENGTH, WIDTH, HEADS, VOCABULARY = 2, 24, 64, 4, 61
 STACK = StackConfig(num_layers=1, num_heads=HEADS)
@@ -82,11 +84,11 @@ def ours(p: dict[str, jax.Array], labels: jax.Array, dtype: Dtype) -> dict[str, 
     for activation in ACTIVATIONS:
         outputs[activation] = activate(p[f"{activation}.x"], activation)
     query, memory = (p[name].reshape(BATCH, LENGTH, HEADS, -1) for name in ("query", "memory"))
-    given = query, memory, memory, None
+    causal = Mask(causal=True)
     for name in ATTENTION:
-        output = attend(*given, causal=True, scale=SCALE, implementation=name)
+        output = attend(query, memory, memory, causal, scale=SCALE, implementation=name)
         outputs[name] = output.reshape(p["query"].shape)
-    outputs["attention weights"] = attention_weights(query, memory, None, causal=True, scale=SCALE)
+    outputs["attention weights"] = attention_weights(query, memory, causal, scale=SCALE)
     head, table = Head(config), Table(VOCABULARY, config, std=1.0)
     table.embedding, head.bias = nnx.Param(p["logits.table"]), nnx.Param(p["logits.bias"])
     outputs["logits"] = head(p["logits.x"], table)
@@ -105,7 +107,7 @@ def theirs(p: dict[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
         outputs[name] = functional_call(layers.Norm(CONFIG, stack), weights, (p[f"{name}.x"],))
     for name in ACTIVATIONS:
         outputs[name] = layers.activation(name)(p[f"{name}.x"])
-    attention, same = layers.Attention(CONFIG, STACK), torch.eye(WIDTH, dtype=p["query"].dtype)
+    attention, same = Attention(CONFIG, STACK), torch.eye(WIDTH, dtype=p["query"].dtype)
     # Projections that change nothing leave attention itself.
     weights = {name: same if name.endswith("weight") else 0 * same[0] for name, _ in attention.named_parameters()}
     seen = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
@@ -114,7 +116,7 @@ def theirs(p: dict[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
     logits = {}
     for name in ("logits", "loss"):
         table = SimpleNamespace(weight=p[f"{name}.table"])
-        logits[name] = functional_call(models.Head(CONFIG), {"bias": p[f"{name}.bias"]}, (p[f"{name}.x"], table))
+        logits[name] = functional_call(layers.Head(CONFIG), {"bias": p[f"{name}.bias"]}, (p[f"{name}.x"], table))
     losses = F.cross_entropy(logits["loss"].flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
     return outputs | {"logits": logits["logits"], "training loss": losses.sum(), "loss of each token": losses.detach()}
 

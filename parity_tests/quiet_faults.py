@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax_tformer.model.OLD_nn import attention
 
+from jax_tformer.model import attention
 from jax_tformer.run import evaluation
 from jax_tformer.training import step
 from parity_tests.faults import code_fault
@@ -17,7 +17,7 @@ def tiled(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """Query head h asks key/value head h mod K, where it should ask its group's, h div (H/K)."""
 
     def attend(query: jax.Array, key: jax.Array, *rest: Any, **options: Any) -> jax.Array:
-        shared = options.get("key_value_heads") or key.shape[2]
+        shared = options.get("heads") or key.shape[2]
         order = np.arange(query.shape[2]).reshape(-1, shared).T.ravel()
         return right(query[:, :, order], key, *rest, **options)[:, :, np.argsort(order)]
 
@@ -36,9 +36,9 @@ def of_batch_means(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 GROUPED = {
-    "einsum": code_fault("grouped heads tiled: einsum", attention, "attend_at_once", tiled),
-    "blocks": code_fault("grouped heads tiled: blocks", attention, "attend_in_blocks", tiled),
-    "cache": code_fault("grouped heads tiled: cache", attention, "attend_flat", tiled),
+    "einsum": code_fault("grouped heads tiled: einsum", attention, "attend", tiled),
+    "blocks": code_fault("grouped heads tiled: blocks", attention, "attend_in_rows", tiled),
+    "cache": code_fault("grouped heads tiled: cache", attention, "attend_in_rows", tiled),
 }
 """Gate 1, by what computes attention."""
 ACCUMULATED = code_fault("gradients accumulated in the parameters' type", step, "accumulator", no_higher)

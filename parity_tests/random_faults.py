@@ -1,36 +1,51 @@
 """Faults of what is drawn at random: dropout masks that depend on one another, parameters that start wrong.
 
-All are planted in the library. None changes what a given mask or a given weight does, so that no comparison with
-another implementation sees them: that one is told the masks and the weights.
+All are planted in the library. What a site's mask is, the forward pass and the masks that are drawn again from outside
+say alike, by `site_key` and `keep_mask`: a fault of these changes nothing that a comparison with another
+implementation sees, and gate 10 must see it. A forward pass that drops something else than these say is what gate 7
+sees.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
-from jax_tformer.model.OLD_models import encoder_decoder
-from jax_tformer.model.OLD_nn import blocks, embedding, linear, parameters, stacks
-from jax_tformer.model.OLD_nn.blocks import DropoutMasks
 
-from jax_tformer.model.functional import transformer
+from jax_tformer.model import attention, functional, layers, transformer
+from jax_tformer.model.layers import FeedForward, Linear, Start, Table
 from jax_tformer.model.transformer import Block
 from jax_tformer.training import step
+from jax_tformer_comparison import dropout
 from parity_tests.faults import Fault, code_fault
 
+FORWARD = (layers, attention, transformer)
+"""Where the forward pass asks for keys and masks of dropout."""
 
-def first_alone(right: Callable[..., Any]) -> Callable[..., Any]:
-    """Of several keys, the first for all."""
 
-    def keys(key: Any, count: int) -> Any:
-        drawn = right(key, count)
-        return drawn and [drawn[0]] * count
+@contextmanager
+def in_all(owners: tuple[Any, ...], name: str, wrong: Callable[..., Any]) -> Iterator[None]:
+    with ExitStack() as planted:
+        for owner in owners:
+            if hasattr(owner, name):
+                planted.enter_context(code_fault("", owner, name, wrong).plant())
+        yield
 
-    return keys
+
+def defined(name: str, function: str, wrong: Callable[..., Any]) -> Fault:
+    """What draws masks is wrong by definition: wherever it is used, in training and from outside."""
+    return Fault(name, partial(in_all, (*FORWARD, step, dropout), function, wrong))
+
+
+def forward(name: str, function: str, wrong: Callable[..., Any]) -> Fault:
+    """The forward pass alone is wrong."""
+    return Fault(name, partial(in_all, FORWARD, function, wrong))
 
 
 def one_for_all(right: Callable[..., Any]) -> Callable[..., Any]:
-    """The same of an array of keys, where there are any."""
+    """Of an array of keys, the first for all, where there are any."""
 
     def keys(*args: Any) -> Any:
         drawn = right(*args)
@@ -39,10 +54,31 @@ def one_for_all(right: Callable[..., Any]) -> Callable[..., Any]:
     return keys
 
 
-def one_residual_mask(right: Callable[..., DropoutMasks]) -> Callable[..., DropoutMasks]:
-    def masks(*args: Any) -> DropoutMasks:
+def numbers_ignored(right: Callable[..., Any]) -> Callable[..., Any]:
+    """The key of a layer is that of all layers."""
+    return lambda key, name: key if isinstance(name, int) else right(key, name)
+
+
+def named(**others: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Parts that have the key of another."""
+    return lambda right: lambda key, name: right(key, others.get(name, name))
+
+
+def one_key(right: Callable[..., Any]) -> Callable[..., Any]:
+    """Every layer drops by one key."""
+
+    def call(self: Block, *args: Any, dropout_key: Any, **options: Any) -> Any:
+        return right(self, *args, dropout_key=None if dropout_key is None else jax.random.key(7), **options)
+
+    return call
+
+
+def embeddings_alike(right: Callable[..., Any]) -> Callable[..., Any]:
+    """The rows of an embedding share a mask."""
+
+    def masks(*args: Any) -> Any:
         drawn = right(*args)
-        return drawn._replace(feedforward_residual=drawn.self_attention_residual)
+        return {k: jnp.broadcast_to(mask[:1], mask.shape) if "embedding" in k else mask for k, mask in drawn.items()}
 
     return masks
 
@@ -71,19 +107,34 @@ def swapped(right: Callable[..., Any]) -> Callable[..., Any]:
     return lambda key, rate, shape: right(key, 1 - rate if rate else 0.0, shape)
 
 
+_ONE_BRANCH = named(feedforward_residual_dropout="self_attention_residual_dropout")
+_ONE_SIDE = named(encoder="decoder", source_embedding="target_embedding")
 DRAWS = (
-    code_fault("dropout: one key for all layers", stacks, "layer_keys", one_for_all),
-    code_fault("dropout: one mask for both residual branches", Block, "_draw_masks", one_residual_mask),
-    code_fault("dropout: encoder and decoder share a key", encoder_decoder, "split_key", first_alone),
-    code_fault("dropout: all rows share a mask", blocks, "draw_mask", shared_along(0)),
-    code_fault("dropout: all rows of the embedding share a mask", embedding, "draw_mask", shared_along(0)),
-    code_fault("dropout: all heads share a mask", blocks, "draw_mask", shared_along(1, ndim=4)),
-    code_fault("dropout: all positions share a mask", blocks, "draw_mask", shared_along(1, ndim=3)),
-    code_fault("dropout: all steps share a key", step, "dropout_keys", without_step),
-    code_fault("dropout: accumulated parts share a key", step, "dropout_keys", one_for_all),
-    code_fault("dropout: keeps what it should drop", blocks, "draw_mask", swapped),
+    defined("dropout: one key for all layers", "site_key", numbers_ignored),
+    defined("dropout: one mask for both residual branches", "site_key", _ONE_BRANCH),
+    defined("dropout: encoder and decoder share a key", "site_key", _ONE_SIDE),
+    defined("dropout: all rows share a mask", "keep_mask", shared_along(0)),
+    code_fault("dropout: all rows of the embedding share a mask", dropout, "drawn_masks", embeddings_alike),
+    defined("dropout: all heads share a mask", "keep_mask", shared_along(1, ndim=4)),
+    defined("dropout: all positions share a mask", "keep_mask", shared_along(1, ndim=3)),
+    defined("dropout: all steps share a key", "dropout_keys", without_step),
+    defined("dropout: accumulated parts share a key", "dropout_keys", one_for_all),
+    defined("dropout: keeps what it should drop", "keep_mask", swapped),
 )
 """Gate 10, of dropout masks."""
+FORWARD_DRAWS = (
+    code_fault("forward pass drops by one key in all layers", Block, "__call__", one_key),
+    forward("forward pass drops one mask in both residual branches", "site_key", _ONE_BRANCH),
+    forward("forward pass drops by one key in encoder and decoder", "site_key", _ONE_SIDE),
+    code_fault("forward pass drops the same in all rows", layers, "keep_mask", shared_along(0)),
+    code_fault("forward pass drops the same in all heads", attention, "keep_mask", shared_along(1)),
+)
+"""Gate 7, of one forward pass."""
+STEP_DRAWS = (
+    code_fault("training drops the same in all steps", step, "dropout_keys", without_step),
+    code_fault("training drops the same in all accumulated parts", step, "dropout_keys", one_for_all),
+)
+"""Gate 7, of training."""
 
 
 def branches_are_layers(right: Callable[..., None]) -> Callable[..., None]:
@@ -98,8 +149,8 @@ def branches_are_layers(right: Callable[..., None]) -> Callable[..., None]:
 def fan_of_one_head(right: Callable[..., None]) -> Callable[..., None]:
     def start(self: Any, inputs: Any, outputs: Any, config: Any, **options: Any) -> None:
         right(self, inputs, outputs, config, **options)
-        alone = parameters.projection_start(config, inputs[-1], outputs[-1])
-        self.kernel = parameters.parameter(inputs + outputs, config, alone)
+        alone = layers.projection_start(config, inputs[-1], outputs[-1])
+        self.kernel = layers.parameter(inputs + outputs, config, alone)
 
     return start
 
@@ -126,26 +177,19 @@ def another_kind(right: Callable[..., Any]) -> Callable[..., Any]:
     def start(*args: Any) -> Any:
         meant = right(*args)
         if meant.kind == "normal":
-            return parameters.Start("uniform", meant.size * 3**0.5)
-        return parameters.Start("normal", meant.size / 3**0.5)
+            return Start("uniform", meant.size * 3**0.5)
+        return Start("normal", meant.size / 3**0.5)
 
     return start
 
 
-@contextmanager
-def in_both(name: str, wrong: Callable[..., Any]) -> Iterator[None]:
-    with ExitStack() as planted:
-        for module in (blocks.Attention, blocks.FeedForward):
-            planted.enter_context(code_fault("", module, name, wrong).plant())
-        yield
-
-
+_BRANCHES = partial(in_all, (attention.Attention, FeedForward), "__init__", branches_are_layers)
 INITIALISATION = (
-    Fault("init: residual scale by layers, not branches", lambda: in_both("__init__", branches_are_layers)),
-    code_fault("init: xavier with the fan of one head", linear.Linear, "__init__", fan_of_one_head),
-    code_fault("init: all layers alike", transformer, "draw", layers_alike),
-    code_fault("init: query equal to key", parameters.zlib, "crc32", key_from_query),
-    code_fault("init: tables at 0.02", embedding.Table, "__init__", narrow_tables),
-    code_fault("init: normal for uniform", linear, "projection_start", another_kind),
+    Fault("init: residual scale by layers, not branches", _BRANCHES),
+    code_fault("init: xavier with the fan of one head", Linear, "__init__", fan_of_one_head),
+    code_fault("init: all layers alike", functional, "draw", layers_alike),
+    code_fault("init: query equal to key", functional.zlib, "crc32", key_from_query),
+    code_fault("init: tables at 0.02", Table, "__init__", narrow_tables),
+    code_fault("init: normal for uniform", layers, "projection_start", another_kind),
 )
 """Gate 10, of fresh parameters."""

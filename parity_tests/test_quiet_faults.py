@@ -10,13 +10,14 @@ import optax
 import pytest
 import torch
 from flax import traverse_util
-from jax_tformer.model.OLD_nn import attention
 from torch.nn import functional as F
 
 from jax_tformer.config import ComputeConfig, StackConfig, TransformerConfig
 from jax_tformer.data.batches import Pipeline
 from jax_tformer.experiment import MeshConfig
+from jax_tformer.model import attention
 from jax_tformer.model.functional import AnyTransformer, Params, transformer
+from jax_tformer.model.masks import Mask
 from jax_tformer.run.evaluation import Evaluator
 from jax_tformer.sharding import make_mesh
 from jax_tformer.training.step import Batch, TrainState, train_step
@@ -33,12 +34,13 @@ def grouped(implementation: Any, key_value_heads: int) -> Measured:
     rng = np.random.default_rng(0)
     shapes = (2, 5, HEADS, 4), (2, 7, key_value_heads, 4), (2, 7, key_value_heads, 4)
     query, key, value = (rng.standard_normal(shape) for shape in shapes)
+    arrays = [jnp.asarray(x) for x in (query, key, value)]
     if implementation == "cache":
-        flat = [attention.flat(jnp.asarray(x)) for x in (key, value)]
-        ours = attention.attend_flat(jnp.asarray(query), *flat, None, key_value_heads=key_value_heads, scale=0.5)
+        empty = attention.KeyValue(*(jnp.zeros_like(attention.flat(x)) for x in arrays[1:]))
+        kept = empty.write(*arrays[1:], place=0)
+        ours = attention.attend_in_rows(arrays[0], *kept, Mask(), heads=key_value_heads, scale=0.5)
     else:
-        arrays = map(jnp.asarray, (query, key, value))
-        ours = attention.attend(*arrays, None, causal=False, scale=0.5, implementation=implementation)
+        ours = attention.attend(*arrays, Mask(), scale=0.5, implementation=implementation)
     tensors = (torch.from_numpy(x).transpose(1, 2) for x in (query, key, value))
     theirs = F.scaled_dot_product_attention(*tensors, scale=0.5, enable_gqa=True).transpose(1, 2)
     return compared("1 activations", {"attention": ours}, {"attention": theirs})

@@ -13,9 +13,13 @@ import pytest
 from transformers import PreTrainedModel
 
 from jax_tformer.config import TransformerConfig
+from jax_tformer.decoding.fast import layers_apart
 from jax_tformer.decoding.generation import Generated, generate
 from jax_tformer.decoding.settings import DecodingConfig
+from jax_tformer.model.attention import Cache
 from jax_tformer.model.functional import AnyTransformer, Params, transformer
+from jax_tformer.model.transformer import Outputs
+from jax_tformer.training.step import forward
 from jax_tformer.weights.huggingface import from_huggingface
 from jax_tformer.weights.names import from_reference
 from parity_tests.bridge import Tensors
@@ -91,32 +95,36 @@ def stepwise(
 
     Without `full`, of the last 8 positions of the forward pass and of the cache only.
     """
-    translates = net.config.encoder is not None
     arrays = {name: jnp.asarray(array) for name, array in batch.items()}
-    tokens = arrays["target" if translates else "tokens"]
-    length = tokens.shape[1]
-    mask = arrays.get("target_mask" if translates else "mask", jnp.ones(tokens.shape, bool))
+    tokens = arrays["target" if "target" in arrays else "tokens"]
+    rows, length = tokens.shape
+    masks = {"mask": arrays.get("target_mask" if "target" in arrays else "mask", jnp.ones(tokens.shape, bool))}
+    masks |= {name: arrays[name] for name in ("prefix",) if name in arrays}
 
-    @jax.jit
-    def whole(params: Params) -> jax.Array:
-        if translates:
-            options = {"source_mask": arrays.get("source_mask"), "target_mask": mask}
-            return net.apply(params, arrays["source"], tokens, **options)
-        return net.apply(params, tokens, mask=mask)
+    def begin(params: Params, tokens: jax.Array, masks: dict[str, jax.Array]) -> Outputs:
+        model: Any = net.bind(params)
+        if "source" not in arrays:
+            return model(tokens, **masks, cache=model.new_cache(rows, length))
+        source, source_mask = arrays["source"], arrays.get("source_mask")
+        given = {"source_mask": source_mask, "target_mask": masks["mask"]}
+        return model(source, tokens, **given, cache=model.new_cache(rows, length, source.shape[1]))
 
-    @jax.jit
-    def begin(params: Params) -> Any:
-        if translates:
-            return net.new_cache(params, arrays["source"], length, source_mask=arrays.get("source_mask"))
-        return net.new_cache(params, len(tokens), length)
+    def extend(params: Params, tokens: jax.Array, masks: dict[str, jax.Array], cache: Cache) -> Outputs:
+        model: Any = net.bind(params)
+        if "source" not in arrays:
+            return model(tokens, **masks, cache=cache)
+        return model.decode(tokens, None, target_mask=masks["mask"], cache=cache)
 
-    extend = jax.jit(lambda params, tokens, cache, mask: net.extend(params, tokens, cache, mask=mask))
-    apart, cache, parts = net.unstacked(params, single=single), begin(params), []
-    for place in [slice(0, first), *(slice(t, t + 1) for t in range(first, length))]:
-        logits, cache = extend(apart, tokens[:, place], cache, mask[:, place])
-        parts.append(logits)
+    apart, at_first = layers_apart(params, single=single), slice(0, first)
+    outputs = jax.jit(begin)(apart, tokens[:, at_first], {name: mask[:, at_first] for name, mask in masks.items()})
+    step, parts = jax.jit(extend), [outputs.logits]
+    for t in range(first, length):
+        here = {name: mask[:, t : t + 1] for name, mask in masks.items()}
+        outputs = step(apart, tokens[:, t : t + 1], here, outputs.cache)
+        parts.append(outputs.logits)
+    whole = jax.jit(lambda params: forward(net, params, arrays).logits)(params)
     shown = slice(None) if full else slice(-8, None)
-    return jnp.concatenate(parts, axis=1)[:, shown], whole(params)[:, shown]
+    return jnp.concatenate(parts, axis=1)[:, shown], whole[:, shown]
 
 
 @pytest.mark.parametrize("padding", PADDINGS)

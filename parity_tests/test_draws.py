@@ -1,4 +1,7 @@
-"""Gate 10: dropout is not only applied as PyTorch applies it (gate 7), what it drops is drawn as it should be."""
+"""Gate 10: dropout is not only applied as PyTorch applies it (gate 7), what it drops is drawn as it should be.
+
+The masks are drawn from outside, as for gate 7, which sees a forward pass that drops something else.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -9,14 +12,17 @@ import numpy as np
 import pytest
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.model.functional import transformer
 from jax_tformer.training.step import TrainState
 from jax_tformer_comparison.dropout import masks_of_step
 from parity_tests import random_faults
-from parity_tests.cases import CONFIGS, Lengths, batch_for
+from parity_tests.bridge import Pair, Tensors
+from parity_tests.cases import CONFIGS, Lengths, batch_for, weights_for
 from parity_tests.draws import Worst, dependences, judged, largest
 from parity_tests.faults import Fault
-from parity_tests.measure import Measured
+from parity_tests.measure import Measured, compared
+from parity_tests.training_pair import TrainingPair, same_path
 
 RATES = DropoutConfig(embedding=0.4, attention=0.3, residual=0.5, feedforward=0.6)
 """All different, so that no site can have that of another; near a half, where a few draws tell much."""
@@ -90,3 +96,35 @@ def test_a_fault_of_draws(fault: Fault, report: Callable[..., None]) -> None:
     with fault.plant():
         masks = drawn(SMALL, parts=2 if "parts" in fault.name else 1)
     report(fault.name, "library", [gate(masks)])
+
+
+@pytest.fixture(scope="module")
+def dropping() -> tuple[Pair, Tensors, Tensors]:
+    """A model, a batch, and what the reference computes with the masks that are drawn from outside; gate 7 is green."""
+    models, batch = (
+        Pair(SMALL, weights_for(SMALL, 0.2), "float64", optimised=False, dropout_seed=0),
+        batch_for(SMALL, "none"),
+    )
+    ours, theirs = models.run_jax(batch), models.run_torch(batch)
+    compared("7 dropout", ours.activations, theirs.activations).require()
+    return models, batch, theirs.activations
+
+
+@pytest.mark.parametrize("fault", random_faults.FORWARD_DRAWS, ids=lambda fault: fault.name)
+def test_a_forward_pass_that_drops_something_else(
+    fault: Fault, dropping: tuple[Pair, Tensors, Tensors], report: Callable[..., None]
+) -> None:
+    models, batch, theirs = dropping
+    with fault.plant():
+        ours = jax.jit(lambda params, batch: models.ours(params, batch)[1])(models.params, jax.device_put(batch))
+    report(fault.name, "library", [compared("7 dropout", ours, theirs)])
+
+
+@pytest.mark.parametrize("fault", random_faults.STEP_DRAWS, ids=lambda fault: fault.name)
+def test_training_that_drops_something_else(fault: Fault, report: Callable[..., None]) -> None:
+    config, training = replace(SMALL, encoder=None), TrainingConfig(steps=2, batch_size=4, accumulation=2)
+    steps = [batch_for(config, "none", lengths=Lengths(batch=4, source=5))] * training.steps
+    models = TrainingPair(config, weights_for(config, 0.2), OptimizerConfig(), training, "float64", optimised=False)
+    with fault.plant():
+        ours, masks = models.follow_jax(steps)
+    report(fault.name, "library", [same_path("7 dropout", config, ours, models.follow_torch(steps, masks))])

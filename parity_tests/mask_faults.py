@@ -1,0 +1,112 @@
+"""Faults of who sees whom: windows, segments and prefixes, in training and from a cache."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from torch import Tensor
+
+from jax_tformer.model import attention, masks, transformer
+from jax_tformer.model.masks import Mask
+from jax_tformer.model.transformer import Block
+from parity_tests.faults import Fault, code_fault
+from parity_tests.random_faults import in_all
+from torch_ref import transformer as reference
+
+
+def seen_as(change: Callable[[Mask], Mask]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A method of `Mask` works on another mask."""
+    return lambda right: lambda self, *args: right(change(self), *args)
+
+
+def wider(mask: Mask) -> Mask:
+    return mask if mask.window is None else replace(mask, window=mask.window + 1)
+
+
+def narrower(mask: Mask) -> Mask:
+    return mask if mask.window is None else replace(mask, window=mask.window - 1)
+
+
+def prefix_sees_all(mask: Mask) -> Mask:
+    """Also what comes behind the prefix."""
+    return mask if mask.prefix is None else replace(mask, prefix=(mask.prefix[0], jnp.ones_like(mask.prefix[1])))
+
+
+def wider_reference(right: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+    return lambda ids, *, window, **given: right(ids, window=window and window + 1, **given)
+
+
+def segments_before(right: Callable[..., Any]) -> Callable[..., Any]:
+    """A segment sees those before it too."""
+
+    def boolean(self: Mask, length: int, slots: int, *part: slice) -> Any:
+        if self.segments is None:
+            return right(self, length, slots, *part)
+        rows, columns = part or (slice(None), slice(None))
+        asking, answering = self.segments
+        earlier = asking[:, None, rows, None] >= answering[:, None, None, columns]
+        seen = right(replace(self, segments=None), length, slots, *part)
+        return earlier if seen is None else seen & earlier
+
+    return boolean
+
+
+def one_long_text(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    return lambda length, tokens, segments=None: right(length, tokens)
+
+
+def segments_crossed(right: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Block, x: Any, mask: Any, rotation: Any, memory: Any, across: Mask, **given: Any) -> Any:
+        return right(self, x, mask, rotation, memory, across and replace(across, segments=None), **given)
+
+    return call
+
+
+def window_behind(right: Callable[..., Any]) -> Callable[..., Any]:
+    """From a cache, the window is counted from the place behind the new tokens."""
+
+    def boolean(self: Mask, length: int, slots: int, *part: slice) -> Any:
+        # The place of the first query is known before anything is computed where there is no cache.
+        if isinstance(self.first, int) or self.window is None:
+            return right(self, length, slots, *part)
+        late = Mask(window=self.window, first=self.first + length)
+        return right(replace(self, window=None), length, slots, *part) & right(late, length, slots, *part)
+
+    return boolean
+
+
+def averaged_when_blind(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """A query that may attend to nothing attends to everything."""
+
+    def softmax(scores: jax.Array, mask: jax.Array | None) -> jax.Array:
+        return right(scores, None if mask is None else mask | ~mask.any(-1, keepdims=True))
+
+    return softmax
+
+
+TEXT, PAIR = "text", "pair"
+"""Of one stack, and of two: the model that shows the fault."""
+MASKS = (
+    (TEXT, code_fault("window: a place too many", Mask, "boolean", seen_as(wider))),
+    (TEXT, code_fault("window: blocks skip its furthest key", Mask, "spanned", seen_as(narrower))),
+    (PAIR, code_fault("window: blocks skip what comes later", Mask, "spanned", seen_as(partial(replace, causal=True)))),
+    (TEXT, code_fault("segments: ignored", Mask, "boolean", seen_as(partial(replace, segments=None)))),
+    (PAIR, code_fault("segments: those before are seen", Mask, "boolean", segments_before)),
+    (
+        TEXT,
+        Fault("segments: positions go on", partial(in_all, (attention, transformer), "position_ids", one_long_text)),
+    ),
+    (PAIR, code_fault("segments: ignored by cross-attention", Block, "__call__", segments_crossed)),
+    (TEXT, code_fault("prefix: seen in one direction only", Mask, "boolean", seen_as(partial(replace, prefix=None)))),
+    (TEXT, code_fault("prefix: sees what is behind it", Mask, "boolean", seen_as(prefix_sees_all))),
+    (TEXT, code_fault("prefix: blocks skip its later keys", Mask, "spanned", seen_as(partial(replace, prefix=None)))),
+    (TEXT, code_fault("queries that see nothing see everything", masks, "masked_softmax", averaged_when_blind)),
+)
+"""Gate 1, planted in the library."""
+REFERENCE = code_fault("window: a place too many in the reference", reference, "visible", wider_reference)
+"""Gate 1."""
+CACHED = code_fault("cache: window counted from the wrong place", Mask, "boolean", window_behind)
+"""Gate 8."""

@@ -1,0 +1,100 @@
+"""Windows, segments and prefixes: what is seen too much or too little turns a gate red."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.model import kernels
+from parity_tests import mask_faults
+from parity_tests.bridge import Pair, Tensors, identity
+from parity_tests.cases import VOCABULARY, Lengths, batch_for, weights_for
+from parity_tests.faults import Fault
+from parity_tests.mask_faults import PAIR, TEXT
+from parity_tests.measure import Measured, compared
+from parity_tests.test_decoding import CACHED as GATE_8
+from parity_tests.test_decoding import model_of, stepwise
+
+# Rotation alone would not show where positions begin: it is relative.
+STACK = StackConfig(num_layers=1, num_heads=2, feedforward_width=12, positions="sinusoidal_interleaved", window=5)
+TEXTS = TransformerConfig(vocab_size=VOCABULARY, d_model=8, decoder=STACK)
+PAIRS = replace(TEXTS, encoder=replace(STACK, window=4))
+LENGTHS = Lengths(batch=3, source=14, target=11)
+
+
+@pytest.fixture(autouse=True)
+def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention in blocks of 4 queries: these sequences would otherwise fit into one block."""
+    monkeypatch.setattr(kernels, "block_length", lambda length: 4)
+
+
+def segmented(shape: tuple[int, int], ends: tuple[int, ...]) -> np.ndarray:
+    """Texts that end at these places of every row, numbered from 1."""
+    return np.broadcast_to(1 + np.searchsorted(ends, np.arange(shape[1]), side="right"), shape).astype(np.int32)
+
+
+def text_batch() -> Tensors:
+    """Rows of two texts, each with a prefix; the last row is padding."""
+    batch = batch_for(TEXTS, "right", lengths=LENGTHS)
+    shape, places = batch["tokens"].shape, np.arange(LENGTHS.source)
+    prefix = np.broadcast_to((places < 3) | ((places >= 6) & (places < 9)), shape)
+    return batch | {"segments": segmented(shape, (6,)), "prefix": prefix}
+
+
+def pair_batch() -> Tensors:
+    """Rows of two pairs."""
+    batch = batch_for(PAIRS, "none", lengths=LENGTHS)
+    ends = {"source": (8,), "target": (5,)}
+    return batch | {f"{side}_segments": segmented(batch[side].shape, end) for side, end in ends.items()}
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, tuple[Pair, Tensors]]:
+    made = {TEXT: (TEXTS, text_batch()), PAIR: (PAIRS, pair_batch())}
+    return {
+        name: (Pair(config, weights_for(config, 0.2), "float64", optimised=False), batch)
+        for name, (config, batch) in made.items()
+    }
+
+
+def gate_1(models: Pair, batch: Tensors) -> Measured:
+    """Of what is computed forward alone, compiled anew, with whatever fault is planted now."""
+    ours = jax.jit(lambda params, batch: models.ours(params, batch)[1])(models.params, jax.device_put(batch))
+    return compared("1 activations", ours, models.run_torch(batch).activations)
+
+
+@pytest.mark.parametrize("kind", [TEXT, PAIR])
+def test_without_a_fault_gates_1_and_2_are_green(kind: str, models: dict[str, tuple[Pair, Tensors]]) -> None:
+    for figure in identity(*models[kind]):
+        figure.require()
+
+
+@pytest.mark.parametrize(("kind", "fault"), mask_faults.MASKS, ids=[fault.name for _, fault in mask_faults.MASKS])
+def test_a_fault_of_who_sees_whom(
+    kind: str, fault: Fault, models: dict[str, tuple[Pair, Tensors]], report: Callable[..., None]
+) -> None:
+    with fault.plant():
+        report(fault.name, "library", [gate_1(*models[kind])])
+
+
+def test_a_fault_of_the_reference(models: dict[str, tuple[Pair, Tensors]], report: Callable[..., None]) -> None:
+    fault = mask_faults.REFERENCE
+    with fault.plant():
+        report(fault.name, "reference", [gate_1(*models[TEXT])])
+
+
+def test_a_window_from_a_cache(report: Callable[..., None]) -> None:
+    net, params = model_of(TEXTS, weights_for(TEXTS, 0.2))
+    batch = batch_for(TEXTS, "left", lengths=LENGTHS)
+
+    def measured() -> Measured:
+        ours, full = stepwise(net, params, batch, first=3)
+        return compared(GATE_8, {"logits": ours}, {"logits": full})
+
+    measured().require()
+    fault = mask_faults.CACHED
+    with fault.plant():
+        report(fault.name, "library", [measured()])

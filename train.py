@@ -6,6 +6,7 @@
 import dataclasses
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from jax_tformer.run.command_line import run_program
 from jax_tformer.run.startup import restart_with_allocator
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     from jax_tformer.run.evaluation import Evaluator, sample_text
     from jax_tformer.run.preparing import compile_beside, describe_compute, fit_to_devices, prepare
     from jax_tformer.run.progress import ProgressLine
-    from jax_tformer.run.reporting import Diagnosis, Reporter
+    from jax_tformer.run.reporting import Reporter, first_not_finite
     from jax_tformer.run.results import MetricsLog, finish
     from jax_tformer.run.resuming import Resumption, permitted_changes
     from jax_tformer.run.startup import for_other_shapes, set_up_jax
@@ -100,7 +101,7 @@ def main(arguments: Sequence[str]) -> int:
             line.say(note)
         with line.during("compiling"):
             step = compiling.result()
-        diagnosis = Diagnosis(net, mesh, tokenizer, training.accumulation)
+        diagnosis = partial(first_not_finite, net, mesh, tokenizer, training.accumulation)
         reporter = Reporter(experiment, log, line, started, diagnosis=diagnosis, finite=resumption.finite)
         for number in range(start + 1, training.steps + 1):
             batch = next(batches)

@@ -10,7 +10,7 @@ import pytest
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.experiment import MeshConfig, OptimizerConfig
 from jax_tformer.model.functional import transformer
-from jax_tformer.run.reporting import Diagnosis
+from jax_tformer.run.reporting import first_not_finite
 from jax_tformer.sharding import make_mesh
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import TrainState, init_state, train_step
@@ -21,7 +21,6 @@ TX = optimizer(OptimizerConfig(warmup_steps=0, schedule="constant"), 10)
 STEP = jax.jit(train_step(NET, TX, accumulation=2))
 LETTERS: Any = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
 """A tokenizer whose ids are letters."""
-DIAGNOSIS = Diagnosis(NET, make_mesh(MeshConfig(), 2), LETTERS, 2)
 
 
 @pytest.fixture(scope="module")
@@ -79,4 +78,4 @@ def test_what_is_not_finite_first_is_found(
 ) -> None:
     state, _ = STEP(spoiled(start, parameter, index, value), BATCH)
     assert int(state.step) == ~0
-    assert said in DIAGNOSIS(state, BATCH)
+    assert said in first_not_finite(NET, make_mesh(MeshConfig(), 2), LETTERS, 2, state, BATCH)

@@ -49,7 +49,7 @@ def parse(
         description = f"{description}\n\nShort names: {meanings}."
     try:
         with contextlib.redirect_stderr(told):
-            return tyro.cli(
+            found: C = tyro.cli(
                 kind,
                 prog=prog,
                 description=description,
@@ -58,6 +58,7 @@ def parse(
                 registry=_whole_numbers(),
                 **extra,
             )
+            return found
     except SystemExit as error:
         if not error.code:
             raise

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,8 @@ from jax_tformer.sharding import computing_on, place_batch
 from jax_tformer.training.optimizer import learning_rate
 from jax_tformer.training.step import StepMetrics, TrainState, batch_loss, dropout_keys, forward
 
+DeviceBatch = dict[str, Array]
+DropoutKey = Key[Array, ""] | None
 _SHOWN = 12
 """Tokens of a row that are shown, so that it can be found in the data."""
 
@@ -48,8 +51,8 @@ class Reporter:
         self._pending: tuple[int, StepMetrics, Batch] | None = None
         self._state: TrainState | None = None
         self._clock: float | None = None
-        self._tokens = self._recent_tokens = 0
-        self._seconds = self._recent_seconds = 0.0
+        self._tokens, self._seconds = 0, 0.0
+        self._logged = (0, 0.0)
         self._first_step: float | None = None
 
     @property
@@ -80,12 +83,11 @@ class Reporter:
             self._first_step = now - self._started
         elif self._clock is not None:
             self._seconds += now - self._clock
-            self._recent_seconds += now - self._clock
             self._tokens += tokens
-            self._recent_tokens += tokens
         self._clock = now
         self._check(number, metrics, batch)
-        speed = round(self._recent_tokens / self._recent_seconds, 1) if self._recent_seconds else None
+        tokens, seconds = self._tokens - self._logged[0], self._seconds - self._logged[1]
+        speed = round(tokens / seconds, 1) if seconds else None
         self._line.update(number, loss, speed)
         if number % self._every == 0:
             figures = {"step": number, "loss": loss, "gradient_norm": float(metrics.gradient_norm)}
@@ -93,7 +95,7 @@ class Reporter:
             if speed is not None:
                 figures["tokens_per_second"] = speed
             self._log.write(figures)
-            self._recent_tokens, self._recent_seconds = 0, 0.0
+            self._logged = self._tokens, self._seconds
 
     def unreported(self, number: int, metrics: StepMetrics, state: TrainState, batch: Batch) -> None:
         """Reports the steps before, and of update `number`, which is thrown away, only whether it was finite."""
@@ -133,45 +135,18 @@ class Reporter:
         )
 
 
-class Diagnosis:
-    """Runs the model once more, as the step that failed did, and looks at what it computes on the way."""
+def first_not_finite(
+    net: AnyTransformer, mesh: Mesh, tokenizer: Tokenizer, accumulation: int, state: TrainState, batch: Batch
+) -> str:
+    """The first parameter, layer or gradient that is not finite in a step of `batch`, in words; "" if none is found.
 
-    def __init__(self, net: AnyTransformer, mesh: Mesh, tokenizer: Tokenizer, accumulation: int) -> None:
-        self._net, self._mesh, self._tokenizer, self._accumulation = net, mesh, tokenizer, accumulation
+    Runs the model once more, as the step did. `state` is what `train_step` left of a step that was not finite, its step
+    below 0, or for an evaluation a state as it is.
+    """
 
-    def __call__(self, state: TrainState, batch: Batch) -> str:
-        """The first parameter, layer or gradient that is not finite, in words; "" where none is found.
-
-        `state` is what `train_step` left, its step below 0, or for an evaluation a state as it is.
-        """
-        parameter = _first_not_finite(state.params)
-        if parameter:
-            return f"{parameter} was not finite before it"
-        step = int(state.step)
-        parts = self._accumulation if step < 0 else 1
-        keys = dropout_keys(self._net, state._replace(step=jnp.int32(~step)), parts) if step < 0 else None
-        rows = len(batch["labels"]) // parts
-        for number in range(parts):
-            part = {name: array[number * rows : (number + 1) * rows] for name, array in batch.items()}
-            key = None if keys is None else keys[number]
-            with computing_on(self._mesh):
-                placed = place_batch(self._mesh, part)
-                finite = jax.device_get(jax.jit(self._finite_rows)(state.params, placed, key))
-                for name, by_row in finite.items():
-                    if not by_row.all():
-                        row = number * rows + int(np.argmin(by_row))
-                        return f"{name} is the first that is not finite, in {self._row(batch, row)}"
-                gradients = jax.jit(self._squared_gradients)(state.params, placed, key) if step < 0 else {}
-            parameter = _first_not_finite(gradients)
-            if parameter:
-                return f"every layer's output is finite, the norm of the gradient of {parameter} is not"
-        return ""
-
-    def _finite_rows(
-        self, params: Params, batch: dict[str, Array], key: Key[Array, ""] | None
-    ) -> dict[str, Bool[Array, " B"]]:
+    def finite_rows(params: Params, part: DeviceBatch, key: DropoutKey) -> dict[str, Bool[Array, " B"]]:
         """Whether each row is finite, behind every layer in turn."""
-        outputs = forward(self._net, params, batch, dropout_key=key, capture=True)
+        outputs = forward(net, params, part, dropout_key=key, capture=True)
         found = {}
         for stack, captured in (("encoder", outputs.encoder), ("decoder", outputs.decoder)):
             for layer, hidden in enumerate(() if captured is None else captured.hidden):
@@ -179,20 +154,41 @@ class Diagnosis:
         # Logits would be several times as large as all else; what they come of says as much.
         return found | {"what the vocabulary projection is given": jnp.isfinite(outputs.hidden).all((1, 2))}
 
-    def _squared_gradients(self, params: Params, batch: dict[str, Array], key: Key[Array, ""] | None) -> Params:
+    def squared_gradients(params: Params, part: DeviceBatch, key: DropoutKey) -> Params:
         """What their norm is the sum of: squares overflow before the numbers do."""
-        gradients = jax.grad(lambda params: batch_loss(self._net, params, batch, dropout_key=key)[0])(params)
-        return jax.tree.map(lambda g: jnp.square(g.astype(accumulator(g.dtype))), gradients)
+        gradients = jax.grad(lambda params: batch_loss(net, params, part, dropout_key=key)[0])(params)
+        squared: Params = jax.tree.map(lambda g: jnp.square(g.astype(accumulator(g.dtype))), gradients)
+        return squared
 
-    def _row(self, batch: Batch, row: int) -> str:
-        ids = batch["source" if "source" in batch else "tokens"]
-        return f"row {row + 1} of {len(ids)}, which begins {self._tokenizer.decode(ids[row, :_SHOWN].tolist())!r}"
+    name = _not_finite_in(state.params)
+    if name:
+        return f"{name} was not finite before it"
+    step = int(state.step)
+    parts = accumulation if step < 0 else 1
+    keys = dropout_keys(net, state._replace(step=jnp.int32(~step)), parts) if step < 0 else None
+    ids = batch["source" if "source" in batch else "tokens"]
+    rows = len(ids) // parts
+    for number in range(parts):
+        key = None if keys is None else keys[number]
+        with computing_on(mesh):
+            part = place_batch(mesh, {name: x[number * rows : (number + 1) * rows] for name, x in batch.items()})
+            for name, finite in jax.device_get(jax.jit(finite_rows)(state.params, part, key)).items():
+                if not finite.all():
+                    row = number * rows + int(np.argmin(finite))
+                    begins = tokenizer.decode(ids[row, :_SHOWN].tolist())
+                    where = f"in row {row + 1} of {len(ids)}, which begins {begins!r}"
+                    return f"{name} is the first that is not finite, {where}"
+            gradients = jax.jit(squared_gradients)(state.params, part, key) if step < 0 else {}
+        name = _not_finite_in(gradients)
+        if name:
+            return f"every layer's output is finite, the norm of the gradient of {name} is not"
+    return ""
 
 
-def _first_not_finite(tree: PyTree[Array]) -> str | None:
+def _not_finite_in(tree: PyTree[Array]) -> str | None:
     """The name of the first array with a number that is not finite; layers count one by one."""
 
-    def flags(path: jax.tree_util.KeyPath, leaf: Array) -> Bool[Array, " L"]:
+    def flags(path: tuple[Any, ...], leaf: Array) -> Bool[Array, " L"]:
         layers = len(leaf) if "blocks" in (key.key for key in path) else 1
         return jnp.isfinite(leaf).reshape(layers, -1).all(1)
 

@@ -9,11 +9,12 @@ from jax_tformer.errors import InputError, TrainingFailed
 from jax_tformer.run.command_line import run_program
 from jax_tformer.run.startup import restart_with_allocator
 from jax_tformer.terminal import Interruption, say
-from jax_tformer_comparison.options import read_plan
 
 
 def main(arguments: Sequence[str]) -> int:
     # 1. The plan: a preset, the flags that change it, and how to compare; checked before anything heavy is imported.
+    from jax_tformer_comparison.options import read_plan
+
     plan = read_plan(arguments)
 
     # XLA would take three quarters of a GPU's memory at once, and both frameworks need some.

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Sequence
 from jax_tformer.experiment import TextData
 from jax_tformer.files import user_path
 from jax_tformer.run.command_line import SMALLER_ANSWERS, checkpoint_step, parse, run_program
-from jax_tformer.run.generate_options import GenerateOptions
 from jax_tformer.run.startup import restart_with_allocator
 from jax_tformer.terminal import one_line
 
 
 def main(arguments: Sequence[str]) -> int:
     # 1. What is asked for, checked before anything heavy is imported.
+    from jax_tformer.run.generate_options import GenerateOptions
+
     options = parse(GenerateOptions, arguments, prog="generate.py", description=__doc__ or "")
     options.check()
 

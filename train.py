@@ -10,12 +10,13 @@ from functools import partial
 
 from jax_tformer.run.command_line import run_program
 from jax_tformer.run.startup import restart_with_allocator
-from jax_tformer.run.train_options import train_options
 from jax_tformer.terminal import Interruption, say
 
 
 def main(arguments: Sequence[str]) -> int:
     # 1. The experiment: a preset and the flags that change it, checked before anything heavy is imported.
+    from jax_tformer.run.train_options import train_options
+
     started = time.perf_counter()
     plan = train_options(arguments)
 

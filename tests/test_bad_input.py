@@ -14,7 +14,7 @@ import pytest
 import generate
 import train
 from jax_tformer.errors import InputError
-from jax_tformer.run import restoring
+from jax_tformer.run import restoring, train_options
 from jax_tformer.run.command_line import run_program
 from jax_tformer.run.run_folder import RunFolder
 
@@ -196,8 +196,8 @@ def test_a_folder_that_another_job_trains_in(refuse: Refuse, run: Path) -> None:
 
 def test_a_run_that_another_job_began_meanwhile(refuse: Refuse, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have saved and ended before this job takes the lock."""
-    read = train.train_options
-    monkeypatch.setattr(train, "train_options", lambda given: dataclasses.replace(read(given), before=None))
+    read = train_options.train_options
+    monkeypatch.setattr(train_options, "train_options", lambda given: dataclasses.replace(read(given), before=None))
     assert "another job has begun a run in run meanwhile; the same command continues it" in refuse(*again())
 
 

@@ -11,12 +11,13 @@ import re
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jax_tformer.config import TransformerConfig
 from jax_tformer.errors import InputError
-from jax_tformer.files import bound_cache, cache_folder
 from jax_tformer.terminal import one_line
+
+if TYPE_CHECKING:
+    from jax_tformer.config import TransformerConfig
 
 Options = dict[str, bool | int | str]
 
@@ -100,12 +101,14 @@ def fusion_emitters(on: bool) -> Options:
     return {"xla_cpu_use_fusion_emitters": on} if jax.__version_info__ < (0, 11) else {}
 
 
-def set_up_jax(config: TransformerConfig) -> None:
+def set_up_jax(config: "TransformerConfig") -> None:
     """Keeps compiled programs for the next start, and switches float64 on where the config asks for it.
 
     Raises InputError if there is no device to compute on.
     """
     import jax
+
+    from jax_tformer.files import bound_cache, cache_folder
 
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if not folder:
@@ -124,7 +127,7 @@ def set_up_jax(config: TransformerConfig) -> None:
     _require_device()
 
 
-def for_other_shapes(config: TransformerConfig) -> TransformerConfig:
+def for_other_shapes(config: "TransformerConfig") -> "TransformerConfig":
     """`config` with attention "auto".
 
     What was right for the batches of the training need not be for other rows and lengths, or on another machine.

@@ -81,7 +81,7 @@ def test_a_model_shows_its_shape() -> None:
     stack = StackConfig(3, 4, 20, key_value_heads=2, activation="silu", gated=True, positions="rotary")
     net = transformer(TransformerConfig(11, 16, encoder=StackConfig(2, 2, 24, positions="none"), decoder=stack))
     lines = repr(net).splitlines()
-    assert (lines[0], lines[-1]) == ("Transformer(", ")")
+    assert (lines[0], lines[-1]) == ("EncoderDecoderTransformer(", ")")
     assert lines[1] == "  encoder: 2 layers of 16, 2 heads of 8, feed-forward 24 relu, post-layernorm, no positions"
     assert "3 layers of 16, 4 heads of 4 (2 of keys and values), gated feed-forward 20 silu" in lines[2]
     assert lines[3] == "  head: linear, 11 tokens"

@@ -12,7 +12,17 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_tformer.config import AttentionImplementation, Remat, StackConfig, TransformerConfig, require
 from jax_tformer.model.kernels import attend_in_rows, choose_implementation, flat, is_kernel, kernel
-from jax_tformer.model.layers import PROJECTION, Linear, Rotation, accumulator, dropout, keep_mask, rotate, site_key
+from jax_tformer.model.layers import (
+    PROJECTION,
+    Dropout,
+    Linear,
+    Rotation,
+    accumulator,
+    dropout,
+    dtype_of,
+    rotate,
+    site_key,
+)
 from jax_tformer.model.masks import Mask, position_ids
 
 ATTENTION_OUTPUT = "attention output"
@@ -103,7 +113,7 @@ class Attention(nnx.Module):
         self.output = Linear(heads, model, config, bias=stack.output_bias, residual_branches=residual_branches)
         widths = {"head_width": width, "model_width": config.d_model, "none": 1}
         self.scale = 1 / math.sqrt(widths[stack.attention_scale])
-        self.dropout_rate = config.dropout.attention
+        self.dropout = Dropout(config.dropout.attention)
         self.implementation = config.compute.attention
 
     def __call__(
@@ -130,7 +140,7 @@ class Attention(nnx.Module):
             cache = None if cache is None else cache.write(key, value, mask.first)
         slots = key.shape[1] if cache is None else cache.key.shape[1]
         shape = (len(x), query.shape[2], x.shape[1], slots)
-        keep = keep_mask(site_key(dropout_key, "dropout"), self.dropout_rate, shape)
+        keep = self.dropout.keep(site_key(dropout_key, "dropout"), shape)
         if cache is None:
             output = attend(
                 query,
@@ -138,18 +148,29 @@ class Attention(nnx.Module):
                 value,
                 mask,
                 scale=self.scale,
-                dropout_rate=self.dropout_rate,
+                dropout_rate=self.dropout.rate,
                 keep=keep,
                 implementation=self.implementation,
             )
         else:
             key = cache.keys(self.key_value_heads)
             output = attend_in_rows(
-                query, *cache, mask, scale=self.scale, dropout_rate=self.dropout_rate, keep=keep, heads=key.shape[2]
+                query, *cache, mask, scale=self.scale, dropout_rate=self.dropout.rate, keep=keep, heads=key.shape[2]
             )
         # Beside the output, whose weights the fast implementations never hold all at once.
         weights = attention_weights(query, key, mask, scale=self.scale) if capture else None
         return self.output(output), weights, cache
+
+
+class Captured(NamedTuple):
+    """What `capture=True` brings back from one layer, or stacked along L from all of them."""
+
+    hidden: Float[Array, "*L B T D"]
+    """The residual stream after the layer."""
+    self_attention: Float[Array, "*L B H T S"]
+    """Attention weights, before dropout."""
+    cross_attention: Float[Array, "*L B H T S"] | None
+    """Attention weights over the encoder's output."""
 
 
 class LayerCache(NamedTuple):
@@ -185,33 +206,47 @@ class Cache(NamedTuple):
         return self._replace(tokens=tokens, filled=used + length), positions
 
 
-def causally(
+def empty_cache(
+    config: TransformerConfig, stack: StackConfig, batch: int, slots: int, source_slots: int | None = None
+) -> Cache:
+    """Room for `slots` tokens of `batch` sequences in each layer, and for an encoder's output of `source_slots`."""
+    rows = batch * (stack.key_value_heads or stack.num_heads)
+    width, dtype = config.head_width(stack), dtype_of(config.compute.dtype)
+
+    def room(slots: int) -> KeyValue:
+        return KeyValue(jnp.zeros((rows, slots, width), dtype), jnp.zeros((rows, slots, width), dtype))
+
+    layer = LayerCache(room(slots), None if source_slots is None else room(source_slots))
+    return Cache((layer,) * stack.num_layers, jnp.zeros((batch, slots), bool), 0)
+
+
+def within(
     stack: StackConfig,
     ids: Int[Array, "B T"],
     mask: Bool[Array, "B T"] | None,
-    segments: Int[Array, "B T"] | None,
-    prefix: Bool[Array, "B T"] | None,
-    cache: Cache | None,
+    segments: Int[Array, "B T"] | None = None,
+    prefix: Bool[Array, "B T"] | None = None,
+    cache: Cache | None = None,
+    *,
+    causal: bool,
 ) -> tuple[Int[Array, "#B T"], Mask, Cache | None]:
-    """Where the tokens of a decoder stand, and whom they see; both behind what the cache holds, if there is one."""
-    length = ids.shape[1]
+    """Where the tokens of a sequence stand, and which of them see which.
+
+    With a cache they stand behind what that holds, and see it; it is returned with their places taken.
+    """
+    first: Int[Array, ""] | int = 0
+    length, tokens, both = ids.shape[1], mask, None if prefix is None else (prefix, prefix)
     if cache is None:
-        pair = None if segments is None else (segments, segments)
-        both = None if prefix is None else (prefix, prefix)
-        seen = Mask(causal=True, window=stack.window, tokens=mask, segments=pair, prefix=both)
-        return position_ids(length, mask, segments), seen, None
-    require(segments is None, "there are segments and a cache, which holds one text a row; expected one of them")
-    cache, positions = cache.place(jnp.ones(ids.shape, bool) if mask is None else mask)
-    first, both = cache.filled - length, None
-    if prefix is not None:
-        both = prefix, jax.lax.dynamic_update_slice_in_dim(jnp.zeros_like(cache.tokens), prefix, first, axis=1)
-    seen = Mask(causal=True, window=stack.window, tokens=cache.tokens, prefix=both, first=first)
-    return positions, seen, cache
-
-
-def mutually(stack: StackConfig, mask: Bool[Array, "B T"] | None, segments: Int[Array, "B T"] | None) -> Mask:
-    """Whom the tokens of an encoder see: every other one."""
-    return Mask(window=stack.window, tokens=mask, segments=None if segments is None else (segments, segments))
+        positions = position_ids(length, mask, segments)
+    else:
+        require(segments is None, "there are segments and a cache, which holds one text a row; expected one of them")
+        first = cache.filled
+        cache, positions = cache.place(jnp.ones(ids.shape, bool) if mask is None else mask)
+        tokens = cache.tokens
+        if prefix is not None:
+            both = prefix, jax.lax.dynamic_update_slice_in_dim(jnp.zeros_like(tokens), prefix, first, axis=1)
+    pair = None if segments is None else (segments, segments)
+    return positions, Mask(causal, stack.window, tokens, pair, both, first), cache
 
 
 def rematerialized(layer: Callable[..., Any], remat: Remat) -> Callable[..., Any]:

@@ -14,9 +14,10 @@ from jaxtyping import Array, Key
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.errors import InputError
+from jax_tformer.model.attention import Captured
 from jax_tformer.model.layers import Start
 from jax_tformer.model.masks import require_mask
-from jax_tformer.model.transformer import Captured, DecoderOnly, EncoderDecoder, EncoderOnly, Outputs
+from jax_tformer.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Outputs
 
 Params = dict[str, Any]
 """A plain nested dict of arrays; layers of a stack share one array with a leading L axis."""

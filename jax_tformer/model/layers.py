@@ -90,7 +90,11 @@ class Dropout(nnx.Module):
 
     def __call__(self, x: Float[Array, "..."], key: Key[Array, ""] | None) -> Float[Array, "..."]:
         """Drops elements of x; `key` is that of this site (`site_key`)."""
-        return dropout(x, self.rate, keep_mask(key, self.rate, x.shape))
+        return dropout(x, self.rate, self.keep(key, x.shape))
+
+    def keep(self, key: Key[Array, ""] | None, shape: tuple[int, ...]) -> Bool[Array, "..."] | None:
+        """The mask by which an array of this shape is dropped."""
+        return keep_mask(key, self.rate, shape)
 
 
 class Linear(nnx.Module):
@@ -180,6 +184,14 @@ class Rotation(NamedTuple):
 
     cosine: Float[Array, "#B T c"]
     sine: Float[Array, "#B T c"]
+
+
+def rotary_angles(config: TransformerConfig, stack: StackConfig, positions: Int[Array, "#B T"]) -> Rotation | None:
+    """The rotary angles of `positions`, computed once for all layers; None without rotary positions."""
+    if stack.positions != "rotary":
+        return None
+    angle = angles(positions, config.head_width(stack), stack.position_base, dtype_of(config.compute.dtype))
+    return Rotation(jnp.cos(angle), jnp.sin(angle))
 
 
 def rotate(x: Float[Array, "B T H C"], rotation: Rotation) -> Float[Array, "B T H C"]:
@@ -321,7 +333,11 @@ class Head(nnx.Module):
         return matrix, None if self.bias is None else self.bias[...]
 
     def __call__(self, x: Float[Array, "B T D"], table: Table) -> Float[Array, "B T V"]:
-        """Logits of what `transformed` gives, in at least float32; `table` is used where the head is tied."""
+        """Logits, in at least float32; `table` is used where the head is tied."""
+        return self.logits(self.transformed(x), table)
+
+    def logits(self, x: Float[Array, "B T D"], table: Table) -> Float[Array, "B T V"]:
+        """Logits of what `transformed` gives."""
         matrix, bias = self.projection(table)
         kernel = matrix.T.astype(dtype_of(self.dtype))
         logits = jnp.matmul(x.reshape(-1, x.shape[-1]), kernel, preferred_element_type=accumulator(x.dtype))

@@ -1,5 +1,6 @@
 """The three transformers, put together from `layers` and `attention`; torch_ref/transformer.py says the same."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -8,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.model.attention import Attention, Cache, KeyValue, LayerCache, causally, mutually, rematerialized
+from jax_tformer.model.attention import Attention, Cache, Captured, LayerCache, empty_cache, rematerialized, within
 from jax_tformer.model.layers import (
     Dropout,
     FeedForward,
@@ -17,22 +18,10 @@ from jax_tformer.model.layers import (
     Norm,
     Rotation,
     Table,
-    angles,
-    dtype_of,
+    rotary_angles,
     site_key,
 )
-from jax_tformer.model.masks import Mask, position_ids
-
-
-class Captured(NamedTuple):
-    """What `capture=True` brings back from one layer, or stacked along L from all of them."""
-
-    hidden: Float[Array, "*L B T D"]
-    """The residual stream after the layer."""
-    self_attention: Float[Array, "*L B H T S"]
-    """Attention weights, before dropout."""
-    cross_attention: Float[Array, "*L B H T S"] | None
-    """Attention weights over the encoder's output."""
+from jax_tformer.model.masks import Mask
 
 
 class Outputs(NamedTuple):
@@ -61,9 +50,7 @@ class Block(nnx.Module):
         self.cross_attention_norm = Norm(config, stack) if cross else None
         self.feedforward = FeedForward(config, stack, residual_branches=branches)
         self.feedforward_norm = Norm(config, stack)
-        self.self_attention_residual_dropout = Dropout(config.dropout.residual)
-        self.cross_attention_residual_dropout = Dropout(config.dropout.residual) if cross else None
-        self.feedforward_residual_dropout = Dropout(config.dropout.residual)
+        self.residual_dropout = Dropout(config.dropout.residual)
         self.pre = stack.norm_placement == "pre"
 
     def __call__(
@@ -82,33 +69,26 @@ class Block(nnx.Module):
 
         `memory` is the encoder's output; with a cache it may be None, and is then what the cache remembers of it.
         """
+        key, cross_weights = partial(site_key, dropout_key), None
         own, cross = (None, None) if cache is None else cache
-        cross_weights = None
-
-        def key(site: str) -> Array | None:
-            return site_key(dropout_key, site)
-
         h = self.self_attention_norm(x) if self.pre else x
         h, self_weights, own = self.self_attention(
             h, h, mask, rotation, dropout_key=key("self_attention"), cache=own, capture=capture
         )
-        h = self.self_attention_residual_dropout(h, key("self_attention_residual_dropout"))
-        x = self._add(x, h, self.self_attention_norm)
+        x = self._add(x, h, self.self_attention_norm, key("self_attention_residual_dropout"))
         if self.cross_attention is not None and self.cross_attention_norm is not None and memory_mask is not None:
-            assert self.cross_attention_residual_dropout is not None
             h = self.cross_attention_norm(x) if self.pre else x
             h, cross_weights, cross = self.cross_attention(
                 h, memory, memory_mask, dropout_key=key("cross_attention"), cache=cross, capture=capture
             )
-            h = self.cross_attention_residual_dropout(h, key("cross_attention_residual_dropout"))
-            x = self._add(x, h, self.cross_attention_norm)
+            x = self._add(x, h, self.cross_attention_norm, key("cross_attention_residual_dropout"))
         h = self.feedforward(self.feedforward_norm(x) if self.pre else x, key("feedforward"))
-        h = self.feedforward_residual_dropout(h, key("feedforward_residual_dropout"))
-        x = self._add(x, h, self.feedforward_norm)
+        x = self._add(x, h, self.feedforward_norm, key("feedforward_residual_dropout"))
         captured = None if self_weights is None else Captured(x, self_weights, cross_weights)
         return x, captured, None if own is None else LayerCache(own, cross)
 
-    def _add(self, x: Array, h: Array, norm: Norm) -> Array:
+    def _add(self, x: Array, h: Array, norm: Norm, key: Array | None) -> Array:
+        h = self.residual_dropout(h, key)
         return x + h if self.pre else norm(x + h)
 
 
@@ -134,12 +114,12 @@ class Stack(nnx.Module):
         memory_mask: Mask | None = None,
         *,
         dropout_key: Key[Array, ""] | None = None,
-        cache: tuple[LayerCache, ...] | None = None,
+        cache: Cache | None = None,
         capture: bool = False,
-    ) -> tuple[Float[Array, "N T D"], Captured | None, tuple[LayerCache, ...] | None]:
-        """All layers in turn: the residual stream, what they computed (with `capture`), and their caches."""
+    ) -> tuple[Float[Array, "N T D"], Captured | None, Cache | None]:
+        """All layers in turn: the residual stream, what they computed (with `capture`), the cache with x in it."""
         graph, layers = nnx.split(self.blocks, nnx.Param)
-        rotation, blocks_key = self.rotation(positions), site_key(dropout_key, "blocks")
+        rotation, blocks_key = rotary_angles(self.config, self.stack, positions), site_key(dropout_key, "blocks")
 
         def layer(x: Array, parameters: Any, key: Array | None, cache: LayerCache | None) -> tuple:
             block = nnx.merge(graph, parameters)
@@ -154,35 +134,14 @@ class Stack(nnx.Module):
             unroll = min(compute.unroll, self.stack.num_layers)
             x, captured = jax.lax.scan(body, x, (layers, keys), unroll=unroll)
         else:
-            found: list[Captured | None] = []
-            updated = []
-            for number, remembered in enumerate(cache):
-                own = _one(layers, number)
-                x, captured, remembered = layer(x, own, site_key(blocks_key, number), remembered)
-                found.append(captured)
-                updated.append(remembered)
-            cache = tuple(updated)
-            captured = jax.tree.map(lambda *each: jnp.stack(each), *found)
+            found = []
+            for number, own in enumerate(cache.layers):
+                x, *rest = layer(x, _one(layers, number), site_key(blocks_key, number), own)
+                found.append(rest)
+            every, remembered = zip(*found, strict=True)
+            captured = jax.tree.map(lambda *each: jnp.stack(each), *every)
+            cache = cache._replace(layers=remembered)
         return (x if self.final_norm is None else self.final_norm(x)), captured, cache
-
-    def rotation(self, positions: Int[Array, "#B T"]) -> Rotation | None:
-        """The rotary angles of `positions`, computed once for all layers; None without rotary positions."""
-        if self.stack.positions != "rotary":
-            return None
-        dtype = dtype_of(self.config.compute.dtype)
-        angle = angles(positions, self.config.head_width(self.stack), self.stack.position_base, dtype)
-        return Rotation(jnp.cos(angle), jnp.sin(angle))
-
-    def empty_cache(self, batch: int, slots: int, source_slots: int | None = None) -> tuple[LayerCache, ...]:
-        """Room for `slots` tokens in each layer, and for an encoder's output of `source_slots` positions."""
-        rows = batch * (self.stack.key_value_heads or self.stack.num_heads)
-        width, dtype = self.config.head_width(self.stack), dtype_of(self.config.compute.dtype)
-
-        def room(slots: int) -> KeyValue:
-            return KeyValue(jnp.zeros((rows, slots, width), dtype), jnp.zeros((rows, slots, width), dtype))
-
-        cross = None if source_slots is None else room(source_slots)
-        return tuple(LayerCache(room(slots), cross) for _ in range(self.stack.num_layers))
 
 
 def _one(layers: Any, number: int) -> Any:
@@ -202,7 +161,7 @@ class _Model(nnx.Module):
 
     def read_out(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Logits of `Outputs.hidden`; `hidden` itself where the model has no head."""
-        return hidden if self.head is None else self.head(hidden, self.table)
+        return hidden if self.head is None else self.head.logits(hidden, self.table)
 
     def projection(self) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
         """The matrix and the bias of the vocabulary projection, which must exist."""
@@ -210,16 +169,10 @@ class _Model(nnx.Module):
         return self.head.projection(self.table)
 
     def outputs(
-        self,
-        x: Float[Array, "B T D"],
-        encoder: Captured | None = None,
-        decoder: Captured | None = None,
-        cache: Cache | None = None,
-        layers: tuple[LayerCache, ...] | None = None,
+        self, x: Float[Array, "B T D"], encoder: Captured | None, decoder: Captured | None, cache: Cache | None
     ) -> Outputs:
         """What a forward pass results in, given the last stack's output."""
         hidden = x if self.head is None else self.head.transformed(x)
-        cache = None if cache is None or layers is None else cache._replace(layers=layers)
         return Outputs(self.read_out(hidden), hidden, encoder, decoder, cache)
 
 
@@ -250,7 +203,6 @@ class DecoderOnly(SingleStack):
         tokens: Int[Array, "B T"],
         *,
         mask: Bool[Array, "B T"] | None = None,
-        positions: Int[Array, "#B T"] | None = None,
         token_types: Int[Array, "B T"] | None = None,
         segments: Int[Array, "B T"] | None = None,
         prefix: Bool[Array, "B T"] | None = None,
@@ -268,22 +220,15 @@ class DecoderOnly(SingleStack):
         Ids must be from 0 to below vocab_size: compiled code cannot refuse others, and gives NaN all along their row (a
         negative one counts from the table's end). `generate`, `stream`, `score` and train.py check theirs.
         """
-        counted, seen, cache = causally(self.decoder.stack, tokens, mask, segments, prefix, cache)
-        positions = counted if positions is None else positions
+        positions, seen, cache = within(self.decoder.stack, tokens, mask, segments, prefix, cache, causal=True)
         x = self.embedding(tokens, positions, self.table, token_types, site_key(dropout_key, "embedding"))
-        x, captured, layers = self.decoder(
-            x,
-            seen,
-            positions,
-            dropout_key=site_key(dropout_key, "decoder"),
-            cache=None if cache is None else cache.layers,
-            capture=capture,
-        )
-        return self.outputs(x, decoder=captured, cache=cache, layers=layers)
+        key = site_key(dropout_key, "decoder")
+        x, captured, cache = self.decoder(x, seen, positions, dropout_key=key, cache=cache, capture=capture)
+        return self.outputs(x, None, captured, cache)
 
     def new_cache(self, batch: int, slots: int) -> Cache:
         """An empty cache for `batch` sequences of up to `slots` tokens, padding included."""
-        return Cache(self.decoder.empty_cache(batch, slots), jnp.zeros((batch, slots), bool), 0)
+        return empty_cache(self.decoder.config, self.decoder.stack, batch, slots)
 
 
 class EncoderOnly(SingleStack):
@@ -299,18 +244,16 @@ class EncoderOnly(SingleStack):
         tokens: Int[Array, "B T"],
         *,
         mask: Bool[Array, "B T"] | None = None,
-        positions: Int[Array, "#B T"] | None = None,
         token_types: Int[Array, "B T"] | None = None,
         segments: Int[Array, "B T"] | None = None,
         dropout_key: Key[Array, ""] | None = None,
         capture: bool = False,
     ) -> Outputs:
         """Logits of the token at each position, or hidden states without a head; arguments as in `DecoderOnly`."""
-        positions = position_ids(tokens.shape[1], mask, segments) if positions is None else positions
+        positions, seen, _ = within(self.encoder.stack, tokens, mask, segments, causal=False)
         x = self.embedding(tokens, positions, self.table, token_types, site_key(dropout_key, "embedding"))
-        seen = mutually(self.encoder.stack, mask, segments)
         x, captured, _ = self.encoder(x, seen, positions, dropout_key=site_key(dropout_key, "encoder"), capture=capture)
-        return self.outputs(x, encoder=captured)
+        return self.outputs(x, captured, None, None)
 
 
 class EncoderDecoder(_Model):
@@ -350,26 +293,14 @@ class EncoderDecoder(_Model):
         A target's segment sees the source's segment of the same number; other arguments are as in `DecoderOnly`. With a
         cache, that remembers the encoded source, and `decode` goes on from there.
         """
-        memory, encoder = self.encode(
-            source, source_mask=source_mask, source_segments=source_segments, dropout_key=dropout_key, capture=capture
-        )
-        outputs = self.decode(
-            target,
-            memory,
-            source_mask=source_mask,
-            target_mask=target_mask,
-            source_segments=source_segments,
-            target_segments=target_segments,
-            dropout_key=dropout_key,
-            cache=cache,
-            capture=capture,
-        )
+        memory, encoder = self.encode(source, source_mask, source_segments, dropout_key, capture)
+        masks = source_mask, target_mask, source_segments, target_segments
+        outputs = self.decode(target, memory, *masks, dropout_key, cache, capture)
         return outputs._replace(encoder=encoder)
 
     def encode(
         self,
         source: Int[Array, "B S"],
-        *,
         source_mask: Bool[Array, "B S"] | None = None,
         source_segments: Int[Array, "B S"] | None = None,
         dropout_key: Key[Array, ""] | None = None,
@@ -377,10 +308,9 @@ class EncoderDecoder(_Model):
     ) -> tuple[Float[Array, "B S D"], Captured | None]:
         """The memory that `decode` attends to, and with `capture` what the layers computed on the way."""
         assert self.source_embedding.tokens is not None
-        positions = position_ids(source.shape[1], source_mask, source_segments)
+        positions, seen, _ = within(self.encoder.stack, source, source_mask, source_segments, causal=False)
         key = site_key(dropout_key, "source_embedding")
         x = self.source_embedding(source, positions, self.source_embedding.tokens, dropout_key=key)
-        seen = mutually(self.encoder.stack, source_mask, source_segments)
         key = site_key(dropout_key, "encoder")
         memory, captured, _ = self.encoder(x, seen, positions, dropout_key=key, capture=capture)
         return memory, captured
@@ -389,7 +319,6 @@ class EncoderDecoder(_Model):
         self,
         target: Int[Array, "N T"],
         memory: Float[Array, "N S D"] | None,
-        *,
         source_mask: Bool[Array, "N S"] | None = None,
         target_mask: Bool[Array, "N T"] | None = None,
         source_segments: Int[Array, "N S"] | None = None,
@@ -399,27 +328,22 @@ class EncoderDecoder(_Model):
         capture: bool = False,
     ) -> Outputs:
         """What follows from the encoder's output, `memory`; None, with a cache: what it remembers of that."""
-        positions, seen, cache = causally(self.decoder.stack, target, target_mask, target_segments, None, cache)
+        positions, seen, cache = within(
+            self.decoder.stack, target, target_mask, target_segments, cache=cache, causal=True
+        )
         if cache is not None:
             cache = cache if memory is None else cache._replace(source_tokens=source_mask)
             source_mask = cache.source_tokens
         segments = None
         if source_segments is not None and target_segments is not None:
             segments = target_segments, source_segments
+        memory_mask, key = Mask(tokens=source_mask, segments=segments), site_key(dropout_key, "decoder")
         x = self.target_embedding(target, positions, self.table, dropout_key=site_key(dropout_key, "target_embedding"))
-        x, captured, layers = self.decoder(
-            x,
-            seen,
-            positions,
-            memory,
-            Mask(tokens=source_mask, segments=segments),
-            dropout_key=site_key(dropout_key, "decoder"),
-            cache=None if cache is None else cache.layers,
-            capture=capture,
+        x, captured, cache = self.decoder(
+            x, seen, positions, memory, memory_mask, dropout_key=key, cache=cache, capture=capture
         )
-        return self.outputs(x, decoder=captured, cache=cache, layers=layers)
+        return self.outputs(x, None, captured, cache)
 
     def new_cache(self, batch: int, slots: int, source_slots: int) -> Cache:
         """An empty cache for `batch` targets of up to `slots` tokens, of sources of `source_slots`."""
-        layers = self.decoder.empty_cache(batch, slots, source_slots)
-        return Cache(layers, jnp.zeros((batch, slots), bool), 0)
+        return empty_cache(self.decoder.config, self.decoder.stack, batch, slots, source_slots)

@@ -31,7 +31,7 @@ def linear_cross_entropy(
     labels: Int[Array, "B T"],
     label_smoothing: float = 0.0,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
-    """`losses.cross_entropy` of the logits x table^T + bias: the summed loss in nats, and how many labels count."""
+    """Cross-entropy of the logits x table^T + bias: summed over the labels that count, in nats, and their number."""
     width, vocabulary = x.shape[-1], len(table)
     flat, targets = x.reshape(-1, width), labels.reshape(-1)
     if x.dtype != accumulator(x.dtype):

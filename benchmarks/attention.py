@@ -79,11 +79,12 @@ def quick() -> list[Case]:
     return [Case(64, 32, 2, 16, causal, "float32") for causal in (True, False)]
 
 
-class Implementations:
-    """What computes attention: a call for each case, implementation and pass, made once."""
+class Side:
+    """One framework's attention: a call for each case, implementation and pass, made once."""
 
-    def __init__(self, device: str) -> None:
-        """`device` is "cpu" or "gpu"."""
+    def __init__(self, framework: str, device: str) -> None:
+        """`framework` is "jax" or "torch", `device` "cpu" or "gpu"."""
+        self._make, self._device = {"jax": _call_of_jax, "torch": _call_of_torch}[framework], device
         self._ready: dict[tuple[Case, str, str], Callable[[], Any]] = {}
 
     def output(self, case: Case, implementation: str) -> np.ndarray:
@@ -92,87 +93,65 @@ class Implementations:
         return found.float().cpu().numpy() if hasattr(found, "cpu") else np.asarray(found, np.float32)
 
     def seconds(self, case: Case, implementation: str, which: str) -> float:
-        """Of one call; the first in a process, which compiles, does not count."""
-        return _time(self._call(case, implementation, which))
+        """Of one call: the mean of several, where it takes little. The first in a process compiles: leave it out."""
+        call, calls, began = self._call(case, implementation, which), 0, time.perf_counter()
+        while calls == 0 or time.perf_counter() - began < _LEAST_SECONDS:
+            call()
+            calls += 1
+        return (time.perf_counter() - began) / calls
 
-    def _call(self, case: Case, implementation: str, which: str) -> Callable[[], Any]:
-        key = (case, implementation, which)
+    def _call(self, *key: Any) -> Callable[[], Any]:
         if key not in self._ready:
-            self._ready = {known: call for known, call in self._ready.items() if known[0] == case}
-            self._ready[key] = self._make(*key)
+            self._ready = {known: call for known, call in self._ready.items() if known[0] == key[0]}
+            self._ready[key] = self._make(self._device, *key)
         return self._ready[key]
 
-    def _make(self, case: Case, implementation: Any, which: str) -> Callable[[], Any]:
-        raise NotImplementedError
+
+def _call_of_jax(device: str, case: Case, implementation: Any, which: str) -> Callable[[], Any]:
+    """Any implementation behind `attend`."""
+    import jax
+    import jax.numpy as jnp
+
+    from jax_tformer.model.attention import attend
+    from jax_tformer.model.masks import Mask
+
+    def forward(query: Any, key: Any, value: Any) -> Any:
+        scale = case.width**-0.5
+        return attend(query, key, value, Mask(causal=case.causal), scale=scale, implementation=implementation)
+
+    def both(query: Any, key: Any, value: Any, gradient: Any) -> Any:
+        output, backward = jax.vjp(forward, query, key, value)
+        return output, backward(gradient)
+
+    place = jax.local_devices(backend=device)[0]
+    arrays = [jax.device_put(jnp.asarray(array, case.dtype), place) for array in case.arrays()]
+    function, given = (jax.jit(forward), arrays[:3]) if which == "forward" else (jax.jit(both), arrays)
+    return lambda: jax.block_until_ready(function(*given))
 
 
-class Ours(Implementations):
-    """All implementations behind `attend`, in one process of JAX."""
-
-    def __init__(self, device: str) -> None:
-        import jax
-
-        super().__init__(device)
-        self._device = jax.local_devices(backend=device)[0]
-
-    def _make(self, case: Case, implementation: Any, which: str) -> Callable[[], Any]:
-        import jax
-        import jax.numpy as jnp
-
-        from jax_tformer.model.attention import attend
-        from jax_tformer.model.masks import Mask
-
-        def forward(query: Any, key: Any, value: Any) -> Any:
-            scale = case.width**-0.5
-            return attend(query, key, value, Mask(causal=case.causal), scale=scale, implementation=implementation)
-
-        def both(query: Any, key: Any, value: Any, gradient: Any) -> Any:
-            output, backward = jax.vjp(forward, query, key, value)
-            return output, backward(gradient)
-
-        arrays = [jax.device_put(jnp.asarray(array, case.dtype), self._device) for array in case.arrays()]
-        function, given = (jax.jit(forward), arrays[:3]) if which == "forward" else (jax.jit(both), arrays)
-        return lambda: jax.block_until_ready(function(*given))
-
-
-class Torch(Implementations):
+def _call_of_torch(device: str, case: Case, _: str, which: str) -> Callable[[], Any]:
     """`torch.nn.functional.scaled_dot_product_attention`, eager."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
 
-    def __init__(self, device: str) -> None:
-        from jax_tformer_comparison.torch_side import torch_device
+    from jax_tformer_comparison.torch_side import torch_device
 
-        super().__init__(device)
-        self._device = torch_device(device)
+    place, dtype = torch_device(device), getattr(torch, case.dtype)
+    *given, gradient = (torch.from_numpy(array).to(place, dtype) for array in case.arrays())
+    given = [array.requires_grad_(which != "forward") for array in given]
 
-    def _make(self, case: Case, implementation: Any, which: str) -> Callable[[], Any]:
-        import torch
-        from torch.nn.functional import scaled_dot_product_attention
+    def forward() -> Any:
+        # As in a model: the projections give [B, T, H, C], and torch reads [B, H, T, C].
+        query, key, value = (array.transpose(1, 2) for array in given)
+        return scaled_dot_product_attention(query, key, value, is_causal=case.causal).transpose(1, 2)
 
-        dtype = getattr(torch, case.dtype)
-        *given, gradient = (torch.from_numpy(array).to(self._device, dtype) for array in case.arrays())
-        given = [array.requires_grad_(which != "forward") for array in given]
+    def waited() -> Any:
+        result = forward() if which == "forward" else torch.autograd.grad(forward(), given, gradient)
+        if place.type == "cuda":
+            torch.cuda.synchronize()
+        return result
 
-        def forward() -> Any:
-            # As in a model: the projections give [B, T, H, C], and torch reads [B, H, T, C].
-            query, key, value = (array.transpose(1, 2) for array in given)
-            return scaled_dot_product_attention(query, key, value, is_causal=case.causal).transpose(1, 2)
-
-        def waited() -> Any:
-            result = forward() if which == "forward" else torch.autograd.grad(forward(), given, gradient)
-            if self._device.type == "cuda":
-                torch.cuda.synchronize()
-            return result
-
-        return waited
-
-
-def _time(call: Callable[[], Any]) -> float:
-    """Seconds of one call: the mean of several, where it takes little."""
-    calls, began = 0, time.perf_counter()
-    while calls == 0 or time.perf_counter() - began < _LEAST_SECONDS:
-        call()
-        calls += 1
-    return (time.perf_counter() - began) / calls
+    return waited
 
 
 def measure_case(case: Case, sides: dict[str, Alone | Here], rounds: int) -> dict[str, Any]:
@@ -248,8 +227,8 @@ def _measure(session: Session) -> Report:
     cases, others = quick() if session.quick else full(session.device), Neighbours()
     size, rounds = 128 if session.quick else _PRODUCT[session.device], session.rounds(2 if session.quick else 3)
     sides = {
-        _OURS: session.start("benchmarks.attention:Ours", session.device),
-        _TORCH: session.start("benchmarks.attention:Torch", session.device, uses_jax=False),
+        _OURS: session.start("benchmarks.attention:Side", "jax", session.device),
+        _TORCH: session.start("benchmarks.attention:Side", "torch", session.device, uses_jax=False),
         _PRODUCTS: session.start("benchmarks.bounds:Products", session.device, ((size,) * 3,), (cases[0].dtype,)),
     }
     figures = []

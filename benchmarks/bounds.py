@@ -35,7 +35,7 @@ class Flops(NamedTuple):
 
 
 def training_flops(config: TransformerConfig, batch: int, length: int, source: int = 0) -> Flops:
-    """Of a step on `batch` rows of `length` tokens, in an encoder-decoder targets, with `source` tokens before.
+    """Counts the operations of a step on `batch` rows of `length` tokens (of a target), with `source` tokens before.
 
     Every product is computed once forward and twice backward, once for each of its factors: 6 operations for each
     parameter and token, and for self-attention 12 L H C T S in a row (two products of 2 H C T S forward). What
@@ -65,9 +65,9 @@ def _attention(config: TransformerConfig, stack: StackConfig, queries: int, keys
 
 
 def weight_bytes(config: TransformerConfig) -> int:
-    """Parameters that a step of decoding reads: the decoder's and the head's, which may be the token table.
+    """Counts the bytes of parameters that a step of decoding reads: the decoder's and the head's.
 
-    Of the other tables it reads a row, and of the encoder's output the keys and values that are in the cache.
+    The head may be the token table. Of other tables a step reads a row; keys and values of a source are in the cache.
     """
     shapes = _shapes(config)
     # The decoder's is declared last, or is the only one.
@@ -81,7 +81,9 @@ def weight_bytes(config: TransformerConfig) -> int:
 
 
 def cache_bytes(config: TransformerConfig, batch: int, prompt: int, new_tokens: int, beams: int) -> int:
-    """Keys and values that a step reads, on average over a generation: of tokens so far, and of the sources.
+    """Counts the bytes of keys and values that a step reads, on average over a generation.
+
+    These are of the tokens so far, and of the sources.
 
     The beams of a source share its keys and values. A decoder alone has the prompt in the cache.
     """
@@ -108,7 +110,7 @@ def _made_of_source(path: str) -> bool:
 
 
 def best_way(found: dict[str, list[float]]) -> tuple[str, float]:
-    """The way with the largest median, and that median."""
+    """Picks the way with the largest median; returns its name and that median."""
     medians = {name: statistics.median(rates) for name, rates in found.items()}
     name = max(medians, key=medians.__getitem__)
     return name, medians[name]
@@ -192,7 +194,7 @@ def _square(part: np.ndarray) -> float:
 
 
 def of_type(found: dict[str, list[float]], dtype: str) -> dict[str, list[float]]:
-    """Those products that were computed in `dtype`."""
+    """Picks the products that were computed in `dtype`."""
     return {name: rates for name, rates in found.items() if name.split()[1] == dtype}
 
 

@@ -90,7 +90,7 @@ def _measure(session: Session) -> Report:
 
 
 def measure_compilation(session: Session, plan: Plan) -> dict[str, Any]:
-    """Seconds to compile the training step, by depth."""
+    """Measures how long the training step takes to compile, by depth."""
     session.say("compilation by depth ...")
     side = session.start(f"{OURS}:Compilation", session.device)
 
@@ -98,7 +98,7 @@ def measure_compilation(session: Session, plan: Plan) -> dict[str, Any]:
         return side.call("seconds", small_gpt(int(layers), plan.compiled_width), plan.compiled_shape)
 
     try:
-        # What the very first compilation of a process takes longer is none of this.
+        # The first compilation of a process takes longer than the others, and is left out.
         compile_step("1")
         turns = by_turns([str(layers) for layers in plan.compiled_layers], session.rounds(plan.rounds), compile_step)
     finally:
@@ -118,7 +118,7 @@ def measure_compilation(session: Session, plan: Plan) -> dict[str, Any]:
 
 
 def measure_depths(session: Session, plan: Plan) -> dict[str, Any]:
-    """Seconds of a step by depth, of ours and of the eager reference."""
+    """Measures a step by depth, of ours and of the eager reference."""
     session.say("steps by depth ...")
     entries = []
     for kind, layers in ((OURS, plan.layers), (REFERENCE, (plan.layers[0], plan.layers[-1]))):
@@ -135,7 +135,7 @@ def measure_depths(session: Session, plan: Plan) -> dict[str, Any]:
 
 
 def measure_lengths(session: Session, plan: Plan) -> dict[str, Any]:
-    """Seconds of a step of ours by the length of the rows, with as many rows as make the same tokens."""
+    """Measures a step of ours by the length of the rows, with as many rows as make the same number of tokens."""
     session.say("steps by length ...")
     config = small_gpt(plan.layers[0], plan.width)
     shapes = [BatchShape(plan.tokens // length, length) for length in plan.lengths]
@@ -147,7 +147,7 @@ def measure_lengths(session: Session, plan: Plan) -> dict[str, Any]:
 def _by_turns(
     session: Session, plan: Plan, cases: Sequence[tuple[str, TransformerConfig, BatchShape]]
 ) -> list[dict[str, Any]]:
-    """Seconds of a step of each side, after one that compiles; growth is from the first case of the same kind."""
+    """Measures a step of each side, after one that compiles. Growth counts from the first case of the same kind."""
     count = 1 if session.device == "cpu" else 10
     sides = [session.start(f"{kind}:training", *given, session.device, uses_jax=kind == OURS) for kind, *given in cases]
     try:

@@ -44,7 +44,7 @@ def run_benchmark(
     measure: Callable[["Session"], Report],
     extra: Callable[[argparse.ArgumentParser], object] = lambda parser: None,
 ) -> int:
-    """`python -m benchmarks.NAME`: what `measure` finds is written and printed; `extra` adds options to the parser.
+    """Runs `python -m benchmarks.NAME`: writes and prints what `measure` finds. `extra` adds options to the parser.
 
     Returns the exit status: 1 where sides disagree (the figures are written all the same) or one fails that must not,
     2 for bad input.
@@ -78,7 +78,7 @@ def _options(
 
 
 def model_option(parser: argparse.ArgumentParser) -> None:
-    """`--model`, for benchmarks of several models; see `Session.chosen`."""
+    """Adds `--model`, for benchmarks of several models; see `Session.chosen`."""
     parser.add_argument("--model", metavar="NAME", help="this one alone, as the tables name it (default: all)")
 
 
@@ -109,24 +109,24 @@ class Session:
         self._began = time.perf_counter()
 
     def start(self, kind: str, *given: Any, uses_jax: bool = True) -> Alone | Here:
-        """A side: what "module:name" makes of `given`; one that computes with torch alone gets no GPU for its JAX."""
+        """Starts the side that "module:name" makes of `given`; where it needs no JAX, its JAX gets no GPU."""
         if not self.alone:
             return Here(kind, *given)
         return Alone(kind, *given, environment=side_environment(self.device, uses_jax=uses_jax))
 
     def chosen(self, cases: Sequence[Any]) -> Sequence[Any]:
-        """Those of `cases` that `--model` names. Raises InputError for a name that none has."""
+        """Picks the cases that `--model` names. Raises InputError for a name that none has."""
         wanted, known = self.options.model, [case.model for case in cases]
         if wanted not in (None, *known):
             raise InputError(f"--model is {wanted!r}; expected one of {', '.join(map(repr, known))}")
         return [case for case in cases if wanted in (None, case.model)]
 
     def rounds(self, usual: int) -> int:
-        """Turns of every side: what `--rounds` says, or as many as usual."""
+        """How many turns every side gets: what `--rounds` says, or as many as usual."""
         return self.options.rounds or usual
 
     def say(self, text: str) -> None:
-        """A line about what goes on, with the seconds so far."""
+        """Prints a line about what goes on, with the seconds so far."""
         self._console.print(f"{time.perf_counter() - self._began:5.0f} s  {text}", highlight=False)
 
     def finish(self, found: Report) -> None:
@@ -145,7 +145,7 @@ class Session:
 
 
 def side_environment(device: str, *, uses_jax: bool = True) -> dict[str, str]:
-    """Before a side's process imports anything: full float32, no caches of compiled programs, all cores.
+    """The variables that a side's process begins with: full float32, no caches of compiled programs, all cores.
 
     On the processor all sides alike have the allocator that train.py has, which makes PyTorch faster too.
     """
@@ -166,9 +166,9 @@ def side_environment(device: str, *, uses_jax: bool = True) -> dict[str, str]:
 def by_turns(
     names: Sequence[str], rounds: int, measure: Callable[[str], Any], *, seconds: float = math.inf
 ) -> dict[str, list[Any]]:
-    """What `measure` gives for each name in turn, A B A B, so that a slow minute of the machine strikes all alike.
+    """Measures each name in turn, A B A B, so that a slow minute of the machine strikes all alike.
 
-    After `seconds` no round begins but the first two: a busy machine must not take hours.
+    After `seconds` no round begins beyond the second: a busy machine must not take hours.
     """
     found: dict[str, list[Any]] = {name: [] for name in names}
     began = time.perf_counter()
@@ -181,17 +181,17 @@ def by_turns(
 
 
 def gathered(turns: Sequence[Mapping[str, list[float]]]) -> dict[str, list[float]]:
-    """The figures of several turns, each by name, as one list for each name."""
+    """Joins the figures of several turns into one list for each name."""
     return {name: [figure for turn in turns for figure in turn[name]] for name in turns[0]}
 
 
 def spread(numbers: Sequence[float]) -> dict[str, float]:
-    """Of several measurements of one thing: median, low, high."""
+    """Sums up several measurements of one thing: median, low, high."""
     return {"median": statistics.median(numbers), "low": min(numbers), "high": max(numbers)}
 
 
 def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], bold: str | None = None) -> Any:
-    """The first column holds names, the others numbers; the row of the name `bold` stands out."""
+    """Makes a table: names in the first column, numbers in the others; the row of the name `bold` stands out."""
     from rich import box
     from rich.table import Table
 
@@ -204,23 +204,23 @@ def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def show(spread: Mapping[str, float], digits: int = 2, unit: float = 1.0) -> str:
-    """A spread as "median (low..high)", times `unit`."""
+    """Shows a spread as "median (low..high)", times `unit`."""
     median, low, high = (f"{unit * spread[name]:.{digits}f}" for name in ("median", "low", "high"))
     return f"{median} ({low}..{high})"
 
 
 def milliseconds(spread: Mapping[str, float], digits: int = 2) -> str:
-    """A spread of seconds."""
+    """Shows a spread of seconds in milliseconds."""
     return show(spread, digits, 1000)
 
 
 def megabytes(host: int, device: int | None) -> str:
-    """What a process held, and on an accelerator: "123 + 456"."""
+    """Shows what a process held, beside what was held on an accelerator: "123 + 456"."""
     return f"{host / 1e6:.0f}" if device is None else f"{host / 1e6:.0f} + {device / 1e6:.0f}"
 
 
 def other_work(name: str, share: float | None) -> list[str]:
-    """A line on how busy the machine was with other things while `name` was measured; none where nobody knows."""
+    """Says in a line how much other work ran while `name` was measured; no line where nobody knows."""
     if share is None:
         return []
     warning = "; too much to compare times, and PyTorch suffers most" if share > _QUIET else ""

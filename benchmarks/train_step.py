@@ -48,7 +48,7 @@ def _measure(session: Session) -> Report:
 
 
 def measure_case(case: TrainingCase, session: Session) -> dict[str, Any]:
-    """All sides of a case by turns, with the rate of matrix products between; those of torch.compile unless quick."""
+    """Trains all sides of a case by turns, and multiplies matrices between; without torch.compile where it is quick."""
     session.say(f"{case.name} ...")
     others, absent, rounds = Neighbours(), dict[str, str](), session.rounds(case.rounds)
     products = session.start("benchmarks.bounds:Products", session.device, *_products(case, session))
@@ -99,7 +99,7 @@ def _start(case: TrainingCase, session: Session) -> dict[str, Alone | Here]:
 def _first_steps(
     case: TrainingCase, sides: Mapping[str, Alone | Here], absent: dict[str, str], session: Session
 ) -> dict[str, tuple[float, float]]:
-    """Seconds and loss of the first step of every side that can train at all."""
+    """Takes the first step of every side that can train at all; returns its seconds and its loss."""
 
     def attempt(name: str, method: str, *given: Any) -> Any:
         try:
@@ -123,7 +123,7 @@ def _first_steps(
 
 
 def _turn(side: Alone | Here, steps: int) -> tuple[float, list[float]]:
-    """The loss of one step that is not counted, and the seconds of those that are."""
+    """Takes one step that does not count, then `steps` that do. Returns the first's loss, the others' seconds."""
     # The first one finds caches cold and memory handed back, as no step does that follows another.
     side.call("steps", 1)
     return side.call("loss"), side.call("steps", steps)
@@ -139,7 +139,7 @@ def _products(case: TrainingCase, session: Session) -> tuple[tuple[Shape, ...], 
 
 
 def _compared(case: TrainingCase, sides: dict[str, dict[str, Any]], rates: dict[str, list[float]]) -> dict[str, Any]:
-    """The sides beside the floor, beside the faster reference, and their losses beside ours."""
+    """Sets the sides beside the floor and the faster reference, and their losses beside ours."""
     compute, flops = case.config.compute.dtype, training_flops(case.config, *case.shape)
     way, rate = best_way(of_type(rates, compute))
     floor = flops.needed / rate

@@ -86,12 +86,12 @@ def small_gpt(num_layers: int = 6, width: int = 384) -> TransformerConfig:
 
 
 def architecture(name: str) -> TransformerConfig:
-    """A preset without dropout."""
+    """Returns a preset without dropout."""
     return without_dropout(ARCHITECTURES[name])
 
 
 def without_dropout(config: TransformerConfig) -> TransformerConfig:
-    """No implementation draws another's masks, so that the losses can agree."""
+    """Drops nothing: no implementation draws another's masks, and the losses must agree."""
     return replace(config, dropout=DropoutConfig())
 
 
@@ -115,7 +115,7 @@ def _shrunk(case: TrainingCase) -> TrainingCase:
 
 
 def draw_batch(config: TransformerConfig, shape: BatchShape) -> dict[str, np.ndarray]:
-    """Random ids, the same for every side: rows with next tokens as labels, masked text, or pairs, by the model's kind.
+    """Draws random ids, the same for every side: texts with their next tokens, masked texts, or pairs.
 
     int32 `[B, T]`; of masked text, 15% of the labels count. There is no padding.
     """

@@ -47,7 +47,7 @@ class Machine:
 
 
 def describe_machine(device: str) -> Machine:
-    """This machine, computing on `device`, and the versions of Python and of PACKAGES."""
+    """Describes this machine, computing on `device`, with the versions of Python and of PACKAGES."""
     fields = _processor_fields()
     return Machine(
         device=device,
@@ -60,7 +60,7 @@ def describe_machine(device: str) -> Machine:
 
 
 def jax_device() -> str:
-    """JAX's default device, for `describe_machine`. It takes the device: not while other processes need it."""
+    """Names JAX's default device, for `describe_machine`. It takes the device: not while others need it."""
     import jax
 
     device = jax.local_devices()[0]
@@ -68,7 +68,7 @@ def jax_device() -> str:
 
 
 def cores() -> int:
-    """Processors that this process may use."""
+    """Counts the processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -90,7 +90,7 @@ def _processor_fields() -> dict[str, str]:
 
 
 def common_device() -> Literal["cpu", "gpu"]:
-    """The kind of device that both frameworks use: JAX's default one.
+    """Names the kind of device that both frameworks use: JAX's default one.
 
     Raises InputError where PyTorch cannot use it: figures from two kinds of devices are no comparison.
     """
@@ -160,7 +160,7 @@ def peak_memory() -> int:
 def forget_peak() -> None:
     """Hands back memory that nothing uses, so that the peak from here on is that of what follows.
 
-    Of the process on Linux only; elsewhere it stays in. JAX's allocator on an accelerator keeps its own peak.
+    Elsewhere than on Linux, nothing is handed back. JAX's allocator on an accelerator keeps its own peak.
     """
     gc.collect()
     try:

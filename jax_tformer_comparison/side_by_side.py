@@ -144,7 +144,7 @@ def measure_alone(
     compiled: bool,
     stop: Interruption,
 ) -> dict[str, Needs | str]:
-    """By "jax" and "torch": what it needed on the first of `batches`, or in one line why that could not be measured.
+    """Measures what "jax" and "torch" each need on the first of `batches`; a line says why where that fails.
 
     In the process that compares, both share the memory and the caches. So each trains for a few steps in a process of
     its own. On a processor both get the allocator that train.py has (jax_tformer/run/startup.py).

@@ -104,7 +104,7 @@ class Alone:
     """A side in a fresh process, which holds nothing else and sleeps between calls."""
 
     def __init__(self, kind: str, *arguments: Any, environment: Mapping[str, str]) -> None:
-        """As `Here`, with variables of the environment that are set before anything is imported over there.
+        """As `Here`; `environment` holds the variables that the process begins with.
 
         Returns at once; the first call waits until the side is there.
         """
@@ -161,7 +161,7 @@ def _serve(connection: Connection, kind: str, arguments: tuple[Any, ...]) -> Non
 
 
 def one_line(error: Exception) -> str:
-    """Kind and message, no longer than a line."""
+    """Says an error's kind and message in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
 
 
@@ -179,7 +179,7 @@ def _begin_with(environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """Seconds of one call, the median of six after one that does not count."""
+    """Times a call: the median of six, after one that does not count."""
     seconds = []
     for _ in range(7):
         began = time.perf_counter()

@@ -108,7 +108,7 @@ class Timed(NamedTuple):
 
 
 def measure_suite(suite: Suite, session: Session, reading: Alone | Here) -> dict[str, Any]:
-    """All cases of a model, with the speed of the memory (`reading`) between.
+    """Measures all cases of a model, and between them how fast the memory is read (`reading`).
 
     Raises SideFailed, unless it is the static cache that fails: that may be absent.
     """
@@ -229,7 +229,7 @@ def _figures(
 
 
 def _agreement(prompts: list[list[int]], ours: np.ndarray, others: np.ndarray, judge: Alone | Here) -> dict[str, float]:
-    """Counts rows that agree with ours; where one does not, how far apart the two tokens' logits were."""
+    """Counts the rows that agree with ours; of the others, says how far apart the two tokens' logits were."""
     gaps = []
     for prompt, one, other in zip(prompts, ours[:, : others.shape[1]], others, strict=True):
         if (one != other).any():
@@ -239,7 +239,7 @@ def _agreement(prompts: list[list[int]], ours: np.ndarray, others: np.ndarray, j
 
 
 def _measure_windows(suite: Suite, windows: Windows, sides: Sides, session: Session) -> dict[str, Any]:
-    """Of ours and of the dynamic cache: the median time of a token in each window, and late over early."""
+    """Measures the median time of a token in each window, of ours and of the dynamic cache."""
     session.say(f"{suite.model}: the time of a token by position ...")
     early, late = windows.prompts
     keys = {f"{name} {prompt}": (name, prompt) for prompt in windows.prompts for name in (_OURS, _THEIRS)}

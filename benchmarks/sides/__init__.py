@@ -69,7 +69,7 @@ class Training:
 
 
 def draw_weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Weights under `torch_ref`'s names: matrices and biases N(0, 0.02^2), scales of norms N(1, 0.02^2).
+    """Draws weights by `torch_ref`'s names: matrices and biases N(0, 0.02^2), scales of norms N(1, 0.02^2).
 
     Drawn by NumPy, so that all processes get the same bits, with a GPU or without, with JAX or without.
     """
@@ -81,5 +81,5 @@ def draw_weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]
 
 
 def draw_prompts(vocabulary: int, batch: int, length: int) -> list[list[int]]:
-    """Random ids, the same for every side."""
+    """Draws random ids, the same for every side."""
     return np.random.default_rng(1).integers(0, vocabulary, (batch, length)).tolist()

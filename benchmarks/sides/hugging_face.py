@@ -40,7 +40,7 @@ CacheKind = Literal["dynamic", "static", "static compiled"]
 
 
 def same_model(config: TransformerConfig) -> Any:
-    """The model that computes what ours does, with the weights that `draw_weights` draws (a BART draws its own)."""
+    """Makes the model that computes what ours does, with the weights of `draw_weights` (a BART draws its own)."""
     if config.decoder is None:
         tied = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
         return _load(BertForMaskedLM, BertConfig, tied, config, {})
@@ -128,7 +128,7 @@ def _inputs(batch: Mapping[str, Tensor], *, causal: bool) -> dict[str, Any]:
 
 
 def training(config: TransformerConfig, shape: BatchShape, device: str, compiled: bool = False) -> Training:
-    """What trains as Hugging Face does."""
+    """Makes the side that trains as Hugging Face does."""
     return Training(HuggingFace("HF", config, OPTIMIZER, TRAINING, device, compiled), config, shape)
 
 

@@ -26,7 +26,7 @@ from jax_tformer_comparison.machine import forget_peak
 
 
 def training(config: TransformerConfig, shape: BatchShape, device: str) -> Training:
-    """What trains as train.py does on one device."""
+    """Makes the side that trains as train.py does, on one device."""
     fitted = fit_to_devices(config, draw_batch(config, shape), make_mesh(MeshConfig(data=1), shape.rows), 1)
     return Training(JaxSide(fitted, OPTIMIZER, TRAINING, device), config, shape)
 
@@ -58,7 +58,7 @@ class Decoding:
         self._arrange(single=True)
 
     def _arrange(self, *, single: bool) -> None:
-        """Weights as one row alone, or several, are decoded with; of one form at a time."""
+        """Lays the weights out for one row, or for several; it holds one form of them at a time."""
         self._single, self._params = single, Params()
         drawn = draw_weights({name: reference_shape(slot) for name, slot in slots(self._net.shapes).items()})
         with jax.default_device(self._device):

@@ -25,12 +25,12 @@ class Reference(TorchSide):
 
 
 def training(config: TransformerConfig, shape: BatchShape, device: str, compiled: bool = False) -> Training:
-    """What trains as `torch_ref` does."""
+    """Makes the side that trains as `torch_ref` does."""
     return Training(Reference("torch_ref", config, OPTIMIZER, TRAINING, device, compiled), config, shape)
 
 
 def fuse(optimizer: torch.optim.AdamW) -> None:
-    """AdamW as one kernel."""
+    """Makes AdamW one kernel."""
     for group in optimizer.param_groups:
         group["fused"] = True
 

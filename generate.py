@@ -23,10 +23,10 @@ def main(arguments: Sequence[str]) -> int:
 
     run = RunFolder(user_path(options.run))
     experiment = run.read_config()
-    data, limit = experiment.data, options.decoding.max_new_tokens
+    data, exactly = experiment.data, options.decoding.max_new_tokens is not None
     decoding = options.decoding_of(data)
     tokenizer = run.read_tokenizer(experiment.model.vocab_size)
-    read = Reader(data, tokenizer, decoding.max_new_tokens, exactly=limit is not None, slide=options.slide)
+    read = Reader(data, tokenizer, decoding.max_new_tokens, exactly=exactly, slide=options.slide)
 
     # 2. The texts. Files are read to their end, standard input as it comes.
     texts: Iterable[Text]
@@ -36,10 +36,10 @@ def main(arguments: Sequence[str]) -> int:
     elif options.file is not None and str(options.file) != "-":
         texts = read_file(options.file, read)
     else:
-        texts = read_standard_input(read, typed=options.typed)
+        # What is to be scored keeps its line, or is an error.
+        texts = read_standard_input(read, typed=options.typed and options.reference is None)
     references = None
     if options.reference is not None:
-        # What is to be scored is needed as a whole anyway.
         references = read_references(options.reference, texts := list(texts))
 
     from jax_tformer.decoding.translation_scores import translation_scores

@@ -195,6 +195,18 @@ def test_limits_of_single_prompts(gpt: Model) -> None:
             assert alone.rows(0) == found.rows(row)
 
 
+def test_what_slides_is_decided_text_by_text(gpt: Model) -> None:
+    net, params = gpt
+    limits, decoding = [2, 20, 1, 20], DecodingConfig(20, temperature=1.0)
+    found = generate(net, params, PROMPTS, decoding, limits=limits, context=8, seed=3)
+    assert found.lengths[:, 0].tolist() == limits
+    for row, (prompt, limit) in enumerate(zip(PROMPTS, limits, strict=True)):
+        alone = generate(net, params, [prompt], decoding, limits=[limit], context=8, seed=3)
+        assert alone.rows(0) == found.rows(row)
+        if len(prompt) + limit - 1 <= 8:
+            assert generate(net, params, [prompt], decoding, limits=[limit], seed=3).rows(0) == found.rows(row)
+
+
 def test_settings_lengths_and_equal_models_share_what_is_compiled(gpt: Model) -> None:
     net, params = gpt
     generate(net, params, PROMPTS, DecodingConfig(3, temperature=0.5, top_p=0.5))

@@ -5,6 +5,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_tformer.decoding.settings import DecodingConfig, LengthPenaltyForm
@@ -66,7 +67,7 @@ def process(logits: Float[Array, "N V"], rules: Rules, seen: Bool[Array, "N V"] 
         logits = penalize_repetition(logits, seen, rules.repetition_penalty.astype(logits.dtype))
     if rules.temperature is not None:
         # The largest becomes 0, and so stays finite at any temperature; XLA takes the tiniest of these for 0.
-        temperature = jnp.maximum(rules.temperature.astype(logits.dtype), jnp.finfo(logits.dtype).tiny)
+        temperature = jnp.maximum(rules.temperature.astype(logits.dtype), np.finfo(logits.dtype).tiny)
         logits = (logits - logits.max(-1, keepdims=True)) / temperature
     if rules.top_k is not None:
         logits = keep_top_k(logits, rules.top_k)
@@ -104,7 +105,7 @@ def keep_top_p(logits: Float[Array, "N V"], p: Array | float) -> Float[Array, "N
     floating-point numbers, which are ordered as the numbers are: on CPU a tenth of the time of a sort.
     """
     probabilities = jax.nn.softmax(logits, axis=-1)
-    integer = jnp.int32 if logits.dtype == jnp.float32 else jnp.int64
+    integer, bits = (jnp.int32, 32) if logits.dtype == jnp.float32 else (jnp.int64, 64)
     patterns = jax.lax.bitcast_convert_type(probabilities, integer)
     # The smallest pattern above which less than p is left; all that reach it stay.
     low = jnp.full(logits.shape[0], -1, integer)
@@ -116,7 +117,7 @@ def keep_top_p(logits: Float[Array, "N V"], p: Array | float) -> Float[Array, "N
         more = jnp.where(patterns > middle[:, None], probabilities, 0).sum(-1) >= p
         return jnp.where(more, middle, low), jnp.where(more, high, middle)
 
-    _, threshold = jax.lax.fori_loop(0, jnp.iinfo(integer).bits, halve, (low, high))
+    _, threshold = jax.lax.fori_loop(0, bits, halve, (low, high))
     return jnp.where(patterns < threshold[:, None], -jnp.inf, logits)
 
 

@@ -4,13 +4,15 @@ Plain frozen dataclasses, checked when they are made; this file imports neither 
 Every field that changes a number is here under its own name, so that nothing rests on a framework's default.
 """
 
+import ast
 import dataclasses
-import math
+import inspect
+import sys
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from functools import cache
+from typing import Literal, TypeVar
 
-from jax_tformer.errors import FieldError, InputError
-from jax_tformer.field_docs import described
+from jax_tformer.errors import require, require_choice, require_finite, require_fraction, require_positive
 
 Activation = Literal["relu", "gelu_erf", "gelu_tanh", "silu"]
 AttentionImplementation = Literal["auto", "einsum", "blocks", "cudnn", "pallas"]
@@ -22,50 +24,50 @@ Norm = Literal["layernorm", "rmsnorm"]
 NormPlacement = Literal["pre", "post"]
 Positions = Literal["sinusoidal_interleaved", "sinusoidal_half", "learned", "rotary", "none"]
 Remat = Literal["auto", "none", "dots", "full"]
+C = TypeVar("C", bound=type)
 
 
-def require(condition: bool, message: str) -> None:
-    """Raises InputError(message) unless `condition` holds."""
-    if not condition:
-        raise InputError(message)
+def described(kind: C) -> C:
+    """Lets the docstring of a dataclass go on with its fields, each with the string that stands under it.
+
+    That is read from the source when somebody asks, so it costs nothing before, and nothing is written twice.
+    """
+    kind.__doc__ = _FieldDocs(inspect.cleandoc(kind.__doc__ or ""))  # type: ignore[assignment]
+    return kind
 
 
-def require_field(condition: bool, name: str, problem: str) -> None:
-    """Raises FieldError(name, problem) unless `condition` holds."""
-    if not condition:
-        raise FieldError(name, problem)
+class _FieldDocs:
+    """Stands where a class has its docstring, and makes one. Without source it is what it was."""
+
+    def __init__(self, docstring: str) -> None:
+        self._docstring = docstring
+
+    def __get__(self, instance: object, owner: type) -> str:
+        descriptions: dict[str, str] = {}
+        for parent in reversed(owner.__mro__):
+            descriptions |= _descriptions(parent.__module__).get(parent.__qualname__, {})
+        names = [field.name for field in dataclasses.fields(owner)]
+        # A line each, however long: tyro takes the text of its flags from here, and would show where it was broken.
+        lines = [f"    {name}: {descriptions[name]}" for name in names if name in descriptions]
+        return "\n".join([self._docstring, "", "Attributes:", *lines]) if lines else self._docstring
 
 
-def require_positive(config: object, *names: str) -> None:
-    """Raises FieldError unless every named field is an integer of at least 1."""
-    for name in names:
-        value = getattr(config, name)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        require_field(whole and value >= 1, name, f"is {value!r}; expected a whole number of at least 1")
-
-
-def require_finite(config: object, *names: str, above: float | None = None, minimum: float | None = None) -> None:
-    """Raises FieldError unless every named field is a finite number, above `above` and not below `minimum`."""
-    for name in names:
-        value = getattr(config, name)
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        bound = f" above {above:g}" if above is not None else f" of at least {minimum:g}" if minimum is not None else ""
-        within = number and (above is None or value > above) and (minimum is None or value >= minimum)
-        require_field(within, name, f"is {value!r}; expected a finite number{bound}")
-
-
-def require_choice(config: object, name: str, allowed: Any) -> None:
-    """Raises FieldError unless the named field is one of the values of the Literal type `allowed`."""
-    value, choices = getattr(config, name), get_args(allowed)
-    require_field(value in choices, name, f"is {value!r}; expected one of {', '.join(map(repr, choices))}")
-
-
-def require_fraction(config: object, *names: str) -> None:
-    """Raises FieldError unless every named field is a number from 0 up to, but not including, 1."""
-    for name in names:
-        value = getattr(config, name)
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        require_field(number and 0 <= value < 1, name, f"is {value!r}; expected a number from 0 to below 1")
+@cache
+def _descriptions(module: str) -> dict[str, dict[str, str]]:
+    """{class: {field: the string under it}} of a module; nothing where its source is not at hand."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError, KeyError):
+        return {}
+    found: dict[str, dict[str, str]] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            fields = found.setdefault(node.name, {})
+            for line, below in zip(node.body, node.body[1:], strict=False):
+                match line, below:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                        fields[name] = " ".join(text.split())
+    return found
 
 
 @described

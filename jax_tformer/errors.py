@@ -1,4 +1,7 @@
-"""The one exception that means "the user can mend this"."""
+"""The one exception that means "the user can mend this", and the checks that raise it."""
+
+import math
+from typing import Any, get_args
 
 
 class InputError(ValueError):
@@ -18,3 +21,47 @@ class FieldError(InputError):
 
 class TrainingFailed(RuntimeError):
     """The loss is no longer a number. Printed as one line too; the exit status is 1."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises InputError(message) unless `condition` holds."""
+    if not condition:
+        raise InputError(message)
+
+
+def require_field(condition: bool, name: str, problem: str) -> None:
+    """Raises FieldError(name, problem) unless `condition` holds."""
+    if not condition:
+        raise FieldError(name, problem)
+
+
+def require_positive(config: object, *names: str) -> None:
+    """Raises FieldError unless every named field is an integer of at least 1."""
+    for name in names:
+        value = getattr(config, name)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        require_field(whole and value >= 1, name, f"is {value!r}; expected a whole number of at least 1")
+
+
+def require_finite(config: object, *names: str, above: float | None = None, minimum: float | None = None) -> None:
+    """Raises FieldError unless every named field is a finite number, above `above` and not below `minimum`."""
+    for name in names:
+        value = getattr(config, name)
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        bound = f" above {above:g}" if above is not None else f" of at least {minimum:g}" if minimum is not None else ""
+        within = number and (above is None or value > above) and (minimum is None or value >= minimum)
+        require_field(within, name, f"is {value!r}; expected a finite number{bound}")
+
+
+def require_choice(config: object, name: str, allowed: Any) -> None:
+    """Raises FieldError unless the named field is one of the values of the Literal type `allowed`."""
+    value, choices = getattr(config, name), get_args(allowed)
+    require_field(value in choices, name, f"is {value!r}; expected one of {', '.join(map(repr, choices))}")
+
+
+def require_fraction(config: object, *names: str) -> None:
+    """Raises FieldError unless every named field is a number from 0 up to, but not including, 1."""
+    for name in names:
+        value = getattr(config, name)
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        require_field(number and 0 <= value < 1, name, f"is {value!r}; expected a number from 0 to below 1")

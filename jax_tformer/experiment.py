@@ -9,13 +9,13 @@ from typing import Literal
 
 from jax_tformer.config import (
     TransformerConfig,
+    described,
     require,
     require_choice,
     require_finite,
     require_fraction,
     require_positive,
 )
-from jax_tformer.field_docs import described
 
 TokenizerKind = Literal["bytes", "characters", "bpe", "huggingface"]
 TextSource = Literal["python-docs", "files"]

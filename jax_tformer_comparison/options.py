@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig, require, require_fraction, require_positive
+from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig
+from jax_tformer.errors import require, require_fraction, require_positive
 from jax_tformer.experiment import (
     ExperimentConfig,
     MaskedTextData,

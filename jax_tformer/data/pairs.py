@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 
-from jax_tformer.config import require
 from jax_tformer.data import dates
 from jax_tformer.data.batches import (
     IGNORED,
@@ -20,7 +19,7 @@ from jax_tformer.data.batches import (
 )
 from jax_tformer.data.text_files import read_json_lines, read_lines
 from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.errors import InputError
+from jax_tformer.errors import InputError, require
 from jax_tformer.experiment import PairData, TrainingConfig
 from jax_tformer.files import user_path
 

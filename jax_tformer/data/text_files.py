@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from jax_tformer.config import require
-from jax_tformer.errors import InputError
+from jax_tformer.errors import InputError, require
 
 BLOCK = 2**20
 """Bytes, or characters, that are looked at together."""

@@ -9,14 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tformer.config import require, require_field
 from jax_tformer.data.batches import check_ids
 from jax_tformer.decoding.beam import search
 from jax_tformer.decoding.fast import layers_apart
 from jax_tformer.decoding.loop import advance, restart, row_keys, start
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.strategies import rules_of
-from jax_tformer.errors import InputError
+from jax_tformer.errors import InputError, require, require_field
 from jax_tformer.model.functional import AnyTransformer, DecoderTransformer, EncoderOnlyTransformer, Params
 
 Ids = Sequence[int] | np.ndarray

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_tformer.config import StackConfig, require
+from jax_tformer.config import StackConfig
 from jax_tformer.data.batches import check_ids
 from jax_tformer.decoding.generation import Ids, padded, require_positions, require_speaker, rounded
+from jax_tformer.errors import require
 from jax_tformer.model.functional import AnyTransformer, DecoderOnlyTransformer, DecoderTransformer, Params
 
 

@@ -10,7 +10,8 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jax_tformer.config import AttentionImplementation, Remat, StackConfig, TransformerConfig, require
+from jax_tformer.config import AttentionImplementation, Remat, StackConfig, TransformerConfig
+from jax_tformer.errors import require
 from jax_tformer.model.kernels import attend_in_rows, choose_implementation, flat, is_kernel, kernel
 from jax_tformer.model.layers import (
     PROJECTION,

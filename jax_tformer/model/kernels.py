@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_tformer.config import AttentionImplementation, require
-from jax_tformer.errors import InputError
+from jax_tformer.config import AttentionImplementation
+from jax_tformer.errors import InputError, require
 from jax_tformer.model.layers import accumulator, dropout
 from jax_tformer.model.masks import Mask
 

@@ -9,9 +9,8 @@ from typing import Annotated
 
 import tyro
 
-from jax_tformer.config import require
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.errors import FieldError, InputError
+from jax_tformer.errors import FieldError, InputError, require
 from jax_tformer.experiment import MaskedTextData, PairData, TextData
 from jax_tformer.run.command_line import checkpoint_step
 

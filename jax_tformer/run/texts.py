@@ -6,9 +6,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from jax_tformer.config import require
 from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.errors import InputError
+from jax_tformer.errors import InputError, require
 from jax_tformer.experiment import PairData, TextData
 from jax_tformer.files import user_path
 from jax_tformer.terminal import one_line

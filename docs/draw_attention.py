@@ -1,0 +1,93 @@
+"""Draws where a trained encoder-decoder looks: `python docs/draw_attention.py runs/dates "fr: mercredi 17 mars 2021"`.
+
+A row for each token of the answer, a column for each of the source. A cell is the weight of the decoder's
+cross-attention in one layer, the mean of its heads, at the step that chose the row's token.
+"""
+
+import argparse
+from html import escape
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+from draw_architecture import GREY
+
+from jax_tformer import DecodingConfig, InputError, generate
+from jax_tformer.config import require
+from jax_tformer.model.functional import EncoderDecoderTransformer
+from jax_tformer.run.restoring import Trained, load_trained
+from jax_tformer.run.run_folder import RunFolder
+
+CELL, LEFT, TOP = 25, 56, 34
+BLUE = "#2f7de1"
+FAINT = 0.02
+"""What weighs less is not drawn."""
+
+
+def attended(trained: Trained, source: str, layer: int) -> tuple[list[str], list[str], np.ndarray]:
+    """The tokens of the source, those of the answer, and the weights `[T, S]` between them."""
+    net, tokenizer = trained.net, trained.tokenizer
+    start, end = tokenizer.start_id, tokenizer.end_id
+    if not isinstance(net, EncoderDecoderTransformer) or start is None or end is None:
+        raise InputError("the run's model has no cross-attention; expected an encoder-decoder, such as runs/dates")
+    ids = [*tokenizer.encode(source).tolist(), end]
+    greedy = DecodingConfig(max_new_tokens=40, temperature=0.0)
+    [answer] = generate(net, trained.params, [ids], greedy, start_id=start, end_id=end).rows(0)
+    target = [start, *answer[:-1]]
+    outputs = net.bind(trained.params)(jnp.array([ids]), jnp.array([target]), capture=True)
+    assert outputs.decoder is not None
+    assert outputs.decoder.cross_attention is not None
+    layers = outputs.decoder.cross_attention
+    require(0 <= layer < len(layers), f"--layer is {layer}; expected 0 to {len(layers) - 1}, of this model's decoder")
+    source_names, answer_names = (
+        ["end" if each == end else tokenizer.decode([each]) for each in row] for row in (ids, answer)
+    )
+    return source_names, answer_names, np.asarray(layers[layer, 0].mean(0))
+
+
+def picture(source: list[str], answer: list[str], weights: np.ndarray) -> str:
+    """The weights as SVG."""
+    width, height = LEFT + CELL * len(source) + 8, TOP + CELL * len(answer) + 8
+    elements = [
+        f'<rect x="{LEFT}" y="{TOP}" width="{CELL * len(source)}" height="{CELL * len(answer)}" class="ground"/>'
+    ]
+    size = f'width="{CELL - 2}" height="{CELL - 2}" fill="{BLUE}"'
+    for row, column in np.argwhere(weights >= FAINT):
+        x, y = LEFT + CELL * column + 1, TOP + CELL * row + 1
+        elements.append(f'<rect x="{x}" y="{y}" {size} fill-opacity="{weights[row, column]:.2f}"/>')
+    for column, token in enumerate(source):
+        elements.append(f'<text x="{LEFT + CELL * (column + 0.5)}" y="{TOP - 10}">{shown(token)}</text>')
+    for row, token in enumerate(answer):
+        elements.append(f'<text x="{LEFT - 20}" y="{TOP + CELL * (row + 0.5) + 5}">{shown(token)}</text>')
+    font = 'ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace'
+    style = (
+        f"text {{ font: 600 14px {font}; text-anchor: middle; fill: {GREY} }} "
+        f".ground {{ fill: {GREY}; fill-opacity: 0.1 }}"
+    )
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">'
+    title = f"<title>{escape(''.join(source[:-1]))} -> {escape(''.join(answer[:-1]))}</title>"
+    return "\n".join([head, title, f"<style>{style}</style>", *elements, "</svg>\n"])
+
+
+def shown(token: str) -> str:
+    """A token as text of the picture."""
+    return escape(token.replace(" ", "␣"))
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[2])
+    options.add_argument("run", type=Path, help="the folder of a trained encoder-decoder")
+    options.add_argument("source", help="what it reads")
+    options.add_argument("--layer", type=int, default=0, help="of the decoder, from 0 (default)")
+    options.add_argument("--out", type=Path, default=Path(__file__).with_name("attention.svg"))
+    given = options.parse_args()
+    try:
+        source, answer, weights = attended(load_trained(RunFolder(given.run)), given.source, given.layer)
+    except InputError as error:
+        options.error(str(error))
+    given.out.write_text(picture(source, answer, weights), "utf-8")
+    print(f"{''.join(source[:-1])} -> {''.join(answer[:-1])}: {given.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from jax_tformer import config as choices
 from jax_tformer.config import ComputeConfig, DropoutConfig, StackConfig, TransformerConfig
-from parity_tests.cases import PADDINGS, Lengths
+from parity_tests.cases import Lengths, kinds
 
 Strategy = st.SearchStrategy[Any]
 
@@ -21,7 +21,8 @@ class Case:
     """Of the weights."""
     seed: int
     """Of weights and batch."""
-    padding: str
+    kind: str
+    """Of the batch (see `batch_for`)."""
     lengths: Lengths
     dropout_seed: int | None
 
@@ -62,6 +63,7 @@ def stacks(draw: st.DrawFn, longest: int) -> dict[str, Any]:
         "feedforward_width": draw(few(1, 5, 16)),
         "key_value_heads": shared if shared is None or heads % shared == 0 else None,
         "head_width": width,
+        "window": draw(few(None, None, 1, 2, 4)),
         "attention_scale": draw(one_of(choices.AttentionScale)),
         "query_bias": draw(st.booleans()),
         "key_bias": draw(st.booleans()),
@@ -119,11 +121,12 @@ def configs(draw: st.DrawFn, longest: int) -> dict[str, Any]:
 def cases(draw: st.DrawFn) -> Case:
     """An architecture with weights and a batch for it."""
     lengths = Lengths(draw(st.integers(2, 4)), draw(st.integers(2, 9)), draw(st.integers(2, 9)))
+    config = TransformerConfig(**draw(configs(max(lengths.source, lengths.target))))
     return Case(
-        config=TransformerConfig(**draw(configs(max(lengths.source, lengths.target)))),
+        config=config,
         std=draw(few(0.02, 0.2)),
         seed=draw(st.integers(0, 999)),
-        padding=draw(st.sampled_from(PADDINGS)),
+        kind=draw(st.sampled_from(kinds(config))),
         lengths=lengths,
         dropout_seed=draw(st.none() | st.integers(0, 99)),
     )

@@ -17,6 +17,8 @@ OFF_CENTRE = 1.0
 """Added to token tables of standard deviation 0.02: rows whose mean is 50 times their spread, which a variance computed
 as mean(x^2) - mean(x)^2 does not survive in float32."""
 PADDINGS = ("none", "right", "left")
+SEGMENTS = {"source": "source_segments", "target": "target_segments", "tokens": "segments"}
+"""Which segments go with which ids of a batch."""
 VOCABULARY = 61
 
 
@@ -76,6 +78,21 @@ SWITCHES: dict[str, TransformerConfig] = {
 CONFIGS = {name: reduced(config) for name, config in ARCHITECTURES.items()} | SWITCHES
 
 
+def windowed(config: TransformerConfig, encoder: int | None, decoder: int | None) -> TransformerConfig:
+    """`config` with these windows in its stacks."""
+    return replace(
+        config,
+        encoder=config.encoder and replace(config.encoder, window=encoder),
+        decoder=config.decoder and replace(config.decoder, window=decoder),
+    )
+
+
+WINDOWED = {
+    "decoder-only, window": windowed(SWITCHES["switches-decoder-only"], None, 5),
+    "encoder-decoder, windows": windowed(SWITCHES["switches-encoder-decoder"], 4, 3),
+}
+
+
 @dataclass(frozen=True)
 class Lengths:
     """Sizes of a batch."""
@@ -107,8 +124,19 @@ def _slots(config: TransformerConfig) -> dict[str, Slot]:
     return slots(transformer(config).shapes)
 
 
-def batch_for(config: TransformerConfig, padding: str, seed: int = 1, lengths: Lengths | None = None) -> Tensors:
-    """A batch for `config`: some labels ignored, rows of different length where there is padding on that side."""
+def kinds(config: TransformerConfig) -> tuple[str, ...]:
+    """The kinds of batches that `config` takes: padding, segments and prefix, in every combination that there is."""
+    masks = ("", " segments") if config.encoder is not None else ("", " segments", " prefix", " segments prefix")
+    return tuple(padding + rest for rest in masks for padding in PADDINGS)
+
+
+def batch_for(config: TransformerConfig, kind: str, seed: int = 1, lengths: Lengths | None = None) -> Tensors:
+    """A batch for `config`: some labels ignored, rows of different length where there is padding.
+
+    `kind` is one of PADDINGS, behind which may stand "segments" (several texts in a row) and "prefix" (what each text
+    begins with is seen in both directions).
+    """
+    padding, *masks = kind.split()
     rng = np.random.default_rng(seed)
     lengths = lengths or Lengths()
     stack = config.output_stack
@@ -128,6 +156,11 @@ def batch_for(config: TransformerConfig, padding: str, seed: int = 1, lengths: L
     labels[rng.random(labels.shape) < 0.2] = -100
     if mask is not None:
         labels[~mask] = -100
+    for side, name in SEGMENTS.items() if "segments" in masks else ():
+        if side in batch:
+            batch[name] = _segments(rng, *batch[side].shape)
+    if "prefix" in masks:
+        batch["prefix"] = _prefix(rng, batch.get("segments", np.zeros_like(batch["tokens"])))
     return batch | {"labels": labels}
 
 
@@ -142,3 +175,26 @@ def _side(
     places = np.arange(length)[None]
     mask = places < real if padding == "right" else places >= length - real
     return {name: ids, f"{name}_mask": mask}
+
+
+def _latest(begins: np.ndarray) -> np.ndarray:
+    """The place where the text that each place belongs to begins; `begins` is True there."""
+    return np.maximum.accumulate(np.where(begins, np.arange(begins.shape[1])[None], 0), axis=1)
+
+
+def _segments(rng: np.random.Generator, rows: int, length: int) -> np.ndarray:
+    """The numbers of several texts in each row, wherever its padding is; a number may come again further on.
+
+    Those of sources and targets are drawn by themselves, so that some targets find no source.
+    """
+    numbers, begins = rng.integers(0, 5, (rows, length)), rng.random((rows, length)) < 0.3
+    return np.take_along_axis(numbers, _latest(begins), axis=1).astype(np.int32)
+
+
+def _prefix(rng: np.random.Generator, segments: np.ndarray) -> np.ndarray:
+    """True from the beginning of each text up to somewhere, which may be nowhere, or its end."""
+    length = segments.shape[1]
+    begins = np.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+    latest = _latest(begins)
+    sizes = np.take_along_axis(rng.integers(0, length + 1, segments.shape), latest, axis=1)
+    return np.arange(length)[None] - latest < sizes

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ from jax_tformer.training.step import forward
 from jax_tformer.weights.huggingface import from_huggingface
 from jax_tformer.weights.names import from_reference
 from parity_tests.bridge import Tensors
-from parity_tests.cases import CONFIGS, PADDINGS, Lengths, batch_for, weights_for
+from parity_tests.cases import CONFIGS, PADDINGS, WINDOWED, Lengths, batch_for, weights_for
 from parity_tests.generation import Hypothesis, drivable, greedy_margins, huggingface_generate
 from parity_tests.huggingface import Oracle
 from parity_tests.measure import Measured, compared, worst
@@ -89,17 +90,27 @@ def compared_beams(ours: Generated, theirs: list[list[Hypothesis]]) -> tuple[Mea
 
 
 def stepwise(
-    net: AnyTransformer, params: Params, batch: Tensors, first: int, *, full: bool = True, single: bool = False
+    net: AnyTransformer,
+    params: Params,
+    batch: Tensors,
+    first: int,
+    then: Sequence[int] = (),
+    *,
+    full: bool = True,
+    single: bool = False,
 ) -> tuple[Any, Any]:
-    """Logits of all positions: `first` of them at once and then one by one from a cache, and by the forward pass.
+    """Logits of all positions: read into a cache piece by piece, and by the forward pass.
 
-    Without `full`, of the last 8 positions of the forward pass and of the cache only.
+    `first` positions are read at once, then as many as `then` says, then one by one. A prefix, which sees itself in
+    both directions, has to be in the first piece: what goes beyond that is cut off. Without `full`, logits of the last
+    8 positions of the forward pass and of the cache only.
     """
     arrays = {name: jnp.asarray(array) for name, array in batch.items()}
     tokens = arrays["target" if "target" in arrays else "tokens"]
     rows, length = tokens.shape
     masks = {"mask": arrays.get("target_mask" if "target" in arrays else "mask", jnp.ones(tokens.shape, bool))}
-    masks |= {name: arrays[name] for name in ("prefix",) if name in arrays}
+    if "prefix" in arrays:
+        masks["prefix"] = arrays["prefix"] = arrays["prefix"] & (jnp.arange(length) < first)[None, :]
 
     def begin(params: Params, tokens: jax.Array, masks: dict[str, jax.Array]) -> Outputs:
         model: Any = net.bind(params)
@@ -115,12 +126,13 @@ def stepwise(
             return model(tokens, **masks, cache=cache)
         return model.decode(tokens, None, target_mask=masks["mask"], cache=cache)
 
-    apart, at_first = layers_apart(params, single=single), slice(0, first)
-    outputs = jax.jit(begin)(apart, tokens[:, at_first], {name: mask[:, at_first] for name, mask in masks.items()})
+    apart = layers_apart(params, single=single)
+    ends = np.cumsum([first, *then, *[1] * (length - first - sum(then))])
+    outputs = jax.jit(begin)(apart, tokens[:, :first], {name: mask[:, :first] for name, mask in masks.items()})
     step, parts = jax.jit(extend), [outputs.logits]
-    for t in range(first, length):
-        here = {name: mask[:, t : t + 1] for name, mask in masks.items()}
-        outputs = step(apart, tokens[:, t : t + 1], here, outputs.cache)
+    for start, end in pairwise(ends.tolist()):
+        here = {name: mask[:, start:end] for name, mask in masks.items()}
+        outputs = step(apart, tokens[:, start:end], here, outputs.cache)
         parts.append(outputs.logits)
     whole = jax.jit(lambda params: forward(net, params, arrays).logits)(params)
     shown = slice(None) if full else slice(-8, None)
@@ -133,6 +145,26 @@ def test_a_cache_gives_the_logits_of_the_full_forward_pass(name: str, padding: s
     net, params = model_of(CONFIGS[name], weights_for(CONFIGS[name], 0.2))
     ours, full = stepwise(net, params, batch_for(CONFIGS[name], padding), first=3, single=padding == "left")
     record(name, compared(CACHED, {"logits": ours}, {"logits": full}))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("decoder-only, window", "left prefix"),
+        ("encoder-decoder, windows", "left"),
+        *(pytest.param("gpt2", f"{padding} prefix", marks=pytest.mark.deep) for padding in PADDINGS),
+        *(pytest.param(name, padding, marks=pytest.mark.deep) for name in WINDOWED for padding in PADDINGS),
+    ],
+)
+def test_windows_and_prefixes_from_a_cache(name: str, kind: str, record: Record) -> None:
+    """In pieces, step by step, and at once."""
+    config = (CONFIGS | WINDOWED)[name]
+    net, params = model_of(config, weights_for(config, 0.2))
+    batch = batch_for(config, kind)
+    everything = batch["labels"].shape[1]
+    for first, then in ((4 if "prefix" in kind else 1, (3,)), (everything, ())):
+        ours, full = stepwise(net, params, batch, first, then)
+        record(name, compared(CACHED, {"logits": ours}, {"logits": full}))
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -153,10 +185,11 @@ def test_far_from_the_start(name: str, record: Record) -> None:
     record(f"{name}, 520 positions", compared(CACHED, {"logits": ours}, {"logits": full}))
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", [*DECODERS, *(pytest.param(name, marks=pytest.mark.deep) for name in WINDOWED)])
 def test_tokens_of_the_reference(name: str, record: Record) -> None:
     """Greedy and beams, from prompts (or sources) of uneven lengths, with an end token that comes."""
-    config, weights = CONFIGS[name], weights_for(CONFIGS[name], 0.2)
+    config = (CONFIGS | WINDOWED)[name]
+    weights = weights_for(config, 0.2)
     net, params = model_of(config, weights)
     model, prompts = drivable(config, weights), uneven_prompts(config)
     options = {"start_id": START} if config.encoder is not None else {}

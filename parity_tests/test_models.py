@@ -10,7 +10,7 @@ import pytest
 
 from jax_tformer.presets import ARCHITECTURES
 from parity_tests.bridge import Pair, Tensors, identity, known_zeros
-from parity_tests.cases import CONFIGS, OFF_CENTRE, PADDINGS, REGIMES, Lengths, batch_for, weights_for
+from parity_tests.cases import CONFIGS, OFF_CENTRE, PADDINGS, REGIMES, WINDOWED, Lengths, batch_for, weights_for
 from parity_tests.measure import BFLOAT16, BFLOAT16_VALUES, FLOAT32, Measured, Sample, compared, quality
 
 Record = Callable[[str, Measured], None]
@@ -25,10 +25,11 @@ HALF_FIRST = ((0.02, "left"), (0.2, "right"))
 """What `make test` takes of them: every regime, and one program each to compile."""
 
 
-def inputs(name: str, std: float, padding: str, count: int, offset: float = 0.0) -> Iterator[tuple[Tensors, Tensors]]:
+def inputs(name: str, std: float, kind: str, count: int, offset: float = 0.0) -> Iterator[tuple[Tensors, Tensors]]:
     """`count` pairs of weights and batch, all different."""
+    config = (CONFIGS | WINDOWED)[name]
     for seed in range(count):
-        yield weights_for(CONFIGS[name], std, seed, offset=offset), batch_for(CONFIGS[name], padding, seed)
+        yield weights_for(config, std, seed, offset=offset), batch_for(config, kind, seed)
 
 
 def narrow_sample(exact: Pair, narrow: Pair, weights: Tensors, batch: Tensors) -> Sample:
@@ -47,11 +48,12 @@ def judge_narrow(
     name: str, exact: Pair, single_cases: Sequence[Any], half_cases: Sequence[Any], record: Record
 ) -> None:
     """Gates 3 and 4 in these cases, each by itself: a figure over all would not see what only one of them shows."""
-    start = weights_for(CONFIGS[name], 0.02)
+    config = (CONFIGS | WINDOWED)[name]
+    start = weights_for(config, 0.02)
     # float64 shows what function it is, whatever the compiler does, and bfloat16 rounds far above it; float32 shows
     # how the optimised code rounds.
-    single = Pair(CONFIGS[name], start, "float32", optimised=True)
-    half = Pair(CONFIGS[name], start, "bfloat16", optimised=False)
+    single = Pair(config, start, "float32", optimised=True)
+    half = Pair(config, start, "bfloat16", optimised=False)
     for (std, offset), padding in single_cases:
         samples = [narrow_sample(exact, single, *case) for case in inputs(name, std, padding, DRAWS_FLOAT32, offset)]
         record(name, quality("3 float32 / allowed", samples, FLOAT32))
@@ -98,7 +100,7 @@ def test_gates_1_and_2_at_full_size(name: str, record: Record) -> None:
 )
 @pytest.mark.parametrize("name", ["gpt2", "switches-decoder-only", "switches-encoder-decoder"])
 def test_gates_1_and_2_over_several_blocks(name: str, padding: str, record: Record) -> None:
-    """Attention in blocks of queries, of which the last is shorter (see nn/attention_blocks.py)."""
+    """Attention in blocks of queries, of which the last is shorter (see `attend_in_rows` in model/kernels.py)."""
     config = replace(
         CONFIGS[name],
         **{

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, seed, settings
 from hypothesis.strategies import SearchStrategy
-from jax_tformer.model.OLD_nn import attention_blocks
 
 from jax_tformer.config import ComputeConfig, DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.model import kernels
 from parity_tests.architectures import Case, cases, configs, stacks
 from parity_tests.bridge import Pair, known_zeros
 from parity_tests.cases import Lengths, batch_for, weights_for
@@ -22,6 +22,14 @@ from parity_tests.test_decoding import CACHED, model_of, stepwise
 
 CONFIGS = (TransformerConfig, StackConfig, DropoutConfig, ComputeConfig)
 
+QUICK = settings(
+    deadline=None,
+    database=None,
+    print_blob=False,
+    # No shrinking: it takes minutes, and the examples are small.
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
 PARTS = 6
 """Tests that share the examples, so that several processes can."""
 part_by_part = pytest.mark.parametrize(
@@ -32,14 +40,14 @@ part_by_part = pytest.mark.parametrize(
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention in blocks of 4 queries: these sequences would otherwise fit into one block."""
-    monkeypatch.setattr(attention_blocks, "block_length", lambda length: 4)
+    monkeypatch.setattr(kernels, "block_length", lambda length: 4)
 
 
 def figures(case: Case) -> list[Measured]:
     """Gates 1 and 2 of one case."""
     weights = weights_for(case.config, case.std, case.seed)
     pair = Pair(case.config, weights, "float64", optimised=False, dropout_seed=case.dropout_seed)
-    batch = batch_for(case.config, case.padding, case.seed, case.lengths)
+    batch = batch_for(case.config, case.kind, case.seed, case.lengths)
     ours, theirs = pair.run_jax(batch), pair.run_torch(batch)
     # Among random models are some whose attention cannot matter (all tokens alike, say), so that gradients cancel to a
     # rounding error. Below a thousandth of the global norm, a gradient is measured against that thousandth.
@@ -53,9 +61,11 @@ def figures(case: Case) -> list[Measured]:
 
 
 def cached_figures(case: Case) -> list[Measured]:
-    """Of gate 8: logits from a cache, a token at a time after the first one."""
+    """Of gate 8: logits from a cache, a token at a time after the first one; after the first three, with a prefix."""
     net, params = model_of(case.config, weights_for(case.config, case.std, case.seed))
-    ours, full = stepwise(net, params, batch_for(case.config, case.padding, case.seed, case.lengths), first=1)
+    batch = batch_for(case.config, case.kind, case.seed, case.lengths)
+    first = 3 if "prefix" in batch else 1
+    ours, full = stepwise(net, params, batch, first=first)
     return [compared(CACHED, {"logits": ours}, {"logits": full})]
 
 
@@ -66,7 +76,9 @@ def test_random_architectures(part: int, record: Callable[[str, Measured], None]
 
 @part_by_part
 def test_random_caches(part: int, record: Callable[[str, Measured], None], pytestconfig: pytest.Config) -> None:
-    speakers = cases().filter(lambda case: case.config.decoder is not None and case.config.head != "none")
+    speakers = cases().filter(
+        lambda case: case.config.decoder is not None and case.config.head != "none" and "segments" not in case.kind
+    )
     hold(cached_figures, speakers, part, 18, record, pytestconfig)
 
 
@@ -83,15 +95,7 @@ def hold(
     worst: dict[str, Measured] = {}
 
     @seed(part if start is None else 1000 + PARTS * start + part)
-    @settings(
-        max_examples=(examples if start is None else 20 * examples) // PARTS,
-        deadline=None,
-        database=None,
-        print_blob=False,
-        # No shrinking: it takes minutes, and the examples are small.
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(QUICK, max_examples=(examples if start is None else 20 * examples) // PARTS)
     @given(drawn)
     def gates_hold(case: Case) -> None:
         try:
@@ -113,7 +117,7 @@ def hold(
 def test_every_field_is_drawn() -> None:
     """A field that is added to the config must be added here too."""
     fixed = {"parameter_dtype", "dtype"}  # what the gates themselves choose
-    stack, config = find(stacks(5), lambda _: True), find(configs(5), lambda _: True)
+    stack, config = (find(drawn, lambda _: True, settings=QUICK) for drawn in (stacks(5), configs(5)))
     assert stack.keys() == {field.name for field in fields(StackConfig)}
     assert config.keys() == {field.name for field in fields(TransformerConfig)}
     drawn = {field.name for field in fields(DropoutConfig)} | {"attention", "remat", "unroll"}
@@ -125,7 +129,7 @@ def test_no_field_is_always_the_same(strategy: SearchStrategy[dict[str, object]]
     seen: dict[str, set[str]] = {}
 
     @seed(0)
-    @settings(max_examples=150, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @settings(QUICK, max_examples=150)
     @given(strategy)
     def look(drawn: dict[str, object]) -> None:
         for name, value in drawn.items():
@@ -138,7 +142,7 @@ def test_no_field_is_always_the_same(strategy: SearchStrategy[dict[str, object]]
 def test_a_failing_example_can_be_pasted() -> None:
     names = {kind.__name__: kind for kind in (Case, Lengths, *CONFIGS)}
 
-    @settings(max_examples=50, database=None, phases=[Phase.generate])
+    @settings(QUICK, max_examples=50)
     @given(cases())
     def comes_back(case: Case) -> None:
         assert eval(repr(case), names) == case

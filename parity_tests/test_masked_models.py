@@ -1,0 +1,230 @@
+"""Who sees whom, beyond padding: windows, several texts in a row, prefixes. Gates 1 to 4, and packed rows.
+
+Gate 8 is in test_decoding.py; random architectures draw all of it too.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from jax_tformer.config import AttentionImplementation, ComputeConfig, Positions, StackConfig, TransformerConfig
+from jax_tformer.model import kernels
+from jax_tformer.model.attention import attend
+from jax_tformer.model.functional import Params
+from jax_tformer.model.masks import Mask
+from jax_tformer.training.step import forward
+from parity_tests.bridge import Pair, identity
+from parity_tests.cases import (
+    CONFIGS,
+    OFF_CENTRE,
+    REGIMES,
+    SEGMENTS,
+    SWITCHES,
+    VOCABULARY,
+    WINDOWED,
+    Lengths,
+    batch_for,
+    kinds,
+    weights_for,
+    windowed,
+)
+from parity_tests.measure import FLOAT64_BAR, Measured, relative_error
+from parity_tests.test_decoding import model_of
+from parity_tests.test_models import judge_narrow
+from torch_ref.attention import visible
+
+Record = Callable[[str, Measured], None]
+LENGTHS = Lengths(batch=3, source=13, target=14)
+IMPLEMENTATIONS: tuple[AttentionImplementation, ...] = ("einsum", "blocks")
+
+
+def first(values: Iterable[Any], *quick: Any) -> list[Any]:
+    """Parameters, of which `make test` takes only `quick`."""
+    return [value if value in quick else pytest.param(value, marks=pytest.mark.deep) for value in values]
+
+
+def every_mask(config: TransformerConfig, padding: str) -> str:
+    """The kind of batch that has all masks which there are for `config`: one program computes any of them."""
+    return f"{padding} segments" if config.encoder is not None else f"{padding} segments prefix"
+
+
+def held(name: str, models: Pair, kinds: Sequence[str], record: Record) -> None:
+    """Gates 1 and 2 on batches of these kinds, in every weight regime."""
+    for (seed, kind), std in product(enumerate(kinds), REGIMES.values()):
+        models.load(weights_for(models.config, std, seed))
+        for figure in identity(models, batch_for(models.config, kind, seed, LENGTHS)):
+            record(name, figure)
+
+
+def pair(config: TransformerConfig) -> Pair:
+    return Pair(config, weights_for(config, 0.02), "float64", optimised=False)
+
+
+@cache
+def preset(name: str) -> Pair:
+    """One for all tests, so that one process compiles it once."""
+    return pair(CONFIGS[name])
+
+
+@pytest.mark.parametrize("name", first(CONFIGS, "gpt2", "bert-base", "vaswani-base"))
+def test_gates_1_and_2_with_every_mask(name: str, record: Record) -> None:
+    held(name, preset(name), [every_mask(CONFIGS[name], padding) for padding in ("left", "right")], record)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gates_1_and_2_with_each_kind_of_mask(name: str, record: Record) -> None:
+    held(name, pair(CONFIGS[name]), kinds(CONFIGS[name]), record)
+
+
+@pytest.fixture
+def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention in blocks of 4 queries: these sequences would otherwise fit into one block."""
+    monkeypatch.setattr(kernels, "block_length", lambda length: 4)
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("name", WINDOWED)
+def test_gates_1_and_2_with_a_window(name: str, record: Record) -> None:
+    config = WINDOWED[name]
+    held(name, pair(config), ["none", every_mask(config, "left")], record)
+
+
+@pytest.mark.deep
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("window", [1, 2, 6, 40])
+@pytest.mark.parametrize("name", WINDOWED)
+def test_gates_1_and_2_with_other_windows(
+    name: str, window: int, implementation: AttentionImplementation, record: Record
+) -> None:
+    config = replace(windowed(WINDOWED[name], window, window), compute=ComputeConfig(attention=implementation))
+    held(name, pair(config), kinds(config), record)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", WINDOWED)
+def test_gates_3_and_4_with_every_mask(name: str, record: Record) -> None:
+    config = WINDOWED[name]
+    left, right = (every_mask(config, padding) for padding in ("left", "right"))
+    judge_narrow(name, pair(config), [((0.2, 0.0), left), ((0.02, OFF_CENTRE), right)], [(0.2, left)], record)
+
+
+def test_a_target_that_finds_no_source_sees_nothing() -> None:
+    """Its attention is zero, and so is what its loss changes in all that leads to the source."""
+    models = preset("vaswani-base")
+    models.load(weights_for(models.config, 0.2))
+    batch = batch_for(models.config, every_mask(models.config, "right"), lengths=LENGTHS)
+    same = batch["target_segments"][:, :, None] == batch["source_segments"][:, None, :]
+    sees = (same & batch["source_mask"][:, None]).any(axis=2)
+    blind = ~sees & batch["target_mask"]
+    assert blind.sum() > 3
+    assert (sees & batch["target_mask"]).sum() > 3
+
+    labels = np.where(blind, batch["target"], -100).astype(np.int64)
+    for result in (models.run_jax(batch | {"labels": labels}), models.run_torch(batch | {"labels": labels})):
+        weights = result.activations["decoder.0.cross_attention"].swapaxes(1, 2)
+        assert not weights[~sees].any()
+        np.testing.assert_allclose(weights[sees].sum(-1), 1, rtol=1e-12)
+        led = re.compile(r"encoder\.|.*cross_attention\.(query|key|value)")
+        gradients = {name: gradient for name, gradient in result.gradients.items() if led.match(name)}
+        assert len(gradients) > 20
+        assert not any(gradient.any() for gradient in gradients.values())
+        assert result.gradients["decoder.blocks.0.feedforward.up.weight"].any()
+
+
+def plain_attention(arrays: Sequence[torch.Tensor], seen: torch.Tensor) -> torch.Tensor:
+    """The formula, in PyTorch; each key/value head serves two query heads."""
+    query, key, value = (x.transpose(1, 2) for x in arrays)
+    key, value = key.repeat_interleave(2, dim=1), value.repeat_interleave(2, dim=1)
+    scores = (query @ key.transpose(2, 3)).masked_fill(~seen, -1e300)
+    return (scores.softmax(-1).masked_fill(~seen, 0.0) @ value).transpose(1, 2)
+
+
+LENGTH = 150
+"""Three blocks of 64 queries, of which the last is shorter."""
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", first([None, 1, 40, 64, 65, 100, 200], 1, 40, 100))
+def test_attention_by_the_formula(window: int | None, causal: bool, implementation: AttentionImplementation) -> None:
+    """Over several blocks, with windows below, at and beyond the length of one; without masks and with all of them."""
+    assert kernels.block_length(LENGTH) == 64
+    rng = np.random.default_rng(0)
+    shapes = [(3, LENGTH, heads, 4) for heads in (4, 2, 2, 4)]
+    *given, slope = (rng.standard_normal(shape) for shape in shapes)
+    batch = batch_for(SWITCHES["switches-decoder-only"], "left segments prefix", lengths=Lengths(3, LENGTH, LENGTH))
+    masks = {name: batch[name] for name in ("mask", "segments", *(["prefix"] if causal else []))}
+
+    @jax.jit
+    def ours(arrays: Sequence[jax.Array], masks: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
+        pairs = {name: (masks[name], masks[name]) for name in ("segments", "prefix") if name in masks}
+        seen = Mask(causal=causal, window=window, tokens=masks.get("mask"), **pairs)
+        output, pull = jax.vjp(lambda *x: attend(*x, seen, scale=1.0, implementation=implementation), *arrays)
+        return output, *pull(jnp.asarray(slope))
+
+    for some in ({}, masks):
+        arrays = [torch.from_numpy(array).requires_grad_() for array in given]
+        told = {"tokens" if name == "mask" else name: torch.from_numpy(mask) for name, mask in some.items()}
+        seen = visible(torch.zeros(3, LENGTH), causal=causal, window=window, **told)
+        seen = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool) if seen is None else seen
+        output = plain_attention(arrays, seen)
+        output.backward(torch.from_numpy(slope))
+        theirs = output.detach(), *(array.grad for array in arrays)
+        for found, expected in zip(ours(given, some), theirs, strict=True):
+            assert expected is not None
+            assert relative_error(np.asarray(found), expected.numpy()) <= FLOAT64_BAR
+        blind = ~seen.any(3)[:, 0].numpy()
+        assert bool(some) == blind.any()
+        assert not np.asarray(ours(given, some)[0])[np.broadcast_to(blind, (3, LENGTH))].any()
+
+
+def model_of_texts(kind: str, positions: Positions) -> TransformerConfig:
+    """A small model; without positions it has a window instead. The encoder-decoder's target has other positions."""
+
+    def stack(positions: Positions) -> StackConfig:
+        rows, window = (9 if positions == "learned" else None), (3 if positions == "none" else None)
+        return StackConfig(1, 2, 8, positions=positions, max_positions=rows, window=window)
+
+    every = get_args(Positions)
+    return TransformerConfig(
+        vocab_size=VOCABULARY,
+        d_model=8,
+        encoder=None if kind == "decoder-only" else stack(positions),
+        decoder=None if kind == "encoder-only" else stack(every[every.index(positions) - (kind == "encoder-decoder")]),
+    )
+
+
+# An encoder-decoder's stacks see all kinds of positions; the others' are the same stacks.
+PACKED = [
+    pytest.param(kind, positions, marks=[] if kind == "encoder-decoder" or positions == "learned" else pytest.mark.deep)
+    for kind, positions in product(("decoder-only", "encoder-only", "encoder-decoder"), get_args(Positions))
+]
+
+
+@pytest.mark.parametrize(("kind", "positions"), PACKED)
+def test_texts_in_one_row_are_as_each_alone(kind: str, positions: Positions) -> None:
+    config = model_of_texts(kind, positions)
+    net, params = model_of(config, weights_for(config, 0.2))
+    rng, lengths = np.random.default_rng(0), {"source": (4, 5), "target": (5, 3), "tokens": (5, 4)}
+    sides = ["source", "target"] if kind == "encoder-decoder" else ["tokens"]
+    alone = [{side: rng.integers(0, VOCABULARY, (2, lengths[side][text])) for side in sides} for text in (0, 1)]
+    packed = {side: np.concatenate([text[side] for text in alone], axis=1) for side in sides}
+    packed |= {SEGMENTS[side]: np.repeat([[3, 1]] * 2, lengths[side], axis=1) for side in sides}
+
+    @jax.jit
+    def logits(params: Params, packed: dict[str, jax.Array], alone: list[dict[str, jax.Array]]) -> list[jax.Array]:
+        return [forward(net, params, batch).logits for batch in (packed, *alone)]
+
+    together, *apart = logits(params, packed, alone)
+    assert relative_error(np.asarray(together), np.concatenate(apart, axis=1)) <= FLOAT64_BAR

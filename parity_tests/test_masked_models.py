@@ -93,10 +93,16 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short_blocks")
-@pytest.mark.parametrize("name", WINDOWED)
-def test_gates_1_and_2_with_a_window(name: str, record: Record) -> None:
-    config = WINDOWED[name]
-    held(name, pair(config), ["none", every_mask(config, "left")], record)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("decoder-only, window", "none"),
+        ("decoder-only, window", "left segments prefix"),
+        ("encoder-decoder, windows", "left segments"),
+    ],
+)
+def test_gates_1_and_2_with_a_window(name: str, kind: str, record: Record) -> None:
+    held(name, pair(WINDOWED[name]), [kind], record)
 
 
 @pytest.mark.deep

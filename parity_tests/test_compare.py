@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import io
 import json
 import os
 import re
@@ -17,23 +16,18 @@ import jax
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 import compare
-from jax_tformer.errors import TrainingFailed
 from jax_tformer.run.command_line import run_program
 from jax_tformer.terminal import Interruption
 from jax_tformer_comparison.jax_side import JaxSide
-from jax_tformer_comparison.machine import Machine
 from jax_tformer_comparison.options import read_plan
 from jax_tformer_comparison.progress import LiveView
-from jax_tformer_comparison.record import ParameterError, Record, SeedRecord, gate6, parameter_errors
-from jax_tformer_comparison.report import FILES, Findings
-from jax_tformer_comparison.report_plots import parameter_table
+from jax_tformer_comparison.record import SeedRecord
+from jax_tformer_comparison.report import FILES
 from jax_tformer_comparison.side_by_side import Batches, Needs, measure_alone
-from jax_tformer_comparison.sides import StepFigures, require_loss_type, require_same_step
+from jax_tformer_comparison.sides import StepFigures
 from jax_tformer_comparison.torch_side import TorchSide
-from parity_tests.measure import ParityError
 
 STACK = {"num-layers": 1, "num-heads": 2, "feedforward-width": 8}
 TINY = [
@@ -305,117 +299,3 @@ def test_each_framework_alone() -> None:
 def test_the_torch_side_imports_no_jax() -> None:
     program = "import sys, compare, jax_tformer_comparison.torch_side; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[1])
-
-
-def figures(loss: float, tokens: int = 7, norm: float = 1.0) -> StepFigures:
-    return StepFigures(loss, norm, tokens, 0.1)
-
-
-def test_steps_that_cannot_be_compared() -> None:
-    require_same_step(1, figures(1.0), figures(2.0))
-    with pytest.raises(ParityError, match="step 3: JAX read 7 tokens, PyTorch 8"):
-        require_same_step(3, figures(1.0), figures(1.0, tokens=8))
-    with pytest.raises(ParityError, match=r"gradient norm of step 1 is 1\.0 in JAX and inf in PyTorch"):
-        require_same_step(1, figures(1.0), figures(1.0, norm=float("inf")))
-    with pytest.raises(TrainingFailed, match="inf in JAX and nan in PyTorch"):
-        require_same_step(1, figures(float("inf")), figures(float("nan")))
-    with pytest.raises(ParityError, match="JAX gives the loss in float32; expected float64"):
-        require_loss_type("JAX", "float32", "float64")
-
-
-def test_parameters_that_cannot_be_compared() -> None:
-    config = read_plan(["dates"]).experiment.model
-    ones = {"a": np.ones(3)}
-    assert parameter_errors(config, ones, {"a": np.full(3, 2.0)}, None)["a"].difference == 0.5
-    for ours, message in (
-        ({"b": np.ones(3)}, r"only JAX has the parameters \['b'\], only PyTorch has \['a'\]"),
-        ({"a": np.ones(4)}, "shapes differ"),
-        ({"a": np.ones(3, np.float32)}, "dtypes differ: ours float32, theirs float64"),
-        ({"a": np.array([1.0, np.nan, 1.0])}, "NaN at 1 places in ours and 0 in theirs"),
-    ):
-        with pytest.raises(ParityError, match=message):
-            parameter_errors(config, ours, ones, None)
-
-
-def test_gate_6_stops_where_trainings_part() -> None:
-    def curve(*losses: float) -> list[StepFigures]:
-        return [figures(loss) for loss in losses]
-
-    truth = curve(4.0, 3.0, 2.0, 1.0)
-    together = SeedRecord(0, curve(4.0, 3.00002, 2.5, 1.5), curve(4.0, 3.00001, 2.01, 1.2), truth)
-    assert together.judged() == 2
-    assert gate6(together).passed
-    assert gate6(together).name == "seed 0, step 2"
-    apart = SeedRecord(0, curve(4.0, 3.0004, 2.5, 1.5), curve(4.0, 3.0001, 2.01, 1.2), truth)
-    assert not gate6(apart).passed
-
-
-def test_gate_6_does_not_allow_at_the_first_step_what_the_last_one_needs() -> None:
-    truth = np.linspace(4, 1, 90)
-    grown = 1e-7 * 1.12 ** np.arange(90)
-    sides = (truth + 1e-4, truth + grown, truth)
-    seed = SeedRecord(0, *([figures(float(loss)) for loss in losses] for losses in sides))
-    assert seed.judged() > 70
-    assert 3 * grown[seed.judged() - 1] > 1e-4, "the largest distance of all would allow it"
-    assert not gate6(seed).passed
-
-
-def test_the_first_sentence_says_the_largest_distance_beside_the_tightest() -> None:
-    """The tightest alone reads as if it were that of the run."""
-    steps = np.arange(60)
-    theirs = np.where(steps < 40, 1e-6, 5e-4)
-    ours = np.where(steps < 37, 0.0, np.where(steps < 40, 3.9e-6, 1.2e-4))
-    sides = (1 + ours, 1 + theirs, np.ones(60))
-    record = Record("float32", [SeedRecord(0, *([figures(float(loss)) for loss in losses] for losses in sides))])
-    said = findings(record).statements()[0].text
-    assert "by at most 1.2e-04 nats (seed 0, step 41), PyTorch's by 5.0e-04 nats (seed 0, step 41)" in said
-    assert "nearest to its bar at seed 0, step 38, 3.9e-06 nats by then, where 4.0e-06 is allowed" in said
-
-
-def findings(record: Record) -> Findings:
-    plan = read_plan(["dates", *TINY])
-    machine = Machine("cpu", "Some Processor", "SomeVendor", 2, "", {})
-    return Findings(plan, record, 1, machine, 2, {}, None)
-
-
-def timed(other_work: float | None) -> SeedRecord:
-    def steps(seconds: float) -> list[StepFigures]:
-        return [StepFigures(1.0, 1.0, 100, seconds) for _ in range(5)]
-
-    return SeedRecord(0, steps(0.01), steps(0.04), steps(0.1), other_work=other_work)
-
-
-class Memory:
-    """In place of a side, of which the live view asks this alone."""
-
-    def device_memory(self) -> None:
-        return None
-
-
-@pytest.mark.parametrize("other_work", [0.05, 0.5, None])
-def test_no_ratio_while_other_work_runs(other_work: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither while it goes nor in the report; and none where nobody knows what else runs."""
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    memory: Any = Memory()
-    console = Console(width=120, file=io.StringIO())
-    console.print(LiveView(5, 1, (memory, memory))._table(timed(other_work), ""))
-    live = console.file.getvalue()  # type: ignore[attr-defined]
-    said = findings(Record("float32", [timed(other_work)])).statements()[-1].text
-    assert "10.0 ms in JAX and 40.0 ms in PyTorch" in said
-    assert said.endswith("Measured on 2 cores of Some Processor (SomeVendor).")
-    quiet = other_work == 0.05
-    assert ("JAX needs 0.25 times PyTorch's time" in said) == quiet
-    assert ("-75%" in live, "+300%" in live) == (quiet, quiet)
-    assert (other_work == 0.5) == ("other work 50%" in live) == ("other work took 50%" in said)
-    assert (other_work is None) == ("not known how much other work ran" in said)
-    assert ("(other work 50%)" in LiveView(5, 1, (memory, memory))._line(timed(other_work), "")) == (other_work == 0.5)
-
-
-def test_parameters_by_layer() -> None:
-    bias = "feedforward.up.bias"
-    names = ["source_embedding.tokens.weight", f"decoder.blocks.1.{bias}", f"encoder.blocks.0.{bias}"]
-    errors = {name: ParameterError(float(number), None, None) for number, name in enumerate(names)}
-    layers, kinds, table = parameter_table(errors)
-    assert layers == ["no layer", "encoder\n0", "decoder\n1"]
-    assert kinds == ["source_embedding.tokens.weight", bias]
-    assert table == [[0.0, None, None], [None, 2.0, 1.0]]

@@ -137,7 +137,7 @@ def test_a_pair_without_a_tab_on_line_1234(refuse: Refuse, folder: Path) -> None
         (["masked-docs", "--data.context-length", "4096"], "max_positions is 128"),
         (["--model.compute.attention", "cudnn"], "attention is 'cudnn', which cannot compute this here"),
         (["--model.compute.attention", "pallas", "--data.context-length", "100"], "for lengths that 128 divides"),
-        (["--model.compute.attention", "xla", "--model.dropout.attention", "0.1"], "cannot drop attention weights"),
+        (["--model.compute.attention", "pallas", "--model.dropout.attention", "0.1"], "cannot drop attention weights"),
         (["--training.batch-size", "10", "--training.accumulation", "4"], "accumulation divides"),
         (["--optimizer.learning-rate", "nan"], "learning_rate is nan"),
         (["--optimizer.learning-rate", "-1"], "learning_rate is -1"),

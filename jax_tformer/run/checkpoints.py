@@ -143,8 +143,7 @@ class Checkpoints:
     def best_loss(self) -> float:
         """The held-out loss of the best finished step; infinity where no step has one."""
         losses = held_out_losses(self._folder)
-        whole = [step for step in losses if not damage(self._folder / str(step), sizes_only=True)]
-        return min((losses[step] for step in whole), default=math.inf)
+        return min((loss for step, loss in losses.items() if self._has_all(step)), default=math.inf)
 
     def restore(self, abstract_state: Mapping[str, PyTree], step: int | None = None) -> Restored | None:
         """The newest step whose files are as they were written, or the given step; None if there is none at all.
@@ -177,6 +176,10 @@ class Checkpoints:
             self.wait()
         finally:
             self._background.shutdown()
+
+    def _has_all(self, step: int) -> bool:
+        """Whether a step's files are there with their sizes; what is in them is not read."""
+        return damage(self._folder / str(step), sizes_only=True) is None
 
     def _is_saved(self, step: int) -> bool:
         if step not in self._intact:
@@ -225,11 +228,7 @@ class Checkpoints:
     def _prune(self, saved: int) -> None:
         """Deletes the finished steps beyond `keep`, but for the best; a damaged one takes no intact one's place."""
         others = [step for step in reversed(self.steps()) if step != saved]
-        intact = [
-            step
-            for step in others
-            if self._intact.get(step, True) and not damage(self._folder / str(step), sizes_only=True)
-        ]
+        intact = [step for step in others if self._intact.get(step, True) and self._has_all(step)]
         losses = held_out_losses(self._folder)
         best = sorted((step for step in [saved, *intact] if step in losses), key=lambda step: (losses[step], step))
         for step in set(others) - set(intact[: self._keep - 1]) - set(best[:1]):

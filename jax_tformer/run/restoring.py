@@ -10,9 +10,8 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -26,6 +25,8 @@ from jax_tformer.model.functional import AnyTransformer, Params, transformer
 from jax_tformer.run.run_folder import RunFolder
 from jax_tformer.run.startup import for_other_shapes, set_up_jax
 
+Which = int | Literal["best"] | None
+"""The checkpoint of a step, the best by held-out loss, or the newest."""
 HELD_OUT_LOSS = "val_loss"
 """The entry of `extra` that the best step is chosen by: the one where it is lowest."""
 EXTRA_FILE = "extra.json"
@@ -36,33 +37,29 @@ _NO_STEP = -1
 _LONGEST_REASON = 150
 
 
-@dataclass(frozen=True)
-class Restored:
-    """What came back from a checkpoint."""
+class Restored(NamedTuple):
+    """What came back from a checkpoint: the arrays as they were asked for, and the JSON saved beside them.
+
+    `skipped` has a line for each newer step that was passed over; with several processes, on the first only.
+    """
 
     step: int
     state: PyTree
-    """The arrays, with the structure, shapes, dtypes and shardings that were asked for."""
     extra: dict[str, Any]
-    """The JSON that was saved beside the arrays."""
     skipped: tuple[str, ...]
-    """One line for each newer step that was passed over: which, and why. With several processes, on the first only."""
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A model with the parameters of a checkpoint, and its tokenizer."""
+class Trained(NamedTuple):
+    """A model with the parameters of the checkpoint of `step`, its tokenizer, and a line for each one passed over."""
 
     net: AnyTransformer
     params: Params
     tokenizer: Tokenizer
     step: int
-    """Of the checkpoint."""
     skipped: tuple[str, ...]
-    """A line for each damaged checkpoint that was passed over."""
 
 
-def load_trained(run: RunFolder, step: int | Literal["best"] | None = None) -> Trained:
+def load_trained(run: RunFolder, step: Which = None) -> Trained:
     """The model at its newest intact checkpoint, at the one of `step`, or at the best by held-out loss.
 
     Raises InputError if the run has no such checkpoint, if one of its files is damaged, or if config.json or the
@@ -77,7 +74,7 @@ def load_trained(run: RunFolder, step: int | Literal["best"] | None = None) -> T
     return Trained(net, restored.state, tokenizer, restored.step, restored.skipped)
 
 
-def load_parameters(folder: Path, abstract_params: PyTree, step: int | Literal["best"] | None = None) -> Restored:
+def load_parameters(folder: Path, abstract_params: PyTree, step: Which = None) -> Restored:
     """The "params" of the newest checkpoint in which they are intact; the rest of it is neither read nor checked.
 
     `step`: of the given checkpoint, or of the best by held-out loss in which they are intact. `Restored.state` is the
@@ -87,14 +84,11 @@ def load_parameters(folder: Path, abstract_params: PyTree, step: int | Literal["
     found = restore(folder.absolute(), {"params": abstract_params}, step=step, only=("params",))
     if found is None:
         raise InputError(f"there is no checkpoint in {folder}; train first, or name a run folder that holds one")
-    return Restored(found.step, found.state["params"], found.extra, found.skipped)
+    return found._replace(state=found.state["params"])
 
 
 def restore(
-    folder: Path,
-    abstract: Mapping[str, PyTree],
-    step: int | Literal["best"] | None = None,
-    only: Collection[str] | None = None,
+    folder: Path, abstract: Mapping[str, PyTree], step: Which = None, only: Collection[str] | None = None
 ) -> Restored | None:
     """The newest step whose files are as they were written, the given one, or the best; None if there is none at all.
 
@@ -122,9 +116,7 @@ def restore(
     return Restored(chosen, state, extra, tuple(skipped))
 
 
-def _first_intact(
-    folder: Path, step: int | Literal["best"] | None, parts: Collection[str] | None, skipped: list[str]
-) -> int:
+def _first_intact(folder: Path, step: Which, parts: Collection[str] | None, skipped: list[str]) -> int:
     problems = list[str]()
     for candidate in _candidates(folder, step):
         problem = damage(folder / str(candidate), parts)
@@ -132,27 +124,23 @@ def _first_intact(
             skipped.extend(f"skipped a damaged checkpoint in {folder}: {line}" for line in problems)
             return candidate
         problems.append(f"step {candidate}: {problem}")
-    if problems:
-        advice = "put back a copy of one, or start again in another run folder"
-        if step is not None:
-            advice = f"the steps there are {_listed(numbered(folder))}"
-        raise InputError(
-            f"found only damaged checkpoints in {folder} ({'; '.join(problems)}) and deleted nothing; {advice}"
-        )
-    return _NO_STEP
+    if not problems:
+        return _NO_STEP
+    others = f"the steps there are {_listed(numbered(folder))}"
+    advice = "put back a copy of one, or start again in another run folder" if step is None else others
+    found = f"found only damaged checkpoints in {folder} ({'; '.join(problems)})"
+    raise InputError(f"{found} and deleted nothing; {advice}")
 
 
-def _candidates(folder: Path, step: int | Literal["best"] | None) -> list[int]:
+def _candidates(folder: Path, step: Which) -> list[int]:
     """The steps that may be taken, in the order in which they are wanted; without a `step`, the newest first."""
     present = numbered(folder)
     if step is None:
         return present[::-1]
-    if step != "best":
-        if step not in present:
-            raise InputError(
-                f"there is no checkpoint of step {step} in {folder}; the steps there are {_listed(present)}"
-            )
+    if step in present:
         return [step]
+    if step != "best":
+        raise InputError(f"there is no checkpoint of step {step} in {folder}; the steps there are {_listed(present)}")
     losses = held_out_losses(folder)
     # What cannot tell its loss might have been the best: first of all, so that it is told as damaged.
     silent = [candidate for candidate in present if damage(folder / str(candidate), parts=())]
@@ -217,11 +205,10 @@ def agreed(work: Callable[[], int | None]) -> int:
     if jax.process_count() == 1:
         return work() or 0
     answer, failure = 0, None
-    if jax.process_index() == 0:
-        try:
-            answer = work() or 0
-        except Exception as error:
-            failure = error
+    try:
+        answer = (work() or 0) if jax.process_index() == 0 else 0
+    except Exception as error:
+        failure = error
     shared = multihost_utils.broadcast_one_to_all(np.array([answer, failure is not None], np.int32))
     if failure is not None:
         raise failure

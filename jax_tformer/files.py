@@ -265,7 +265,7 @@ def combined_hash(parts: Iterable[str | memoryview]) -> str:
 def kept(key: Iterable[str | memoryview], make: Callable[[], bytes | memoryview]) -> memoryview:
     """What `make` gives, or gave in an earlier run with the same `key`, which must hold all that decides it.
 
-    It lies in a file of the cache folder, behind a checksum. Whatever goes wrong with that, the only loss is time.
+    It is kept in a file of the cache folder, behind its checksum. Whatever goes wrong there, the only loss is time.
     """
     try:
         path = cache_folder() / "data" / combined_hash(key)

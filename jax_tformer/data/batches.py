@@ -55,7 +55,7 @@ class Pipeline:
 
 
 MakeBatch = Callable[[np.ndarray, np.random.Generator], Batch]
-"""A batch from the numbers of its items, int64[B], or from what they hold; the generator is for what is drawn."""
+"""From the numbers of its items, int64[B], to a batch; the generator is for what is drawn at random besides."""
 
 
 def endless(make_batch: Callable[[int, np.random.Generator], Batch], seed: int) -> "grain.MapDataset[Batch]":
@@ -69,7 +69,7 @@ def endless(make_batch: Callable[[int, np.random.Generator], Batch], seed: int) 
 
 
 def shuffled(make_batch: MakeBatch, count: int, training: TrainingConfig) -> "grain.MapDataset[Batch]":
-    """Training batches of `count` items, in another random order in every epoch."""
+    """Training batches of `count` items: every epoch reads all of them, in a random order of its own."""
 
     def make(number: int, generator: np.random.Generator) -> Batch:
         return make_batch(shuffled_items(number, training.batch_size, count, training.seed), generator)

@@ -112,28 +112,29 @@ def windows(stream: np.ndarray, length: int, stride: int) -> np.ndarray:
 
 
 def token_stream(tokenizer: Tokenizer, text: memoryview, first: Sequence[int] = ()) -> np.ndarray:
-    """The ids `first` and then those of `text`, as `Tokenizer.encode_text` gives them, kept from run to run."""
-    if tokenizer.has_table:  # in less time than it takes to read a file
+    """The ids `first` and then those of `text`, as `Tokenizer.encode_text` gives them; kept where that takes long."""
+    if tokenizer.has_table:
         return tokenizer.encode_text(text, first)
     key = ("ids", tokenizers.__version__, tokenizer.to_json(), str(list(first)), text)
     return np.frombuffer(kept(key, lambda: tokenizer.encode_text(text, first).data), tokenizer.id_type)
 
 
 def text_pipeline(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) -> Pipeline:
-    """Batches {"tokens": int32[B, T], "labels": int32[B, T]} of windows, which language models and encoders learn from.
+    """Batches {"tokens": int32[B, T], "labels": int32[B, T]} of windows of text.
 
     For language models the label of a token is the one after it, and the text begins with the start token, if the
-    tokenizer has one. For masked data the label is the token that was there, or IGNORED; a window is masked in another
-    way in every epoch, but always in the same way for one seed, and held-out windows in one way for all seeds.
-    Held-out windows follow one another without overlap, and are thinned out evenly to the number of evaluation batches.
+    tokenizer has one. For masked data the label is the token that was there, or IGNORED. Every epoch masks a window in
+    another way, decided by the seed; held-out windows are masked in one way for all seeds. Held-out windows follow one
+    another without overlap, and are thinned out evenly to the number of evaluation batches.
 
-    Raises InputError if either part of the text is too short for one window, or masked data has no mask token.
+    Raises InputError if either part of the text is too short for one window, or a tokenizer for masked data has no mask
+    token.
     """
+    masking = None
     if isinstance(data, MaskedTextData):
-        first, length, label = [], data.context_length, _masking(data, tokenizer)
-    else:
-        first = [] if tokenizer.start_id is None else [tokenizer.start_id]
-        length, label = data.context_length + 1, _next_tokens
+        masking = data.masked, tokenizer.require("mask", "to mask text with"), tokenizer.ordinary_ids
+    length = data.context_length if masking else data.context_length + 1
+    first = [] if masking or tokenizer.start_id is None else [tokenizer.start_id]
     text = load_text(data)
     training_text, held_out_text = split_text(text, data.held_out)
     ids, held_out_ids = token_stream(tokenizer, training_text, first), token_stream(tokenizer, held_out_text, first)
@@ -144,25 +145,25 @@ def text_pipeline(data: TextData, training: TrainingConfig, tokenizer: Tokenizer
             "give more text, a smaller --data.context-length or another --data.held-out",
         )
     rows, held_out_rows = windows(ids, length, data.stride), windows(held_out_ids, length, data.context_length)
-    tokens_of_text = len(held_out_ids) - len(first)
+
+    def batches_of(rows: np.ndarray) -> MakeBatch:
+        def make_batch(items: np.ndarray, generator: np.random.Generator) -> Batch:
+            chosen = rows[items].astype(np.int32)
+            return mask_tokens(chosen, generator, *masking) if masking else _next_tokens(chosen)
+
+        return make_batch
+
     return Pipeline(
-        train=shuffled(lambda items, draw: label(rows[items].astype(np.int32), draw), len(rows), training),
-        evaluation=thinned_out(
-            lambda items, draw: label(held_out_rows[items].astype(np.int32), draw), len(held_out_rows), training
-        ),
+        train=shuffled(batches_of(rows), len(rows), training),
+        evaluation=thinned_out(batches_of(held_out_rows), len(held_out_rows), training),
         fingerprint=fingerprint([text], tokenizer, data, training),
-        bytes_per_token=None if isinstance(data, MaskedTextData) else len(held_out_text) / tokens_of_text,
+        bytes_per_token=None if masking else len(held_out_text) / (len(held_out_ids) - len(first)),
     )
 
 
-def _next_tokens(rows: np.ndarray, _: np.random.Generator) -> Batch:
+def _next_tokens(rows: np.ndarray) -> Batch:
     """int32[B, T + 1] -> the batch that predicts every token but the first from those before it."""
     return {"tokens": np.ascontiguousarray(rows[:, :-1]), "labels": np.ascontiguousarray(rows[:, 1:])}
-
-
-def _masking(data: MaskedTextData, tokenizer: Tokenizer) -> MakeBatch:
-    mask_id, ordinary_ids = tokenizer.require("mask", "to mask text with"), tokenizer.ordinary_ids
-    return lambda rows, generator: mask_tokens(rows, generator, data.masked, mask_id, ordinary_ids)
 
 
 def mask_tokens(

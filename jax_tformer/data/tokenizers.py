@@ -83,7 +83,7 @@ class Tokenizer:
 
     @property
     def has_table(self) -> bool:
-        """Whether ids are looked up one by one, in less time than it takes to read them from a file."""
+        """Whether the ids of bytes or characters are looked up in a table: faster than reading them from a file."""
         return self._table is not None
 
     @property
@@ -102,8 +102,8 @@ class Tokenizer:
     def encode_text(self, text: memoryview, first: Sequence[int] = ()) -> np.ndarray:
         """`id_type`[N], the ids `first` and then those of `text`, valid UTF-8, as `encode` gives them.
 
-        They go part by part into the array that is returned: besides it, and what a tokenizer that needs all of a text
-        makes of it, a long text takes no memory.
+        They go part by part into the array that is returned, so that a long text takes little memory besides, but for
+        tokenizers that need all of it at once.
         """
         ids = np.empty(len(first) + len(text), self.id_type)
         end = 0
@@ -144,7 +144,7 @@ class Tokenizer:
             yield from self._backend_ids(["".join(blocks(text))])
 
     def _backend_ids(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
-        """The library's ids of each text, of about a million characters at once: encodings take 100 times as much."""
+        """The library's ids of each text. It gets a million characters at a time: encodings take 100 times as much."""
         group: list[str] = []
         size = 0
         for text in chain(texts, [None]):
@@ -190,13 +190,13 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
 
 @dataclass(frozen=True)
 class _Table:
-    """The id of every unit of an encoding, -1 where it has none: as the library's, and looked up 100 times faster."""
+    """The id of every unit of an encoding, -1 where it has none: the library's ids, 100 times faster."""
 
     encoding: Literal["utf-8", "utf-32-le"]
     ids: np.ndarray
 
     def look_up(self, text: str) -> np.ndarray:
-        """int32[N], the id of each unit of `text`; raises InputError that names the character which has none."""
+        """int32[N], the id of each unit of `text`; raises InputError for a character that has none."""
         units = np.frombuffer(text.encode(self.encoding), np.uint8 if self.encoding == "utf-8" else np.uint32)
         ids: np.ndarray = self.ids[np.minimum(units, len(self.ids) - 1)]
         if ids.min(initial=0) < 0:

@@ -43,11 +43,11 @@ class Reader:
         self._tokenizer, self._most, self._exactly, self._slide = tokenizer, most, exactly, slide
         self.translates = isinstance(data, PairData)
         self._room = data.source_length if isinstance(data, PairData) else data.context_length
-        for role, token in (("start", tokenizer.start_id), ("end", tokenizer.end_id)):
-            missing = self.translates and token is None
-            require(not missing, f"the tokenizer has no {role} token; expected one, for pairs; use another tokenizer")
-        first, last = (None, tokenizer.end_id) if self.translates else (tokenizer.start_id, None)
-        self._first, self._last = ([] if token is None else [token] for token in (first, last))
+        if self.translates:
+            tokenizer.require("start", "for pairs")
+            self._first, self._last = list[int](), [tokenizer.require("end", "for pairs")]
+        else:
+            self._first, self._last = [] if tokenizer.start_id is None else [tokenizer.start_id], []
 
     def __call__(self, text: str, number: int = 1, place: str | None = None) -> Text:
         """Raises InputError, which names the place, for a text that the model cannot take."""

@@ -4,8 +4,10 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,7 @@ from jax_tformer import ARCHITECTURES, StackConfig, TransformerConfig
 from jax_tformer.model import attention, layers, transformer
 from jax_tformer.model.functional import EncoderDecoderTransformer
 from jax_tformer.training.step import batch_loss
+from tests.speaking import write_runs
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "walkthrough.md").read_text("utf-8")
@@ -132,3 +135,28 @@ def test_the_table_of_differences_is_that_of_the_presets() -> None:
             actual = getattr(config if hasattr(config, field) else config.output_stack, field)
             told = {True: "yes", False: "no"}[actual] if isinstance(actual, bool) else str(actual)
             assert told == value, (name, field)
+
+
+def test_attention_is_drawn_of_any_run_that_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_runs(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    draw = import_module("draw_attention").main
+
+    def drawn(run: str, *options: str) -> Path:
+        out = tmp_path / "attention.svg"
+        monkeypatch.setattr(
+            sys, "argv", ["draw_attention.py", str(tmp_path / run), "so 1", "--out", str(out), *options]
+        )
+        draw()
+        return out
+
+    for run, options, said in (("text", (), "no cross-attention"), ("pairs", ("--layer", "1"), "expected 0 to 0")):
+        with pytest.raises(SystemExit, match="2"):
+            drawn(run, *options)
+        assert said in capsys.readouterr().err
+        assert not (tmp_path / "attention.svg").exists()
+    texts = [element.text for element in ElementTree.parse(drawn("pairs")).iter() if element.tag.endswith("text")]
+    assert texts[:5] == ["s", "o", "␣", "1", "end"]
+    assert len(texts) > 5

@@ -42,8 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     from jax_tformer.run.checkpoints import Checkpoints
     from jax_tformer.run.evaluation import Evaluator, sample_text
     from jax_tformer.run.preparing import compile_beside, describe_compute, fit_to_devices, prepare
-    from jax_tformer.run.progress import ProgressLine
-    from jax_tformer.run.reporting import Reporter, first_not_finite
+    from jax_tformer.run.progress import ProgressLine, Reporter, first_not_finite
     from jax_tformer.run.results import MetricsLog, finish
     from jax_tformer.run.resuming import Resumption, permitted_changes
     from jax_tformer.run.startup import for_other_shapes, set_up_jax

@@ -1,17 +1,34 @@
-"""What a run shows while it goes: a live line on a terminal, a plain line now and then elsewhere."""
+"""What a run shows and logs while it goes: a live line, rows of steps, and what was not finite in one that failed."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Key, PyTree
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from jax_tformer.data.batches import Batch
+from jax_tformer.data.tokenizers import Tokenizer
+from jax_tformer.errors import TrainingFailed
+from jax_tformer.experiment import ExperimentConfig
+from jax_tformer.model.functional import AnyTransformer, Params
+from jax_tformer.model.layers import accumulator
+from jax_tformer.run.results import MetricsLog, Row, described
+from jax_tformer.sharding import computing_on, place_batch
 from jax_tformer.terminal import visible
+from jax_tformer.training.optimizer import learning_rate
+from jax_tformer.training.step import StepMetrics, TrainState, batch_loss, dropout_keys, forward
 
 PLAIN_SECONDS = 10.0
 """Seconds between two progress lines where there is no terminal."""
@@ -111,3 +128,180 @@ class ProgressLine:
         if self._first is None or self._first[0] == self._step:
             return None
         return (time.perf_counter() - self._first[1]) / (self._step - self._first[0]) * (self._steps - self._step)
+
+
+DeviceBatch = dict[str, Array]
+DropoutKey = Key[Array, ""] | None
+_SHOWN = 12
+"""Tokens of a row that are shown, so that it can be found in the data."""
+
+
+class Reporter:
+    """Reports each step after the next one has been dispatched, so that the device never waits for the report."""
+
+    def __init__(
+        self,
+        experiment: ExperimentConfig,
+        log: MetricsLog,
+        line: ProgressLine,
+        started: float,
+        *,
+        diagnosis: Callable[[TrainState, Batch], str],
+        finite: Callable[[int], None],
+    ) -> None:
+        """`diagnosis` finds what is not finite where a step is not; `finite` is told the number of each that is."""
+        self._log, self._line, self._started = log, line, started
+        self._diagnosis, self._finite = diagnosis, finite
+        self._every = experiment.training.log_every
+        # Compiled as one: operation by operation, the first line of a run would wait for a dozen compilations.
+        self._rate = jax.jit(learning_rate(experiment.optimizer, experiment.training.steps))
+        self._pending: tuple[int, StepMetrics, Batch] | None = None
+        self._state: TrainState | None = None
+        self._clock: float | None = None
+        self._tokens, self._seconds = 0, 0.0
+        self._logged = (0, 0.0)
+        self._first_step: float | None = None
+
+    @property
+    def speed(self) -> Row:
+        """tokens_per_second, over the steps of this process but the first, which also compiles, and those that follow
+        an evaluation; seconds_to_first_step, from `started` to the end of that first one. None where not known.
+        """
+        tokens_per_second = round(self._tokens / self._seconds, 1) if self._seconds else None
+        return {"tokens_per_second": tokens_per_second, "seconds_to_first_step": self._first_step}
+
+    def step(self, number: int, metrics: StepMetrics, state: TrainState, batch: Batch) -> None:
+        """Takes the metrics of update `number` of `batch`, which made `state`, and reports those before.
+
+        Raises TrainingFailed if a loss or a gradient norm of those is not finite.
+        """
+        self._state = state
+        self.flush()
+        self._pending = (number, metrics, batch)
+
+    def flush(self) -> None:
+        """Reports what has not been reported."""
+        if self._pending is None:
+            return
+        (number, metrics, batch), self._pending = self._pending, None
+        loss, tokens = float(metrics.loss), int(metrics.tokens)
+        now = time.perf_counter()
+        if self._first_step is None:
+            self._first_step = now - self._started
+        elif self._clock is not None:
+            self._seconds += now - self._clock
+            self._tokens += tokens
+        self._clock = now
+        self._check(number, metrics, batch)
+        tokens, seconds = self._tokens - self._logged[0], self._seconds - self._logged[1]
+        speed = round(tokens / seconds, 1) if seconds else None
+        self._line.update(number, loss, speed)
+        if number % self._every == 0:
+            figures = {"step": number, "loss": loss, "gradient_norm": float(metrics.gradient_norm)}
+            figures["learning_rate"] = float(self._rate(number - 1))
+            if speed is not None:
+                figures["tokens_per_second"] = speed
+            self._log.write(figures)
+            self._logged = self._tokens, self._seconds
+
+    def unreported(self, number: int, metrics: StepMetrics, state: TrainState, batch: Batch) -> None:
+        """Reports the steps before, and of update `number`, which is thrown away, only whether it was finite."""
+        self.step(number, metrics, state, batch)
+        self._pending = None
+        self._check(number, metrics, batch)
+
+    def evaluation(self, number: int, figures: Row, batch: Batch) -> None:
+        """Reports an evaluation after update `number`; the time that it took does not count as training.
+
+        `batch` is one that was evaluated, to look at if the loss is not finite: TrainingFailed is raised then.
+        """
+        self.flush()
+        self._clock = None
+        self._require_finite(f"the held-out loss after step {number}", figures["val_loss"], batch)
+        self._log.write({"step": number, **figures})
+        self._line.say(f"step {number}  {described(figures)}")
+
+    def _check(self, number: int, metrics: StepMetrics, batch: Batch) -> None:
+        self._require_finite(f"the loss of step {number}", float(metrics.loss), batch)
+        self._require_finite(f"the gradient norm of step {number}", float(metrics.gradient_norm), batch)
+        self._finite(number)
+
+    def _require_finite(self, what: str, value: float, batch: Batch) -> None:
+        if math.isfinite(value):
+            return
+        assert self._state is not None
+        try:
+            where = self._diagnosis(self._state, batch)
+        except (RuntimeError, MemoryError):
+            # There may be no room to look; what failed is worth more than where.
+            where = ""
+        raise TrainingFailed(
+            f"{what} is {value}; {where + '; ' if where else ''}what is saved is from before; "
+            "try a lower --optimizer.learning-rate or a longer --optimizer.warmup-steps, "
+            "with a new --run or --resume no"
+        )
+
+
+def first_not_finite(
+    net: AnyTransformer, mesh: Mesh, tokenizer: Tokenizer, accumulation: int, state: TrainState, batch: Batch
+) -> str:
+    """The first parameter, layer or gradient that is not finite in a step of `batch`, in words; "" if none is found.
+
+    Runs the model once more, as the step did. `state` is what `train_step` left of a step that was not finite, its step
+    below 0, or for an evaluation a state as it is.
+    """
+
+    def finite_rows(params: Params, part: DeviceBatch, key: DropoutKey) -> dict[str, Bool[Array, " B"]]:
+        """Whether each row is finite, behind every layer in turn."""
+        outputs = forward(net, params, part, dropout_key=key, capture=True)
+        found = {}
+        for stack, captured in (("encoder", outputs.encoder), ("decoder", outputs.decoder)):
+            for layer, hidden in enumerate(() if captured is None else captured.hidden):
+                found[f"the output of {stack}.blocks.{layer}"] = jnp.isfinite(hidden).all((1, 2))
+        # Logits would be several times as large as all else; what they come of says as much.
+        return found | {"what the vocabulary projection is given": jnp.isfinite(outputs.hidden).all((1, 2))}
+
+    def squared_gradients(params: Params, part: DeviceBatch, key: DropoutKey) -> Params:
+        """What their norm is the sum of: squares overflow before the numbers do."""
+        gradients = jax.grad(lambda params: batch_loss(net, params, part, dropout_key=key)[0])(params)
+        squared: Params = jax.tree.map(lambda g: jnp.square(g.astype(accumulator(g.dtype))), gradients)
+        return squared
+
+    name = _not_finite_in(state.params)
+    if name:
+        return f"{name} was not finite before it"
+    step = int(state.step)
+    parts = accumulation if step < 0 else 1
+    keys = dropout_keys(net, state._replace(step=jnp.int32(~step)), parts) if step < 0 else None
+    ids = batch["source" if "source" in batch else "tokens"]
+    rows = len(ids) // parts
+    for number in range(parts):
+        key = None if keys is None else keys[number]
+        with computing_on(mesh):
+            part = place_batch(mesh, {name: x[number * rows : (number + 1) * rows] for name, x in batch.items()})
+            for name, finite in jax.device_get(jax.jit(finite_rows)(state.params, part, key)).items():
+                if not finite.all():
+                    row = number * rows + int(np.argmin(finite))
+                    begins = tokenizer.decode(ids[row, :_SHOWN].tolist())
+                    where = f"in row {row + 1} of {len(ids)}, which begins {begins!r}"
+                    return f"{name} is the first that is not finite, {where}"
+            gradients = jax.jit(squared_gradients)(state.params, part, key) if step < 0 else {}
+        name = _not_finite_in(gradients)
+        if name:
+            return f"every layer's output is finite, the norm of the gradient of {name} is not"
+    return ""
+
+
+def _not_finite_in(tree: PyTree[Array]) -> str | None:
+    """The name of the first array with a number that is not finite; layers count one by one."""
+
+    def flags(path: tuple[Any, ...], leaf: Array) -> Bool[Array, " L"]:
+        layers = len(leaf) if "blocks" in (key.key for key in path) else 1
+        return jnp.isfinite(leaf).reshape(layers, -1).all(1)
+
+    found = jax.device_get(jax.jit(lambda tree: jax.tree_util.tree_map_with_path(flags, tree))(tree))
+    for path, finite in jax.tree_util.tree_leaves_with_path(found):
+        if not finite.all():
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            return name.replace(".blocks.", f".blocks.{int(np.argmin(finite))}.")
+    return None

@@ -7,15 +7,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jax_tformer.config import (
-    TransformerConfig,
-    described,
-    require,
-    require_choice,
-    require_finite,
-    require_fraction,
-    require_positive,
-)
+from jax_tformer.config import TransformerConfig, described
+from jax_tformer.errors import require, require_choice, require_finite, require_fraction, require_positive
 
 TokenizerKind = Literal["bytes", "characters", "bpe", "huggingface"]
 TextSource = Literal["python-docs", "files"]

@@ -96,9 +96,10 @@ def split_kernel(kernel: Kernel, query: tuple[int, ...], key: tuple[int, ...]) -
 
 def parameter_shardings(mesh: Mesh, shapes: Params) -> Params:
     """The NamedSharding of every parameter; an axis that its mesh axis does not divide stays whole."""
-    return jax.tree_util.tree_map_with_path(
+    shardings: Params = jax.tree_util.tree_map_with_path(
         lambda path, leaf: NamedSharding(mesh, _partition(mesh, ".".join(key.key for key in path), leaf.shape)), shapes
     )
+    return shardings
 
 
 def state_shardings(mesh: Mesh, tx: optax.GradientTransformation, state: "TrainState") -> Any:
@@ -113,7 +114,8 @@ def state_shardings(mesh: Mesh, tx: optax.GradientTransformation, state: "TrainS
 
 def place_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
     """The arrays of a batch on the devices, split by rows."""
-    return jax.device_put(dict(batch), NamedSharding(mesh, BATCH))
+    placed: dict[str, jax.Array] = jax.device_put(dict(batch), NamedSharding(mesh, BATCH))
+    return placed
 
 
 def abstract_state(state: "TrainState", shardings: Any) -> Any:

@@ -12,10 +12,10 @@ from jax_tformer.errors import InputError
 from jax_tformer.files import to_dict, write_json
 from jax_tformer_comparison.machine import Machine, quiet
 from jax_tformer_comparison.options import Plan
-from jax_tformer_comparison.record import PARTED, TRAJECTORY_FACTOR, TRAJECTORY_FLOOR, Record, SeedRecord
+from jax_tformer_comparison.record import PARTED, Record, SeedRecord
 from jax_tformer_comparison.report_plots import difference_figure, loss_figure, parameter_figure, save_png
 from jax_tformer_comparison.side_by_side import Needs
-from parity_tests.measure import FLOAT64_BAR
+from parity_tests.measure import FLOAT64_BAR, TRAJECTORY_FACTOR, TRAJECTORY_FLOOR
 
 FILES = ("report.html", "report.json", "curves.csv", "loss.png", "difference.png", "parameters.png")
 SIDES = {"jax": "JAX", "torch": "PyTorch"}

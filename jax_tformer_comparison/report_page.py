@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from html import escape
 
-from jax_tformer_comparison.record import PARTED, TRAJECTORY_FACTOR, TRAJECTORY_FLOOR, Record, gate6
+from jax_tformer_comparison.record import PARTED, Record, gate6
 from jax_tformer_comparison.report import SIDES, Findings, speed_figures, spread
 from jax_tformer_comparison.report_plots import difference_figure, loss_figure, parameter_figure, to_svg
 from jax_tformer_comparison.side_by_side import ALONE_STEPS, Needs
+from parity_tests.measure import TRAJECTORY_FACTOR, TRAJECTORY_FLOOR
 from parity_tests.page import page, table
 
 

@@ -1,5 +1,6 @@
 """What a model says of inputs that do not fit: masks of another shape, ids outside of the vocabulary."""
 
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any
@@ -73,3 +74,19 @@ def test_ids_outside_of_the_vocabulary_are_refused_where_they_can_be() -> None:
     nan = jnp.isnan(jax.jit(GPT.apply)(params, TOKENS.at[1, 2].set(11)))
     assert nan[1].all()
     assert not nan[0].any()
+
+
+def test_every_kind_of_model_shows_what_it_takes() -> None:
+    names = {net: [*inspect.signature(net.apply).parameters] for net in (GPT, BERT, BOTH)}
+    assert names[GPT] == ["params", "tokens", "mask", "token_types", "segments", "prefix", "dropout_key"]
+    assert names[BERT] == ["params", "tokens", "mask", "token_types", "segments", "dropout_key"]
+    masks = ["source_mask", "target_mask", "source_segments", "target_segments"]
+    assert names[BOTH] == ["params", "source", "target", *masks, "dropout_key"]
+    assert "Logits of the token after each" in (GPT.apply.__doc__ or "")
+
+
+def test_apply_gives_logits_alone() -> None:
+    cache = GPT.bind(GPT.shapes)
+    for more in ({"capture": True}, {"cache": jax.eval_shape(lambda: cache.new_cache(2, 9))}):
+        with pytest.raises(InputError, match="capture and cache bring back more than an array"):
+            jax.eval_shape(lambda params, more=more: GPT.apply(params, TOKENS, **more), GPT.shapes)

@@ -4,7 +4,7 @@ import inspect
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from functools import partial, wraps
+from functools import partial, update_wrapper
 from typing import Any, ClassVar, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 import jax
@@ -66,14 +66,17 @@ class Transformer(Generic[Model]):
 
     def init(self, key: Key[Array, ""]) -> Params:
         """Fresh parameters; the same key gives the same parameters, to the bit, on one platform."""
-        return jax.jit(self._init)(key)
+        params: Params = jax.jit(self._init)(key)
+        return params
 
     def bind(self, params: Params) -> Model:
         """The Flax module with these parameters in it, to call it, or parts of it, by name."""
-        return nnx.merge(self._graph, params)
+        model: Model = nnx.merge(self._graph, params)
+        return model
 
     def _init(self, key: Key[Array, ""]) -> Params:
-        return traverse_util.unflatten_dict(draw(key, self._declared), sep=".")
+        params: Params = traverse_util.unflatten_dict(draw(key, self._declared), sep=".")
+        return params
 
 
 def pure(
@@ -81,12 +84,14 @@ def pure(
 ) -> Callable[Concatenate[Any, Params, Inputs], Result]:
     """A method of a Flax module as a function of parameters and inputs, under the method's own signature.
 
-    Raises InputError for a mask of another shape than its tokens.
+    What it gives is an array: InputError is raised where a cache or `capture` asks for more, and for a mask of another
+    shape than its tokens.
     """
 
-    @wraps(forward)
-    def call(net: Any, params: Params, *args: Inputs.args, **kwargs: Inputs.kwargs) -> Result:
-        given = signature.bind(net, params, *args, **kwargs).arguments
+    def call(net: Any, params: Params, /, *args: Inputs.args, **kwargs: Inputs.kwargs) -> Result:
+        given = signature.bind(net, *args, **kwargs).arguments
+        if given.get("capture") or given.get("cache") is not None:
+            raise InputError("capture and cache bring back more than an array; expected net.bind(params)(...) for them")
         for name, value in given.items():
             side, _, what = name.rpartition("_")
             if what in ("mask", "segments") or name == "prefix":
@@ -95,10 +100,11 @@ def pure(
         return result(forward(net.bind(params), *args, **kwargs))
 
     signature = inspect.signature(forward)
-    parameters = [*signature.parameters.values()]
-    parameters.insert(1, inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Params))
-    signature = signature.replace(parameters=parameters, return_annotation=Array)
-    call.__signature__ = signature  # type: ignore[attr-defined]
+    parameters = [found for name, found in signature.parameters.items() if name not in ("capture", "cache")]
+    parameters[0] = parameters[0].replace(kind=inspect.Parameter.POSITIONAL_ONLY)
+    parameters.insert(1, inspect.Parameter("params", inspect.Parameter.POSITIONAL_ONLY, annotation=Params))
+    shown = signature.replace(parameters=parameters, return_annotation=Array)
+    update_wrapper(call, forward).__signature__ = shown  # type: ignore[attr-defined]
     return call
 
 

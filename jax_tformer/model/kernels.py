@@ -251,7 +251,7 @@ def _flash_attention(mask: Mask, scale: float) -> Kernel:
             block_k_major_dq=columns,
             block_k_dq=columns,
         )
-        output = flash_attention.flash_attention(
+        output: Array = flash_attention.flash_attention(
             *heads_first, segment_ids=segments, causal=mask.causal, sm_scale=scale, block_sizes=sizes
         )
         return output.transpose(0, 2, 1, 3)

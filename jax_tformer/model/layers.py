@@ -46,7 +46,7 @@ class Start:
 ZEROS, ONES = Start("constant", 0.0), Start("constant", 1.0)
 
 
-def parameter(shape: tuple[int, ...], config: TransformerConfig, start: Start) -> nnx.Param:
+def parameter(shape: tuple[int, ...], config: TransformerConfig, start: Start) -> nnx.Param[Array]:
     """Declares a parameter that begins as `start` says; `init` fills it (functional.py), and until then it is zero."""
     return nnx.Param(jnp.zeros(shape, dtype_of(config.compute.parameter_dtype)), start=start)
 
@@ -129,7 +129,8 @@ class Linear(nnx.Module):
             # The sum over tokens that is the bias's gradient has the type of this addition: bfloat16 would lose it.
             high = accumulator(dtype)
             y = (y.astype(high) + self.bias[...].reshape(1, -1).astype(high)).astype(dtype)
-        return checkpoint_name(y, PROJECTION).reshape(leading + self.outputs)
+        named: Array = checkpoint_name(y, PROJECTION)
+        return named.reshape(leading + self.outputs)
 
 
 class Norm(nnx.Module):
@@ -238,7 +239,10 @@ def activate(x: Array, activation: Activation) -> Array:
     if x.dtype == high or activation == "relu":
         return function(x)
     # The backward pass keeps x alone, in its own type, and nothing of what lies between in float32.
-    return jax.checkpoint(lambda x: function(x.astype(high)).astype(x.dtype), prevent_cse=False)(x)
+    again: Callable[[Array], Array] = jax.checkpoint(
+        lambda x: function(x.astype(high)).astype(x.dtype), prevent_cse=False
+    )
+    return again(x)
 
 
 def gelu(x: Array) -> Array:

@@ -121,7 +121,7 @@ class Stack(nnx.Module):
         graph, layers = nnx.split(self.blocks, nnx.Param)
         rotation, blocks_key = rotary_angles(self.config, self.stack, positions), site_key(dropout_key, "blocks")
 
-        def layer(x: Array, parameters: Any, key: Array | None, cache: LayerCache | None) -> tuple:
+        def layer(x: Array, parameters: Any, key: Array | None, cache: LayerCache | None) -> tuple[Any, ...]:
             block = nnx.merge(graph, parameters)
             return block(x, mask, rotation, memory, memory_mask, dropout_key=key, cache=cache, capture=capture)
 

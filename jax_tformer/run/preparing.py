@@ -180,5 +180,5 @@ def _bytes(tree: Any) -> int:
     return sum(
         math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize
         for leaf in jax.tree.leaves(tree)
-        if hasattr(leaf, "shape") and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
+        if hasattr(leaf, "shape") and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
     )

@@ -66,7 +66,7 @@ def _with_gradients(
         by_table = jnp.einsum("nv,nd->vd", pull, rows, preferred_element_type=high)
         return losses.sum(), pull @ narrow, (by_table, by_bias)
 
-    def add(sums: tuple, inputs: tuple[Array, Array]) -> tuple[tuple, Array]:
+    def add(sums: tuple[Any, ...], inputs: tuple[Array, Array]) -> tuple[tuple[Any, ...], Array]:
         loss, by_rows, by_weights = part(*inputs)
         return jax.tree.map(jnp.add, sums, (loss, by_weights)), by_rows
 

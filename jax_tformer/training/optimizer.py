@@ -57,7 +57,8 @@ def global_norm(gradients: Params) -> Array:
 
 def decay_mask(params: Params) -> Params:
     """True for the leaves that weight decay applies to."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in DECAYED, params)
+    mask: Params = jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in DECAYED, params)
+    return mask
 
 
 def optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:

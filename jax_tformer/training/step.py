@@ -19,6 +19,10 @@ Batch = dict[str, Array]
 """Arrays of one batch: tokens or source and target, their masks, and labels."""
 
 
+Sums = tuple[Array, Array, Params]
+"""The loss, how many labels count, and the gradients, each summed over them."""
+
+
 class TrainState(NamedTuple):
     """All that training changes."""
 
@@ -88,7 +92,8 @@ def batch_loss(
 
 def split_batch(batch: Batch, parts: int) -> Batch:
     """The batch as `parts` batches, stacked along a new leading axis; rows keep their order."""
-    return jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
+    stacked: Batch = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
+    return stacked
 
 
 def dropout_keys(net: AnyTransformer, state: "TrainState", accumulation: int) -> Key[Array, " parts"] | None:
@@ -135,16 +140,17 @@ def train_step(
     def total_loss(params: Params, part: Batch, dropout_key: Array | None) -> tuple[Array, Array]:
         return batch_loss(net, params, part, label_smoothing, dropout_key=dropout_key)
 
-    def gradients(params: Params, batch: Batch, keys: Array | None) -> tuple[Array, Array, Params]:
+    def gradients(params: Params, batch: Batch, keys: Array | None) -> Sums:
         differentiate = jax.value_and_grad(total_loss, has_aux=True)
         if accumulation == 1:
             (loss, tokens), grads = differentiate(params, batch, None if keys is None else keys[0])
             return loss, tokens, grads
         parts = split_batch(batch, accumulation)
 
-        def add(sums: tuple[Array, Array, Params], inputs: tuple[Batch, Array | None]) -> tuple[tuple, None]:
+        def add(sums: Sums, inputs: tuple[Batch, Array | None]) -> tuple[Sums, None]:
             (loss, tokens), grads = differentiate(params, *inputs)
-            return jax.tree.map(jnp.add, sums, (loss, tokens, grads)), None
+            more: Sums = jax.tree.map(jnp.add, sums, (loss, tokens, grads))
+            return more, None
 
         first = jax.tree.map(lambda x: x[0], (parts, keys))
         # In float32 at least: parts in bfloat16 would lose what the whole batch keeps.
@@ -152,7 +158,8 @@ def train_step(
             lambda x: jnp.zeros(x.shape, accumulator(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype),
             jax.eval_shape(lambda: (lambda value, grads: (*value, grads))(*differentiate(params, *first))),
         )
-        return jax.lax.scan(add, zeros, (parts, keys))[0]
+        sums: Sums = jax.lax.scan(add, zeros, (parts, keys))[0]
+        return sums
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         loss, tokens, grads = gradients(state.params, batch, dropout_keys(net, state, accumulation))

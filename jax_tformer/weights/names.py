@@ -107,7 +107,8 @@ def from_reference(weights: Mapping[str, Any] | Iterable[tuple[str, Any]], shape
         path: np.ascontiguousarray(parts[None]) if None in parts else np.stack([parts[i] for i in range(len(parts))])
         for path, parts in layers.items()
     }
-    return traverse_util.unflatten_dict(arrays, sep=".")
+    params: Params = traverse_util.unflatten_dict(arrays, sep=".")
+    return params
 
 
 def reference_shape(slot: Slot) -> tuple[int, ...]:

@@ -61,7 +61,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
     named = config.get("architectures")
     if not isinstance(named, list) or len(named) != 1:
         raise InputError(f"architectures is {named!r} in the Hugging Face config; expected a list of one class")
-    return named[0]
+    return str(named[0])
 
 
 def _family(architecture: str) -> Family:

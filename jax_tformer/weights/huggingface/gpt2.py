@@ -9,7 +9,7 @@ from jax_tformer.weights.huggingface.tables import ACTIVATIONS, CONV1D, VECTOR, 
 
 
 def _four_times_the_width(ours: Mapping[str, Any]) -> int:
-    return 4 * ours["d_model"]
+    return 4 * int(ours["d_model"])
 
 
 SETTINGS = (

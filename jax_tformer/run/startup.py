@@ -47,10 +47,10 @@ FLOAT64: dict[str, Options] = {
 
 
 def restart_with_allocator() -> None:
-    """Starts this program again, under the same process id, with `allocator_settings`; glibc reads them at its start.
+    """Starts this program again, under the same process id, with `allocator_settings`; glibc reads them as it starts.
 
-    Call it before anything heavy is imported. Leaves a process alone that has such a setting, and one that is more than
-    `python PROGRAM ...`: standard input could not be read again, and a caller of the program would run twice.
+    Call it before anything heavy is imported. Does nothing where such a variable is set already, or where the process
+    is more than `python PROGRAM ...`: standard input could not be read again, and a caller would run twice.
     """
     settings = allocator_settings()
     if settings and _is_plain_program() and not os.environ.keys() & settings.keys():

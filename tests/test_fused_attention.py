@@ -88,6 +88,27 @@ def test_fused_attention_is_attention(
 
 
 @pytest.mark.parametrize(
+    ("causal", "masked", "keys"), [(False, False, 256), pytest.param(True, True, LENGTH, marks=pytest.mark.deep)]
+)
+def test_segments_in_the_tpu_kernel(causal: bool, masked: bool, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several texts in a row; across two sequences, some find no text of their number, and get zeros."""
+    monkeypatch.setattr(pallas, "pallas_call", partial(pallas.pallas_call, interpret=True))
+    asking = jnp.broadcast_to(jnp.arange(LENGTH) // 100, (BATCH, LENGTH))
+    answering = asking if causal else jnp.broadcast_to(2 * (jnp.arange(keys) // 150), (BATCH, keys))
+    tokens = padding(keys) if masked else None
+    inputs = draw(WHOLE, (BATCH, keys, HEADS, WIDTH), (BATCH, keys, HEADS, WIDTH), WHOLE)
+    mask = Mask(causal=causal, tokens=tokens, segments=(asking, answering))
+    plain = output_and_gradients("einsum", inputs, mask)
+    fused = output_and_gradients("pallas", inputs, mask)
+    assert float(np.max([jnp.abs(a - b).max() for a, b in zip(fused, plain, strict=True)])) < 2e-5
+    allowed = mask.boolean(LENGTH, keys)
+    assert allowed is not None
+    blind = ~np.broadcast_to(allowed.any(axis=3)[:, 0], (BATCH, LENGTH))
+    assert blind.any()
+    assert not np.asarray(fused[0])[blind].any()
+
+
+@pytest.mark.parametrize(
     ("implementation", "length", "dtype", "message"),
     [
         ("cudnn", 128, "bfloat16", "attention is 'cudnn', which cannot compute this here"),

@@ -38,7 +38,9 @@ FIVE, SEVEN = jnp.ones((2, 5), bool), jnp.ones((2, 7), bool)
         (GPT, lambda params, mask: GPT.apply(params, TOKENS, prefix=mask), "prefix", [2, 5]),
         (
             BOTH,
-            lambda params, mask: BOTH.apply(params, SOURCE, TOKENS, target_segments=mask.astype(int)),
+            lambda params, mask: BOTH.apply(
+                params, SOURCE, TOKENS, source_segments=SOURCE, target_segments=mask.astype(int)
+            ),
             "target_segments",
             [2, 5],
         ),
@@ -53,6 +55,13 @@ def test_a_mask_of_another_shape_is_told_the_right_one(
         with pytest.raises(InputError, match=message):
             jax.eval_shape(call, net.shapes, jnp.ones(wrong, bool))
     jax.eval_shape(call, net.shapes, jnp.ones(expected, bool))
+
+
+@pytest.mark.parametrize("side", ["source_segments", "target_segments"])
+def test_segments_of_one_side_alone_are_refused(side: str) -> None:
+    segments: dict[str, Any] = {side: SOURCE if side == "source_segments" else TOKENS}
+    with pytest.raises(InputError, match="there are segments of one side alone; expected source_segments and"):
+        jax.eval_shape(lambda params: BOTH.apply(params, SOURCE, TOKENS, **segments), BOTH.shapes)
 
 
 def test_ids_outside_of_the_vocabulary_are_refused_where_they_can_be() -> None:

@@ -151,9 +151,10 @@ def kernel(
     require(refusal is None, f"attention is {implementation!r}, which {refusal}")
     compute = _attend_by_cudnn if implementation == "cudnn" else _attend_by_pallas
     output = compute(query, key, value, mask, scale)
-    if mask.tokens is None:
+    if mask.tokens is None and (mask.causal or mask.segments is None):
+        # Every query sees itself, or all keys.
         return output
-    if mask.causal and mask.window is None and mask.segments is None and mask.prefix is None:
+    if mask.tokens is not None and mask.causal and mask.window is mask.segments is mask.prefix is None:
         seeing = jnp.cumsum(mask.tokens, axis=1) > 0
     else:
         allowed = mask.boolean(query.shape[1], key.shape[1])

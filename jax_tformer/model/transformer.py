@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.config import StackConfig, TransformerConfig, require
 from jax_tformer.model.attention import Attention, Cache, Captured, LayerCache, empty_cache, rematerialized, within
 from jax_tformer.model.layers import (
     Dropout,
@@ -215,7 +215,7 @@ class DecoderOnly(SingleStack):
         `mask` is True at tokens and False at padding, on either side; positions then count tokens only. `segments`
         numbers the texts that stand in one row: each sees itself alone, and its positions begin at 0. Tokens of the
         `prefix` (True) see one another in both directions. Dropout happens where there is a `dropout_key`. With a
-        cache, the tokens come after those that it holds.
+        cache, the tokens come after those that it holds; a prefix must then come in one call, to see all of itself.
 
         Ids must be from 0 to below vocab_size: compiled code cannot refuse others, and gives NaN all along their row (a
         negative one counts from the table's end). `generate`, `stream`, `score` and train.py check theirs.
@@ -334,9 +334,9 @@ class EncoderDecoder(_Model):
         if cache is not None:
             cache = cache if memory is None else cache._replace(source_tokens=source_mask)
             source_mask = cache.source_tokens
-        segments = None
-        if source_segments is not None and target_segments is not None:
-            segments = target_segments, source_segments
+        message = "there are segments of one side alone; expected source_segments and target_segments, or neither"
+        require((source_segments is None) == (target_segments is None), message)
+        segments = None if source_segments is None or target_segments is None else (target_segments, source_segments)
         memory_mask, key = Mask(tokens=source_mask, segments=segments), site_key(dropout_key, "decoder")
         x = self.target_embedding(target, positions, self.table, dropout_key=site_key(dropout_key, "target_embedding"))
         x, captured, cache = self.decoder(

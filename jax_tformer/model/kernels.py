@@ -154,7 +154,8 @@ def kernel(
     if mask.tokens is None and (mask.causal or mask.segments is None):
         # Every query sees itself, or all keys.
         return output
-    if mask.tokens is not None and mask.causal and mask.window is mask.segments is mask.prefix is None:
+    plain = mask.window is None and mask.segments is None and mask.prefix is None
+    if mask.tokens is not None and mask.causal and plain:
         seeing = jnp.cumsum(mask.tokens, axis=1) > 0
     else:
         allowed = mask.boolean(query.shape[1], key.shape[1])

@@ -240,19 +240,9 @@ def _flash_attention(mask: Mask, scale: float) -> Kernel:
         heads_first = [x.transpose(0, 2, 1, 3) for x in (query, *(jnp.repeat(x, groups, axis=2) for x in (key, value)))]
         segments = None if asking is None or answering is None else flash_attention.SegmentIds(asking, answering)
         rows, columns = (max(size for size in (128, 256, 512) if x.shape[1] % size == 0) for x in (query, key))
-        sizes = flash_attention.BlockSizes(
-            block_b=1,
-            block_q=rows,
-            block_k_major=columns,
-            block_k=columns,
-            block_q_major_dkv=rows,
-            block_q_dkv=rows,
-            block_k_major_dkv=columns,
-            block_k_dkv=columns,
-            block_q_dq=rows,
-            block_k_major_dq=columns,
-            block_k_dq=columns,
-        )
+        by_rows = dict.fromkeys(("block_q", "block_q_major_dkv", "block_q_dkv", "block_q_dq"), rows)
+        keys = ("block_k_major", "block_k", "block_k_major_dkv", "block_k_dkv", "block_k_major_dq", "block_k_dq")
+        sizes = flash_attention.BlockSizes(block_b=1, **by_rows, **dict.fromkeys(keys, columns))
         output: Array = flash_attention.flash_attention(
             *heads_first, segment_ids=segments, causal=mask.causal, sm_scale=scale, block_sizes=sizes
         )

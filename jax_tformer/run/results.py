@@ -9,13 +9,12 @@ import shutil
 import struct
 import time
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from jax_tformer import __version__
 from jax_tformer.data.pipeline import build_pipeline
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
@@ -27,7 +26,7 @@ from jax_tformer.run.run_folder import RunFolder
 Row = dict[str, Any]
 """A step, and figures by name; a sentence in place of a figure has a name that begins with no_."""
 _LOSSES = ("loss", "val_loss", "val_perplexity", "val_bits_per_byte", "exact_match", "bleu", "no_bleu")
-_PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain")
+_PACKAGES = ("jax-tformer", "jax", "flax", "optax", "orbax-checkpoint", "grain")
 
 
 class MetricsLog:
@@ -188,8 +187,7 @@ def finish(run: RunFolder, steps: int, figures: dict[str, Any], samples: str) ->
         **{name: value for row in evaluated if row["step"] == steps for name, value in row.items() if name != "step"},
         **figures,
         "devices": [str(device.device_kind) for device in jax.devices()],
-        "versions": {"python": platform.python_version(), "jax-tformer": __version__}
-        | {name: version(name) for name in _PACKAGES},
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
     }
     if evaluated:
         best = min(evaluated, key=lambda row: row["val_loss"])
@@ -206,6 +204,13 @@ def finish(run: RunFolder, steps: int, figures: dict[str, Any], samples: str) ->
         f"everything is in {run.path}/: {run.picture.name}, {run.samples.name}, {run.summary.name}, checkpoints ...",
     ]
     return "\n".join([samples, *told])
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def report(run: RunFolder, experiment: ExperimentConfig) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -33,8 +33,6 @@ OPTIMISED = {"xla_backend_optimization_level": 3, **fusion_emitters(True)}
 EVERY_ROUNDING = {"xla_allow_excess_precision": False, "xla_cpu_experimental_ynn_fusion_type": ""}
 """Compiles what the program says. By default XLA leaves roundings to bfloat16 out where it can, and its fusions for
 YNNPACK do so whatever it is told."""
-INPUTS = ("source", "target", "tokens")
-"""What a batch holds that dropout masks depend on, by their shapes."""
 KINDS = ("hidden", "self_attention", "cross_attention")
 """What is captured of every layer and compared."""
 
@@ -144,10 +142,18 @@ class Pair(Bridge):
 
     def run_jax(self, batch: Tensors) -> Result:
         """Forward and backward in JAX; the masks that it drew go to the reference."""
-        result = super().run_jax(batch)
-        masks = self._masks(self.key, {name: array for name, array in batch.items() if name in INPUTS})
+        self.share_masks(batch)
+        return super().run_jax(batch)
+
+    def share_masks(self, batch: Tensors) -> None:
+        """Draws the masks that JAX drops by in this batch, and gives them to the reference."""
+        masks = drawn_masks(self.config, self.key, batch)
         inject(self.module, {name: torch.from_numpy(np.asarray(mask).copy()) for name, mask in masks.items()})
-        return result
+
+    def forward(self, batch: Tensors) -> Tensors:
+        """The activations alone, in JAX; compiled anew."""
+        activations = jax.jit(lambda *given: self.ours(*given)[1], compiler_options=self._compiler_options)
+        return {k: np.asarray(x) for k, x in activations(self.params, jax.device_put(batch)).items()}
 
     def _ours(self, params: Params, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
         outputs = forward(self.net, params, batch, dropout_key=self.key, capture=True)
@@ -164,10 +170,6 @@ class Pair(Bridge):
                 for layer in range(0 if layers is None else layers.shape[0]):
                     activations[f"{side}.{layer}.{kind}"] = layers[layer]
         return loss, activations
-
-    @cached_property
-    def _masks(self) -> Any:
-        return jax.jit(partial(drawn_masks, self.config))
 
     def _theirs(self, model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         output: Output = apply_theirs(model, batch)

@@ -3,14 +3,13 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-import jax
 import numpy as np
 import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.model import kernels
 from parity_tests import mask_faults
-from parity_tests.bridge import Pair, Tensors, identity
+from parity_tests.bridge import Pair, Tensors
 from parity_tests.cases import VOCABULARY, Lengths, batch_for, weights_for
 from parity_tests.faults import Fault
 from parity_tests.mask_faults import PAIR, TEXT
@@ -61,15 +60,13 @@ def models() -> dict[str, tuple[Pair, Tensors]]:
 
 
 def gate_1(models: Pair, batch: Tensors) -> Measured:
-    """Of what is computed forward alone, compiled anew, with whatever fault is planted now."""
-    ours = jax.jit(lambda params, batch: models.ours(params, batch)[1])(models.params, jax.device_put(batch))
-    return compared("1 activations", ours, models.run_torch(batch).activations)
+    """With whatever fault is planted now; no fault here needs gradients to be seen."""
+    return compared("1 activations", models.forward(batch), models.run_torch(batch).activations)
 
 
 @pytest.mark.parametrize("kind", [TEXT, PAIR])
-def test_without_a_fault_gates_1_and_2_are_green(kind: str, models: dict[str, tuple[Pair, Tensors]]) -> None:
-    for figure in identity(*models[kind]):
-        figure.require()
+def test_without_a_fault_the_gate_is_green(kind: str, models: dict[str, tuple[Pair, Tensors]]) -> None:
+    gate_1(*models[kind]).require()
 
 
 @pytest.mark.parametrize(("kind", "fault"), mask_faults.MASKS, ids=[fault.name for _, fault in mask_faults.MASKS])

@@ -105,11 +105,11 @@ def coarse_choice(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 
 def padding_seen(right: Callable[..., Any]) -> Callable[..., Any]:
-    def causally(*args: Any) -> Any:
-        positions, seen, cache = right(*args)
+    def within(*args: Any, **options: Any) -> Any:
+        positions, seen, cache = right(*args, **options)
         return positions, seen if cache is None else replace(seen, tokens=None), cache
 
-    return causally
+    return within
 
 
 def padding_counted(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -178,7 +178,9 @@ ONE_PASS = code_fault("LayerNorm: one-pass variance", Norm, "__call__", one_pass
 """Gate 3."""
 NARROW_SOFTMAX = code_fault("softmax computed in bfloat16", kernels, "accumulator", no_higher)
 NARROW_WEIGHTS = code_fault("captured weights computed in bfloat16", attention, "accumulator", no_higher)
-NARROW_ANGLES = code_fault("rotary angles computed in bfloat16", transformer, "angles", narrow_where(lambda *_: True))
+NARROW_ANGLES = code_fault(
+    "rotary angles computed in bfloat16", transformer, "rotary_angles", narrow_where(lambda *_: True)
+)
 """Gate 4."""
 NARROW_PARTS = (
     code_fault("logits rounded to bfloat16", narrow_parts.Head, "__call__", rounded_result),
@@ -200,7 +202,7 @@ COARSE_MOMENT = code_fault("Adam's first moment kept in bfloat16", our_optimizer
 """Gate 6."""
 DECODING = (
     code_fault("greedy choice among logits kept in 8 bits", strategies, "best", coarse_choice),
-    code_fault("cache: padding attended to", transformer, "causally", padding_seen),
+    code_fault("cache: padding attended to", transformer, "within", padding_seen),
     code_fault("cache: positions count padding", Cache, "place", padding_counted),
     code_fault("cache: written one slot too early", KeyValue, "write", slot_before),
     code_fault("cache: padding of the source attended to", Attention, "__call__", unmasked_source),

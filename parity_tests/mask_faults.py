@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 from torch import Tensor
 
-from jax_tformer.model import attention, masks, transformer
+from jax_tformer.model import attention, masks
 from jax_tformer.model.masks import Mask
 from jax_tformer.model.transformer import Block
-from parity_tests.faults import Fault, code_fault
-from parity_tests.random_faults import in_all
+from parity_tests.faults import code_fault
 from torch_ref import transformer as reference
 
 
@@ -95,10 +94,7 @@ MASKS = (
     (PAIR, code_fault("window: blocks skip what comes later", Mask, "spanned", seen_as(partial(replace, causal=True)))),
     (TEXT, code_fault("segments: ignored", Mask, "boolean", seen_as(partial(replace, segments=None)))),
     (PAIR, code_fault("segments: those before are seen", Mask, "boolean", segments_before)),
-    (
-        TEXT,
-        Fault("segments: positions go on", partial(in_all, (attention, transformer), "position_ids", one_long_text)),
-    ),
+    (TEXT, code_fault("segments: positions go on", attention, "position_ids", one_long_text)),
     (PAIR, code_fault("segments: ignored by cross-attention", Block, "__call__", segments_crossed)),
     (TEXT, code_fault("prefix: seen in one direction only", Mask, "boolean", seen_as(partial(replace, prefix=None)))),
     (TEXT, code_fault("prefix: sees what is behind it", Mask, "boolean", seen_as(prefix_sees_all))),

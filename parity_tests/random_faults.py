@@ -127,7 +127,7 @@ FORWARD_DRAWS = (
     forward("forward pass drops one mask in both residual branches", "site_key", _ONE_BRANCH),
     forward("forward pass drops by one key in encoder and decoder", "site_key", _ONE_SIDE),
     code_fault("forward pass drops the same in all rows", layers, "keep_mask", shared_along(0)),
-    code_fault("forward pass drops the same in all heads", attention, "keep_mask", shared_along(1)),
+    code_fault("forward pass drops the same in all heads", layers, "keep_mask", shared_along(1, ndim=4)),
 )
 """Gate 7, of one forward pass."""
 STEP_DRAWS = (

@@ -22,7 +22,7 @@ from jax_tformer_comparison.dropout import drawn_masks
 from parity_tests.measure import FLOAT64_BAR, Measured, ParityError, compared, worst
 from parity_tests.reference_loss import cross_entropy as cross_entropy_sum
 from parity_tests.reference_loss import mean_cross_entropy
-from torch_ref import Output, reference
+from torch_ref import Outputs, reference
 from torch_ref.dropout import inject
 from torch_ref.training import apply_to_batch as apply_theirs
 from torch_ref.training import cross_entropy
@@ -172,7 +172,7 @@ class Pair(Bridge):
         return loss, activations
 
     def _theirs(self, model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        output: Output = apply_theirs(model, batch)
+        output: Outputs = apply_theirs(model, batch)
         # A model without a head has no labels to meet: any smooth function of its output shows its gradients.
         if self.config.head == "none":
             loss = output.logits.to(torch.promote_types(output.logits.dtype, torch.float32)).square().mean()

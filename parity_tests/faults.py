@@ -70,8 +70,8 @@ def leaking_causal_mask(right: Callable[..., Tensor | None]) -> Callable[..., Te
 
 
 def without_padding_mask(right: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
-    def visible(ids: Tensor, *, causal: bool, tokens: Tensor | None, **given: Any) -> Tensor | None:
-        return right(ids, causal=causal, tokens=None if causal else tokens, **given)
+    def visible(ids: Tensor, *, causal: bool, is_token: Tensor | None, **given: Any) -> Tensor | None:
+        return right(ids, causal=causal, is_token=None if causal else is_token, **given)
 
     return visible
 

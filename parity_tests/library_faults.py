@@ -133,7 +133,7 @@ def unmasked_source(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def never_reordered(right: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda cache, chosen: cache if len(chosen) == len(cache.tokens) else right(cache, chosen)
+    return lambda cache, chosen: cache if len(chosen) == len(cache.is_token) else right(cache, chosen)
 
 
 def one_token_more(right: Callable[..., Any]) -> Callable[..., Any]:

@@ -246,7 +246,7 @@ def test_the_notebook_scales_by_the_model_width() -> None:
     for width, stack in stacks.items():
         net = transformer(replace(config, encoder=stack).with_dtype("float64"))
         block = first_layer(net.bind(from_reference(weights, net.shapes)).encoder)
-        ours = jax.jit(partial(block, mask=Mask(tokens=jnp.asarray(mask == 1))))(jnp.asarray(x))[0]
+        ours = jax.jit(partial(block, mask=Mask(is_token=jnp.asarray(mask == 1))))(jnp.asarray(x))[0]
         assert relative_error(np.asarray(ours), literal[width]) <= FLOAT64_BAR
 
 

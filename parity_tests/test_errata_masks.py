@@ -29,7 +29,7 @@ def notebook_weights(scores: list[float], mask: list[int]) -> tuple[np.ndarray, 
     """Attention weights for one query with these scores, as 003 computes them and as we do, in float32."""
     literal = (torch.tensor(scores) + (1.0 - torch.tensor(mask)) * -10000.0).softmax(0)
     query, key = jnp.ones((1, 1, 1, 1), jnp.float32), jnp.asarray(scores, jnp.float32)[None, :, None, None]
-    ours = attention_weights(query, key, Mask(tokens=jnp.array([mask]) == 1), scale=1.0)
+    ours = attention_weights(query, key, Mask(is_token=jnp.array([mask]) == 1), scale=1.0)
     assert literal.dtype == torch.float32
     assert ours.dtype == jnp.float32
     return literal.numpy(), np.asarray(ours[0, 0, 0])
@@ -49,7 +49,7 @@ def test_minus_ten_thousand_attends_to_padding_where_all_is_padding() -> None:
     assert ours.tolist() == [0, 0, 0]
 
     def total(query: Array, key: Array, value: Array) -> Array:
-        nothing = Mask(tokens=jnp.zeros((1, 3), bool))
+        nothing = Mask(is_token=jnp.zeros((1, 3), bool))
         return jnp.square(attend(query, key, value, nothing, scale=1.0) + 1).sum()
 
     rng = np.random.default_rng(0)

@@ -175,13 +175,13 @@ def test_attention_by_the_formula(window: int | None, causal: bool, implementati
     @jax.jit
     def ours(arrays: Sequence[jax.Array], masks: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
         pairs = {name: (masks[name], masks[name]) for name in ("segments", "prefix") if name in masks}
-        seen = Mask(causal=causal, window=window, tokens=masks.get("mask"), **pairs)
+        seen = Mask(causal=causal, window=window, is_token=masks.get("mask"), **pairs)
         output, pull = jax.vjp(lambda *x: attend(*x, seen, scale=1.0, implementation=implementation), *arrays)
         return output, *pull(jnp.asarray(slope))
 
     for some in ({}, masks):
         arrays = [torch.from_numpy(array).requires_grad_() for array in given]
-        told = {"tokens" if name == "mask" else name: torch.from_numpy(mask) for name, mask in some.items()}
+        told = {"is_token" if name == "mask" else name: torch.from_numpy(mask) for name, mask in some.items()}
         seen = visible(torch.zeros(3, LENGTH), causal=causal, window=window, **told)
         seen = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool) if seen is None else seen
         output = plain_attention(arrays, seen)

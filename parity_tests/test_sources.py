@@ -51,7 +51,7 @@ from parity_tests.documents import (
     assert_prints,
 )
 from parity_tests.measure import FLOAT64_BAR, relative_error
-from torch_ref import Output, layers, reference
+from torch_ref import layers, reference
 from torch_ref.attention import visible
 
 DOCUMENTS = Path(__file__).resolve().parents[2] / "shared" / "sources"
@@ -84,7 +84,7 @@ def captured(net: AnyTransformer) -> Callable[..., Outputs]:
     return jax.jit(lambda params, *inputs, **masks: net.bind(params)(*inputs, **masks, capture=True))
 
 
-def both_run(config: TransformerConfig, *inputs: np.ndarray) -> tuple[Any, Outputs, Output]:
+def both_run(config: TransformerConfig, *inputs: np.ndarray) -> tuple[Any, Outputs, Any]:
     """The bound JAX model, and what it and the reference compute from `inputs` with the same random weights."""
     models = Pair(config, weights_for(config, 0.2), "float64", optimised=False)
     ours = captured(models.net)(models.params, *inputs)
@@ -267,7 +267,7 @@ def test_shapes_of_the_notebook() -> None:
     model = net.bind(params)
     x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 5, 768), np.float32))
     mask = jnp.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
-    run = partial(model.encoder, mask=Mask(tokens=mask == 1), positions=position_ids(5, None), capture=True)
+    run = partial(model.encoder, mask=Mask(is_token=mask == 1), positions=position_ids(5, None), capture=True)
     output, found, _ = jax.jit(run)(x)
     layer = first_layer(model.encoder)
     assert jax.eval_shape(layer.self_attention.query, x).shape == (2, 5, 12, 64)

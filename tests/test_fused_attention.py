@@ -62,7 +62,7 @@ def largest_difference(
 ) -> float:
     """Of outputs and gradients from those of "einsum", which for normal inputs are of order 1."""
     shared = (BATCH, keys, key_heads, WIDTH)
-    inputs, mask = draw(WHOLE, shared, shared, WHOLE), Mask(causal=causal, tokens=padding(keys) if masked else None)
+    inputs, mask = draw(WHOLE, shared, shared, WHOLE), Mask(causal=causal, is_token=padding(keys) if masked else None)
     plain = output_and_gradients("einsum", inputs, mask)
     fused = output_and_gradients(implementation, inputs, mask)
     if masked:
@@ -97,7 +97,7 @@ def test_segments_in_the_tpu_kernel(causal: bool, masked: bool, keys: int, monke
     answering = asking if causal else jnp.broadcast_to(2 * (jnp.arange(keys) // 150), (BATCH, keys))
     tokens = padding(keys) if masked else None
     inputs = draw(WHOLE, (BATCH, keys, HEADS, WIDTH), (BATCH, keys, HEADS, WIDTH), WHOLE)
-    mask = Mask(causal=causal, tokens=tokens, segments=(asking, answering))
+    mask = Mask(causal=causal, is_token=tokens, segments=(asking, answering))
     plain = output_and_gradients("einsum", inputs, mask)
     fused = output_and_gradients("pallas", inputs, mask)
     assert float(np.max([jnp.abs(a - b).max() for a, b in zip(fused, plain, strict=True)])) < 2e-5

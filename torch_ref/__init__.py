@@ -4,6 +4,6 @@ It shares nothing with `jax_tformer` but the configuration; the parity tests com
 name that its JAX counterpart has.
 """
 
-from torch_ref.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Output, reference
+from torch_ref.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Outputs, reference
 
-__all__ = ["DecoderOnly", "EncoderDecoder", "EncoderOnly", "Output", "reference"]
+__all__ = ["DecoderOnly", "EncoderDecoder", "EncoderOnly", "Outputs", "reference"]

@@ -16,11 +16,11 @@ from torch_ref.layers import high, rotate
 
 
 def visible(
-    ids: Tensor,
+    tokens: Tensor,
     *,
     causal: bool,
     window: int | None = None,
-    tokens: Tensor | None = None,
+    is_token: Tensor | None = None,
     segments: Tensor | None = None,
     prefix: Tensor | None = None,
 ) -> Tensor | None:
@@ -29,35 +29,34 @@ def visible(
     Position t sees position s if s is a token; if both are of one segment; if s is less than `window` places away; and,
     where `causal`, if s does not come later, unless both are of the prefix.
     """
-    if not causal and window is None and tokens is None and segments is None:
+    if not causal and window is None and is_token is None and segments is None:
         return None
-    places = torch.arange(ids.shape[1], device=ids.device)
-    behind = places[:, None] - places[None, :]
-    seen = torch.ones_like(behind, dtype=torch.bool)[None, None]
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    distance = places[:, None] - places[None, :]
+    seen = torch.ones_like(distance, dtype=torch.bool)[None, None]
     if causal:
-        seen = (behind >= 0)[None, None]
+        seen = (distance >= 0)[None, None]
         if prefix is not None:
             seen = seen | (prefix[:, None, :, None] & prefix[:, None, None, :])
     if window is not None:
-        seen = seen & (behind.abs() < window)[None, None]
-    if tokens is not None:
-        seen = seen & tokens[:, None, None, :]
+        seen = seen & (distance.abs() < window)[None, None]
+    if is_token is not None:
+        seen = seen & is_token[:, None, None, :]
     if segments is not None:
         seen = seen & (segments[:, None, :, None] == segments[:, None, None, :])
     return seen
 
 
-def position_ids(ids: Tensor, tokens: Tensor | None, segments: Tensor | None = None) -> Tensor:
+def position_ids(tokens: Tensor, is_token: Tensor | None, segments: Tensor | None = None) -> Tensor:
     """0, 1, 2 ... along the tokens of each segment; padding (False) on the left does not count."""
-    tokens = torch.ones_like(ids, dtype=torch.bool) if tokens is None else tokens
-    segments = torch.zeros_like(ids) if segments is None else segments
-    length = ids.shape[1]
-    # A segment is what stands together: the same number further on is another one.
-    begins = F.pad(segments[:, 1:] != segments[:, :-1], (1, 0))
-    run = begins.cumsum(dim=1)
-    before = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
-    counted = before[None] & (run[:, :, None] == run[:, None, :]) & tokens[:, None, :]
-    return (counted.sum(dim=2) - 1).clamp(min=0)
+    if is_token is None:
+        is_token = torch.ones_like(tokens, dtype=torch.bool)
+    if segments is None:
+        return (is_token.cumsum(dim=1) - 1).clamp(min=0)
+    # Tokens of the same run of equal numbers, up to this one.
+    run = F.pad(segments[:, 1:] != segments[:, :-1], (1, 0)).cumsum(dim=1)
+    same = (run[:, :, None] == run[:, None, :]) & is_token[:, None, :]
+    return (same.tril().sum(dim=2) - 1).clamp(min=0)
 
 
 class Attention(nn.Module):

@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from jax_tformer.experiment import OptimizerConfig, TrainingConfig
 from torch_ref.dropout import inject
-from torch_ref.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Output
+from torch_ref.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Outputs
 
 Batch = Mapping[str, Tensor]
 """tokens, or source and target; their masks and token types where there are any; labels."""
@@ -113,7 +113,7 @@ class Trainer:
         return clip_grad_norm_(self.model.parameters(), limit)
 
 
-def apply_to_batch(model: DecoderOnly | EncoderOnly | EncoderDecoder, batch: Batch) -> Output:
+def apply_to_batch(model: DecoderOnly | EncoderOnly | EncoderDecoder, batch: Batch) -> Outputs:
     """The model's output for whatever kind of batch this is."""
     if "source" in batch:
         names = ("source_mask", "target_mask", "source_segments", "target_segments")

@@ -19,7 +19,7 @@ class Captured(NamedTuple):
     cross_attention: list[Tensor]
 
 
-class Output(NamedTuple):
+class Outputs(NamedTuple):
     """Logits (hidden states where there is no head), and what the layers computed on the way."""
 
     logits: Tensor
@@ -104,16 +104,16 @@ class SingleStack(nn.Module):
     def run(
         self,
         stack: Stack,
-        ids: Tensor,
+        tokens: Tensor,
+        seen: Tensor | None,
         mask: Tensor | None,
-        tokens: Tensor | None,
         types: Tensor | None,
         segments: Tensor | None,
     ) -> tuple[Tensor, Captured]:
         """Logits, and what the layers computed on the way."""
-        positions = position_ids(ids, tokens, segments)
-        x = self.embedding(ids, positions, self.embedding.tokens, types)
-        x, captured = stack(x, mask, positions)
+        positions = position_ids(tokens, mask, segments)
+        x = self.embedding(tokens, positions, self.embedding.tokens, types)
+        x, captured = stack(x, seen, positions)
         return (x if self.head is None else self.head(x, self.embedding.tokens)), captured
 
 
@@ -127,16 +127,16 @@ class DecoderOnly(SingleStack):
 
     def forward(
         self,
-        ids: Tensor,
+        tokens: Tensor,
         mask: Tensor | None = None,
         token_types: Tensor | None = None,
         segments: Tensor | None = None,
         prefix: Tensor | None = None,
-    ) -> Output:
+    ) -> Outputs:
         """`mask` is True at tokens; `segments` numbers the texts of a row; tokens of the `prefix` see one another."""
-        seen = visible(ids, causal=True, window=self.window, tokens=mask, segments=segments, prefix=prefix)
-        logits, captured = self.run(self.decoder, ids, seen, mask, token_types, segments)
-        return Output(logits, None, captured)
+        seen = visible(tokens, causal=True, window=self.window, is_token=mask, segments=segments, prefix=prefix)
+        logits, captured = self.run(self.decoder, tokens, seen, mask, token_types, segments)
+        return Outputs(logits, None, captured)
 
 
 class EncoderOnly(SingleStack):
@@ -149,15 +149,15 @@ class EncoderOnly(SingleStack):
 
     def forward(
         self,
-        ids: Tensor,
+        tokens: Tensor,
         mask: Tensor | None = None,
         token_types: Tensor | None = None,
         segments: Tensor | None = None,
-    ) -> Output:
+    ) -> Outputs:
         """`mask` is True at tokens; `segments` numbers the texts of a row."""
-        seen = visible(ids, causal=False, window=self.window, tokens=mask, segments=segments)
-        logits, captured = self.run(self.encoder, ids, seen, mask, token_types, segments)
-        return Output(logits, captured, None)
+        seen = visible(tokens, causal=False, window=self.window, is_token=mask, segments=segments)
+        logits, captured = self.run(self.encoder, tokens, seen, mask, token_types, segments)
+        return Outputs(logits, captured, None)
 
 
 class EncoderDecoder(nn.Module):
@@ -182,23 +182,23 @@ class EncoderDecoder(nn.Module):
         target_mask: Tensor | None = None,
         source_segments: Tensor | None = None,
         target_segments: Tensor | None = None,
-    ) -> Output:
+    ) -> Outputs:
         """Masks are True at tokens; a target's segment sees the source's segment of the same number."""
         source_table = self.source_embedding.tokens
         positions = position_ids(source, source_mask, source_segments)
-        seen = visible(source, causal=False, window=self.windows[0], tokens=source_mask, segments=source_segments)
+        seen = visible(source, causal=False, window=self.windows[0], is_token=source_mask, segments=source_segments)
         memory, encoder = self.encoder(self.source_embedding(source, positions, source_table), seen, positions)
 
         table = self.target_embedding.tokens or source_table
         positions = position_ids(target, target_mask, target_segments)
-        seen = visible(target, causal=True, window=self.windows[1], tokens=target_mask, segments=target_segments)
+        seen = visible(target, causal=True, window=self.windows[1], is_token=target_mask, segments=target_segments)
         across = None if source_mask is None else source_mask[:, None, None]
         if source_segments is not None and target_segments is not None:
             same = target_segments[:, None, :, None] == source_segments[:, None, None, :]
             across = same if across is None else same & across
         x = self.target_embedding(target, positions, table)
         x, decoder = self.decoder(x, seen, positions, memory, across)
-        return Output(x if self.head is None else self.head(x, table), encoder, decoder)
+        return Outputs(x if self.head is None else self.head(x, table), encoder, decoder)
 
 
 def reference(config: TransformerConfig) -> DecoderOnly | EncoderOnly | EncoderDecoder:

@@ -152,13 +152,13 @@ def extend(
 
 def grown(cache: Cache, slots: int) -> Cache:
     """The cache with `slots` slots, of which the new ones are empty."""
-    more = slots - cache.tokens.shape[1]
+    more = slots - cache.is_token.shape[1]
 
     def pad(remembered: KeyValue) -> KeyValue:
         return KeyValue(*(jnp.pad(x, ((0, 0), (0, more), (0, 0))) for x in remembered))
 
     layers = tuple(layer._replace(self_attention=pad(layer.self_attention)) for layer in cache.layers)
-    return cache._replace(layers=layers, tokens=jnp.pad(cache.tokens, ((0, 0), (0, more))))
+    return cache._replace(layers=layers, is_token=jnp.pad(cache.is_token, ((0, 0), (0, more))))
 
 
 def take_sequences(cache: Cache, chosen: Int[Array, " N"]) -> Cache:
@@ -168,11 +168,11 @@ def take_sequences(cache: Cache, chosen: Int[Array, " N"]) -> Cache:
     """
 
     def take(x: Array) -> Array:
-        apart = x.reshape(cache.tokens.shape[0], -1, *x.shape[1:])
+        apart = x.reshape(cache.is_token.shape[0], -1, *x.shape[1:])
         return apart[chosen].reshape(-1, *x.shape[1:])
 
     layers = tuple(layer._replace(self_attention=KeyValue(*map(take, layer.self_attention))) for layer in cache.layers)
-    return cache._replace(layers=layers, tokens=cache.tokens[chosen])
+    return cache._replace(layers=layers, is_token=cache.is_token[chosen])
 
 
 def chosen(rules: Rules, state: State, logits: Float[Array, "N V"], end_id: Int[Array, ""]) -> State:

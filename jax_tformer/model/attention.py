@@ -186,11 +186,11 @@ class Cache(NamedTuple):
     """What a decoder remembers between tokens: an argument of the forward pass, and part of its result."""
 
     layers: tuple[LayerCache, ...]
-    tokens: Bool[Array, "B S"]
+    is_token: Bool[Array, "B S"]
     """The slots that hold a token; the others are padding, or still empty."""
     filled: Int[Array, ""] | int
     """Slots in use, padding included: where the next token goes."""
-    source_tokens: Bool[Array, "b S"] | None = None
+    source_is_token: Bool[Array, "b S"] | None = None
     """Which positions of the encoder's output are tokens; None: all."""
 
     def place(self, new: Bool[Array, "B T"]) -> tuple["Cache", Int[Array, "B T"]]:
@@ -198,13 +198,13 @@ class Cache(NamedTuple):
 
         Raises InputError where fewer than T slots are free; compiled code, which cannot know, would overwrite the last.
         """
-        used, available, length = self.filled, self.tokens.shape[1], new.shape[1]
+        used, available, length = self.filled, self.is_token.shape[1], new.shape[1]
         if not isinstance(used, jax.core.Tracer):
             message = f"the cache has {available} slots and {used} are used; expected {length} free"
             require(int(used) + length <= available, message)
-        positions = jnp.maximum(self.tokens.sum(1, keepdims=True) + jnp.cumsum(new, axis=1) - 1, 0)
-        tokens = jax.lax.dynamic_update_slice_in_dim(self.tokens, new, used, axis=1)
-        return self._replace(tokens=tokens, filled=used + length), positions
+        positions = jnp.maximum(self.is_token.sum(1, keepdims=True) + jnp.cumsum(new, axis=1) - 1, 0)
+        is_token = jax.lax.dynamic_update_slice_in_dim(self.is_token, new, used, axis=1)
+        return self._replace(is_token=is_token, filled=used + length), positions
 
 
 def empty_cache(
@@ -236,18 +236,18 @@ def within(
     With a cache they stand behind what that holds, and see it; it is returned with their places taken.
     """
     first: Int[Array, ""] | int = 0
-    length, tokens, both = ids.shape[1], mask, None if prefix is None else (prefix, prefix)
+    length, is_token, both = ids.shape[1], mask, None if prefix is None else (prefix, prefix)
     if cache is None:
         positions = position_ids(length, mask, segments)
     else:
         require(segments is None, "there are segments and a cache, which holds one text a row; expected one of them")
         first = cache.filled
         cache, positions = cache.place(jnp.ones(ids.shape, bool) if mask is None else mask)
-        tokens = cache.tokens
+        is_token = cache.is_token
         if prefix is not None:
-            both = prefix, jax.lax.dynamic_update_slice_in_dim(jnp.zeros_like(tokens), prefix, first, axis=1)
+            both = prefix, jax.lax.dynamic_update_slice_in_dim(jnp.zeros_like(is_token), prefix, first, axis=1)
     pair = None if segments is None else (segments, segments)
-    return positions, Mask(causal, stack.window, tokens, pair, both, first), cache
+    return positions, Mask(causal, stack.window, is_token, pair, both, first), cache
 
 
 def rematerialized(layer: Callable[..., Any], remat: Remat) -> Callable[..., Any]:

@@ -151,12 +151,12 @@ def kernel(
     require(refusal is None, f"attention is {implementation!r}, which {refusal}")
     compute = _attend_by_cudnn if implementation == "cudnn" else _attend_by_pallas
     output = compute(query, key, value, mask, scale)
-    if mask.tokens is None and (mask.causal or mask.segments is None):
+    if mask.is_token is None and (mask.causal or mask.segments is None):
         # Every query sees itself, or all keys.
         return output
     plain = mask.window is None and mask.segments is None and mask.prefix is None
-    if mask.tokens is not None and mask.causal and plain:
-        seeing = jnp.cumsum(mask.tokens, axis=1) > 0
+    if mask.is_token is not None and mask.causal and plain:
+        seeing = jnp.cumsum(mask.is_token, axis=1) > 0
     else:
         allowed = mask.boolean(query.shape[1], key.shape[1])
         assert allowed is not None
@@ -169,10 +169,10 @@ def _attend_by_cudnn(query: Array, key: Array, value: Array, mask: Mask, scale: 
 
     It knows causal attention, and then a window; all else goes in as a bias.
     """
-    simple = mask.prefix is None and mask.segments is None and (mask.window is None or mask.tokens is None)
+    simple = mask.prefix is None and mask.segments is None and (mask.window is None or mask.is_token is None)
     causal = mask.causal and simple
     window = None if mask.window is None or not causal else (mask.window - 1, 0)
-    allowed = Mask(tokens=mask.tokens) if causal else mask
+    allowed = Mask(is_token=mask.is_token) if causal else mask
     lengths = query.shape[1], key.shape[1]
     bias = allowed.boolean(*lengths)
     bias = None if bias is None else jnp.broadcast_to(bias, (*bias.shape[:2], *lengths))
@@ -207,10 +207,10 @@ def _attend_by_pallas(query: Array, key: Array, value: Array, mask: Mask, scale:
     asking = answering = None
     if mask.segments is not None:
         asking, answering = (numbers.astype(jnp.int32) for numbers in mask.segments)
-    if mask.tokens is not None:
+    if mask.is_token is not None:
         # Without segments every query is of the tokens' segment: also those at padding see tokens, as everywhere else.
         asking = jnp.zeros(query.shape[:2], jnp.int32) if asking is None else asking
-        answering = jnp.where(mask.tokens, 0 if answering is None else answering, jnp.iinfo(jnp.int32).min)
+        answering = jnp.where(mask.is_token, 0 if answering is None else answering, jnp.iinfo(jnp.int32).min)
     compute, split = _flash_attention(mask, scale), _SPLIT.get()
     if split is not None:
         shared = split(compute, query.shape, key.shape)

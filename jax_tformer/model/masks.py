@@ -22,7 +22,7 @@ class Mask:
     """Keys at its own place and before (paper, section 3.2.3)."""
     window: int | None = None
     """Keys less than so many places away, to either side (Beltagy et al., 2020); padding counts as a place."""
-    tokens: Bool[Array, "B S"] | None = None
+    is_token: Bool[Array, "B S"] | None = None
     """Keys that are tokens (True) and not padding."""
     segments: tuple[Int[Array, "B T"], Int[Array, "B S"]] | None = None
     """Keys of the query's own segment: the numbers of the queries, and of the keys. Each may be a document in a row."""
@@ -52,8 +52,8 @@ class Mask:
                 parts.append(seen)
             if self.window is not None:
                 parts.append(jnp.abs(distance) < self.window)
-        if self.tokens is not None:
-            parts.append(self.tokens[:, None, None, columns])
+        if self.is_token is not None:
+            parts.append(self.is_token[:, None, None, columns])
         if self.segments is not None:
             asking, answering = self.segments
             parts.append(asking[:, None, rows, None] == answering[:, None, None, columns])
@@ -84,7 +84,7 @@ class Mask:
             part = self.bias[:, :, rows if queries > 1 else every, columns if keys > 1 else every]
             scores = scores + part.astype(scores.dtype)
         seen = self.boolean(length, slots, rows, columns)
-        if seen is not None and self.causal and self.tokens is None:
+        if seen is not None and self.causal and self.is_token is None:
             # Every row sees itself, so that none is empty: adding is enough, and costs nothing in the backward pass.
             zero, never = jnp.zeros((), scores.dtype), jnp.full((), -jnp.inf, scores.dtype)
             scores, seen = scores + jnp.where(seen, zero, never), None
@@ -92,17 +92,17 @@ class Mask:
 
 
 def position_ids(
-    length: int, tokens: Bool[Array, "B T"] | None, segments: Int[Array, "B T"] | None = None
+    length: int, is_token: Bool[Array, "B T"] | None, segments: Int[Array, "B T"] | None = None
 ) -> Int[Array, "#B T"]:
     """0, 1, 2 ... along the tokens (True) of each row, and from 0 again where another segment begins.
 
     Padding on the left does not shift them.
     """
     if segments is None:
-        if tokens is None:
+        if is_token is None:
             return jnp.arange(length)[None, :]
-        return jnp.maximum(jnp.cumsum(tokens, axis=1) - 1, 0)
-    counted = jnp.ones_like(segments) if tokens is None else tokens.astype(segments.dtype)
+        return jnp.maximum(jnp.cumsum(is_token, axis=1) - 1, 0)
+    counted = jnp.ones_like(segments) if is_token is None else is_token.astype(segments.dtype)
     so_far = jnp.cumsum(counted, axis=1)
     begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
     before = jax.lax.cummax(jnp.where(begins, so_far - counted, 0), axis=1)

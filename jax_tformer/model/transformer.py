@@ -333,12 +333,12 @@ class EncoderDecoder(_Model):
             self.decoder.stack, target, target_mask, target_segments, cache=cache, causal=True
         )
         if cache is not None:
-            cache = cache if memory is None else cache._replace(source_tokens=source_mask)
-            source_mask = cache.source_tokens
+            cache = cache if memory is None else cache._replace(source_is_token=source_mask)
+            source_mask = cache.source_is_token
         message = "there are segments of one side alone; expected source_segments and target_segments, or neither"
         require((source_segments is None) == (target_segments is None), message)
         segments = None if source_segments is None or target_segments is None else (target_segments, source_segments)
-        memory_mask, key = Mask(tokens=source_mask, segments=segments), site_key(dropout_key, "decoder")
+        memory_mask, key = Mask(is_token=source_mask, segments=segments), site_key(dropout_key, "decoder")
         x = self.target_embedding(target, positions, self.table, dropout_key=site_key(dropout_key, "target_embedding"))
         x, captured, cache = self.decoder(
             x, seen, positions, memory, memory_mask, dropout_key=key, cache=cache, capture=capture

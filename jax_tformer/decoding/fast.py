@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import traverse_util
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jax_tformer.model.functional import Params
@@ -35,14 +36,14 @@ class Transposed:
         matrix = kernel.reshape(inputs, -1)
         return Transposed(matrix.T.reshape(math.gcd(matrix.shape[1], 8), -1, inputs))
 
-    def __getitem__(self, _: Any) -> "Transposed":
+    def __getitem__(self, _: object) -> "Transposed":
         return self
 
     def reshape(self, *_: int) -> "Transposed":
         """Itself: it has no shape but that of a matrix."""
         return self
 
-    def astype(self, dtype: Any) -> "Transposed":
+    def astype(self, dtype: DTypeLike) -> "Transposed":
         """With numbers of another type."""
         return Transposed(self.parts.astype(dtype))
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,8 @@ from jax_tformer.model.layers import (
 )
 from jax_tformer.model.masks import Mask, position_ids
 
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
 ATTENTION_OUTPUT = "attention output"
 """What `Stack` knows the result of `attend` by, when it decides what the backward pass keeps."""
 
@@ -250,7 +252,7 @@ def within(
     return positions, Mask(causal, stack.window, is_token, pair, both, first), cache
 
 
-def rematerialized(layer: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
+def rematerialized(layer: Callable[Given, Made], remat: Remat) -> Callable[Given, Made]:
     """`layer`, with what its backward pass computes again instead of keeping (see ComputeConfig.remat).
 
     "auto" is "dots" here, the fastest on CPU and far smaller than keeping all; train.py chooses by memory. Projections
@@ -262,4 +264,6 @@ def rematerialized(layer: Callable[..., Any], remat: Remat) -> Callable[..., Any
     policies = jax.checkpoint_policies
     products = policies.save_from_both_policies(policies.save_only_these_names(PROJECTION, ATTENTION_OUTPUT), is_kernel)
     # Under scan the loop itself keeps the compiler from merging both computations, which is what prevent_cse is for.
-    return jax.checkpoint(layer, prevent_cse=False, policy=None if remat == "full" else products)
+    policy = None if remat == "full" else products
+    again: Callable[Given, Made] = jax.checkpoint(layer, prevent_cse=False, policy=policy)
+    return again

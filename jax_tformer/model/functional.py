@@ -5,7 +5,7 @@ import math
 import zlib
 from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
-from typing import Any, ClassVar, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ class Transformer(Generic[Model]):
     module, whose result has more than logits: hidden states, attention weights, a cache.
     """
 
-    kind: ClassVar[Any]
+    kind: type[Model]
     """The Flax module's class."""
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -42,7 +42,8 @@ class Transformer(Generic[Model]):
             raise InputError("vocab_size is None; a model needs a number: TransformerConfig(vocab_size=...)")
         self.config = config
         model = nnx.eval_shape(partial(self.kind, config))
-        self._graph, state = nnx.split(model, nnx.Param)
+        graph, state = nnx.split(model, nnx.Param)
+        self._graph: nnx.GraphDef[Model] = graph
         self._declared = {
             ".".join(map(str, path)): Declared(variable.shape, variable.dtype, variable.get_metadata("start"))
             for path, variable in nnx.to_flat_state(state)
@@ -71,15 +72,14 @@ class Transformer(Generic[Model]):
 
     def bind(self, params: Params) -> Model:
         """The Flax module with these parameters in it, to call it, or parts of it, by name."""
-        model: Model = nnx.merge(self._graph, params)
-        return model
+        return nnx.merge(self._graph, params)
 
     def _init(self, key: Key[Array, ""]) -> Params:
         params: Params = traverse_util.unflatten_dict(draw(key, self._declared), sep=".")
         return params
 
 
-def pure(
+def _pure(
     forward: Callable[Concatenate[Any, Inputs], Output], result: Callable[[Output], Result]
 ) -> Callable[Concatenate[Any, Params, Inputs], Result]:
     """A method of a Flax module as a function of parameters and inputs, under the method's own signature.
@@ -120,23 +120,23 @@ class DecoderOnlyTransformer(Transformer[DecoderOnly]):
     """A language model, GPT's shape."""
 
     kind = DecoderOnly
-    apply = pure(DecoderOnly.__call__, _logits)
+    apply = _pure(DecoderOnly.__call__, _logits)
 
 
 class EncoderOnlyTransformer(Transformer[EncoderOnly]):
     """An encoder, BERT's shape."""
 
     kind = EncoderOnly
-    apply = pure(EncoderOnly.__call__, _logits)
+    apply = _pure(EncoderOnly.__call__, _logits)
 
 
 class EncoderDecoderTransformer(Transformer[EncoderDecoder]):
     """The encoder-decoder of "Attention is all you need"."""
 
     kind = EncoderDecoder
-    apply = pure(EncoderDecoder.__call__, _logits)
-    encode = pure(EncoderDecoder.encode, _memory)
-    decode = pure(EncoderDecoder.decode, _logits)
+    apply = _pure(EncoderDecoder.__call__, _logits)
+    encode = _pure(EncoderDecoder.encode, _memory)
+    decode = _pure(EncoderDecoder.decode, _logits)
 
 
 DecoderTransformer = DecoderOnlyTransformer | EncoderDecoderTransformer

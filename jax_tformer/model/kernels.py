@@ -7,7 +7,6 @@ a TPU. The last two never hold all weights of a head at once, and know no dropou
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -251,7 +250,7 @@ def _flash_attention(mask: Mask, scale: float) -> Kernel:
     return compute
 
 
-def is_kernel(primitive: Primitive, *_: Any, **__: Any) -> bool:
+def is_kernel(primitive: Primitive, *_: object, **__: object) -> bool:
     """A policy of rematerialisation: keeps what cuDNN's forward pass computes, the statistics of its softmax included.
 
     The Pallas kernel is run again instead: it writes its statistics 128 times over, nearly as much as all that is kept

@@ -8,12 +8,13 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_tformer.config import Activation, StackConfig, TransformerConfig
@@ -30,7 +31,7 @@ def dtype_of(name: str) -> jnp.dtype:
     return jnp.dtype(name)
 
 
-def accumulator(dtype: Any) -> jnp.dtype:
+def accumulator(dtype: DTypeLike) -> jnp.dtype:
     """The type in which norms, softmax and losses of `dtype` are computed: never below float32."""
     return jnp.promote_types(dtype, jnp.float32)
 
@@ -167,10 +168,9 @@ def angles(positions: Int[Array, "#B T"], width: int, base: float, dtype: jnp.dt
 def sinusoidal(
     positions: Int[Array, "#B T"], width: int, base: float, interleaved: bool, dtype: jnp.dtype
 ) -> Float[Array, "#B T D"]:
-    """The paper's position encoding (section 3.5).
+    """The paper's position encoding (section 3.5): sine at even and cosine at odd columns where `interleaved`.
 
-    Interleaved: sine at even and cosine at odd columns, as the paper writes it. Otherwise all sines, then all
-    cosines, as in its first implementation (tensor2tensor) and many after it.
+    Otherwise all sines, then all cosines, as in its first implementation (tensor2tensor) and many after it.
     """
     angle = angles(positions, width, base, dtype)
     if interleaved:

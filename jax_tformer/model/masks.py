@@ -109,7 +109,7 @@ def position_ids(
     return jnp.maximum(so_far - before - 1, 0)
 
 
-def require_mask(name: str, mask: Any, shape: tuple[int, ...]) -> None:
+def require_mask(name: str, mask: Array | None, shape: tuple[int, ...]) -> None:
     """Raises InputError unless the mask, if there is one, has the shape of the tokens that it marks."""
     if mask is not None and jnp.shape(mask) != shape:
         what = ": True at tokens, False at padding" if name.endswith("mask") else ""

@@ -126,10 +126,10 @@ class Stack(nnx.Module):
             block = nnx.merge(graph, parameters)
             return block(x, mask, rotation, memory, memory_mask, dropout_key=key, cache=cache, capture=capture)
 
+        captured: Captured | None
         if cache is None:
-            keys = None
-            if blocks_key is not None:
-                keys = jax.vmap(jax.random.fold_in, (None, 0))(blocks_key, jnp.arange(self.stack.num_layers))
+            fold = jax.vmap(jax.random.fold_in, (None, 0))
+            keys = None if blocks_key is None else fold(blocks_key, jnp.arange(self.stack.num_layers))
             compute = self.config.compute
             body = rematerialized(lambda x, inputs: layer(x, inputs[0], inputs[1], None)[:2], compute.remat)
             unroll = min(compute.unroll, self.stack.num_layers)

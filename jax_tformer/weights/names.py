@@ -5,11 +5,12 @@ axes go. It knows nothing of architectures; what it converts is decided by the p
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import einops
 import numpy as np
 from flax import traverse_util
+from numpy.typing import ArrayLike
 
 from jax_tformer.errors import InputError
 from jax_tformer.model.functional import Params
@@ -87,7 +88,7 @@ def to_reference(params: Params) -> dict[str, np.ndarray]:
     return theirs
 
 
-def from_reference(weights: Mapping[str, Any] | Iterable[tuple[str, Any]], shapes: Params) -> Params:
+def from_reference(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]], shapes: Params) -> Params:
     """The inverse of `to_reference`: parameters with the tree, shapes and dtypes of `shapes` (`net.shapes`).
 
     Every array must find its place and every place its array: raises WeightsError, which lists all that do not.
@@ -123,7 +124,7 @@ def _rule(path: str) -> Rule:
     raise WeightsError(f"no rule says what {path} is called in the reference; add one to jax_tformer.weights.names")
 
 
-def once(weights: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> tuple[dict[str, np.ndarray], list[str]]:
+def once(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]]) -> tuple[dict[str, np.ndarray], list[str]]:
     """The arrays by name, and the names that are given more than once."""
     given: dict[str, np.ndarray] = {}
     doubled = []

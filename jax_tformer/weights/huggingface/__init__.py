@@ -1,7 +1,6 @@
 """Weights and configs of Hugging Face models, to ours and back, on NumPy arrays and plain dicts alone."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.errors import InputError
@@ -27,7 +26,7 @@ FAMILIES: dict[str, Family] = {
 """By the class in `transformers`, which a config.json names under `architectures`."""
 
 
-def config_from_huggingface(config: Mapping[str, Any]) -> TransformerConfig:
+def config_from_huggingface(config: Mapping[str, object]) -> TransformerConfig:
     """Our config of the model that a config.json (parsed) describes, computing in float32.
 
     Raises InputError for classes that we do not know and settings that we cannot represent.
@@ -35,7 +34,7 @@ def config_from_huggingface(config: Mapping[str, Any]) -> TransformerConfig:
     return read_settings(_family(_architecture(config)), config)
 
 
-def from_huggingface(config: Mapping[str, Any], weights: Weights) -> tuple[TransformerConfig, Arrays]:
+def from_huggingface(config: Mapping[str, object], weights: Weights) -> tuple[TransformerConfig, Arrays]:
     """Our config, and the weights under the names and in the layouts of `torch_ref`, bit for bit, each in its type.
 
     `config` is a parsed config.json, `weights` their arrays by name, as a mapping or in pairs. With
@@ -46,7 +45,7 @@ def from_huggingface(config: Mapping[str, Any], weights: Weights) -> tuple[Trans
     return ours, read_rows(_family(_architecture(config)).rows(ours), ours, weights)
 
 
-def to_huggingface(architecture: str, config: TransformerConfig, weights: Weights) -> tuple[dict[str, Any], Arrays]:
+def to_huggingface(architecture: str, config: TransformerConfig, weights: Weights) -> tuple[dict[str, object], Arrays]:
     """The inverse of `from_huggingface`: the fields of config.json, and the arrays of a model of that class.
 
     Raises InputError for an unknown class and for what the class cannot express, and WeightsError for weights (as
@@ -57,7 +56,7 @@ def to_huggingface(architecture: str, config: TransformerConfig, weights: Weight
     return theirs, write_rows(family.rows(config), config, weights)
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
+def _architecture(config: Mapping[str, object]) -> str:
     named = config.get("architectures")
     if not isinstance(named, list) or len(named) != 1:
         raise InputError(f"architectures is {named!r} in the Hugging Face config; expected a list of one class")

@@ -1,15 +1,14 @@
 """GPT-2 (Radford et al., 2019) as `transformers.GPT2LMHeadModel` keeps it."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.weights.huggingface.tables import ACTIVATIONS, CONV1D, VECTOR, Family, Row, Setting
 
 
-def _four_times_the_width(ours: Mapping[str, Any]) -> int:
-    return 4 * int(ours["d_model"])
+def _four_times_the_width(ours: Mapping[str, object]) -> int:
+    return 4 * int(str(ours["d_model"]))
 
 
 SETTINGS = (

@@ -9,11 +9,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import einops
 import numpy as np
 from flax import traverse_util
+from numpy.typing import ArrayLike
 
 from jax_tformer.config import Activation, TransformerConfig
 from jax_tformer.errors import InputError
@@ -22,7 +23,9 @@ from jax_tformer.model.functional import transformer
 from jax_tformer.weights.names import WeightsError, listed, once, reference_shape, slots
 
 Arrays = dict[str, np.ndarray]
-Weights = Mapping[str, Any] | Iterable[tuple[str, Any]]
+Settings = Mapping[str, object]
+"""The fields of a config.json."""
+Weights = Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]]
 
 MATRIX = "(n o) i -> n o i"
 """nn.Linear and nn.Embedding, which have our layout. n counts those of our arrays that theirs holds, mostly 1."""
@@ -50,11 +53,11 @@ class Setting(NamedTuple):
 
     theirs: str
     ours: tuple[str, ...]
-    values: Mapping[Any, Any] | None = None
+    values: Mapping[str, object] | Mapping[bool, object] | None = None
     """Their value -> ours, where they are called differently; of several with one meaning, the first is written."""
     synonym: str | None = None
     """Another name that Hugging Face reads the field under."""
-    default: Callable[[Mapping[str, Any]], Any] | None = None
+    default: Callable[[Settings], object] | None = None
     """Of our fields read so far, by name: what an absent field means; None: the template's value."""
 
 
@@ -85,12 +88,12 @@ class Family:
     template: TransformerConfig
     """Our config of a config.json without any settings; what no setting names is the same in the whole family."""
     settings: tuple[Setting, ...]
-    fixed: Mapping[str, Any]
+    fixed: Settings
     """Fields of config.json that change the function and have one value that we can represent, the default."""
     rows: Callable[[TransformerConfig], tuple[Row, ...]]
 
 
-def read_settings(family: Family, config: Mapping[str, Any]) -> TransformerConfig:
+def read_settings(family: Family, config: Settings) -> TransformerConfig:
     """Our config of a config.json; absent and null settings have Hugging Face's defaults.
 
     Raises InputError for settings that we cannot represent, and for values of another type than theirs.
@@ -110,7 +113,7 @@ def read_settings(family: Family, config: Mapping[str, Any]) -> TransformerConfi
     return from_dict(TransformerConfig, traverse_util.unflatten_dict(flat, sep="."), where="the Hugging Face config")
 
 
-def write_settings(family: Family, config: TransformerConfig) -> dict[str, Any]:
+def write_settings(family: Family, config: TransformerConfig) -> dict[str, object]:
     """The inverse of `read_settings`; raises InputError, which lists what the family cannot express.
 
     In which arithmetic `config` computes is not part of a model there, and left out.
@@ -132,13 +135,14 @@ def write_settings(family: Family, config: TransformerConfig) -> dict[str, Any]:
     return written
 
 
-def _translated(setting: Setting, given: Any) -> Any:
+def _translated(setting: Setting, given: object) -> object:
     if setting.values is None:
         return given
-    if given not in list(setting.values):
-        allowed = ", ".join(map(repr, setting.values))
-        raise InputError(f"{setting.theirs} is {given!r} in the Hugging Face config; expected one of {allowed}")
-    return setting.values[given]
+    for theirs, ours in setting.values.items():
+        if theirs == given:
+            return ours
+    allowed = ", ".join(map(repr, setting.values))
+    raise InputError(f"{setting.theirs} is {given!r} in the Hugging Face config; expected one of {allowed}")
 
 
 class Place(NamedTuple):

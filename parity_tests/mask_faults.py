@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from torch import Tensor
 
-from jax_tformer.model import attention, masks
+from jax_tformer.model import attention, masks, transformer
 from jax_tformer.model.masks import Mask
 from jax_tformer.model.transformer import Block
 from parity_tests.faults import code_fault
@@ -77,6 +77,16 @@ def window_behind(right: Callable[..., Any]) -> Callable[..., Any]:
     return boolean
 
 
+def prefix_forgotten(right: Callable[..., Any]) -> Callable[..., Any]:
+    """From a cache, tokens of the prefix see what a decoder's tokens see."""
+
+    def within(*args: Any, **options: Any) -> Any:
+        positions, seen, cache = right(*args, **options)
+        return positions, seen if cache is None else replace(seen, prefix=None), cache
+
+    return within
+
+
 def averaged_when_blind(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """A query that may attend to nothing attends to everything."""
 
@@ -104,5 +114,8 @@ MASKS = (
 """Gate 1, planted in the library."""
 REFERENCE = code_fault("window: a place too many in the reference", reference, "visible", wider_reference)
 """Gate 1."""
-CACHED = code_fault("cache: window counted from the wrong place", Mask, "boolean", window_behind)
+CACHED = (
+    code_fault("cache: window counted from the wrong place", Mask, "boolean", window_behind),
+    code_fault("cache: prefix forgotten", transformer, "within", prefix_forgotten),
+)
 """Gate 8."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
+import jax
 import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
@@ -14,8 +14,7 @@ from parity_tests.cases import VOCABULARY, Lengths, batch_for, weights_for
 from parity_tests.faults import Fault
 from parity_tests.mask_faults import PAIR, TEXT
 from parity_tests.measure import Measured, compared
-from parity_tests.test_decoding import CACHED as GATE_8
-from parity_tests.test_decoding import model_of, stepwise
+from parity_tests.test_decoding import CACHED, model_of, stepwise
 
 # Rotation alone would not show where positions begin: it is relative.
 STACK = StackConfig(num_layers=1, num_heads=2, feedforward_width=12, positions="sinusoidal_interleaved", window=5)
@@ -30,32 +29,12 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "block_length", lambda length: 4)
 
 
-def segmented(shape: tuple[int, int], ends: tuple[int, ...]) -> np.ndarray:
-    """Texts that end at these places of every row, numbered from 1."""
-    return np.broadcast_to(1 + np.searchsorted(ends, np.arange(shape[1]), side="right"), shape).astype(np.int32)
-
-
-def text_batch() -> Tensors:
-    """Rows of two texts, each with a prefix; the last row is padding."""
-    batch = batch_for(TEXTS, "right", lengths=LENGTHS)
-    shape, places = batch["tokens"].shape, np.arange(LENGTHS.source)
-    prefix = np.broadcast_to((places < 3) | ((places >= 6) & (places < 9)), shape)
-    return batch | {"segments": segmented(shape, (6,)), "prefix": prefix}
-
-
-def pair_batch() -> Tensors:
-    """Rows of two pairs."""
-    batch = batch_for(PAIRS, "none", lengths=LENGTHS)
-    ends = {"source": (8,), "target": (5,)}
-    return batch | {f"{side}_segments": segmented(batch[side].shape, end) for side, end in ends.items()}
-
-
 @pytest.fixture(scope="module")
 def models() -> dict[str, tuple[Pair, Tensors]]:
-    made = {TEXT: (TEXTS, text_batch()), PAIR: (PAIRS, pair_batch())}
+    made = {TEXT: (TEXTS, "right segments prefix"), PAIR: (PAIRS, "none segments")}
     return {
-        name: (Pair(config, weights_for(config, 0.2), "float64", optimised=False), batch)
-        for name, (config, batch) in made.items()
+        name: (Pair(config, weights_for(config, 0.2), "float64", optimised=False), batch_for(config, kind, 1, LENGTHS))
+        for name, (config, kind) in made.items()
     }
 
 
@@ -83,15 +62,22 @@ def test_a_fault_of_the_reference(models: dict[str, tuple[Pair, Tensors]], repor
         report(fault.name, "reference", [gate_1(*models[TEXT])])
 
 
-def test_a_window_from_a_cache(report: Callable[..., None]) -> None:
-    net, params = model_of(TEXTS, weights_for(TEXTS, 0.2))
-    batch = batch_for(TEXTS, "left", lengths=LENGTHS)
+@pytest.fixture(scope="module")
+def gate_8() -> Callable[[], Measured]:
+    """Green; compiled anew, with whatever fault is planted now."""
+    batch = batch_for(TEXTS, "left prefix", lengths=LENGTHS)
 
-    def measured() -> Measured:
+    def gate() -> Measured:
+        net, params = model_of(TEXTS, weights_for(TEXTS, 0.2))
         ours, full = stepwise(net, params, batch, first=3)
-        return compared(GATE_8, {"logits": ours}, {"logits": full})
+        return compared(CACHED, {"logits": ours}, {"logits": full})
 
-    measured().require()
-    fault = mask_faults.CACHED
+    with jax.enable_x64(True):
+        gate().require()
+    return gate
+
+
+@pytest.mark.parametrize("fault", mask_faults.CACHED, ids=lambda fault: fault.name)
+def test_a_fault_of_the_cache(fault: Fault, gate_8: Callable[[], Measured], report: Callable[..., None]) -> None:
     with fault.plant():
-        report(fault.name, "library", [measured()])
+        report(fault.name, "library", [gate_8()])

@@ -224,8 +224,8 @@ def test_lowered_weights_are_refused_by_their_type() -> None:
 
 
 def test_a_fault_of_trajectories(report: Callable[..., None]) -> None:
-    optimizer, training = OptimizerConfig(learning_rate=3e-4, warmup_steps=10), TrainingConfig(steps=300)
-    steps, weights = batches(TRAINED, 300), weights_for(TRAINED, 0.02)
+    optimizer, training = OptimizerConfig(learning_rate=3e-4, warmup_steps=10), TrainingConfig(steps=100)
+    steps, weights = batches(TRAINED, 100), weights_for(TRAINED, 0.02)
     truth = TrainingPair(TRAINED, weights, optimizer, training, "float64", optimised=False).follow_torch(steps, [])
     single = TrainingPair(TRAINED, weights, optimizer, training, "float32", optimised=False)
     theirs = single.follow_torch(steps, [])

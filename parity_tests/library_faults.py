@@ -107,7 +107,7 @@ def coarse_choice(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 def padding_seen(right: Callable[..., Any]) -> Callable[..., Any]:
     def within(*args: Any, **options: Any) -> Any:
         positions, seen, cache = right(*args, **options)
-        return positions, seen if cache is None else replace(seen, tokens=None), cache
+        return positions, seen if cache is None else replace(seen, is_token=None), cache
 
     return within
 
@@ -127,7 +127,7 @@ def slot_before(right: Callable[..., Any]) -> Callable[..., Any]:
 def unmasked_source(right: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Attention, x: Any, memory: Any, mask: Mask, *args: Any, cache: Any = None, **given: Any) -> Any:
         crosses = cache is not None and not mask.causal
-        return right(self, x, memory, replace(mask, tokens=None) if crosses else mask, *args, cache=cache, **given)
+        return right(self, x, memory, replace(mask, is_token=None) if crosses else mask, *args, cache=cache, **given)
 
     return call
 

@@ -60,7 +60,7 @@ def position_ids(tokens: Tensor, is_token: Tensor | None, segments: Tensor | Non
 
 
 class Attention(nn.Module):
-    """softmax(scale * Q K^T) V over heads; x asks, memory answers."""
+    """softmax(scale * Q K^T) V over heads; queries come from x, keys and values from memory."""
 
     def __init__(self, config: TransformerConfig, stack: StackConfig):
         super().__init__()

@@ -11,12 +11,12 @@ class Dropout(nn.Dropout):
     keep: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """x with what is not kept zeroed and the rest divided by 1 - p."""
+        """Zeroes what is not kept and divides the rest by 1 - p."""
         return super().forward(x) if self.keep is None else (x / (1 - self.p)).masked_fill(~self.keep, 0.0)
 
 
 def inject(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
-    """Gives every dropout site of `model` with a rate its mask; an empty mapping takes all of them away.
+    """Gives each dropout site of `model` whose rate is above 0 its mask; an empty mapping takes all masks away.
 
     `masks` are boolean, True = kept, by the name of the site (`decoder.blocks.0.feedforward.dropout`). Raises
     ValueError, which lists both sides, unless there is one mask for each site with a rate above 0.

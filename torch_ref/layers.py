@@ -51,11 +51,11 @@ def sinusoidal(positions: Tensor, width: int, base: float, interleaved: bool) ->
 
 
 def rotate(x: Tensor, positions: Tensor, base: float) -> Tensor:
-    """Rotary positions: column i of `[B, H, T, C]` turns with column i + C/2."""
+    """Rotary positions: rotates columns i and i + C/2 of `[B, H, T, C]` by the angle of their position."""
     angle = angles(positions, x.shape[-1], base)[:, None]
-    cos, sin = torch.cat([angle.cos()] * 2, dim=-1), torch.cat([angle.sin()] * 2, dim=-1)
+    cosine, sine = torch.cat([angle.cos()] * 2, dim=-1), torch.cat([angle.sin()] * 2, dim=-1)
     first, second = high(x).chunk(2, dim=-1)
-    return (high(x) * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
+    return (high(x) * cosine + torch.cat([-second, first], dim=-1) * sine).to(x.dtype)
 
 
 class FeedForward(nn.Module):
@@ -108,15 +108,15 @@ class InputEmbedding(nn.Module):
             x = x + self.positions(positions)
         elif self.stack.positions.startswith("sinusoidal"):
             interleaved = self.stack.positions == "sinusoidal_interleaved"
-            times = positions.to(high(x).dtype)
-            x = x + sinusoidal(times, x.shape[-1], self.stack.position_base, interleaved).to(x.dtype)
+            positions = positions.to(high(x).dtype)
+            x = x + sinusoidal(positions, x.shape[-1], self.stack.position_base, interleaved).to(x.dtype)
         if self.token_types is not None:
             x = x + self.token_types(torch.zeros_like(ids) if types is None else types)
         return self.dropout(x if self.norm is None else self.norm(x))
 
 
 class Head(nn.Module):
-    """logits = W x (+ b); W may be the token table; BERT's head first transforms x."""
+    """logits = x W^T (+ b); W may be the token table; with head "transform", x first passes dense, activation, norm."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()

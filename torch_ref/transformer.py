@@ -192,12 +192,12 @@ class EncoderDecoder(nn.Module):
         table = self.target_embedding.tokens or source_table
         positions = position_ids(target, target_mask, target_segments)
         seen = visible(target, causal=True, window=self.windows[1], is_token=target_mask, segments=target_segments)
-        across = None if source_mask is None else source_mask[:, None, None]
+        memory_mask = None if source_mask is None else source_mask[:, None, None]
         if source_segments is not None and target_segments is not None:
             same = target_segments[:, None, :, None] == source_segments[:, None, None, :]
-            across = same if across is None else same & across
+            memory_mask = same if memory_mask is None else same & memory_mask
         x = self.target_embedding(target, positions, table)
-        x, decoder = self.decoder(x, seen, positions, memory, across)
+        x, decoder = self.decoder(x, seen, positions, memory, memory_mask)
         return Outputs(x if self.head is None else self.head(x, table), encoder, decoder)
 
 

@@ -1,4 +1,4 @@
-"""From the data part of an experiment to its files, its tokenizer and its batches: one place that knows every kind."""
+"""From the data part of an experiment to its files, tokenizer and batches; text.py and pairs.py read the sources."""
 
 from collections.abc import Iterable, Mapping
 

@@ -1,4 +1,4 @@
-"""Beam search, compiled, with the semantics of Hugging Face's `generate` and the paper's length penalty besides."""
+"""Beam search, compiled, with the semantics of Hugging Face's `generate`, and with the paper's length penalty."""
 
 from functools import partial
 from typing import NamedTuple
@@ -20,15 +20,15 @@ class Sequences(NamedTuple):
     """W sequences of new tokens for each of B prompts, best first."""
 
     tokens: Int[Array, "B W M"]
-    """The end token in the places behind the last."""
+    """Behind the last token of a sequence, the end token fills the row."""
     lengths: Int[Array, "B W"]
     """The end token counts."""
     scores: Float[Array, "B W"]
     exist: Bool[Array, "B W"]
-    """Others only fill the place, with a score below all."""
+    """False: it only fills the place, with a score below all."""
 
     def take(self, chosen: Int[Array, "B w"]) -> "Sequences":
-        """Those called `chosen`, in that order."""
+        """The sequences with the numbers `chosen`, in that order."""
         tokens = jnp.take_along_axis(self.tokens, chosen[:, :, None], axis=1)
         return Sequences(tokens, *(jnp.take_along_axis(x, chosen, axis=1) for x in self[1:]))
 
@@ -69,9 +69,9 @@ def search(
 ) -> tuple[Sequences, Bool[Array, ""]]:
     """The `num_beams` best continuations of each prompt that the search finds, and whether a logit was NaN.
 
-    In every step the 2 W best continuations of the W unfinished sequences are looked at: those among the first W that
-    end, or are as long as `limits` allows (at most `room`, M), compete for the W finished places; the W best others
-    go on.
+    Every step looks at the 2 W best continuations of the W unfinished sequences. Of the first W, those that end, or are
+    as long as `limits` allows (at most `room`, M), compete for the W finished places. Of those that do not end, the W
+    best go on.
     """
     batch, width = len(prompt), rules.num_beams
     logits, cache = prefill(net, params, prompt, mask, source, slots)
@@ -109,7 +109,7 @@ def search(
 
 
 def _closed(rules: Rules, beams: Beams) -> Bool[Array, " B"]:
-    """Whose finished sequences are final."""
+    """The prompts whose finished sequences are final."""
     full = beams.finished.exist.all(1) if rules.early_stopping is True else False
     return ~beams.improvable | full
 
@@ -117,7 +117,7 @@ def _closed(rules: Rules, beams: Beams) -> Bool[Array, " B"]:
 def _extended(
     rules: Rules, beams: Beams, logits: Float[Array, "B W V"], limits: Int[Array, " B"], end_id: Array
 ) -> Beams:
-    """The beams with one token more."""
+    """The beams with one more token."""
     (batch, width, vocabulary), running, closed = logits.shape, beams.running, _closed(rules, beams)
     broken = jnp.isnan(logits).any((1, 2)) & ~closed & (beams.made < limits)
     log_probabilities = jax.nn.log_softmax(logits, axis=-1)
@@ -159,7 +159,7 @@ def _extended(
 
 
 def _hoped_length(rules: Rules, made: Int[Array, ""], limits: Int[Array, " B"]) -> Int[Array, " B"]:
-    """At which length an unfinished sequence may still win: that which it has, or may reach if length is rewarded."""
+    """The length at which an unfinished sequence may still win: its own, or its limit where length is rewarded."""
     length = jnp.broadcast_to(made, limits.shape)
     return jnp.where(rules.length_penalty > 0, limits, length) if rules.early_stopping == "never" else length
 

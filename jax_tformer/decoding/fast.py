@@ -1,8 +1,8 @@
 """What makes a token cheap: parameters in the form that a decoding loop reads fastest. The model knows nothing of it.
 
-On the processors that docs/benchmarks.md names, against the parameters as they are trained: layers apart save a copy of
-the weights in every call, which for `stream` is every token; transposed kernels read a quarter faster where a single
-sequence is decoded.
+Two things are gained over the parameters as they are trained, on the processors that docs/benchmarks.md names. Layers
+apart save a copy of the weights in every call, which for `stream` is every token. Transposed kernels are read a quarter
+faster where a single sequence is decoded.
 """
 
 import math
@@ -25,7 +25,7 @@ class Transposed:
 
     XLA reads it at nearly the speed of the memory, and an ordinary kernel at three quarters of that. For two rows and
     more it is the other way round. Without parts, XLA would fuse the product with what is around it, into a loop on one
-    core. To the model it is a matrix: it can be taken whole, reshaped to its inputs by outputs, cast and multiplied.
+    core. The model uses it as a matrix: takes it whole, reshapes it to inputs by outputs, casts and multiplies it.
     """
 
     parts: Float[Array, "G o I"]
@@ -44,7 +44,7 @@ class Transposed:
         return self
 
     def astype(self, dtype: DTypeLike) -> "Transposed":
-        """With numbers of another type."""
+        """With its numbers in another type."""
         return Transposed(self.parts.astype(dtype))
 
     def __rmatmul__(self, x: Float[Array, "N I"]) -> Float[Array, "N O"]:
@@ -58,7 +58,7 @@ def layers_apart(params: Params, *, single: bool = False) -> Params:
     """`params` with the decoder's layers apart: tuples of L arrays in place of arrays with a leading L axis.
 
     `generate` and `stream` take either form; this one, made once, spares every call a copy of the weights. With
-    `single`, kernels are also transposed, with which one sequence alone is decoded fastest.
+    `single`, kernels are also transposed, the fastest form for one sequence alone.
     """
     blocks = traverse_util.flatten_dict(params["decoder"]["blocks"])
 

@@ -62,8 +62,8 @@ class Prompts(NamedTuple):
 
     @property
     def groups(self) -> "list[tuple[list[int], Prompts]]":
-        """The prompts that are continued together, each group with their numbers: all that fit; those that slide, by
-        length.
+        """The prompts that are continued together, with their numbers: a group of all that fit, and one for each
+        length of those that slide.
 
         Padding fills slots, and so decides where a text slides; nothing else in the batch may decide that.
         """
@@ -113,11 +113,11 @@ def generate(
 ) -> Generated:
     """Continues the prompts of a decoder alone, or translates the sources of an encoder-decoder.
 
-    Rows end with `end_id`, if one is given, and after `limits` new tokens, where a prompt's is less than
-    max_new_tokens; translations begin with `start_id`. The same seed gives a prompt the same tokens whatever else is in
+    Rows end with `end_id`, if one is given, or after max_new_tokens, or fewer where `limits` says so for a prompt;
+    translations begin with `start_id`. The same seed gives a prompt the same tokens whatever else is in
     the batch (but for near ties that fall to rounding, of which bfloat16 has some). With `context`, a decoder alone may
-    go on beyond that many tokens: whenever they are full, it forgets all but the newer half. Else prompt and new tokens
-    must fit into learned positions.
+    go on beyond that many tokens: whenever they are full, it forgets all but the newer half. Without it, prompt and
+    new tokens must fit into learned positions.
 
     Raises InputError for what does not fit, an empty batch or prompt, ids outside of the vocabulary, a model whose
     logits are NaN, and a beam search that finds less than num_return_sequences sequences.
@@ -174,7 +174,7 @@ def _asked(
     start_id: int | None,
     context: int | None,
 ) -> Prompts:
-    """What `generate` is asked for; raises InputError for what it cannot work with."""
+    """The arguments of `generate`, checked; raises InputError for what it cannot work with."""
     config, vocabulary = net.config, net.config.vocab_size or 0
     require(len(prompts) > 0, "there are no prompts; expected one at least")
     for number, prompt in enumerate(prompts, 1):
@@ -227,12 +227,12 @@ def _pieces(
     state = start(net, rules, params, *arrays, end, row_keys(jax.random.key(seed), hashes, samples), slots=slots)
     _require_numbers(state.broken)
     yield (new := np.asarray(state.token)[:, None])
-    # What a text that slides may have to be told again.
+    # The tokens that a text which slides reads again, into a new cache.
     texts = [[*ids] for ids in asked.ids for _ in range(samples)] if any(asked.slides) else []
     while made < most and not np.asarray(state.done).all():
         texts = [[*text, *more][-slots:] for text, more in zip(texts, new.tolist(), strict=False)]
         if used == slots:
-            # The newer half stays; the last token of all has been chosen and not been read.
+            # The newer half stays; the last token of all has been chosen and not yet read.
             used = max(slots // 2, 1)
             tokens, mask = padded([text[-1 - used : -1] for text in texts], used, side="left")
             state = restart(net, params, state, jnp.asarray(tokens), jnp.asarray(mask), slots)

@@ -25,7 +25,7 @@ class State(NamedTuple):
     """Tokens that prompt and continuation contain; kept only for a repetition penalty."""
     keys: Key[Array, " N"]
     limits: Int[Array, " N"]
-    """Tokens that a row may have; it has ended when it has them."""
+    """New tokens that a row may have; the last of them ends it."""
     made: Int[Array, ""]
     """Tokens chosen so far, the last one included."""
     broken: Bool[Array, ""]
@@ -51,18 +51,18 @@ def start(
     """
     logits, cache = prefill(net, params, prompt, mask, source, slots)
     samples = keys.shape[1]
-    of = jnp.repeat(jnp.arange(len(prompt)), samples)
+    rows = jnp.repeat(jnp.arange(len(prompt)), samples)
     state = State(
-        take_sequences(cache, of) if samples > 1 else cache,
-        jnp.zeros(of.shape, jnp.int32),
-        jnp.zeros(of.shape, bool),
-        occurring(net, prompt, mask)[of] if rules.repetition_penalty is not None else None,
+        take_sequences(cache, rows) if samples > 1 else cache,
+        jnp.zeros(rows.shape, jnp.int32),
+        jnp.zeros(rows.shape, bool),
+        occurring(net, prompt, mask)[rows] if rules.repetition_penalty is not None else None,
         keys.reshape(-1),
-        limits[of],
+        limits[rows],
         jnp.asarray(0, jnp.int32),
         jnp.asarray(False),
     )
-    return chosen(rules, state, logits[of], end_id)
+    return chosen(rules, state, logits[rows], end_id)
 
 
 @partial(jax.jit, static_argnames=("net", "room"), donate_argnames=("state",))
@@ -162,7 +162,7 @@ def grown(cache: Cache, slots: int) -> Cache:
 
 
 def take_sequences(cache: Cache, chosen: Int[Array, " N"]) -> Cache:
-    """The cache of the sequences `chosen`, in that order; each may be chosen often.
+    """The cache of the sequences `chosen`, in that order; one may be chosen several times.
 
     Cross-attention stays as it is: the sequences of one source must remain neighbours.
     """

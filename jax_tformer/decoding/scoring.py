@@ -35,7 +35,7 @@ def score(
 ) -> Scores:
     """Log-probabilities of given token ids, and their perplexity.
 
-    With `start_id` every token is scored, after that one; without it the first has nothing before it and is left out.
+    With `start_id` before it, every token is scored; without it the first has nothing before it and is left out.
     An encoder-decoder scores translations of `sources` and needs `start_id`. Raises InputError for an empty batch,
     texts without a token to score, ids outside of the vocabulary, and texts longer than learned positions.
     """
@@ -50,7 +50,7 @@ def score(
     for number, row in enumerate(rows, 1):
         least = "one" if begin else "two"
         require(len(row) > 1, f"text {number} has no token to score; expected {least} at least")
-    # The last token is only answered, never read.
+    # The last token is only predicted, never read.
     tokens, mask = _padded([row[:-1] for row in rows], net.config.output_stack, "without its last token, a text")
     labels, _ = padded([row[1:] for row in rows], tokens.shape[1], side="right")
     source = None

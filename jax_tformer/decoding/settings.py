@@ -14,7 +14,7 @@ LengthPenaltyForm = Literal["paper", "power"]
 class DecodingConfig:
     """Greedy search, sampling or beam search, each with a repetition penalty.
 
-    Raises FieldError for a value that cannot be, and for one that goes with no other.
+    Raises FieldError for a value that cannot be, and for values that do not go together.
     """
 
     max_new_tokens: int = 200

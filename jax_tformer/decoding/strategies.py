@@ -14,9 +14,9 @@ from jax_tformer.decoding.settings import DecodingConfig, LengthPenaltyForm
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rules:
-    """A DecodingConfig as compiled code takes it: numbers are traced, so that another temperature is no other program.
+    """A DecodingConfig as compiled code takes it: numbers are traced, so that another temperature compiles nothing.
 
-    What it does not ask for is None, and costs nothing.
+    What the config does not ask for is None, and costs nothing.
     """
 
     temperature: Float[Array, ""] | None
@@ -66,7 +66,7 @@ def process(logits: Float[Array, "N V"], rules: Rules, seen: Bool[Array, "N V"] 
     if rules.repetition_penalty is not None and seen is not None:
         logits = penalize_repetition(logits, seen, rules.repetition_penalty.astype(logits.dtype))
     if rules.temperature is not None:
-        # The largest becomes 0, and so stays finite at any temperature; XLA takes the tiniest of these for 0.
+        # The largest logit becomes 0, and so stays finite; at least `tiny`, since XLA takes smaller temperatures for 0.
         temperature = jnp.maximum(rules.temperature.astype(logits.dtype), np.finfo(logits.dtype).tiny)
         logits = (logits - logits.max(-1, keepdims=True)) / temperature
     if rules.top_k is not None:

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, and the projections around it (paper, section 3.2); beside torch_ref/attention.py."""
+"""Scaled dot-product attention with its projections (paper, section 3.2); torch_ref/attention.py says the same."""
 
 import math
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from jax_tformer.model.masks import Mask, position_ids
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
 ATTENTION_OUTPUT = "attention output"
-"""What `Stack` knows the result of `attend` by, when it decides what the backward pass keeps."""
+"""The name of the result of `attend`, by which `rematerialized` has the backward pass keep it."""
 
 
 def attend(
@@ -63,7 +63,7 @@ def attend(
         )
     else:
         output = kernel(implementation, query, key, value, mask, scale=scale, drops=keep is not None)
-    # A name for the policy of rematerialisation: kept, so that the backward pass multiplies no weights with values.
+    # Named for `rematerialized`, which keeps it: the backward pass then need not multiply weights by values again.
     # (Of cuDNN's kernel the policy keeps all results: see is_kernel.)
     return output if implementation == "cudnn" else checkpoint_name(output, ATTENTION_OUTPUT)
 
@@ -80,7 +80,7 @@ def attention_weights(
 
 
 class KeyValue(NamedTuple):
-    """Keys and values that are remembered, `[R, S, C]` with R = B * K: a row for each head of each sequence.
+    """Cached keys and values, `[R, S, C]` with R = B * K: a row for each head of each sequence.
 
     One leading axis and not two: where a single sequence is decoded, an axis of size one makes XLA on CPU copy the
     whole cache several times a token.
@@ -92,7 +92,7 @@ class KeyValue(NamedTuple):
     def write(
         self, key: Float[Array, "B T K C"], value: Float[Array, "B T K C"], place: Int[Array, ""] | int
     ) -> "KeyValue":
-        """With these in the slots from `place` on."""
+        """The cache with these keys and values in the slots from `place` on."""
         update = jax.lax.dynamic_update_slice_in_dim
         return KeyValue(update(self.key, flat(key), place, axis=1), update(self.value, flat(value), place, axis=1))
 
@@ -103,7 +103,7 @@ class KeyValue(NamedTuple):
 
 
 class Attention(nnx.Module):
-    """softmax(scale * Q K^T) V over heads; x asks, memory answers."""
+    """softmax(scale * Q K^T) V over heads; queries come from x, keys and values from memory."""
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, residual_branches: int) -> None:
         width = config.head_width(stack)
@@ -132,8 +132,8 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "N T D"], Float[Array, "N H T S"] | None, KeyValue | None]:
         """The output, with `capture` the weights before dropout, and the cache with the memory in it.
 
-        With a cache, `memory` is written to it from place `mask.first` on (None adds nothing), and x attends to all
-        that it then holds; N sequences may share the rows of N / n: neighbours, then, attend to the same.
+        With a cache, memory's keys and values are written to it from slot `mask.first` on (None: nothing is), and x
+        attends to all that it then holds. A cache may be of fewer sequences: neighbours in x then share one.
         """
         query = self.query(x)
         query = query if rotation is None else rotate(query, rotation)
@@ -160,7 +160,7 @@ class Attention(nnx.Module):
             output = attend_in_rows(
                 query, *cache, mask, scale=self.scale, dropout_rate=self.dropout.rate, keep=keep, heads=key.shape[2]
             )
-        # Beside the output, whose weights the fast implementations never hold all at once.
+        # Computed apart, since the fast implementations never hold all weights at once.
         weights = attention_weights(query, key, mask, scale=self.scale) if capture else None
         return self.output(output), weights, cache
 
@@ -196,9 +196,9 @@ class Cache(NamedTuple):
     """Which positions of the encoder's output are tokens; None: all."""
 
     def place(self, new: Bool[Array, "B T"]) -> tuple["Cache", Int[Array, "B T"]]:
-        """Takes the next T slots (`new`: True at tokens): the cache, and their positions, which count tokens only.
+        """The cache with the next T slots taken (`new`: True at tokens), and their positions, which count tokens only.
 
-        Raises InputError where fewer than T slots are free; compiled code, which cannot know, would overwrite the last.
+        Raises InputError where fewer than T slots are free; compiled code cannot tell, and would overwrite the last.
         """
         used, available, length = self.filled, self.is_token.shape[1], new.shape[1]
         if not isinstance(used, jax.core.Tracer):
@@ -233,12 +233,12 @@ def within(
     *,
     causal: bool,
 ) -> tuple[Int[Array, "#B T"], Mask, Cache | None]:
-    """Where the tokens of a sequence stand, and which of them see which.
+    """The positions of the tokens of a sequence, and the mask of their self-attention.
 
-    With a cache they stand behind what that holds, and see it; it is returned with their places taken.
+    With a cache they come after the tokens that it holds, and see those too; it is returned with their slots taken.
     """
     first: Int[Array, ""] | int = 0
-    length, is_token, both = ids.shape[1], mask, None if prefix is None else (prefix, prefix)
+    length, is_token, prefixes = ids.shape[1], mask, None if prefix is None else (prefix, prefix)
     if cache is None:
         positions = position_ids(length, mask, segments)
     else:
@@ -247,13 +247,13 @@ def within(
         cache, positions = cache.place(jnp.ones(ids.shape, bool) if mask is None else mask)
         is_token = cache.is_token
         if prefix is not None:
-            both = prefix, jax.lax.dynamic_update_slice_in_dim(jnp.zeros_like(is_token), prefix, first, axis=1)
-    pair = None if segments is None else (segments, segments)
-    return positions, Mask(causal, stack.window, is_token, pair, both, first), cache
+            prefixes = prefix, jax.lax.dynamic_update_slice_in_dim(jnp.zeros_like(is_token), prefix, first, axis=1)
+    numbers = None if segments is None else (segments, segments)
+    return positions, Mask(causal, stack.window, is_token, numbers, prefixes, first), cache
 
 
 def rematerialized(layer: Callable[Given, Made], remat: Remat) -> Callable[Given, Made]:
-    """`layer`, with what its backward pass computes again instead of keeping (see ComputeConfig.remat).
+    """`layer`, whose backward pass computes again what `remat` does not let it keep (see ComputeConfig.remat).
 
     "auto" is "dots" here, the fastest on CPU and far smaller than keeping all; train.py chooses by memory. Projections
     are kept with their bias: in bfloat16 the compiler may leave the rounding between the two out of the forward pass,

@@ -84,8 +84,8 @@ def _pure(
 ) -> Callable[Concatenate[Any, Params, Inputs], Result]:
     """A method of a Flax module as a function of parameters and inputs, under the method's own signature.
 
-    What it gives is an array: InputError is raised where a cache or `capture` asks for more, and for a mask of another
-    shape than its tokens.
+    It returns an array. Raises InputError where a cache or `capture` asks for more, and for a mask that has not the
+    shape of its tokens.
     """
 
     def call(net: Any, params: Params, /, *args: Inputs.args, **kwargs: Inputs.kwargs) -> Result:
@@ -146,8 +146,8 @@ AnyTransformer = DecoderTransformer | EncoderOnlyTransformer
 def transformer(config: TransformerConfig) -> AnyTransformer:
     """The transformer that `config` describes: `net.init(key)` gives parameters, `net.apply(params, ...)` logits.
 
-    Which of the three it is follows from the stacks that the config has. Where you know, call that class by its name,
-    and your editor knows what `apply` takes.
+    Which of the three it is follows from the stacks that the config has. Where you know it, call that class by its
+    name, and your editor knows what `apply` takes.
     """
     if config.encoder is None:
         return DecoderOnlyTransformer(config)
@@ -163,7 +163,7 @@ class Declared(NamedTuple):
 
 
 def draw(key: Key[Array, ""], declared: Mapping[str, Declared]) -> dict[str, Array]:
-    """Fresh parameters by path. A parameter's numbers depend on the key, its path, shape and start, on nothing else.
+    """Fresh parameters by path. The numbers of one depend on the key, its path, shape and start, and on nothing else.
 
     Drawing outside of the modules lets parameters of one size share one compiled generator, which is most of what an
     init costs.

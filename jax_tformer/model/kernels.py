@@ -1,7 +1,7 @@
-"""Attention by other means than the formula: the same function as `attend`, faster.
+"""Fast implementations of attention, all of the function that `attend` writes out as "einsum".
 
-In blocks of queries on a CPU, as cuDNN's flash attention on an NVIDIA GPU, as the Pallas kernel that comes with JAX on
-a TPU. The last two never hold all weights of a head at once, and know no dropout mask of ours.
+Blocks of queries on a CPU, cuDNN's flash attention on an NVIDIA GPU, and on a TPU the Pallas kernel that comes with
+JAX. The last two never hold all weights of a head at once, and cannot apply our dropout masks.
 """
 
 from collections.abc import Callable, Iterator
@@ -54,7 +54,7 @@ def choose_implementation(
         return "cudnn" if fits and _refusal("cudnn", mask, drops) is None else "einsum"
     if platform == "tpu" and dtype != jnp.float64 and not any(length % _TPU_BLOCK for length in lengths):
         split = _SPLIT.get()
-        # Several share the work only where it is said how.
+        # Several devices share the kernel only where `split_by` says how.
         shared = None if split is None else split(_flash_attention(mask, 1.0), query, key)
         fits = jax.device_count() == 1 or shared is not None
         return "pallas" if fits and _refusal("pallas", mask, drops) is None else "einsum"
@@ -62,7 +62,7 @@ def choose_implementation(
 
 
 def _capability() -> float:
-    """NVIDIA's number of what the first GPU can do; 0 for GPUs of others."""
+    """The CUDA compute capability of the first GPU; 0 for GPUs of other makers."""
     try:
         return float(jax.local_devices()[0].compute_capability)
     except (AttributeError, ValueError):
@@ -70,7 +70,7 @@ def _capability() -> float:
 
 
 def _refusal(implementation: str, mask: Mask, drops: bool) -> str | None:
-    """What a kernel cannot do of all this; None where it can do it."""
+    """Why a kernel cannot compute this, as the end of a sentence; None where it can."""
     if drops:
         return "cannot drop attention weights; expected 'auto', 'einsum' or 'blocks', or dropout.attention 0"
     if mask.bias is not None:
@@ -86,9 +86,9 @@ def flat(x: Float[Array, "B T K C"]) -> Float[Array, "R T C"]:
 
 
 def block_length(length: int) -> int:
-    """Queries computed at a time: small blocks skip more of what a mask hides, large ones multiply faster.
+    """How many queries are computed at a time: small blocks skip more of what a mask hides, large ones multiply faster.
 
-    Never more than 32 blocks, each of which is compiled by itself.
+    There are at most 32 blocks, since each is compiled by itself.
     """
     return max(64 if length <= 512 else 128, -(-length // 32))
 
@@ -144,7 +144,7 @@ def kernel(
 ) -> Float[Array, "B T H C"]:
     """`attend` by cuDNN or Pallas; raises InputError, which says what this kernel cannot do.
 
-    Queries that may attend to nothing get zeros, with zero gradients: kernels give them an average of padding.
+    Queries that may attend to nothing get zeros, with zero gradients; kernels alone give an average of padding.
     """
     refusal = _refusal(implementation, mask, drops)
     require(refusal is None, f"attention is {implementation!r}, which {refusal}")
@@ -166,21 +166,20 @@ def kernel(
 def _attend_by_cudnn(query: Array, key: Array, value: Array, mask: Mask, scale: float) -> Array:
     """cuDNN's flash attention (Dao et al., 2022), in bfloat16 or float16.
 
-    It knows causal attention, and then a window; all else goes in as a bias.
+    It knows causal attention, with a window or without. Any other mask goes in as booleans, which JAX makes a bias.
     """
     simple = mask.prefix is None and mask.segments is None and (mask.window is None or mask.is_token is None)
     causal = mask.causal and simple
     window = None if mask.window is None or not causal else (mask.window - 1, 0)
-    allowed = Mask(is_token=mask.is_token) if causal else mask
-    lengths = query.shape[1], key.shape[1]
-    bias = allowed.boolean(*lengths)
-    bias = None if bias is None else jnp.broadcast_to(bias, (*bias.shape[:2], *lengths))
+    rest, lengths = Mask(is_token=mask.is_token) if causal else mask, (query.shape[1], key.shape[1])
+    allowed = rest.boolean(*lengths)
+    allowed = None if allowed is None else jnp.broadcast_to(allowed, (*allowed.shape[:2], *lengths))
     try:
         return jax.nn.dot_product_attention(
             query,
             key,
             value,
-            mask=bias,
+            mask=allowed,
             scale=scale,
             is_causal=causal,
             local_window_size=window,
@@ -203,13 +202,13 @@ def _attend_by_pallas(query: Array, key: Array, value: Array, mask: Mask, scale:
         f"attention is 'pallas', for lengths that {_TPU_BLOCK} divides, and these are {lengths[0]} and {lengths[1]}; "
         "expected 'auto' or other lengths",
     )
-    asking = answering = None
+    query_segments = key_segments = None
     if mask.segments is not None:
-        asking, answering = (numbers.astype(jnp.int32) for numbers in mask.segments)
+        query_segments, key_segments = (numbers.astype(jnp.int32) for numbers in mask.segments)
     if mask.is_token is not None:
-        # Without segments every query is of the tokens' segment: also those at padding see tokens, as everywhere else.
-        asking = jnp.zeros(query.shape[:2], jnp.int32) if asking is None else asking
-        answering = jnp.where(mask.is_token, 0 if answering is None else answering, jnp.iinfo(jnp.int32).min)
+        # Without segments every query is of the tokens' segment, at padding too: those see tokens, as everywhere else.
+        query_segments = jnp.zeros(query.shape[:2], jnp.int32) if query_segments is None else query_segments
+        key_segments = jnp.where(mask.is_token, 0 if key_segments is None else key_segments, jnp.iinfo(jnp.int32).min)
     compute, split = _flash_attention(mask, scale), _SPLIT.get()
     if split is not None:
         shared = split(compute, query.shape, key.shape)
@@ -219,7 +218,7 @@ def _attend_by_pallas(query: Array, key: Array, value: Array, mask: Mask, scale:
             "expected a multiple of them, or 'auto' or 'einsum'",
         )
         compute = shared or compute
-    return compute(query, key, value, asking, answering)
+    return compute(query, key, value, query_segments, key_segments)
 
 
 def _flash_attention(mask: Mask, scale: float) -> Kernel:
@@ -229,15 +228,17 @@ def _flash_attention(mask: Mask, scale: float) -> Kernel:
         query: Float[Array, "B T H C"],
         key: Float[Array, "B S K C"],
         value: Float[Array, "B S K C"],
-        asking: Int[Array, "B T"] | None,
-        answering: Int[Array, "B S"] | None,
+        q_segments: Int[Array, "B T"] | None,
+        k_segments: Int[Array, "B S"] | None,
     ) -> Float[Array, "B T H C"]:
         # Here and not above: importing it takes half a second, which only a TPU is to pay.
         from jax.experimental.pallas.ops.tpu import flash_attention
 
         groups = query.shape[2] // key.shape[2]
         heads_first = [x.transpose(0, 2, 1, 3) for x in (query, *(jnp.repeat(x, groups, axis=2) for x in (key, value)))]
-        segments = None if asking is None or answering is None else flash_attention.SegmentIds(asking, answering)
+        segments = (
+            None if q_segments is None or k_segments is None else flash_attention.SegmentIds(q_segments, k_segments)
+        )
         rows, columns = (max(size for size in (128, 256, 512) if x.shape[1] % size == 0) for x in (query, key))
         by_rows = dict.fromkeys(("block_q", "block_q_major_dkv", "block_q_dkv", "block_q_dq"), rows)
         keys = ("block_k_major", "block_k", "block_k_major_dkv", "block_k_dkv", "block_k_major_dq", "block_k_dq")

@@ -21,7 +21,7 @@ from jax_tformer.config import Activation, StackConfig, TransformerConfig
 from jax_tformer.errors import InputError
 
 PROJECTION = "projection"
-"""What `Stack` knows the result of a Linear by, bias included, when it decides what the backward pass keeps."""
+"""The name of the result of a Linear, bias included, by which `rematerialized` has the backward pass keep it."""
 
 
 def dtype_of(name: str) -> jnp.dtype:
@@ -60,10 +60,10 @@ def projection_start(config: TransformerConfig, fan_in: int, fan_out: int, scale
 
 
 def site_key(key: Key[Array, ""] | None, name: str | int) -> Key[Array, ""] | None:
-    """The dropout key of the part called `name` within what `key` belongs to; None where nothing is dropped.
+    """The dropout key of the part called `name`, given that of the module it is in; None where nothing is dropped.
 
     The key of `decoder.blocks.3.feedforward.dropout` is that of the forward pass, folded with each of these words and
-    numbers in turn. So a mask can be drawn again from outside: `keep_mask` with this key.
+    numbers in turn. `keep_mask` with this key draws the same mask again, from outside.
     """
     if key is None:
         return None
@@ -127,7 +127,7 @@ class Linear(nnx.Module):
         leading = x.shape[: x.ndim - len(self.inputs)]
         y = x.reshape(-1, width).astype(dtype) @ self.kernel[...].reshape(width, -1).astype(dtype)
         if self.bias is not None:
-            # The sum over tokens that is the bias's gradient has the type of this addition: bfloat16 would lose it.
+            # The bias's gradient is a sum over tokens in the type of this addition: bfloat16 would round it away.
             high = accumulator(dtype)
             y = (y.astype(high) + self.bias[...].reshape(1, -1).astype(high)).astype(dtype)
         named: Array = checkpoint_name(y, PROJECTION)
@@ -196,7 +196,7 @@ def rotary_angles(config: TransformerConfig, stack: StackConfig, positions: Int[
 
 
 def rotate(x: Float[Array, "B T H C"], rotation: Rotation) -> Float[Array, "B T H C"]:
-    """Rotary positions (Su et al., 2021): turns column i with column i + C/2 by the angle of its position.
+    """Rotary positions (Su et al., 2021): rotates columns i and i + C/2 by the angle of their position.
 
     Hugging Face stores weights for this pairing of the two halves. Computed in the type of the angles, returned in
     that of x.

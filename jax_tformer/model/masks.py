@@ -1,6 +1,7 @@
-"""Who may attend to whom, and the softmax that heeds it; `visible` in torch_ref/attention.py says the same.
+"""Who may attend to whom, and the softmax under such a mask; `visible` in torch_ref/attention.py says the same.
 
-A `Mask` is a description. Kernels read it as it is; everything else asks it for a boolean array, True = may attend.
+A `Mask` is a description: fused kernels read its fields, and `Mask.softmax` makes a boolean array of it, True = may
+attend. `within` (attention.py) makes the mask of self-attention, `EncoderDecoder.decode` that of cross-attention.
 """
 
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ class Mask:
     is_token: Bool[Array, "B S"] | None = None
     """Keys that are tokens (True) and not padding."""
     segments: tuple[Int[Array, "B T"], Int[Array, "B S"]] | None = None
-    """Keys of the query's own segment: the numbers of the queries, and of the keys. Each may be a document in a row."""
+    """Keys of the query's own segment, a document in the row, say: the numbers of the queries, and of the keys."""
     prefix: tuple[Bool[Array, "B T"], Bool[Array, "B S"]] | None = None
     """Where causal: queries in the prefix (True) also see keys in the prefix that come later (Raffel et al., 2020)."""
     first: Int[Array, ""] | int = 0
@@ -47,16 +48,16 @@ class Mask:
             if self.causal:
                 seen = distance >= 0
                 if self.prefix is not None:
-                    asking, answering = self.prefix
-                    seen = jnp.logical_or(seen, asking[:, None, rows, None] & answering[:, None, None, columns])
+                    query_prefix, key_prefix = self.prefix
+                    seen = jnp.logical_or(seen, query_prefix[:, None, rows, None] & key_prefix[:, None, None, columns])
                 parts.append(seen)
             if self.window is not None:
                 parts.append(jnp.abs(distance) < self.window)
         if self.is_token is not None:
             parts.append(self.is_token[:, None, None, columns])
         if self.segments is not None:
-            asking, answering = self.segments
-            parts.append(asking[:, None, rows, None] == answering[:, None, None, columns])
+            query_segments, key_segments = self.segments
+            parts.append(query_segments[:, None, rows, None] == key_segments[:, None, None, columns])
         return reduce(jnp.logical_and, parts) if parts else None
 
     def spanned(self, rows: range, slots: int) -> range:
@@ -77,7 +78,7 @@ class Mask:
         rows: slice = slice(None),
         columns: slice = slice(None),
     ) -> Float[Array, "B H t s"]:
-        """Attention weights of some queries and keys, given their scores: the bias is added, what is hidden is 0."""
+        """Attention weights of some queries and keys, given their scores: adds the bias, and gives 0 to hidden keys."""
         if self.bias is not None:
             _, _, queries, keys = self.bias.shape
             every = slice(None)
@@ -94,10 +95,7 @@ class Mask:
 def position_ids(
     length: int, is_token: Bool[Array, "B T"] | None, segments: Int[Array, "B T"] | None = None
 ) -> Int[Array, "#B T"]:
-    """0, 1, 2 ... along the tokens (True) of each row, and from 0 again where another segment begins.
-
-    Padding on the left does not shift them.
-    """
+    """0, 1, 2 ... along the tokens of each segment; padding (False) on the left does not count."""
     if segments is None:
         if is_token is None:
             return jnp.arange(length)[None, :]
@@ -123,8 +121,8 @@ def masked_softmax(scores: Float[Array, "B H T S"], mask: Bool[Array, "#B #H #T 
     """Attention weights; 0 where the mask is False, and 0 all along a row that may attend to nothing.
 
     The derivative is that of the whole function, arranged so that its transpose is w * (g - sum(w * g)). What JAX makes
-    of `jax.nn.softmax` divides g by the sum of the exponentials first, and subtracts what that rounded: where the
-    numbers g are nearly equal, queries and keys were seen to lose three times as much as PyTorch's.
+    of `jax.nn.softmax` divides g by the sum of the exponentials before it subtracts, and so subtracts rounded numbers:
+    where all g are nearly equal, the gradients of queries and keys were seen to lose three times as much as PyTorch's.
     """
     if mask is None:
         return jax.nn.softmax(scores, axis=-1)

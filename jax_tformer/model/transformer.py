@@ -31,7 +31,7 @@ class Outputs(NamedTuple):
     logits: Float[Array, "B T V"]
     """Logits; hidden states `[B, T, D]` where the model has no head."""
     hidden: Float[Array, "B T D"]
-    """What the vocabulary projection was given. Compiled code that reads this alone computes no logits."""
+    """What goes into the vocabulary projection. Compiled code that reads this alone computes no logits."""
     encoder: Captured | None
     """Of the encoder's layers, stacked along L; with `capture`, else None."""
     decoder: Captured | None
@@ -68,7 +68,7 @@ class Block(nnx.Module):
     ) -> tuple[Float[Array, "B T D"], Captured | None, LayerCache | None]:
         """The residual stream after the layer; with `capture`, what was computed on the way; the cache with x in it.
 
-        `memory` is the encoder's output; with a cache it may be None, and is then what the cache remembers of it.
+        `memory` is the encoder's output; None, with a cache, stands for the keys and values that it holds of it.
         """
         key, cross_weights = partial(site_key, dropout_key), None
         own, cross = (None, None) if cache is None else cache
@@ -135,12 +135,12 @@ class Stack(nnx.Module):
             unroll = min(compute.unroll, self.stack.num_layers)
             x, captured = jax.lax.scan(body, x, (layers, keys), unroll=unroll)
         else:
-            found = []
+            results = []
             for number, own in enumerate(cache.layers):
                 x, *rest = layer(x, _one(layers, number), site_key(blocks_key, number), own)
-                found.append(rest)
-            every, remembered = zip(*found, strict=True)
-            captured = jax.tree.map(lambda *each: jnp.stack(each), *every)
+                results.append(rest)
+            each_captured, remembered = zip(*results, strict=True)
+            captured = jax.tree.map(lambda *each: jnp.stack(each), *each_captured)
             cache = cache._replace(layers=remembered)
         return (x if self.final_norm is None else self.final_norm(x)), captured, cache
 
@@ -218,8 +218,8 @@ class DecoderOnly(SingleStack):
         `prefix` (True) see one another in both directions. Dropout happens where there is a `dropout_key`. With a
         cache, the tokens come after those that it holds; a prefix must then come in one call, to see all of itself.
 
-        Ids must be from 0 to below vocab_size: compiled code cannot refuse others, and gives NaN all along their row (a
-        negative one counts from the table's end). `generate`, `stream`, `score` and train.py check theirs.
+        Ids must be at least 0 and below vocab_size: compiled code cannot refuse others, and gives NaN all along their
+        row (a negative one counts from the table's end). `generate`, `stream`, `score` and train.py check theirs.
         """
         positions, seen, cache = within(self.decoder.stack, tokens, mask, segments, prefix, cache, causal=True)
         x = self.embedding(tokens, positions, self.table, token_types, site_key(dropout_key, "embedding"))
@@ -291,8 +291,8 @@ class EncoderDecoder(_Model):
     ) -> Outputs:
         """Logits of the token after each of `target` (shifted right: it begins with the start token).
 
-        A target's segment sees the source's segment of the same number; other arguments are as in `DecoderOnly`. With a
-        cache, that remembers the encoded source, and `decode` goes on from there.
+        A target's segment sees the source's segment of the same number; other arguments are as in `DecoderOnly`. A
+        cache also remembers the encoded source, and `decode` goes on from there.
         """
         memory, encoder = self.encode(source, source_mask, source_segments, dropout_key, capture)
         masks = source_mask, target_mask, source_segments, target_segments
@@ -328,7 +328,7 @@ class EncoderDecoder(_Model):
         cache: Cache | None = None,
         capture: bool = False,
     ) -> Outputs:
-        """What follows from the encoder's output, `memory`; None, with a cache: what it remembers of that."""
+        """Reads the target, given the encoded source, `memory`; None, with a cache: the source that it remembers."""
         positions, seen, cache = within(
             self.decoder.stack, target, target_mask, target_segments, cache=cache, causal=True
         )

@@ -1,8 +1,8 @@
 """Cross-entropy of a vocabulary projection, computed together with its gradient and never with all logits at once.
 
 The logits are the largest array of a language model by far: 16 sequences of 1,024 tokens over GPT-2's vocabulary are
-3.3 GB, three times over in the backward pass. Here a part of the tokens has its logits, its loss and its gradient
-before the next part begins, so that nothing is computed twice: the gradient of a sum of losses is known but for the
+3.3 GB, three times over in the backward pass. Here the tokens are taken in parts, and each part has its logits, loss
+and gradient before the next begins. Nothing is computed twice: the gradient of a sum of losses is known but for the
 factor that comes from outside. Hsu et al., "Liger Kernel" (2024), section 3.2, describe the same for a GPU kernel.
 """
 
@@ -19,7 +19,7 @@ from jax_tformer.data.batches import IGNORED
 from jax_tformer.model.layers import accumulator
 
 LOGITS_AT_ONCE = 2**26
-"""Numbers: 256 MB in float32."""
+"""How many logits exist at once: 256 MB in float32."""
 _LANES = 128
 """In narrow types, on tensor cores, products are fastest where the vocabulary is a multiple of this."""
 
@@ -60,11 +60,11 @@ def _with_gradients(
     high, narrow = accumulator(x.dtype), table.astype(x.dtype)
 
     def part(rows: Array, targets: Array) -> tuple[Array, Array, tuple[Array, Array]]:
-        losses, pull = _losses(_logits(rows, narrow, bias, vocabulary), targets, vocabulary, smoothing)
-        by_bias = pull.sum(0)
-        pull = pull.astype(x.dtype)
-        by_table = jnp.einsum("nv,nd->vd", pull, rows, preferred_element_type=high)
-        return losses.sum(), pull @ narrow, (by_table, by_bias)
+        losses, by_logits = _losses(_logits(rows, narrow, bias, vocabulary), targets, vocabulary, smoothing)
+        by_bias = by_logits.sum(0)
+        by_logits = by_logits.astype(x.dtype)
+        by_table = jnp.einsum("nv,nd->vd", by_logits, rows, preferred_element_type=high)
+        return losses.sum(), by_logits @ narrow, (by_table, by_bias)
 
     def add(sums: tuple[Any, ...], inputs: tuple[Array, Array]) -> tuple[tuple[Any, ...], Array]:
         loss, by_rows, by_weights = part(*inputs)
@@ -85,9 +85,9 @@ def _with_gradients(
 
 @_with_gradients.defjvp
 def _with_gradients_jvp(vocabulary: int, smoothing: float, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
-    """What JAX would do by itself. With a rule, JAX takes the function as a whole, and not its loop apart.
+    """What JAX would do by itself; but it treats a function with a rule as a whole, and does not take its loop apart.
 
-    Differentiating in reverse it would move constants as large as a part of the logits out of the loop, and keep them.
+    Without the rule, reverse mode would move constants as large as a part of the logits out of the loop, and keep them.
     """
     return jax.jvp(lambda *given: _with_gradients.fun(*given, vocabulary, smoothing), primals, tangents)
 
@@ -96,7 +96,7 @@ def _with_gradients_jvp(vocabulary: int, smoothing: float, primals: tuple[Any, .
 def _summed_jvp(
     vocabulary: int, smoothing: float, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[Array, Array]:
-    """Moves the loss by gradient * tangent: forward as it stands, and backward, transposed, the gradient * factor.
+    """The loss changes by gradient * tangent; transposed, in the backward pass, that is gradient * factor.
 
     Everything else is computed before the transposition, and so once.
     """
@@ -149,5 +149,5 @@ def _losses(logits: Array, labels: Array, vocabulary: int, smoothing: float) -> 
         average = jnp.where(inside, logits, jnp.zeros((), logits.dtype)).sum(-1) / vocabulary
         losses = (1 - smoothing) * losses + smoothing * (normaliser - average)
         target = (1 - smoothing) * target + jnp.where(inside, smoothing / vocabulary, 0).astype(logits.dtype)
-    pull = jnp.where(counted[:, None], powers / total - target, jnp.zeros((), logits.dtype))
-    return jnp.where(counted, losses, jnp.zeros_like(losses)), pull
+    by_logits = jnp.where(counted[:, None], powers / total - target, jnp.zeros((), logits.dtype))
+    return jnp.where(counted, losses, jnp.zeros_like(losses)), by_logits

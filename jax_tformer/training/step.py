@@ -29,7 +29,7 @@ class TrainState(NamedTuple):
     params: Params
     opt_state: optax.OptState
     step: Int[Array, ""]
-    """Updates made so far: n. -n - 1 (~n) once update n + 1 was not finite: the parameters then stay."""
+    """n, the updates made so far; ~n (-n - 1) once update n + 1 was not finite, and the parameters stay as they are."""
     key: UInt32[Array, " words"]
     """The data of the key that every step's dropout key follows from."""
 
@@ -132,9 +132,9 @@ def train_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
     """The function (state, batch) -> (state, metrics), to be jitted with its state donated.
 
-    Gradients are those of the loss summed over the whole batch, divided by its number of counting tokens, however
+    Gradients are those of the loss summed over the whole batch, divided by the number of labels that count, however
     many parts (`accumulation`) it is computed in. A step whose loss or gradient norm is not finite changes no
-    parameter, and nor does any after it: what it came from can still be looked at.
+    parameter, nor does any after it: its cause can still be looked at.
     """
 
     def total_loss(params: Params, part: Batch, dropout_key: Array | None) -> tuple[Array, Array]:
@@ -143,13 +143,13 @@ def train_step(
     def gradients(params: Params, batch: Batch, keys: Array | None) -> Sums:
         differentiate = jax.value_and_grad(total_loss, has_aux=True)
         if accumulation == 1:
-            (loss, tokens), grads = differentiate(params, batch, None if keys is None else keys[0])
-            return loss, tokens, grads
+            (loss, counted), grads = differentiate(params, batch, None if keys is None else keys[0])
+            return loss, counted, grads
         parts = split_batch(batch, accumulation)
 
         def add(sums: Sums, inputs: tuple[Batch, Array | None]) -> tuple[Sums, None]:
-            (loss, tokens), grads = differentiate(params, *inputs)
-            more: Sums = jax.tree.map(jnp.add, sums, (loss, tokens, grads))
+            (loss, counted), grads = differentiate(params, *inputs)
+            more: Sums = jax.tree.map(jnp.add, sums, (loss, counted, grads))
             return more, None
 
         first = jax.tree.map(lambda x: x[0], (parts, keys))
@@ -162,8 +162,8 @@ def train_step(
         return sums
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        loss, tokens, grads = gradients(state.params, batch, dropout_keys(net, state, accumulation))
-        count = jnp.maximum(tokens, 1)
+        loss, counted, grads = gradients(state.params, batch, dropout_keys(net, state, accumulation))
+        count = jnp.maximum(counted, 1)
         grads = jax.tree.map(lambda g, p: (g / count).astype(p.dtype), grads, state.params)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         metrics = StepMetrics(loss / count, global_norm(grads), tokens_read(batch))
@@ -176,7 +176,7 @@ def train_step(
 
 
 def evaluation_step(net: AnyTransformer) -> Callable[[Params, Batch], tuple[Array, Array]]:
-    """The function (params, batch) -> (summed loss in nats, counting tokens), without dropout or smoothing."""
+    """The function (params, batch) -> (summed loss in nats, labels that count), without dropout or smoothing."""
 
     def step(params: Params, batch: Batch) -> tuple[Array, Array]:
         return batch_loss(net, params, batch)

@@ -7,7 +7,7 @@ The axis glossary, used in every docstring, type and einsum:
     C  width of one head  F  feed-forward width         V  vocabulary
     L  layers             P  prompt length              N  new tokens
 
-Names are resolved when they are first used, so that reading a config costs no import of jax.
+Names are imported at first use, so that reading a config does not import jax.
 """
 
 from importlib import import_module

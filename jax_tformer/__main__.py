@@ -1,4 +1,4 @@
-"""`jax-tformer PROGRAM ...` and `python -m jax_tformer PROGRAM ...`: the programs, wherever this is installed."""
+"""Runs the installed programs: `jax-tformer PROGRAM ...` or `python -m jax_tformer PROGRAM ...`."""
 
 import sys
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ PROGRAMS = {
     "parity": ("parity_tests.program", "prove here that the models equal the PyTorch reference"),
     "export": ("jax_tformer.programs.export", "write a run's model as safetensors, config and tokenizer"),
 }
-"""By name: the module whose `main` it is, and what it does. compare and parity need torch."""
+"""Program -> the module with its `main`, and what it does. compare and parity need torch."""
 
 
 def main() -> None:
@@ -24,11 +24,11 @@ def main() -> None:
     if name not in PROGRAMS:
         raise SystemExit(_refused(name))
     restart_with_allocator()
-    # As error messages and --help are to call it.
+    # The name that error messages and --help use.
     sys.argv = [f"jax-tformer {name}", *arguments]
 
     def program(arguments: Sequence[str]) -> int:
-        # Imported in here, where a Ctrl-C is met as at any other time.
+        # Imported here, so that `run_program` also handles a Ctrl-C during the import.
         try:
             status: int = import_module(PROGRAMS[name][0]).main(arguments)
         except (InputError, TrainingFailed) as error:

@@ -1,7 +1,7 @@
-"""The description of a transformer that both implementations read.
+"""Describes a transformer, for both implementations.
 
-Plain frozen dataclasses, checked when they are made; this file imports neither jax nor torch.
-Every field that changes a number is here under its own name, so that nothing rests on a framework's default.
+The configs are frozen dataclasses that check themselves when they are made. This file imports neither jax nor torch.
+Every choice that changes a number is a field, so nothing depends on a framework's default.
 """
 
 import ast
@@ -28,16 +28,16 @@ C = TypeVar("C", bound=type)
 
 
 def described(kind: C) -> C:
-    """Lets the docstring of a dataclass go on with its fields, each with the string that stands under it.
+    """Adds an "Attributes" section to a dataclass's docstring, from the strings below its fields.
 
-    That is read from the source when somebody asks, so it costs nothing before, and nothing is written twice.
+    The source is read only when somebody asks for the docstring.
     """
     kind.__doc__ = _FieldDocs(inspect.cleandoc(kind.__doc__ or ""))  # type: ignore[assignment]
     return kind
 
 
 class _FieldDocs:
-    """Stands where a class has its docstring, and makes one. Without source it is what it was."""
+    """Takes the place of a class's docstring and builds it on access; without source, returns the original."""
 
     def __init__(self, docstring: str) -> None:
         self._docstring = docstring
@@ -47,14 +47,14 @@ class _FieldDocs:
         for parent in reversed(owner.__mro__):
             descriptions |= _descriptions(parent.__module__).get(parent.__qualname__, {})
         names = [field.name for field in dataclasses.fields(owner)]
-        # A line each, however long: tyro takes the text of its flags from here, and would show where it was broken.
+        # One line per field, however long: tyro shows this text in --help, and would show line breaks too.
         lines = [f"    {name}: {descriptions[name]}" for name in names if name in descriptions]
         return "\n".join([self._docstring, "", "Attributes:", *lines]) if lines else self._docstring
 
 
 @cache
 def _descriptions(module: str) -> dict[str, dict[str, str]]:
-    """{class: {field: the string under it}} of a module; nothing where its source is not at hand."""
+    """{class: {field: the string below it}} of a module; empty if its source is not available."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError, KeyError):
@@ -76,19 +76,19 @@ class StackConfig:
     """One stack of layers, encoder or decoder, with the embedding that feeds it."""
 
     num_layers: int = 6
-    """Layers."""
+    """Number of layers."""
     num_heads: int = 8
-    """Query heads."""
+    """Number of query heads."""
     feedforward_width: int = 2048
     """Inner width of the feed-forward layers."""
     key_value_heads: int | None = None
-    """Key/value heads, shared by groups of query heads; None: as many as query heads."""
+    """Number of key/value heads, shared by groups of query heads; None: num_heads."""
     head_width: int | None = None
     """Width of one head; None: d_model / num_heads."""
     window: int | None = None
-    """In self-attention a position sees those less than so many places away; None: however far."""
+    """Self-attention reaches positions less than this many places away; None: all."""
     attention_scale: AttentionScale = "head_width"
-    """Attention scores are multiplied by head_width^-0.5, by d_model^-0.5, or left alone (none)."""
+    """Multiplies attention scores by head_width^-0.5, by d_model^-0.5, or by 1 (none)."""
     query_bias: bool = True
     """Bias of the query projections."""
     key_bias: bool = True
@@ -110,21 +110,21 @@ class StackConfig:
     norm_eps: float = 1e-5
     """Added to the variance (or the mean square) inside the root."""
     norm_bias: bool = True
-    """Bias of the normalisations; RMSNorm has none, so there it must be False."""
+    """Bias of the normalisations; must be False for RMSNorm, which has none."""
     final_norm: bool = False
-    """A normalisation after the last layer."""
+    """Normalise after the last layer."""
     embedding_norm: bool = False
-    """A normalisation of the embedded input."""
+    """Normalise the embedded input."""
     embedding_scale: bool = False
     """Multiply token embeddings by sqrt(d_model)."""
     positions: Positions = "sinusoidal_interleaved"
-    """Sines at even and cosines at odd columns, all sines then all cosines, a learned table, rotation, nothing."""
+    """Sines in even and cosines in odd columns, all sines then all cosines, a learned table, rotary, or none."""
     max_positions: int | None = None
-    """Rows of the learned position table; None where positions are not learned."""
+    """Rows of the learned position table; None for other positions."""
     position_base: float = 10000.0
     """Base of the sinusoidal and rotary wavelengths."""
     token_types: int = 0
-    """Rows of the token-type (segment) table; 0: no such table."""
+    """Rows of the token-type (segment) table; 0: no table."""
 
     def __post_init__(self) -> None:
         require_positive(self, "num_layers", "num_heads", "feedforward_width")
@@ -154,7 +154,7 @@ class StackConfig:
         require(
             (self.positions == "learned") == (self.max_positions is not None),
             f"positions is {self.positions!r} and max_positions is {self.max_positions}; "
-            "expected max_positions with learned positions, and only there (None takes it away)",
+            "expected max_positions with learned positions, and None otherwise",
         )
 
 
@@ -182,13 +182,13 @@ class ComputeConfig:
     """In which arithmetic and in which order the layers are computed."""
 
     parameter_dtype: Dtype = "float32"
-    """Type in which parameters are kept."""
+    """Type of the parameters."""
     dtype: Dtype = "float32"
-    """Type of activations and matrix products; norms, softmax and loss never go below float32."""
+    """Type of activations and matrix products; norms, softmax and loss use at least float32."""
     attention: AttentionImplementation = "auto"
-    """How attention is computed: auto takes what suits platform, type and shapes (see model/kernels.py)."""
+    """Implementation of attention; auto: the one that suits platform, type and shapes (see model/kernels.py)."""
     remat: Remat = "auto"
-    """What the backward pass computes again: nothing, all but products and attention (dots), whole layers (full)."""
+    """What the backward pass recomputes: nothing, all but products and attention (dots), or whole layers (full)."""
     unroll: int = 1
     """Layers computed in one iteration of the scan over layers."""
 
@@ -203,7 +203,7 @@ class ComputeConfig:
 @described
 @dataclass(frozen=True)
 class TransformerConfig:
-    """A transformer. Which stacks exist decides its kind: both, an encoder-decoder; one, encoder- or decoder-only."""
+    """A transformer: an encoder-decoder if it has both stacks, or encoder-only or decoder-only."""
 
     vocab_size: int | None = None
     """Rows of the token table; None: as many as the experiment's tokenizer has ids."""
@@ -214,11 +214,11 @@ class TransformerConfig:
     decoder: StackConfig | None = None
     """The decoder: causal, with cross-attention if there is an encoder."""
     shared_embedding: bool = False
-    """Encoder and decoder read one token table."""
+    """Encoder and decoder share one token table."""
     head: Head = "linear"
-    """What stands on the last stack: nothing, a vocabulary projection, or BERT's transform before that projection."""
+    """What follows the last stack: nothing, a vocabulary projection, or BERT's transform and that projection."""
     tied_head: bool = False
-    """The vocabulary projection is the transposed token table of the last stack."""
+    """Use the transposed token table of the last stack as vocabulary projection."""
     head_bias: bool = False
     """Bias of the vocabulary projection."""
     initializer: Initializer = "normal"
@@ -226,7 +226,7 @@ class TransformerConfig:
     initializer_std: float = 0.02
     """Standard deviation of the normal initializer, and of learned position and token-type tables under either."""
     residual_init_scale: bool = False
-    """Start the projections that end a residual branch smaller, by (branches in the stack)^-0.5, as GPT-2 does."""
+    """Initialise the last projection of each residual branch smaller, by (branches in the stack)^-0.5, as GPT-2."""
     dropout: DropoutConfig = field(default_factory=DropoutConfig)
     """The four dropout rates; all apply only where a dropout key is given."""
     compute: ComputeConfig = field(default_factory=ComputeConfig)
@@ -271,7 +271,7 @@ class TransformerConfig:
 
     @property
     def output_stack(self) -> StackConfig:
-        """The stack that the head stands on: the decoder where there is one."""
+        """The stack below the head: the decoder if there is one."""
         stack = self.decoder or self.encoder
         assert stack is not None  # checked on construction
         return stack
@@ -281,7 +281,7 @@ class TransformerConfig:
         return stack.head_width or self.d_model // stack.num_heads
 
     def with_vocab_size(self, vocab_size: int) -> "TransformerConfig":
-        """This config for a vocabulary of `vocab_size` ids, unless it names a size of its own."""
+        """This config with `vocab_size`, unless it already has a size."""
         return self if self.vocab_size is not None else dataclasses.replace(self, vocab_size=vocab_size)
 
     def with_dtype(self, dtype: Dtype) -> "TransformerConfig":

@@ -12,7 +12,7 @@ class InputError(ValueError):
 
 
 class FieldError(InputError):
-    """Bad value of one field of a config: its name, and then what is wrong, so that a program can name its flag."""
+    """A bad value of one config field. The field's name is kept apart, so that a program can name its flag instead."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field} {problem}")
@@ -20,7 +20,7 @@ class FieldError(InputError):
 
 
 class TrainingFailed(RuntimeError):
-    """The loss is no longer a number. Printed as one line too; the exit status is 1."""
+    """Training cannot go on: a loss or gradient is not finite. Programs print one line and exit with status 1."""
 
 
 def require(condition: bool, message: str) -> None:

@@ -1,6 +1,6 @@
-"""The description of a training run: what text, which optimizer, how long, on how many devices.
+"""Describes a training run: the data, the optimizer, how long, on how many devices.
 
-Frozen dataclasses like those of `config`, checked when they are made; no jax and no torch here.
+Frozen dataclasses like those of `config`, checked when they are made. This file imports neither jax nor torch.
 """
 
 import re
@@ -24,18 +24,18 @@ class TokenizerConfig:
     kind: TokenizerKind = "bpe"
     """UTF-8 bytes, the characters of the corpus, BPE trained on the corpus, or a Hugging Face tokenizer."""
     vocab_size: int | None = None
-    """Ids of the trained BPE, special tokens included; None for the other kinds."""
+    """Vocabulary size of the trained BPE, special tokens included; None for the other kinds."""
     name: str | None = None
     """Folder or hub name of the Hugging Face tokenizer; None for the other kinds."""
     revision: str | None = None
-    """Commit of the hub's repository, 40 hexadecimal digits: what a name stands for may change; None with a folder."""
+    """Commit of the hub repository, 40 hexadecimal digits, because a name's files may change; None with a folder."""
 
     def __post_init__(self) -> None:
         require_choice(self, "kind", TokenizerKind)
         require(
             (self.kind == "bpe") == (self.vocab_size is not None),
             f"tokenizer kind is {self.kind!r} and its vocab_size is {self.vocab_size}; "
-            "expected a vocab_size with 'bpe', and only there (--data.tokenizer.vocab-size None takes it away)",
+            "expected a vocab_size with 'bpe', and --data.tokenizer.vocab-size None otherwise",
         )
         if self.vocab_size is not None:
             require(
@@ -63,11 +63,11 @@ class TextData:
     path: str | None = None
     """A text file, a folder of them, a glob, or JSON lines with the text under "text"."""
     context_length: int = 128
-    """T, tokens in one window."""
+    """T, tokens per window."""
     stride: int = 1
     """Tokens from the start of one training window to the start of the next."""
     held_out: float = 0.1
-    """Fraction of the text, its end, that is kept for evaluation."""
+    """Fraction of the text kept for evaluation, taken from its end."""
     tokenizer: TokenizerConfig = field(default_factory=lambda: TokenizerConfig("bytes"))
     """How text becomes ids. The tokenizer is saved with the run."""
 
@@ -81,7 +81,7 @@ class TextData:
 @described
 @dataclass(frozen=True)
 class MaskedTextData(TextData):
-    """Plain text in windows, some tokens of which a BERT-style encoder must restore."""
+    """Plain text in windows. A BERT-style encoder learns to restore masked tokens."""
 
     masked: float = 0.15
     """Fraction of tokens to restore: 80% of them become the mask token, 10% a random one, 10% stay."""
@@ -100,15 +100,15 @@ class PairData:
     source: PairSource = "files"
     """dates: dates of many locales and styles -> ISO 8601, made as needed; files: what --data.path names."""
     path: str | None = None
-    """Tab-separated pairs, JSON lines with "source" and "target", or the text file that target_path belongs to."""
+    """Tab-separated pairs, JSON lines with "source" and "target", or, with target_path, the file of sources."""
     target_path: str | None = None
-    """The file whose lines are the targets of the lines of --data.path."""
+    """A file of targets, one for each line of --data.path."""
     source_length: int = 64
-    """S, source tokens at most, the end token included."""
+    """S, the most source tokens, the end token included."""
     target_length: int = 64
-    """T, target tokens at most, the start token included."""
+    """T, the most target tokens, the start token included."""
     held_out: float = 0.1
-    """Fraction of the pairs that is kept for evaluation."""
+    """Fraction of the pairs kept for evaluation."""
     tokenizer: TokenizerConfig = field(default_factory=lambda: TokenizerConfig("characters"))
     """How text becomes ids. The tokenizer is saved with the run."""
 
@@ -119,7 +119,7 @@ class PairData:
         _require_path_fits(self.source, self.path)
         require(
             self.target_path is None or self.path is not None,
-            f"target_path is {self.target_path!r} without a path; expected the file of the sources as path",
+            f"target_path is {self.target_path!r}, but path is not set; expected the file of sources as path",
         )
 
 
@@ -188,21 +188,21 @@ class TrainingConfig:
     batch_size: int = 32
     """B, sequences in one optimizer step."""
     accumulation: int = 1
-    """Parts that a batch is computed in, one after another; gradients are those of the whole batch."""
+    """Parts a batch is split into to save memory; gradients are those of the whole batch."""
     label_smoothing: float = 0.0
     """Probability mass spread evenly over the vocabulary (paper, section 5.4)."""
     seed: int = 0
-    """Of initialisation, data order and dropout."""
+    """Seed of initialisation, data order and dropout."""
     log_every: int = 10
     """Steps between two lines of metrics.jsonl."""
     evaluate_every: int = 250
     """Steps between two evaluations on the held-out split; the last step is always evaluated."""
     evaluate_batches: int = 20
-    """Batches of one evaluation, always the same ones."""
+    """Batches per evaluation, always the same ones."""
     checkpoint_every: int = 250
-    """Steps between two checkpoints; a stopped run, the last step and the best held-out loss so far leave one too."""
+    """Steps between checkpoints; a stop, the last step and the best held-out loss so far also save one."""
     keep_checkpoints: int = 2
-    """Newest checkpoints that are kept; the best by held-out loss is kept besides."""
+    """How many of the newest checkpoints to keep, beside the best by held-out loss."""
 
     def __post_init__(self) -> None:
         require_positive(self, "steps", "batch_size", "accumulation", "log_every", "evaluate_every")
@@ -228,7 +228,7 @@ class SampleConfig:
     count: int = 3
     """Samples (text) or worked examples (pairs)."""
     max_new_tokens: int = 200
-    """Tokens of one text sample; translations end where they end."""
+    """Length of one text sample in tokens; does not apply to translations."""
     temperature: float = 0.8
     """Divides the logits of texts and translations; 0 is greedy."""
     top_k: int | None = 50
@@ -247,7 +247,7 @@ class MeshConfig:
     """How many devices share each kind of work; their product is the number of devices in use."""
 
     data: int | None = None
-    """Parts of the batch; None: as many of the devices that the other axes leave as divide it."""
+    """Parts of the batch; None: as many as the remaining devices allow and the batch divides into."""
     fsdp: int = 1
     """Parts of the batch that also share the storage of parameters and optimizer state."""
     tensor: int = 1

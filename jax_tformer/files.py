@@ -1,7 +1,7 @@
-"""Files: paths as users type them, small files written whole and read strictly, and the folder of what may be lost.
+"""Files: paths as users type them, small files written atomically and read strictly, and the cache folder.
 
-A run folder may come from a stranger. Whatever is read of one is read by `read_text` and `read_json`, which neither
-wait for a pipe, nor fill the memory, nor fail in another way than with one line.
+A run folder may come from a stranger. `read_text` and `read_json` therefore never wait for a pipe, never fill the
+memory, and fail only with an InputError.
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ from jax_tformer.errors import InputError
 
 C = TypeVar("C")
 SMALL = 2**24
-"""Bytes of a file that says how something is, not what it is."""
+"""The most bytes of a small file, such as a config."""
 _DEEPEST = 64
-"""Objects and lists inside of each other; a config has five."""
+"""The deepest nesting of objects and lists; a config has five levels."""
 _LONGEST_NUMBER = 40
 _KINDS = {
     stat.S_ISDIR: "a folder",
@@ -43,11 +43,11 @@ def user_path(path: str | Path) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise InputError(f"{path} begins with the home of a user who is not known here; write it out") from error
+        raise InputError(f"{path} begins with the home of an unknown user; expected a full path") from error
 
 
 def sync(path: Path) -> None:
-    """Returns when a file, or the names in a folder, are on the disk, and would be there after a power cut."""
+    """Flushes a file, or the names in a folder, to the disk, so that they survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -81,7 +81,7 @@ def write_json(path: Path, values: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes `text` so that there is the old file or the new one and never half of either, even after a power cut."""
+    """Replaces the file atomically: even after a power cut it is the old one or the new one, whole."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     sync(partial)
@@ -90,7 +90,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_json(path: Path, most: int = SMALL) -> Any:
-    """What the file holds; raises InputError as `read_text` does, and if it is not JSON as `parse_json` wants it."""
+    """The JSON value in a file; raises InputError as `read_text` does, and if `parse_json` refuses it."""
     text = read_text(path, most)
     try:
         return parse_json(text)
@@ -123,21 +123,21 @@ def read_text(path: Path, most: int = SMALL) -> str:
 
 
 def not_regular(path: Path) -> str | None:
-    """What `path` "is ..." where it is no regular file, to be asked before it is opened: a pipe would wait for ever.
+    """Says what `path` is instead of a regular file: "is ..."; None for a regular file.
 
-    None for a regular file. Raises OSError if there is nothing there.
+    Ask before opening it, since a pipe would block for ever. Raises OSError if nothing is there.
     """
     try:
         mode = path.stat().st_mode
-    except ValueError:  # of a NUL in its name
-        return "has a name that no file can have"
+    except ValueError:  # a NUL in the name
+        return "has a NUL in its name"
     if stat.S_ISREG(mode):
         return None
     return "is " + next((kind for test, kind in _KINDS.items() if test(mode)), "no regular file")
 
 
 def parse_json(text: str) -> Any:
-    """What `text` says; raises ValueError for what is not JSON, is nested too deeply, or has a number that is none."""
+    """Parses JSON; raises ValueError for anything else, for too deep nesting, and for NaN or too large numbers."""
     too_deep = ValueError(f"it is nested more than {_DEEPEST} deep")
     try:
         values = json.loads(text, parse_constant=_no_number, parse_float=_finite, parse_int=_short)
@@ -184,7 +184,7 @@ def changed_fields(old: Any, new: Any, prefix: str = "") -> dict[str, tuple[Any,
 
 
 def shortened(items: list[str], most: int = 3) -> str:
-    """The first of `items`, and how many there are besides."""
+    """The first `most` of `items`, and how many more there are."""
     more = [f"{len(items) - most} more"] if len(items) > most else []
     return ", ".join([*items[:most], *more])
 
@@ -197,21 +197,19 @@ def differences(old: Any, new: Any) -> list[str]:
 
 
 def cache_folder() -> Path:
-    """Where compiled programs, tokenizers and ids are kept: $XDG_CACHE_HOME/jax-tformer, or ~/.cache/jax-tformer.
+    """The cache of compiled programs, tokenizers and ids: $XDG_CACHE_HOME/jax-tformer, or ~/.cache/jax-tformer.
 
-    Raises InputError for a user without a home, as a container may have.
+    Raises InputError for a user without a home folder, as in some containers.
     """
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "jax-tformer"
     except RuntimeError as error:
-        raise InputError(
-            "this user has no home to keep compiled programs in; set XDG_CACHE_HOME to a folder"
-        ) from error
+        raise InputError("this user has no home folder for the cache; set XDG_CACHE_HOME to a folder") from error
 
 
 def cache_bytes() -> int:
-    """What all files in the cache folder may take: $JAX_TFORMER_CACHE_BYTES, or 4 GiB.
+    """The largest size of the cache folder in bytes: $JAX_TFORMER_CACHE_BYTES, or 4 GiB.
 
     Raises InputError if the variable is not a whole number.
     """
@@ -226,10 +224,10 @@ def cache_bytes() -> int:
 
 
 def bound_cache(folder: Path) -> None:
-    """Removes from the cache `folder` what was used longest ago, until the rest takes no more than `cache_bytes`.
+    """Removes the least recently used files of the cache `folder` until the rest fits into `cache_bytes`.
 
-    What other processes remove, or read, at the same time does them no harm: a file that is open stays readable, and
-    one that is gone is made anew. When a file was used is what the system keeps of it, on most to the day.
+    Other processes may read or remove files at the same time: an open file stays readable, and a missing one is made
+    again. The time of use is the system's access time, which most systems keep to the day.
     """
     bound, now = cache_bytes(), time.time()
     files = []
@@ -242,7 +240,7 @@ def bound_cache(folder: Path) -> None:
             files.append((max(found.st_atime, found.st_mtime), found.st_size, path))
     total = sum(size for _, size, _ in files)
     for used, size, path in sorted(files):
-        # What a process that was killed had begun to write.
+        # Partial files of killed processes.
         unfinished = path.endswith(".partial") and used < now - _DAY
         if total > bound or unfinished:
             try:
@@ -253,28 +251,28 @@ def bound_cache(folder: Path) -> None:
 
 
 def combined_hash(parts: Iterable[str | memoryview]) -> str:
-    """SHA-256, in hexadecimal, of the hashes of all parts: moving text from the end of one to the next shows."""
+    """SHA-256, in hexadecimal, of the hashes of all parts, so that it also depends on where they are split."""
     digest = hashlib.sha256()
     for part in parts:
-        # What is no valid Unicode is for others to refuse.
+        # Lone surrogates are refused elsewhere.
         data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
         digest.update(hashlib.sha256(data).digest())
     return digest.hexdigest()
 
 
 def kept(key: Iterable[str | memoryview], make: Callable[[], bytes | memoryview]) -> memoryview:
-    """What `make` gives, or gave in an earlier run with the same `key`, which must hold all that decides it.
+    """The result of `make`, cached under `key`, which must hold everything that the result depends on.
 
-    It is kept in a file of the cache folder, behind its checksum. Whatever goes wrong there, the only loss is time.
+    The cache file begins with a checksum. If it is damaged or cannot be written, `make` simply runs again.
     """
     try:
         path = cache_folder() / "data" / combined_hash(key)
-    except InputError:  # there is no home
+    except InputError:  # no home folder
         return memoryview(make())
     with suppress(OSError):
         found = memoryview(path.read_bytes())
         if found[:32] == hashlib.sha256(found[32:]).digest():
-            with suppress(OSError):  # the cache may only be read
+            with suppress(OSError):  # the cache may be read-only
                 os.utime(path)
             return found[32:]
     content = memoryview(make())

@@ -1,6 +1,6 @@
-"""Which device holds which part of what: one table from names to logical axes, one from these to mesh axes.
+"""Splits arrays over devices: one table from parameter names to logical axes, one from these to mesh axes.
 
-The model never mentions devices. One device is the mesh 1 x 1 x 1: the same code path.
+The model never mentions devices. One device is the mesh 1 x 1 x 1, with the same code path.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,20 +35,20 @@ LOGICAL_AXES: dict[str, tuple[str | None, ...]] = {
     "tokens.embedding": ("vocabulary", "embed"),
     "head.kernel": ("embed", "vocabulary"),
 }
-"""The last parts of a parameter's path -> names of its last axes; any other parameter is on every device, whole."""
+"""The end of a parameter's path -> names of its last axes; every device holds any other parameter whole."""
 
 MESH_AXES = {"embed": "fsdp", "heads": "tensor", "feedforward": "tensor", "vocabulary": "tensor"}
-"""Logical axis -> the mesh axis that it is split over."""
+"""Logical axis -> the mesh axis that splits it."""
 
 BATCH = PartitionSpec(("data", "fsdp"))
-"""Batches are split by rows over both."""
+"""The rows of a batch are split over both axes."""
 
 
 def make_mesh(config: MeshConfig, rows: int) -> Mesh:
-    """The mesh data x fsdp x tensor for batches computed `rows` at a time (batch size / accumulation).
+    """Makes the mesh data x fsdp x tensor for batches computed `rows` at a time (batch size / accumulation).
 
-    Where `config.data` is None it becomes the largest number that the devices and the rows allow. Raises InputError
-    if there are fewer devices than the mesh needs, or if the rows do not divide over data x fsdp.
+    If `config.data` is None, takes the largest number that the devices and the rows allow. Raises InputError if there
+    are fewer devices than the mesh needs, or if the rows do not divide over data x fsdp.
     """
     devices, others = jax.device_count(), config.fsdp * config.tensor
     fitting = [data for data in range(1, devices // others + 1) if rows % (data * config.fsdp) == 0]
@@ -56,7 +56,7 @@ def make_mesh(config: MeshConfig, rows: int) -> Mesh:
     if data * others > devices:
         raise InputError(
             f"the mesh is data {data} x fsdp {config.fsdp} x tensor {config.tensor} = {data * others} devices, but "
-            f"there are {devices}; expected at most {devices}: give others with --mesh.data, --mesh.fsdp, --mesh.tensor"
+            f"there are {devices}; expected at most {devices}; lower --mesh.data, --mesh.fsdp or --mesh.tensor"
         )
     if rows % (data * config.fsdp):
         raise InputError(
@@ -70,16 +70,16 @@ def make_mesh(config: MeshConfig, rows: int) -> Mesh:
 
 @contextmanager
 def computing_on(mesh: Mesh) -> Iterator[None]:
-    """What is traced or computed inside is meant for `mesh`: also kernels that the compiler cannot split."""
+    """Inside, everything is traced and computed for `mesh`, kernels that the compiler cannot split included."""
     with jax.set_mesh(mesh), split_by(split_kernel):
         yield
 
 
 def split_kernel(kernel: Kernel, query: tuple[int, ...], key: tuple[int, ...]) -> Kernel | None:
-    """An attention kernel as the devices of the mesh share it; None where the rows do not divide over data x fsdp.
+    """Splits an attention kernel over the mesh; None if the rows do not divide over data x fsdp.
 
     `query` and `key` are the shapes `[B, T, H, C]` and `[B, S, K, C]`. Each device calls the kernel for its own
-    sequences, and for its own heads where they divide, or else for all.
+    sequences, and for its own heads if the heads divide over the tensor axis, otherwise for all heads.
     """
     mesh = get_abstract_mesh()
     if mesh.size == 1:
@@ -88,7 +88,7 @@ def split_kernel(kernel: Kernel, query: tuple[int, ...], key: tuple[int, ...]) -
         return None
     divide = not any(shape[2] % mesh.shape["tensor"] for shape in (query, key))
     rows, heads = BATCH, PartitionSpec(BATCH[0], None, "tensor") if divide else BATCH
-    # check_vma: the kernel does not say over what its results vary.
+    # check_vma: the kernel does not declare the axes that its results vary over.
     return jax.shard_map(
         kernel, mesh=mesh, in_specs=(heads, heads, heads, rows, rows), out_specs=heads, check_vma=False
     )
@@ -103,7 +103,7 @@ def parameter_shardings(mesh: Mesh, shapes: Params) -> Params:
 
 
 def state_shardings(mesh: Mesh, tx: optax.GradientTransformation, state: "TrainState") -> Any:
-    """A TrainState with the sharding of every array: the optimizer's arrays lie where their parameters do."""
+    """A TrainState with the sharding of every array; the optimizer's arrays are split like their parameters."""
     replicated = NamedSharding(mesh, PartitionSpec())
     parameters = parameter_shardings(mesh, state.params)
     opt_state = optax.tree_utils.tree_map_params(
@@ -113,20 +113,20 @@ def state_shardings(mesh: Mesh, tx: optax.GradientTransformation, state: "TrainS
 
 
 def place_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """The arrays of a batch on the devices, split by rows."""
+    """Puts a batch on the devices, split by rows."""
     placed: dict[str, jax.Array] = jax.device_put(dict(batch), NamedSharding(mesh, BATCH))
     return placed
 
 
 def abstract_state(state: "TrainState", shardings: Any) -> Any:
-    """`state` as jax.ShapeDtypeStruct, each with its sharding: enough to compile for, or to restore into."""
+    """`state` as jax.ShapeDtypeStruct with shardings, which suffices to compile or to restore."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), state, shardings
     )
 
 
 def abstract_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-    """What `place_batch` makes of `batch`, without the numbers."""
+    """The shapes, types and shardings of `place_batch(mesh, batch)`."""
     sharding = NamedSharding(mesh, BATCH)
     return {name: jax.ShapeDtypeStruct(rows.shape, rows.dtype, sharding=sharding) for name, rows in batch.items()}
 

@@ -1,8 +1,7 @@
-"""The terminal: texts of others are shown on it and not obeyed, and its Ctrl-C ends a run at the next step.
+"""The terminal: control characters are shown and not obeyed, and Ctrl-C ends a run at the next step.
 
-What a model says, what it is asked, a path and a message may hold whatever stood in somebody's file: a terminal takes
-some of that for commands (its title, its colours, what was on the screen). Files, pipes and JSON get everything as it
-is.
+Texts, paths and messages may come from anybody's file, and a terminal would obey the control characters in them. Files,
+pipes and JSON get the text unchanged.
 """
 
 import re
@@ -10,23 +9,23 @@ import signal
 import sys
 from types import FrameType, TracebackType
 
-# C0 without tab and newline, delete, C1; what turns the direction of a line; halves of surrogate pairs.
+# C0 without tab and newline, delete, C1; characters that change the direction of text; lone surrogates.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _LINE = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
 
 def visible(text: str) -> str:
-    """`text` with each control character as \\u001b; JSON stays JSON, and tabs and newlines what they are."""
+    """`text` with control characters escaped like \\u001b. JSON stays JSON; tabs and newlines stay."""
     return _COMMANDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def one_line(text: str) -> str:
-    """`visible`, in a single line, for messages."""
+    """`visible`, on one line, for messages."""
     return visible(text.translate(_LINE))
 
 
 def say(text: str, *, end: str = "\n") -> None:
-    """Prints `text` to standard output at once: `visible` on a terminal, as it is elsewhere."""
+    """Prints `text` and flushes; made `visible` on a terminal, unchanged elsewhere."""
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
     print(visible(text) if on_terminal else text, end=end, flush=True)
 
@@ -34,7 +33,7 @@ def say(text: str, *, end: str = "\n") -> None:
 class Interruption:
     """Inside `with Interruption() as stop`, Ctrl-C, SIGTERM or SIGHUP sets `stop.signal`; a second breaks off the step.
 
-    A second SIGHUP does not: a terminal that closes sends it several times. Under nohup it stays ignored.
+    A second SIGHUP does not, because a closing terminal sends several. Under nohup SIGHUP stays ignored.
     """
 
     def __init__(self) -> None:
@@ -52,13 +51,13 @@ class Interruption:
             signal.signal(number, handler)
 
     def unheard(self) -> None:
-        """Ends the run as SIGPIPE would: what it prints reaches nobody any more."""
+        """Ends the run as SIGPIPE would, because nobody reads its output any more."""
         if self.signal is None:
             self.signal = signal.SIGPIPE
 
     @property
     def status(self) -> int:
-        """The exit status of a program that ended on this signal."""
+        """The exit status after this signal."""
         return 128 + (self.signal or 0)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

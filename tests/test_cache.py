@@ -195,7 +195,7 @@ def test_without_a_home_there_is_only_no_cache(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", no_home)
     assert kept(["key"], made) == made()
-    with pytest.raises(InputError, match="no home to keep compiled programs in; set XDG_CACHE_HOME"):
+    with pytest.raises(InputError, match="no home folder for the cache; set XDG_CACHE_HOME"):
         cache_folder()
 
 

@@ -54,7 +54,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         (tmp_path / "pipe", "is a pipe; expected a file"),
         (Path("/dev/zero"), "is a device; expected a file"),
         (tmp_path, "is a folder; expected a file"),
-        (tmp_path / "a\0b", "a name that no file can have"),
+        (tmp_path / "a\0b", "a NUL in its name"),
         (tmp_path / "nothing", "No such file"),
         (tmp_path / "large", "more than 100 bytes"),
         (tmp_path / "latin", "byte 0xe9 at byte 3 is not UTF-8"),

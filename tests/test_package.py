@@ -62,7 +62,7 @@ def test_help_describes_every_field(kind: Any) -> None:
 def test_descriptions_are_those_of_the_source() -> None:
     lines = (TransformerConfig.__doc__ or "").splitlines()
     assert "    d_model: Width of the residual stream." in lines
-    assert "    context_length: T, tokens in one window." in (MaskedTextData.__doc__ or "")  # of the class it is from
+    assert "    context_length: T, tokens per window." in (MaskedTextData.__doc__ or "")  # of the class it is from
 
 
 def test_without_source_the_docstring_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""From texts to answers: what a model says to them, in batches or as a stream."""
+"""Generates answers to texts, in batches or as a stream."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -18,13 +18,13 @@ class Completion(NamedTuple):
     tokens: list[int]
     """Without the end token."""
     finished: bool
-    """The end token came."""
+    """Whether the end token came."""
     score: float | None
-    """Of a beam search: the log-probability over the length penalty."""
+    """In a beam search, the log-probability divided by the length penalty."""
 
     @property
     def made(self) -> int:
-        """Tokens that the model made, the end token included."""
+        """The number of generated tokens, the end token included."""
         return len(self.tokens) + self.finished
 
 
@@ -56,7 +56,7 @@ class Answerer:
 
     def answers(self, texts: Sequence[Text]) -> list[list[Completion]]:
         """The completions of each text, best or first one first."""
-        # As many rows as ever, so that the last batch needs no compilation of its own.
+        # Keeps the number of rows, so that a smaller last batch needs no compilation.
         self._rows = max(self._rows, len(texts))
         filled = [*texts, *[texts[-1]] * (self._rows - len(texts))]
         limits = [text.limit for text in filled]
@@ -75,7 +75,7 @@ class Answerer:
         return [found[0].text for batch in batched(texts, batch_size) for found in self.answers(batch)]
 
     def stream(self, text: Text) -> Iterator[str]:
-        """The only answer to a text as it is made: a piece, perhaps empty, for every token, and one that concludes."""
+        """Streams the single answer to a text: a piece, perhaps empty, for every token, and a last one."""
         pieces = TextStream(self._tokenizer, self._before(text))
         tokens = stream(self._net, self._params, [text.ids], self._decoding, limits=[text.limit], **self._options)
         for token in (int(each.item()) for each in tokens):
@@ -83,7 +83,7 @@ class Answerer:
         yield pieces.finish()
 
     def _before(self, text: Text) -> list[int]:
-        """What an answer is the continuation of."""
+        """The tokens that an answer continues."""
         return [] if self._translates else text.ids
 
     def _completion(self, text: Text, tokens: list[int], score: float | None) -> Completion:

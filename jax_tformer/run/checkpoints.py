@@ -1,17 +1,16 @@
-"""Checkpoints of a training run: saved in the background, checksummed, and never trusted without a check.
+"""Checkpoints of a training run: saved in the background, with checksums that are verified on restore.
 
 Orbax writes and reads the arrays. It does not notice bytes that changed, lists steps that are half deleted, and deletes
-old steps before anyone has looked at the new one; so listing, checking and deleting are done here. In the folder:
+old steps before anyone has looked at the new one; so this file lists, checks and deletes. In the folder:
 
     30/             a finished step: the arrays of each top-level key of the state in a subfolder of its own (so that
                     parameters load without the optimizer), extra.json and checksums.json
     40.pending*     a step on its way: it takes the name 40, in one rename, when it is complete and checksummed
     10.deleted      an old step on its way out: deletion begins with this rename
 
-So a kill at any moment leaves only whole steps under plain numbers; the rest is ignored, and removed by the next save.
-Which step is the best one is in no file of its own: each extra.json holds the held-out loss of its step, if it has one.
-With several processes all must call the same methods in the same order, on a folder that all of them see; the first
-one checks, lists and deletes.
+So a kill at any moment leaves only whole steps under plain numbers; the next save removes the rest. The best step is
+found from each extra.json, which holds the held-out loss of its step, if it has one. With several processes, all must
+call the same methods in the same order on a shared folder; the first one checks, lists and deletes.
 """
 
 import json
@@ -51,8 +50,8 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int, record: Path | None = None) -> None:
         """`folder` need not exist yet; `keep`, at least 1, is how many of the newest intact steps stay, and the best.
 
-        `record` is a file outside of it that says which step is the newest: with it, a folder whose steps are gone is
-        told from one that never had any. Raises InputError if the folder could not be written.
+        `record` is a file outside the folder with the newest step's number. It tells a folder that lost its steps from
+        one that never had any. Raises InputError if the folder is not writable.
         """
         self._folder = folder.absolute()
         self._keep, self._record = keep, record
@@ -71,7 +70,7 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Closes; after an error, that is what is raised, whatever else went wrong in the background."""
+        """Closes; an error from inside the block takes precedence over one from the background."""
         try:
             self.close()
         except Exception:
@@ -79,16 +78,16 @@ class Checkpoints:
                 raise
 
     def save(self, step: int, state: Mapping[str, PyTree], extra: Mapping[str, Any]) -> None:
-        """`begin`, and `keep` at once."""
+        """Calls `begin`, then `keep`."""
         self.begin(step, state, extra)
         self.keep()
 
     def begin(self, step: int, state: Mapping[str, PyTree], extra: Mapping[str, Any]) -> None:
-        """Copies `state` off the devices, then returns; it is written behind, but no finished step before `keep`.
+        """Copies `state` off the devices and writes it in the background; `keep` makes it a finished step.
 
-        `state` holds trees of arrays under names; it may be donated as soon as this returns. `extra` is JSON. A step
-        that is there and intact is not written again. Drops a save that was not kept, waits for the previous one, and
-        raises what `wait` does.
+        `state` holds trees of arrays under names; it may be donated as soon as this returns. `extra` is JSON. An intact
+        step is not written again. Drops a save that was not kept, waits for the previous one, and raises what `wait`
+        does.
         """
         self.drop()
         self.wait()
@@ -107,13 +106,13 @@ class Checkpoints:
         self._begun = _Begun(response, pending, step, text)
 
     def keep(self) -> None:
-        """Makes a finished step of what was begun, if anything was, in the background; then deletes old steps."""
+        """Finishes the step that `begin` started, if any, in the background; then deletes old steps."""
         begun, self._begun = self._begun, None
         if begun is not None:
             self._running = self._background.submit(self._finish, begun)
 
     def drop(self) -> None:
-        """Removes what was begun and not kept, if anything was; returns when nothing is being written any more."""
+        """Removes a save that was begun and not kept, if any; returns when nothing is being written."""
         begun, self._begun = self._begun, None
         if begun is None:
             return
@@ -123,7 +122,7 @@ class Checkpoints:
             _remove_unfinished(begun.pending)
 
     def wait(self) -> None:
-        """Returns when the last save is checksummed and listed, and steps that are not to be kept are gone.
+        """Waits until the last save is finished and old steps are deleted.
 
         Raises what went wrong in the background: InputError if the disk or the folder was the cause.
         """
@@ -133,7 +132,7 @@ class Checkpoints:
             running.result()
 
     def saved_before(self) -> bool:
-        """Whether a step was ever finished here, be it damaged or gone by now: such a run must not begin again."""
+        """Whether a step was ever finished here, even if it is damaged or gone: such a run must not start over."""
         return bool(numbered(self._folder)) or (self._record is not None and self._record.exists())
 
     def steps(self) -> list[int]:
@@ -146,7 +145,7 @@ class Checkpoints:
         return min((loss for step, loss in losses.items() if self._has_all(step)), default=math.inf)
 
     def restore(self, abstract_state: Mapping[str, PyTree], step: int | None = None) -> Restored | None:
-        """The newest step whose files are as they were written, or the given step; None if there is none at all.
+        """Restores the newest intact step, or the given one; returns None if there is none at all.
 
         `abstract_state` has a jax.ShapeDtypeStruct for every array; those without a sharding go to the first local
         device. Raises InputError if steps exist and none is intact, if the given one is not, or if it holds other
@@ -170,7 +169,7 @@ class Checkpoints:
         return found
 
     def close(self) -> None:
-        """Drops what is not kept, waits for the last save, and raises what `wait` does; nothing can follow."""
+        """Drops what is not kept, waits for the last save, and raises what `wait` does. Call nothing after it."""
         try:
             self.drop()
             self.wait()
@@ -178,7 +177,7 @@ class Checkpoints:
             self._background.shutdown()
 
     def _has_all(self, step: int) -> bool:
-        """Whether a step's files are there with their sizes; what is in them is not read."""
+        """Whether a step's files exist with the right sizes; does not read their contents."""
         return damage(self._folder / str(step), sizes_only=True) is None
 
     def _is_saved(self, step: int) -> bool:
@@ -237,7 +236,7 @@ class Checkpoints:
 
 
 def _remove_unfinished(pending: Path) -> None:
-    """Removes a save that came to nothing: on a full disk its room is needed."""
+    """Removes a failed save, to free its room on a full disk."""
     if jax.process_index() == 0:
         for path in pending.parent.glob(f"{pending.name}*"):
             shutil.rmtree(path, ignore_errors=True)

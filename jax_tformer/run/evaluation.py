@@ -1,4 +1,4 @@
-"""What a model is worth on held-out data: figures while it is trained, and samples of what it says."""
+"""Evaluates a model on held-out data: figures during training, and samples."""
 
 import io
 import math
@@ -27,9 +27,9 @@ from jax_tformer.sharding import computing_on, place_batch
 from jax_tformer.training.step import evaluation_step, forward
 
 Figures = dict[str, Any]
-"""By name: numbers, and a sentence in place of one that would mean nothing."""
+"""Name -> number, or a sentence that says why there is none."""
 _PROMPT = 8
-"""Held-out tokens that a sample begins with, where no start token says "begin"."""
+"""Held-out tokens that a sample continues if the tokenizer has no start token."""
 
 
 class Evaluator:
@@ -45,7 +45,7 @@ class Evaluator:
 
         In place of bleu stands no_bleu, a sentence, where the held-out targets are too short for it.
         """
-        # All are dispatched before the first is waited for.
+        # Dispatches all batches before waiting for the first.
         with computing_on(self._mesh):
             dispatched = [self._step(params, place_batch(self._mesh, batch)) for batch in self._pipeline.evaluation]
         results = jax.device_get(dispatched)

@@ -19,13 +19,13 @@ _COMPILATION = "/jax/core/compile/"
 
 
 def speak_utf8() -> None:
-    """Whatever the locale says, the output is UTF-8: a model may say any character."""
+    """Makes the output UTF-8 whatever the locale says, since a model may write any character."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")
 
 
 class TextOutput:
-    """Prompts go before their continuations; translations stand alone, one a line. Several answers have headings."""
+    """Prints prompts with their continuations, and translations alone, one per line. Several answers get headings."""
 
     def __init__(self, *, translates: bool) -> None:
         self._translates = translates
@@ -69,7 +69,7 @@ class TextOutput:
 
 
 class JsonOutput:
-    """One object a line, with the number of the line that it answers where there are several."""
+    """Prints one JSON object per line, with the number of the line that it answers if there are several."""
 
     def __init__(self, *, translates: bool) -> None:
         self._kind = "source" if translates else "prompt"
@@ -95,7 +95,7 @@ class JsonOutput:
 
 
 class Stopwatch:
-    """Times what is done within `with stopwatch.running():`, and of that, what JAX compiles in it."""
+    """Times what runs inside `with stopwatch.running():`, and JAX's compilation within it."""
 
     def __init__(self) -> None:
         self._seconds = self._compilation = 0.0

@@ -1,4 +1,4 @@
-"""What is settled before the first step: what "auto" stands for here, whether there is room, the compiled step."""
+"""Prepares training: resolves "auto", checks that the state fits into memory, compiles the step."""
 
 import dataclasses
 import math
@@ -25,7 +25,7 @@ from jax_tformer.sharding import abstract_batch, abstract_state, computing_on, s
 from jax_tformer.training.step import TrainState, batch_loss, init_state, train_step
 
 _ROOM = 0.8
-"""The part of a device's memory that may be planned for; the compiler's temporary buffers need the rest."""
+"""The usable fraction of a device's memory; the compiler's temporary buffers need the rest."""
 
 
 def fit_to_devices(
@@ -95,9 +95,9 @@ def compile_beside(lowered: jax.stages.Lowered) -> Future[Callable[..., Any]]:
 
 
 def require_room(state: PyTree, mesh: Mesh) -> None:
-    """Raises InputError if `state`, abstract and with shardings, is larger than the memory that there is for it.
+    """Raises InputError if `state`, abstract and with shardings, does not fit into memory.
 
-    Asked for all the same, it would take minutes to fail, or the system would kill the process without a word.
+    Without this check it would fail after minutes, or the system would kill the process without a message.
     """
     leaves = jax.tree.leaves(state)
     asked = sum(math.prod(x.sharding.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize for x in leaves)
@@ -149,7 +149,7 @@ def choose_remat(
 
 
 def kept_bytes(net: AnyTransformer, part: Mapping[str, jax.ShapeDtypeStruct]) -> int:
-    """What the forward pass of one part of a batch keeps for the backward pass, parameters not counted."""
+    """Bytes that the forward pass of one part of a batch keeps for the backward pass, without parameters."""
     key = jax.eval_shape(lambda: jax.random.key(0))
 
     def forward(params: Any, batch: Any, key: Any) -> Any:
@@ -162,7 +162,7 @@ def kept_bytes(net: AnyTransformer, part: Mapping[str, jax.ShapeDtypeStruct]) ->
 
 
 def describe_compute(config: TransformerConfig, mesh: Mesh, length: int) -> str:
-    """What the run computes with, in words; `length` is that of the output stack's sequences."""
+    """Describes type, attention and remat in words; `length` is that of the output stack's sequences."""
     compute, stack = config.compute, config.output_stack
     attention = compute.attention
     if attention == "auto":

@@ -1,4 +1,4 @@
-"""What a run shows and logs while it goes: a live line, rows of steps, and what was not finite in one that failed."""
+"""Shows and logs a run: a live line, rows of metrics, and the first value that was not finite in a failed step."""
 
 import contextlib
 import math
@@ -31,7 +31,7 @@ from jax_tformer.training.optimizer import learning_rate
 from jax_tformer.training.step import StepMetrics, TrainState, batch_loss, dropout_keys, forward
 
 PLAIN_SECONDS = 10.0
-"""Seconds between two progress lines where there is no terminal."""
+"""Seconds between two progress lines without a terminal."""
 _GAP, _NARROWEST_BAR, _WIDEST_BAR = 2, 10, 60
 
 
@@ -47,7 +47,7 @@ class ProgressLine:
     """Steps, what is being done, loss, tokens/s and time left. `say` prints a line that stays."""
 
     def __init__(self, start: int, steps: int, unheard: Callable[[], None], console: Console | None = None) -> None:
-        """`unheard` is called when nothing can be shown any more: the run should save and end."""
+        """Calls `unheard` when nothing can be shown any more: the run should save and end."""
         self._console = console or PatientConsole(highlight=False, soft_wrap=True)
         self._unheard: Callable[[], None] | None = unheard
         self._live = Live(self, console=self._console, transient=True) if self._console.is_terminal else None
@@ -89,7 +89,7 @@ class ProgressLine:
 
     @contextlib.contextmanager
     def during(self, what: str) -> Iterator[None]:
-        """Shows `what` is being done, and for how long, in place of what is known of steps in general."""
+        """Shows `what` and how long it has taken, in place of the time left."""
         self._doing = what, time.perf_counter()
         try:
             yield
@@ -114,7 +114,7 @@ class ProgressLine:
         self._show(lambda: self._console.print(visible(line) if self._live else line, markup=False))
 
     def _show(self, write: Callable[[], None]) -> None:
-        """Writes, unless that has failed before: a full disk or a lost terminal must not cost what was learned."""
+        """Writes, unless that failed before: a full disk or a lost terminal must not end the training."""
         if self._unheard is None:
             return
         try:
@@ -133,7 +133,7 @@ class ProgressLine:
 DeviceBatch = dict[str, Array]
 DropoutKey = Key[Array, ""] | None
 _SHOWN = 12
-"""Tokens of a row that are shown, so that it can be found in the data."""
+"""Tokens shown of a row, so that it can be found in the data."""
 
 
 class Reporter:
@@ -233,7 +233,7 @@ class Reporter:
         try:
             where = self._diagnosis(self._state, batch)
         except (RuntimeError, MemoryError):
-            # There may be no room to look; what failed is worth more than where.
+            # There may be no memory for the search; then report the failure without its place.
             where = ""
         raise TrainingFailed(
             f"{what} is {value}; {where + '; ' if where else ''}what is saved is from before; "
@@ -262,7 +262,7 @@ def first_not_finite(
         return found | {"what the vocabulary projection is given": jnp.isfinite(outputs.hidden).all((1, 2))}
 
     def squared_gradients(params: Params, part: DeviceBatch, key: DropoutKey) -> Params:
-        """What their norm is the sum of: squares overflow before the numbers do."""
+        """The terms of the squared norm: squares overflow before the numbers do."""
         gradients = jax.grad(lambda params: batch_loss(net, params, part, dropout_key=key)[0])(params)
         squared: Params = jax.tree.map(lambda g: jnp.square(g.astype(accumulator(g.dtype))), gradients)
         return squared
@@ -293,7 +293,7 @@ def first_not_finite(
 
 
 def _not_finite_in(tree: PyTree[Array]) -> str | None:
-    """The name of the first array with a number that is not finite; layers count one by one."""
+    """The name of the first array with a number that is not finite; checks each layer separately."""
 
     def flags(path: tuple[Any, ...], leaf: Array) -> Bool[Array, " L"]:
         layers = len(leaf) if "blocks" in (key.key for key in path) else 1

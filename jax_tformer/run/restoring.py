@@ -1,8 +1,8 @@
-"""Finished checkpoints on the disk, judged by their checksums and read back: the newest, the best or any other.
+"""Verifies finished checkpoints by their checksums and restores the newest, the best or any other.
 
-How they lie there is said in checkpoints.py, which writes them. The checksums are CRC-32 and not a cryptographic hash:
-the enemy is a failing disk and not a forger, and it is several times faster, which counts where a checkpoint of
-gigabytes is read twice and where the training step shares the processor.
+checkpoints.py writes them and describes the folder. The checksums are CRC-32 and not a cryptographic hash: they guard
+against failing disks, not forgers. CRC-32 is several times faster, which matters for gigabytes that are read twice
+while a training step shares the processor.
 """
 
 import logging
@@ -26,9 +26,9 @@ from jax_tformer.run.run_folder import RunFolder
 from jax_tformer.run.startup import for_other_shapes, set_up_jax
 
 Which = int | Literal["best"] | None
-"""The checkpoint of a step, the best by held-out loss, or the newest."""
+"""The number of a step, the best by held-out loss, or None for the newest."""
 HELD_OUT_LOSS = "val_loss"
-"""The entry of `extra` that the best step is chosen by: the one where it is lowest."""
+"""The entry of `extra` that is lowest for the best step."""
 EXTRA_FILE = "extra.json"
 CHECKSUM_FILE = "checksums.json"
 _CHUNK = 1 << 22
@@ -38,9 +38,9 @@ _LONGEST_REASON = 150
 
 
 class Restored(NamedTuple):
-    """What came back from a checkpoint: the arrays as they were asked for, and the JSON saved beside them.
+    """A restored checkpoint: the arrays, and the JSON saved beside them.
 
-    `skipped` has a line for each newer step that was passed over; with several processes, on the first only.
+    `skipped` has a line for each newer step that was skipped; with several processes, on the first only.
     """
 
     step: int
@@ -50,7 +50,7 @@ class Restored(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """A model with the parameters of the checkpoint of `step`, its tokenizer, and a line for each one passed over."""
+    """A model with the parameters of the checkpoint of `step`, its tokenizer, and a line for each skipped checkpoint."""
 
     net: AnyTransformer
     params: Params
@@ -60,7 +60,7 @@ class Trained(NamedTuple):
 
 
 def load_trained(run: RunFolder, step: Which = None) -> Trained:
-    """The model at its newest intact checkpoint, at the one of `step`, or at the best by held-out loss.
+    """Loads the model from its newest intact checkpoint, from that of `step`, or from the best by held-out loss.
 
     Raises InputError if the run has no such checkpoint, if one of its files is damaged, or if config.json or the
     tokenizer are not those that the checkpoint was made with.
@@ -75,7 +75,7 @@ def load_trained(run: RunFolder, step: Which = None) -> Trained:
 
 
 def load_parameters(folder: Path, abstract_params: PyTree, step: Which = None) -> Restored:
-    """The "params" of the newest checkpoint in which they are intact; the rest of it is neither read nor checked.
+    """Loads "params" from the newest checkpoint in which they are intact; neither reads nor checks the rest.
 
     `step`: of the given checkpoint, or of the best by held-out loss in which they are intact. `Restored.state` is the
     tree of parameters. Raises InputError if there is no checkpoint, no such one, none with intact parameters, or if
@@ -90,7 +90,7 @@ def load_parameters(folder: Path, abstract_params: PyTree, step: Which = None) -
 def restore(
     folder: Path, abstract: Mapping[str, PyTree], step: Which = None, only: Collection[str] | None = None
 ) -> Restored | None:
-    """The newest step whose files are as they were written, the given one, or the best; None if there is none at all.
+    """Restores the newest intact step, the given one, or the best; returns None if there is none at all.
 
     `only`: these top-level keys of the state; the others are neither read nor checked. Raises InputError if steps exist
     and none is intact, if the given one is not, or if it holds other arrays than `abstract`.
@@ -133,7 +133,7 @@ def _first_intact(folder: Path, step: Which, parts: Collection[str] | None, skip
 
 
 def _candidates(folder: Path, step: Which) -> list[int]:
-    """The steps that may be taken, in the order in which they are wanted; without a `step`, the newest first."""
+    """The steps to try, in order; the newest first unless `step` says otherwise."""
     present = numbered(folder)
     if step is None:
         return present[::-1]
@@ -142,7 +142,7 @@ def _candidates(folder: Path, step: Which) -> list[int]:
     if step != "best":
         raise InputError(f"there is no checkpoint of step {step} in {folder}; the steps there are {_listed(present)}")
     losses = held_out_losses(folder)
-    # What cannot tell its loss might have been the best: first of all, so that it is told as damaged.
+    # A step whose loss is unreadable might be the best: it comes first, so that it is reported as damaged.
     silent = [candidate for candidate in present if damage(folder / str(candidate), parts=())]
     judged = sorted(set(losses) - set(silent), key=lambda candidate: (losses[candidate], candidate))
     if not (silent or judged):
@@ -157,7 +157,7 @@ def _listed(steps: list[int]) -> str:
 
 
 def held_out_losses(folder: Path) -> dict[int, float]:
-    """The held-out loss of each finished step that has one and can tell it."""
+    """The held-out loss of each finished step that has a readable one."""
     losses = {}
     for step in numbered(folder):
         try:
@@ -245,10 +245,10 @@ def seal(folder: Path) -> None:
 
 
 def damage(folder: Path, parts: Collection[str] | None = None, sizes_only: bool = False) -> str | None:
-    """The first thing that is wrong with a sealed folder, in a few words; None if it is as it was when sealed.
+    """The first damage found in a sealed folder, in a few words; None if it is intact.
 
-    `parts` limits the check to these subfolders and to the files at the top; `sizes_only` leaves out reading the
-    files. Files that were added since are not looked at. Never raises for what it finds on the disk.
+    `parts` limits the check to these subfolders and to the files at the top; `sizes_only` leaves out reading the files.
+    Ignores files that were added since. Never raises for what it finds on the disk.
     """
     if not (folder / CHECKSUM_FILE).exists():
         return f"it has no {CHECKSUM_FILE}"

@@ -1,4 +1,4 @@
-"""What a run leaves: metrics.jsonl and TensorBoard's curves while it goes, then loss.png, samples.txt, summary.json."""
+"""Writes a run's results: metrics.jsonl and TensorBoard files, then loss.png, samples.txt, summary.json."""
 
 import errno
 import json
@@ -39,7 +39,7 @@ class MetricsLog:
     def __init__(self, folder: RunFolder, step: int) -> None:
         """Raises InputError, as do the methods, where there is no room."""
         self.notes: list[str] = []
-        """What is wrong with the file that was there."""
+        """What is wrong with an existing file."""
         self._path = folder.metrics
         rows = read_metrics(self._path, self.notes)
         try:
@@ -48,7 +48,7 @@ class MetricsLog:
                 shutil.copyfile(self._path, kept)
                 self.notes[-1] += f"; the file as it was is {kept.name}"
             write_text(self._path, "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step))
-            # Without a buffer: what does not fit on the disk fails here and now, and not again when the program ends.
+            # Unbuffered, so that a full disk fails here and not again at exit.
             self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
             self._board = _TensorBoard(folder.tensorboard, step + 1)
         except OSError as error:
@@ -65,14 +65,14 @@ class MetricsLog:
             raise self._no_room(error) from error
 
     def sync(self) -> None:
-        """Returns when all rows are on the disk: before a checkpoint that comes after them."""
+        """Flushes all rows to the disk; call it before a checkpoint."""
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
             raise self._no_room(error) from error
 
     def close(self) -> None:
-        """Nothing can be written any more."""
+        """Closes the file; nothing can be written afterwards."""
         self._file.close()
         self._board.close()
 
@@ -136,7 +136,7 @@ def _checksum(data: bytes) -> bytes:
 
 
 def described(figures: Row) -> str:
-    """Figures with four decimals, and sentences that stand in place of one, each with its name."""
+    """Figures with four decimals, or the sentences in their place, each with its name."""
     return "  ".join(f"{n} ({x})" if isinstance(x, str) else f"{n} {x:.4f}" for n, x in figures.items())
 
 
@@ -161,7 +161,7 @@ def read_metrics(path: Path, notes: list[str] | None = None) -> list[Row]:
 
 
 def _row(line: bytes) -> Row | None:
-    """What a line of metrics.jsonl says; None if it is none."""
+    """The row in a line of metrics.jsonl; None if the line is damaged."""
     try:
         row = parse_json(line.decode("utf-8"))
     except ValueError:

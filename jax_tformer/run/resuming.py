@@ -1,4 +1,4 @@
-"""What a run needs in order to continue as if it had not stopped: its state, its place in the data, its clock."""
+"""Continues a run as if it had not stopped: its state, its place in the data, its clock."""
 
 import json
 import math
@@ -39,7 +39,7 @@ _MEANINGS = {
     "data.tokenizer.name": "it is the tokenizer in the run's folder that is used",
     "data.tokenizer.revision": "it is the tokenizer in the run's folder that is used",
 }
-"""What may be changed in a run that continues, since its numbers so far do not depend on it, and what that means."""
+"""Field -> what changing it means; the numbers so far do not depend on these, so a run may continue with others."""
 _COSINE = (
     "the cosine of the learning rate ends there now: from here on it is another schedule than before, and the steps so "
     "far are not those that a run of this length would have had"
@@ -88,7 +88,7 @@ class Resumption:
         self._checkpoints, self._fingerprint, self._experiment = checkpoints, fingerprint, experiment
         self._earlier, self._started, self._best, self._saved = 0.0, started, math.inf, 0
         self.notes: list[str] = []
-        """Which damaged checkpoints were passed over, and why."""
+        """The damaged checkpoints that were skipped, and why."""
 
     @property
     def seconds(self) -> float:
@@ -137,7 +137,7 @@ class Resumption:
         return tokenizer_digests(self._run.path)
 
     def improves(self, held_out_loss: float | None) -> bool:
-        """Whether this is the lowest held-out loss of all that were saved: then the state should be saved too."""
+        """Whether this held-out loss is below all that were saved, so that the state should be saved."""
         return held_out_loss is not None and held_out_loss < self._best
 
     def save(
@@ -162,6 +162,6 @@ class Resumption:
         self._checkpoints.begin(self._saved, state._asdict(), extra)
 
     def finite(self, step: int) -> None:
-        """Keeps what was saved before `step`, whose loss and gradients are known to be finite."""
+        """Keeps the state saved before `step`, because the loss and gradients of `step` are finite."""
         if self._saved < step:
             self._checkpoints.keep()

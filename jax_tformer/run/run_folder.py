@@ -1,4 +1,4 @@
-"""A run is a folder, and everything in it that is loaded is data: JSON, text, Orbax arrays."""
+"""The folder of a run. Only data is loaded from it: JSON, text, Orbax arrays."""
 
 import dataclasses
 import fcntl
@@ -20,7 +20,7 @@ from jax_tformer.files import differences, from_dict, not_regular, parse_json, r
 
 _LONGEST_LINE = 1 << 20
 _BEFORE_CONFIG = re.compile(r"lock|tokenizer(_config)?\.json(\.partial)?|config\.json\.partial")
-"""What a job that was killed while it began a run may have left: nothing that a new one does not write again."""
+"""Files that a job killed at its start may have left; a new job overwrites them."""
 
 
 class RunFolder:
@@ -53,7 +53,7 @@ class RunFolder:
         return self.config.exists()
 
     def check(self) -> None:
-        """Raises InputError if the folder is a file, holds something else, or could not be written to."""
+        """Raises InputError if the folder is a file, holds something else, or is not writable."""
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file; expected a folder: choose another --run")
         existing = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
@@ -66,7 +66,7 @@ class RunFolder:
             raise InputError(f"cannot write to {existing} ({error.strerror}); choose another --run") from error
         paths = list(self.path.iterdir()) if self.path.is_dir() else []
         for path in paths:
-            # Written to: a pipe would wait for ever, and a stranger's link may lead to any file of the user's.
+            # These are written to: a pipe would block, and a stranger's link may point to any of the user's files.
             if not path.is_dir() and (path.is_symlink() or not path.is_file()):
                 kind = "is a link" if path.is_symlink() else not_regular(path)
                 raise InputError(f"{path} {kind}; expected a file or a folder; remove it, or choose another --run")
@@ -75,7 +75,7 @@ class RunFolder:
         if names and not self.holds_run() and not begun:
             raise InputError(f"{self.path} holds files but no run (no config.json); choose an empty or new folder")
         if self.holds_run():
-            # A config that is damaged is said when it is needed: --resume no moves it aside.
+            # A damaged config is reported when it is read: --resume no moves it aside.
             try:
                 values = read_json(self.config)
             except InputError:
@@ -182,7 +182,7 @@ class RunFolder:
             raise InputError(f"another job is training in {self.path}; stop it first, or give a new --run") from error
 
     def unlock(self) -> None:
-        """Gives the folder free again."""
+        """Releases the folder."""
         if self._lock is not None:
             self._lock.close()
 

@@ -1,6 +1,6 @@
-"""How a program begins: the C library's allocator, JAX's settings, the compiler's options. Importing this is cheap.
+"""Sets up a program: the C library's allocator, JAX, and compiler options. Importing this is cheap.
 
-Every setting is here because it was measured, or says that it was not; docs/benchmarks.md has the figures.
+Every setting was measured, or says that it was not; docs/benchmarks.md has the figures.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ FLOAT64: dict[str, Options] = {
     # In float32 they are kept: without them a step takes 4 to 9 % longer. jax 0.12 knows the option too.
     "cpu": {"xla_cpu_experimental_ynn_fusion_type": ""},
 }
-"""For what is computed in float64, besides."""
+"""Additional options for float64."""
 
 
 def restart_with_allocator() -> None:

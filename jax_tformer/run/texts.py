@@ -1,4 +1,4 @@
-"""The texts that a model is given, as the tokens that it has room for: from a flag, a file, or standard input."""
+"""Reads texts from a flag, a file or standard input, and makes tokens that fit the model."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,11 +23,11 @@ class Text(NamedTuple):
 
     text: str
     ids: list[int]
-    """What the model is given, with start or end token."""
+    """The model's input, with start or end token."""
     limit: int
-    """New tokens at most."""
+    """The most new tokens."""
     number: int = 1
-    """Of its line, from 1."""
+    """The number of its line, from 1."""
     place: str | None = None
     """For messages, "line 3 of FILE"; None: it is the only text."""
 
@@ -94,7 +94,7 @@ def read_file(path: Path, read: Reader) -> list[Text]:
 def read_standard_input(read: Reader, *, typed: bool = False) -> Iterator[Text]:
     """The lines of standard input that are not blank, each as soon as it is there; raises InputError as `read_file`.
 
-    Whoever types (`typed`) is told what the model cannot take, and goes on with the next line.
+    With `typed`, prints the error for a text that the model cannot take, and goes on with the next line.
     """
     if typed:
         print("a text a line; Ctrl-D ends", file=sys.stderr)

@@ -50,7 +50,7 @@ class Restored(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """A model with the parameters of the checkpoint of `step`, its tokenizer, and a line for each skipped checkpoint."""
+    """A model with the parameters of the checkpoint of `step`, its tokenizer, and a line for each skipped one."""
 
     net: AnyTransformer
     params: Params

@@ -24,7 +24,7 @@ def test_code_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_mistake_in_the_pair_is_told_as_written() -> None:
     """README says what check_parity says where one side takes the other GELU."""
     [block] = [block for block in BLOCKS if "check_parity" in block]
-    said = re.search(r"With `(approximate=True)` it says `(.*?)`", README.replace("\n", " "))
+    said = re.search(r"With `(approximate=True)` it reports `(.*?)`", README.replace("\n", " "))
     assert said
     pattern = re.escape(said[2]).replace(re.escape("..."), r"\S+").replace(r"\ >\ ", r" > +")
     with pytest.raises(ParityError, match=f"{pattern}$"):

@@ -1,8 +1,8 @@
 """What makes a token cheap: parameters in the form that a decoding loop reads fastest. The model knows nothing of it.
 
-Two things are gained over the parameters as they are trained, on the processors that docs/benchmarks.md names. Layers
-apart save a copy of the weights in every call, which for `stream` is every token. Transposed kernels are read a quarter
-faster where a single sequence is decoded.
+Layers apart save a copy of the weights in every call, which for `stream` is every token. Transposed kernels decode a
+single sequence of GPT-2 in 1.05 s instead of 1.38, and of a model of 11 million parameters in 0.180 instead of 0.195
+(64 tokens, medians of ten turns, 2 cores of an AMD EPYC).
 """
 
 import math

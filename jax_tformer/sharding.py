@@ -75,8 +75,8 @@ def computing_on(mesh: Mesh) -> Iterator[None]:
         yield
 
 
-def split_kernel(kernel: Kernel, query: tuple[int, ...], key: tuple[int, ...]) -> Kernel | None:
-    """Splits an attention kernel over the mesh; None if the rows do not divide over data x fsdp.
+def split_kernel(kernel: Kernel, query: tuple[int, ...], key: tuple[int, ...]) -> Kernel | str:
+    """Splits an attention kernel over the mesh; a sentence's end if the rows do not divide over data x fsdp.
 
     `query` and `key` are the shapes `[B, T, H, C]` and `[B, S, K, C]`. Each device calls the kernel for its own
     sequences, and for its own heads if the heads divide over the tensor axis, otherwise for all heads.
@@ -84,8 +84,8 @@ def split_kernel(kernel: Kernel, query: tuple[int, ...], key: tuple[int, ...]) -
     mesh = get_abstract_mesh()
     if mesh.size == 1:
         return kernel
-    if query[0] % (mesh.shape["data"] * mesh.shape["fsdp"]):
-        return None
+    if query[0] % (ways := mesh.shape["data"] * mesh.shape["fsdp"]):
+        return f"{query[0]} rows over {ways} devices (data x fsdp); expected a multiple of {ways}"
     divide = not any(shape[2] % mesh.shape["tensor"] for shape in (query, key))
     rows, heads = BATCH, PartitionSpec(BATCH[0], None, "tensor") if divide else BATCH
     # check_vma: the kernel does not declare the axes that its results vary over.

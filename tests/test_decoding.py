@@ -246,11 +246,17 @@ def test_a_full_cache(gpt: Model) -> None:
 def test_layers_apart_or_together(gpt: Model) -> None:
     net, params = gpt
     tokens = jnp.array([[3, 4, 5]])
-    whole = net.apply(params, tokens)
+    together, whole = net.bind(params), net.apply(params, tokens)
+    cached = together(tokens, cache=together.new_cache(1, 3)).logits
+    np.testing.assert_allclose(cached, whole, atol=1e-5)
     for single in (False, True):
         apart = layers_apart(params, single=single)
         model = net.bind(apart)
-        np.testing.assert_allclose(model(tokens, cache=model.new_cache(1, 3)).logits, whole, atol=1e-5)
+        found = model(tokens, cache=model.new_cache(1, 3)).logits
+        np.testing.assert_allclose(found, cached, atol=1e-5 if single else 0, rtol=0)
+        for refused in (lambda apart=apart: net.apply(apart, tokens), lambda apart=apart: score(net, apart, [[3, 4]])):
+            with pytest.raises(InputError, match="the layers of the parameters lie apart, for generate and stream"):
+                refused()
         assert jax.tree.structure(layers_apart(apart)) == jax.tree.structure(apart)
         assert (
             generate(net, apart, PROMPTS, DecodingConfig(9)).tokens

@@ -146,6 +146,8 @@ from jax_tformer.model.kernels import choose_implementation
 from benchmarks.training_cases import without_dropout
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.model.masks import Mask
+from jax_tformer.errors import InputError
+from jax_tformer.model.attention import attend
 from jax_tformer.sharding import computing_on, make_mesh
 from jax_tformer.run import preparing
 from tests.test_fused_attention import WHOLE, largest_difference
@@ -160,6 +162,13 @@ with computing_on(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), 4)):
     assert "attention 'einsum'" in described, "dropout of attention weights"
     plain = without_dropout(ARCHITECTURES["gpt2"])
     assert "attention 'pallas'" in preparing.describe_compute(plain, jax.sharding.get_mesh(), 384)
+    try:
+        attend(*[jax.numpy.ones((3, 128, 2, 64))] * 3, Mask(), scale=1.0, implementation="pallas")
+    except InputError as error:
+        refused = str(error)
+    assert refused == (
+        "attention is 'pallas' for 3 rows over 4 devices (data x fsdp); expected a multiple of 4, or 'auto' or 'einsum'"
+    )
     # With a single head of keys the heads stay together.
     for heads, masked in ((1, False), (1, True), (2, False), (2, True)):
         print(largest_difference("pallas", heads, 384, masked=masked, causal=True))

@@ -84,14 +84,17 @@ def _pure(
 ) -> Callable[Concatenate[Any, Params, Inputs], Result]:
     """A method of a Flax module as a function of parameters and inputs, under the method's own signature.
 
-    It returns an array. Raises InputError where a cache or `capture` asks for more, and for a mask that has not the
-    shape of its tokens.
+    It returns an array. Raises InputError where a cache or `capture` asks for more, for a mask that has not the shape
+    of its tokens, and for parameters whose layers lie apart.
     """
 
     def call(net: Any, params: Params, /, *args: Inputs.args, **kwargs: Inputs.kwargs) -> Result:
         given = signature.bind(net, *args, **kwargs).arguments
         if given.get("capture") or given.get("cache") is not None:
             raise InputError("capture and cache bring back more than an array; expected net.bind(params)(...) for them")
+        leaves = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, tuple))
+        if any(isinstance(leaf, tuple) for leaf in leaves):
+            raise InputError("the layers of the parameters lie apart, for generate and stream; expected those of init")
         for name, value in given.items():
             side, _, what = name.rpartition("_")
             if what in ("mask", "segments") or name == "prefix":

@@ -20,8 +20,8 @@ from jax_tformer.model.masks import Mask
 
 Kernel = Callable[[Array, Array, Array, Array | None, Array | None], Array]
 """(query, key, value, segments of the queries, segments of the keys) -> output."""
-Split = Callable[[Kernel, tuple[int, ...], tuple[int, ...]], Kernel | None]
-"""(kernel, shape of the queries, shape of the keys) -> the kernel as several devices share it, or None: they cannot."""
+Split = Callable[[Kernel, tuple[int, ...], tuple[int, ...]], Kernel | str]
+"""(kernel, shape of the queries, shape of the keys) -> the kernel as several devices share it, or why they cannot."""
 
 _SPLIT: ContextVar[Split | None] = ContextVar("split", default=None)
 _TPU_BLOCK = 128
@@ -55,8 +55,8 @@ def choose_implementation(
     if platform == "tpu" and dtype != jnp.float64 and not any(length % _TPU_BLOCK for length in lengths):
         split = _SPLIT.get()
         # Several devices share the kernel only where `split_by` says how.
-        shared = None if split is None else split(_flash_attention(mask, 1.0), query, key)
-        fits = jax.device_count() == 1 or shared is not None
+        shared = split is not None and not isinstance(split(_flash_attention(mask, 1.0), query, key), str)
+        fits = jax.device_count() == 1 or shared
         return "pallas" if fits and _refusal("pallas", mask, drops) is None else "einsum"
     return "einsum"
 
@@ -210,15 +210,10 @@ def _attend_by_pallas(query: Array, key: Array, value: Array, mask: Mask, scale:
         query_segments = jnp.zeros(query.shape[:2], jnp.int32) if query_segments is None else query_segments
         key_segments = jnp.where(mask.is_token, 0 if key_segments is None else key_segments, jnp.iinfo(jnp.int32).min)
     compute, split = _flash_attention(mask, scale), _SPLIT.get()
-    if split is not None:
-        shared = split(compute, query.shape, key.shape)
-        require(
-            shared is not None,
-            f"attention is 'pallas' for {len(query)} rows, which do not divide over the devices (data x fsdp); "
-            "expected a multiple of them, or 'auto' or 'einsum'",
-        )
-        compute = shared or compute
-    return compute(query, key, value, query_segments, key_segments)
+    shared = compute if split is None else split(compute, query.shape, key.shape)
+    if isinstance(shared, str):
+        raise InputError(f"attention is 'pallas' for {shared}, or 'auto' or 'einsum'")
+    return shared(query, key, value, query_segments, key_segments)
 
 
 def _flash_attention(mask: Mask, scale: float) -> Kernel:

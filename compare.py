@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     from jax_tformer_comparison.report_page import report_page
     from jax_tformer_comparison.side_by_side import Batches, Sides, compare_seed, measure_alone
     from jax_tformer_comparison.torch_side import TorchSide
-    from parity_tests.measure import ParityError
+    from parity.measure import ParityError
 
     # 2. Both frameworks, on one kind of device and in the same arithmetic.
     folder = ReportFolder(plan.out)

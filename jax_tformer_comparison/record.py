@@ -8,8 +8,7 @@ import numpy as np
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer_comparison.sides import StepFigures, Tensors, require_same_names
-from parity_tests.bridge import known_zeros
-from parity_tests.measure import (
+from parity.measure import (
     FLOAT64_BAR,
     TRAJECTORY_FACTOR,
     TRAJECTORY_FLOOR,
@@ -18,6 +17,7 @@ from parity_tests.measure import (
     require_comparable,
     worst,
 )
+from parity_tests.bridge import known_zeros
 
 PARTED = 1e-3
 """Nats. Training multiplies every difference, rounding too, so that any two float32 trainings part in the end. Where

@@ -7,8 +7,8 @@ from jax_tformer_comparison.record import PARTED, Record, gate6
 from jax_tformer_comparison.report import SIDES, Findings, speed_figures, spread
 from jax_tformer_comparison.report_plots import difference_figure, loss_figure, parameter_figure, to_svg
 from jax_tformer_comparison.side_by_side import ALONE_STEPS, Needs
-from parity_tests.measure import TRAJECTORY_FACTOR, TRAJECTORY_FLOOR
-from parity_tests.page import page, table
+from parity.measure import TRAJECTORY_FACTOR, TRAJECTORY_FLOOR
+from parity.page import page, table
 
 
 def report_page(findings: Findings) -> str:

@@ -1,19 +1,20 @@
-"""The gates of parity: what "the same" means between the JAX models and the PyTorch reference, and its proof.
+"""The proof of our models: the gates of `parity` on the JAX models and the PyTorch reference.
 
-For a pair of your own: `check_parity` runs the gates on a JAX function and a PyTorch module, `assert_parity` compares
-tensors that you have already.
+For a pair of your own see `parity`; its `check_parity`, `assert_parity`, `Measured` and `ParityError` are here too.
 """
 
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_HOMES = {"check_parity": "gates", "ParityError": "measure", "Measured": "measure", "assert_parity": "measure"}
+if TYPE_CHECKING:
+    from parity import Measured, ParityError, assert_parity, check_parity
 
 __all__ = ["Measured", "ParityError", "assert_parity", "check_parity"]
 
 
 def __getattr__(name: str) -> Any:
     # Lazily: the tests must be able to set JAX up before anything imports it.
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'parity_tests' has no attribute {name!r}")
-    return getattr(import_module(f"parity_tests.{_HOMES[name]}"), name)
+    import parity
+
+    return getattr(parity, name)

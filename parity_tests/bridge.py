@@ -1,16 +1,12 @@
 """One model in both frameworks, with the same weights, run on the same batch."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from ml_dtypes import bfloat16
-from torch import nn
 from torch.nn import functional as F
 
 from jax_tformer.config import Dtype, TransformerConfig
@@ -19,7 +15,8 @@ from jax_tformer.run.startup import FLOAT64, fusion_emitters
 from jax_tformer.training.step import forward
 from jax_tformer.weights.names import from_reference, to_reference
 from jax_tformer_comparison.dropout import drawn_masks
-from parity_tests.measure import FLOAT64_BAR, Measured, ParityError, compared, worst
+from parity.measure import FLOAT64_BAR, Measured, compared, worst
+from parity.pairs import Bridge, Result, Tensors
 from parity_tests.reference_loss import cross_entropy as cross_entropy_sum
 from parity_tests.reference_loss import mean_cross_entropy
 from torch_ref import Outputs, reference
@@ -27,7 +24,6 @@ from torch_ref.dropout import inject
 from torch_ref.training import apply_to_batch as apply_theirs
 from torch_ref.training import cross_entropy
 
-Tensors = dict[str, np.ndarray]
 OPTIMISED = {"xla_backend_optimization_level": 3, **fusion_emitters(True)}
 """Compiles as outside of the tests, where conftest.py switches optimisation off."""
 EVERY_ROUNDING = {"xla_allow_excess_precision": False, "xla_cpu_experimental_ynn_fusion_type": ""}
@@ -41,73 +37,6 @@ def parity_options(dtype: str, *, optimised: bool) -> dict[str, Any]:
     """How a gate compiles: as fast as can be, or as users do; float64 always without what FLOAT64 leaves out."""
     exact = FLOAT64.get(jax.default_backend(), {}) if dtype == "float64" else {}
     return (OPTIMISED if optimised else {}) | exact
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one framework computed from one batch, by name, as NumPy arrays of the type that it was computed in."""
-
-    activations: Tensors = field(default_factory=dict)
-    """Logits, every block's hidden states, attention weights, the loss, the loss of each token."""
-    gradients: Tensors = field(default_factory=dict)
-    """Of the loss, by the reference's parameter names."""
-
-
-class Bridge:
-    """A JAX function and a PyTorch module that hold the same weights.
-
-    `ours(params, batch)` and `theirs(module, batch)` return (loss, activations by name); `into` turns the module's
-    weights, by name, into the JAX parameters, and `back` does the reverse (it serves the gradients too).
-    """
-
-    def __init__(
-        self,
-        ours: Callable[[Params, dict[str, jax.Array]], tuple[jax.Array, dict[str, jax.Array]]],
-        theirs: Callable[[Any, dict[str, torch.Tensor]], tuple[torch.Tensor, dict[str, torch.Tensor]]],
-        module: nn.Module,
-        *,
-        into: Callable[[Tensors], Params],
-        back: Callable[[Params], Tensors],
-        dtype: Dtype,
-        optimised: bool,
-    ) -> None:
-        self.ours, self.theirs, self.module, self.into, self.back = ours, theirs, module, into, back
-        self.dtype = np.dtype(bfloat16 if dtype == "bfloat16" else dtype)
-        self._compiler_options = parity_options(dtype, optimised=optimised)
-
-    def load(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Gives both sides these weights, by the module's names, in their type; what has been compiled stays."""
-        rounded = {name: array.astype(self.dtype) for name, array in weights.items()}
-        self.params: Params = jax.device_put(self.into(rounded))
-        parameters = dict(self.module.named_parameters())
-        if parameters.keys() != rounded.keys():
-            only = sorted(parameters.keys() - rounded.keys()), sorted(rounded.keys() - parameters.keys())
-            raise ParityError(f"only the module has the parameters {only[0]}, only the weights have {only[1]}")
-        with torch.no_grad():
-            for name, array in rounded.items():
-                parameters[name].copy_(to_torch(array.copy()))
-
-    def run_jax(self, batch: Tensors) -> Result:
-        """Forward and backward in JAX."""
-        (_, activations), gradients = self._jax(self.params, jax.device_put(batch))
-        return Result({name: np.asarray(array) for name, array in activations.items()}, self.back(gradients))
-
-    def run_torch(self, batch: Tensors) -> Result:
-        """Forward and backward in PyTorch."""
-        self.module.zero_grad()
-        loss, activations = self.theirs(self.module, {name: to_torch(array) for name, array in batch.items()})
-        loss.backward()
-        gradients = {
-            name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.module.named_parameters()
-        }
-        return Result(
-            {name: from_torch(tensor) for name, tensor in activations.items()},
-            {name: from_torch(tensor) for name, tensor in gradients.items()},
-        )
-
-    @cached_property
-    def _jax(self) -> Any:
-        return jax.jit(jax.value_and_grad(self.ours, has_aux=True), compiler_options=self._compiler_options)
 
 
 class Pair(Bridge):
@@ -136,7 +65,7 @@ class Pair(Bridge):
             into=lambda weights: from_reference(weights, self.net.shapes),
             back=to_reference,
             dtype=dtype,
-            optimised=optimised,
+            compiler_options=parity_options(dtype, optimised=optimised),
         )
         self.load(weights)
 
@@ -199,21 +128,6 @@ def identity(models: Pair, batch: Tensors) -> Iterator[Measured]:
     for side in (ours, theirs) if zeros else ():
         sizes = {key: float(np.linalg.norm(side.gradients[key])) / scale for key, scale in zeros.items()}
         yield worst("2 gradients", sizes, FLOAT64_BAR)
-
-
-def to_torch(array: np.ndarray) -> torch.Tensor:
-    """A tensor with these bits: NumPy's bfloat16 and PyTorch's are strangers to each other."""
-    if array.dtype == bfloat16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-def from_torch(tensor: torch.Tensor) -> np.ndarray:
-    """The inverse of `to_torch`, from any device."""
-    tensor = tensor.detach().cpu()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(bfloat16)
-    return tensor.numpy()
 
 
 def token_losses(logits: jax.Array, labels: jax.Array) -> jax.Array:

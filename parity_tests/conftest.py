@@ -6,7 +6,7 @@ import jax
 import pytest
 import torch
 
-from parity_tests.measure import Measured
+from parity.measure import Measured
 from parity_tests.report import TOLERANCES
 
 NOT_ASKED: dict[str, bool | None] = dict.fromkeys(TOLERANCES)

@@ -11,8 +11,8 @@ from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 from jax_tformer.config import TransformerConfig
-from parity_tests.bridge import Tensors, to_torch
-from parity_tests.measure import ParityError
+from parity.measure import ParityError
+from parity.pairs import Tensors, to_torch
 from torch_ref import reference
 
 Ids = Sequence[int]

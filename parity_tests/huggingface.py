@@ -16,7 +16,7 @@ from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
 from jax_tformer.config import Dtype, TransformerConfig
 from jax_tformer.weights.huggingface import config_from_huggingface, from_huggingface
-from parity_tests.bridge import Result, Tensors
+from parity.pairs import Result, Tensors
 from parity_tests.cases import VOCABULARY, batch_for
 from torch_ref.training import cross_entropy
 from torch_ref.transformer import position_ids

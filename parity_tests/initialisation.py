@@ -18,8 +18,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from jax_tformer.config import StackConfig, TransformerConfig
+from parity.measure import Measured
 from parity_tests.draws import dependences, judged, largest
-from parity_tests.measure import Measured
 
 
 class Expected(NamedTuple):

@@ -21,8 +21,9 @@ from jax_tformer.model.attention import attend, attention_weights
 from jax_tformer.model.layers import Head, Norm, Table, activate
 from jax_tformer.model.masks import Mask
 from jax_tformer.training.linear_loss import linear_cross_entropy
-from parity_tests.bridge import EVERY_ROUNDING, Tensors, from_torch
-from parity_tests.measure import Measured, Quality, Sample, quality
+from parity.measure import Measured, Quality, Sample, quality
+from parity.pairs import Tensors, from_torch
+from parity_tests.bridge import EVERY_ROUNDING
 from torch_ref import layers
 from torch_ref.attention import Attention
 

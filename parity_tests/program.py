@@ -48,9 +48,9 @@ def installed(arguments: Sequence[str]) -> int:
 
 def green(name: str) -> bool:
     """Prints the worst figure of each gate on a preset, and whether all are within their bars."""
+    from parity.measure import ParityError, worst
     from parity_tests.bridge import Pair, identity
     from parity_tests.cases import CONFIGS, PADDINGS, REGIMES, batch_for, weights_for
-    from parity_tests.measure import ParityError, worst
 
     config = CONFIGS[name]
     models = Pair(config, weights_for(config, 0.02), "float64", optimised=False)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from parity_tests.page import page, table
+from parity.page import page, table
 from parity_tests.report import TOLERANCES, Cell, Results, number, shown
 
 

@@ -23,11 +23,11 @@ from jax_tformer.model.transformer import Outputs
 from jax_tformer.training.step import forward
 from jax_tformer.weights.huggingface import from_huggingface
 from jax_tformer.weights.names import from_reference
-from parity_tests.bridge import Tensors
+from parity.measure import Measured, compared, worst
+from parity.pairs import Tensors
 from parity_tests.cases import CONFIGS, PADDINGS, WINDOWED, Lengths, batch_for, weights_for
 from parity_tests.generation import Hypothesis, drivable, greedy_margins, huggingface_generate
 from parity_tests.huggingface import Oracle
-from parity_tests.measure import Measured, compared, worst
 
 Record = Callable[[str, Measured], None]
 

@@ -16,12 +16,13 @@ from jax_tformer.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.model.functional import transformer
 from jax_tformer.training.step import TrainState
 from jax_tformer_comparison.dropout import masks_of_step
+from parity.measure import Measured, compared
+from parity.pairs import Tensors
 from parity_tests import random_faults
-from parity_tests.bridge import Pair, Tensors
+from parity_tests.bridge import Pair
 from parity_tests.cases import CONFIGS, Lengths, batch_for, weights_for
 from parity_tests.draws import Worst, dependences, judged, largest
 from parity_tests.faults import Fault
-from parity_tests.measure import Measured, compared
 from parity_tests.training_pair import TrainingPair, same_path
 
 RATES = DropoutConfig(embedding=0.4, attention=0.3, residual=0.5, feedforward=0.6)

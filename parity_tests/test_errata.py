@@ -26,6 +26,7 @@ from jax_tformer.model.masks import Mask, position_ids
 from jax_tformer.model.transformer import Block
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.weights.names import from_reference, slots
+from parity.measure import FLOAT64_BAR, relative_error
 from parity_tests.cases import CONFIGS, weights_for
 from parity_tests.documents import (
     ATTENTION_OUTPUT,
@@ -37,7 +38,6 @@ from parity_tests.documents import (
     WEIGHTS,
     assert_prints,
 )
-from parity_tests.measure import FLOAT64_BAR, relative_error
 from parity_tests.test_sources import first_layer
 from torch_ref import layers, reference
 

@@ -13,12 +13,13 @@ from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.model.functional import transformer
 from jax_tformer.weights.names import from_reference, to_reference
+from parity.measure import BFLOAT16, FLOAT32, Measured, ParityError, Quality, compared, quality, trajectory, worst
+from parity.pairs import Result, Tensors
 from parity_tests import faults, library_faults
-from parity_tests.bridge import Pair, Result, Tensors, known_zeros
+from parity_tests.bridge import Pair, known_zeros
 from parity_tests.cases import CONFIGS, OFF_CENTRE, VOCABULARY, Lengths, batch_for, weights_for
 from parity_tests.faults import Fault, changed_weight, faulty
 from parity_tests.generation import drivable, greedy_margins, huggingface_generate
-from parity_tests.measure import BFLOAT16, FLOAT32, Measured, ParityError, Quality, compared, quality, trajectory, worst
 from parity_tests.test_decoding import CACHED, START, compared_beams, differing, model_of, stepwise, uneven_prompts
 from parity_tests.test_models import inputs, narrow_sample
 from parity_tests.test_training import batches

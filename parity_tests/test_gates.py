@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from parity.gates import OwnPair
 from parity_tests import ParityError, assert_parity, check_parity
-from parity_tests.gates import OwnPair
 
 WEIGHTS = {"up.kernel": ("up.weight", "o i -> i o"), "up.bias": "up.bias", "scale": "norm.weight", "shift": "norm.bias"}
 X = np.random.default_rng(0).standard_normal((5, 4))

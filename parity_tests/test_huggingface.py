@@ -15,10 +15,11 @@ from jax_tformer.config import DropoutConfig, Dtype
 from jax_tformer.model.layers import activate
 from jax_tformer.weights.huggingface import FAMILIES, from_huggingface
 from jax_tformer.weights.huggingface.tables import ACTIVATIONS, CONV1D, MATRIX, read_rows
-from parity_tests.bridge import Pair, Result, Tensors, known_zeros
+from parity.measure import Measured, ParityError, Sample, compared, quality
+from parity.pairs import Result, Tensors
+from parity_tests.bridge import Pair, known_zeros
 from parity_tests.cases import CONFIGS, PADDINGS, REGIMES
 from parity_tests.huggingface import MODELS, Narrowed, Oracle, comparable, masked
-from parity_tests.measure import Measured, ParityError, Sample, compared, quality
 
 Record = Callable[[str, Measured], None]
 

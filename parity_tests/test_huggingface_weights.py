@@ -23,10 +23,10 @@ from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.weights.huggingface import FAMILIES, config_from_huggingface, from_huggingface, to_huggingface
 from jax_tformer.weights.huggingface.tables import CONV1D, Row, read_rows
 from jax_tformer.weights.names import WeightsError, from_reference, to_reference
-from parity_tests.bridge import Tensors
+from parity.measure import Measured, worst
+from parity.pairs import Tensors
 from parity_tests.cases import CONFIGS, weights_for
 from parity_tests.huggingface import MODELS, Oracle, config_json
-from parity_tests.measure import Measured, worst
 
 Record = Callable[[str, Measured], None]
 

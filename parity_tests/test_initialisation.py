@@ -13,11 +13,11 @@ from jax_tformer.config import TransformerConfig
 from jax_tformer.model.functional import AnyTransformer, transformer
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.training.step import forward
+from parity.measure import Measured
 from parity_tests import random_faults
 from parity_tests.cases import CONFIGS, batch_for
 from parity_tests.faults import Fault
 from parity_tests.initialisation import Expected, expected, gate
-from parity_tests.measure import Measured
 
 DRAWS = 12
 LOSS = "10 first loss"

@@ -8,12 +8,13 @@ import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.model import kernels
+from parity.measure import Measured, compared
+from parity.pairs import Tensors
 from parity_tests import mask_faults
-from parity_tests.bridge import Pair, Tensors
+from parity_tests.bridge import Pair
 from parity_tests.cases import VOCABULARY, Lengths, batch_for, weights_for
 from parity_tests.faults import Fault
 from parity_tests.mask_faults import PAIR, TEXT
-from parity_tests.measure import Measured, compared
 from parity_tests.test_decoding import CACHED, model_of, stepwise
 
 # Rotation alone would not show where positions begin: it is relative.

@@ -22,6 +22,7 @@ from jax_tformer.model.attention import attend
 from jax_tformer.model.functional import Params
 from jax_tformer.model.masks import Mask
 from jax_tformer.training.step import forward
+from parity.measure import FLOAT64_BAR, Measured, relative_error
 from parity_tests.bridge import Pair, identity
 from parity_tests.cases import (
     CONFIGS,
@@ -37,7 +38,6 @@ from parity_tests.cases import (
     weights_for,
     windowed,
 )
-from parity_tests.measure import FLOAT64_BAR, Measured, relative_error
 from parity_tests.test_decoding import model_of
 from parity_tests.test_models import judge_narrow
 from torch_ref.attention import visible

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from jax_tformer.presets import ARCHITECTURES
-from parity_tests.bridge import Pair, Tensors, identity, known_zeros
+from parity.measure import BFLOAT16, BFLOAT16_VALUES, FLOAT32, Measured, Sample, compared, quality
+from parity.pairs import Tensors
+from parity_tests.bridge import Pair, identity, known_zeros
 from parity_tests.cases import CONFIGS, OFF_CENTRE, PADDINGS, REGIMES, WINDOWED, Lengths, batch_for, weights_for
-from parity_tests.measure import BFLOAT16, BFLOAT16_VALUES, FLOAT32, Measured, Sample, compared, quality
 
 Record = Callable[[str, Measured], None]
 DRAWS_FLOAT32, DRAWS_BFLOAT16 = 11, 31

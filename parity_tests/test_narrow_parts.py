@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from parity.measure import Measured
 from parity_tests import library_faults
 from parity_tests.bridge import EVERY_ROUNDING
 from parity_tests.faults import Fault
-from parity_tests.measure import Measured
 from parity_tests.narrow_parts import drawn, judged
 
 

@@ -21,10 +21,11 @@ from jax_tformer.model.masks import Mask
 from jax_tformer.run.evaluation import Evaluator
 from jax_tformer.sharding import make_mesh
 from jax_tformer.training.step import Batch, TrainState, train_step
+from parity.measure import BFLOAT16, Measured, Sample, compared, quality
+from parity.pairs import Tensors
 from parity_tests import quiet_faults
-from parity_tests.bridge import Pair, Tensors
+from parity_tests.bridge import Pair
 from parity_tests.cases import CONFIGS, Lengths, batch_for, weights_for
-from parity_tests.measure import BFLOAT16, Measured, Sample, compared, quality
 
 HEADS = 6
 

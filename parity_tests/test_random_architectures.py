@@ -14,10 +14,10 @@ from hypothesis.strategies import SearchStrategy
 
 from jax_tformer.config import ComputeConfig, DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.model import kernels
+from parity.measure import Measured, ParityError, compared
 from parity_tests.architectures import Case, cases, configs, stacks
 from parity_tests.bridge import Pair, known_zeros
 from parity_tests.cases import Lengths, batch_for, weights_for
-from parity_tests.measure import Measured, ParityError, compared
 from parity_tests.test_decoding import CACHED, model_of, stepwise
 
 CONFIGS = (TransformerConfig, StackConfig, DropoutConfig, ComputeConfig)

@@ -28,6 +28,7 @@ from jax_tformer.model.layers import Norm, angles, sinusoidal
 from jax_tformer.model.masks import Mask, position_ids
 from jax_tformer.model.transformer import Block, Outputs, Stack
 from jax_tformer.presets import ARCHITECTURES
+from parity.measure import FLOAT64_BAR, relative_error
 from parity_tests.bridge import Pair
 from parity_tests.cases import weights_for
 from parity_tests.documents import (
@@ -50,7 +51,6 @@ from parity_tests.documents import (
     WEIGHTS,
     assert_prints,
 )
-from parity_tests.measure import FLOAT64_BAR, relative_error
 from torch_ref import layers, reference
 from torch_ref.attention import visible
 

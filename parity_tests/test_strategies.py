@@ -11,9 +11,9 @@ import torch
 
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.strategies import process, rules_of
+from parity.measure import Measured, compared
 from parity_tests.cases import CONFIGS, VOCABULARY, weights_for
 from parity_tests.generation import Float64, drivable
-from parity_tests.measure import Measured, compared
 from parity_tests.test_decoding import CACHED
 
 SETTINGS: list[dict[str, Any]] = [

@@ -10,9 +10,10 @@ import torch
 
 from jax_tformer.config import DropoutConfig, TransformerConfig
 from jax_tformer.experiment import OptimizerConfig, Schedule, TrainingConfig
-from parity_tests.bridge import Pair, Tensors, known_zeros
+from parity.measure import Measured, compared, trajectory
+from parity.pairs import Tensors
+from parity_tests.bridge import Pair, known_zeros
 from parity_tests.cases import CONFIGS, PADDINGS, REGIMES, Lengths, batch_for, weights_for
-from parity_tests.measure import Measured, compared, trajectory
 from parity_tests.training_pair import TrainingPair, same_path
 from torch_ref import reference
 from torch_ref.dropout import Dropout, inject

@@ -16,8 +16,8 @@ from jax_tformer.model.functional import Params, transformer
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.weights.files import load_weights, save_weights
 from jax_tformer.weights.names import WeightsError, from_reference, reference_shape, slots, to_reference
+from parity.measure import Measured, worst
 from parity_tests.cases import CONFIGS
-from parity_tests.measure import Measured, worst
 from torch_ref import reference
 
 PARAMETERS = {"gpt2": 124_439_808, "bert-base": 109_514_298}

@@ -296,7 +296,7 @@ def test_documents_get_the_tables_between_their_markers() -> None:
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        ("E   parity_tests.measure.ParityError: gate 1: NaN", "ParityError: gate 1: NaN"),
+        ("E   parity.measure.ParityError: gate 1: NaN", "ParityError: gate 1: NaN"),
         ("worker 'gw0' crashed while running 'a.py::test'", "worker 'gw0' crashed while running 'a.py::test'"),
         ("", "no message"),
     ],

@@ -9,20 +9,13 @@ import einops
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import torch
-from flax import traverse_util
 from torch import nn
 
-from jax_tformer.config import Dtype
-from jax_tformer.model.functional import Params
-from jax_tformer.training.optimizer import clip_by_global_norm
-from parity_tests.bridge import Bridge, Result, Tensors, from_torch
-from parity_tests.measure import BFLOAT16, FLOAT32, FLOAT64_BAR, Measured, ParityError, Sample, compared, quality, worst
+from parity.measure import BFLOAT16, FLOAT32, FLOAT64_BAR, Measured, ParityError, Sample, compared, quality, worst
+from parity.pairs import Bridge, Dtype, Result, Tensors, from_torch
+from parity.weight_maps import WeightMap, nested, paths
 
-WeightMap = Mapping[str, str | tuple[str, str]]
-"""Path in our parameters -> name of the module's parameter, with the einops pattern from its axes to ours if they
-differ: `{"up.kernel": ("up.weight", "o i -> i o"), "up.bias": "up.bias"}`."""
 GATES = ("9", "1", "2", "3", "4", "5")
 _LOSS = "random projection of all outputs"
 """What is differentiated and trained where the pair has no loss of its own; no output of the pair's."""
@@ -62,7 +55,7 @@ def check_parity(
         raise TypeError("inputs is one array; expected a list of the arguments of both sides: [x]")
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         pair = OwnPair(ours, theirs, weights, inputs)
-        runs = {
+        runs: dict[str, Callable[[], Measured]] = {
             "9": pair.conversion,
             "1": pair.outputs,
             "2": lambda: pair.gradients(zero_gradients),
@@ -115,14 +108,14 @@ class OwnPair:
                 )
         self.inputs = {str(index): np.asarray(array) for index, array in enumerate(inputs)}
 
-    def into(self, weights: Tensors) -> Params:
+    def into(self, weights: Tensors) -> Any:
         """The module's weights as our parameters."""
         flat = {path: einops.rearrange(weights[key], axes) for path, (key, axes) in self.rows.items()}
-        return traverse_util.unflatten_dict(flat, sep=".")
+        return nested(flat)
 
-    def back(self, params: Params) -> Tensors:
+    def back(self, params: Any) -> Tensors:
         """Our parameters (or their gradients) as the module's weights."""
-        flat = traverse_util.flatten_dict(params, sep=".")
+        flat = paths(params)
         weights = {}
         for path, (key, axes) in self.rows.items():
             before, after = axes.split(" -> ")
@@ -153,14 +146,13 @@ class OwnPair:
             into=self.into,
             back=self.back,
             dtype=dtype,
-            optimised=False,
         )
 
-    def _call(self, params: Params, batch: Mapping[str, jax.Array]) -> Any:
+    def _call(self, params: Any, batch: Mapping[str, jax.Array]) -> Any:
         try:
             return self.ours(params, *batch.values())
         except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-            shapes = {path: list(p.shape) for path, p in traverse_util.flatten_dict(params, sep=".").items()}
+            shapes = {path: list(p.shape) for path, p in paths(params).items()}
             given = [list(array.shape) for array in batch.values()]
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             raise ParityError(f"ours failed ({reason}) on params {shapes} and inputs {given}") from error
@@ -191,9 +183,11 @@ class OwnPair:
         samples = []
         for seed in range(9):
             (ours, theirs), (_, exact) = self.results(dtype, dtype, seed), self.results("float64", dtype, seed)
-            tensors = [_floating(side.activations) | self._trained(side.gradients) for side in (ours, theirs, exact)]
-            scales = {key: float(np.linalg.norm(array)) for key, array in tensors[2].items()} | _zeros(exact, zero)
-            samples.append(Sample(*tensors, scales))
+            here, there, truth = (
+                _floating(side.activations) | self._trained(side.gradients) for side in (ours, theirs, exact)
+            )
+            scales = {key: float(np.linalg.norm(array)) for key, array in truth.items()} | _zeros(exact, zero)
+            samples.append(Sample(here, there, truth, scales))
         return quality(gate, samples, FLOAT32 if dtype == "float32" else BFLOAT16)
 
     def optimizer(self, zero: Sequence[str], steps: int = 50) -> Measured:
@@ -201,22 +195,27 @@ class OwnPair:
 
         Parameters in `zero` are left as they are: AdamW would make steps of full length of their rounding errors.
         """
+        try:
+            import optax
+        except ImportError as error:
+            raise ParityError("gate 5 needs optax; install it, or leave gate 5 out") from error
+
         still = {*zero, *self.frozen}
         bridge, batch = self.bridge("float64"), _rounded(self.inputs, "float64", "float64")
         bridge.load(self.weights)
         first = bridge.run_torch(batch).gradients
         limit = 0.5 * float(np.sqrt(sum(np.square(gradient).sum() for gradient in first.values())))
-        tx = optax.chain(clip_by_global_norm(limit), optax.adamw(1e-3, weight_decay=0.1))
+        tx = optax.adamw(1e-3, weight_decay=0.1)
         moving = [p for key, p in bridge.module.named_parameters() if key not in still]
         theirs = torch.optim.AdamW(moving, lr=1e-3, weight_decay=0.1)
         kept = {path: key not in still for path, (key, _) in self.rows.items()}
-        mask = traverse_util.unflatten_dict(kept, sep=".")
+        mask = nested(kept)
 
         @jax.jit
-        def step(params: Params, state: optax.OptState, batch: Any) -> tuple[Params, optax.OptState, jax.Array]:
+        def step(params: Any, state: Any, batch: Any) -> tuple[Any, Any, jax.Array]:
             (loss, _), gradients = jax.value_and_grad(bridge.ours, has_aux=True)(params, batch)
             gradients = jax.tree.map(lambda gradient, keep: gradient * keep, gradients, mask)
-            updates, state = tx.update(gradients, state, params)
+            updates, state = tx.update(_clipped(gradients, limit), state, params)
             updates = jax.tree.map(lambda update, keep: update * keep, updates, mask)
             return optax.apply_updates(params, updates), state, loss
 
@@ -231,6 +230,13 @@ class OwnPair:
         module = {key: from_torch(p) for key, p in bridge.module.named_parameters()}
         curve = f"{_LOSS}, step by step"
         return compared("5 optimizer", self.back(params) | {curve: ours_losses}, module | {curve: their_losses})
+
+
+def _clipped(gradients: Any, limit: float) -> Any:
+    """Scaled by min(1, limit / (norm + 1e-6)), the form of torch.nn.utils.clip_grad_norm_."""
+    norm = jnp.sqrt(sum(jnp.square(gradient).sum() for gradient in jax.tree.leaves(gradients)))
+    factor = jnp.minimum(1.0, limit / (norm + 1e-6))
+    return jax.tree.map(lambda gradient: gradient * factor, gradients)
 
 
 def _rounded(arrays: Tensors, held_by: Dtype, dtype: Dtype) -> Tensors:

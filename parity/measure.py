@@ -234,7 +234,8 @@ def as_array(tensor: Any) -> np.ndarray:
     if hasattr(tensor, "detach"):
         tensor = tensor.detach().cpu()
         if str(tensor.dtype) == "torch.bfloat16":
-            return tensor.float().numpy().astype(bfloat16)
+            narrow: np.ndarray = tensor.float().numpy().astype(bfloat16)
+            return narrow
     array = np.asarray(tensor)
     if np.iscomplexobj(array):
         raise ParityError(f"an array of {array.dtype} cannot be compared; give its real and its imaginary part")
@@ -261,7 +262,7 @@ def trajectory(gate: str, ours: np.ndarray, theirs: np.ndarray, truth: np.ndarra
     """
     ours, theirs, truth = np.asarray(ours), np.asarray(theirs), np.asarray(truth)
     require_comparable("the losses", ours, theirs)
-    if (ours.dtype, truth.dtype) != (np.float32, np.float64):
+    if ours.dtype != np.float32 or truth.dtype != np.float64:
         raise ParityError(f"the losses: {ours.dtype} against {truth.dtype}; expected float32 against float64")
     here, there = float(np.abs(ours - truth).max()), float(np.abs(theirs - truth).max())
     return Measured(gate, here / (TRAJECTORY_FACTOR * there + TRAJECTORY_FLOOR), 1.0, "loss of each step")

@@ -1,0 +1,109 @@
+"""A pair: a function in JAX and a module in PyTorch that hold the same weights, run forward and backward."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import torch
+from ml_dtypes import bfloat16
+from torch import nn
+
+from parity.measure import ParityError
+
+Dtype = Literal["float64", "float32", "bfloat16"]
+"""The types that gates compute in."""
+Tensors = dict[str, np.ndarray]
+"""By name."""
+FLOAT64: dict[str, dict[str, Any]] = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": ""}}
+"""Compiler options by platform: XLA's fusions for YNNPACK were seen to read memory that nobody wrote."""
+
+
+def exact_options(dtype: str) -> dict[str, Any]:
+    """What float64, in which the truth is computed, has to be compiled with on this machine."""
+    return FLOAT64.get(jax.default_backend(), {}) if dtype == "float64" else {}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one framework computed from one batch, by name, as NumPy arrays of the type that it was computed in."""
+
+    activations: Tensors = field(default_factory=dict)
+    """What the pair returns: logits, hidden states, attention weights, losses."""
+    gradients: Tensors = field(default_factory=dict)
+    """Of the loss, by the module's parameter names."""
+
+
+class Bridge:
+    """A JAX function and a PyTorch module that hold the same weights.
+
+    `ours(params, batch)` and `theirs(module, batch)` return (loss, activations by name); `into` turns the module's
+    weights, by name, into the JAX parameters, and `back` does the reverse (it serves the gradients too).
+    `compiler_options` are XLA's; by default those of `exact_options`.
+    """
+
+    def __init__(
+        self,
+        ours: Callable[[Any, dict[str, jax.Array]], tuple[jax.Array, dict[str, jax.Array]]],
+        theirs: Callable[[Any, dict[str, torch.Tensor]], tuple[torch.Tensor, dict[str, torch.Tensor]]],
+        module: nn.Module,
+        *,
+        into: Callable[[Tensors], Any],
+        back: Callable[[Any], Tensors],
+        dtype: Dtype,
+        compiler_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.ours, self.theirs, self.module, self.into, self.back = ours, theirs, module, into, back
+        self.dtype = np.dtype(bfloat16 if dtype == "bfloat16" else dtype)
+        self._compiler_options = exact_options(dtype) if compiler_options is None else dict(compiler_options)
+
+    def load(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Gives both sides these weights, by the module's names, in their type; what has been compiled stays."""
+        rounded = {name: array.astype(self.dtype) for name, array in weights.items()}
+        self.params: Any = jax.device_put(self.into(rounded))
+        parameters = dict(self.module.named_parameters())
+        if parameters.keys() != rounded.keys():
+            only = sorted(parameters.keys() - rounded.keys()), sorted(rounded.keys() - parameters.keys())
+            raise ParityError(f"only the module has the parameters {only[0]}, only the weights have {only[1]}")
+        with torch.no_grad():
+            for name, array in rounded.items():
+                parameters[name].copy_(to_torch(array.copy()))
+
+    def run_jax(self, batch: Tensors) -> Result:
+        """Forward and backward in JAX."""
+        (_, activations), gradients = self._jax(self.params, jax.device_put(batch))
+        return Result({name: np.asarray(array) for name, array in activations.items()}, self.back(gradients))
+
+    def run_torch(self, batch: Tensors) -> Result:
+        """Forward and backward in PyTorch."""
+        self.module.zero_grad()
+        loss, activations = self.theirs(self.module, {name: to_torch(array) for name, array in batch.items()})
+        loss.backward()
+        gradients = {
+            name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.module.named_parameters()
+        }
+        return Result(
+            {name: from_torch(tensor) for name, tensor in activations.items()},
+            {name: from_torch(tensor) for name, tensor in gradients.items()},
+        )
+
+    @cached_property
+    def _jax(self) -> Any:
+        return jax.jit(jax.value_and_grad(self.ours, has_aux=True), compiler_options=self._compiler_options)
+
+
+def to_torch(array: np.ndarray) -> torch.Tensor:
+    """A tensor with these bits: NumPy's bfloat16 and PyTorch's are strangers to each other."""
+    if array.dtype == bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def from_torch(tensor: torch.Tensor) -> np.ndarray:
+    """The inverse of `to_torch`, from any device."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(bfloat16)
+    return tensor.numpy()

@@ -1,0 +1,54 @@
+"""`parity` is a tool for anyone's pair: it knows none of our models, and most of it works without torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import parity
+import parity_tests
+
+ROOT = Path(parity.__file__).parent
+OURS = {"jax_tformer", "torch_ref", "parity_tests", "jax_tformer_comparison", "benchmarks", "tests"}
+WITHOUT_TORCH = ("measure", "page", "weight_maps")
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: path.name)
+def test_it_imports_nothing_of_ours(path: Path) -> None:
+    imported = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            imported |= {name.name.split(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "a relative import hides where it leads"
+            imported.add(str(node.module).split(".")[0])
+    assert not imported & OURS
+
+
+def test_what_needs_no_torch_imports_without_it() -> None:
+    """None of the optional packages either; a module of None is one that cannot be imported."""
+    missing = ("torch", "optax", "flax", "equinox", "safetensors", "pytest", "transformers")
+    code = f"import sys, importlib; sys.modules.update(dict.fromkeys({missing}))\n"
+    code += f"for name in {WITHOUT_TORCH}: importlib.import_module(f'parity.{{name}}')\n"
+    code += "from parity import ParityError, Measured, assert_parity\n"
+    code += "try: import torch\nexcept ImportError: print('no torch')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("no torch\n", "")
+
+
+def test_every_public_name_is_there() -> None:
+    for name in parity.__all__:
+        assert getattr(parity, name).__doc__, name
+    assert set(parity.__all__) == set(parity._HOMES)
+    assert dir(parity) == parity.__all__
+    with pytest.raises(AttributeError, match="module 'parity' has no attribute 'nothing'"):
+        parity.nothing  # noqa: B018
+
+
+def test_the_names_of_parity_tests_are_those_of_parity() -> None:
+    for name in ("check_parity", "assert_parity", "ParityError", "Measured"):
+        assert getattr(parity_tests, name) is getattr(parity, name)
+    with pytest.raises(AttributeError, match="module 'parity_tests' has no attribute 'nothing'"):
+        parity_tests.nothing  # noqa: B018

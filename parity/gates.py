@@ -12,8 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from parity.measure import BFLOAT16, FLOAT32, FLOAT64_BAR, Measured, ParityError, Sample, compared, quality, worst
+from parity.jax_side import called, jax_loss
+from parity.measure import BFLOAT16, FLOAT32, Measured, ParityError, Sample, compared, quality, worst, zero_scales
 from parity.pairs import Bridge, Dtype, Result, Tensors, from_torch
+from parity.projection import Inputs, rounded
+from parity.torch_side import torch_loss
 from parity.weight_maps import WeightMap, nested, paths
 
 GATES = ("9", "1", "2", "3", "4", "5")
@@ -127,10 +130,10 @@ class OwnPair:
 
         Seeds other than 0 stand for weights a few percent away from the module's.
         """
-        bridge, batch = self.bridge(dtype), _rounded(self.inputs, held_by, dtype)
+        bridge, batch = self.bridge(dtype), rounded(self.inputs, held_by, dtype)
         rng, step = np.random.default_rng(seed), 0.05 if seed else 0.0
         weights = {key: array * (1 + step * rng.standard_normal(array.shape)) for key, array in self.weights.items()}
-        bridge.load(_rounded(weights, held_by, dtype))
+        bridge.load(rounded(weights, held_by, dtype))
         results = bridge.run_jax(batch), bridge.run_torch(batch)
         for result in results:
             del result.activations[_LOSS]
@@ -140,8 +143,8 @@ class OwnPair:
     def bridge(self, dtype: Dtype) -> Bridge:
         """Both sides in `dtype`."""
         return Bridge(
-            lambda params, batch: _jax_loss(self._call(params, batch)),
-            lambda module, batch: _torch_loss(module(*batch.values())),
+            lambda params, batch: _with_loss(jax_loss(self._call(params, batch))),
+            lambda module, batch: _with_loss(torch_loss(module(*batch.values()))),
             deepcopy(self.theirs).to(getattr(torch, dtype)).eval(),
             into=self.into,
             back=self.back,
@@ -149,13 +152,7 @@ class OwnPair:
         )
 
     def _call(self, params: Any, batch: Mapping[str, jax.Array]) -> Any:
-        try:
-            return self.ours(params, *batch.values())
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-            shapes = {path: list(p.shape) for path, p in paths(params).items()}
-            given = [list(array.shape) for array in batch.values()]
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            raise ParityError(f"ours failed ({reason}) on params {shapes} and inputs {given}") from error
+        return called(self.ours, params, Inputs(self.inputs, by_name=False), batch)
 
     def conversion(self) -> Measured:
         """Gate 9."""
@@ -172,7 +169,10 @@ class OwnPair:
         """Gate 2."""
         ours, theirs = self.results("float64", "float64")
         return compared(
-            "2 gradients", self._trained(ours.gradients), self._trained(theirs.gradients), zero=_zeros(theirs, zero)
+            "2 gradients",
+            self._trained(ours.gradients),
+            self._trained(theirs.gradients),
+            zero=zero_scales(theirs.gradients, zero),
         )
 
     def _trained(self, tensors: Tensors) -> Tensors:
@@ -186,7 +186,9 @@ class OwnPair:
             here, there, truth = (
                 _floating(side.activations) | self._trained(side.gradients) for side in (ours, theirs, exact)
             )
-            scales = {key: float(np.linalg.norm(array)) for key, array in truth.items()} | _zeros(exact, zero)
+            scales = {key: float(np.linalg.norm(array)) for key, array in truth.items()} | zero_scales(
+                exact.gradients, zero
+            )
             samples.append(Sample(here, there, truth, scales))
         return quality(gate, samples, FLOAT32 if dtype == "float32" else BFLOAT16)
 
@@ -201,7 +203,7 @@ class OwnPair:
             raise ParityError("gate 5 needs optax; install it, or leave gate 5 out") from error
 
         still = {*zero, *self.frozen}
-        bridge, batch = self.bridge("float64"), _rounded(self.inputs, "float64", "float64")
+        bridge, batch = self.bridge("float64"), rounded(self.inputs, "float64", "float64")
         bridge.load(self.weights)
         first = bridge.run_torch(batch).gradients
         limit = 0.5 * float(np.sqrt(sum(np.square(gradient).sum() for gradient in first.values())))
@@ -239,62 +241,11 @@ def _clipped(gradients: Any, limit: float) -> Any:
     return jax.tree.map(lambda gradient: gradient * factor, gradients)
 
 
-def _rounded(arrays: Tensors, held_by: Dtype, dtype: Dtype) -> Tensors:
-    return {
-        key: array.astype(jnp.dtype(held_by)).astype(jnp.dtype(dtype))
-        if jnp.issubdtype(array.dtype, jnp.floating)
-        else array
-        for key, array in arrays.items()
-    }
-
-
-def _named(output: Any, side: str, kind: type) -> dict[str, Any]:
-    outputs = dict(output) if isinstance(output, Mapping) else {"output": output}
-    if wrong := [name for name, value in outputs.items() if not isinstance(value, kind)]:
-        found = ", ".join(f"{name}: {type(outputs[name]).__name__}" for name in wrong)
-        raise ParityError(f"{side} returned {found}; expected an array, or a dict of arrays by name, on both sides")
-    return outputs
-
-
 def _floating(tensors: Tensors) -> Tensors:
     return {name: array for name, array in tensors.items() if jnp.issubdtype(array.dtype, jnp.floating)}
 
 
-def _projection(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The same numbers for the same name and shape, whatever the framework."""
-    return np.random.default_rng([len(name), *name.encode()]).standard_normal(shape).astype(np.float32)
-
-
-def _jax_loss(output: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-    outputs = _named(output, "ours", jax.Array)
-    terms = [
-        (array * _projection(name, array.shape).astype(array.dtype)).sum()
-        for name, array in outputs.items()
-        if jnp.issubdtype(array.dtype, jnp.floating)
-    ]
-    if not terms:
-        raise ParityError("no output is a floating-point array, so that there is nothing to differentiate")
-    loss = sum(terms[1:], terms[0])
+def _with_loss(projected: tuple[Any, dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
+    """The projection among the outputs, so that gate 5 can follow it."""
+    loss, outputs = projected
     return loss, outputs | {_LOSS: loss}
-
-
-def _torch_loss(output: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    outputs = _named(output, "theirs", torch.Tensor)
-    terms = [
-        (tensor * torch.from_numpy(_projection(name, tuple(tensor.shape))).to(tensor.dtype)).sum()
-        for name, tensor in outputs.items()
-        if tensor.is_floating_point()
-    ]
-    loss = sum(terms[1:], terms[0])
-    return loss, outputs | {_LOSS: loss}
-
-
-def _zeros(exact: Result, names: Sequence[str]) -> dict[str, float]:
-    """The global norm, for the gradients that are said to be zero; raises ParityError where one is not."""
-    scale = float(np.sqrt(sum(np.square(g).sum() for g in exact.gradients.values())))
-    for name in names:
-        if name not in exact.gradients:
-            raise ParityError(f"zero_gradients names {name!r}, which the module lacks: {sorted(exact.gradients)}")
-        if (norm := float(np.linalg.norm(exact.gradients[name]))) > FLOAT64_BAR * scale:
-            raise ParityError(f"the gradient of {name} is said to be zero, and is {norm:.1e} of {scale:.1e} in theirs")
-    return dict.fromkeys(names, scale)

@@ -1,6 +1,6 @@
 """How two tensors are compared: normalised per tensor against a bar, never elementwise with a chosen tolerance."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -188,8 +188,20 @@ def quality(gate: str, samples: Sequence[Sample], allowed: Quality = FLOAT32) ->
             if a.shape and name not in refused:
                 both = relative_error(a, exact, scales[name]), relative_error(b, exact, scales[name])
                 errors.setdefault(name, []).append(both)
+    return quality_of_errors(gate, errors, allowed, refused, samples[0].theirs)
+
+
+def quality_of_errors(
+    gate: str,
+    errors: Mapping[str, Sequence[tuple[float, float]]],
+    allowed: Quality,
+    refused: Mapping[str, str],
+    names: Iterable[str],
+) -> Measured:
+    """What `quality` says of distances from the truth that have been measured: for each tensor, of every sample, those
+    of (ours, theirs). `refused` says of other tensors why they have none; `names` gives the order."""
     ratios: dict[str, float | str] = {}
-    for name in samples[0].theirs:
+    for name in names:
         if name in refused:
             ratios[name] = refused[name]
         elif name in errors:
@@ -198,6 +210,20 @@ def quality(gate: str, samples: Sequence[Sample], allowed: Quality = FLOAT32) ->
                 here, there = np.exp(np.log(np.maximum(errors[name], allowed.floor)).mean(axis=0))
             ratios[name] = float(here / (allowed.factor * there + allowed.floor))
     return _judged(gate, ratios, 1.0)
+
+
+def zero_scales(exact: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, float]:
+    """The norm of all gradients of `exact`, the reference's in float64, for each of those that are said to be zero.
+
+    Raises ParityError where one is not zero, or does not exist.
+    """
+    scale = float(np.sqrt(sum(np.square(gradient).sum() for gradient in exact.values())))
+    for name in names:
+        if name not in exact:
+            raise ParityError(f"zero_gradients names {name!r}, which the module lacks: {sorted(exact)}")
+        if (norm := float(np.linalg.norm(exact[name]))) > FLOAT64_BAR * scale:
+            raise ParityError(f"the gradient of {name} is said to be zero, and is {norm:.1e} of {scale:.1e} in theirs")
+    return dict.fromkeys(names, scale)
 
 
 def worst(gate: str, figures: Mapping[str, float], bar: float) -> Measured:

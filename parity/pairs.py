@@ -11,19 +11,15 @@ import torch
 from ml_dtypes import bfloat16
 from torch import nn
 
+from parity.jax_side import FLOAT64, exact_options
 from parity.measure import ParityError
+from parity.projection import Tensors
+from parity.torch_side import from_torch, to_torch
+
+__all__ = ["FLOAT64", "Bridge", "Dtype", "Result", "Tensors", "exact_options", "from_torch", "to_torch"]
 
 Dtype = Literal["float64", "float32", "bfloat16"]
 """The types that gates compute in."""
-Tensors = dict[str, np.ndarray]
-"""By name."""
-FLOAT64: dict[str, dict[str, Any]] = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": ""}}
-"""Compiler options by platform: XLA's fusions for YNNPACK were seen to read memory that nobody wrote."""
-
-
-def exact_options(dtype: str) -> dict[str, Any]:
-    """What float64, in which the truth is computed, has to be compiled with on this machine."""
-    return FLOAT64.get(jax.default_backend(), {}) if dtype == "float64" else {}
 
 
 @dataclass(frozen=True)
@@ -92,18 +88,3 @@ class Bridge:
     @cached_property
     def _jax(self) -> Any:
         return jax.jit(jax.value_and_grad(self.ours, has_aux=True), compiler_options=self._compiler_options)
-
-
-def to_torch(array: np.ndarray) -> torch.Tensor:
-    """A tensor with these bits: NumPy's bfloat16 and PyTorch's are strangers to each other."""
-    if array.dtype == bfloat16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-def from_torch(tensor: torch.Tensor) -> np.ndarray:
-    """The inverse of `to_torch`, from any device."""
-    tensor = tensor.detach().cpu()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(bfloat16)
-    return tensor.numpy()

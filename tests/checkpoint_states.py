@@ -44,3 +44,7 @@ def save_all(folder: Path, *steps: int, keep: int = 9) -> None:
     with closing(Checkpoints(folder, keep)) as checkpoints:
         for step in steps:
             checkpoints.save(step, make_state(step), {"step": step})
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
+    return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in [folder, *folder.rglob("*")]}

@@ -1,0 +1,32 @@
+"""A run of two steps on one line of text, the command that makes it, and what stands in a folder."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+TEXT = "It was a bright cold day in April, and the clocks were striking thirteen. " * 40
+
+TINY = [
+    *("--model.d-model", "16", "--model.decoder.num-layers", "1", "--model.decoder.num-heads", "2"),
+    *("--model.decoder.feedforward-width", "16", "--data.context-length", "8", "--data.tokenizer.kind", "characters"),
+    *("--data.tokenizer.vocab-size", "None", "--training.steps", "2", "--training.batch-size", "2"),
+    *("--training.evaluate-batches", "1", "--sample.max-new-tokens", "4", "--sample.count", "1"),
+]
+
+Refuse = Callable[..., str]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() if path.is_file() else b"" for path in sorted(folder.rglob("*"))}
+
+
+def lose_checkpoints(run: Path) -> None:
+    """As if the run had been killed before its first checkpoint."""
+    shutil.rmtree(run / "checkpoints")
+    for name in ("saved.json", "summary.json"):
+        (run / name).unlink(missing_ok=True)
+
+
+def again(*changes: str) -> list[str]:
+    """The command that made the run."""
+    return ["text", "--data.path", str(Path("text.txt")), "--run", "run", *TINY, *changes]

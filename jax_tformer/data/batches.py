@@ -1,4 +1,4 @@
-"""Batches: what is in them, how they are checked, and the record of all batches of one experiment."""
+"""Defines batches: what they contain, how items are chosen for them, and how their ids are checked."""
 
 import dataclasses
 import hashlib
@@ -15,13 +15,13 @@ from jax_tformer.experiment import PairData, TextData, TrainingConfig
 from jax_tformer.files import combined_hash
 
 if TYPE_CHECKING:
-    # Imported at first use, since it imports JAX: what is wrong with the data is known before that.
+    # Imported at first use because it imports JAX, so that errors in the data are reported sooner.
     import grain
 
     from jax_tformer.data.tokenizers import Tokenizer
 
 IGNORED = -100
-"""The label of positions that do not count in the loss."""
+"""The label of positions that the loss ignores."""
 
 Batch = dict[str, np.ndarray]
 """Arrays of B rows: "tokens", or "source" and "target" with their masks, and "labels"."""
@@ -29,25 +29,25 @@ Batch = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The batches of one experiment. All have B rows and the same shapes, so that one compilation serves all."""
+    """The batches of one experiment. All have B rows and the same shapes, so that the step is compiled only once."""
 
     train: "grain.MapDataset[Batch]"
-    """Training batches by number, without end; a batch is a function of its number and the seed."""
+    """Endless training batches; a batch depends only on its number and the seed."""
     evaluation: list[Batch]
-    """Held-out batches; rows that fill up the last one have no label but IGNORED."""
+    """Held-out batches; in rows that fill up the last one, all labels are IGNORED."""
     fingerprint: str
-    """Changes with whatever changes the batches; a run continues only on the same one."""
+    """A hash of all that decides the batches; a run continues only with the same fingerprint."""
     bytes_per_token: float | None = None
-    """UTF-8 bytes per token of the held-out text; None where tokens do not make up a text."""
+    """UTF-8 bytes per token of the held-out text; None for pairs and masked text."""
     examples: list[tuple[str, str]] | None = None
-    """Held-out (source, target) pairs; None where there are no pairs."""
+    """Held-out (source, target) pairs; None for text."""
     notes: list[str] = field(default_factory=list)
-    """What the user should know about the data, a line each."""
+    """Notes for the user about the data, a line each."""
 
     def train_iterator(self) -> "grain.DatasetIterator[Batch]":
-        """Training batches from the first, made in a background thread.
+        """Iterates over the training batches, which a background thread makes.
 
-        `get_state()` is a small dict for JSON; `set_state(state)` continues with the batch that came next then.
+        `get_state()` returns a small dict for JSON; `set_state(state)` continues with the batch that was next then.
         """
         import grain
 
@@ -55,13 +55,13 @@ class Pipeline:
 
 
 MakeBatch = Callable[[np.ndarray, np.random.Generator], Batch]
-"""From the numbers of its items, int64[B], to a batch; the generator is for what is drawn at random besides."""
+"""Makes a batch of the items with these numbers, int64[B]; draws whatever is random from the generator."""
 
 
 def endless(make_batch: Callable[[int, np.random.Generator], Batch], seed: int) -> "grain.MapDataset[Batch]":
-    """Training batches `make_batch(number, generator)`, the generator's numbers depending on number and seed only.
+    """Makes endless training batches: `make_batch(number, generator)`, where number and seed decide the generator.
 
-    An element is a whole batch: Grain would need six times as long to gather its rows one by one.
+    Each element is a whole batch, because Grain takes six times as long to gather single rows.
     """
     import grain
 
@@ -69,7 +69,7 @@ def endless(make_batch: Callable[[int, np.random.Generator], Batch], seed: int) 
 
 
 def shuffled(make_batch: MakeBatch, count: int, training: TrainingConfig) -> "grain.MapDataset[Batch]":
-    """Training batches of `count` items: every epoch reads all of them, in a random order of its own."""
+    """Makes endless training batches of `count` items; every epoch reads all of them, each in another random order."""
 
     def make(number: int, generator: np.random.Generator) -> Batch:
         return make_batch(shuffled_items(number, training.batch_size, count, training.seed), generator)
@@ -78,10 +78,9 @@ def shuffled(make_batch: MakeBatch, count: int, training: TrainingConfig) -> "gr
 
 
 def shuffled_items(batch: int, batch_size: int, count: int, seed: int) -> np.ndarray:
-    """int64[B], which of `count` items are in training batch number `batch`.
+    """Returns which of `count` items are in training batch number `batch`, int64[B].
 
-    Batches follow one another through all items in random order, then through all of them in another order, and so on:
-    the order of grain.MapDataset.shuffle().repeat(), without an object for every item.
+    The order is that of grain.MapDataset.shuffle().repeat(), without an object for every item.
     """
     import grain
 
@@ -95,17 +94,17 @@ def shuffled_items(batch: int, batch_size: int, count: int, seed: int) -> np.nda
 
 
 def held_out_items(items: Iterable[str], fraction: float) -> set[str]:
-    """The `fraction` of the distinct `items`, at least one of them, whose hashes are lowest.
+    """Returns the `fraction` of the distinct `items`, at least one, whose hashes are lowest.
 
-    By content, and not by position: a file may be sorted, and an item that occurs twice must not be on both sides.
+    The content decides and not the position: files may be sorted, and equal items must be on the same side.
     """
-    # Python's own hash differs from process to process.
+    # Python's own hash differs between processes.
     ranked = sorted(set(items), key=lambda item: hashlib.sha256(item.encode()).digest())
     return set(ranked[: max(1, round(fraction * len(ranked)))])
 
 
 def thinned_out(make_batch: MakeBatch, count: int, training: TrainingConfig) -> list[Batch]:
-    """The evaluation batches of `count` held-out items, the same for every seed; the last one is filled up."""
+    """Makes the evaluation batches of `count` held-out items, the same for every seed; fills up the last one."""
     generator = np.random.default_rng(0)
     return [
         _filled_up(make_batch(items, generator), training.batch_size) for items in evaluation_items(count, training)
@@ -113,14 +112,14 @@ def thinned_out(make_batch: MakeBatch, count: int, training: TrainingConfig) -> 
 
 
 def evaluation_items(count: int, training: TrainingConfig) -> list[np.ndarray]:
-    """Which of `count` held-out items are in which evaluation batch: spread evenly if they are more than needed."""
+    """Chooses the held-out items of each evaluation batch, spread evenly if there are more than needed."""
     wanted = min(count, training.evaluate_batches * training.batch_size)
     items = np.arange(wanted) * count // wanted
     return [items[first : first + training.batch_size] for first in range(0, wanted, training.batch_size)]
 
 
 def _filled_up(batch: Batch, batch_size: int) -> Batch:
-    """`batch` with `batch_size` rows: the last one again as often as needed, without labels that count."""
+    """Repeats the last row until there are `batch_size`, with labels that the loss ignores."""
     missing = batch_size - len(batch["labels"])
     filled = {name: np.concatenate([rows, rows[-1:].repeat(missing, 0)]) for name, rows in batch.items()}
     filled["labels"][len(batch["labels"]) :] = IGNORED
@@ -130,9 +129,9 @@ def _filled_up(batch: Batch, batch_size: int) -> Batch:
 def fingerprint(
     content: Iterable[str | memoryview], tokenizer: "Tokenizer", data: TextData | PairData, training: TrainingConfig
 ) -> str:
-    """SHA-256, in hexadecimal, of what decides the training batches: texts (or their UTF-8), tokenizer and settings.
+    """Returns the SHA-256, in hexadecimal, of what decides the batches: texts (or their UTF-8), tokenizer, settings.
 
-    Where the files and the tokenizer lie is left out: moving them changes nothing.
+    The paths of files and tokenizer do not count, so that they may be moved.
     """
     settings = dataclasses.asdict(data) | {"path": None, "target_path": None, "kind": type(data).__name__}
     settings["tokenizer"]["name"] = None
@@ -142,10 +141,7 @@ def fingerprint(
 
 
 def check_ids(ids: np.ndarray, vocab_size: int) -> None:
-    """Raises InputError unless all `ids` are from 0 to below `vocab_size`.
-
-    JAX has no such check: an id beyond the table silently gives NaN.
-    """
+    """Raises InputError unless all `ids` are at least 0 and below `vocab_size`; JAX would silently return NaN."""
     wrong = ids[(ids < 0) | (ids >= vocab_size)]
     if wrong.size:
         raise InputError(
@@ -155,7 +151,7 @@ def check_ids(ids: np.ndarray, vocab_size: int) -> None:
 
 
 def check_batch_ids(batch: Batch, vocab_size: int | None) -> None:
-    """`check_ids` for whatever the model will look up in a batch."""
+    """Calls `check_ids` for every array of a batch that the model embeds."""
     for name in ("tokens", "source", "target"):
         if name in batch:
             check_ids(batch[name], vocab_size or 0)

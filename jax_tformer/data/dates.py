@@ -1,11 +1,11 @@
-"""Dates as people write them in many languages -> ISO 8601, made from Unicode's locale data (CLDR) as Babel ships it.
+"""Pairs of a date as people write it in many languages and in ISO 8601, from Unicode's locale data (CLDR) in Babel.
 
     en_US: 3/4/21              -> 2021-03-04
     en_GB: 04/03/2021          -> 2021-03-04
     ja: 2021年3月4日木曜日       -> 2021-03-04
 
-The locale stands first because the text alone does not decide the date: 3/4/21 is in March or in April. A year of two
-digits is of the 100 years from 1969 to 2068 (POSIX strptime's rule for %y), so no date outside of them is made.
+The locale comes first because the text alone does not decide the date: 3/4/21 is in March or in April. All dates are
+from 1969 to 2068, the years that two digits stand for (POSIX strptime's rule for %y).
 """
 
 from collections.abc import Callable
@@ -28,10 +28,10 @@ _CODES = (
 )
 LOCALES = tuple(_CODES.split())
 STYLES = ("short", "medium", "long", "full")
-# Day, month and weekday together in figures and in short words: CLDR names such patterns by the fields they hold.
+# Patterns with the weekday, in figures and in short words; CLDR names them by their fields.
 SKELETONS = ("yMEd", "yMMMEd")
 
-# The part of a date that each letter of a CLDR pattern depends on; the era (G) is the same for all our dates.
+# Letter of a CLDR pattern -> the part of the date that it depends on. The era (G) is the same for all our dates.
 _UNITS: dict[str, Callable[[date], int]] = {
     "y": lambda day: day.year - FIRST_DAY.year,
     "M": lambda day: day.month - 1,
@@ -45,19 +45,19 @@ _UNITS: dict[str, Callable[[date], int]] = {
 
 @dataclass(frozen=True)
 class DateFormat:
-    """One way of writing dates: a template with a gap for each field, and the words that may fill each gap."""
+    """One way to write dates: a template with a gap for each field, and the words for each gap."""
 
     template: str
     tables: tuple[tuple[Callable[[date], int], tuple[str, ...]], ...]
 
     def write(self, day: date) -> str:
-        """The locale and `day` as it writes it: what babel.dates.format_date gives, many times faster."""
+        """Writes the locale and `day`, like babel.dates.format_date but many times faster."""
         return self.template % tuple(words[unit(day)] for unit, words in self.tables)
 
 
 @cache
 def date_formats() -> tuple[DateFormat, ...]:
-    """All ways of writing a date: of every locale, each of its distinct patterns once."""
+    """Lists all ways to write a date: each distinct pattern of each locale."""
     formats = []
     for code in LOCALES:
         locale = Locale.parse(code)
@@ -85,8 +85,8 @@ def _compile(code: str, pattern: DateTimePattern) -> DateFormat:
 
 @cache
 def _words(code: str, field: str, unit: Callable[[date], int]) -> tuple[str, ...]:
-    """What `field` is written as for each value of its unit."""
-    # All days of a year and a day of all years: every value of every unit.
+    """Writes `field` for each value of its unit."""
+    # All days of one year and one day of all years cover every value of every unit.
     days = [FIRST_DAY + timedelta(index) for index in range(365)]
     days += [date(year, 1, 1) for year in range(FIRST_DAY.year, LAST_DAY.year + 1)]
     examples = {unit(day): day for day in days}
@@ -96,17 +96,17 @@ def _words(code: str, field: str, unit: Callable[[date], int]) -> tuple[str, ...
 
 @cache
 def _days(fraction: float) -> dict[bool, tuple[date, ...]]:
-    """All days, by whether they are held out."""
+    """Splits all days by whether they are held out."""
     days = [FIRST_DAY + timedelta(index) for index in range(DAYS)]
     chosen = held_out_items([day.isoformat() for day in days], fraction)
     return {side: tuple(day for day in days if (day.isoformat() in chosen) == side) for side in (False, True)}
 
 
 def make_pair(rng: np.random.Generator, held_out: bool, fraction: float) -> tuple[str, str]:
-    """A random (source, target) pair: the locale and a date as it writes it, and the date in ISO 8601.
+    """Draws a (source, target) pair: a locale with a date in one of its formats, and the date in ISO 8601.
 
-    Which days are held out, a `fraction` of them, is a function of the day: no text of a held-out day is ever made
-    with `held_out` False. Every way of writing is equally probable.
+    The day alone decides whether it is among the `fraction` that is held out, so training pairs never show a held-out
+    day. All formats are equally probable.
     """
     days, formats = _days(fraction)[held_out], date_formats()
     day, way = divmod(int(rng.integers(len(days) * len(formats))), len(formats))
@@ -114,7 +114,7 @@ def make_pair(rng: np.random.Generator, held_out: bool, fraction: float) -> tupl
 
 
 def alphabet() -> str:
-    """Every character that a source or a target can hold, sorted."""
+    """Returns every character that a source or a target can contain, sorted."""
     characters = set("0123456789-")
     for way in date_formats():
         characters.update(way.write(FIRST_DAY), *(word for _, words in way.tables for word in words))
@@ -122,10 +122,10 @@ def alphabet() -> str:
 
 
 def longest_sources() -> list[str]:
-    """For every way of writing, its longest words put together: no source of that way has more characters."""
+    """Returns for every format a text of its longest words, which no source of that format exceeds in characters."""
     return [way.template % tuple(max(words, key=len) for _, words in way.tables) for way in date_formats()]
 
 
 def description() -> str:
-    """All that decides the pairs, Babel's data included: another release of it may write other dates."""
+    """Describes all that decides the pairs, because another release of Babel may write dates differently."""
     return repr([(way.template, [words for _, words in way.tables]) for way in date_formats()])

@@ -1,4 +1,4 @@
-"""Pairs of source and target text: read from files or made of dates, and as batches padded to fixed lengths."""
+"""Makes batches of (source, target) pairs, from files or dates, padded to fixed lengths."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -27,13 +27,13 @@ Pair = tuple[str, str]
 PairIds = tuple[np.ndarray, np.ndarray]
 _EXAMPLES = 512
 _FEW = 0.05
-"""The share of pairs that may be left out without a warning."""
+"""The fraction of pairs that may be left out without a warning."""
 _REST = 0.01
-"""The share that the lengths which a warning names would leave out at most."""
+"""The lengths that a warning recommends leave out at most this fraction."""
 
 
 def pair_files(data: PairData) -> list[Path]:
-    """The file of pairs, or that of sources and that of targets; InputError if `data` names neither."""
+    """Returns the file of pairs, or the files of sources and of targets; raises InputError if `data` names neither."""
     if data.path is None:
         raise InputError(
             "no pairs were named; give --data.path tab-separated pairs, JSON lines with source and target, "
@@ -50,7 +50,7 @@ def pair_files(data: PairData) -> list[Path]:
 
 
 def load_pairs(data: PairData) -> list[Pair]:
-    """The (source, target) pairs of the files that `data` names, in the order of the files.
+    """Reads the (source, target) pairs of the files that `data` names, in order.
 
     Raises InputError if the files do not exist, cannot be read, hold no pairs, are not UTF-8, or a line is not a pair.
     """
@@ -78,16 +78,18 @@ def load_pairs(data: PairData) -> list[Pair]:
 
 
 def split_pairs(pairs: Sequence[Pair], fraction: float) -> tuple[list[Pair], list[Pair]]:
-    """The training pairs and the held-out ones; pairs with the same source are on the same side."""
+    """Splits pairs into training and held-out ones; pairs with the same source stay together."""
     chosen = held_out_items((source for source, _ in pairs), fraction)
     return [pair for pair in pairs if pair[0] not in chosen], [pair for pair in pairs if pair[0] in chosen]
 
 
 class PairBatcher:
-    """Turns pairs into batches: S source and T target tokens, one start and one end token, the rest padding."""
+    """Makes batches of pairs, padded to the S source and T target tokens of `data`, with start and end tokens.
+
+    Raises InputError if the tokenizer lacks a start, end or padding token.
+    """
 
     def __init__(self, data: PairData, tokenizer: Tokenizer) -> None:
-        """For the lengths of `data`; raises InputError if the tokenizer lacks a start, end or padding token."""
         self.tokenizer = tokenizer
         self.source_length, self.target_length = data.source_length, data.target_length
         self.start_id = tokenizer.require("start", "for pairs")
@@ -95,19 +97,19 @@ class PairBatcher:
         self.pad_id = tokenizer.require("pad", "for pairs")
 
     def encode(self, pairs: Sequence[Pair]) -> list[PairIds]:
-        """The ids of every source and target, without special tokens."""
+        """Returns the ids of every source and target, without special tokens."""
         sources = self.tokenizer.encode_batch([source for source, _ in pairs])
         targets = self.tokenizer.encode_batch([target for _, target in pairs])
         return list(zip(sources, targets, strict=True))
 
     def fits(self, pair: PairIds) -> bool:
-        """Whether source and end token have room, and target and start token."""
+        """Whether the source fits with its end token, and the target with its start token."""
         return len(pair[0]) < self.source_length and len(pair[1]) < self.target_length
 
     def batch(self, pairs: Sequence[PairIds]) -> Batch:
-        """The batch of `pairs`, which must fit.
+        """Makes a batch of `pairs`, which must fit.
 
-        "source": int32[B, S] and "source_mask": bool[B, S]; "target", the labels shifted right, and "labels":
+        It holds "source": int32[B, S], "source_mask": bool[B, S], "labels" and "target" (the labels shifted right):
         int32[B, T], and "target_mask": bool[B, T]. Masks are True at real tokens; elsewhere labels are IGNORED.
         """
         source, source_mask = self._ended([source for source, _ in pairs], self.source_length)
@@ -121,7 +123,7 @@ class PairBatcher:
         }
 
     def _ended(self, rows: Sequence[np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray]:
-        """int32[B, length], the rows, each with the end token and then padding; and where they are not padding."""
+        """Returns the rows with end token and padding, int32[B, length], and where they are not padding."""
         lengths = np.array([len(row) for row in rows])[:, None]
         places = np.arange(length)
         ids = np.full((len(rows), length), self.pad_id, np.int32)
@@ -131,15 +133,15 @@ class PairBatcher:
 
 
 def shift_right(ids: np.ndarray, start_id: int) -> np.ndarray:
-    """Decoder input for the labels `ids`, int32[..., T]: the start token, then all of them but the last."""
+    """Returns the decoder's input for labels `ids`, int32[..., T]: the start token, then all but the last label."""
     start = np.full((*ids.shape[:-1], 1), start_id, ids.dtype)
     return np.concatenate([start, ids[..., :-1]], axis=-1)
 
 
 def pairs_pipeline(data: PairData, training: TrainingConfig, tokenizer: Tokenizer) -> Pipeline:
-    """Batches of `PairBatcher.batch`, of dates or of the pairs in files.
+    """Makes batches as `PairBatcher.batch` describes, of dates or of pairs in files.
 
-    Raises InputError if no pair fits the lengths, on either side of the split, or the tokenizer lacks a special token.
+    Raises InputError if no training pair or no held-out pair fits, or if the tokenizer lacks a special token.
     """
     batcher = PairBatcher(data, tokenizer)
     return _dates(data, training, batcher) if data.source == "dates" else _files(data, training, batcher)
@@ -172,10 +174,7 @@ def _files(data: PairData, training: TrainingConfig, batcher: PairBatcher) -> Pi
 
 
 def _left_out(lengths: np.ndarray, data: PairData) -> str:
-    """How many of the pairs with these `lengths`, int[N, 2], have no room, and why; "" if all have.
-
-    A warning if they are many.
-    """
+    """Says how many pairs with these `lengths`, int[N, 2], are too long, as a warning if many; "" if none are."""
     most = np.array([data.source_length, data.target_length]) - 1
     longer = lengths > most
     count, total = int(longer.any(axis=1).sum()), len(lengths)
@@ -207,7 +206,7 @@ def _dates(data: PairData, training: TrainingConfig, batcher: PairBatcher) -> Pi
     )
 
     def draw(count: int, held_out: bool, generator: np.random.Generator) -> list[tuple[Pair, PairIds]]:
-        # The check above is exact for characters; with other tokenizers a rare pair may still be too long.
+        # The check above is exact for characters; with other tokenizers a few pairs may still be too long.
         drawn: list[tuple[Pair, PairIds]] = []
         while len(drawn) < count:
             pairs = [dates.make_pair(generator, held_out, data.held_out) for _ in range(count - len(drawn))]

@@ -1,4 +1,4 @@
-"""From the data part of an experiment to its files, tokenizer and batches; text.py and pairs.py read the sources."""
+"""Makes the tokenizer and the batches that an experiment's data describes; text.py and pairs.py read the sources."""
 
 from collections.abc import Iterable, Mapping
 
@@ -17,26 +17,27 @@ _DATE_SAMPLES = 10_000
 
 
 def check_files(data: TextData | PairData) -> None:
-    """Raises InputError unless the files that `data` names are there, and are files; reads none of them."""
+    """Raises InputError unless all files that `data` names are readable; does not open them."""
     if data.source == "files":
         for path in pair_files(data) if isinstance(data, PairData) else text_files(data):
             check_file(path)
 
 
 def build_tokenizer_for(data: TextData | PairData) -> Tokenizer:
-    """The tokenizer for `data`, made from its text where its kind asks for that.
+    """Makes the tokenizer for `data`, from its text if its kind needs that.
 
-    BPE sees the training part only; characters are those of all text, since others could not be evaluated.
+    BPE is trained on the training part only. A character tokenizer takes the characters of all text, because held-out
+    text must be encodable.
 
-    Raises InputError if the text or the tokenizer cannot be had.
+    Raises InputError if the text cannot be read or the tokenizer cannot be loaded.
     """
     return build_tokenizer(data.tokenizer, _texts(data), _special_tokens(data))
 
 
 def build_pipeline(data: TextData | PairData, training: TrainingConfig, tokenizer: Tokenizer) -> Pipeline:
-    """The batches of `data`: see `text_pipeline` and `pairs_pipeline` for what is in them.
+    """Makes the batches of `data`; `text_pipeline` and `pairs_pipeline` describe them.
 
-    Raises InputError if the text cannot be had, is too little, or does not suit the tokenizer.
+    Raises InputError if the text cannot be read, is too short, or does not suit the tokenizer.
     """
     if isinstance(data, PairData):
         return pairs_pipeline(data, training, tokenizer)
@@ -48,12 +49,12 @@ def _special_tokens(data: TextData | PairData) -> Mapping[Role, str]:
         return {"pad": "<|pad|>", "start": "<|start|>", "end": "<|end|>"}
     if isinstance(data, MaskedTextData):
         return {"pad": "<|pad|>", "mask": "<|mask|>"}
-    # One token begins and ends texts, as in GPT-2; a character model has characters only, as in nanoGPT.
+    # One token begins and ends texts, as in GPT-2. A character tokenizer has characters only, as in nanoGPT.
     return {} if data.tokenizer.kind == "characters" else {"start": "<|endoftext|>", "end": "<|endoftext|>"}
 
 
 def _texts(data: TextData | PairData) -> Iterable[str]:
-    """What a tokenizer of this kind is made from."""
+    """Returns the texts from which a tokenizer of this kind is made."""
     kind = data.tokenizer.kind
     if kind in ("bytes", "huggingface"):
         return ()

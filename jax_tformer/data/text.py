@@ -1,4 +1,4 @@
-"""Text as one stream of ids, cut into windows: batches for language models, and masked ones for encoders."""
+"""Makes batches of text: one stream of ids, cut into windows, for language models or masked for encoders."""
 
 import glob
 from collections import Counter
@@ -20,7 +20,7 @@ _SUFFIXES = (".txt", ".md", ".rst", ".jsonl")
 
 
 def text_files(data: TextData) -> list[Path]:
-    """The files that `data.path` names; raises InputError if there are none."""
+    """Finds the files that `data.path` names; raises InputError if there are none."""
     path = data.path
     if path is None:
         raise InputError(
@@ -46,10 +46,10 @@ def text_files(data: TextData) -> list[Path]:
 
 
 def load_text(data: TextData) -> memoryview:
-    """The text that `data` names, as UTF-8; of several documents, one after the other.
+    """Reads the text that `data` names, as UTF-8, with a blank line between documents.
 
-    Between documents stands a blank line, as between paragraphs: the last word of one and the first of the next must
-    not become one word, and every corpus with paragraphs has the characters for it.
+    The blank line keeps the last word of a document apart from the first of the next, in characters that every corpus
+    with paragraphs has.
 
     Raises InputError if the files do not exist, cannot be read, hold no text, or are not UTF-8 or JSON lines.
     """
@@ -59,7 +59,7 @@ def load_text(data: TextData) -> memoryview:
         raise InputError(f"{data.path} holds no text; expected at least one document that is not empty")
     if second is None:
         return memoryview(first)
-    # Put together in one array: nothing else is as long as the text.
+    # Joined in one array, so that the text is in memory only once.
     text = bytearray(first.strip(b"\n"))
     for document in chain([second], written):
         text += b"\n\n"
@@ -69,7 +69,7 @@ def load_text(data: TextData) -> memoryview:
 
 
 def _documents(data: TextData) -> Iterator[bytes]:
-    """The documents of each source, as UTF-8, in an order that does not change."""
+    """Yields the documents as UTF-8, always in the same order."""
     if data.source == "python-docs":
         yield from _python_docs()
         return
@@ -81,19 +81,19 @@ def _documents(data: TextData) -> Iterator[bytes]:
 
 
 def _python_docs() -> Iterator[bytes]:
-    """The topics of the language reference that ships inside CPython."""
+    """Yields the topics of the language reference that ships inside CPython."""
     try:
         from pydoc_data import topics
     except ImportError as error:
         raise InputError("this Python comes without pydoc_data; install all of its standard library") from error
-    # Some entries are one text under two names.
+    # Some texts are there under two names.
     return (text.encode() for text in dict.fromkeys(topics.topics[name] for name in sorted(topics.topics)))
 
 
 def split_text(text: memoryview, held_out: float) -> tuple[memoryview, memoryview]:
-    """The training part of `text`, UTF-8, and its end of that fraction of the characters.
+    """Splits `text` (UTF-8) into a training part and, at its end, the fraction `held_out` of its characters.
 
-    The end, and not windows at random: those overlap, and a model would be tested on what it has read.
+    Random windows would overlap with training windows, so that the model would be tested on text that it has read.
     """
     characters = int(sum(map(len, blocks(text))) * (1 - held_out))
     end = 0
@@ -105,14 +105,14 @@ def split_text(text: memoryview, held_out: float) -> tuple[memoryview, memoryvie
 
 
 def windows(stream: np.ndarray, length: int, stride: int) -> np.ndarray:
-    """[N, length], a view of all windows of `stream`, each beginning `stride` ids after the one before."""
+    """Returns all windows of `stream`, [N, length], as a view; each begins `stride` ids after the previous one."""
     if len(stream) < length:
         return np.empty((0, length), stream.dtype)
     return np.lib.stride_tricks.sliding_window_view(stream, length)[::stride]
 
 
 def token_stream(tokenizer: Tokenizer, text: memoryview, first: Sequence[int] = ()) -> np.ndarray:
-    """The ids `first` and then those of `text`, as `Tokenizer.encode_text` gives them; kept where that takes long."""
+    """Returns `first` and then the ids of `text`, as `Tokenizer.encode_text` does; caches ids that are slow to make."""
     if tokenizer.has_table:
         return tokenizer.encode_text(text, first)
     key = ("ids", tokenizers.__version__, tokenizer.to_json(), str(list(first)), text)
@@ -120,15 +120,15 @@ def token_stream(tokenizer: Tokenizer, text: memoryview, first: Sequence[int] = 
 
 
 def text_pipeline(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) -> Pipeline:
-    """Batches {"tokens": int32[B, T], "labels": int32[B, T]} of windows of text.
+    """Makes batches {"tokens": int32[B, T], "labels": int32[B, T]} of windows of text.
 
-    For language models the label of a token is the one after it, and the text begins with the start token, if the
-    tokenizer has one. For masked data the label is the token that was there, or IGNORED. Every epoch masks a window in
-    another way, decided by the seed; held-out windows are masked in one way for all seeds. Held-out windows follow one
-    another without overlap, and are thinned out evenly to the number of evaluation batches.
+    For language models the label of a token is the next token, and the text begins with the start token if the
+    tokenizer has one. For masked data the label is the original token, or IGNORED where nothing was masked. The seed
+    masks each window differently in every epoch; held-out windows are masked alike for all seeds. Held-out windows do
+    not overlap. If there are more than the evaluation batches hold, they are taken at even distances.
 
-    Raises InputError if either part of the text is too short for one window, or a tokenizer for masked data has no mask
-    token.
+    Raises InputError if either part of the text is too short for one window, or if a tokenizer for masked data has no
+    mask token.
     """
     masking = None
     if isinstance(data, MaskedTextData):
@@ -162,17 +162,17 @@ def text_pipeline(data: TextData, training: TrainingConfig, tokenizer: Tokenizer
 
 
 def _next_tokens(rows: np.ndarray) -> Batch:
-    """int32[B, T + 1] -> the batch that predicts every token but the first from those before it."""
+    """Makes a batch of `rows`, int32[B, T + 1]: each token but the first is predicted from those before it."""
     return {"tokens": np.ascontiguousarray(rows[:, :-1]), "labels": np.ascontiguousarray(rows[:, 1:])}
 
 
 def mask_tokens(
     windows: np.ndarray, generator: np.random.Generator, fraction: float, mask_id: int, ordinary_ids: np.ndarray
 ) -> Batch:
-    """The batch of `windows`, int32[B, T], in which `fraction` of each, at least one token, is to be restored.
+    """Masks a `fraction` of each of the `windows`, int32[B, T], at least one token; the labels are the original tokens.
 
-    Of those tokens 80% become the mask token, 10% a random one of `ordinary_ids`, int32[N], and 10% stay (BERT, section
-    3.1).
+    Of those tokens, 80% become the mask token, 10% become a random one of `ordinary_ids`, int32[N], and 10% stay (BERT,
+    section 3.1).
     """
     count = max(1, round(fraction * windows.shape[1]))
     chosen = generator.random(windows.shape).argsort(axis=1) < count

@@ -1,6 +1,6 @@
-"""Reads files of text, and says exactly where one is wrong. A text is kept as its UTF-8, and looked at block by block.
+"""Reads text files, and says exactly where one is wrong. Texts stay UTF-8 and are decoded block by block.
 
-Python's own strings would need four bytes for every character beside a single emoji.
+One emoji would make a Python string take four bytes for every character.
 """
 
 import io
@@ -13,12 +13,12 @@ from pathlib import Path
 from jax_tformer.errors import InputError, require
 
 BLOCK = 2**20
-"""Bytes, or characters, that are looked at together."""
+"""Bytes, or characters, that are processed together."""
 _PIECE_LENGTH = 8192
 
 
 def blocks(text: bytes | memoryview) -> Iterator[str]:
-    """`text`, UTF-8, as characters, about a million at a time."""
+    """Decodes `text` (UTF-8), about a million characters at a time."""
     start = 0
     while start < len(text):
         end = start + BLOCK
@@ -29,7 +29,7 @@ def blocks(text: bytes | memoryview) -> Iterator[str]:
 
 
 class Pieces(Iterable[str]):
-    """A text, UTF-8, in parts of about 8,192 characters, cut only where `end` matches; can be read again."""
+    """Iterates over a text (UTF-8) in parts of about 8,192 characters, cut only where `end` matches; repeatable."""
 
     def __init__(self, text: memoryview, end: re.Pattern[str]) -> None:
         self._text, self._search = text, end.search
@@ -49,7 +49,7 @@ class Pieces(Iterable[str]):
 
 
 def check_file(path: Path) -> None:
-    """Raises InputError unless `path` is a file that can be read; reads nothing of it."""
+    """Raises InputError unless `path` is a readable file; does not open it."""
     try:
         require(path.exists(), f"{path} does not exist; expected a file; check the path")
         require(path.is_file(), f"{path} is not a file; expected a file of text")
@@ -59,7 +59,7 @@ def check_file(path: Path) -> None:
 
 
 def read_utf8(path: Path) -> bytes:
-    """The text of a file as UTF-8, with newlines as line ends; raises InputError if it is empty or no such text."""
+    """Reads a text file as UTF-8, with "\\n" as line ends; raises InputError if it is empty or not UTF-8."""
     check_file(path)
     try:
         data = path.read_bytes()
@@ -79,14 +79,14 @@ def read_utf8(path: Path) -> bytes:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a text file; raises InputError as `read_utf8` does."""
-    # Not str.splitlines: that also breaks lines at separators that occur inside sentences, and files drift apart.
+    """Yields the lines of a text file; raises InputError as `read_utf8` does."""
+    # str.splitlines would also split at separators inside sentences, and put parallel files out of step.
     for line in io.BytesIO(read_utf8(path)):
         yield line.decode().removesuffix("\n")
 
 
 def read_json_lines(path: Path, fields: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    """The objects of a file, one a line; raises InputError if one has no text in one of the `fields`."""
+    """Yields the objects of a file, one per line; raises InputError if one has no text in one of the `fields`."""
     for number, line in enumerate(read_lines(path), 1):
         try:
             record = json.loads(line)
@@ -100,7 +100,7 @@ def read_json_lines(path: Path, fields: tuple[str, ...]) -> Iterator[dict[str, s
                 )
             try:
                 record[field].encode()
-            except UnicodeEncodeError as error:  # only a JSON escape can smuggle in half of a surrogate pair
+            except UnicodeEncodeError as error:  # JSON escapes can spell half of a surrogate pair
                 raise InputError(
                     f'{path}, line {number:,}: a lone surrogate under "{field}"; expected valid Unicode'
                 ) from error

@@ -1,4 +1,4 @@
-"""Where tokenizers come from: made of bytes or characters, trained as BPE, read from a folder, or had from the hub."""
+"""Makes tokenizers of bytes or characters, trains BPE, and loads tokenizers from folders or the Hugging Face hub."""
 
 import hashlib
 import json
@@ -18,16 +18,16 @@ from jax_tformer.files import kept, read_json, read_text, user_path
 _SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")
 _HUB_FILES = ["tokenizer.json", *_SETTINGS]
 _LARGEST = 2**28
-"""Bytes of tokenizer.json; those of a quarter of a million tokens take 35 MB."""
+"""The most bytes of tokenizer.json; a quarter of a million tokens take 35 MB."""
 
 
 def build_tokenizer(config: TokenizerConfig, texts: Iterable[str], special: Mapping[Role, str]) -> Tokenizer:
-    """A tokenizer of the kind that `config` names, for `texts`.
+    """Makes the tokenizer that `config` describes; characters and BPE come from `texts`.
 
-    `special` is the token to make for each role; two roles may share one. Special tokens get the highest ids. A Hugging
-    Face tokenizer brings its own special tokens, and `special` has no say there.
+    `special` names the token of each role; two roles may share one. Special tokens get the highest ids. A Hugging Face
+    tokenizer has its own special tokens and ignores `special`.
 
-    Raises InputError if `texts` are empty where they matter, or the Hugging Face tokenizer cannot be had.
+    Raises InputError if a character tokenizer gets no text, or the Hugging Face tokenizer cannot be loaded.
     """
     if config.kind == "huggingface":
         return _load_huggingface(config.name, config.revision)
@@ -66,11 +66,11 @@ def _characters(texts: Iterable[str]) -> tokenizers.Tokenizer:
 
 
 def _trained_bpe(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
-    """BPE of `texts`, which are read twice; kept from run to run."""
+    """Trains BPE on `texts`, which are read twice, or takes it from the cache of an earlier run."""
 
     def train() -> bytes:
         backend = _byte_level(models.BPE(), use_regex=True)
-        # All 256 bytes are in the alphabet, so that text unlike the corpus can be encoded too.
+        # All 256 bytes are in the alphabet, so that any text can be encoded.
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
         )
@@ -90,7 +90,7 @@ def _load_huggingface(name: str | None, revision: str | None) -> Tokenizer:
         if revision is not None:
             raise InputError(f"the tokenizer {name!r} is a folder, which has no revision; leave it out")
         return load_tokenizer(user_path(name))
-    # The hub's roles stand in files that Tokenizer.from_pretrained does not fetch.
+    # Tokenizer.from_pretrained would not fetch the files that hold the roles.
     from huggingface_hub import model_info, snapshot_download
 
     try:
@@ -112,9 +112,9 @@ def _load_huggingface(name: str | None, revision: str | None) -> Tokenizer:
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer saved in `folder`, by us or by Hugging Face.
+    """Loads the tokenizer that we or Hugging Face saved in `folder`.
 
-    Raises InputError if a file of it is missing or damaged.
+    Raises InputError if one of its files is missing or damaged.
     """
     path = Path(folder) / "tokenizer.json"
     if not path.exists():
@@ -129,7 +129,7 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
 
 
 def load_run_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer that `Tokenizer.save` wrote; raises InputError if one of its two files is missing or damaged."""
+    """Loads what `Tokenizer.save` wrote; raises InputError if one of its two files is missing or damaged."""
     tokenizer = load_tokenizer(folder)
     if not (Path(folder) / "tokenizer_config.json").exists():
         raise InputError(f"{Path(folder) / 'tokenizer_config.json'} is missing; restore it, or start a new run")
@@ -137,11 +137,10 @@ def load_run_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
 
 
 def tokenizer_digests(folder: str | os.PathLike[str]) -> dict[str, str]:
-    """By file, a SHA-256 of what the tokenizer in `folder` says: of its ids, and of the roles of its special tokens.
+    """Returns, for each file of the tokenizer in `folder`, a SHA-256 of its ids or of its special tokens' roles.
 
-    Of the files and not of a `Tokenizer`, which another version of its library writes in another way.
-
-    Raises InputError as `load_tokenizer` does.
+    Reads the files, because another version of the library may write a `Tokenizer` differently. Raises InputError as
+    `load_tokenizer` does.
     """
     said = {
         "tokenizer.json": read_json(Path(folder) / "tokenizer.json", _LARGEST),

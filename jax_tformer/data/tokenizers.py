@@ -1,4 +1,4 @@
-"""Text to ids and back: one class over a Hugging Face tokenizer, whatever its kind; and text from ids as they come."""
+"""Encodes and decodes text with any Hugging Face tokenizer, and decodes a stream of ids as they arrive."""
 
 import json
 import os
@@ -25,7 +25,7 @@ FIELDS: dict[Role, tuple[str, ...]] = {
     "pad": ("pad_token",),
     "mask": ("mask_token",),
 }
-"""The Hugging Face names that may fill a role, the first one that is given; BERT's start and end are CLS and SEP."""
+"""Role -> the Hugging Face names for it; the first that is set counts. BERT's start and end are CLS and SEP."""
 # Oniguruma's m lets the dot match newlines.
 ONE_CHARACTER = "(?m:.)"
 _MOST_IDS = 2**31 - 1
@@ -36,18 +36,16 @@ BYTES = [chr(byte if byte in _PRINTABLE else 256 + _OTHERS.index(byte)) for byte
 
 
 class Tokenizer:
-    """A tokenizer and the roles that its special tokens play.
+    """A Hugging Face tokenizer, `backend`, with the special token of each role.
 
-    Attributes: `vocab_size`, one more than the highest id, special tokens included; `id_type`, the type of NumPy that
-    holds all ids, uint16 or int32; `start_id`, `end_id`, `pad_id` and `mask_id`, None where no token has that role.
-    Without a padding token of its own (GPT-2), the end token pads.
+    Attributes: `vocab_size`, the highest id (special tokens included) plus one; `id_type`, uint16 or int32, the NumPy
+    type that holds all ids; `start_id`, `end_id`, `pad_id` and `mask_id`, None if no token has that role. Without a
+    padding token (GPT-2), the end token pads.
+
+    Raises InputError if the token of a role has no id.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, roles: Mapping[Role, str]) -> None:
-        """Wraps `backend`; `roles` names the token of each role.
-
-        Raises InputError if a named token has no id.
-        """
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -67,7 +65,7 @@ class Tokenizer:
         )
         added = backend.get_added_tokens_decoder()
         self._special = {token.content: id for id, token in added.items() if token.special}
-        # Of two that begin alike the longer one counts.
+        # The longest one that matches counts.
         either = "|".join(map(re.escape, sorted(filter(None, self._special), key=len, reverse=True)))
         self._spelled = re.compile(either.encode()) if either else None
         outline = json.loads(backend.to_str())
@@ -75,7 +73,7 @@ class Tokenizer:
         self._piece_end = _piece_end(outline)
 
     def require(self, role: Role, purpose: str) -> int:
-        """The id of the token with this role; raises InputError, which names the `purpose`, if there is none."""
+        """Returns the id of the token with this role; raises InputError with the `purpose` if there is none."""
         found: int | None = getattr(self, f"{role}_id")
         if found is None:
             raise InputError(f"the tokenizer has no {role} token; expected one, {purpose}; use another tokenizer")
@@ -83,39 +81,38 @@ class Tokenizer:
 
     @property
     def has_table(self) -> bool:
-        """Whether the ids of bytes or characters are looked up in a table: faster than reading them from a file."""
+        """Whether ids are looked up in a table of bytes or characters, which is faster than a cache of ids on disk."""
         return self._table is not None
 
     @property
     def ordinary_ids(self) -> np.ndarray:
-        """int32[N], the ids of all tokens that are not special, ascending."""
+        """The ids of all tokens that are not special, int32[N], ascending."""
         ids = set(self._backend.get_vocab(with_added_tokens=True).values()) - set(self._special.values())
         return np.array(sorted(ids), np.int32)
 
     def encode(self, text: str) -> np.ndarray:
-        """int32[N], the ids of `text`; no special tokens are added, those spelled out in it are recognised.
+        """Returns the ids of `text`, int32[N]; adds no special tokens, but recognises those spelled out in it.
 
-        Raises InputError if `text` is not valid Unicode, or holds a character that a character tokenizer lacks.
+        Raises InputError if `text` is not valid Unicode, or contains a character that a character tokenizer lacks.
         """
         return self.encode_text(memoryview(_utf8(text))).astype(np.int32)
 
     def encode_text(self, text: memoryview, first: Sequence[int] = ()) -> np.ndarray:
-        """`id_type`[N], the ids `first` and then those of `text`, valid UTF-8, as `encode` gives them.
+        """Returns `first` and then the ids of `text` (valid UTF-8), `id_type`[N]; the ids are those of `encode`.
 
-        They go part by part into the array that is returned, so that a long text takes little memory besides, but for
-        tokenizers that need all of it at once.
+        Encodes part by part into one array, to save memory, unless the tokenizer needs the whole text at once.
         """
         ids = np.empty(len(first) + len(text), self.id_type)
         end = 0
         for part in chain([np.array(first, np.int32)], self._parts(text)):
-            if end + len(part) > len(ids):  # a token for every byte is not enough
+            if end + len(part) > len(ids):  # some text has more tokens than bytes
                 ids = np.concatenate([ids[:end], np.empty(max(len(text), len(part)), ids.dtype)])
             ids[end : end + len(part)] = part
             end += len(part)
         return ids[:end]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of every text, as `encode` gives them."""
+        """Returns the ids of every text, as `encode` does."""
         if self._table is None:
             for text in texts:
                 _utf8(text)
@@ -123,13 +120,13 @@ class Tokenizer:
         joined = "".join(texts)
         if self._table.encoding == "utf-8" or (self._spelled and self._spelled.search(_utf8(joined))):
             return [self.encode(text) for text in texts]
-        # One id a character: the texts need not be looked up one by one.
+        # One id per character, so all texts can be looked up together.
         ids = self._table.look_up(joined)
         ends = list(accumulate(map(len, texts)))
         return [ids[end - len(text) : end] for text, end in zip(texts, ends, strict=True)]
 
     def _parts(self, text: memoryview) -> Iterator[np.ndarray]:
-        """The ids of a text in parts."""
+        """Yields the ids of a text in parts."""
         if self._table is not None:
             start = 0
             for found in self._spelled.finditer(text) if self._spelled else ():
@@ -138,13 +135,13 @@ class Tokenizer:
                 start = found.end()
             yield from map(self._table.look_up, blocks(text[start:]))
         elif self._piece_end is not None:
-            # Pieces keep the library fast, which slows down on long texts; the cuts are where no token can cross.
+            # The library slows down on long texts, so the text is cut where no token can cross.
             yield from self._backend_ids(Pieces(text, self._piece_end))
         else:
             yield from self._backend_ids(["".join(blocks(text))])
 
     def _backend_ids(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
-        """The library's ids of each text. It gets a million characters at a time: encodings take 100 times as much."""
+        """Yields the library's ids of each text, a million characters at a time: encodings take 100 times as much."""
         group: list[str] = []
         size = 0
         for text in chain(texts, [None]):
@@ -157,30 +154,30 @@ class Tokenizer:
                 size += len(text) + 100
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`, special tokens left out."""
+        """Returns the text of `ids` without special tokens."""
         return self._backend.decode([int(id) for id in ids], skip_special_tokens=True)
 
     def to_json(self) -> str:
-        """Everything that decides the ids, in one line of JSON."""
+        """Returns all that decides the ids, as one line of JSON."""
         return self._json
 
     @cached_property
     def _json(self) -> str:
-        # Kept: 0.2 s for the vocabulary of GPT-2, and asked for by the cache and by the fingerprint.
+        # Takes 0.2 s for the vocabulary of GPT-2, and both the cache and the fingerprint need it.
         return json.dumps({"tokenizer": json.loads(self._backend.to_str()), "roles": self._roles}, sort_keys=True)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes `tokenizer.json` and `tokenizer_config.json`, which transformers' AutoTokenizer reads too."""
+        """Writes `tokenizer.json` and `tokenizer_config.json`, which the AutoTokenizer of transformers reads too."""
         settings = {FIELDS[role][0]: token for role, token in self._roles.items()}
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         Path(folder).mkdir(parents=True, exist_ok=True)
-        # tokenizer.json comes last: where it exists, its roles do too.
+        # tokenizer.json is written last, so that its roles exist if it does.
         write_text(Path(folder) / "tokenizer_config.json", json.dumps(settings, indent=1) + "\n")
         write_text(Path(folder) / "tokenizer.json", self._backend.to_str(pretty=True) + "\n")
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Raises InputError if the tokenizer has ids that a model of `vocab_size` has no rows for."""
+    """Raises InputError if the tokenizer has ids beyond the embedding of a model with `vocab_size`."""
     if tokenizer.vocab_size > vocab_size:
         raise InputError(
             f"the tokenizer has {tokenizer.vocab_size} ids and the model a vocabulary of {vocab_size}; "
@@ -190,13 +187,13 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
 
 @dataclass(frozen=True)
 class _Table:
-    """The id of every unit of an encoding, -1 where it has none: the library's ids, 100 times faster."""
+    """Byte or code point -> id, or -1. Gives the library's ids, 100 times faster."""
 
     encoding: Literal["utf-8", "utf-32-le"]
     ids: np.ndarray
 
     def look_up(self, text: str) -> np.ndarray:
-        """int32[N], the id of each unit of `text`; raises InputError for a character that has none."""
+        """Returns the id of each byte or character of `text`, int32[N]; raises InputError if one has none."""
         units = np.frombuffer(text.encode(self.encoding), np.uint8 if self.encoding == "utf-8" else np.uint32)
         ids: np.ndarray = self.ids[np.minimum(units, len(self.ids) - 1)]
         if ids.min(initial=0) < 0:
@@ -209,9 +206,9 @@ class _Table:
 
 
 def _table(outline: dict[str, Any], special: Mapping[str, int]) -> _Table | None:
-    """The ids of bytes or characters; None if those of the tokenizer stand for something else."""
+    """Makes the table of a tokenizer whose tokens are bytes or characters; returns None for others."""
     before, model, added = outline["pre_tokenizer"] or {}, outline["model"], outline["added_tokens"]
-    # What is added must be found in a text wherever it is spelled, the longest one first.
+    # Added tokens must match wherever they are spelled, the longest one first.
     alike = len({token["normalized"] for token in added}) < 2 and all(token["content"] in special for token in added)
     if outline["normalizer"] is not None or not alike or any(map(_looks_around, added)):
         return None
@@ -231,11 +228,11 @@ def _table(outline: dict[str, Any], special: Mapping[str, int]) -> _Table | None
 
 
 PIECE_END = re.compile(r"(?<=\S)[ \n]")
-"""Where byte-level BPE can be cut: no match of GPT-2's pattern has whitespace behind a character that is none, and what
-stands before a match does not decide it. Python's whitespace is that of the pattern, and four control characters."""
+"""Where text can be cut for byte-level BPE. No match of GPT-2's pattern has whitespace after another character, and
+what precedes a match does not change it. Python's whitespace is that of the pattern and four control characters."""
 WORD_END = re.compile(r"(?<=\S) ")
-"""Where later patterns can be cut too, which join newlines to what is neither letter nor digit before them."""
-# How Llama 3 and Qwen 2 split a text: numbers in threes, and one by one.
+"""Where text can be cut for later patterns, which join newlines to preceding characters that are no letter or digit."""
+# How Llama 3 and Qwen 2 split text: digits in threes, and one by one.
 _SPLITS = [
     [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}]
     for pattern in (
@@ -247,7 +244,7 @@ _SPLITS = [
 
 
 def _piece_end(outline: dict[str, Any]) -> re.Pattern[str] | None:
-    """Where a text can be cut so that its parts, encoded one by one, give its ids; None where nothing is known."""
+    """Returns where to cut a text so that encoding its parts gives the same ids; None if that is unknown."""
     before, normalizer = outline["pre_tokenizer"] or {}, (outline["normalizer"] or {}).get("type")
     *splits, last = before.get("pretokenizers") or [before]
     plain_bytes = last.get("type") == "ByteLevel" and not last.get("add_prefix_space")
@@ -266,7 +263,7 @@ def _piece_end(outline: dict[str, Any]) -> re.Pattern[str] | None:
 
 
 def _looks_around(token: dict[str, Any]) -> bool:
-    """Whether what stands beside an added token decides if it is one, or belongs to it."""
+    """Whether an added token depends on the characters beside it, or takes them in."""
     return bool(token["lstrip"] or token["rstrip"] or token["single_word"])
 
 
@@ -282,27 +279,27 @@ def _utf8(text: str) -> bytes:
 
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 _HELD = 32
-"""Replacement characters at the end that are held back: one stands for the bytes of a character that is not complete,
-or (byte fallback) for one byte of it. A longer row of them is no text, and is handed out but for the last ones."""
+"""How many replacement characters at the end are held back. Each stands for the bytes of an incomplete character, or
+(byte fallback) for one byte of it. A longer row is not text, and all but its last ones are returned."""
 _KEPT = 48
-"""Tokens that are decoded again for their neighbours' sake. More than are held back, and a character's bytes."""
+"""How many tokens are decoded again as context of the next: more than are held back, and a character's bytes."""
 
 
 class TextStream:
-    """`push` takes one token and returns the text that is certain with it; `finish` returns the rest.
+    """Decodes a stream: `push` takes a token and returns the text that is now certain; `finish` returns the rest.
 
-    All that is returned, put together, is what decoding all tokens at once adds to the text of `before`. However long
-    the stream, a token costs the decoding of some last ones, fewer than a hundred.
+    Joined, the returned texts are what decoding all tokens at once adds to the text of `before`. Each token costs the
+    decoding of fewer than a hundred, however long the stream is.
     """
 
     def __init__(self, tokenizer: Tokenizer, before: Iterable[int] = ()) -> None:
         self._decode = tokenizer.decode
         self._ids = list(before)[-_KEPT:]
         self._sent = len(self._decode(self._ids))
-        """Characters of the window's text that have been returned, or belong to `before`."""
+        """How many characters of the window's text have been returned or belong to `before`."""
 
     def push(self, token: int) -> str:
-        """The text that `token` makes certain; often its own, sometimes none, or that of several tokens."""
+        """Returns the text that `token` makes certain: often its own, sometimes none, or that of several tokens."""
         self._ids.append(token)
         text = self._decode(self._ids)
         unsure = min(len(text) - len(text.rstrip(_UNKNOWN)), _HELD)
@@ -313,20 +310,20 @@ class TextStream:
         return new
 
     def finish(self) -> str:
-        """What was held back."""
+        """Returns the text that was held back."""
         return self._decode(self._ids)[self._sent :]
 
     def _shorten(self, text: str) -> None:
-        """Forgets all but the last tokens, if their text alone is the end of `text` and the rest was returned."""
+        """Drops all but the last tokens, if their text alone is the end of `text` and the rest was returned."""
         ids = self._ids[-_KEPT:]
         end = self._decode(ids)
         forgotten = len(text) - len(end)
-        # A cut inside of a character changes the text: then the next token is as good a place.
+        # A cut inside a character changes the text; then the next token will be tried.
         if forgotten <= self._sent and text.endswith(end):
             self._ids, self._sent = ids, self._sent - forgotten
 
 
 def added_text(tokenizer: Tokenizer, before: Iterable[int], tokens: Iterable[int]) -> str:
-    """What `tokens` add to the text of the tokens before them."""
+    """Returns what `tokens` add to the text of the tokens before them."""
     before = list(before)
     return tokenizer.decode([*before, *tokens])[len(tokenizer.decode(before)) :]

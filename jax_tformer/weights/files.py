@@ -1,4 +1,4 @@
-"""Weights as safetensors files, in the names and layouts of `torch_ref`, with the config in the header."""
+"""Saves and loads weights as safetensors, with the names and layouts of `torch_ref` and the config in the header."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ CONFIG_KEY = "jax_tformer.config"
 
 
 def save_weights(path: Path | str, params: Params, config: TransformerConfig) -> None:
-    """Writes a file that `load_weights` reads, and PyTorch too: `reference(config).load_state_dict(load_file(path))`.
+    """Writes a file for `load_weights`, and for PyTorch: `reference(config).load_state_dict(load_file(path))`.
 
     Raises WeightsError if `params` are not those of `config`.
     """
@@ -27,7 +27,7 @@ def save_weights(path: Path | str, params: Params, config: TransformerConfig) ->
 
 
 def load_weights(path: Path | str) -> tuple[Params, TransformerConfig]:
-    """Parameters (NumPy arrays) and config of a file written by `save_weights`.
+    """Loads parameters (NumPy arrays) and config from a file of `save_weights`.
 
     Raises InputError if the file is missing, damaged or without a config, and WeightsError if they do not fit.
     """

@@ -1,7 +1,7 @@
-"""The two-way rules between our parameters and the names and layouts of `torch_ref`.
+"""Converts parameters between our names and layouts and those of `torch_ref`, in both directions.
 
-Both sides call every module alike, so one short table of leaves says everything: which leaf becomes which, and how its
-axes go. It knows nothing of architectures; what it converts is decided by the parameters themselves.
+Both sides give every module the same name, so one short table of leaves is enough: each leaf's name there, and how its
+axes are rearranged. The table does not depend on the architecture.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ from jax_tformer.model.functional import Params
 
 
 class Rule(NamedTuple):
-    """Parameters whose path ends in `ours` are called `theirs` at the end, with axes rearranged as `axes` says."""
+    """A parameter whose path ends in `ours` ends in `theirs` there; `axes` rearranges it, as in einops."""
 
     ours: str
     theirs: str
@@ -37,18 +37,18 @@ RULES = (
     Rule("scale", "weight", "d -> d"),
     Rule("embedding", "weight", "v d -> v d"),
 )
-"""The first rule that matches holds."""
+"""The first matching rule applies."""
 
 STACKED = "blocks"
-"""Below a module of this name, our arrays carry a leading L axis and theirs a layer number in the name."""
+"""In a module of this name, our arrays have a leading L axis, and theirs a layer number in the name."""
 
 
 class WeightsError(InputError):
-    """Weights that do not fit; the message lists what is missing, unexpected, doubled, mis-shaped or mis-typed."""
+    """Weights that do not fit; the message lists missing and unexpected names, duplicates, wrong shapes and types."""
 
 
 class Slot(NamedTuple):
-    """Where one of their arrays lies in our parameters."""
+    """The place of one of their arrays in our parameters."""
 
     path: str
     layer: int | None
@@ -59,9 +59,9 @@ class Slot(NamedTuple):
 
 
 def slots(shapes: Params) -> dict[str, Slot]:
-    """Their name of every array -> its place in ours. `shapes` is a tree of arrays or of ShapeDtypeStruct.
+    """Returns their name of every array -> its place in ours; `shapes` is a tree of arrays or of ShapeDtypeStruct.
 
-    Raises WeightsError for a parameter that no rule covers, or if two would get one name.
+    Raises WeightsError if no rule covers a parameter, or if two parameters would get the same name.
     """
     found: dict[str, Slot] = {}
     for path, leaf in traverse_util.flatten_dict(shapes, sep=".").items():
@@ -79,7 +79,7 @@ def slots(shapes: Params) -> dict[str, Slot]:
 
 
 def to_reference(params: Params) -> dict[str, np.ndarray]:
-    """Our parameters under the names and in the layouts of `torch_ref`, bit for bit."""
+    """Converts our parameters to the names and layouts of `torch_ref`, bit for bit."""
     ours = {path: np.asarray(leaf) for path, leaf in traverse_util.flatten_dict(params, sep=".").items()}
     theirs = {}
     for name, slot in slots(params).items():
@@ -89,15 +89,15 @@ def to_reference(params: Params) -> dict[str, np.ndarray]:
 
 
 def from_reference(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]], shapes: Params) -> Params:
-    """The inverse of `to_reference`: parameters with the tree, shapes and dtypes of `shapes` (`net.shapes`).
+    """Inverts `to_reference`: returns parameters with the tree, shapes and dtypes of `shapes` (`net.shapes`).
 
-    Every array must find its place and every place its array: raises WeightsError, which lists all that do not.
+    Raises WeightsError, which lists all arrays without a place, places without an array, and what else does not fit.
     """
     expected = slots(shapes)
     given, doubled = once(weights)
-    complaints = _compare(given, expected, doubled)
-    if complaints:
-        raise WeightsError("the weights do not fit the model: " + "; ".join(complaints))
+    wanted = {name: reference_shape(slot) for name, slot in expected.items()}
+    types = {name: slot.dtype for name, slot in expected.items()}
+    require_fit("model", given, wanted, doubled, types=types)
     layers: dict[str, dict[int | None, np.ndarray]] = {}
     for name, slot in expected.items():
         before, after = slot.rule.axes.split(" -> ")
@@ -113,7 +113,7 @@ def from_reference(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayL
 
 
 def reference_shape(slot: Slot) -> tuple[int, ...]:
-    """The shape of the array on their side."""
+    """Returns the shape of the array in `torch_ref`."""
     return einops.rearrange(np.empty(slot.shape, bool), slot.rule.axes).shape
 
 
@@ -125,7 +125,7 @@ def _rule(path: str) -> Rule:
 
 
 def once(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """The arrays by name, and the names that are given more than once."""
+    """Returns the arrays by name, and the names that occur more than once."""
     given: dict[str, np.ndarray] = {}
     doubled = []
     for name, array in weights.items() if isinstance(weights, Mapping) else weights:
@@ -135,26 +135,35 @@ def once(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]]) -> 
     return given, doubled
 
 
-def _compare(given: dict[str, np.ndarray], expected: dict[str, Slot], doubled: list[str]) -> list[str]:
-    shapes, dtypes = [], []
-    for name in sorted(given.keys() & expected.keys()):
-        shape, dtype = reference_shape(expected[name]), expected[name].dtype
-        if given[name].shape != shape:
-            shapes.append(f"{name} is {list(given[name].shape)}, expected {list(shape)}")
-        elif given[name].dtype != dtype:
-            dtypes.append(f"{name} is {given[name].dtype}, expected {dtype}")
+def require_fit(
+    what: str,
+    given: Mapping[str, np.ndarray],
+    shapes: Mapping[str, tuple[int, ...]],
+    doubled: Iterable[str],
+    *,
+    types: Mapping[str, np.dtype] | None = None,
+    optional: Iterable[str] = (),
+) -> None:
+    """Raises WeightsError, which lists all differences, unless `given` has the names, `shapes` and `types` expected."""
+    wrong_shapes, wrong_types = [], []
+    for name in given.keys() & shapes.keys():
+        if given[name].shape != shapes[name]:
+            wrong_shapes.append(f"{name} is {list(given[name].shape)}, expected {list(shapes[name])}")
+        elif types is not None and given[name].dtype != types[name]:
+            wrong_types.append(f"{name} is {given[name].dtype}, expected {types[name]}")
     groups = {
-        "missing": sorted(expected.keys() - given.keys()),
-        "unexpected": sorted(given.keys() - expected.keys()),
-        "given twice": sorted(doubled),
-        "of another shape": shapes,
-        "of another type": dtypes,
+        "missing": shapes.keys() - given.keys() - set(optional),
+        "unexpected": given.keys() - shapes.keys(),
+        "given twice": doubled,
+        "of another shape": wrong_shapes,
+        "of another type": wrong_types,
     }
-    return [f"{len(names)} {label} ({listed(names)})" for label, names in groups.items() if names]
+    if told := [f"{len(list(names))} {label} ({listed(names)})" for label, names in groups.items() if names]:
+        raise WeightsError(f"the weights do not fit the {what}: {'; '.join(told)}")
 
 
 def listed(names: Iterable[str], most: int = 6) -> str:
-    """The names in order, the first few of many."""
+    """Lists the names in order, only the first few of many."""
     names = sorted(names)
     rest = f", and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest

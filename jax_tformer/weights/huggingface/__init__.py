@@ -1,4 +1,4 @@
-"""Weights and configs of Hugging Face models, to ours and back, on NumPy arrays and plain dicts alone."""
+"""Converts weights and configs of Hugging Face models to ours and back, as NumPy arrays and plain dicts."""
 
 from collections.abc import Mapping
 
@@ -23,22 +23,22 @@ FAMILIES: dict[str, Family] = {
     "BertForMaskedLM": MASKED_BERT,
     "BartForConditionalGeneration": BART,
 }
-"""By the class in `transformers`, which a config.json names under `architectures`."""
+"""Class in `transformers`, which config.json names under `architectures` -> its tables."""
 
 
 def config_from_huggingface(config: Mapping[str, object]) -> TransformerConfig:
-    """Our config of the model that a config.json (parsed) describes, computing in float32.
+    """Returns our config of the model that a config.json (parsed) describes, computing in float32.
 
-    Raises InputError for classes that we do not know and settings that we cannot represent.
+    Raises InputError for unknown classes, and for settings that our config cannot express.
     """
     return read_settings(_family(_architecture(config)), config)
 
 
 def from_huggingface(config: Mapping[str, object], weights: Weights) -> tuple[TransformerConfig, Arrays]:
-    """Our config, and the weights under the names and in the layouts of `torch_ref`, bit for bit, each in its type.
+    """Returns our config, and the weights with the names and layouts of `torch_ref`, bit for bit, in their own types.
 
-    `config` is a parsed config.json, `weights` their arrays by name, as a mapping or in pairs. With
-    `names.from_reference(weights, transformer(config).shapes)` they become our parameters. Raises InputError as
+    `config` is a parsed config.json; `weights` are their arrays by name, as a mapping or in pairs. Then
+    `names.from_reference(weights, transformer(config).shapes)` makes our parameters. Raises InputError as
     `config_from_huggingface` does, and WeightsError for arrays that do not fit.
     """
     ours = config_from_huggingface(config)
@@ -46,10 +46,10 @@ def from_huggingface(config: Mapping[str, object], weights: Weights) -> tuple[Tr
 
 
 def to_huggingface(architecture: str, config: TransformerConfig, weights: Weights) -> tuple[dict[str, object], Arrays]:
-    """The inverse of `from_huggingface`: the fields of config.json, and the arrays of a model of that class.
+    """Inverts `from_huggingface`: returns the fields of config.json, and the arrays of a model of that class.
 
-    Raises InputError for an unknown class and for what the class cannot express, and WeightsError for weights (as
-    `names.to_reference` gives them) that do not fit `config`.
+    Raises InputError if the class is unknown or cannot express `config`, and WeightsError if the weights (as
+    `names.to_reference` returns them) do not fit `config`.
     """
     family = _family(architecture)
     theirs = {"architectures": [architecture], **write_settings(family, config)}

@@ -1,4 +1,4 @@
-"""BART (Lewis et al., 2019) as `transformers.BartForConditionalGeneration` keeps it."""
+"""The tables of BART (Lewis et al., 2019), `transformers.BartForConditionalGeneration`."""
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.weights.huggingface.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, pair
@@ -44,16 +44,16 @@ FIXED = {
     "is_encoder_decoder": True,
     "encoder_layerdrop": 0.0,
     "decoder_layerdrop": 0.0,
-    # Of the first versions, which kept mBART and others in the same class.
+    # From early versions, in which this class also served mBART and others.
     "normalize_before": False,
     "normalize_embedding": True,
     "add_final_layer_norm": False,
     "static_position_embeddings": False,
 }
-"""`pad_token_id` is not read, as with BERT, nor are the other ids: they steer `generate`, and are no part of ours."""
+"""`pad_token_id` is not read, as with BERT, nor are the other ids, which only their `generate` uses."""
 
 OFFSET = 2
-"""Position p is row p + 2 of their table; no position is one of the first two rows, which fairseq kept for padding."""
+"""Position p is row p + 2 of their table. No position uses the first two rows, which fairseq kept for padding."""
 
 
 def _attention(theirs: str, ours: str) -> tuple[Row, ...]:
@@ -81,13 +81,13 @@ ROWS = (
     *_stack("decoder", "target_embedding"),
     *_attention("model.decoder.layers.*.encoder_attn", "decoder.blocks.*.cross_attention"),
     *pair("model.decoder.layers.*.encoder_attn_layer_norm", "decoder.blocks.*.cross_attention_norm", VECTOR),
-    # A buffer there: kept and added to the logits, but not trained.
+    # A buffer there, which is added to the logits but not trained.
     Row("final_logits_bias", ("head.bias",), "1 (n o) -> n o"),
 )
 
 
 def rows(config: TransformerConfig) -> tuple[Row, ...]:
-    """The rows of a BartForConditionalGeneration; without ties it has three token tables, and `shared` is idle."""
+    """Returns the rows of a BartForConditionalGeneration; untied it has three token tables, and `shared` is unused."""
     source = "source_embedding.tokens.weight"
     shared, tied = config.shared_embedding, config.tied_head
     target = source if shared else "target_embedding.tokens.weight"

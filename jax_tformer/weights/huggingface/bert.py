@@ -1,4 +1,4 @@
-"""BERT (Devlin et al., 2018) as `transformers.BertModel` and `transformers.BertForMaskedLM` keep it."""
+"""The tables of BERT (Devlin et al., 2018), `transformers.BertModel` and `transformers.BertForMaskedLM`."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ SETTINGS = (
     Setting("attention_probs_dropout_prob", ("dropout.attention",)),
 )
 FIXED = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"}
-"""`pad_token_id` is not read: it keeps PyTorch from training one row of the token table, and changes no output."""
+"""`pad_token_id` is not read: PyTorch does not train that row of the token table, but no output depends on it."""
 
 _LAYER, _OURS = "encoder.layer.*", "encoder.blocks.*"
 ROWS = (
@@ -39,14 +39,14 @@ ROWS = (
     *pair(f"{_LAYER}.output.LayerNorm", f"{_OURS}.feedforward_norm", VECTOR),
     # 0, 1, 2 ..., which older versions saved.
     Row("embeddings.position_ids", None),
-    # Next-sentence prediction reads the pooled first token, and we have no such head.
+    # The pooled first token is for next-sentence prediction, a head that we do not have.
     Row("pooler.dense.weight", None),
     Row("pooler.dense.bias", None),
 )
 
 
 def masked_rows(config: TransformerConfig) -> tuple[Row, ...]:
-    """The rows of a BertForMaskedLM; without ties the head has arrays of its own, and `predictions.bias` is idle."""
+    """Returns the rows of a BertForMaskedLM; an untied head has arrays of its own, and `predictions.bias` is unused."""
     head, tied = "cls.predictions", config.tied_head
     encoder = tuple(row._replace(theirs=f"bert.{row.theirs}") for row in ROWS)
     return (

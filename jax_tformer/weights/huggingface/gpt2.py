@@ -1,10 +1,10 @@
-"""GPT-2 (Radford et al., 2019) as `transformers.GPT2LMHeadModel` keeps it."""
+"""The tables of GPT-2 (Radford et al., 2019), `transformers.GPT2LMHeadModel`."""
 
 from collections.abc import Mapping
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.presets import ARCHITECTURES
-from jax_tformer.weights.huggingface.tables import ACTIVATIONS, CONV1D, VECTOR, Family, Row, Setting
+from jax_tformer.weights.huggingface.tables import ACTIVATIONS, CONV1D, VECTOR, Family, Row, Setting, pair
 
 
 def _four_times_the_width(ours: Mapping[str, object]) -> int:
@@ -33,28 +33,22 @@ _FUSED = tuple(f"{_OURS}.self_attention.{name}" for name in ("query", "key", "va
 ROWS = (
     Row("transformer.wte.weight", ("embedding.tokens.weight",)),
     Row("transformer.wpe.weight", ("embedding.positions.weight",)),
-    Row(f"{_BLOCK}.ln_1.weight", (f"{_OURS}.self_attention_norm.weight",), VECTOR),
-    Row(f"{_BLOCK}.ln_1.bias", (f"{_OURS}.self_attention_norm.bias",), VECTOR),
+    *pair(f"{_BLOCK}.ln_1", f"{_OURS}.self_attention_norm", VECTOR),
     Row(f"{_BLOCK}.attn.c_attn.weight", tuple(f"{name}.weight" for name in _FUSED), CONV1D),
     Row(f"{_BLOCK}.attn.c_attn.bias", tuple(f"{name}.bias" for name in _FUSED), VECTOR),
-    Row(f"{_BLOCK}.attn.c_proj.weight", (f"{_OURS}.self_attention.output.weight",), CONV1D),
-    Row(f"{_BLOCK}.attn.c_proj.bias", (f"{_OURS}.self_attention.output.bias",), VECTOR),
-    Row(f"{_BLOCK}.ln_2.weight", (f"{_OURS}.feedforward_norm.weight",), VECTOR),
-    Row(f"{_BLOCK}.ln_2.bias", (f"{_OURS}.feedforward_norm.bias",), VECTOR),
-    Row(f"{_BLOCK}.mlp.c_fc.weight", (f"{_OURS}.feedforward.up.weight",), CONV1D),
-    Row(f"{_BLOCK}.mlp.c_fc.bias", (f"{_OURS}.feedforward.up.bias",), VECTOR),
-    Row(f"{_BLOCK}.mlp.c_proj.weight", (f"{_OURS}.feedforward.down.weight",), CONV1D),
-    Row(f"{_BLOCK}.mlp.c_proj.bias", (f"{_OURS}.feedforward.down.bias",), VECTOR),
-    Row("transformer.ln_f.weight", ("decoder.final_norm.weight",), VECTOR),
-    Row("transformer.ln_f.bias", ("decoder.final_norm.bias",), VECTOR),
-    # The causal mask and its large negative number, which older versions saved with every layer.
+    *pair(f"{_BLOCK}.attn.c_proj", f"{_OURS}.self_attention.output", CONV1D),
+    *pair(f"{_BLOCK}.ln_2", f"{_OURS}.feedforward_norm", VECTOR),
+    *pair(f"{_BLOCK}.mlp.c_fc", f"{_OURS}.feedforward.up", CONV1D),
+    *pair(f"{_BLOCK}.mlp.c_proj", f"{_OURS}.feedforward.down", CONV1D),
+    *pair("transformer.ln_f", "decoder.final_norm", VECTOR),
+    # The causal mask and its large negative number, which older versions saved in every layer.
     Row(f"{_BLOCK}.attn.bias", None),
     Row(f"{_BLOCK}.attn.masked_bias", None),
 )
 
 
 def rows(config: TransformerConfig) -> tuple[Row, ...]:
-    """The rows of a GPT2LMHeadModel; without a tie the head is an array of its own."""
+    """Returns the rows of a GPT2LMHeadModel; an untied head is an array of its own."""
     head = "embedding.tokens.weight" if config.tied_head else "head.weight"
     return (*ROWS, Row("lm_head.weight", (head,)))
 
@@ -66,4 +60,4 @@ GPT2 = Family(
     fixed={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
     rows=rows,
 )
-"""`reorder_and_upcast_attn` asks for a softmax in float32, which ours never goes below: the function is the same."""
+"""`reorder_and_upcast_attn` asks for a softmax in float32, the least precision of ours, so it changes nothing."""

@@ -1,8 +1,8 @@
-"""How a family of Hugging Face models is written down, and what carries it out in both directions.
+"""Describes a family of Hugging Face models by two tables, and converts its configs and weights in both directions.
 
-A Family is two tables: Settings say which field of their config.json is which field of our config, Rows which of their
-arrays is which of ours. Reading and writing follow the same tables, so that they cannot drift apart.
-"Our" arrays have the names and layouts of `torch_ref`; `jax_tformer.weights.names` takes them from there.
+Settings map fields of their config.json to fields of our config, and Rows map their arrays to ours. Reading and writing
+use the same tables, so they cannot disagree. "Our" arrays have the names and layouts of `torch_ref`, which
+`jax_tformer.weights.names` converts to parameters.
 """
 
 import re
@@ -20,7 +20,7 @@ from jax_tformer.config import Activation, TransformerConfig
 from jax_tformer.errors import InputError
 from jax_tformer.files import differences, from_dict, to_dict
 from jax_tformer.model.functional import transformer
-from jax_tformer.weights.names import WeightsError, listed, once, reference_shape, slots
+from jax_tformer.weights.names import WeightsError, listed, once, reference_shape, require_fit, slots
 
 Arrays = dict[str, np.ndarray]
 Settings = Mapping[str, object]
@@ -28,9 +28,9 @@ Settings = Mapping[str, object]
 Weights = Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]]
 
 MATRIX = "(n o) i -> n o i"
-"""nn.Linear and nn.Embedding, which have our layout. n counts those of our arrays that theirs holds, mostly 1."""
+"""The layout of nn.Linear and nn.Embedding, as in ours; n of our arrays make up one of theirs, mostly 1."""
 CONV1D = "i (n o) -> n o i"
-"""GPT-2's Conv1D keeps its inputs first."""
+"""The layout of GPT-2's Conv1D: inputs first."""
 VECTOR = "(n o) -> n o"
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -45,58 +45,58 @@ ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
 }
-"""What Hugging Face calls our activations. `gelu_fast` cuts sqrt(2 / pi) to ten digits, which moves it by 2e-13."""
+"""Hugging Face's activation -> ours. `gelu_fast` rounds sqrt(2 / pi) to ten digits, which changes it by 2e-13."""
 
 
 class Setting(NamedTuple):
-    """A field of config.json, and the fields of our config (`decoder.num_layers`) that all get its value."""
+    """A field of config.json, and all fields of our config (`decoder.num_layers`) that get its value."""
 
     theirs: str
     ours: tuple[str, ...]
     values: Mapping[str, object] | Mapping[bool, object] | None = None
-    """Their value -> ours, where they are called differently; of several with one meaning, the first is written."""
+    """Their value -> ours, if the names differ; of several with one meaning, the first is written."""
     synonym: str | None = None
-    """Another name that Hugging Face reads the field under."""
+    """Another name by which Hugging Face reads the field."""
     default: Callable[[Settings], object] | None = None
-    """Of our fields read so far, by name: what an absent field means; None: the template's value."""
+    """Computes the value of an absent field from our fields read so far, by name; None: the template's value."""
 
 
 class Row(NamedTuple):
     """One of their arrays; `*` stands for the number of the layer in all names.
 
-    A later row for what an earlier one has filled is a tie: its array may be absent, and else repeats the other.
+    A row for one of our arrays that an earlier row has filled is a tie: its array may be absent, or must be equal.
     """
 
     theirs: str
     ours: tuple[str, ...] | None
-    """What it becomes; None: deliberately dropped, whether it is there or not."""
+    """Our arrays that it becomes; None: deliberately dropped, and may be absent."""
     axes: str = MATRIX
     idle: int = 0
-    """Leading rows of theirs that nothing ever reads: dropped, whatever they hold, and written as zeros."""
+    """How many leading rows of theirs are never used: reading drops them, writing makes them zero."""
 
 
 def pair(theirs: str, ours: str, axes: str = MATRIX) -> tuple[Row, Row]:
-    """The weight and the bias of one module."""
+    """Makes the rows of one module's weight and bias."""
     return Row(f"{theirs}.weight", (f"{ours}.weight",), axes), Row(f"{theirs}.bias", (f"{ours}.bias",), VECTOR)
 
 
 @dataclass(frozen=True)
 class Family:
-    """What is to be known about one class of Hugging Face models."""
+    """Describes one class of Hugging Face models."""
 
     model_type: str
     template: TransformerConfig
-    """Our config of a config.json without any settings; what no setting names is the same in the whole family."""
+    """Our config for a config.json without settings; fields that no setting names are the same in the whole family."""
     settings: tuple[Setting, ...]
     fixed: Settings
-    """Fields of config.json that change the function and have one value that we can represent, the default."""
+    """Fields of config.json that change the function; only this value, the default, is supported."""
     rows: Callable[[TransformerConfig], tuple[Row, ...]]
 
 
 def read_settings(family: Family, config: Settings) -> TransformerConfig:
-    """Our config of a config.json; absent and null settings have Hugging Face's defaults.
+    """Returns our config for a config.json; absent and null settings mean Hugging Face's defaults.
 
-    Raises InputError for settings that we cannot represent, and for values of another type than theirs.
+    Raises InputError for settings that our config cannot express, and for values of a wrong type.
     """
     for name, only in family.fixed.items():
         if (given := config.get(name)) not in (None, only):
@@ -114,9 +114,9 @@ def read_settings(family: Family, config: Settings) -> TransformerConfig:
 
 
 def write_settings(family: Family, config: TransformerConfig) -> dict[str, object]:
-    """The inverse of `read_settings`; raises InputError, which lists what the family cannot express.
+    """Inverts `read_settings`; raises InputError, which lists what the family cannot express.
 
-    In which arithmetic `config` computes is not part of a model there, and left out.
+    Leaves out `config.compute`, which is not part of a model there.
     """
     flat = traverse_util.flatten_dict(to_dict(config), sep=".")
     for side in ("encoder", "decoder"):
@@ -126,7 +126,7 @@ def write_settings(family: Family, config: TransformerConfig) -> dict[str, objec
     for setting in family.settings:
         value = flat[setting.ours[0]]
         names = [name for name, meaning in (setting.values or {value: value}).items() if meaning == value]
-        # A value without a name is read back as the default, and so found below.
+        # A value without a name is read back as the default, so the comparison below finds it.
         written[setting.theirs] = names[0] if names else None
     read = replace(read_settings(family, written), compute=config.compute)
     if read != config:
@@ -146,7 +146,7 @@ def _translated(setting: Setting, given: object) -> object:
 
 
 class Place(NamedTuple):
-    """One of their arrays in one layer, and which of ours it holds."""
+    """One of their arrays in one layer, and those of ours that it holds."""
 
     theirs: str
     shape: tuple[int, ...]
@@ -154,24 +154,22 @@ class Place(NamedTuple):
     axes: str
     idle: int
     tied: bool
-    """Repeats what an earlier place holds."""
+    """Whether an earlier place holds the same numbers."""
 
 
 def read_rows(rows: tuple[Row, ...], config: TransformerConfig, weights: Weights) -> Arrays:
-    """Their arrays -> ours, bit for bit; each keeps its type.
+    """Converts their arrays to ours, bit for bit, each in its own type.
 
-    Every array must find its place and every place its array: raises WeightsError, which lists all that do not.
+    Raises WeightsError, which lists all arrays without a place, places without an array, and what else does not fit.
     """
     places = _places(rows, _shapes(config))
-    dropped = re.compile("|".join(_pattern(row.theirs) for row in rows if row.ours is None) or r"(?!)")
+    dropped = re.compile(
+        "|".join(re.escape(row.theirs).replace(r"\*", r"\d+") for row in rows if row.ours is None) or "(?!)"
+    )
     pairs = weights.items() if isinstance(weights, Mapping) else weights
     given, doubled = once((name, array) for name, array in pairs if not dropped.fullmatch(name))
-    _require_same(
-        given,
-        {place.theirs: place.shape for place in places},
-        optional={place.theirs for place in places if place.tied},
-        doubled=doubled,
-    )
+    tied = [place.theirs for place in places if place.tied]
+    require_fit("config", given, {place.theirs: place.shape for place in places}, doubled, optional=tied)
     ours: Arrays = {}
     for place in places:
         if place.theirs not in given:
@@ -185,13 +183,13 @@ def read_rows(rows: tuple[Row, ...], config: TransformerConfig, weights: Weights
 
 
 def write_rows(rows: tuple[Row, ...], config: TransformerConfig, weights: Weights) -> Arrays:
-    """The inverse of `read_rows`. Tied arrays are written once, as Hugging Face does, and dropped ones not at all.
+    """Inverts `read_rows`. Writes tied arrays once, as Hugging Face does, and leaves out dropped ones.
 
     Raises WeightsError, which lists all that does not fit `config`.
     """
     shapes = _shapes(config)
     given, doubled = once(weights)
-    _require_same(given, shapes, doubled=doubled)
+    require_fit("config", given, shapes, doubled)
     theirs = {}
     for place in _places(rows, shapes):
         parts = [given[name] for name in place.ours]
@@ -210,7 +208,7 @@ def _shapes(config: TransformerConfig) -> Mapping[str, tuple[int, ...]]:
 
 
 def _places(rows: tuple[Row, ...], shapes: Mapping[str, tuple[int, ...]]) -> list[Place]:
-    """The rows of all layers; raises WeightsError unless they fill each of our arrays (`shapes`), and no others."""
+    """Expands the rows to all layers; raises WeightsError unless they fill exactly our arrays (`shapes`)."""
     places: list[Place] = []
     filled: set[str] = set()
     for row in rows:
@@ -230,7 +228,7 @@ def _places(rows: tuple[Row, ...], shapes: Mapping[str, tuple[int, ...]]) -> lis
 
 
 def _layers(ours: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """How many layers the stack of such a name has; 1 where there is no `*` in it."""
+    """Returns how many layers the stack of this name has; 1 if the name has no `*`."""
     stack, star, _ = ours.partition("*")
     numbered = re.compile(re.escape(stack) + r"(\d+)\.")
     return 1 + max((int(match[1]) for name in shapes if star and (match := numbered.match(name))), default=0)
@@ -239,30 +237,3 @@ def _layers(ours: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
 def _inverse(axes: str) -> str:
     before, after = axes.split(" -> ")
     return f"{after} -> {before}"
-
-
-def _pattern(theirs: str) -> str:
-    return re.escape(theirs).replace(r"\*", r"\d+")
-
-
-def _require_same(
-    given: Arrays,
-    expected: Mapping[str, tuple[int, ...]],
-    *,
-    optional: Iterable[str] = (),
-    doubled: Iterable[str] = (),
-) -> None:
-    """Raises WeightsError unless the names and shapes agree; it lists all sides of the difference."""
-    groups = {
-        "missing": expected.keys() - given.keys() - set(optional),
-        "unexpected": given.keys() - expected.keys(),
-        "given twice": doubled,
-        "of another shape": [
-            f"{name} is {list(given[name].shape)}, expected {list(expected[name])}"
-            for name in given.keys() & expected.keys()
-            if given[name].shape != expected[name]
-        ],
-    }
-    complaints = [f"{len(list(names))} {label} ({listed(names)})" for label, names in groups.items() if names]
-    if complaints:
-        raise WeightsError("the weights do not fit the config: " + "; ".join(complaints))

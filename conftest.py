@@ -43,8 +43,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     """The worst figure of each preset and gate, of all tests that recorded one."""
     # Only now: what the hook above instruments must not have been imported before it.
     from jax_tformer_comparison.machine import describe_machine, jax_device
+    from parity.summary_table import table_text
     from parity_tests.report import Results
-    from parity_tests.report_page import table_text
 
     results, screen = Results(), terminalreporter._tw
     for reports in terminalreporter.stats.values():

@@ -22,8 +22,10 @@ from rich.text import Text
 from jax_tformer.errors import InputError
 from jax_tformer.files import write_text
 from jax_tformer_comparison.machine import Machine, describe_machine, jax_device
-from parity_tests.report import Results, cause, faults_markdown, gates_markdown, shown, summary_markdown
-from parity_tests.report_page import html, table_text
+from parity.summary import cause, gates_markdown, shown, summary_markdown
+from parity.summary_table import table_text
+from parity_tests.report import Results, faults_markdown
+from parity_tests.report_page import html
 
 ROOT = Path(__file__).parents[1]
 TABLES = ("gates", "summary", "faults")
@@ -101,7 +103,7 @@ class Progress:
         results, worst = self._results, self._results.worst()
         line = f"{len(results.outcomes)} of {len(results.collected) or '?'} tests"
         if worst:
-            line += f"  worst: {worst.preset}, gate {worst.gate}: {shown(worst.figure)} of {worst.bar:g}"
+            line += f"  worst: {worst.row}, gate {worst.gate}: {shown(worst.figure)} of {worst.bar:g}"
         if results.failures:
             line += f"  {len(results.failures)} failed"
         red = bool(results.failures) or (worst is not None and worst.state == "red")

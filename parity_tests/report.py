@@ -2,52 +2,77 @@
 
 import json
 import math
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from jax_tformer.presets import ARCHITECTURES
+from parity.summary import GATES as PAIR_GATES
+from parity.summary import Cell, Figures, Gate, cause, markdown_table, plain, shown
 
 TOLERANCES = {"softmax_1e-2": "softmax, 1e-2", "logits_1e-4": "logits, 1e-4", "logits_1e-5": "logits, 1e-5"}
 """Comparisons by a tolerance picked by hand: the property's key -> the column's title."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """The worst figure of one preset and gate."""
-
-    preset: str
-    gate: str
-    figure: float
-    bar: float
-    name: str
-    """Of the tensor with this figure."""
-    finished: bool = True
-    """False where a test that contributed failed: figures that it did not come to may be worse."""
-
-    @property
-    def within(self) -> bool:
-        """Whether the figure is a number no larger than its bar."""
-        return math.isfinite(self.bar) and 0 <= self.figure <= self.bar
-
-    @property
-    def state(self) -> str:
-        """green, red, or cut: within the bar as far as its tests came."""
-        return "red" if not self.within else "green" if self.finished else "cut"
-
-    @property
-    def severity(self) -> tuple[bool, float]:
-        """Larger is worse, across gates; NaN is as bad as infinity."""
-        if not math.isfinite(self.figure):
-            return True, math.inf
-        zero = 0.0 if self.figure == 0 else math.inf
-        return not self.within, self.figure / self.bar if self.bar else zero
-
-    def merged(self, other: "Cell") -> "Cell":
-        """The worse of the two, finished where both are."""
-        return replace(max(self, other, key=lambda cell: cell.severity), finished=self.finished and other.finished)
+GATES = {
+    "1 activations": Gate(
+        "value",
+        "float64, forward: logits, loss, hidden states and attention weights of every layer. The figure is the largest "
+        "relative error of any of these tensors, in its norm or in its worst element.",
+    ),
+    "2 gradients": Gate(
+        "grads",
+        "float64, backward: the gradient of every parameter, each measured by itself; those that are zero in exact "
+        "arithmetic count against the norm of all together.",
+    ),
+    "3 float32 / allowed": PAIR_GATES["3 float32 / allowed"],
+    "4 bfloat16 / allowed": Gate(
+        "bf16",
+        "bfloat16: the same ratio, with 1.8 times PyTorch's distance allowed, and 1.5 times before the backward pass.",
+    ),
+    "4 parts, bfloat16 / allowed": Gate(
+        "parts",
+        "bfloat16, each part by itself from the same inputs, compiled so that every rounding is made: the same ratio, "
+        "with 1.1 times PyTorch's distance allowed for what it computes, and 1.5 times for gradients.",
+    ),
+    "5 optimizer": Gate(
+        "optim",
+        "Fifty AdamW steps in float64 with clipping that takes effect, decay on some parameters only and a learning "
+        "rate that warms up: losses and parameters.",
+    ),
+    "6 trajectory / allowed": Gate(
+        "path",
+        "Three hundred steps of training in float32: how far our losses stray from the float64 path over what is "
+        "allowed, three times as far as PyTorch's stray plus 1e-6.",
+    ),
+    "6 trajectory, float64": Gate(
+        "f64",
+        "The same three hundred steps in float64, on both sides: the largest relative difference of a loss or of a "
+        "parameter at the end.",
+    ),
+    "7 dropout": Gate(
+        "drop", "Dropout on: PyTorch drops exactly what JAX drew, and gates 1, 2 and 5 hold as they are."
+    ),
+    "8 decoding": Gate(
+        "token",
+        "Greedy and beam search: how many tokens differ from those that Hugging Face's generate chooses with the "
+        "reference.",
+    ),
+    "8 decoding, float64": Gate(
+        "cache",
+        "float64: logits token by token from the cache against the whole forward pass, and the scores of beams.",
+    ),
+    "9 bytes lost": Gate("bytes", "Weights converted there and back: how many bytes differ."),
+    "10 draws": Gate(
+        "draws",
+        "Dropout masks and fresh parameters as draws: the worst statistic (rates, means, deviations, "
+        "pairs that should be independent), in standard deviations from what chance gives.",
+    ),
+    "10 first loss": Gate(
+        "loss",
+        "The loss of a fresh model: how far it is from ln V, that of a guess, and what the spread of its logits adds; "
+        "in parts of that addition.",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -79,14 +104,13 @@ class Fault:
 
 
 @dataclass
-class Results:
+class Results(Figures):
     """What the tests' reports add up to."""
 
-    cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
+    known = GATES
+    heading = "preset"
+
     faults: list[Fault] = field(default_factory=list)
-    failures: dict[str, str] = field(default_factory=dict)
-    """Test -> the line that says why."""
-    outcomes: dict[str, str] = field(default_factory=dict)
     collected: list[str] = field(default_factory=list)
     """Known once the tests have been collected; empty where nobody told."""
     remarks: list[str] = field(default_factory=list)
@@ -105,8 +129,7 @@ class Results:
         for kind, value in getattr(report, "user_properties", ()):
             if kind == "parity":
                 preset, gate, figure, bar, name = value
-                cell = Cell(preset, gate, float(figure), float(bar), name, report.passed)
-                self.cells[preset, gate] = cell.merged(self.cells.get((preset, gate), cell))
+                self.put(Cell(preset, gate, float(figure), float(bar), name, report.passed))
             elif kind == "fault" and report.when == "call":
                 try:
                     self.faults.append(Fault.read(value, test))
@@ -114,12 +137,7 @@ class Results:
                     self.failures.setdefault(test, f"it recorded a fault without {missing}")
 
     @property
-    def gates(self) -> list[str]:
-        """By number."""
-        return sorted({gate for _, gate in self.cells}, key=lambda gate: (len(number(gate)), gate))
-
-    @property
-    def presets(self) -> list[str]:
+    def rows(self) -> list[str]:
         """In the order of the presets; then other configs; then variants, which have a comma."""
         known = list(ARCHITECTURES)
 
@@ -134,17 +152,6 @@ class Results:
         """As the tests are written, whichever process ran them first."""
         places = {test: place for place, test in enumerate(self.collected)}
         return sorted(self.faults, key=lambda fault: (places.get(fault.test, len(places)), fault.test))
-
-    def column(self, gate: str) -> tuple[str, str]:
-        """The bar and the state of a gate, over all presets."""
-        cells = [cell for (_, name), cell in self.cells.items() if name == gate]
-        bars, states = sorted({cell.bar for cell in cells}), {cell.state for cell in cells}
-        return "/".join(f"{bar:g}" for bar in bars), next(s for s in ("red", "cut", "green") if s in states)
-
-    def worst(self, gate: str | None = None) -> Cell | None:
-        """The figure nearest to its bar, or farthest above; of one gate, or of all."""
-        cells = (cell for (_, name), cell in self.cells.items() if gate in (None, name))
-        return max(cells, key=lambda cell: cell.severity, default=None)
 
     def faults_line(self) -> str:
         """How many planted faults were seen, and which of them came nearest to passing."""
@@ -177,27 +184,22 @@ class Results:
         tests = ", ".join(f"{ended[state]} {state}" for state in ("passed", "failed", "skipped") if ended[state])
         if complaints := self.complaints():
             return f"RED: {', '.join(complaints)} (tests: {tests or 'none'})"
-        counts = {"figure": len(self.cells), "row": len(self.presets), "planted fault": len(self.faults)}
+        counts = {"figure": len(self.cells), "row": len(self.rows), "planted fault": len(self.faults)}
         figures, rows, faults = (f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
         seen = f"; {faults}, all seen" if self.faults else ""
         return f"GREEN: {figures} in {rows}, none above its bar{seen} (tests: {tests})"
 
     def as_json(self, facts: Mapping[str, Any]) -> str:
         """`facts` (machine, versions, date ...) and everything measured; JSON has no NaN, so "nan", "inf" stand in."""
-
-        def plain(figure: float) -> float | str:
-            return figure if math.isfinite(figure) else str(figure)
-
-        cells = [self.cells[key] for key in self._keys()]
         document = {
             "verdict": "red" if self.complaints() else "green",
             "complaints": self.complaints(),
             **facts,
             "tests": dict(Counter(self.outcomes.values())) | {"collected": len(self.collected or self.outcomes)},
             "cells": [
-                {"preset": c.preset, "gate": c.gate, "figure": plain(c.figure), "bar": plain(c.bar)}
+                {"preset": c.row, "gate": c.gate, "figure": plain(c.figure), "bar": plain(c.bar)}
                 | {"passed": c.state == "green", "state": c.state, "worst_tensor": c.name}
-                for c in cells
+                for c in self.ordered()
             ],
             "faults": [
                 {"fault": f.fault, "planted": f.planted, "gate": f.gate, "figure": plain(f.figure)}
@@ -209,57 +211,6 @@ class Results:
         }
         return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
-    def _keys(self) -> Iterator[tuple[str, str]]:
-        yield from ((p, g) for p in self.presets for g in self.gates if (p, g) in self.cells)
-
-
-def number(gate: str) -> str:
-    """The 3 of "3 float32 / allowed"."""
-    return gate.split()[0]
-
-
-def cause(report: Any) -> str:
-    """The error of a failed report in one line, without the module path of its class."""
-    crash = getattr(report.longrepr, "reprcrash", None)
-    lines = (crash.message if crash else str(report.longrepr)).strip().splitlines() or ["no message"]
-    line = lines[0] if crash else lines[-1]
-    return re.sub(r"^(?:\w+\.)+(?=\w+(?::|$))", "", line.removeprefix("E").strip())
-
-
-def shown(figure: float, digits: int = 1) -> str:
-    """A figure with so many digits after the point of its mantissa; ratios near 1 as decimals."""
-    if not math.isfinite(figure) or (figure == int(figure) and abs(figure) < 1e4):
-        return f"{figure:.0f}"
-    return f"{figure:.2f}" if 0.01 <= abs(figure) < 100 else f"{figure:.{digits}e}"
-
-
-def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [list(header), ["---"] * len(header), *map(list, rows)]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def gates_markdown(results: Results, measured_on: str) -> str:
-    """The table of presets and gates; what is not green is bold. Below it stands where it was measured."""
-    rows = [[f"`{p}`", *(_cell(results.cells.get((p, gate))) for gate in results.gates)] for p in results.presets]
-    return f"{_markdown(['', *results.gates], [*rows, _bars(results)])}\n\nMeasured on {measured_on}."
-
-
-def summary_markdown(results: Results, measured_on: str) -> str:
-    """One row: the worst figure of every gate."""
-    count = len(results.presets)
-    row = [f"worst of {count} row{'s' * (count != 1)}", *(_cell(results.worst(gate)) for gate in results.gates)]
-    return f"{_markdown(['', *results.gates], [row, _bars(results)])}\n\nMeasured on {measured_on}."
-
-
-def _bars(results: Results) -> list[str]:
-    return ["bar", *(results.column(gate)[0] for gate in results.gates)]
-
-
-def _cell(found: Cell | None) -> str:
-    if found is None:
-        return ""
-    return shown(found.figure) if found.state == "green" else f"**{shown(found.figure)} {found.state}**"
-
 
 def faults_markdown(faults: Sequence[Fault], measured_on: str) -> str:
     """The table of planted faults: which gate saw each, and whether a hand-picked tolerance would have missed it."""
@@ -270,4 +221,4 @@ def faults_markdown(faults: Sequence[Fault], measured_on: str) -> str:
         figures = (shown(f.figure), f"{f.bar:g}", shown(f.margin))
         rows.append([f.fault, f.planted, gate, *figures, *(words[missed] for missed in f.missed)])
     header = ["fault", "planted in", "seen by gate", "figure", "bar", "figure / bar", *TOLERANCES.values()]
-    return f"{_markdown(header, rows)}\n\nMeasured on {measured_on}."
+    return f"{markdown_table(header, rows)}\n\nMeasured on {measured_on}."

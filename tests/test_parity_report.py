@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from jax_tformer_comparison.machine import Machine, describe_machine
+from parity.summary import Cell, cause, gates_markdown, shown, summary_markdown
+from parity.summary_table import table_text
 from parity_tests.__main__ import between, facts, updated
-from parity_tests.report import Cell, Fault, Results, cause, faults_markdown, gates_markdown, shown, summary_markdown
-from parity_tests.report_page import GATES, html, short, table_text
+from parity_tests.report import GATES, Fault, Results, faults_markdown
+from parity_tests.report_page import html
 
 ROOT = Path(__file__).parents[1]
 MACHINE = Machine("cpu", "Some Processor", "SomeVendor", 2, "Linux", {"jax": "1.2.3"})
@@ -162,7 +164,7 @@ def test_rows_and_columns_stand_in_one_order_whatever_ran_first() -> None:
     results = gathered(
         *(report(n, figure(n, g, 0.0)) for n in names for g in ("9 bytes lost", "10 more", "1 activations"))
     )
-    assert results.presets == ["vaswani-base", "gpt2", "switches-a", "switches-b", "gpt2, full size"]
+    assert results.rows == ["vaswani-base", "gpt2", "switches-a", "switches-b", "gpt2, full size"]
     assert results.gates == ["1 activations", "9 bytes lost", "10 more"]
 
 
@@ -238,7 +240,7 @@ def test_every_gate_has_a_column_and_a_text_of_its_own() -> None:
     [part] = between("gates").finditer(document)
     header = part[0].split("|  |", 1)[1].splitlines()[0]
     assert {name.strip() for name in header.split("|") if name.strip()} <= GATES.keys()
-    assert len({short(gate) for gate in GATES}) == len({gate.meaning for gate in GATES.values()}) == len(GATES)
+    assert len({Results.short(gate) for gate in GATES}) == len({gate.meaning for gate in GATES.values()}) == len(GATES)
     assert "float32" in GATES["6 trajectory / allowed"].meaning
     assert "float32" not in GATES["6 trajectory, float64"].meaning
     text = html(everything(), FACTS)

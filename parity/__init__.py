@@ -11,10 +11,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from parity.gates import check_parity
     from parity.measure import Measured, ParityError, assert_parity
+    from parity.weight_maps import Weight, WeightMap
 
-_HOMES = {"check_parity": "gates", "ParityError": "measure", "Measured": "measure", "assert_parity": "measure"}
+_HOMES = {
+    "Measured": "measure",
+    "ParityError": "measure",
+    "Weight": "weight_maps",
+    "WeightMap": "weight_maps",
+    "assert_parity": "measure",
+    "check_parity": "gates",
+}
 
-__all__ = ["Measured", "ParityError", "assert_parity", "check_parity"]
+__all__ = ["Measured", "ParityError", "Weight", "WeightMap", "assert_parity", "check_parity"]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,6 @@ from copy import deepcopy
 from functools import cache
 from typing import Any
 
-import einops
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,10 +13,11 @@ from torch import nn
 
 from parity.jax_side import called, jax_loss
 from parity.measure import BFLOAT16, FLOAT32, Measured, ParityError, Sample, compared, quality, worst, zero_scales
-from parity.pairs import Bridge, Dtype, Result, Tensors, from_torch
+from parity.pairs import Bridge, Dtype, Result, Tensors
 from parity.projection import Inputs, rounded
-from parity.torch_side import torch_loss
-from parity.weight_maps import WeightMap, nested, paths
+from parity.torch_side import tensors_of, torch_loss
+from parity.trees import is_floating
+from parity.weight_maps import WeightMap, Weights
 
 GATES = ("9", "1", "2", "3", "4", "5")
 _LOSS = "random projection of all outputs"
@@ -32,6 +32,7 @@ def check_parity(
     *,
     gates: Sequence[str] = ("9", "1", "2", "3", "5"),
     zero_gradients: Sequence[str] = (),
+    like: Any = None,
     name: str = "pair",
 ) -> list[Measured]:
     """Runs gates on `ours(params, *inputs)` and `theirs(*inputs)`, prints a line each, and returns the figures.
@@ -57,7 +58,7 @@ def check_parity(
     if isinstance(inputs, np.ndarray | jax.Array | torch.Tensor):
         raise TypeError("inputs is one array; expected a list of the arguments of both sides: [x]")
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        pair = OwnPair(ours, theirs, weights, inputs)
+        pair = OwnPair(ours, theirs, weights, inputs, like)
         runs: dict[str, Callable[[], Measured]] = {
             "9": pair.conversion,
             "1": pair.outputs,
@@ -79,51 +80,26 @@ class OwnPair:
     """A JAX function and a PyTorch module with a mapping between their weights."""
 
     def __init__(
-        self, ours: Callable[..., Any], theirs: nn.Module, weights: WeightMap, inputs: Sequence[np.ndarray]
+        self,
+        ours: Callable[..., Any],
+        theirs: nn.Module,
+        weights: WeightMap,
+        inputs: Sequence[np.ndarray],
+        like: Any = None,
     ) -> None:
         self.ours, self.theirs = ours, theirs
-        self.rows = {path: row if isinstance(row, tuple) else (row, "... -> ...") for path, row in weights.items()}
-        parameters = dict(theirs.named_parameters())
-        self.weights: Tensors = {key: from_torch(p).astype(np.float64) for key, p in parameters.items()}
-        self.frozen = {key for key, p in parameters.items() if not p.requires_grad}
-        if not self.weights:
+        parameters, buffers = tensors_of(theirs)
+        if not parameters:
             raise ParityError("the module has no parameters, so that there is nothing to share")
-        named = [key for key, _ in self.rows.values()]
-        absent, unmapped = sorted(set(named) - self.weights.keys()), sorted(self.weights.keys() - set(named))
-        doubled = sorted({key for key in named if named.count(key) > 1})
-        if absent or unmapped or doubled:
-            raise ParityError(
-                f"the weight mapping does not fit the module: it names {absent}, which the module lacks, "
-                f"{doubled} more than once, and misses {unmapped}"
-            )
-        for path, (key, axes) in self.rows.items():
-            try:
-                before, after = axes.split(" -> ")
-                back = einops.rearrange(einops.rearrange(self.weights[key], axes), f"{after} -> {before}")
-                fits = back.shape == self.weights[key].shape
-            except (ValueError, einops.EinopsError):
-                fits = False
-            if not fits:
-                raise ParityError(
-                    f"the weight mapping does not fit: {path} is to be {key}, of shape "
-                    f"{list(self.weights[key].shape)}, by {axes!r}; expected a pattern like "
-                    "'o i -> i o' that can be undone"
-                )
+        self.map = Weights(weights, parameters | buffers, like=like, optional=buffers)
+        shared = {name for names in self.map.ours_to_theirs.values() for name in names}
+        self.weights: Tensors = rounded(
+            {name: array for name, array in (parameters | buffers).items() if name in shared}, "float64", "float64"
+        )
+        """What both sides hold; buffers that the mapping leaves out stay the module's."""
+        trained = {name for name, parameter in theirs.named_parameters() if parameter.requires_grad}
+        self.frozen = self.weights.keys() - trained
         self.inputs = {str(index): np.asarray(array) for index, array in enumerate(inputs)}
-
-    def into(self, weights: Tensors) -> Any:
-        """The module's weights as our parameters."""
-        flat = {path: einops.rearrange(weights[key], axes) for path, (key, axes) in self.rows.items()}
-        return nested(flat)
-
-    def back(self, params: Any) -> Tensors:
-        """Our parameters (or their gradients) as the module's weights."""
-        flat = paths(params)
-        weights = {}
-        for path, (key, axes) in self.rows.items():
-            before, after = axes.split(" -> ")
-            weights[key] = einops.rearrange(np.asarray(flat[path]), f"{after} -> {before}")
-        return weights
 
     def results(self, dtype: Dtype, held_by: Dtype, seed: int = 0) -> tuple[Result, Result]:
         """(JAX, PyTorch) in `dtype`, on weights and inputs rounded to what `held_by` holds.
@@ -132,7 +108,10 @@ class OwnPair:
         """
         bridge, batch = self.bridge(dtype), rounded(self.inputs, held_by, dtype)
         rng, step = np.random.default_rng(seed), 0.05 if seed else 0.0
-        weights = {key: array * (1 + step * rng.standard_normal(array.shape)) for key, array in self.weights.items()}
+        weights = {
+            key: array * (1 + step * rng.standard_normal(array.shape)) if is_floating(array) else array
+            for key, array in self.weights.items()
+        }
         bridge.load(rounded(weights, held_by, dtype))
         results = bridge.run_jax(batch), bridge.run_torch(batch)
         for result in results:
@@ -146,17 +125,17 @@ class OwnPair:
             lambda params, batch: _with_loss(jax_loss(self._call(params, batch))),
             lambda module, batch: _with_loss(torch_loss(module(*batch.values()))),
             deepcopy(self.theirs).to(getattr(torch, dtype)).eval(),
-            into=self.into,
-            back=self.back,
+            into=self.map.flat,
+            back=self.map.back,
             dtype=dtype,
         )
 
-    def _call(self, params: Any, batch: Mapping[str, jax.Array]) -> Any:
-        return called(self.ours, params, Inputs(self.inputs, by_name=False), batch)
+    def _call(self, flat: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]) -> Any:
+        return called(self.ours, self.map.tree(flat), Inputs(self.inputs, by_name=False), batch)
 
     def conversion(self) -> Measured:
         """Gate 9."""
-        there_and_back = self.back(self.into(self.weights))
+        there_and_back = self.map.back(self.map.into(self.weights))
         lost = {key: float((array != there_and_back[key]).sum()) for key, array in self.weights.items()}
         return worst("9 numbers lost", lost, 0.0)
 
@@ -172,7 +151,7 @@ class OwnPair:
             "2 gradients",
             self._trained(ours.gradients),
             self._trained(theirs.gradients),
-            zero=zero_scales(theirs.gradients, zero),
+            zero=self._zeros(theirs, zero),
         )
 
     def _trained(self, tensors: Tensors) -> Tensors:
@@ -186,9 +165,7 @@ class OwnPair:
             here, there, truth = (
                 _floating(side.activations) | self._trained(side.gradients) for side in (ours, theirs, exact)
             )
-            scales = {key: float(np.linalg.norm(array)) for key, array in truth.items()} | zero_scales(
-                exact.gradients, zero
-            )
+            scales = {key: float(np.linalg.norm(array)) for key, array in truth.items()} | self._zeros(exact, zero)
             samples.append(Sample(here, there, truth, scales))
         return quality(gate, samples, FLOAT32 if dtype == "float32" else BFLOAT16)
 
@@ -202,36 +179,65 @@ class OwnPair:
         except ImportError as error:
             raise ParityError("gate 5 needs optax; install it, or leave gate 5 out") from error
 
-        still = {*zero, *self.frozen}
+        silent = self._silent(zero)
+        still = self.frozen | {key for key, where in silent.items() if where.all()}
         bridge, batch = self.bridge("float64"), rounded(self.inputs, "float64", "float64")
         bridge.load(self.weights)
         first = bridge.run_torch(batch).gradients
         limit = 0.5 * float(np.sqrt(sum(np.square(gradient).sum() for gradient in first.values())))
         tx = optax.adamw(1e-3, weight_decay=0.1)
-        moving = [p for key, p in bridge.module.named_parameters() if key not in still]
-        theirs = torch.optim.AdamW(moving, lr=1e-3, weight_decay=0.1)
-        kept = {path: key not in still for path, (key, _) in self.rows.items()}
-        mask = nested(kept)
+        moving = {key: p for key, p in bridge.module.named_parameters() if key not in still}
+        theirs = torch.optim.AdamW(list(moving.values()), lr=1e-3, weight_decay=0.1)
+        moves = self.map.flat({key: np.full(array.shape, key not in still) for key, array in self.weights.items()})
+        heard = self.map.flat({key: ~silent.get(key, np.zeros(x.shape, bool)) for key, x in self.weights.items()})
+        whole = {path: array for path, array in bridge.params.items() if not is_floating(array)}
 
         @jax.jit
         def step(params: Any, state: Any, batch: Any) -> tuple[Any, Any, jax.Array]:
-            (loss, _), gradients = jax.value_and_grad(bridge.ours, has_aux=True)(params, batch)
-            gradients = jax.tree.map(lambda gradient, keep: gradient * keep, gradients, mask)
+            (loss, _), gradients = jax.value_and_grad(bridge.ours, has_aux=True)(params | whole, batch)
+            gradients = {path: gradient * (moves[path] & heard[path]) for path, gradient in gradients.items()}
             updates, state = tx.update(_clipped(gradients, limit), state, params)
-            updates = jax.tree.map(lambda update, keep: update * keep, updates, mask)
+            updates = {path: update * moves[path] for path, update in updates.items()}
             return optax.apply_updates(params, updates), state, loss
 
-        params, state, losses = bridge.params, tx.init(bridge.params), []
+        params = {path: array for path, array in bridge.params.items() if path not in whole}
+        state, losses = tx.init(params), []
         for _ in range(steps):
             params, state, loss = step(params, state, batch)
             torch_loss = bridge.run_torch(batch).activations[_LOSS]
-            torch.nn.utils.clip_grad_norm_(moving, limit)
+            for key, p in moving.items():
+                if key in silent and p.grad is not None:
+                    p.grad[torch.from_numpy(silent[key])] = 0
+            torch.nn.utils.clip_grad_norm_(moving.values(), limit)
             theirs.step()
             losses.append((np.asarray(loss), torch_loss))
         ours_losses, their_losses = map(np.stack, zip(*losses, strict=True))
-        module = {key: from_torch(p) for key, p in bridge.module.named_parameters()}
+        parameters, buffers = tensors_of(bridge.module)
+        module = _floating({key: (buffers | parameters)[key] for key in self.weights})
+        back = _floating(self.map.back(params | whole))
         curve = f"{_LOSS}, step by step"
-        return compared("5 optimizer", self.back(params) | {curve: ours_losses}, module | {curve: their_losses})
+        return compared("5 optimizer", back | {curve: ours_losses}, module | {curve: their_losses})
+
+    def _silent(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Where in the module's parameters the gradient is said to be zero, by the module's names or by our paths."""
+        silent: dict[str, np.ndarray] = {}
+        for name in names:
+            if name in self.weights and name not in self.frozen:
+                there = {name: np.ones(self.weights[name].shape, bool)}
+            elif name in self.map.shapes:
+                flat = {path: np.full(shape, path == name) for path, shape in self.map.shapes.items()}
+                there = {key: where for key, where in self.map.back(flat).items() if where.any()}
+            else:
+                trained, ours = sorted(self.weights.keys() - self.frozen), sorted(self.map.shapes)
+                raise ParityError(f"zero_gradients names {name!r}, which the module lacks: {trained}; and ours: {ours}")
+            silent |= {key: where | silent.get(key, False) for key, where in there.items()}
+        return silent
+
+    def _zeros(self, exact: Result, names: Sequence[str]) -> dict[str, float]:
+        """The global norm, for the gradients that are said to be zero; raises ParityError where one is not."""
+        silent = self._silent(names)
+        scales = zero_scales(exact.gradients, silent, silent)
+        return {name: scales[name] for name, where in silent.items() if where.all()}
 
 
 def _clipped(gradients: Any, limit: float) -> Any:

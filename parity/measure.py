@@ -212,16 +212,18 @@ def quality_of_errors(
     return _judged(gate, ratios, 1.0)
 
 
-def zero_scales(exact: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, float]:
+def zero_scales(
+    exact: Mapping[str, np.ndarray], names: Collection[str], where: Mapping[str, np.ndarray] | None = None
+) -> dict[str, float]:
     """The norm of all gradients of `exact`, the reference's in float64, for each of those that are said to be zero.
 
-    Raises ParityError where one is not zero, or does not exist.
+    `where` says in which of its places, as truth values; everywhere unless it is told of. Raises ParityError where one is not zero, or does not exist.
     """
     scale = float(np.sqrt(sum(np.square(gradient).sum() for gradient in exact.values())))
     for name in names:
         if name not in exact:
             raise ParityError(f"zero_gradients names {name!r}, which the module lacks: {sorted(exact)}")
-        if (norm := float(np.linalg.norm(exact[name]))) > FLOAT64_BAR * scale:
+        if (norm := float(np.linalg.norm(exact[name][(where or {}).get(name, ...)]))) > FLOAT64_BAR * scale:
             raise ParityError(f"the gradient of {name} is said to be zero, and is {norm:.1e} of {scale:.1e} in theirs")
     return dict.fromkeys(names, scale)
 

@@ -56,16 +56,24 @@ class Bridge:
         self._compiler_options = exact_options(dtype) if compiler_options is None else dict(compiler_options)
 
     def load(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Gives both sides these weights, by the module's names, in their type; what has been compiled stays."""
-        rounded = {name: array.astype(self.dtype) for name, array in weights.items()}
+        """Gives both sides these weights, by the module's names, in their type; what has been compiled stays.
+
+        Buffers may be among them, and whole numbers, which keep their type.
+        """
+        rounded = {name: self._rounded(array) for name, array in weights.items()}
         self.params: Any = jax.device_put(self.into(rounded))
-        parameters = dict(self.module.named_parameters())
-        if parameters.keys() != rounded.keys():
-            only = sorted(parameters.keys() - rounded.keys()), sorted(rounded.keys() - parameters.keys())
-            raise ParityError(f"only the module has the parameters {only[0]}, only the weights have {only[1]}")
+        parameters, buffers = dict(self.module.named_parameters()), dict(self.module.named_buffers())
+        missing, unknown = parameters.keys() - rounded.keys(), rounded.keys() - {*parameters, *buffers}
+        if missing or unknown:
+            raise ParityError(
+                f"only the module has the parameters {sorted(missing)}, only the weights have {sorted(unknown)}"
+            )
         with torch.no_grad():
             for name, array in rounded.items():
-                parameters[name].copy_(to_torch(array.copy()))
+                (buffers | parameters)[name].copy_(to_torch(array.copy()))
+
+    def _rounded(self, array: np.ndarray) -> np.ndarray:
+        return array.astype(self.dtype) if jax.numpy.issubdtype(array.dtype, jax.numpy.floating) else array
 
     def run_jax(self, batch: Tensors) -> Result:
         """Forward and backward in JAX."""
@@ -87,4 +95,5 @@ class Bridge:
 
     @cached_property
     def _jax(self) -> Any:
-        return jax.jit(jax.value_and_grad(self.ours, has_aux=True), compiler_options=self._compiler_options)
+        gradients = jax.value_and_grad(self.ours, has_aux=True, allow_int=True)
+        return jax.jit(gradients, compiler_options=self._compiler_options)

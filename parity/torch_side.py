@@ -76,6 +76,12 @@ class TorchSide:
         )
 
 
+def tensors_of(module: nn.Module) -> tuple[Tensors, Tensors]:
+    """The module's parameters and its buffers, by name, as NumPy arrays of their types."""
+    parameters = {name: from_torch(parameter) for name, parameter in module.named_parameters()}
+    return parameters, {name: from_torch(buffer) for name, buffer in module.named_buffers()}
+
+
 def to_torch(array: np.ndarray) -> torch.Tensor:
     """A tensor with these bits: NumPy's bfloat16 and PyTorch's are strangers to each other."""
     if not array.flags.writeable:

@@ -217,7 +217,8 @@ def zero_scales(
 ) -> dict[str, float]:
     """The norm of all gradients of `exact`, the reference's in float64, for each of those that are said to be zero.
 
-    `where` says in which of its places, as truth values; everywhere unless it is told of. Raises ParityError where one is not zero, or does not exist.
+    `where` says in which of its places, as truth values; everywhere unless it is told of. Raises ParityError where one
+    is not zero, or does not exist.
     """
     scale = float(np.sqrt(sum(np.square(gradient).sum() for gradient in exact.values())))
     for name in names:

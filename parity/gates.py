@@ -14,7 +14,7 @@ from torch import nn
 from parity.jax_side import called, jax_loss
 from parity.measure import BFLOAT16, FLOAT32, Measured, ParityError, Sample, compared, quality, worst, zero_scales
 from parity.pairs import Bridge, Dtype, Result, Tensors
-from parity.projection import Inputs, rounded
+from parity.projection import Inputs, rounded, varied
 from parity.torch_side import tensors_of, torch_loss
 from parity.trees import is_floating
 from parity.weight_maps import WeightMap, Weights
@@ -28,7 +28,7 @@ def check_parity(
     ours: Callable[..., Any],
     theirs: nn.Module,
     weights: WeightMap,
-    inputs: Sequence[np.ndarray],
+    inputs: Sequence[np.ndarray] | Mapping[str, np.ndarray],
     *,
     gates: Sequence[str] = ("9", "1", "2", "3", "5"),
     zero_gradients: Sequence[str] = (),
@@ -37,11 +37,16 @@ def check_parity(
 ) -> list[Measured]:
     """Runs gates on `ours(params, *inputs)` and `theirs(*inputs)`, prints a line each, and returns the figures.
 
-    Both return an array or a dict of arrays by the same names. The weights are the module's; `weights` says where each
-    of its parameters lies in `params`, a nested dict. Floating inputs and weights take the type of each gate: float64
-    for gates 1 (outputs), 2 (gradients of every parameter) and 5 (50 steps of AdamW with clipping), float32 for 3,
-    bfloat16 for 4; gate 9 is the weight mapping, there and back. Gradients are those of a fixed random projection of
-    all outputs; `zero_gradients` names parameters whose gradient is zero in exact arithmetic (a key bias).
+    Both return an array or a dict of arrays by the same names; `inputs` are the arguments in order, or by name in a
+    dict. The weights are the module's; `weights` says where each of its parameters lies in `params`: nested dicts, or
+    any pytree of which `like` is an example (an `nnx.State`, the variables of Linen, an Equinox module). It may name
+    buffers, too, such as running means: weights without a gradient. Those that it leaves out stay the module's own.
+
+    Floating inputs and weights take the type of each gate: float64 for gates 1 (outputs), 2 (gradients of every
+    parameter) and 5 (50 steps of AdamW with clipping), float32 for 3, bfloat16 for 4; gate 9 is the weight mapping,
+    there and back. Gradients are those of a fixed random projection of all outputs; `zero_gradients` names parameters
+    whose gradient is zero in exact arithmetic (a key bias), by the module's names or, where it is part of a fused
+    matrix, by our paths.
 
     `theirs` is copied, without dropout (`eval`), and stays as it was; float64 is switched on for JAX while this runs.
     Outputs that are whole numbers or truth values must be equal in gate 1, and are left out of the others; frozen
@@ -55,8 +60,6 @@ def check_parity(
         raise ValueError(f"there is no gate {given!r} for a pair of your own; expected a list of some of {list(GATES)}")
     if not isinstance(theirs, nn.Module):
         raise TypeError(f"theirs is a {type(theirs).__name__}; expected a torch.nn.Module, which holds its weights")
-    if isinstance(inputs, np.ndarray | jax.Array | torch.Tensor):
-        raise TypeError("inputs is one array; expected a list of the arguments of both sides: [x]")
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         pair = OwnPair(ours, theirs, weights, inputs, like)
         runs: dict[str, Callable[[], Measured]] = {
@@ -84,7 +87,7 @@ class OwnPair:
         ours: Callable[..., Any],
         theirs: nn.Module,
         weights: WeightMap,
-        inputs: Sequence[np.ndarray],
+        inputs: Sequence[np.ndarray] | Mapping[str, np.ndarray],
         like: Any = None,
     ) -> None:
         self.ours, self.theirs = ours, theirs
@@ -99,20 +102,15 @@ class OwnPair:
         """What both sides hold; buffers that the mapping leaves out stay the module's."""
         trained = {name for name, parameter in theirs.named_parameters() if parameter.requires_grad}
         self.frozen = self.weights.keys() - trained
-        self.inputs = {str(index): np.asarray(array) for index, array in enumerate(inputs)}
+        self.inputs = Inputs.read(inputs)
 
     def results(self, dtype: Dtype, held_by: Dtype, seed: int = 0) -> tuple[Result, Result]:
         """(JAX, PyTorch) in `dtype`, on weights and inputs rounded to what `held_by` holds.
 
         Seeds other than 0 stand for weights a few percent away from the module's.
         """
-        bridge, batch = self.bridge(dtype), rounded(self.inputs, held_by, dtype)
-        rng, step = np.random.default_rng(seed), 0.05 if seed else 0.0
-        weights = {
-            key: array * (1 + step * rng.standard_normal(array.shape)) if is_floating(array) else array
-            for key, array in self.weights.items()
-        }
-        bridge.load(rounded(weights, held_by, dtype))
+        bridge, batch = self.bridge(dtype), rounded(self.inputs.arrays, held_by, dtype)
+        bridge.load(rounded(varied(self.weights, seed), held_by, dtype))
         results = bridge.run_jax(batch), bridge.run_torch(batch)
         for result in results:
             del result.activations[_LOSS]
@@ -123,7 +121,7 @@ class OwnPair:
         """Both sides in `dtype`."""
         return Bridge(
             lambda params, batch: _with_loss(jax_loss(self._call(params, batch))),
-            lambda module, batch: _with_loss(torch_loss(module(*batch.values()))),
+            lambda module, batch: _with_loss(torch_loss(self.inputs.call(module, arrays=batch))),
             deepcopy(self.theirs).to(getattr(torch, dtype)).eval(),
             into=self.map.flat,
             back=self.map.back,
@@ -131,7 +129,8 @@ class OwnPair:
         )
 
     def _call(self, flat: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]) -> Any:
-        return called(self.ours, self.map.tree(flat), Inputs(self.inputs, by_name=False), batch)
+        in_order = {name: batch[name] for name in self.inputs.arrays}  # jax.jit sorts names, "10" before "2"
+        return called(self.ours, self.map.tree(flat), self.inputs, in_order)
 
     def conversion(self) -> Measured:
         """Gate 9."""
@@ -181,7 +180,7 @@ class OwnPair:
 
         silent = self._silent(zero)
         still = self.frozen | {key for key, where in silent.items() if where.all()}
-        bridge, batch = self.bridge("float64"), rounded(self.inputs, "float64", "float64")
+        bridge, batch = self.bridge("float64"), rounded(self.inputs.arrays, "float64", "float64")
         bridge.load(self.weights)
         first = bridge.run_torch(batch).gradients
         limit = 0.5 * float(np.sqrt(sum(np.square(gradient).sum() for gradient in first.values())))

@@ -203,27 +203,27 @@ class _Row:
         return self._one(np.arange(size, dtype=np.int32 if size < 2**31 else np.int64).reshape(self.theirs))
 
     def _one(self, tensor: np.ndarray) -> np.ndarray:
-        moved: np.ndarray = einops.rearrange(tensor, self.weight.axes, **self.weight.sizes)
+        moved: np.ndarray = einops.rearrange(tensor, f"{self._left} -> {self._right}", **self.weight.sizes)
         chosen: np.ndarray = moved[self._chosen]
         return chosen
 
     def _sides(self) -> tuple[str, str]:
+        """The left and the right side of the pattern, with a name for each axis that "..." stands for."""
         sides = self.weight.axes.split(" -> ")
         if len(sides) != 2:
             raise self._unfit("' -> ' stands between its sides")
-        return sides[0], sides[1]
+        others = len(self.theirs) - (len(_axes(sides[0])) - 1)
+        rest = " ".join(f"rest{number}" for number in range(others))
+        return sides[0].replace("...", rest), sides[1].replace("...", rest)
 
     def _undone(self) -> tuple[dict[str, int], tuple[int, ...]]:
         """The size of every axis that the pattern names, with which it can be undone; the shape of its right side."""
-        axes = re.findall(r"[A-Za-z_]\w*|\.\.\.", self._left)
+        axes = re.findall(r"[A-Za-z]\w*", self._left)
         blank = np.empty(self.theirs, bool)
         try:
             apart = einops.rearrange(blank, f"{self._left} -> {' '.join(axes)}", **self.weight.sizes)
-            whole = einops.rearrange(blank, self.weight.axes, **self.weight.sizes)
-            given = [axis for axis in axes if axis != "..."]
-            before = axes.index("...") if "..." in axes else len(axes)
-            lengths = apart.shape[:before] + apart.shape[len(apart.shape) - (len(given) - before) :]
-            sizes = dict(zip(given, lengths, strict=True))
+            whole = einops.rearrange(blank, f"{self._left} -> {self._right}", **self.weight.sizes)
+            sizes = dict(zip(axes, apart.shape, strict=True))
             back = einops.rearrange(whole, f"{self._right} -> {self._left}", **sizes)
         except (ValueError, TypeError, RuntimeError, einops.EinopsError) as error:
             raise self._unfit(str(error).strip().splitlines()[-1].strip()) from error
@@ -241,22 +241,25 @@ class _Row:
 
     def _selection(self, whole: tuple[int, ...]) -> tuple[Any, ...]:
         """The index that takes the part out of the pattern's right side."""
-        axes = re.findall(r"\([^)]*\)|\S+", self._right)
+        axes = _axes(self._right)
         if unknown := sorted(self.weight.part.keys() - set(axes)):
-            raise ParityError(
-                f"{self.path} is to be a part by {unknown}; the right side of {self.weight.axes!r} has {axes}"
-            )
-        chosen: list[Any] = [Ellipsis if axis == "..." else slice(None) for axis in axes]
+            raise ParityError(f"{self.path} is to be a part by {unknown}; {self.weight.axes!r} gives the axes {axes}")
+        chosen: list[Any] = [slice(None)] * len(axes)
         for axis, wanted in self.weight.part.items():
             place = axes.index(axis)
-            size = whole[place - len(axes) if "..." in axes[:place] else place]
             start, stop = wanted if isinstance(wanted, tuple) else (wanted, wanted + 1)
-            if not 0 <= start < stop <= size:
+            if not 0 <= start < stop <= whole[place]:
                 raise ParityError(
-                    f"{self.path} is to be the part {wanted} of {axis!r}, which is of size {size} in {self.weight.name}"
+                    f"{self.path} is to be the part {wanted} of {axis!r}, which is of size {whole[place]} in "
+                    f"{self.weight.name}"
                 )
             chosen[place] = slice(start, stop) if isinstance(wanted, tuple) else wanted
         return tuple(chosen)
+
+
+def _axes(side: str) -> list[str]:
+    """The axes of one side of a pattern; those in parentheses are one."""
+    return re.findall(r"\([^)]*\)|\S+", side)
 
 
 def _as_weight(path: str, row: Any) -> Weight:

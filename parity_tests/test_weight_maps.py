@@ -1,0 +1,309 @@
+"""Weight maps: bit for bit there and back, whatever is stacked, fused or wrapped; each mistake in one sentence."""
+
+from typing import Any
+
+import einops
+import equinox
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+from ml_dtypes import bfloat16
+
+from parity import ParityError, Weight, WeightMap
+from parity.weight_maps import Weights, paths
+
+LAYERS, WIDTH, HEADS = 11, 6, 2
+
+
+def fused(part: int, layer: str = "{layer}") -> Weight:
+    sizes = {"part": 3, "h": HEADS}
+    return Weight(f"h.{layer}.attn.weight", "i (part h c) -> part i h c", sizes, {"part": part})
+
+
+def fused_bias(part: int) -> Weight:
+    return Weight("h.{layer}.attn.bias", "(part h c) -> part h c", {"part": 3, "h": HEADS}, {"part": part})
+
+
+FUSED: dict[str, Any] = {"embed": "wte.weight", "head.kernel": ("head.weight", "v d -> d v"), "scale": "scale"}
+for number, projection in enumerate(("query", "key", "value")):
+    FUSED |= {f"blocks.{projection}.kernel": fused(number), f"blocks.{projection}.bias": fused_bias(number)}
+
+
+def module_tensors(dtype: Any = np.float64) -> dict[str, np.ndarray]:
+    """Of a module with layers 0 to 10, so that their numbers sort otherwise than their names."""
+    shapes: dict[str, tuple[int, ...]] = {"wte.weight": (9, WIDTH), "head.weight": (9, WIDTH), "scale": ()}
+    for layer in range(LAYERS):
+        shapes |= {f"h.{layer}.attn.weight": (WIDTH, 3 * WIDTH), f"h.{layer}.attn.bias": (3 * WIDTH,)}
+    rng = np.random.default_rng(0)
+    return {name: np.asarray(rng.standard_normal(shape)).astype(dtype) for name, shape in shapes.items()}
+
+
+def require_same_bits(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name
+        assert found[name].tobytes() == np.ascontiguousarray(array).tobytes(), name
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, bfloat16, np.int64])
+def test_stacked_layers_of_a_fused_matrix_there_and_back(dtype: Any) -> None:
+    tensors = module_tensors(dtype)
+    weights = Weights(FUSED, tensors)
+    params = weights.into(tensors)
+    require_same_bits(weights.back(params), tensors)
+    kernel = params["blocks"]["key"]["kernel"]
+    assert kernel.shape == (LAYERS, WIDTH, HEADS, WIDTH // HEADS) == weights.shapes["blocks.key.kernel"]
+    for layer in range(LAYERS):
+        second = tensors[f"h.{layer}.attn.weight"][:, WIDTH : 2 * WIDTH]
+        assert np.array_equal(kernel[layer], second.reshape(WIDTH, HEADS, -1))
+    assert weights.ours_to_theirs["blocks.key.bias"] == tuple(f"h.{layer}.attn.bias" for layer in range(LAYERS))
+    assert np.array_equal(params["head"]["kernel"], tensors["head.weight"].T)
+
+
+@pytest.mark.parametrize(
+    ("axes", "sizes"),
+    [
+        ("a (b c) d -> (d b) c a", {"c": 2}),
+        ("(a e) b d -> e b (a d)", {"e": 2}),
+        ("a ... -> ... a", {}),
+        ("... d -> d ...", {}),
+        ("(a b) ... (c d) -> d (b ...) a c", {"a": 2, "c": 5}),
+        ("a b c -> (a b c)", {}),
+        ("a b c -> a 1 b c", {}),
+    ],
+)
+def test_every_pattern_of_einops_can_be_undone(axes: str, sizes: dict[str, int]) -> None:
+    tensors = {"x": np.random.default_rng(0).standard_normal((4, 6, 5))}
+    weights = Weights({"y": Weight("x", axes, sizes)}, tensors)
+    params = weights.into(tensors)
+    assert np.array_equal(params["y"], einops.rearrange(tensors["x"], axes, **sizes))
+    require_same_bits(weights.back(params), tensors)
+
+
+def test_parts_may_be_ranges_and_single_layers_of_what_the_module_stacks() -> None:
+    """Grouped query attention: four heads of queries, then one of keys and one of values; and a stack taken apart."""
+    tensors = {"qkv": np.arange(72.0).reshape(6, 12), "up": np.arange(24.0).reshape(3, 2, 4)}
+    heads: dict[str, tuple[int, int] | int] = {"query": (0, 4), "key": 4, "value": 5}
+    rows: dict[str, Weight] = {
+        name: Weight("qkv", "(h c) d -> h c d", {"h": 6}, {"h": part}) for name, part in heads.items()
+    }
+    rows |= {f"layers.{layer}.up": Weight("up", "l i o -> l i o", part={"l": layer}) for layer in range(3)}
+    weights = Weights(rows, tensors)
+    params = weights.into(tensors)
+    assert params["query"].shape == (4, 1, 12)
+    assert params["value"].shape == (1, 12)
+    assert np.array_equal(params["layers"]["2"]["up"], tensors["up"][2])
+    require_same_bits(weights.back(params), tensors)
+
+
+def test_buffers_need_not_be_mapped_and_may_be() -> None:
+    tensors = {"weight": np.ones(3), "mean": np.full(3, 2.0), "count": np.array(7), "mask": np.array([True, False])}
+    buffers = ("mean", "count", "mask")
+    assert Weights({"scale": "weight"}, tensors, optional=buffers).back({"scale": np.zeros(3)}).keys() == {"weight"}
+    rows = {"scale": "weight", "mean": "mean", "count": "count", "mask": "mask"}
+    weights = Weights(rows, tensors, optional=buffers)
+    require_same_bits(weights.back(weights.into(tensors)), tensors)
+
+
+class Mixer(equinox.Module):
+    layers: list[equinox.nn.Linear]
+    value: jax.Array
+    activation: Any
+    eps: float
+
+
+class Variables(linen.Module):
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        boxed = linen.with_partitioning(linen.initializers.lecun_normal(), ("in", "out"))
+        return linen.BatchNorm(use_running_average=True)(linen.Dense(3, kernel_init=boxed)(x))
+
+
+def of_nnx() -> Any:
+    rngs = nnx.Rngs(0)
+    return nnx.Sequential(nnx.Linear(2, 3, rngs=rngs), nnx.BatchNorm(3, rngs=rngs), nnx.Dropout(0.5, rngs=rngs))
+
+
+def of_equinox() -> Mixer:
+    keys = jax.random.split(jax.random.key(0), 2)
+    return Mixer([equinox.nn.Linear(2, 2, key=key) for key in keys], jnp.ones(3), jax.nn.relu, 1e-5)
+
+
+TREES: dict[str, tuple[Any, list[str]]] = {
+    "lists in dicts": (lambda: {"a": [{"b": jnp.ones(2)}, jnp.ones(3)]}, ["a.0.b", "a.1"]),
+    "one array": (lambda: jnp.ones(2), [""]),
+    "nnx.State": (
+        lambda: nnx.state(of_nnx()),
+        [f"layers.{name}" for name in ("0.bias", "0.kernel", "1.bias", "1.mean", "1.scale", "1.var")],
+    ),
+    "nnx.Module": (
+        of_nnx,
+        [f"layers.{name}" for name in ("0.bias", "0.kernel", "1.bias", "1.mean", "1.scale", "1.var")],
+    ),
+    "Linen": (
+        lambda: Variables().init(jax.random.key(0), jnp.ones((1, 2))),
+        [f"batch_stats.BatchNorm_0.{name}" for name in ("mean", "var")]
+        + [f"params.{name}" for name in ("BatchNorm_0.bias", "BatchNorm_0.scale", "Dense_0.bias", "Dense_0.kernel")],
+    ),
+    "Equinox": (of_equinox, ["layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias", "value"]),
+    "shapes alone": (lambda: {"a": jax.ShapeDtypeStruct((2, 3), np.float32)}, ["a"]),
+}
+
+
+@pytest.mark.parametrize("kind", TREES)
+def test_our_parameters_may_be_any_pytree(kind: str) -> None:
+    make, named = TREES[kind]
+    like = make()
+    before = paths(like)
+    floating = [
+        path for path, leaf in before.items() if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+    ]
+    assert floating == named
+    rng = np.random.default_rng(0)
+    tensors = {f"their {path}": rng.standard_normal(before[path].shape) for path in named}
+    weights = Weights({path: f"their {path}" for path in named}, tensors, like=like)
+    params = weights.into(tensors)
+    assert jax.tree.structure(params) == jax.tree.structure(like)
+    after = paths(params)
+    for path in named:
+        assert np.array_equal(after[path], tensors[f"their {path}"])
+    assert all(after[path] is leaf for path, leaf in before.items() if path not in named)
+    require_same_bits(weights.back(params), tensors)
+
+
+def test_wrapped_parameters_go_on_being_what_they_were() -> None:
+    params = Weights({"kernel": "w", "bias": "b"}, {"w": np.ones((2, 3)), "b": np.ones(3)}, like=nnx.state(linear()))
+    made = params.into({"w": np.full((2, 3), 5.0), "b": np.zeros(3)})
+    assert isinstance(made["kernel"], nnx.Param)
+    assert np.array_equal(nnx.merge(nnx.graphdef(linear()), made)(np.ones((1, 2))), np.full((1, 3), 10.0))
+
+
+def linear() -> nnx.Linear:
+    return nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+
+
+def test_what_has_no_equal_stays_where_none_says_so() -> None:
+    like = {"up": jnp.ones(2), "angles": jnp.arange(3.0)}
+    params = Weights({"up": "up", "angles": None}, {"up": np.zeros(2)}, like=like).into({"up": np.zeros(2)})
+    assert params["angles"] is like["angles"]
+
+
+MISTAKES: dict[str, tuple[WeightMap, str]] = {
+    "unknown": (
+        {"embed": "wte.kernel"},
+        r"names \['wte.kernel'\], which the module lacks, \[\] more than once, and misses \['wte.weight'\]$",
+    ),
+    "unknown layers": (
+        {"blocks.key.bias": "h.{layer}.attn.b"},
+        r"names \['h.{layer}.attn.b'\], which the module lacks, \[\] more than once, and misses \[\]$",
+    ),
+    "missing": (
+        {f"blocks.{name}.bias": "scale" for name in ("query", "key", "value")},
+        r"names \[\], which the module lacks, \['scale'\] more than once, and misses \['h.0.attn.bias', ",
+    ),
+    "doubled": ({"again": "scale"}, r"names \[\], .* \['scale'\] more than once, and misses \[\]$"),
+    "a part and the whole": (
+        {"whole": "h.{layer}.attn.bias"},
+        r"names \[\], which the module lacks, \['h.0.attn.bias', 'h.1.attn.bias', .* more than once",
+    ),
+    "a layer twice": (
+        {"first": fused(1, "0")},
+        r"parts of h.0.attn.weight, of shape \[6, 18\], do not make it up: \['blocks.query.kernel', .*, 'first'\] "
+        r"leave out 0 of its 108 numbers, and hold 36 more than once",
+    ),
+    "an uncovered part": (
+        {"blocks.key.bias": fused_bias(2)},
+        r"parts of h.0.attn.bias, of shape \[18\], do not make it up: .* leave out 6 of its 18 numbers, and hold 6 ",
+    ),
+    "a part that is not there": (
+        {"blocks.key.bias": fused_bias(3)},
+        r"^blocks.key.bias is to be the part 3 of 'part', which is of size 3 in h.\{layer\}.attn.bias$",
+    ),
+    "an empty part": (
+        {"scale": Weight("wte.weight", "v d -> v d", part={"v": (4, 4)}), "embed": "scale"},
+        r"^scale is to be the part \(4, 4\) of 'v', which is of size 9 in wte.weight$",
+    ),
+    "a part of another axis": (
+        {"blocks.key.bias": Weight("h.{layer}.attn.bias", "(part c) -> part c", {"part": 3}, {"parts": 1})},
+        r"^blocks.key.bias is to be a part by \['parts'\]; '\(part c\) -> part c' gives the axes \['part', 'c'\]$",
+    ),
+    "a pattern that drops an axis": (
+        {"embed": ("wte.weight", "v d -> v")},
+        r"embed is to be wte.weight, of shape \[9, 6\], by 'v d -> v'; expected a pattern like 'o i -> i o' that can",
+    ),
+    "a pattern without sizes": (
+        {"embed": ("wte.weight", "(a b) d -> a b d")},
+        r"embed is to be wte.weight, .* that can be undone \(Could not infer sizes for",
+    ),
+    "a size that does not divide": (
+        {"embed": Weight("wte.weight", "(a b) d -> a b d", {"a": 4})},
+        r"embed is to be wte.weight, of shape \[9, 6\], by .* with {'a': 4}; expected",
+    ),
+    "a pattern of another rank": ({"embed": ("wte.weight", "a b c -> c b a")}, r"embed is to be wte.weight, of shape"),
+    "another kind of row": (
+        {"embed": ("wte.weight", "v d -> d v", "x")},  # type: ignore[dict-item]
+        r"says \('wte.weight', 'v d -> d v', 'x'\) for embed; expected a name, \(name, pattern\), a Weight, or None",
+    ),
+    "an array that is a folder": ({"embed.x": "scale", "scale": "wte.weight", "embed": "head.weight"}, "doubled"),
+    "nothing to keep": ({"angles": None}, r"keeps \['angles'\] as they are, and there is no `like` that has them"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_each_mistake_is_one_sentence_with_both_lists(mistake: str) -> None:
+    change, message = MISTAKES[mistake]
+    rows = FUSED | dict(change)
+    if mistake == "an array that is a folder":
+        del rows["head.kernel"]
+        message = r"^the weight mapping makes embed an array, and has embed.x within it$"
+    with pytest.raises(ParityError, match=message) as error:
+        Weights(rows, module_tensors())
+    assert "\n" not in str(error.value)
+
+
+def test_layers_of_different_shapes_are_not_stacked() -> None:
+    tensors = {"h.0.up": np.ones(3), "h.1.up": np.ones(4)}
+    message = r"^up is to stack h.\{layer\}.up, whose layers differ in shape: h.0.up is \[3\], h.1.up is \[4\]$"
+    with pytest.raises(ParityError, match=message):
+        Weights({"up": "h.{layer}.up"}, tensors)
+
+
+LIKE = {"up": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}, "steps": jnp.array(0)}
+ROWS = {"up.kernel": ("up.weight", "o i -> i o"), "up.bias": "up.bias"}
+UP = {"up.weight": np.ones((3, 2)), "up.bias": np.ones(3)}
+
+
+@pytest.mark.parametrize(
+    ("like", "message"),
+    [
+        (
+            LIKE["up"],
+            r"it names \['up.bias', 'up.kernel'\], which they lack, and misses \['bias', 'kernel'\]; map",
+        ),
+        (LIKE | {"angles": jnp.ones(2)}, r"names \[\], which they lack, and misses \['angles'\]; .* None if it stays"),
+        (
+            {"up": {"kernel": jnp.ones((3, 2)), "bias": jnp.ones(3)}},
+            r"^up.kernel is \[3, 2\] in our parameters, and the weight mapping makes \[2, 3\] of up.weight, "
+            r"of shape \[3, 2\], by 'o i -> i o'$",
+        ),
+        ({"up": {"kernel": jnp.ones((2, 3)), "bias": 1.0}}, r"^up.bias is float in our parameters, and .* makes \[3\]"),
+        (LIKE | {"t": jax.ShapeDtypeStruct((), np.int32)}, r"names \[\], which they lack, and misses \['t'\]"),
+    ],
+)
+def test_a_mapping_that_contradicts_our_parameters(like: Any, message: str) -> None:
+    with pytest.raises(ParityError, match=message):
+        Weights(ROWS, UP, like=like)
+
+
+def test_numbers_that_do_not_fit_the_mapping() -> None:
+    weights = Weights(ROWS, UP, like=LIKE)
+    with pytest.raises(ParityError, match=r"there are no tensors \['up.bias'\], which the weight mapping names"):
+        weights.into({"up.weight": np.ones((3, 2))})
+    with pytest.raises(ParityError, match=r"^up.bias is \[1\]; the weight mapping was made for \[3\]$"):
+        weights.into(UP | {"up.bias": np.ones(1)})
+    with pytest.raises(ParityError, match=r"our parameters lack \['up.bias'\], which .*; they have \['up.kernel'\]"):
+        weights.back({"up": {"kernel": np.ones((2, 3))}})
+    with pytest.raises(ParityError, match=r"^up.kernel is \[3, 2\]; the weight mapping makes \[2, 3\] there$"):
+        weights.back({"up": {"kernel": np.ones((3, 2)), "bias": np.ones(3)}})

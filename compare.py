@@ -12,12 +12,12 @@ from jax_tformer.terminal import Interruption, say
 
 
 def main(arguments: Sequence[str]) -> int:
-    # 1. The plan: a preset, the flags that change it, and how to compare; checked before anything heavy is imported.
+    # 1. The plan: a preset, the flags that change it, and how to compare; checked before the slow imports.
     from jax_tformer_comparison.options import read_plan
 
     plan = read_plan(arguments)
 
-    # XLA would take three quarters of a GPU's memory at once, and both frameworks need some.
+    # XLA would reserve three quarters of a GPU's memory, but both frameworks need some.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
     try:
@@ -36,14 +36,14 @@ def main(arguments: Sequence[str]) -> int:
     from jax_tformer_comparison.torch_side import TorchSide
     from parity.measure import ParityError
 
-    # 2. Both frameworks, on one kind of device and in the same arithmetic.
+    # 2. Both frameworks, on the same device and with the same precision.
     folder = ReportFolder(plan.out)
     folder.check()
     set_up_jax(plan.experiment.model)
     device = common_device()
     full_precision()
 
-    # 3. The data: batches by number, made when they are asked for.
+    # 3. The data: batches by number, made on demand.
     batches = Batches(plan.experiment, plan.steps)
     model = plan.experiment.model.with_vocab_size(batches.vocab_size)
     experiment = dataclasses.replace(plan.experiment, model=model)
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
             weights = sides.jax.parameters()
             alone = measure_alone(experiment, weights, batches(plan.seeds[0]), device, plan.torch_compile, stop)
 
-    # 6. The report of what was done.
+    # 6. The report.
     machine = describe_machine(jax_device())
     findings = Findings(plan, record, parameters, machine, torch.get_num_threads(), alone, stopped)
     if record.begun:

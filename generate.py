@@ -1,5 +1,5 @@
-"""Let a trained model speak: `python generate.py RUN --prompt TEXT`, or `--source TEXT`; or a text a line, from a file
-or on standard input."""
+"""Generate text with a trained model: `python generate.py RUN --prompt TEXT`, or `--source TEXT`, or one text per line
+from a file or standard input."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from jax_tformer.terminal import one_line
 
 
 def main(arguments: Sequence[str]) -> int:
-    # 1. What is asked for, checked before anything heavy is imported.
+    # 1. The options, checked before the slow imports.
     from jax_tformer.run.generate_options import GenerateOptions
 
     options = parse(GenerateOptions, arguments, prog="generate.py", description=__doc__ or "")
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     tokenizer = run.read_tokenizer(experiment.model.vocab_size)
     read = Reader(data, tokenizer, decoding.max_new_tokens, exactly=exactly, slide=options.slide)
 
-    # 2. The texts. Files are read to their end, standard input as it comes.
+    # 2. The texts. Files are read at once, standard input line by line.
     texts: Iterable[Text]
     only = options.source if options.prompt is None else options.prompt
     if only is not None:
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     elif options.file is not None and str(options.file) != "-":
         texts = read_file(options.file, read)
     else:
-        # What is to be scored keeps its line, or is an error.
+        # With references every line must count, so an unusable one is an error.
         texts = read_standard_input(read, typed=options.typed and options.reference is None)
     references = None
     if options.reference is not None:
@@ -61,10 +61,10 @@ def main(arguments: Sequence[str]) -> int:
         context=data.context_length if options.slide and isinstance(data, TextData) else None,
         single=options.batch == decoding.num_beams == decoding.num_return_sequences == 1,
     )
-    # It has the parameters in a form of its own.
+    # Frees the parameters; the Answerer has them in another layout.
     del trained
 
-    # 4. Its answers, batch by batch or token by token.
+    # 4. The answers, batch by batch or token by token.
     speak_utf8()
     output = (JsonOutput if options.json else TextOutput)(translates=read.translates)
     watch, tokens, best = Stopwatch(), 0, list[str]()
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str]) -> int:
             tokens += sum(completion.made for completion in completions)
             best += [completions[0].text] if references is not None else []
 
-    # 5. How good they were, and how fast.
+    # 5. Scores and speed.
     if references is not None:
         output.scores(translation_scores(best, references))
     print(watch.line(tokens), file=sys.stderr)

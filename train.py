@@ -1,6 +1,6 @@
 """Train a transformer: `python train.py [EXPERIMENT] [--FIELD VALUE ...]`; `--help` lists the experiments.
 
-`--run FOLDER` goes on with the run in a folder, and with `--report` only shows what it has come to.
+`--run FOLDER` continues the run in a folder; with `--report` it only shows the run's results.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from jax_tformer.terminal import Interruption, say
 
 
 def main(arguments: Sequence[str]) -> int:
-    # 1. The experiment: a preset and the flags that change it, checked before anything heavy is imported.
+    # 1. The experiment: a preset and the flags that change it, checked before the slow imports.
     from jax_tformer.run.train_options import train_options
 
     started = time.perf_counter()
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     # 2. The mesh: one device is the mesh 1 x 1 x 1.
     mesh = make_mesh(experiment.mesh, training.batch_size // training.accumulation)
 
-    # 3. The data. A run that continues keeps the tokenizer that it began with.
+    # 3. The data. A continued run keeps its tokenizer.
     tokenizer = load_run_tokenizer(run.path) if continues else build_tokenizer_for(experiment.data)
     model = experiment.model.with_vocab_size(tokenizer.vocab_size)
     experiment = dataclasses.replace(experiment, model=model)
@@ -66,11 +66,11 @@ def main(arguments: Sequence[str]) -> int:
     pipeline = build_pipeline(experiment.data, training, tokenizer)
     shape = pipeline.evaluation[0]
 
-    # 4. The model, its optimizer, and a step of both: what is refused, is refused before anything is written.
+    # 4. The model, its optimizer and their step. Whatever does not fit is refused before anything is written.
     net = transformer(fit_to_devices(model, shape, mesh, training.accumulation))
     prepared = prepare(net, optimizer(experiment.optimizer, training.steps), mesh, training, shape)
 
-    # 5. The run: where its newest checkpoint left it, or at step 0.
+    # 5. The run: from its newest checkpoint, or from step 0.
     batches = pipeline.train_iterator()
     resumption = Resumption(run, checkpoints, pipeline.fingerprint, experiment, started)
     state = resumption.restore(prepared.abstract, batches) if continues else None
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
         say(f"the run that was in {run.path} is now in {moved}")
     if state is not None and int(state.step) == training.steps == run.ended_at():
         run.unlock()
-        say(f"the run in {run.path} is complete; --steps N trains on, --run FOLDER or --resume no starts another")
+        say(f"the run in {run.path} is complete; --steps N continues it, --run FOLDER or --resume no starts another")
         return 0
     compiling = compile_beside(prepared.step)
     if state is None:
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
     devices = f"{mesh.size} {jax.devices()[0].device_kind} device(s)"
     run.record_session(experiment, name=plan.name, step=start, devices=devices, changed=changes)
 
-    # 6. The loop: dispatch a step, then report the one before.
+    # 6. The loop: dispatch a step, then report the previous one.
     evaluate = Evaluator(net, experiment.data, pipeline, tokenizer, mesh)
     log = MetricsLog(run, start)
     with Interruption() as stop, ProgressLine(start, training.steps, stop.unheard) as line, checkpoints:
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str]) -> int:
                 resumption.save(state, batches, held_out_loss)
             if last:
                 break
-        # A checkpoint is kept once the step after it was finite; where there is none, the held-out loss was.
+        # A checkpoint is kept once the next step was finite. The last one has no next step, but a finite held-out loss.
         if number == training.steps:
             resumption.finite(number + 1)
         else:
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str]) -> int:
         say(f"stopped at step {number}; the same command continues the run, as train.py --run {run.path} does")
         return stop.status
 
-    # 7. What came of it.
+    # 7. The results.
     speaker = transformer(for_other_shapes(net.config))
     samples = sample_text(speaker, state.params, experiment, tokenizer, lambda: pipeline)
     figures = {**reporter.speed, "wall_seconds": resumption.seconds, "parameters": parameters}

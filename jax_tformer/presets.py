@@ -30,7 +30,7 @@ _ARTICLE = TransformerConfig(
     dropout=DropoutConfig(residual=0.1, feedforward=0.1),
 )
 
-# The lecture names neither width nor depth and follows the paper "religiously"; its toy vocabulary has 10 ids.
+# The lecture gives neither width nor depth, and follows the paper "religiously". Its toy vocabulary has 10 ids.
 _LECTURE_STACK = StackConfig(
     num_layers=6,
     num_heads=8,
@@ -42,7 +42,7 @@ _LECTURE_STACK = StackConfig(
     max_positions=100,
 )
 
-# The paper's projections are matrices without bias; its first implementation has eps 1e-6.
+# The paper's projections have no bias; its first implementation uses eps 1e-6.
 _VASWANI_STACK = StackConfig(
     num_layers=6,
     num_heads=8,
@@ -98,11 +98,11 @@ _BERT_STACK = StackConfig(
 )
 
 ARCHITECTURES: dict[str, TransformerConfig] = {
-    # Source 000, whole.
+    # Source 000, complete.
     "article-encoder-decoder": _ARTICLE,
-    # Source 001, its earlier draft: the encoder's output is the result.
+    # Source 001, an earlier draft: the result is the encoder's output.
     "article-encoder": replace(_ARTICLE, decoder=None, head="none", head_bias=False),
-    # Source 002: 6 tokens of width 4, 2 heads of width 2; it gives no vocabulary, depth, nor kind of positions.
+    # Source 002: 6 tokens of width 4, 2 heads of width 2. It gives no vocabulary, depth or kind of positions.
     "post-decoder-only": TransformerConfig(
         vocab_size=256,
         d_model=4,
@@ -120,7 +120,7 @@ ARCHITECTURES: dict[str, TransformerConfig] = {
         ),
         head_bias=True,
     ),
-    # Source 003: one BERT-style block on embedded input, so that there are no positions and no head.
+    # Source 003: one BERT-style block on embedded input, without positions and head.
     "notebook-bert": TransformerConfig(
         vocab_size=_BERT_VOCABULARY,
         d_model=768,
@@ -173,7 +173,7 @@ ARCHITECTURES: dict[str, TransformerConfig] = {
 
 @dataclass(frozen=True)
 class Experiment:
-    """A named experiment: one line for `--help`, and the config that flags change."""
+    """A named experiment: a line for `--help`, and a config that flags can change."""
 
     description: str
     config: ExperimentConfig
@@ -215,7 +215,7 @@ EXPERIMENTS: dict[str, Experiment] = {
                 initializer="xavier_uniform",
                 compute=ComputeConfig(unroll=2),
             ),
-            # 44 is the longest date of all locales with its end token, and 11 an ISO date with its.
+            # The longest date of all locales has 44 tokens, and an ISO date 11, both with the end token.
             data=PairData(source="dates", source_length=44, target_length=11),
             optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=200, weight_decay=0.01),
             training=TrainingConfig(steps=1500, batch_size=64, evaluate_every=500, checkpoint_every=500),
@@ -260,7 +260,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             sample=SampleConfig(count=8, temperature=0.0),
         ),
     ),
-    # The CPU recipe of nanoGPT's README; its windows start anywhere, hence stride 1. The learning rate is ours: at
+    # The CPU recipe of nanoGPT's README. Its windows start anywhere, hence stride 1. The learning rate is ours; with
     # nanoGPT's 1e-3 the held-out loss ends at 1.89.
     "shakespeare-char": Experiment(
         "decoder-only by nanoGPT's published CPU recipe: --data.path tinyshakespeare.txt",

@@ -73,7 +73,7 @@ def test_a_job_that_was_killed_while_it_began_a_run_is_forgotten(run: Path) -> N
 
 def test_another_config(refuse: Refuse, run: Path) -> None:
     line = refuse(*again("--training.steps", "3", "--optimizer.beta2", "0.9"))
-    assert "would have been others with optimizer.beta2: 0.99 -> 0.9; leave that out" in line
+    assert "would be different with optimizer.beta2: 0.99 -> 0.9; leave that out" in line
     wider = [*("--model.d-model", "32"), *(word for name in ("1", "2") for word in (f"--optimizer.beta{name}", "0.5"))]
     assert "model.d_model: 16 -> 32" in (line := refuse("--run", "run", *wider, "--training.seed", "7"))
     assert "1 more" in line
@@ -170,7 +170,7 @@ def test_checkpoints_that_did_not_record_what_they_were_made_with(
     restoring.seal(extra.parent)
     assert generate.main(["run", "--prompt", "It", "--max-new-tokens", "1"]) == 0
     capsys.readouterr()
-    with pytest.raises(InputError, match=r"step 2 does not say all that training goes on with \('fingerprint'\)"):
+    with pytest.raises(InputError, match=r"step 2 does not hold all that training continues from \('fingerprint'\)"):
         train.main(again())
 
 
@@ -182,7 +182,7 @@ def test_checkpoints_that_hold_something_else(refuse: Refuse, run: Path, name: s
     extra = run / "checkpoints" / "2" / "extra.json"
     extra.write_text(json.dumps(json.loads(extra.read_text()) | {name: value}))
     restoring.seal(extra.parent)
-    assert "step 2 does not say all that training goes on with" in refuse(*again())
+    assert "step 2 does not hold all that training continues from" in refuse(*again())
 
 
 def test_changed_data(refuse: Refuse, run: Path, folder: Path) -> None:

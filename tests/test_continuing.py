@@ -64,7 +64,7 @@ def test_more_steps_from_the_folder_alone(text: Path, run: Path, capsys: pytest.
     said = capsys.readouterr().out
     assert "steps 4 to 6" in said
     assert "changed training.steps: 4 -> 6: the learning rate follows the same schedule" in said
-    assert "changed training.keep_checkpoints: 2 -> 1: it is the next save" in said
+    assert "changed training.keep_checkpoints: 2 -> 1: the next save" in said
     assert losses(run) == losses(whole)
     assert json.loads((run / "summary.json").read_text())["steps"] == 6
 
@@ -76,7 +76,7 @@ def test_more_steps_from_the_folder_alone(text: Path, run: Path, capsys: pytest.
     assert second["changed"] == {"training.steps": [4, 6], "training.keep_checkpoints": [2, 1]}
 
     assert train.main(["--run", str(run)]) == 0
-    assert "is complete; --steps N trains on" in capsys.readouterr().out
+    assert "is complete; --steps N continues it" in capsys.readouterr().out
     # The end of the first session is not taken for that of the second.
     (run / "summary.json").write_text('{"steps": 4}')
     assert train.main(["--run", str(run)]) == 0
@@ -166,15 +166,15 @@ def changed(**parts: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("parts", "meaning"),
     [
-        ({"training": {"steps": 9999}}, "from here on it is another schedule than before"),
-        ({"training": {"log_every": 3}}, "rows of metrics.jsonl so far stay"),
-        ({"training": {"evaluate_every": 3}}, "measured at other steps from here on"),
-        ({"training": {"evaluate_batches": 3}}, "are of other batches than those before"),
-        ({"training": {"checkpoint_every": 3}}, "saved at other steps from here on"),
-        ({"training": {"keep_checkpoints": 3}}, "it is the next save that deletes"),
+        ({"training": {"steps": 9999}}, "from here on the schedule is another one"),
+        ({"training": {"log_every": 3}}, "existing rows of metrics.jsonl stay"),
+        ({"training": {"evaluate_every": 3}}, "from here on, the held-out loss is measured at other steps"),
+        ({"training": {"evaluate_batches": 3}}, "held-out losses are measured on other batches"),
+        ({"training": {"checkpoint_every": 3}}, "checkpoints are saved at other steps"),
+        ({"training": {"keep_checkpoints": 3}}, "the next save deletes"),
         ({"training": {"accumulation": 2}}, "by rounding, and by what dropout draws"),
-        ({"sample": {"count": 9}}, "end of the run that samples so"),
-        ({"mesh": {"fsdp": 2}}, "may differ from those of one go by rounding"),
+        ({"sample": {"count": 9}}, "end of the run samples with it"),
+        ({"mesh": {"fsdp": 2}}, "may differ from one long run by rounding"),
         ({"data": {"held_out": 0.2}}, None),
         ({"training": {"seed": 1}}, None),
         ({"training": {"batch_size": 8}}, None),
@@ -186,7 +186,7 @@ def changed(**parts: dict[str, Any]) -> Any:
 def test_what_may_change_and_what_it_means(parts: dict[str, Any], meaning: str | None) -> None:
     ((part, (field, *_)),) = parts.items()
     if meaning is None:
-        with pytest.raises(InputError, match=rf"would have been others with {part}\.{field}: .*; leave that out"):
+        with pytest.raises(InputError, match=rf"would be different with {part}\.{field}: .*; leave that out"):
             permitted_changes(changed(), changed(**parts))
         return
     changes, (note,) = permitted_changes(changed(), changed(**parts))
@@ -203,7 +203,7 @@ def test_arithmetic_may_not_change_but_its_order() -> None:
         _, (note,) = permitted_changes(changed(), computed(**order))
         assert "by rounding" in note
     for type_ in ({"dtype": "bfloat16"}, {"parameter_dtype": "bfloat16"}):
-        with pytest.raises(InputError, match="would have been others"):
+        with pytest.raises(InputError, match="would be different"):
             permitted_changes(changed(), computed(**type_))
 
 

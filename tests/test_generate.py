@@ -171,7 +171,7 @@ def test_references_stand_beside_the_lines_that_are_not_blank(tmp_path: Path) ->
     for content, message in (
         ("\nun\ndeux\n", "the sources end at line 5 and .* at line 3"),
         ("\nun\n\n\nquatre\ncinq\n", "the sources end at line 5 and .* at line 6"),
-        ("\nun\n\ntrois\nquatre\n", r"line 4 of .* stands beside a blank line"),
+        ("\nun\n\ntrois\nquatre\n", r"line 4 of .* belongs to a blank line"),
     ):
         path.write_text(content)
         with pytest.raises(InputError, match=message):

@@ -38,7 +38,7 @@ def outcome(program: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> 
             RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4294967296 bytes."),
             "4.0 GiB",
         ),
-        (RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB."), "memory: 20.00 GiB more could not be had"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB."), "20.00 GiB more could not be allocated"),
         (OverflowError("int too large to convert"), "a size is larger than any computer has room for"),
     ],
     ids=["numpy", "python", "XLA", "XLA on a GPU", "torch", "torch on a GPU", "overflow"],
@@ -70,7 +70,7 @@ def test_real_memory_that_cannot_be_had(capsys: pytest.CaptureFixture[str]) -> N
 
     status, line = outcome(program, capsys)
     assert (status, line.count("\n")) == (2, 1)
-    assert "262,144.0 GiB more could not be had" in line
+    assert "262,144.0 GiB more could not be allocated" in line
 
 
 def test_a_state_that_no_memory_holds_is_refused_before_anything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ run_program(program, "program.py")
     ("output", "status", "said"),
     [
         ("> /dev/full", 2, "program.py: error: standard output: No space left on device\n"),
-        (">&-", 2, "program.py: error: standard output is closed; let it go to a file, or to /dev/null\n"),
+        (">&-", 2, "program.py: error: standard output is closed; redirect it to a file, or to /dev/null\n"),
         ("2>&- >&-", 2, ""),
         ("> /dev/full 2> /dev/full", 2, ""),
         ("2>&- | sleep 0", 141, ""),

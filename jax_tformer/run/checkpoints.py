@@ -160,7 +160,7 @@ class Checkpoints:
                 lost = "one"
             raise InputError(
                 f"{self._folder} holds no checkpoint, although {lost} was saved there; nothing was "
-                "changed: put back a copy, or start afresh with another --run or --resume no"
+                "changed: put back a copy, or start again with another --run or --resume no"
             )
         if found is not None:
             self._intact[found.step] = True

@@ -1,4 +1,4 @@
-"""The command line of the programs: typed flags through tyro, and errors as one line."""
+"""Parses command lines with tyro, and runs programs so that errors are one line."""
 
 import contextlib
 import difflib
@@ -36,11 +36,11 @@ def parse(
     default: Any = None,
     short_names: Mapping[str, str] = {},
 ) -> C:
-    """`arguments` as a `kind` (a dataclass); raises InputError, in one line, for what does not fit.
+    """Parses `arguments` into a `kind` (a dataclass); raises InputError, in one line, for what does not fit.
 
-    `short_names`: flags that stand for others. A whole number may also be written as 1e3.
+    `short_names` maps short flags to full ones. Whole numbers may also be written like 1e3.
     """
-    import tyro  # only here, so that the programs are there at once
+    import tyro  # imported here, so that programs start fast
 
     told, prog, description = io.StringIO(), as_called(prog), as_called(description)
     extra = {} if default is None else {"default": default}
@@ -66,7 +66,7 @@ def parse(
 
 
 def checkpoint_step(asked: str) -> int | Literal["best"] | None:
-    """The checkpoint that --checkpoint asks for, as `load_trained` takes it; raises InputError for what is none."""
+    """Parses the value of --checkpoint for `load_trained`; raises InputError if it is not valid."""
     if asked not in ("newest", "best") and re.fullmatch("[0-9]{1,18}", asked) is None:
         raise InputError(f"--checkpoint is {asked!r}; expected newest, best, or the number of a step")
     if asked == "best":
@@ -75,20 +75,20 @@ def checkpoint_step(asked: str) -> int | Literal["best"] | None:
 
 
 def as_called(text: str) -> str:
-    """`text`, in which the programs are scripts, for a user who has started one as `jax-tformer PROGRAM`."""
+    """Replaces the scripts' names in `text` if the user started `jax-tformer PROGRAM`."""
     if not sys.argv[0].startswith("jax-tformer "):
         return text
     return re.sub(r"(?<![\w./-])(python )?(train|generate|compare)\.py\b", r"jax-tformer \2", text)
 
 
 def long_name(argument: str, short_names: Mapping[str, str]) -> str:
-    """An argument with its flag written out."""
+    """Replaces a short flag in `argument` by the full one."""
     flag, equals, value = argument.partition("=")
     return short_names.get(flag.replace("_", "-"), flag) + equals + value
 
 
 def _whole_numbers() -> "ConstructorRegistry":
-    """How fields of type int, and int or None, are read: as a whole number, also one like 1e3."""
+    """Makes tyro read fields of type int, or int or None, as whole numbers, also like 1e3."""
     from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
     registry = ConstructorRegistry()
@@ -114,24 +114,24 @@ def _whole_number(text: str) -> int:
         number = Decimal(text)
     except InvalidOperation:
         raise ValueError(f"{text!r} is not a whole number") from None
-    # The bound spares us the zeros of 1e999999999.
+    # The bound avoids writing out 1e999999999.
     if not number.is_finite() or number.adjusted() > 30 or number != number.to_integral_value():
         raise ValueError(f"{text!r} is not a whole number")
     return int(number)
 
 
 def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: str = SMALLER_TRAINING) -> None:
-    """Runs a program and exits with its status: 2, and one line on standard error, for what the user can mend.
+    """Runs a program and exits with its status: 2, with one line on standard error, for what the user can mend.
 
-    `smaller` says what to change where there is not enough memory.
+    `smaller` says what to change if there is not enough memory.
     """
     if sys.stderr is None:
-        # Otherwise what is meant for it would be printed among the answers.
+        # Otherwise messages would be printed among the answers.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
     message = None
     try:
         if sys.stdout is None:
-            raise InputError("standard output is closed; let it go to a file, or to /dev/null")
+            raise InputError("standard output is closed; redirect it to a file, or to /dev/null")
         status = program(sys.argv[1:])
         sys.stdout.flush()
     except InputError as error:
@@ -139,16 +139,16 @@ def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: 
     except TrainingFailed as error:
         status, message = 1, str(error)
     except BrokenPipeError:
-        # The reader of our output has gone: nothing is left to say.
+        # Nobody reads our output any more.
         status = 128 + signal.SIGPIPE
     except OSError as error:
-        # What writes to a file names it; printing names nothing.
+        # An error from a file has its name, but one from printing has none.
         where = error.filename or ("standard output" if error.errno in _CANNOT_WRITE else "")
         status, message = 2, f"error: {f'{where}: ' if where else ''}{error.strerror or error}"
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
     except (MemoryError, OverflowError, RuntimeError, ValueError) as error:
-        # Python 3.11 wraps an interrupt in one of these while it makes certain classes, which flax has at import.
+        # Python 3.11 wraps a KeyboardInterrupt in one of these while it makes certain classes, as flax does at import.
         if isinstance(error.__cause__, KeyboardInterrupt):
             raise SystemExit(128 + signal.SIGINT) from None
         message = _too_large(error)
@@ -163,17 +163,17 @@ def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: 
             if stream is not None:
                 stream.flush()
         except OSError:
-            # What could not be written must not be tried again at exit, which would say so, and change the status.
+            # Otherwise Python would try again at exit, fail with a message, and change the status.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     raise SystemExit(status)
 
 
 def _too_large(error: Exception) -> str | None:
-    """What cannot be had, in a few words, if that is what `error` says: memory, of the host or a device."""
+    """Says in a few words which memory, of the host or a device, is too small, if that is what `error` means."""
     told = " ".join(str(error).split())
     if isinstance(error, OverflowError):
         return f"a size is larger than any computer has room for ({told})"
-    # Of XLA, of PyTorch on the processor, of PyTorch on a GPU.
+    # From XLA, from PyTorch on a CPU, from PyTorch on a GPU.
     signs = "RESOURCE_EXHAUSTED|can't allocate memory|CUDA out of memory"
     if not (isinstance(error, MemoryError) or re.search(signs, told)):
         return None
@@ -181,14 +181,14 @@ def _too_large(error: Exception) -> str | None:
     if size is None:
         return "there is not enough memory"
     asked = f"{size[1]} {size[2]}" if size[2] != "bytes" else f"{int(size[1]) / 2**30:,.1f} GiB"
-    return f"there is not enough memory: {asked} more could not be had"
+    return f"there is not enough memory: {asked} more could not be allocated"
 
 
 def _one_line(message: str, short_names: Sequence[str] = ()) -> str:
-    """The sentence inside the box that tyro draws around an error, with the names that it suggests, or one of ours."""
+    """Takes the sentence out of the box that tyro draws around an error, and adds similar names, tyro's or ours."""
     lines = [line.strip("│╭╮╰╯─ ") for line in message.splitlines() if not line.startswith(("╭", "╰"))]
     if "╭" not in message:
-        # Where a terminal lacks these characters there is a title, and lines of hyphens.
+        # On terminals without these characters, tyro prints a title and lines of hyphens.
         lines = ["" if set(line) == {"-"} else line for line in lines[2:]]
     text = " ".join(lines[: lines.index("")] if "" in lines else lines)
     text = re.sub(r"Error parsing (__tyro-dummy-inner__\.?|TrainOptions: )?", "", text).removeprefix(": ").rstrip(".")

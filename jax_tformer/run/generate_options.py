@@ -1,4 +1,4 @@
-"""The command line of generate.py: DecodingConfig's fields, the texts to answer, and how answers are given."""
+"""The options of generate.py: the texts to answer, the fields of DecodingConfig, and the form of the output."""
 
 import sys
 from collections.abc import Iterator
@@ -19,21 +19,21 @@ _PROMPT_TEMPERATURE = 0.8
 
 @dataclass(frozen=True)
 class DecodingFlags(DecodingConfig):
-    """How tokens are chosen. None: as fits the run."""
+    """How tokens are chosen; None: what suits the run."""
 
-    # Not yet a DecodingConfig, which `GenerateOptions.decoding_of` makes of it, and checks, when it knows the run.
+    # `GenerateOptions.decoding_of` makes a checked DecodingConfig of this once it knows the run.
     max_new_tokens: int | None = None  # type: ignore[assignment]
-    """Tokens of an answer at most; unless given 200, or what fits: into the context, or a translation's length."""
+    """The most tokens of an answer. None: 200, or fewer if the context or a translation's length allows only these."""
     temperature: float | None = None  # type: ignore[assignment]
-    """Divides the logits; 0 is greedy. Unless given, 0.8 for prompts, and 0 for translations and with --beam."""
+    """Divides the logits; 0 is greedy. None: 0.8 for prompts, and 0 for translations and with --beam."""
     early_stopping: bool = False
-    """A beam search ends with as many finished answers as beams; else when no other can become better."""
+    """End a beam search at as many finished answers as beams, instead of when no other can become better."""
     num_beams: Annotated[int, tyro.conf.arg(name="beam")] = 1
     num_return_sequences: Annotated[int, tyro.conf.Fixed, tyro.conf.Suppress] = 1
     num_samples: int = 1
-    """Samples for every text."""
+    """Samples for each text."""
     n_best: int = 1
-    """The n best answers of a beam search are given."""
+    """Print the n best answers of a beam search."""
 
     def __post_init__(self) -> None:
         pass
@@ -41,7 +41,7 @@ class DecodingFlags(DecodingConfig):
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """What to generate, and how. Without --prompt, --source or --file, texts are read from standard input."""
+    """What to generate, and how. Without --prompt, --source or --file, reads texts from standard input."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """The folder of a run."""
@@ -50,25 +50,25 @@ class GenerateOptions:
     source: str | None = None
     """Text to translate, for an encoder-decoder."""
     file: Path | None = None
-    """A file of prompts or sources, one a line, blank lines left out; -: standard input."""
+    """A file of prompts or sources, one per line, without blank lines; -: standard input."""
     checkpoint: str = "newest"
-    """newest, best (the one with the lowest held-out loss), or the step of one."""
+    """newest, best (the lowest held-out loss), or the number of a step."""
     slide: bool = False
-    """A decoder-only model goes on beyond its context: whenever it is full, the older half is forgotten."""
+    """Let a decoder-only model write beyond its context: whenever that is full, it forgets the older half."""
     stream: bool = False
-    """Print the text as it is made, one prompt after the other."""
+    """Print each token as it is generated, one prompt after the other."""
     json: bool = False
-    """Print one JSON object a line: the text, and its completions with their tokens."""
+    """Print one JSON object per line: the text, and its completions with their tokens."""
     reference: Path | None = None
-    """The sources' reference translations, one a line: exact match, BLEU and chrF are reported."""
+    """A file of reference translations, one per line; reports exact match, BLEU and chrF."""
     batch_size: int = 8
-    """Lines of the file, or of standard input, that are worked on together."""
+    """Lines of the file, or of standard input, that are processed together."""
     seed: int = 0
-    """The same seed gives the same tokens."""
+    """Random seed; the same seed gives the same tokens."""
     decoding: Annotated[DecodingFlags, tyro.conf.arg(name="")] = DecodingFlags()
 
     def check(self) -> None:
-        """Raises InputError for options that exclude each other, and numbers that cannot be."""
+        """Raises InputError for options that exclude each other, and for invalid numbers."""
         given = [f"--{name}" for name in ("prompt", "source", "file") if getattr(self, name) is not None]
         require(len(given) <= 1, f"{' and '.join(given)} are both given; expected one of them")
         require(self.prompt != "", "the prompt is empty; give the text to continue with --prompt TEXT")
@@ -96,9 +96,9 @@ class GenerateOptions:
         require(not given, f"{told}; expected one of them: a stream is one plain text")
 
     def decoding_of(self, data: TextData | PairData) -> DecodingConfig:
-        """How the tokens of a model that was trained on `data` are chosen.
+        """Returns the DecodingConfig for a model that was trained on `data`.
 
-        Raises InputError for what is impossible, and for options that such a model has no use for.
+        Raises InputError for invalid values, and for options that such a model cannot use.
         """
         self._check_model(data)
         chosen = {field.name: getattr(self.decoding, field.name) for field in fields(DecodingConfig)}
@@ -114,7 +114,7 @@ class GenerateOptions:
 
     @contextmanager
     def flags_in_errors(self) -> Iterator[None]:
-        """Within it, an error about a field of DecodingConfig names the flag of the field."""
+        """Inside, errors about a field of DecodingConfig name the flag instead."""
         try:
             yield
         except FieldError as error:
@@ -124,13 +124,13 @@ class GenerateOptions:
 
     @property
     def typed(self) -> bool:
-        """Whether the texts come from somebody at a terminal, who waits for each answer."""
+        """Whether somebody types the texts at a terminal and waits for each answer."""
         given = (self.prompt, self.source, None if str(self.file) == "-" else self.file)
         return all(each is None for each in given) and sys.stdin is not None and sys.stdin.isatty()
 
     @property
     def batch(self) -> int:
-        """Texts that are worked on together."""
+        """How many texts are processed together."""
         one_by_one = self.stream or self.typed or self.prompt is not None or self.source is not None
         return 1 if one_by_one else self.batch_size
 

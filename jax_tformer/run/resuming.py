@@ -18,42 +18,41 @@ from jax_tformer.run.restoring import HELD_OUT_LOSS
 from jax_tformer.run.run_folder import RunFolder
 from jax_tformer.training.step import TrainState
 
-_ROUNDING = (
-    "the same function, summed in another order: numbers from here on may differ from those of one go by rounding"
-)
+_ROUNDING = "the same function, summed in another order: from here on, numbers may differ from one long run by rounding"
+_SAME_TEXT = "the text there must be the same"
+_OWN_TOKENIZER = "the run keeps the tokenizer in its folder"
 _MEANINGS = {
     "training.steps": "the learning rate follows the same schedule, only longer or shorter",
-    "training.log_every": "rows of metrics.jsonl so far stay as they are",
-    "training.evaluate_every": "the held-out loss is measured at other steps from here on",
-    "training.evaluate_batches": "held-out losses from here on are of other batches than those before",
-    "training.checkpoint_every": "checkpoints are saved at other steps from here on",
-    "training.keep_checkpoints": "it is the next save that deletes those beyond",
+    "training.log_every": "existing rows of metrics.jsonl stay as they are",
+    "training.evaluate_every": "from here on, the held-out loss is measured at other steps",
+    "training.evaluate_batches": "from here on, held-out losses are measured on other batches",
+    "training.checkpoint_every": "from here on, checkpoints are saved at other steps",
+    "training.keep_checkpoints": "the next save deletes those beyond",
     "training.accumulation": f"{_ROUNDING}, and by what dropout draws",
-    "sample": "it is the end of the run that samples so",
+    "sample": "the end of the run samples with it",
     "mesh": _ROUNDING,
     "model.compute.attention": _ROUNDING,
     "model.compute.remat": _ROUNDING,
     "model.compute.unroll": _ROUNDING,
-    "data.path": "the text there must be the same",
-    "data.target_path": "the text there must be the same",
-    "data.tokenizer.name": "it is the tokenizer in the run's folder that is used",
-    "data.tokenizer.revision": "it is the tokenizer in the run's folder that is used",
+    "data.path": _SAME_TEXT,
+    "data.target_path": _SAME_TEXT,
+    "data.tokenizer.name": _OWN_TOKENIZER,
+    "data.tokenizer.revision": _OWN_TOKENIZER,
 }
-"""Field -> what changing it means; the numbers so far do not depend on these, so a run may continue with others."""
+"""Field -> what changing it means. A continued run may change these: its results so far do not depend on them."""
 _COSINE = (
-    "the cosine of the learning rate ends there now: from here on it is another schedule than before, and the steps so "
-    "far are not those that a run of this length would have had"
+    "the cosine of the learning rate now ends there: from here on the schedule is another one, and the steps so far "
+    "are not those of a run of this length"
 )
 
-
 Changes = dict[str, tuple[Any, Any]]
-"""By field: the value before, the value from now on."""
+"""Field -> (value before, value from now on)."""
 
 
 def permitted_changes(run: ExperimentConfig | None, wanted: ExperimentConfig) -> tuple[Changes, list[str]]:
-    """(what continuing `run` as `wanted` changes, what each of it means); nothing where there is no run.
+    """Returns (the fields that change when `run` continues as `wanted`, what each change means); nothing without a run.
 
-    Raises InputError if the numbers of the run so far would have been others.
+    Raises InputError for changes that would have changed the results so far.
     """
     if run is None:
         return {}, []
@@ -71,19 +70,21 @@ def permitted_changes(run: ExperimentConfig | None, wanted: ExperimentConfig) ->
             notes.append(f"changed {told}: {meaning}")
     if refused:
         raise InputError(
-            f"the numbers of this run so far would have been others with {shortened(refused)}; "
-            "leave that out to continue it, or start afresh with a new --run or --resume no"
+            f"the results of this run so far would be different with {shortened(refused)}; "
+            "leave that out to continue it, or start again with a new --run or --resume no"
         )
     return fields, notes
 
 
 class Resumption:
-    """Saves and restores a training state together with the state of the batches that feed it."""
+    """Saves and restores a training state with the position in its data; `started` is when this session began.
+
+    Times are in seconds by time.perf_counter.
+    """
 
     def __init__(
         self, run: RunFolder, checkpoints: Checkpoints, fingerprint: str, experiment: ExperimentConfig, started: float
     ) -> None:
-        """`started` is when this session began, by time.perf_counter."""
         self._run = run
         self._checkpoints, self._fingerprint, self._experiment = checkpoints, fingerprint, experiment
         self._earlier, self._started, self._best, self._saved = 0.0, started, math.inf, 0
@@ -92,15 +93,15 @@ class Resumption:
 
     @property
     def seconds(self) -> float:
-        """Time spent on the run so far, in all its sessions."""
+        """The seconds spent on the run so far, in all its sessions."""
         return self._earlier + time.perf_counter() - self._started
 
     def restore(self, abstract: TrainState, batches: grain.DatasetIterator[Batch]) -> TrainState | None:
-        """The newest intact state, with `batches` set to what comes next; None if there is no checkpoint yet.
+        """Restores the newest intact state, and `batches` to the next one; returns None if there is no checkpoint yet.
 
-        `abstract` has the shapes, types and shardings of its arrays. Raises InputError if the data is not what the run
-        began with, if checkpoints exist but none is intact, if they hold other arrays, or more steps than are wanted,
-        or if the model or the tokenizer is another one.
+        `abstract` has the shapes, types and shardings of the arrays. Raises InputError if the data, the model or the
+        tokenizer has changed since the run began, if no checkpoint is intact, or if they hold other arrays or more
+        steps than wanted.
         """
         restored = self._checkpoints.restore(abstract._asdict())
         if restored is None:
@@ -111,9 +112,9 @@ class Resumption:
             planned = restored.extra["config"]["training"]["steps"]
             batches.set_state(restored.extra["batches"])
         except (LookupError, TypeError, ValueError) as error:
-            # It lacks something, or holds something else in its place: Grain checks as little as this does.
+            # Something is missing or has a wrong type, which Grain does not check either.
             raise InputError(
-                f"the checkpoint of step {restored.step} does not say all that training goes on with ({error}); "
+                f"the checkpoint of step {restored.step} does not hold all that training continues from ({error}); "
                 "start a new run with --run"
             ) from error
         if fingerprint != self._fingerprint:
@@ -124,7 +125,7 @@ class Resumption:
         if reached > steps or (reached == steps != planned):
             raise InputError(
                 f"the run has done {reached} steps, and {steps} are wanted; expected more than {reached} "
-                "(--report shows what a run has come to)"
+                "(--report shows the results of a run)"
             )
         self._earlier = seconds
         self._best = self._checkpoints.best_loss()
@@ -133,7 +134,7 @@ class Resumption:
 
     @cached_property
     def _tokenizer(self) -> dict[str, str]:
-        # Read once, at the first save: the files are there by then, and are those that the session works with.
+        # Read once, at the first save: by then the files exist, and are those that the session uses.
         return tokenizer_digests(self._run.path)
 
     def improves(self, held_out_loss: float | None) -> bool:
@@ -143,10 +144,10 @@ class Resumption:
     def save(
         self, state: TrainState, batches: grain.DatasetIterator[Batch], held_out_loss: float | None = None
     ) -> None:
-        """Begins to save in the background; `state` may be donated at once. Kept is what `finite` then says is sound.
+        """Begins to save in the background; `state` may be donated at once. The save is kept once `finite` is called.
 
-        A state may hold finite numbers and yet be ruined: continued from, it would fail again, for ever.
-        `held_out_loss`: of this state, if it is known.
+        A state with finite numbers may still be broken, so that every run from it fails at the next step.
+        `held_out_loss` is that of this state, if known.
         """
         extra = {
             "batches": batches.get_state(),

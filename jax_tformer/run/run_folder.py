@@ -29,21 +29,21 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / "config.json"
-        """The experiment, complete: what decides every number of the run."""
+        """The complete experiment, which decides all results of the run."""
         self.checkpoints = path / "checkpoints"
         """Parameters, optimizer state and position in the data, by step."""
         self.saved = path / "saved.json"
-        """The step of the newest checkpoint: by this, a run whose checkpoints are lost is told from a new one."""
+        """The step of the newest checkpoint, which tells a run that lost its checkpoints from a new one."""
         self.metrics = path / "metrics.jsonl"
-        """One JSON object a line: training steps and evaluations."""
+        """One JSON object per line: training steps and evaluations."""
         self.tensorboard = path / "tensorboard"
         """Event files of TensorBoard."""
         self.sessions = path / "sessions.jsonl"
-        """One JSON object a line: when each session of the run began, at which step, and what it changed."""
+        """One JSON object per line: when each session of the run began, at which step, and what it changed."""
         self.picture = path / "loss.png"
         """The loss curves."""
         self.samples = path / "samples.txt"
-        """What the finished model says."""
+        """Samples of the finished model."""
         self.summary = path / "summary.json"
         """The figures of the finished run."""
         self._lock: IO[str] | None = None
@@ -60,7 +60,7 @@ class RunFolder:
         if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
             raise InputError(f"cannot write to {existing}; choose another --run or change its permissions")
         try:
-            # Some systems (/proc, a disk without room) say that one may write and do not let one. Leaves no trace.
+            # On some systems (/proc, a full disk) the permissions allow what writing does not. Leaves no trace.
             tempfile.TemporaryFile(dir=existing).close()
         except OSError as error:
             raise InputError(f"cannot write to {existing} ({error.strerror}); choose another --run") from error
@@ -83,9 +83,9 @@ class RunFolder:
             self._refuse_other_models(values)
 
     def read_config(self) -> ExperimentConfig:
-        """The experiment of the run; raises InputError if config.json is missing or damaged."""
+        """Reads the experiment of the run; raises InputError if config.json is missing or damaged."""
         if not self.path.is_dir():
-            found = f"{self.path} is a file and no run" if self.path.exists() else f"there is no run in {self.path}"
+            found = f"{self.path} is a file, not a run" if self.path.exists() else f"there is no run in {self.path}"
             raise InputError(f"{found}; expected a folder that train.py has written")
         if not self.holds_run():
             raise InputError(f"{self.path} holds no run (no {self.config.name}); {self._where_runs_are()}")
@@ -96,12 +96,12 @@ class RunFolder:
     def _refuse_other_models(self, values: Any) -> None:
         if isinstance(values, dict) and ("model_type" in values or "architectures" in values):
             raise InputError(
-                f"{self.path} holds a Hugging Face model ({values.get('model_type')}) and no run; expected a folder "
+                f"{self.path} holds a Hugging Face model ({values.get('model_type')}), not a run; expected a folder "
                 "that train.py has written; jax_tformer.weights.huggingface loads GPT-2, BERT and BART in Python"
             )
 
     def _where_runs_are(self) -> str:
-        """What to do about a folder that is no run: name the one that it is part of, or those that are in it."""
+        """Suggests the run that this folder is part of, or the runs in it."""
         here = self.path.absolute()
         near = [folder for folder in here.parents[:2] if (folder / self.config.name).is_file()]
         near = near[:1] or sorted(file.parent for file in here.glob(f"*/{self.config.name}"))
@@ -111,16 +111,15 @@ class RunFolder:
         return f"did you mean {' or '.join(names[:3])}{' or another one in it' if len(names) > 3 else ''}?"
 
     def read_tokenizer(self, vocab_size: int | None) -> Tokenizer:
-        """The tokenizer of the run, for its model; raises InputError if a file of it is missing, damaged or does not
-        suit `vocab_size`, the config's."""
+        """Reads the run's tokenizer; raises InputError if it is missing, damaged or does not fit the `vocab_size`."""
         tokenizer = load_run_tokenizer(self.path)
         if vocab_size is None:
-            raise InputError(f"{self.config} has no model.vocab_size; expected the number of the run's tokenizer")
+            raise InputError(f"{self.config} has no model.vocab_size; expected that of the run's tokenizer")
         check_vocabulary(tokenizer, vocab_size)
         return tokenizer
 
     def began_as(self) -> str | None:
-        """The name of the experiment that the run began as; None where that is not known."""
+        """Returns the name of the experiment that the run began as; None if unknown."""
         try:
             if not_regular(self.sessions):
                 return None
@@ -151,9 +150,9 @@ class RunFolder:
                     raise InputError(f"{self.path / name} is not the one {made}; put it back")
 
     def record_session(self, experiment: ExperimentConfig, *, name: str | None, **told: Any) -> None:
-        """Adds a line to sessions.jsonl, with the experiment's name and what is `told`; then updates config.json.
+        """Adds a line with `name` and `told` to sessions.jsonl, then updates config.json.
 
-        In this order, so that every value that config.json ever had is in sessions.jsonl, or still there.
+        In this order, no value that config.json ever had is lost.
         """
         line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), "experiment": name, **told})
         with open(self.sessions, "a", encoding="utf-8") as stream:
@@ -170,9 +169,9 @@ class RunFolder:
             raise InputError(f"cannot write to {self.path}: {error.strerror}; choose another --run") from error
 
     def lock(self) -> None:
-        """Makes the folder and keeps other jobs out of it until `unlock`, or until this process ends.
+        """Makes the folder and locks it against other jobs until `unlock` or the end of this process.
 
-        Raises InputError if one is at work there.
+        Raises InputError if another job holds the lock.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = open(self.path / "lock", "w")  # noqa: SIM115 (open for as long as it is held)
@@ -187,9 +186,9 @@ class RunFolder:
             self._lock.close()
 
     def take(self, resume: bool, before: ExperimentConfig | None) -> Path | None:
-        """`lock`s the folder for the run `before`, or for a new one; where `resume` is off, moves an old one aside.
+        """Locks the folder for the run `before`, or for a new one; without `resume`, first moves an old run aside.
 
-        Returns where it is then. Raises InputError if another job is at work there, or has begun a run meanwhile.
+        Returns the old run's new path. Raises InputError if another job holds the lock or has begun a run meanwhile.
         """
         moved = self._move_aside() if self.holds_run() and not resume else None
         if self.holds_run() and before is None:
@@ -198,7 +197,7 @@ class RunFolder:
         return moved
 
     def _move_aside(self) -> Path:
-        """Renames a folder with a run in it to the first free PATH.1, PATH.2 ...; returns the new name."""
+        """Renames the folder to the first free PATH.1, PATH.2 ...; returns the new path."""
         self.lock()
         number, path = 1, self.path.absolute()
         while (aside := path.with_name(f"{path.name}.{number}")).exists():
@@ -214,7 +213,7 @@ class RunFolder:
         return aside
 
     def ended_at(self) -> int | None:
-        """The steps after which the run ended, by summary.json; None where it has not, or where that is damaged."""
+        """Returns the steps after which the run ended; None if it has not, or if summary.json is damaged."""
         try:
             steps = read_json(self.summary)["steps"]
         except (InputError, LookupError, TypeError):

@@ -22,35 +22,35 @@ if TYPE_CHECKING:
 Options = dict[str, bool | int | str]
 
 _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""malloc asks for pages of 2 MB; glibc knows this from 2.35 on."""
+"""Makes malloc ask for pages of 2 MB; needs glibc 2.35."""
 _KEEP_FREED = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_ARENA_MAX": "1"}
-"""malloc keeps what a step frees, and does not take it again from the system at the next step."""
+"""Makes malloc keep what a step frees for the next step, instead of returning it to the system."""
 _HUGE_PAGES_POLICY = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _CACHE_WARNING = re.compile(
     r"Error (reading|writing) persistent compilation cache entry for '([^']+)': (.*)", re.DOTALL
 )
 
 OPTIONS: dict[str, Options] = {
-    # The products of XNNPACK wait for one another's threads: a step of a small model (0.8 million parameters, 12 x 64
+    # XNNPACK's matrix products wait for one another's threads: a step of a small model (0.8 million parameters, 12 x 64
     # tokens) takes 1.6 times as long with them; steps of 10 million parameters and more take the same time.
     "cpu": {"xla_cpu_use_xnnpack": False},
-    # Overlaps the exchange of gradients with computation, where there are several devices. Not measured yet.
+    # Overlaps the exchange of gradients between devices with computation. Not measured yet.
     "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True},
 }
-"""Compiler options by JAX's name of the platform. Command buffers are on in XLA as it comes, for GPUs."""
+"""JAX's name of the platform -> compiler options. On GPUs, XLA uses command buffers by default."""
 FLOAT64: dict[str, Options] = {
-    # XLA's YNN fusions were seen to read memory that nobody wrote (docs/known-issues.md), and float64 is for proofs.
-    # In float32 they are kept: without them a step takes 4 to 9 % longer. jax 0.12 knows the option too.
+    # XLA's YNN fusions may read uninitialised memory (docs/known-issues.md), and float64 is for proofs. In float32 they
+    # stay on: without them a step takes 4 to 9 % longer. jax 0.12 has the option too.
     "cpu": {"xla_cpu_experimental_ynn_fusion_type": ""},
 }
 """Additional options for float64."""
 
 
 def restart_with_allocator() -> None:
-    """Starts this program again, under the same process id, with `allocator_settings`; glibc reads them as it starts.
+    """Restarts this program, with the same process id, with `allocator_settings`, which glibc reads only at its start.
 
-    Call it before anything heavy is imported. Does nothing where such a variable is set already, or where the process
-    is more than `python PROGRAM ...`: standard input could not be read again, and a caller would run twice.
+    Call it before the slow imports. Does nothing if one of the variables is set already, or if the process is not a
+    plain `python PROGRAM ...`: standard input could not be read again, or a calling program would run twice.
     """
     settings = allocator_settings()
     if settings and _is_plain_program() and not os.environ.keys() & settings.keys():
@@ -58,10 +58,10 @@ def restart_with_allocator() -> None:
 
 
 def allocator_settings() -> dict[str, str]:
-    """The environment in which computing on the processor is fastest here; empty where the C library is not glibc.
+    """Returns the environment variables that make computing on this CPU fastest; empty without glibc.
 
-    XLA takes its temporary buffers anew in every step, and each page that is touched for the first time is a fault: 15
-    to 30% of a small model's step. Huge pages make them few, where the system gives them to those who ask.
+    XLA allocates its temporary buffers anew in every step, and the first access to each page is a fault, which takes 15
+    to 30% of a small model's step. Huge pages make faults rare, if the system grants them on request.
     """
     if "CS_GNU_LIBC_VERSION" not in os.confstr_names:
         return {}
@@ -75,7 +75,7 @@ def allocator_settings() -> dict[str, str]:
 
 
 def _is_plain_program() -> bool:
-    """Whether the interpreter was given its options, a file to run, and that file's arguments."""
+    """Whether the command line is the interpreter, its options, a file to run, and that file's arguments."""
     count = len(sys.argv)
     options, words = sys.orig_argv[1:-count], sys.orig_argv[-count:]
     flags = all(option.startswith("-") and option[1:2] not in ("c", "m") for option in options)
@@ -83,26 +83,26 @@ def _is_plain_program() -> bool:
 
 
 def compiler_options(dtype: str = "float32", *, once: bool = False) -> Options:
-    """For the platform that JAX computes on by default, in this type; `once`: of what is computed a single time."""
+    """Returns the options for JAX's default platform and `dtype`; `once` is for programs that run a single time."""
     import jax
 
     platform = jax.default_backend()
     exact = FLOAT64.get(platform, {}) if dtype == "float64" else {}
     if not once:
         return OPTIONS.get(platform, {}) | exact
-    # Halves the time to compile an initialisation, which computes the same bits as fast.
+    # Halves the time to compile an initialisation, with the same bits and speed.
     return exact if platform != "cpu" else {"xla_backend_optimization_level": 1, **fusion_emitters(False), **exact}
 
 
 def fusion_emitters(on: bool) -> Options:
-    """XLA's fusion emitters on the processor, on or off, where the compiler still has the choice."""
+    """Returns the option that turns XLA's fusion emitters for CPUs on or off, if this version has it."""
     import jax
 
     return {"xla_cpu_use_fusion_emitters": on} if jax.__version_info__ < (0, 11) else {}
 
 
 def set_up_jax(config: "TransformerConfig") -> None:
-    """Keeps compiled programs for the next start, and switches float64 on where the config asks for it.
+    """Caches compiled programs on disk, and enables float64 if the config needs it.
 
     Raises InputError if there is no device to compute on.
     """
@@ -113,14 +113,14 @@ def set_up_jax(config: "TransformerConfig") -> None:
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if not folder:
         folder = str(cache_folder())
-        # JAX's own bound reads the whole folder for every program that is added, and adds none beside older ones.
+        # JAX's own bound reads the whole folder for every new program, and adds none to entries written without it.
         bound_cache(cache_folder())
         jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     if not isinstance(warnings.showwarning, _CacheWarnings):
         warnings.showwarning = _CacheWarnings(Path(folder))
-        # The same line of JAX warns of each of them: all have to be seen.
+        # Python would show only the first, since all come from the same line of JAX.
         warnings.filterwarnings("always", message=_CACHE_WARNING.pattern)
     if "float64" in (config.compute.dtype, config.compute.parameter_dtype):
         jax.config.update("jax_enable_x64", True)
@@ -128,18 +128,17 @@ def set_up_jax(config: "TransformerConfig") -> None:
 
 
 def for_other_shapes(config: "TransformerConfig") -> "TransformerConfig":
-    """`config` with attention "auto".
+    """Returns `config` with attention "auto".
 
-    What was right for the batches of the training need not be for other rows and lengths, or on another machine.
+    The implementation for training's batches may not suit other lengths or numbers of rows, or another machine.
     """
     return dataclasses.replace(config, compute=dataclasses.replace(config.compute, attention="auto"))
 
 
 class _CacheWarnings:
-    """Shows warnings as before, but for those of a compiled program in the cache that cannot be read or written.
+    """Replaces warnings about unreadable or unwritable programs in the cache by a single line; shows others unchanged.
 
-    JAX warns of each at every start, and leaves it as it is. Here it is removed, so that JAX writes it anew, and a
-    single line says so.
+    JAX would leave a damaged file and warn at every start. This removes it, so that JAX writes it anew.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -152,7 +151,7 @@ class _CacheWarnings:
             return
         what, program, reason = found.groups()
         told, damaged = f"cannot be kept in {one_line(str(self._folder))}: {one_line(reason)}", False
-        # The warning does not say which of those with this name it is; the others are compiled when they are needed.
+        # Several files may have this name, so all are removed; they are compiled again when they are needed.
         for entry in self._folder.glob(f"{glob.escape(program)}-*-cache"):
             with contextlib.suppress(OSError):
                 entry.unlink()
@@ -170,14 +169,14 @@ def _require_device() -> None:
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:
-        # JAX only asserts that it found one where nothing at all answers to the name.
+        # JAX raises AssertionError if it knows no platform of this name.
         reason = " ".join(str(error).partition("(set JAX_PLATFORMS=")[0].split())
-        # Of backends that are not known it names another one than was asked for, and says nothing more.
+        # For an unknown backend, JAX's message may name another one than was asked for.
         told = f" ({reason})" if reason and "not in the list of known backends" not in reason else ""
         wanted = os.environ.get("JAX_PLATFORMS")
         asked = f"JAX_PLATFORMS is {wanted!r}" if wanted else "JAX was asked for any device"
         raise InputError(
             f"{asked}, and there is no such device here{told}; "
-            "set JAX_PLATFORMS=cpu or unset it, or install JAX for the device: jax[cuda13], with an older "
-            "driver jax[cuda12], jax[tpu]"
+            "set JAX_PLATFORMS=cpu or unset it, or install JAX for the device: jax[cuda13], jax[cuda12] for an "
+            "older driver, or jax[tpu]"
         ) from error

@@ -14,7 +14,7 @@ from jax_tformer.terminal import one_line
 
 T = TypeVar("T")
 Line = tuple[str, int, str]
-"""A text, its number from 1, and its place for messages."""
+"""A text, its line number (from 1), and its place for messages."""
 _PER_LINE = "expected a reference for each source, line by line"
 
 
@@ -27,19 +27,21 @@ class Text(NamedTuple):
     limit: int
     """The most new tokens."""
     number: int = 1
-    """The number of its line, from 1."""
+    """Its line number, from 1."""
     place: str | None = None
-    """For messages, "line 3 of FILE"; None: it is the only text."""
+    """Its place for messages, like "line 3 of FILE"; None if it is the only text."""
 
 
 class Reader:
-    """Makes a Text of a prompt or a source, for a model that was trained on `data`."""
+    """Makes a Text of a prompt or a source, for a model that was trained on `data`.
+
+    An answer gets at most `most` new tokens. If fewer fit, that is the limit or, with `exactly`, an error; with `slide`
+    prompts continue beyond the context. Raises InputError if translations lack a start or end token.
+    """
 
     def __init__(
         self, data: TextData | PairData, tokenizer: Tokenizer, most: int, *, exactly: bool = False, slide: bool = False
     ) -> None:
-        """`most`: new tokens of an answer at most. Where fewer fit, that is the limit, or with `exactly` an error.
-        `slide`: prompts go on beyond the context. Raises InputError if translations lack a start or end token."""
         self._tokenizer, self._most, self._exactly, self._slide = tokenizer, most, exactly, slide
         self.translates = isinstance(data, PairData)
         self._room = data.source_length if isinstance(data, PairData) else data.context_length
@@ -50,7 +52,7 @@ class Reader:
             self._first, self._last = [] if tokenizer.start_id is None else [tokenizer.start_id], []
 
     def __call__(self, text: str, number: int = 1, place: str | None = None) -> Text:
-        """Raises InputError, which names the place, for a text that the model cannot take."""
+        """Encodes `text`; raises InputError, which names the place, if the model cannot take it."""
         text = text.strip() if self.translates else text
         try:
             ids = [*self._first, *self._tokenizer.encode(text).tolist(), *self._last]
@@ -60,15 +62,15 @@ class Reader:
         return Text(text, ids, limit, number, place)
 
     def _source(self, text: str, tokens: int) -> int:
-        """New tokens at most, of a source of so many tokens."""
+        """Returns the most new tokens for a source of this many tokens."""
         told = f"the source {text[:40]!r} has {tokens - 1} tokens; expected at most {self._room - 1}"
         require(tokens <= self._room, f"{told}, the run's data.source_length less the end token; shorten it")
         return self._most
 
     def _prompt(self, tokens: int) -> int:
-        """New tokens at most, of a prompt of so many tokens."""
+        """Returns the most new tokens for a prompt of this many tokens."""
         room, most = self._room, self._most
-        require(tokens > 0, "the prompt has no tokens; expected one at least; give a longer text")
+        require(tokens > 0, "the prompt has no tokens; expected at least one; give a longer text")
         told = f"the prompt has {tokens} tokens{' with the start token' if self._first else ''}"
         if self._slide:
             require(tokens <= room, f"{told}; expected at most {room}, the model's context; shorten it")
@@ -77,27 +79,27 @@ class Reader:
             told += f" and --max-new-tokens is {most}; expected at most {room} together, the model's context"
             mend = "make one of them smaller"
         else:
-            told += f"; expected at most {room - 1}, the model's context of {room} less a new token"
+            told += f"; expected at most {room - 1}, the model's context of {room} less one new token"
             mend = "shorten it"
         fits = tokens + (most if self._exactly else 1) <= room
-        require(fits, f"{told}; {mend}, or let the model go on beyond its context with --slide")
+        require(fits, f"{told}; {mend}, or let the model write beyond its context with --slide")
         return min(most, room - tokens)
 
 
 def read_file(path: Path, read: Reader) -> list[Text]:
-    """The lines of a file that are not blank; raises InputError if there are none, or one that `read` cannot take."""
+    """Reads the lines of a file that are not blank; raises InputError if there are none or `read` refuses one."""
     texts = [read(*line) for line in _file_lines(path) if line[0].strip()]
     require(bool(texts), f"{path} is empty; expected a text on each line")
     return texts
 
 
 def read_standard_input(read: Reader, *, typed: bool = False) -> Iterator[Text]:
-    """The lines of standard input that are not blank, each as soon as it is there; raises InputError as `read_file`.
+    """Yields the lines of standard input that are not blank as they arrive; raises InputError as `read_file`.
 
     With `typed`, prints the error for a text that the model cannot take, and goes on with the next line.
     """
     if typed:
-        print("a text a line; Ctrl-D ends", file=sys.stderr)
+        print("one text per line; Ctrl-D ends", file=sys.stderr)
     lines = (line for line in _decoded(sys.stdin.buffer if sys.stdin else (), "standard input") if line[0].strip())
     first = next(lines, None)
     if first is None:
@@ -112,7 +114,7 @@ def read_standard_input(read: Reader, *, typed: bool = False) -> Iterator[Text]:
 
 
 def read_references(path: Path, sources: Sequence[Text]) -> list[str]:
-    """The line of `path` that stands beside each of the sources; raises InputError unless they go together."""
+    """Returns the line of `path` for each of the sources; raises InputError unless the files match line by line."""
     lines = _file_lines(path)
     require(bool(lines), f"{path} is empty; expected a text on each line")
     last, numbers = sources[-1].number, {source.number for source in sources}
@@ -122,12 +124,12 @@ def read_references(path: Path, sources: Sequence[Text]) -> list[str]:
         f"the sources end at line {last:,} and {path} at line {len(lines):,}; {_PER_LINE}",
     )
     if lonely is not None:
-        raise InputError(f"{lonely[2]} stands beside a blank line of the sources; {_PER_LINE}")
+        raise InputError(f"{lonely[2]} belongs to a blank line of the sources; {_PER_LINE}")
     return [lines[source.number - 1][0] for source in sources]
 
 
 def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """The items in lists of `size`, each as soon as it is full; the last one may be shorter."""
+    """Yields the items in lists of `size`, each as soon as it is full; the last one may be shorter."""
     items = iter(items)
     while batch := list(islice(items, size)):
         yield batch

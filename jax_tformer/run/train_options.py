@@ -1,4 +1,4 @@
-"""What train.py is asked for: an experiment, or the run in a folder, and the flags that change it."""
+"""The options of train.py: an experiment, or the run in a folder, and the flags that change it."""
 
 import argparse
 import contextlib
@@ -22,15 +22,15 @@ SHORT_NAMES = {
     "--lr": "--optimizer.learning-rate",
     "--batch-size": "--training.batch-size",
 }
-"""What may be typed in place of the fields that are changed most."""
+"""Short flag -> the flag that it stands for."""
 _PLACES = ("data.path", "data.target_path")
 _USAGE = """usage: train.py [EXPERIMENT] [--run FOLDER] [--resume auto|no] [--FIELD VALUE ...]
        train.py --run FOLDER [--FIELD VALUE ...]
        train.py --run FOLDER --report [--sample.FIELD VALUE ...]
 
-Trains a transformer. A folder that holds a run continues it, by itself: what is not said stays as it is, and flags
-change what its numbers so far do not depend on, such as --steps. --report shows what a run, running, stopped or ended,
-has come to: loss.png and samples. Without a name and a run, python-docs.
+Trains a transformer. If the folder holds a run, continues it with the run's own settings; flags may change those that
+its results so far do not depend on, such as --steps. --report draws loss.png and samples of a run, whether it is
+running, stopped or finished. Without an experiment and a folder, trains python-docs.
 
 experiments:
 {experiments}
@@ -42,16 +42,16 @@ train.py EXPERIMENT --help shows every field with its default and meaning; --ste
 @dataclass(frozen=True)
 class _RunOptions:
     run: Path | None = None
-    """The run's folder; runs/EXPERIMENT unless given. A folder that holds a run continues it."""
+    """The run's folder; None: runs/EXPERIMENT. If it holds a run, that run continues."""
     resume: Literal["auto", "no"] = "auto"
-    """auto: continue the run in the folder; no: start afresh, the old run is moved aside."""
+    """auto: continue the run in the folder; no: start a new one, and move the old one aside."""
     report: bool = False
-    """Train nothing: draw loss.png and samples.txt again, of a run in any state; --sample.FIELD says how it samples."""
+    """Train nothing: draw loss.png and samples.txt of a run in any state; --sample.FIELD changes how it samples."""
 
 
 @dataclass(frozen=True)
 class TrainOptions(_RunOptions, ExperimentConfig):
-    """The fields of an experiment, and where its run lives."""
+    """The fields of an experiment, and its run's folder."""
 
 
 @dataclass(frozen=True)
@@ -59,35 +59,35 @@ class TrainPlan:
     """What train.py is to do."""
 
     name: str | None
-    """Of the experiment; None where the run's folder says all."""
+    """The experiment's name; None if only the run's folder was given."""
     experiment: ExperimentConfig
     run: Path
     resume: bool
-    """Whether to continue what is in the folder."""
+    """Whether to continue the run in the folder."""
     report: bool
-    """Whether to show what is in the folder, and train nothing."""
+    """Whether to report on the run in the folder, and train nothing."""
     before: ExperimentConfig | None
-    """The experiment of the run in the folder, without the flags that change it; None where none is to be continued."""
+    """The experiment of the run to continue, without the flags that change it; None for a new run."""
     notes: list[str]
-    """What the user should know, a line each."""
+    """Notes for the user, a line each."""
 
 
 def train_options(arguments: Sequence[str]) -> TrainPlan:
-    """What the command line of train.py asks for: an experiment, or the run in a folder, and the flags that change it.
+    """Parses the command line of train.py.
 
     Raises InputError for an unknown experiment, field or value, in one line. `--help` prints and exits.
     """
     name, rest = chosen_experiment(arguments, DEFAULT_EXPERIMENT, _USAGE)
 
-    # Only now: --help alone has nothing to wait for.
+    # Imported here, so that --help is fast.
     from jax_tformer.run.run_folder import RunFolder
 
-    # Where the run lives decides what the other arguments are flags of.
+    # The run's folder decides what the other flags change.
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("--run")
     first.add_argument("--resume")
     where = argparse.Namespace(run=None, resume=None)
-    with contextlib.suppress(argparse.ArgumentError):  # told by `parse`, with all other options
+    with contextlib.suppress(argparse.ArgumentError):  # `parse` reports it
         first.parse_known_args(rest, where)
     named = list(arguments[:1]) == [name] or where.run is None
     folder = RunFolder(user_path(Path("runs") / name if where.run is None else where.run))
@@ -99,7 +99,7 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
             _require_same_experiment(folder, before, name)
             notes = _own_settings(before, name, rest)
     elif folder.holds_run() and where.resume == "no" and not named:
-        raise InputError("--resume no starts afresh: name the experiment, as in train.py EXPERIMENT --run FOLDER")
+        raise InputError("--resume no starts a new run: name the experiment, as in train.py EXPERIMENT --run FOLDER")
     options = parse(
         TrainOptions,
         rest,
@@ -121,18 +121,18 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
 
 
 def _require_same_experiment(folder: "RunFolder", run: ExperimentConfig, name: str) -> None:
-    """Raises InputError unless the run in `folder` is one of the experiment `name`, as far as that can be known."""
+    """Raises InputError if the run in `folder` is known not to be of the experiment `name`."""
     began = folder.began_as()
     kinds = [(type(config.data).__name__, config.data.source) for config in (run, EXPERIMENTS[name].config)]
     if began != name and (began is not None or kinds[0] != kinds[1]):
         raise InputError(
             f"{folder.path} holds a run of {began or 'another experiment'}, not of {name}; continue it without a name, "
-            "with --run alone, or start afresh with a new --run or --resume no"
+            "with --run alone, or start again with a new --run or --resume no"
         )
 
 
 def _require_report(folder: "RunFolder", run: ExperimentConfig | None, wanted: ExperimentConfig) -> None:
-    """Raises InputError unless there is a run to report on, and nothing changes but how and where it samples."""
+    """Raises InputError unless there is a run to report on, and flags change only its samples and paths."""
     if run is None:
         raise InputError(f"there is no run in {folder.path} to report on; expected --run with a folder that holds one")
     changed = changed_fields(to_dict(run), to_dict(wanted))
@@ -142,7 +142,7 @@ def _require_report(folder: "RunFolder", run: ExperimentConfig | None, wanted: E
 
 
 def _own_settings(run: ExperimentConfig, name: str, arguments: Sequence[str]) -> list[str]:
-    """A line about what the run has otherwise than the experiment that was named, and was not said again."""
+    """Returns a note about settings in which the run differs from the named experiment and no flag repeats."""
     said = {long_name(argument, SHORT_NAMES).partition("=")[0].replace("_", "-") for argument in arguments}
     own = [
         f"{field} {json.dumps(value)}"
@@ -153,9 +153,9 @@ def _own_settings(run: ExperimentConfig, name: str, arguments: Sequence[str]) ->
 
 
 def chosen_experiment(arguments: Sequence[str], default: str, usage: str) -> tuple[str, list[str]]:
-    """(the experiment that the first argument names, or `default`; the other arguments).
+    """Returns (the experiment that the first argument names, or `default`; the other arguments).
 
-    `--help` in its place prints `usage` with the experiments, and exits. Raises InputError for an unknown one.
+    `--help` as first argument prints `usage` with the experiments, and exits. Raises InputError for an unknown name.
     """
     arguments = list(arguments)
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):

@@ -70,12 +70,14 @@ def check_parity(
             "4": lambda: pair.quality("4 bfloat16 / allowed", "bfloat16", zero_gradients),
             "5": lambda: pair.optimizer(zero_gradients),
         }
-        figures = []
+        figures: list[Measured] = []
         for gate in gates:
             try:
                 figures.append(runs[gate]().require())
             except ParityError as error:
-                raise ParityError(f"{name}: {error}") from None
+                named = ParityError(f"{name}: {error}")
+                named.figures = (*figures, *error.figures)
+                raise named from None
         return figures
 
 

@@ -14,6 +14,11 @@ FLOAT64_BAR = 1e-12
 class ParityError(AssertionError):
     """Two implementations differ by more than a gate allows, or cannot be compared; the message shows both sides."""
 
+    figures: "tuple[Measured, ...]" = ()
+    """What had been measured, the red figure last; without it where there is none, since the two cannot be compared."""
+    difference: Any = None
+    """The `Difference` that was found, where one was looked for."""
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -35,7 +40,9 @@ class Measured:
     def require(self) -> "Measured":
         """Prints the figure next to its bar; raises ParityError, which says the same, where the gate is red."""
         if not self.passed:
-            raise ParityError(str(self))
+            error = ParityError(str(self))
+            error.figures = (self,)
+            raise error
         print(self)
         return self
 

@@ -1,0 +1,215 @@
+"""The pytest plugin: a `parity` fixture whose figures end the run as a table, a page, JSON and a job's summary.
+
+    def test_mlp(parity):
+        parity.check(ours, theirs, {"up.kernel": ("up.weight", "o i -> i o"), "up.bias": "up.bias"}, [x])
+
+Every project that has pytest and this package loads it: it imports neither framework, nor anything else that is slow,
+before a test asks for the fixture.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from parity import Difference, Measured
+    from parity.checks import Checks
+
+PROPERTY = "parity check"
+"""Under this name a check travels with the report of its test, also from a process that xdist has started."""
+
+
+class Parity:
+    """The fixture: each call is noted under its test, green or red."""
+
+    def __init__(self, note: Callable[[dict[str, Any]], None]) -> None:
+        self._note = note
+
+    def check(
+        self,
+        ours: Callable[..., Any],
+        theirs: Any,
+        weights: Any,
+        inputs: Any,
+        *,
+        name: str = "pair",
+        **options: Any,
+    ) -> "list[Measured]":
+        """`parity.check_parity`, with the same arguments; raises ParityError where it does.
+
+        Where a gate is red, `parity.first_difference` is asked where the two part, and the end of the run shows it.
+        """
+        __tracebackhide__ = True
+        from parity import ParityError, check_parity
+
+        try:
+            figures = check_parity(ours, theirs, weights, inputs, name=name, **options)
+        except ParityError as error:
+            found = error.difference
+            if found is None:
+                found = _searched(ours, theirs, weights, inputs, name)
+            self._record(name, error.figures, str(error), found)
+            raise error.with_traceback(None) from None
+        self._record(name, figures)
+        return figures
+
+    def tensors(
+        self, gate: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], *, name: str = "tensors", **options: Any
+    ) -> "Measured":
+        """`parity.assert_parity`: tensors that the test has already, by name, against the bar of `gate`."""
+        __tracebackhide__ = True
+        from parity import ParityError, assert_parity
+
+        try:
+            figure = assert_parity(gate, ours, theirs, **options)
+        except ParityError as error:
+            self._record(name, error.figures, str(error))
+            raise error.with_traceback(None) from None
+        self._record(name, [figure])
+        return figure
+
+    def first_difference(self, *arguments: Any, name: str = "pair", **options: Any) -> "Difference":
+        """`parity.first_difference`, whose answer is noted; it fails nothing by itself."""
+        __tracebackhide__ = True
+        from parity import first_difference
+
+        found = first_difference(*arguments, name=name, **options)
+        self._record(name, (), None, found)
+        return found
+
+    def _record(
+        self,
+        name: str,
+        figures: "Sequence[Measured]",
+        error: str | None = None,
+        found: "Difference | str | None" = None,
+    ) -> None:
+        rows = [[f.gate, float(f.worst), float(f.bar), f.name] for f in figures]
+        self._note({"name": name, "figures": rows, "error": error, "device": _device(), **_answer(found)})
+
+
+def _searched(ours: Any, theirs: Any, weights: Any, inputs: Any, name: str) -> "Difference | str | None":
+    """The first difference, or why there is none: a search that breaks must not hide the gate that is red."""
+    try:
+        from parity import first_difference
+    except ImportError:
+        return None
+    try:
+        return first_difference(ours, theirs, weights, inputs, name=name)
+    except Exception as error:
+        return f"where they part was not found ({type(error).__name__}: {' '.join(str(error).split())})"
+
+
+def _answer(found: "Difference | str | None") -> dict[str, Any]:
+    """An answer in plain types, as a process can send it to another."""
+    if found is None or isinstance(found, str):
+        return {"difference": None, "answer": found, "answer_html": None}
+    import json
+
+    return {"difference": json.loads(json.dumps(found.as_json())), "answer": str(found), "answer_html": found.as_html()}
+
+
+def _device() -> str:
+    jax: Any = sys.modules.get("jax")
+    if jax is None:
+        return "cpu"
+    device = jax.local_devices()[0]
+    return "cpu" if device.platform == "cpu" else f"{device.platform}: {device.device_kind}"
+
+
+@pytest.fixture
+def parity(request: pytest.FixtureRequest) -> Parity:
+    """Compares a JAX function with a PyTorch module: `parity.check(ours, theirs, weights, inputs)`."""
+
+    def note(check: dict[str, Any]) -> None:
+        request.node.user_properties.append((PROPERTY, check))
+
+    note({})  # The test stands in the report even if it fails before it has compared anything.
+    return Parity(note)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--parity-report FOLDER`."""
+    group = parser.getgroup("parity", "parity of JAX and PyTorch")
+    message = "write what the parity fixture measured to FOLDER/parity.html and FOLDER/parity.json"
+    group.addoption("--parity-report", type=Path, metavar="FOLDER", help=message)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuses a folder that cannot be one, before any test runs; processes of xdist report to the one that started."""
+    if hasattr(config, "workerinput"):
+        return
+    folder: Path | None = config.getoption("--parity-report")
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise pytest.UsageError(f"--parity-report {folder}: is a file; expected a folder")
+    config.pluginmanager.register(Reporter(folder), "parity reporter")
+
+
+class Reporter:
+    """Gathers what the tests measured, and says it at the end."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._checks: Checks | None = None
+        self._said: list[tuple[str, bool]] = []
+        """Lines below the table, and whether they are good news."""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Takes in one phase of one test."""
+        noted = any(kind == PROPERTY for kind, _ in report.user_properties)
+        if self._checks is None and noted:
+            from parity.checks import Checks
+
+            self._checks = Checks()
+        if self._checks is not None:
+            self._checks.add(report, PROPERTY)
+
+    # First: the terminal's summary, which shows what happens here, is part of the same hook.
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Writes the report and the summary of the job; a run whose report was not written has not passed."""
+        summary = os.environ.get("GITHUB_STEP_SUMMARY")
+        if self._checks is None and self._folder is None:
+            return
+        from parity.checks import Checks
+
+        checks = self._checks = self._checks or Checks()
+        checks.settle()
+        written = True
+        if self._folder is not None:
+            written = self._write(self._folder, checks.write)
+        if summary and checks.tests:
+            self._write(Path(summary), checks.append_markdown)
+        if not written and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _write(self, path: Path, write: Callable[[Path], None]) -> bool:
+        try:
+            write(path)
+        except OSError as error:
+            self._said.append((f"{path}: cannot be written ({error.strerror or error})", False))
+            return False
+        if path == self._folder:
+            self._said.append((f"{path}: parity.html, parity.json", True))
+        return True
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """The table, what failed and where the two part."""
+        if self._checks is None:
+            return
+        screen = terminalreporter._tw
+        terminalreporter.section("parity")
+        for line in self._checks.lines(screen.fullwidth, colour=screen.hasmarkup):
+            terminalreporter.write_line(line)
+        verdict = self._checks.verdict()
+        good = verdict.startswith("GREEN")
+        terminalreporter.write_line(verdict, green=good, red=not good, bold=True)
+        for line, fine in self._said:
+            terminalreporter.write_line(line, red=not fine)
+
+
+__all__ = ["Parity", "parity"]

@@ -1,0 +1,209 @@
+"""The pytest plugin, in a project of its own that has one green test and one red."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PORT = """
+import jax, numpy, pytest, torch
+from parity import ParityError
+
+WEIGHTS = {"up.kernel": ("up.weight", "o i -> i o"), "up.bias": "up.bias"}
+X = numpy.random.default_rng(0).standard_normal((5, 4))
+
+
+class Theirs(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(4, 6)
+
+    def forward(self, x):
+        return torch.nn.functional.gelu(self.up(x))
+
+
+def ours(params, x, approximate=False):
+    return jax.nn.gelu(x @ params["up"]["kernel"] + params["up"]["bias"], approximate=approximate)
+
+
+def wrong(params, x):
+    return ours(params, x, approximate=True)
+"""
+LIGHT = "import numpy\n\nX = numpy.zeros((5, 4))\n"
+"""For tests that need neither framework."""
+GREEN = """
+
+def test_green(parity):
+    parity.check(ours, Theirs(), WEIGHTS, [X], gates=["9", "1", "2"])
+"""
+RED = """
+
+def test_red(parity):
+    parity.check(wrong, Theirs(), WEIGHTS, [X], gates=["9", "1", "2"])
+"""
+
+
+def run(folder: Path, *arguments: str, tests: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """pytest as a user of the plugin runs it, in a process of its own."""
+    (folder / "test_port.py").write_text(tests)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:parity", "-p", "parity.plugin"]
+    # This suite's XLA_FLAGS make short work of compilation; what is set for a job of ours is not this project's.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "GITHUB_"))}
+    return subprocess.run(
+        [*command, *arguments],
+        cwd=folder,
+        env=kept | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A run with a green test and a red one, with a report and the summary of a job, in a process of xdist's."""
+    folder = tmp_path_factory.mktemp("port")
+    (folder / "summary.md").write_text("before\n")
+    tests = PORT + GREEN + RED
+    done = run(folder, "--parity-report", "report", "-n", "1", tests=tests, GITHUB_STEP_SUMMARY="summary.md")
+    return folder, done
+
+
+def test_the_terminal_says_what_is_red_and_where(both: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    said = both[1].stdout
+    assert both[1].returncode == pytest.ExitCode.TESTS_FAILED, said + both[1].stderr
+    summary = said[said.index("= parity =") :]
+    rows = {line.split()[0]: line.split()[1:] for line in summary.splitlines() if line.startswith("test_")}
+    assert rows["test_red"][1] == "-", "gate 2 comes after the red one"
+    assert rows["test_green"][2] == "0"
+    assert all(float(figure) < 1e-12 for figure in rows["test_green"])
+    assert "RED" in summary
+    assert "test_port.py::test_red: pair: gate 1 activations" in summary
+    assert "RED: 1 figure above its bar, 1 failed test (tests: 1 failed, 1 passed)" in summary
+    assert max(map(len, summary.splitlines()[1:-3])) <= 120
+    # The traceback is the test's own line, and nothing of ours.
+    assert re.search(r"^>\s+parity\.check\(wrong, Theirs\(\)", said, re.MULTILINE)
+    assert "gates.py" not in said
+    assert "plugin.py:" not in said
+
+
+def test_json_has_every_figure_and_why(both: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    document: dict[str, Any] = json.loads((both[0] / "report" / "parity.json").read_text())
+    assert document["verdict"] == "red"
+    tests = {row["test"]: row for row in document["tests"]}
+    assert {name: row["outcome"] for name, row in tests.items()} == {
+        "test_port.py::test_green": "passed",
+        "test_port.py::test_red": "failed",
+    }
+    [green], [red] = (tests[f"test_port.py::test_{name}"]["checks"] for name in ("green", "red"))
+    assert [figure["passed"] for figure in green["figures"]] == [True, True, True]
+    assert [figure["passed"] for figure in red["figures"]] == [True, False]
+    assert red["error"].startswith("pair: gate 1 activations")
+    assert document["versions"].keys() >= {"jax", "torch", "numpy", "python"}
+    assert document["measured_on"]
+
+
+def test_the_page_loads_nothing_and_says_the_same(both: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    page = (both[0] / "report" / "parity.html").read_text()
+    assert '<strong class="badge red">RED</strong>' in page
+    assert "test_port.py::test_red" in page
+    assert "pair: gate 1 activations" in page
+    assert not re.search(r"https?://|url\(|@import|<script", page)
+
+
+def test_the_summary_of_a_job_is_added_to(both: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    text = (both[0] / "summary.md").read_text()
+    assert text.startswith("before\n## Parity: RED\n")
+    assert re.search(r"^\| `test_red` \| \*\*\S+ red\*\* \|  \| 0 \|$", text, re.MULTILINE), text
+    assert "```text\npair: gate 1 activations" in text
+
+
+def test_a_test_that_asks_for_a_red_gate_is_no_failure(tmp_path: Path) -> None:
+    tests = PORT + RED.replace("    parity.check", "    with pytest.raises(ParityError):\n        parity.check")
+    tests += """
+
+def test_tensors(parity):
+    parity.tensors("1 activations", {"y": X}, {"y": X + 1e-15})
+
+
+def test_without_a_check(parity):
+    pass
+
+
+def test_without_the_fixture():
+    pass
+"""
+    done = run(tmp_path, "--parity-report", "report", tests=tests)
+    assert done.returncode == pytest.ExitCode.OK, done.stdout
+    assert "(red): above its bar, and its test passed: it asks for that." in done.stdout
+    document = json.loads((tmp_path / "report" / "parity.json").read_text())
+    assert document["verdict"] == "green"
+    assert [row["test"].partition("::")[2] for row in document["tests"]] == [
+        "test_red",
+        "test_tensors",
+        "test_without_a_check",
+    ]
+
+
+def test_what_breaks_before_a_figure_is_red(tmp_path: Path) -> None:
+    """Shapes that differ have no figure, and a test may fail before it compares; neither may look green."""
+    tests = """
+
+def test_shapes(parity):
+    parity.tensors("1 activations", {"y": X}, {"y": X[1:]})
+
+
+def test_broken(parity):
+    raise ValueError("no checkpoint")
+"""
+    done = run(tmp_path, "--parity-report", "report", tests=LIGHT + tests)
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "test_port.py::test_shapes: y: shapes differ: ours [5, 4], theirs [4, 4]" in done.stdout
+    assert "test_port.py::test_broken: ValueError: no checkpoint" in done.stdout
+    assert json.loads((tmp_path / "report" / "parity.json").read_text())["verdict"] == "red"
+
+
+def test_a_report_of_nothing_is_not_green(tmp_path: Path) -> None:
+    done = run(tmp_path, "--parity-report", "report", tests="def test_nothing():\n    pass\n")
+    assert "RED: no test used the parity fixture" in done.stdout
+    assert json.loads((tmp_path / "report" / "parity.json").read_text())["verdict"] == "red"
+
+
+def test_a_folder_that_is_a_file_is_refused_before_any_test(tmp_path: Path) -> None:
+    (tmp_path / "report").write_text("mine")
+    done = run(tmp_path, "--parity-report", "report", tests=LIGHT)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert done.stderr.strip() == "ERROR: --parity-report report: is a file; expected a folder"
+    assert (tmp_path / "report").read_text() == "mine"
+
+
+def test_a_report_that_cannot_be_written_fails_the_run(tmp_path: Path) -> None:
+    (tmp_path / "report" / "parity.html.partial").mkdir(parents=True)
+    done = run(tmp_path, "--parity-report", "report", tests="def test_nothing(parity):\n    pass\n")
+    assert "report: cannot be written (Is a directory)" in done.stdout
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+
+
+def test_projects_that_do_not_use_it_pay_nothing(tmp_path: Path) -> None:
+    """Neither framework is imported, nor anything of rich, by a run whose tests do not ask for the fixture."""
+    (tmp_path / "test_other.py").write_text(
+        "import sys\n\n\ndef test_nothing_is_loaded():\n"
+        "    heavy = {'jax', 'torch', 'numpy', 'rich', 'einops'} & sys.modules.keys()\n    assert not heavy, heavy\n"
+    )
+    plugins = ["-p", "no:parity", "-p", "parity.plugin", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *plugins, "test_other.py"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "= parity =" not in done.stdout

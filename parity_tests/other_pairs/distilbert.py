@@ -42,8 +42,9 @@ class Port(nnx.Module):
     """`[B, T]` -> `[B, T, D]`; `mask`, `[B, T]`, is 1 where there is a token."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
-        self.tokens = nnx.Embed(VOCABULARY, WIDTH, rngs=rngs)
-        self.positions = nnx.Embed(POSITIONS, WIDTH, rngs=rngs)
+        # Unless it is told, this layer rounds to the type in which it was made.
+        self.tokens = nnx.Embed(VOCABULARY, WIDTH, dtype=jnp.float64, rngs=rngs)
+        self.positions = nnx.Embed(POSITIONS, WIDTH, dtype=jnp.float64, rngs=rngs)
         self.norm = nnx.LayerNorm(WIDTH, epsilon=1e-12, use_fast_variance=False, rngs=rngs)
         self.blocks = nnx.List([Block(rngs) for _ in range(LAYERS)])
 
@@ -91,9 +92,9 @@ class Attention(nnx.Module):
 GRAPH, STATE = nnx.split(nnx.eval_shape(lambda: Port(nnx.Rngs(0))))
 
 
-def encoder(state: Any, tokens: jax.Array, mask: jax.Array) -> jax.Array:
-    """`[B, T, D]`, from ids and mask, `[B, T]`."""
-    return nnx.merge(GRAPH, state)(tokens, mask)
+def encoder(params: Any, tokens: jax.Array, mask: jax.Array) -> jax.Array:
+    """`[B, T, D]`, from ids and mask, `[B, T]`; `params` are the state as nested dicts."""
+    return nnx.merge(GRAPH, nnx.State(params))(tokens, mask)
 
 
 LINEAR = {
@@ -126,5 +127,5 @@ def pair() -> OtherPair:
     mask = (np.arange(9)[None] < np.array([9, 6, 4])[:, None]).astype(np.int64)
     keys = tuple(f"model.transformer.layer.{layer}.attention.k_lin.bias" for layer in range(LAYERS))
     return OtherPair(
-        encoder, prepared(Encoder()), WEIGHTS, (ids(VOCABULARY, 3, 9), mask), like=STATE, zero_gradients=keys
+        encoder, prepared(Encoder()), WEIGHTS, (ids(VOCABULARY, 3, 9), mask), like=nnx.to_pure_dict(STATE), zero_gradients=keys
     )

@@ -52,7 +52,8 @@ def asked(pair: OtherPair, fault: PairFault | None = None) -> Difference:
     params = None
     if fault is not None and fault.converted is not None:
         tensors = {name: tensor.detach().numpy() for name, tensor in floating(pair.theirs).items()}
-        params = Weights(pair.weights, tensors, like=pair.like).into(tensors)
+        buffers = [name for name, _ in pair.theirs.named_buffers()]
+        params = Weights(pair.weights, tensors, like=pair.like, optional=buffers).into(tensors)
         params = _replaced(params, fault.converted({path: np.asarray(leaf) for path, leaf in paths(params).items()}))
     return first_difference(pair.ours, pair.theirs, pair.weights, pair.inputs, params=params, like=pair.like)
 

@@ -157,7 +157,12 @@ BACKWARD = (
             "    x, _ = jax.lax.scan(layer, x, params[\"layers\"])",
         ),
         ours=('x = params["embedding"][tokens]',),
-        theirs=("model.gpt_neox.embed_in",),
+        theirs=(
+            "model.gpt_neox.embed_in",
+            "model.gpt_neox.layers.0",
+            "model.gpt_neox.layers.0.input_layernorm",
+            "model.gpt_neox.layers.0.post_attention_layernorm",
+        ),
     ),
     PairFault(
         "one branch detached from its input",
@@ -171,7 +176,7 @@ BACKWARD = (
             "            mlp_output = self.post_mlp_dropout(mlp_output)\n"
             "            hidden_states = mlp_output + attn_output + hidden_states",
         ),
-        ours=("centred = x - x.mean(-1, keepdims=True)", 'fed = feed_forward(p, layer_norm(p["norm2"], x))'),
+        ours=("centred = x - x.mean(-1, keepdims=True)", "return centred * jax.lax.rsqrt", 'fed = feed_forward(p, layer_norm(p["norm2"], x))'),
         theirs=(
             "model.gpt_neox.layers.2.post_attention_layernorm",
             "model.gpt_neox.layers.2.input_layernorm",

@@ -436,7 +436,8 @@ GPT_NEOX = (
         "visible = jnp.tril(jnp.ones((tokens.shape[1],) * 2, bool))",
         "visible = jnp.tril(jnp.ones((tokens.shape[1],) * 2, bool), k=1)",
         ours=("scores = jnp.where(visible, scores", "weights = jax.nn.softmax(scores, axis=-1)"),
-        theirs=("model.gpt_neox.layers.0.attention",),
+        # It makes the mask, and the first attention adds it.
+        theirs=("model.gpt_neox", "model.gpt_neox.layers.0.attention"),
     ),
     fault(
         "gpt_neox",

@@ -66,12 +66,11 @@ def planted(fault: PairFault) -> Iterator[Planted]:
     own = import_module(f"{__package__}.{fault.pair}")
     with tempfile.TemporaryDirectory() as folder:
         in_pair = [*fault.setting, *([fault.change] if fault.change and fault.side != "library" else [])]
-        module = _changed(own, in_pair, Path(folder) / f"{fault.pair}.py")
+        module, lines = _changed(own, in_pair, Path(folder) / f"{fault.pair}.py")
         read = module
         if fault.change and fault.side == "library":
-            read = _changed(own.source, [fault.change], Path(folder) / Path(own.source.__file__).name)
+            read, lines = _changed(own.source, [fault.change], Path(folder) / Path(own.source.__file__).name)
             module.source = read  # type: ignore[attr-defined]
-        lines = _lines_of(Path(str(read.__file__)), fault.change.wrong) if fault.change else frozenset()
         try:
             yield Planted(module.pair(), str(module.__file__), (str(read.__file__), lines))
         finally:
@@ -79,12 +78,14 @@ def planted(fault: PairFault) -> Iterator[Planted]:
                 del sys.modules[made]
 
 
-def _changed(module: ModuleType, changes: list[Change], path: Path) -> ModuleType:
-    """The module read anew from `path`, where its text is written with these changes."""
+def _changed(module: ModuleType, changes: list[Change], path: Path) -> tuple[ModuleType, frozenset[int]]:
+    """The module read anew from `path`, where its text is written with these changes; and the lines of the last."""
     text = Path(str(module.__file__)).read_text("utf-8")
+    first, count = 1, 0
     for right, wrong in changes:
         if text.count(right) != 1:
             raise ValueError(f"{module.__file__} has {right!r} {text.count(right)} times; expected once")
+        first, count = text[: text.index(right)].count("\n") + 1, wrong.count("\n") + 1
         text = text.replace(right, wrong)
     path.write_text(text, "utf-8")
     # In the package of the right one, so that relative imports work.
@@ -94,16 +95,7 @@ def _changed(module: ModuleType, changes: list[Change], path: Path) -> ModuleTyp
     made = module_from_spec(spec)
     sys.modules[spec.name] = made
     spec.loader.exec_module(made)
-    return made
-
-
-def _lines_of(path: Path, piece: str) -> frozenset[int]:
-    """The lines of the statements that the piece is in, or of which it consists."""
-    text = path.read_text("utf-8")
-    before = text[: text.index(piece)].count("\n") + 1
-    return frozenset(
-        line for n in range(before, before + piece.count("\n") + 1) for line in statement(path, n)
-    )
+    return made, frozenset(line for n in range(first, first + count) for line in statement(path, n))
 
 
 def statement(path: Path, line: int) -> range:

@@ -48,10 +48,8 @@ BACKWARD = (
         "convolutions",
         "ours",
         Change(
-            '        x = linen.BatchNorm(use_running_average=True, epsilon=1e-5, param_dtype=x.dtype, name="norm1")(x)\n'
-            "        x = linen.relu(x)",
-            '        x = linen.BatchNorm(use_running_average=True, epsilon=1e-5, param_dtype=x.dtype, name="norm1")(x)\n'
-            "        x = x + jax.lax.stop_gradient(linen.relu(x) - x)",
+            "x = linen.relu(x)\n        x = linen.max_pool(x, (2, 2), strides=(2, 2))",
+            "x = x + jax.lax.stop_gradient(linen.relu(x) - x)\n        x = linen.max_pool(x, (2, 2), strides=(2, 2))",
         ),
         theirs=("x = F.relu(self.norm1(self.conv1(x)))",),
     ),
@@ -152,9 +150,8 @@ BACKWARD = (
         "gpt_neox",
         "ours",
         Change(
-            "    x, _ = jax.lax.scan(layer, x, params[\"layers\"])",
-            "    x = 0.5 * x + jax.lax.stop_gradient(0.5 * x)\n"
-            "    x, _ = jax.lax.scan(layer, x, params[\"layers\"])",
+            '    x, _ = jax.lax.scan(layer, x, params["layers"])',
+            '    x = 0.5 * x + jax.lax.stop_gradient(0.5 * x)\n    x, _ = jax.lax.scan(layer, x, params["layers"])',
         ),
         ours=('x = params["embedding"][tokens]',),
         theirs=(
@@ -176,7 +173,11 @@ BACKWARD = (
             "            mlp_output = self.post_mlp_dropout(mlp_output)\n"
             "            hidden_states = mlp_output + attn_output + hidden_states",
         ),
-        ours=("centred = x - x.mean(-1, keepdims=True)", "return centred * jax.lax.rsqrt", 'fed = feed_forward(p, layer_norm(p["norm2"], x))'),
+        ours=(
+            "centred = x - x.mean(-1, keepdims=True)",
+            "return centred * jax.lax.rsqrt",
+            'fed = feed_forward(p, layer_norm(p["norm2"], x))',
+        ),
         theirs=(
             "model.gpt_neox.layers.2.post_attention_layernorm",
             "model.gpt_neox.layers.2.input_layernorm",

@@ -127,5 +127,10 @@ def pair() -> OtherPair:
     mask = (np.arange(9)[None] < np.array([9, 6, 4])[:, None]).astype(np.int64)
     keys = tuple(f"model.transformer.layer.{layer}.attention.k_lin.bias" for layer in range(LAYERS))
     return OtherPair(
-        encoder, prepared(Encoder()), WEIGHTS, (ids(VOCABULARY, 3, 9), mask), like=nnx.to_pure_dict(STATE), zero_gradients=keys
+        encoder,
+        prepared(Encoder()),
+        WEIGHTS,
+        (ids(VOCABULARY, 3, 9), mask),
+        like=nnx.to_pure_dict(STATE),
+        zero_gradients=keys,
     )

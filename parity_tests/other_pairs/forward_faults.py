@@ -118,7 +118,7 @@ ENCODER_LAYERS = (
         "GELU where a ReLU is meant",
         'activation="relu", norm_first=False',
         'activation="gelu", norm_first=False',
-        ours=("hidden = activation(x", 'feed_forward(p, x, jax.nn.relu)'),
+        ours=("hidden = activation(x", "feed_forward(p, x, jax.nn.relu)"),
         theirs=("last",),
     ),
     fault(
@@ -398,7 +398,10 @@ DISTILBERT = (
         "blocks.1.up.kernel",
     ),
     conversion(
-        "distilbert", "a square matrix transposed", turned("blocks.1.attention.query.kernel", 1, 0), "blocks.1.attention.query.kernel"
+        "distilbert",
+        "a square matrix transposed",
+        turned("blocks.1.attention.query.kernel", 1, 0),
+        "blocks.1.attention.query.kernel",
     ),
 )
 
@@ -417,7 +420,11 @@ GPT_NEOX = (
         "fused matrix cut in thirds, not by heads",
         'Weight(f"{fused}.weight", "(h part c) d -> part d h c", sizes, part)',
         'Weight(f"{fused}.weight", "(part h c) d -> part d h c", sizes, part)',
-        ours=('query = jnp.einsum("btd,dhc->bhtc"', 'key = jnp.einsum("btd,dhc->bhtc"', 'value = jnp.einsum("btd,dhc->bhtc"'),
+        ours=(
+            'query = jnp.einsum("btd,dhc->bhtc"',
+            'key = jnp.einsum("btd,dhc->bhtc"',
+            'value = jnp.einsum("btd,dhc->bhtc"',
+        ),
         theirs=("model.gpt_neox.layers.0.attention", "model.gpt_neox.layers.0.attention.query_key_value"),
     ),
     fault(

@@ -1,6 +1,7 @@
 """Parity: whether a JAX function and a PyTorch module are the same, for anyone's pair.
 
-`check_parity` runs the gates on a pair, `assert_parity` compares tensors that you have already.
+`check_parity` runs the gates on a pair, `assert_parity` compares tensors that you have already, `first_difference` says
+where two that differ part.
 
 It knows no model, and needs jax, numpy and einops; torch where torch is compared, and optax for gate 5.
 """
@@ -9,20 +10,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from parity.answer import Difference
+    from parity.difference import first_difference
     from parity.gates import check_parity
     from parity.measure import Measured, ParityError, assert_parity
+    from parity.values import Site
     from parity.weight_maps import Weight, WeightMap
 
 _HOMES = {
+    "Difference": "answer",
     "Measured": "measure",
     "ParityError": "measure",
+    "Site": "values",
     "Weight": "weight_maps",
     "WeightMap": "weight_maps",
     "assert_parity": "measure",
     "check_parity": "gates",
+    "first_difference": "difference",
 }
 
-__all__ = ["Measured", "ParityError", "Weight", "WeightMap", "assert_parity", "check_parity"]
+__all__ = [
+    "Difference",
+    "Measured",
+    "ParityError",
+    "Site",
+    "Weight",
+    "WeightMap",
+    "assert_parity",
+    "check_parity",
+    "first_difference",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,103 @@
+"""The answer to "where do they part?": for a terminal, for JSON, for a page."""
+
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Literal
+
+from parity.values import Site
+
+Stage = Literal["none", "parameters", "forward", "backward", "optimizer"]
+_WHERE = {
+    "parameters": "they differ in their weights",
+    "forward": "they part on the way forward",
+    "backward": "forward they agree; they part on the way back",
+    "optimizer": "forward and backward they agree; they part in the step of the optimizer",
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a function of JAX and a module of PyTorch part; false where they do not."""
+
+    stage: Stage
+    ours: Site | None = None
+    theirs: Site | None = None
+    agreed: tuple[tuple[Site, Site], ...] = ()
+    """(ours, theirs) of the values before it that still agree."""
+    kind: str | None = None
+    """What kind of difference it is, where the numbers prove it."""
+    sure: bool = False
+    """Whether both places read the same agreed values. Otherwise they are where to look first, and no more."""
+    confirmed: bool = False
+    """Whether, fed with what agrees, in one order, the two differ here: the difference is not inherited."""
+    parameters: tuple[str, ...] = ()
+    """What is wrong with weights, by name."""
+    differing: tuple[str, ...] = ()
+    """Outputs, gradients or weights that differ, with their relative errors."""
+    opaque: tuple[str, ...] = ()
+    """Operations that count as one value, although there is a program inside."""
+    counts: tuple[int, int] = (0, 0)
+    """Values of ours and of theirs that were compared."""
+    name: str = "pair"
+
+    def __bool__(self) -> bool:
+        """Whether there is a difference."""
+        return self.stage != "none"
+
+    def __str__(self) -> str:
+        """A few lines for a terminal."""
+        heading = f"{self.name}: {self.counts[0]} values in JAX, {self.counts[1]} in PyTorch"
+        if not self:
+            return f"{heading}: the same"
+        lines = [f"{heading}: {_WHERE[self.stage]}"]
+        lines += [f"  {said}" for said in self.parameters[:8]]
+        lines += [f"  differs: {said}" for said in self.differing[:4]]
+        if len(self.differing) > 4:
+            lines.append(f"  ... and {len(self.differing) - 4} more")
+        for side, site in (("JAX", self.ours), ("PyTorch", self.theirs)):
+            if site is not None:
+                lines.append(f"  {side:8} {site}")
+        if self.kind:
+            lines.append(f"  what:    {self.kind}")
+        for ours, theirs in self.agreed[:3]:
+            lines.append(f"  agrees:  {ours}  =  {theirs}")
+        lines.append(f"  {self.verdict}")
+        if self.opaque:
+            lines.append(f"  not looked into: {', '.join(sorted(set(self.opaque)))}")
+        return "\n".join(lines)
+
+    @property
+    def verdict(self) -> str:
+        """How much the answer can be trusted."""
+        if not self:
+            return "the same"
+        if self.stage == "parameters" and self.sure:
+            return "sure: the numbers themselves differ"
+        if self.sure and self.confirmed:
+            return "sure: what both places read agrees, and what they make of it does not"
+        if self.sure:
+            return "likely: what both places read has the same numbers; their order could not be checked"
+        return "not sure: these are the places to look at first"
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields, as JSON has them."""
+        return {
+            "name": self.name,
+            "stage": self.stage,
+            "ours": self.ours and self.ours.as_json(),
+            "theirs": self.theirs and self.theirs.as_json(),
+            "agreed": [[ours.as_json(), theirs.as_json()] for ours, theirs in self.agreed],
+            "kind": self.kind,
+            "sure": self.sure,
+            "confirmed": self.confirmed,
+            "verdict": self.verdict,
+            "parameters": list(self.parameters),
+            "differing": list(self.differing),
+            "opaque": list(self.opaque),
+            "counts": list(self.counts),
+        }
+
+    def as_html(self) -> str:
+        """A part of a page (see `parity.page`)."""
+        body = escape(str(self))
+        return f'<div class="wide"><pre class="difference">{body}</pre></div>'

@@ -1,0 +1,160 @@
+"""Where do a function of JAX and a module of PyTorch part? Nobody has to say which activation is which."""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch import nn
+
+from parity.answer import Difference
+from parity.held_weights import wrong_weights
+from parity.locate import located
+from parity.measure import ParityError
+from parity.pairs import Bridge, Tensors, from_torch, to_torch
+from parity.projection import projection
+from parity.sides import Sides, double, is_array
+from parity.weight_maps import WeightMap, Weights, paths
+
+
+def first_difference(
+    ours: Callable[..., Any],
+    theirs: nn.Module,
+    weights: WeightMap | None = None,
+    inputs: Sequence[Any] | Mapping[str, Any] = (),
+    *,
+    params: Any = None,
+    like: Any = None,
+    backward: bool = True,
+    name: str = "pair",
+) -> Difference:
+    """Finds the first place where `ours(params, *inputs)` and `theirs(*inputs)` part: forward, then backward.
+
+    Every value that either side computes is reduced to a fingerprint that layout does not change. Walking back from
+    what differs, through values that have no equal on the other side, to values that have one, gives the place: with
+    the line and the layer in JAX, the line and the module in PyTorch.
+
+    `weights` says which of the module's weights each of our parameters holds (`like` where these are not nested dicts);
+    our parameters are then made of the module's. Given `params` as well, they are compared by it first, by name. Given
+    `params` alone, weights are matched by their numbers, and gradients are not compared. Inputs are arrays, in order
+    or by keyword. All is computed in float64, without dropout; `theirs` stays as it was.
+
+    Raises ParityError where the two cannot be compared: no weights, outputs without a common name, other shapes.
+    """
+    module = getattr(theirs, "_orig_mod", theirs)
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"theirs is a {type(theirs).__name__}; expected a torch.nn.Module, which holds its weights")
+    if weights is None and params is None:
+        raise ParityError("neither weights nor params are given; expected a weight map, our parameters, or both")
+    named = inputs if isinstance(inputs, Mapping) else {str(n): array for n, array in enumerate(inputs)}
+    arrays = {key: np.asarray(array) for key, array in named.items()}
+    positional = not isinstance(inputs, Mapping)
+    module = _evaluated(module)
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        tensors = _floating(module)
+        back = None
+        if weights is not None:
+            mapping = Weights(weights, tensors, like=params if like is None else like)
+            made = mapping.into(tensors)
+            if params is not None and (wrong := wrong_weights(mapping.back(params), tensors, name)):
+                return wrong
+            params, back = made if params is None else params, mapping.back
+        params = jax.tree.map(lambda leaf: jnp.asarray(double(np.asarray(leaf))) if is_array(leaf) else leaf, params)
+
+        def run_ours(params: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+            return _by_name(ours(params, *inputs.values()) if positional else ours(params, **inputs))
+
+        def run_theirs(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+            return _by_name(module(*inputs.values()) if positional else module(**inputs))
+
+        names = _common(*_outputs(run_ours, run_theirs, module, params, arrays))
+        mine, their = ({name: pair[side] for name, pair in names.items()} for side in (0, 1))
+        sides = Sides(_with_loss(run_ours, mine), _with_loss(run_theirs, their), module, params, arrays, back)
+        return located(sides, backward=backward and back is not None, name=name)
+
+
+def _with_loss(run: Callable[..., dict[str, Any]], names: Mapping[str, str]) -> Any:
+    """`run` with the fixed random projection of the outputs that are compared as its loss."""
+
+    def with_loss(weights: Any, inputs: Any) -> tuple[Any, dict[str, Any]]:
+        found = run(weights, inputs)
+        outputs = {name: found[key] for name, key in names.items()}
+        loss: Any = 0.0
+        for name, value in outputs.items():
+            weight: Any = projection(name, tuple(value.shape)).astype(np.float64)
+            loss = loss + (value * (torch.from_numpy(weight) if isinstance(value, torch.Tensor) else weight)).sum()
+        return loss, outputs
+
+    return with_loss
+
+
+def difference_of(bridge: Bridge, batch: Tensors, *, name: str = "pair") -> Difference:
+    """The same for a pair that gates are run on: with its loss, and the weights that it holds."""
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        sides = Sides(bridge.ours, bridge.theirs, bridge.module, bridge.params, batch, bridge.back)
+        return located(sides, backward=True, name=name)
+
+
+def _evaluated(module: nn.Module) -> nn.Module:
+    return deepcopy(module).double().eval()
+
+
+def _floating(module: nn.Module) -> Tensors:
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return {name: from_torch(tensor) for name, tensor in named if tensor.is_floating_point()}
+
+
+def _outputs(
+    ours: Callable[..., dict[str, Any]],
+    theirs: Callable[..., dict[str, Any]],
+    module: nn.Module,
+    params: Any,
+    inputs: Tensors,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What each side returns; raises ParityError, which shows the shapes, where one fails."""
+    given = {key: double(array) for key, array in inputs.items()}
+    shapes = [list(array.shape) for array in given.values()]
+    try:
+        here = jax.eval_shape(lambda arrays: ours(params, arrays), given)
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        held = {path: list(np.shape(leaf)) for path, leaf in paths(params).items()}
+        raise ParityError(f"ours failed ({_reason(error)}) on params {held} and inputs {shapes}") from error
+    try:
+        with torch.no_grad():
+            there = theirs(module, {key: to_torch(array.copy()) for key, array in given.items()})
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+        raise ParityError(f"theirs failed ({_reason(error)}) on inputs {shapes}") from error
+    return here, there
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
+def _common(ours: Mapping[str, Any], theirs: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, str]]:
+    """Name of what is compared -> (ours, theirs): what has one name on both sides, or the one output of one side."""
+    shared = [key for key in theirs if key in ours]
+    if shared:
+        return {key: (key, key) for key in shared}
+    alike = [(a, b) for a in ours for b in theirs if tuple(ours[a].shape) == tuple(theirs[b].shape)]
+    if not alike or min(len(ours), len(theirs)) > 1:
+        shapes = [{key: list(value.shape) for key, value in side.items()} for side in (ours, theirs)]
+        raise ParityError(f"no output has one name or one shape on both sides: ours {shapes[0]}, theirs {shapes[1]}")
+    return {"output": alike[0]}
+
+
+def _by_name(output: Any) -> dict[str, Any]:
+    """The floating arrays of an output by name: of a dict by its keys, of a sequence by number."""
+    if isinstance(output, Mapping):
+        found = dict(output)
+    elif isinstance(output, tuple | list):
+        found = {str(n): value for n, value in enumerate(output)}
+    else:
+        found = {"output": output}
+    found = {key: value for key, value in found.items() if "float" in str(getattr(value, "dtype", ""))}
+    if not found:
+        raise ParityError(f"a side returned {type(output).__name__}; expected an array, a dict or a sequence of arrays")
+    return found

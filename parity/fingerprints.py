@@ -1,0 +1,137 @@
+"""Recognises a value whatever its layout: a few numbers that no reordering or repetition of its elements changes.
+
+Two arrays of one fingerprint hold the same numbers: transposed, reshaped, split into heads or tiled. Equal values of
+two frameworks in float64 agree to about 1e-13 here, different ones differ by far more than `BAR`.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+BAR = 1e-9
+"""The largest difference between the features of values that count as equal."""
+_HUGE = 1e30
+"""Larger numbers mean "masked", as infinity does; each framework writes it in its own way."""
+_SLICE = 1 << 20
+"""Elements that are looked at together: a fingerprint of a large matrix takes little memory."""
+
+
+def finite(array: np.ndarray) -> np.ndarray:
+    """The array in float64, with zero for what is infinite, not a number or a mask's "minus infinity"."""
+    array = np.asarray(array).astype(np.float64, copy=False)
+    with np.errstate(invalid="ignore"):
+        masked = ~(np.abs(array) < _HUGE)
+    return np.where(masked, 0.0, array) if masked.any() else array
+
+
+class Moments:
+    """The sums of which a fingerprint is made; `largest` is the greatest absolute value."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.size, self.least, self.most = array.size, np.inf, -np.inf
+        self.sums = np.zeros(5)
+        self.two: set[float] = set()
+        """The distinct values, as long as there are at most two."""
+        flat = np.asarray(array).reshape(-1)
+        # Sums of powers are taken of numbers of about 1, so that none of them overflows or vanishes.
+        self.unit = float(np.abs(finite(flat[:_SLICE])).max(initial=0.0)) or 1.0
+        for start in range(0, flat.size, _SLICE):
+            self._take(finite(flat[start : start + _SLICE]))
+        self.largest = max(abs(self.least), abs(self.most)) if self.size else 0.0
+
+    def _take(self, part: np.ndarray) -> None:
+        low, high = float(part.min()), float(part.max())
+        self.least, self.most = min(self.least, low), max(self.most, high)
+        if len(self.two) < 3:
+            self.two |= {low, high}
+            if len(self.two) < 3 and not ((part == low) | (part == high)).all():
+                self.two |= {float(part[(part != low) & (part != high)][0])}
+        part = part / self.unit
+        square = part * part
+        self.sums += np.array([part.sum(), np.abs(part).sum(), square.sum(), (square * part).sum(), (square**2).sum()])
+
+    @property
+    def features(self) -> np.ndarray:
+        """Means of powers over that of the square, the extremes, and the logarithm of the scale; no layout in it."""
+        mean, absolute, square, cube, fourth = self.sums / max(self.size, 1)
+        scale = np.sqrt(square)
+        if scale == 0:
+            return np.zeros(8)
+        extremes = self.least / self.unit / scale, self.most / self.unit / scale
+        powers = mean / scale, absolute / scale, cube / scale**3, fourth / scale**4
+        # A long tail makes the higher means large, and their rounding with them.
+        return np.array([*np.arcsinh(powers), *np.arcsinh(extremes), np.log(scale * self.unit), 0.0])
+
+
+def fingerprint(array: np.ndarray, *, depends_on_data: bool) -> tuple[np.ndarray | None, float]:
+    """(features or None where the value says nothing, its largest absolute number).
+
+    A constant says nothing unless it was computed from weights or inputs. A value of two numbers, like a mask, is
+    recognised by how often the rarer one occurs, so that a mask and its opposite are the same.
+    """
+    if array.size == 0 or not (np.issubdtype(array.dtype, np.number) or array.dtype == bool or array.dtype.kind == "V"):
+        return None, 0.0
+    moments = Moments(array)
+    if depends_on_data:
+        trivial = moments.least == moments.most and abs(moments.most) in (0.0, 1.0)
+        return (None if trivial else moments.features), moments.largest
+    if len(moments.two) == 2:
+        return _of_mask(array), moments.largest
+    return (None if moments.least == moments.most else moments.features), moments.largest
+
+
+def _of_mask(array: np.ndarray) -> np.ndarray:
+    flat = finite(array) if array.dtype != bool else array
+    share = float((flat == flat.reshape(-1)[0]).mean())
+    return np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, min(share, 1 - share), 1.0])
+
+
+class Index:
+    """Finds the values of one side by their features."""
+
+    def __init__(self, features: Sequence[np.ndarray | None]) -> None:
+        self.numbers = np.array([i for i, f in enumerate(features) if f is not None], int)
+        rows = [f for f in features if f is not None]
+        self.rows = np.stack(rows) if rows else np.zeros((0, 8))
+        self.order = np.argsort(self.rows[:, 6], kind="stable")
+        self.scales = self.rows[self.order, 6]
+
+    def equals(self, features: np.ndarray, bar: float = BAR) -> list[int]:
+        """The numbers of the values with these features, in the order of execution."""
+        low, high = np.searchsorted(self.scales, [features[6] - bar, features[6] + bar])
+        near = self.order[low:high]
+        return sorted(self.numbers[near[np.abs(self.rows[near] - features).max(1) < bar]].tolist()) if len(near) else []
+
+    def multiples(self, features: np.ndarray, among: Iterable[int], bar: float = BAR) -> list[tuple[int, float]]:
+        """(value, factor) of those `among` that are a multiple: the features are `factor` times theirs."""
+        found = []
+        mirrored = np.concatenate([-features[[0]], features[[1]], -features[[2]], features[[3]], -features[[5, 4]]])
+        for number in among:
+            place = np.searchsorted(self.numbers, number)
+            if place == len(self.numbers) or self.numbers[place] != number:
+                continue
+            row = self.rows[place]
+            for sign, shape in ((1.0, features[:6]), (-1.0, mirrored)):
+                if np.abs(row[:6] - shape).max() < bar and row[7] == features[7]:
+                    found.append((int(number), sign * float(np.exp(features[6] - row[6]))))
+                    break
+        return found
+
+
+def as_numpy(value: Any) -> np.ndarray | None:
+    """The numbers of an array of JAX or PyTorch; None for what has none, like a random key."""
+    if hasattr(value, "detach"):
+        value = value.detach()
+        if str(value.dtype) == "torch.bfloat16":
+            value = value.float()
+        if getattr(value, "is_sparse", False) or value.device.type == "meta":
+            return None
+        if value.is_complex():
+            return np.asarray(value.cpu().resolve_conj().resolve_neg().abs())
+        return np.asarray(value.cpu())
+    try:
+        array: np.ndarray = np.asarray(value)
+    except TypeError:
+        return None
+    return np.asarray(np.abs(array)) if array.dtype.kind == "c" else array

@@ -1,0 +1,81 @@
+"""Whether what two places read is in one order; else where the order was lost before them."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from parity.order import order, swapped_blocks
+from parity.regions import Equal, Start
+from parity.values import Values
+
+_STEPS = 50
+"""Values to go back, at most."""
+
+
+class Origin(NamedTuple):
+    """Where two values with the same numbers came into different orders."""
+
+    inherited: tuple[int, int] | None
+    """(ours, theirs): the first such values; None where the inputs are in one order."""
+    checked: bool
+    """Whether at least one input was compared element by element."""
+    said: str = ""
+
+
+def origin_of_order(
+    ours: Values,
+    theirs: Values,
+    equal: Equal,
+    first: Start,
+    second: Start,
+    array: Callable[[Values, int], np.ndarray | None],
+) -> Origin:
+    """Looks at what both places read; walks back from an input that is in another order to where that begins."""
+    checked = False
+    for i in first.agreed:
+        for j in [j for j in equal.ours.get(i, ()) if j in second.agreed][:1]:
+            state = _order(ours, theirs, i, j, array)
+            checked |= state == "same"
+            if state == "other":
+                return _walk(ours, theirs, equal, i, j, array)
+    return Origin(None, checked)
+
+
+def _order(ours: Values, theirs: Values, i: int, j: int, array: Callable[[Values, int], np.ndarray | None]) -> str:
+    here, there = array(ours, i), array(theirs, j)
+    return "unknown" if here is None or there is None else order(here, there)
+
+
+def _walk(
+    ours: Values, theirs: Values, equal: Equal, i: int, j: int, array: Callable[[Values, int], np.ndarray | None]
+) -> Origin:
+    for _ in range(_STEPS):
+        before = _mixed_before(ours, theirs, equal, i, j, array)
+        if before is None:
+            break
+        i, j = before
+    here, there = array(ours, i), array(theirs, j)
+    said = swapped_blocks(here, there) if here is not None and there is not None else None
+    return Origin((i, j), True, said or "no arrangement of axes gives one from the other")
+
+
+def _mixed_before(
+    ours: Values, theirs: Values, equal: Equal, i: int, j: int, array: Callable[[Values, int], np.ndarray | None]
+) -> tuple[int, int] | None:
+    """An input of ours whose equal among their inputs, near or far, is in another order."""
+    behind = _behind(theirs, j)
+    for k in _behind(ours, i):
+        for m in equal.ours.get(k, ()):
+            if m in behind and _order(ours, theirs, k, m, array) == "other":
+                return k, m
+    return None
+
+
+def _behind(values: Values, number: int, depth: int = 6) -> list[int]:
+    """The values that a value was made from, near ones first."""
+    found, layer = [], [number]
+    for _ in range(depth):
+        layer = [k for i in layer for k in values.rows[i].inputs if values.rows[k].data and k not in found]
+        found += layer
+    return list(dict.fromkeys(found))

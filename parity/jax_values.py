@@ -1,0 +1,229 @@
+"""Runs a function of JAX step by step: every value of its jaxpr, with inner programs and loops run in their places."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+
+from parity.values import Place, Value, Values
+
+_CALLS = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
+"""Primitives that are nothing but the program inside; it is run in their place."""
+_OPAQUE = {"shard_map", "pallas_call", "custom_partitioning", "ffi_call", "xla_call", "custom_lin"}
+_LIBRARIES = ("/jax/", "/jaxlib/", "/flax/", "/equinox/", "/optax/", "/haiku/", "/einops/", "/jaxtyping/", "/parity/")
+"""What comes between the line that somebody wrote and the primitive."""
+
+
+class Known(NamedTuple):
+    """An array, and its number among the values (None for numbers that stand in the program)."""
+
+    array: Any
+    number: int | None
+
+
+def values_of_jax(
+    function: Callable[..., dict[str, Any]],
+    args: Sequence[Any],
+    names: Sequence[tuple[str, str]],
+    *,
+    keep: frozenset[int] = frozenset(),
+) -> Values:
+    """Every value that `function(*args)` computes; it returns a dict by name, whose values become the outputs.
+
+    `names` are (kind, name) of the leaves of `args`, in the order of the tree: "parameter" or "input".
+    """
+    closed = jax.make_jaxpr(lambda *args: _tagged(function(*args)))(*args)
+    order = sorted(jax.eval_shape(function, *args))
+    run = _Run(Values("ours", keep=keep))
+    given = [
+        Known(leaf, run.values.add(Value(_kind(kind), kind, name=name), leaf))
+        for (kind, name), leaf in zip(names, jax.tree.leaves(args), strict=True)
+    ]
+    results = run.program(closed.jaxpr, run.constants(closed.consts), given, ())
+    run.values.outputs = {
+        name: run.constants([known.array])[0].number or 0 if known.number is None else known.number
+        for name, known in zip(order, results, strict=True)
+    }
+    return run.values
+
+
+def _kind(kind: str) -> Any:
+    return kind
+
+
+def _tagged(outputs: dict[str, Any]) -> list[Any]:
+    return [outputs[name] for name in sorted(outputs)]
+
+
+class _Run:
+    def __init__(self, values: Values) -> None:
+        self.values = values
+        self._places: dict[tuple[int, Any], Place] = {}
+        self._outer: list[tuple[Place, str, bool]] = []
+        """Of the programs that are run, the outermost first: the line that called it, its name where a library wrote
+        it, and whether it is run on the way back."""
+        self._forward: dict[tuple[Place, tuple[int, ...]], int] = {}
+
+    def constants(self, arrays: Sequence[Any]) -> list[Known]:
+        return [Known(array, self.values.add(Value("constant", "constant"), array)) for array in arrays]
+
+    def program(
+        self, jaxpr: Jaxpr, consts: Sequence[Known], given: Sequence[Known], layer: tuple[int, ...]
+    ) -> list[Known]:
+        """Runs a program; each array is let go after its last use."""
+        environment = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, given, strict=True))
+        last = {v: n for n, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if not isinstance(v, Literal)}
+        kept = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+
+        def read(variable: Any) -> Known:
+            return Known(variable.val, None) if isinstance(variable, Literal) else environment[variable]
+
+        for n, eqn in enumerate(jaxpr.eqns):
+            outputs = self._step(eqn, [read(v) for v in eqn.invars], layer)
+            environment.update(zip(eqn.outvars, outputs, strict=True))
+            for v in {v for v in eqn.invars if not isinstance(v, Literal)}:
+                if last[v] == n and v not in kept:
+                    environment.pop(v, None)
+        return [read(v) for v in jaxpr.outvars]
+
+    def _step(self, eqn: JaxprEqn, ins: list[Known], layer: tuple[int, ...]) -> list[Known]:
+        name = eqn.primitive.name
+        if name in ("scan", "while", "cond") or name in _CALLS:
+            self._outer.append((self._place(eqn), _library_function(eqn), self._backward(eqn)))
+            try:
+                return self._called(eqn, ins, layer)
+            finally:
+                self._outer.pop()
+        if name in _OPAQUE:
+            self.values.opaque.append(f"{name} in JAX")
+        return self._operation(eqn, ins, layer)
+
+    def _called(self, eqn: JaxprEqn, ins: list[Known], layer: tuple[int, ...]) -> list[Known]:
+        name, params = eqn.primitive.name, eqn.params
+        if name == "scan":
+            return self._scan(eqn, ins, layer)
+        if name == "while":
+            return self._while(eqn, ins, layer)
+        if name == "cond":
+            branch = int(ins[0].array)
+            return self._inner(params["branches"][min(branch, len(params["branches"]) - 1)], ins[1:], layer)
+        inner = params.get("jaxpr") or params.get("call_jaxpr") or params.get("fun_jaxpr")
+        return self._operation(eqn, ins, layer) if inner is None else self._inner(inner, ins, layer)
+
+    def _inner(self, inner: ClosedJaxpr | Jaxpr, ins: Sequence[Known], layer: tuple[int, ...]) -> list[Known]:
+        if isinstance(inner, ClosedJaxpr):
+            return self.program(inner.jaxpr, self.constants(inner.consts), ins, layer)
+        return self.program(inner, (), ins, layer)
+
+    def _operation(self, eqn: JaxprEqn, ins: list[Known], layer: tuple[int, ...]) -> list[Known]:
+        made = eqn.primitive.bind(*(known.array for known in ins), **eqn.primitive.get_bind_params(eqn.params))
+        made = made if eqn.primitive.multiple_results else [made]
+        place = self._place(eqn)
+        backward = self._backward(eqn)
+        outputs = []
+        for array in made:
+            row = Value(
+                "operation",
+                eqn.primitive.name,
+                tuple(known.number for known in ins if known.number is not None),
+                place=place,
+                layer=layer,
+                literals=tuple(
+                    _number(known.array) for known in ins if known.number is None and np.size(known.array) == 1
+                ),
+                backward=backward,
+                forward=self._forward.get((place, layer)) if backward else None,
+            )
+            number = self.values.add(row, array)
+            if not backward:
+                self._forward[place, layer] = number
+            outputs.append(Known(array, number))
+        return outputs
+
+    def _backward(self, eqn: JaxprEqn) -> bool:
+        return "transpose(" in str(eqn.source_info.name_stack) or bool(self._outer and self._outer[-1][2])
+
+    def _scan(self, eqn: JaxprEqn, ins: list[Known], layer: tuple[int, ...]) -> list[Known]:
+        params = eqn.params
+        inner, length, backwards = params["jaxpr"], params["length"], params["reverse"]
+        first, state = params["num_consts"], params["num_carry"]
+        shared, carry, stacked = ins[:first], ins[first : first + state], ins[first + state :]
+        consts = self.constants(inner.consts)
+        rows: list[list[Known]] = []
+        for i in range(length)[:: -1 if backwards else 1]:
+            xs = [self._row(known, i, (*layer, i)) for known in stacked]
+            results = self.program(inner.jaxpr, consts, [*shared, *carry, *xs], (*layer, i))
+            carry = results[:state]
+            rows.append(results[state:])
+        rows = rows[:: -1 if backwards else 1]
+        outputs = []
+        for column in zip(*rows, strict=True):
+            array = jnp.stack([known.array for known in column])
+            numbers = tuple(known.number for known in column if known.number is not None)
+            row = Value("operation", "stack of layers", numbers, place=self._place(eqn), layer=layer)
+            row.backward = self._backward(eqn)
+            # The rows say it all; the whole is looked at where somebody compares it by name.
+            number = self.values.add(row, array if len(self.values.rows) in self.values.keep else None)
+            self.values.rows[number].shape, self.values.rows[number].dtype = array.shape, str(array.dtype)
+            outputs.append(Known(array, number))
+        return [*carry, *outputs]
+
+    def _row(self, known: Known, i: int, layer: tuple[int, ...]) -> Known:
+        array = known.array[i]
+        if known.number is None:
+            return Known(array, None)
+        before = self.values.rows[known.number]
+        if before.operation == "stack of layers" and len(before.inputs) == before.shape[0]:
+            return Known(array, before.inputs[i])
+        row = Value("operation", "layer row", (known.number,), layer=layer, name=before.name, backward=before.backward)
+        return Known(array, self.values.add(row, array))
+
+    def _while(self, eqn: JaxprEqn, ins: list[Known], layer: tuple[int, ...]) -> list[Known]:
+        params = eqn.params
+        split, state = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        of_test, of_body, carry = ins[:split], ins[split:state], ins[state:]
+        turn = 0
+        while bool(self._inner(params["cond_jaxpr"], [*of_test, *carry], (*layer, turn))[0].array):
+            carry = self._inner(params["body_jaxpr"], [*of_body, *carry], (*layer, turn))
+            turn += 1
+        return list(carry)
+
+    def _place(self, eqn: JaxprEqn) -> Place:
+        """The innermost line that is not a library's; in a function of a library, the line that calls that.
+
+        Such a function may be known from an earlier call, and name the lines of that one.
+        """
+        outer, function, _ = self._outer[-1] if self._outer else (Place(), "", False)
+        traceback = eqn.source_info.traceback
+        if traceback is None:
+            return outer
+        key = id(traceback), self._outer[-1] if self._outer else None
+        if key not in self._places:
+            frames = []
+            for frame in traceback.frames:
+                library = any(part in frame.file_name for part in _LIBRARIES)
+                if function and library and frame.function_name.split(".")[-1] == function:
+                    break
+                if not library and not frame.file_name.startswith("<"):
+                    frames.append(frame)
+            chain = tuple(frame.function_name for frame in reversed(frames[:6]))
+            first = frames[0] if frames else None
+            self._places[key] = (
+                outer if first is None else Place(first.file_name, first.line_num, first.function_name, chain)
+            )
+        return self._places[key]
+
+
+def _library_function(eqn: JaxprEqn) -> str:
+    """The name of the function that a call runs, where a library wrote it; else nothing."""
+    inner = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
+    about = getattr(getattr(inner, "jaxpr", inner), "debug_info", None)
+    source = getattr(about, "func_src_info", None) or ""
+    return source.split(" at ")[0] if any(part in source for part in _LIBRARIES) else ""
+
+
+def _number(literal: Any) -> float:
+    return float(np.asarray(literal))

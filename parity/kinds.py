@@ -1,0 +1,351 @@
+"""Names what kind of difference it is, from the numbers of the values around the place where two sides part.
+
+Each finder looks for one kind and says a sentence only where the numbers prove it; else it says nothing.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from parity.fingerprints import BAR, Index, fingerprint, finite
+from parity.order import in_our_layout
+from parity.regions import Equal, Start
+from parity.values import Values
+
+_NEAR = 24
+"""Values after the start, in the order of execution, among which a kind is looked for."""
+
+
+@dataclass
+class Scene:
+    """The place where two sides part, and what is known about it."""
+
+    ours: Values
+    theirs: Values
+    equal: Equal
+    here: Start
+    there: Start
+    array: Callable[[Values, int], np.ndarray | None]
+    """(side, value) -> its numbers."""
+    counterpart: Mapping[str, str]
+    """Name of the module's weight -> path of ours that holds it."""
+
+    def near(self, values: Values, start: Start, equal: Mapping[int, list[int]]) -> list[int]:
+        """The unmatched values from the start on that follow from it, the start first."""
+        found, seen = [start.number], {start.number}
+        for i in range(start.number + 1, min(start.number + 40 * _NEAR, len(values.rows))):
+            row = values.rows[i]
+            if i not in equal and any(k in seen for k in row.inputs):
+                seen.add(i)
+                found.append(i)
+            if len(found) >= _NEAR:
+                break
+        return found
+
+    @cached_property
+    def ours_near(self) -> list[int]:
+        """Ours from the start on."""
+        return self.near(self.ours, self.here, self.equal.ours)
+
+    @cached_property
+    def theirs_near(self) -> list[int]:
+        """Theirs from the start on."""
+        return self.near(self.theirs, self.there, self.equal.theirs)
+
+    @cached_property
+    def shared(self) -> list[tuple[int, int]]:
+        """(ours, theirs) of the values that both starts read."""
+        return [(i, j) for i in self.here.agreed for j in self.equal.ours.get(i, ()) if j in self.there.agreed]
+
+
+def kind(scene: Scene) -> str | None:
+    """One sentence about the difference; None where nothing is proven."""
+    for finder in (
+        _lowered,
+        _constants_added,
+        _activation,
+        _missing_term,
+        _factor,
+        _mask,
+        _offset,
+        _zero_rows,
+        _literals,
+    ):
+        if (said := finder(scene)) is not None:
+            return said
+    return None
+
+
+def _lowered(scene: Scene) -> str | None:
+    """A type with fewer digits on one side."""
+    for values, near, side in ((scene.ours, scene.ours_near, "ours"), (scene.theirs, scene.theirs_near, "theirs")):
+        start = values.rows[near[0]]
+        before = [values.rows[i].dtype for i in start.inputs if values.rows[i].data]
+        narrow = re.search(r"(float32|bfloat16|float16)", start.dtype)
+        if narrow and before and all("64" in dtype for dtype in before):
+            return f"{side} lowers the type here: {_dtype(before[0])} to {narrow[0]}"
+    return None
+
+
+def _dtype(name: str) -> str:
+    return name.removeprefix("torch.")
+
+
+def _constants_added(scene: Scene) -> str | None:
+    """The same sum with another constant: an eps."""
+    for i in scene.ours_near:
+        for j in scene.theirs_near:
+            ours, theirs = scene.ours.rows[i], scene.theirs.rows[j]
+            if not (_is(ours.operation, "add") and _is(theirs.operation, "add")):
+                continue
+            here, there = _added(scene.ours, i), _added(scene.theirs, j)
+            same = [k for k in ours.inputs if set(scene.equal.ours.get(k, ())) & set(theirs.inputs)]
+            if len(here) == len(there) == 1 and here != there and same:
+                return f"another constant is added: {here[0]:.6g} in ours, {there[0]:.6g} in theirs"
+    return None
+
+
+def _added(values: Values, number: int) -> list[float]:
+    """The constants that an addition adds: literals, or values of one number."""
+    row = values.rows[number]
+    found = [x for x in row.literals if x]
+    for k in row.inputs:
+        before = values.rows[k]
+        if not before.data and before.largest and math.prod(before.shape) == 1:
+            found.append(before.largest)
+    return found
+
+
+def _is(operation: str, name: str) -> bool:
+    return bool(re.fullmatch(rf"(aten\.|prims\.)?{name}_?(_any)?", operation))
+
+
+def _mask(scene: Scene) -> str | None:
+    """Who sees whom: places that one side masks and the other does not."""
+    here, there = (
+        _first_masked(scene, scene.ours, scene.ours_near),
+        _first_masked(scene, scene.theirs, scene.theirs_near),
+    )
+    if here is None and there is None:
+        return None
+    if here is None or there is None:
+        name, other = ("theirs", "ours") if here is None else ("ours", "theirs")
+        return f"only {name} masks here, {other} does not"
+    moved = in_our_layout(here.astype(float), there.astype(float))
+    if moved is None:
+        return None
+    differing = (moved > 0.5) ^ here
+    if not differing.any():
+        return None
+    place = tuple(int(k) for k in np.argwhere(differing)[0])
+    only = "ours" if here[place] else "theirs"
+    return (
+        f"the mask differs at {int(differing.sum())} of {differing.size} places: only {only} masks key {place[-1]} "
+        f"from query {place[-2]}, for example"
+    )
+
+
+def _first_masked(scene: Scene, values: Values, near: Sequence[int]) -> np.ndarray | None:
+    """Which places the first value with a mask's "minus infinity" masks; the value is the start, or soon after it."""
+    for i in near[:4]:
+        array = scene.array(values, i) if len(values.rows[i].shape) >= 2 else None
+        if array is None:
+            continue
+        with np.errstate(invalid="ignore"):
+            closed: np.ndarray = ~(array > -1e30)
+        if closed.any():
+            return closed
+    return None
+
+
+def _known_functions() -> dict[str, Callable[[np.ndarray], np.ndarray]]:
+    erf = np.vectorize(math.erf, otypes=[float])
+
+    def sigmoid(x: np.ndarray) -> np.ndarray:
+        result: np.ndarray = 1 / (1 + np.exp(-x))
+        return result
+
+    return {
+        "ReLU": lambda x: np.maximum(x, 0),
+        "GELU (erf)": lambda x: 0.5 * x * (1 + erf(x / math.sqrt(2))),
+        "GELU (tanh)": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+        "GELU (sigmoid)": lambda x: x * sigmoid(1.702 * x),
+        "SiLU": lambda x: x * sigmoid(x),
+        "the sigmoid": sigmoid,
+        "tanh": np.tanh,
+        "softplus": lambda x: np.logaddexp(x, 0),
+        "ELU": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+        "leaky ReLU (0.01)": lambda x: np.where(x > 0, x, 0.01 * x),
+        "the square of ReLU": lambda x: np.maximum(x, 0) ** 2,
+        "the identity": lambda x: x,
+    }
+
+
+def _activation(scene: Scene) -> str | None:
+    """Each side applies a known function to the same value, and not the same function."""
+    for i, _ in scene.shared:
+        x = scene.array(scene.ours, i)
+        if x is None or not 8 <= x.size <= 1 << 20:
+            continue
+        x = finite(x)
+        with np.errstate(all="ignore"):
+            applied = {name: fingerprint(f(x), depends_on_data=True)[0] for name, f in _known_functions().items()}
+        here, there = _among(scene.ours, scene.ours_near), _among(scene.theirs, scene.theirs_near)
+        ours = [name for name, f in applied.items() if f is not None and name != "the identity" and here.equals(f)]
+        theirs = [name for name, f in applied.items() if f is not None and name != "the identity" and there.equals(f)]
+        ours, theirs = [n for n in ours if n not in theirs], [n for n in theirs if n not in ours]
+        if ours and theirs:
+            return f"another activation: {ours[-1]} in ours, {theirs[-1]} in theirs"
+    return None
+
+
+def _among(values: Values, numbers: Iterable[int]) -> Index:
+    chosen = set(numbers)
+    return Index(
+        [row.features if i in chosen else None for i, row in enumerate(values.rows[: max(chosen, default=-1) + 1])]
+    )
+
+
+def _factor(scene: Scene) -> str | None:
+    """Ours is theirs times one number."""
+    index = _among(scene.theirs, scene.theirs_near)
+    found: list[float] = []
+    for i in scene.ours_near:
+        row = scene.ours.rows[i]
+        if row.features is not None and math.prod(row.shape) >= 4:
+            # The last of theirs: either side may scale in several steps.
+            found += [factor for _, factor in index.multiples(row.features, scene.theirs_near)[-1:]]
+    if found and abs(found[-1] - 1) > BAR:
+        # On the way back one such pair may be chance, as where one side writes a square and the other a product.
+        alike = sum(math.isclose(factor, found[-1], rel_tol=1e-9) for factor in found)
+        if alike >= 3 or not scene.ours.rows[scene.here.number].backward:
+            return f"ours is {_called(found[-1])} times theirs"
+    for values, start, name, without in (
+        (scene.ours, scene.here, "ours", "theirs"),
+        (scene.theirs, scene.there, "theirs", "ours"),
+    ):
+        row = values.rows[start.number]
+        data = [i for i in row.inputs if values.rows[i].data]
+        if (
+            len(data) != 1
+            or row.features is None
+            or math.prod(row.shape) < 4
+            or values.rows[data[0]].kind != "operation"
+        ):
+            continue
+        # What is read again soon is part of something larger, like an activation.
+        again = [k for k in range(start.number + 1, len(values.rows)) if data[0] in values.rows[k].inputs]
+        found = _among(values, data).multiples(row.features, data)
+        if found and not again and abs(found[0][1] - 1) > BAR:
+            return f"{name} multiplies by {_called(found[0][1])} here, {without} does not"
+    return None
+
+
+def _called(factor: float) -> str:
+    """A number, and what it may be: a root, a quotient, a keep rate."""
+    if abs(factor + 1) < BAR:
+        return "-1"
+    size = abs(factor)
+    for n in range(2, 1 << 14):
+        for value, name in ((math.sqrt(n), f"sqrt({n})"), (1 / math.sqrt(n), f"1/sqrt({n})")):
+            if math.isclose(size, value, rel_tol=1e-9) and not math.isclose(math.sqrt(n) % 1, 0, abs_tol=1e-12):
+                return f"{factor:.6g} ({'-' if factor < 0 else ''}{name})"
+        for value, name in ((float(n), f"{n}"), (1 / n, f"1/{n}")):
+            if math.isclose(size, value, rel_tol=1e-9):
+                root = math.isqrt(n)
+                also = f" = {name.replace(str(n), f'sqrt({n * n})')}" if n > 2 and name != f"{n}" else ""
+                return f"{factor:.6g} ({'-' if factor < 0 else ''}{name}{also})" if root else f"{factor:.6g}"
+    for hundredth in range(1, 100):
+        keep = 1 - hundredth / 100
+        if math.isclose(size, 1 / keep, rel_tol=1e-9):
+            return f"{factor:.6g} (1/{keep:g}: a dropout of {hundredth / 100:g} that is not off?)"
+        if math.isclose(size, keep, rel_tol=1e-9):
+            return f"{factor:.6g} (a dropout of {hundredth / 100:g}?)"
+    return f"{factor:.9g}"
+
+
+def _missing_term(scene: Scene) -> str | None:
+    """One side adds something, and the other goes on without it."""
+    sides = (
+        (scene.ours, scene.here, scene.theirs, scene.there, scene.equal.ours, "ours", "theirs"),
+        (scene.theirs, scene.there, scene.ours, scene.here, scene.equal.theirs, "theirs", "ours"),
+    )
+    for adder, start, other, there, equal, name, without in sides:
+        row = adder.rows[start.number]
+        if not (_is(row.operation, "add") or _is(row.operation, "sub")) or len(start.agreed) != 2:
+            continue
+        for term, rest in (start.agreed, start.agreed[::-1]):
+            goes_on = set(equal.get(rest, ())) & set(there.agreed)
+            leaf = adder.leaf(term)
+            held = set(equal.get(term, ())) | (set(equal.get(leaf, ())) if leaf is not None else set())
+            used = any(held & set(later.inputs) for later in other.rows[there.number : there.number + 40 * _NEAR])
+            if goes_on and not used:
+                what = adder.rows[leaf].name if leaf is not None else f"the result of {adder.site(term)}"
+                return f"{name} adds {what}, {without} goes on without it"
+    return None
+
+
+def _offset(scene: Scene) -> str | None:
+    """Ours is theirs plus one number, or plus a weight."""
+    i, j = scene.here.number, scene.there.number
+    here, there = scene.array(scene.ours, i), scene.array(scene.theirs, j)
+    if here is None or there is None or here.size != there.size or here.size < 8:
+        return None
+    moved = in_our_layout(here, there)
+    if moved is None:
+        return None
+    difference = finite(here) - finite(moved)
+    scale = float(np.abs(finite(here)).max()) + 1e-300
+    if float(np.ptp(difference)) < BAR * scale and abs(float(difference.mean())) > BAR * scale:
+        return f"ours is theirs plus {float(difference.mean()):.9g} everywhere"
+    for axis in range(here.ndim):
+        rows = np.moveaxis(difference, axis, -1).reshape(-1, here.shape[axis])
+        if here.shape[axis] < 4 or len(rows) < 2 or float(np.ptp(rows, axis=0).max()) > BAR * scale:
+            continue
+        for sign, said in ((1, "ours adds"), (-1, "theirs adds")):
+            features, _ = fingerprint(sign * rows[0], depends_on_data=True)
+            for values in (scene.ours, scene.theirs):
+                for k in values.index().equals(features) if features is not None else ():
+                    if (leaf := values.leaf(k)) is not None:
+                        return f"{said} {values.rows[leaf].name} here, the other side does not"
+        return f"ours and theirs differ by one vector along axis {axis}, the same everywhere: a bias?"
+    return None
+
+
+def _zero_rows(scene: Scene) -> str | None:
+    """Rows that are zero on one side only."""
+    here, there = scene.array(scene.ours, scene.here.number), scene.array(scene.theirs, scene.there.number)
+    if here is None or there is None or here.shape != there.shape or here.ndim < 2:
+        return None
+    axes = tuple(range(1, here.ndim))
+    ours, theirs = (finite(here) == 0).all(axes), (finite(there) == 0).all(axes)
+    if not (ours ^ theirs).any() or not np.allclose(here[~(ours ^ theirs)], there[~(ours ^ theirs)], rtol=1e-8, atol=0):
+        return None
+    row = int(np.flatnonzero(ours ^ theirs)[0])
+    return f"row {row} is zero in {'ours' if ours[row] else 'theirs'} only, all else agrees"
+
+
+def _literals(scene: Scene) -> str | None:
+    """The same operation on the same values, with another number that stands in the program."""
+    ours, theirs = scene.ours.rows[scene.here.number], scene.theirs.rows[scene.there.number]
+    here, there = _plain(ours.literals), _plain(theirs.literals)
+    if (
+        len(here) == len(there) == 1
+        and here != there
+        and scene.shared
+        and _base(ours.operation) == _base(theirs.operation)
+    ):
+        return f"another number stands in the program: {here[0]:.6g} in ours, {there[0]:.6g} in theirs"
+    return None
+
+
+def _plain(literals: Sequence[float]) -> list[float]:
+    return sorted(x for x in literals if math.isfinite(x) and abs(x) < 1e30)
+
+
+def _base(operation: str) -> str:
+    return re.sub(r"^(aten|prims)\.|_$", "", operation)

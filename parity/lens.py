@@ -1,0 +1,191 @@
+"""Looks at the place where two sides part, and makes the answer of it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from parity import kinds
+from parity.answer import Difference, Stage
+from parity.fingerprints import BAR, fingerprint
+from parity.inherited import Origin, origin_of_order
+from parity.regions import Equal, Start, paired, starts
+from parity.sides import Sides
+from parity.values import Site, Values
+
+
+class Lens:
+    """Looks at the place where two sides part."""
+
+    def __init__(self, sides: Sides, ours: Values, theirs: Values, *, backward: bool) -> None:
+        self.sides, self.ours, self.theirs, self.backward = sides, ours, theirs, backward
+
+    def want(self, ours: Sequence[int], theirs: Sequence[int]) -> None:
+        """Sees to it that the numbers of these values are there; a side that has let them go runs again."""
+        for values, numbers, run in (
+            (self.ours, ours, self.sides.run_ours),
+            (self.theirs, theirs, self.sides.run_theirs),
+        ):
+            missing = frozenset(n for n in numbers if n not in values.arrays)
+            if missing:
+                again = run(self.backward, missing)
+                values.arrays |= {n: array for n, array in again.arrays.items() if n in missing}
+
+    def array(self, values: Values, number: int) -> np.ndarray | None:
+        """The numbers of a value; None for what has none."""
+        if number not in values.arrays:
+            self.want([number] if values is self.ours else [], [number] if values is self.theirs else [])
+        return values.arrays.get(number)
+
+    def explained(
+        self,
+        stage: Stage,
+        bad_ours: Sequence[int],
+        bad_theirs: Sequence[int],
+        differing: tuple[str, ...],
+        errors: Mapping[str, float],
+        name: str,
+    ) -> Difference:
+        """The answer, from the outputs that differ."""
+        ours, theirs = self.ours, self.theirs
+        finite = [error for error in errors.values() if np.isfinite(error)]
+        bar = min(BAR, max(max(finite, default=1.0) / 30, 1e-12)) if len(finite) == len(errors) else BAR
+        equal = Equal.of(ours, theirs, bar)
+        here, there = self._starts(equal, bad_ours, bad_theirs)
+        first, second, together = paired(here, there, equal)
+        about: dict[str, Any] = {
+            "differing": differing,
+            "opaque": opaque(ours, theirs),
+            "counts": (len(ours.rows), len(theirs.rows)),
+            "name": name,
+        }
+        if first is None or second is None:
+            return self._one_sided(stage, first, second, equal, about)
+        origin = origin_of_order(ours, theirs, equal, first, second, self.array) if together else Origin(None, False)
+        if origin.inherited is not None:
+            i, j = origin.inherited
+            said = origin.said
+            weights = (f"{ours.rows[i].name} holds the numbers of {theirs.rows[j].name} in another order: {said}",)
+            leaf = ours.rows[i].kind != "operation"
+            about |= {"parameters": weights} if leaf else {}
+            site = (first.number, second.number) if leaf else (i, j)
+            order = f"the same numbers in another order: {said}"
+            places = ours.site(site[0]), theirs.site(site[1])
+            return Difference("parameters" if leaf else stage, *places, (), order, True, True, **about)
+        wrong = self._read_by_both(first, second, equal) if together else None
+        scene = kinds.Scene(ours, theirs, equal, first, second, self.array, {})
+        kind = wrong or (kinds.kind(scene) if together else None)
+        places = self._places(first, second)
+        agreed = tuple((ours.site(i), theirs.site(j)) for i, j in scene.shared)
+        if wrong:
+            about |= {"parameters": (wrong,)}
+        return Difference(
+            "parameters" if wrong else stage, *places, agreed, kind, together, together and origin.checked, **about
+        )
+
+    def _starts(
+        self, equal: Equal, bad_ours: Sequence[int], bad_theirs: Sequence[int]
+    ) -> tuple[list[Start], list[Start]]:
+        """Where the unmatched values of both sides begin.
+
+        An output that differs by name may have an equal within the other side: what is added to that there is missing.
+        """
+        found = []
+        for values, same, mine, other in (
+            (self.ours, equal.ours, bad_ours, bad_theirs),
+            (self.theirs, equal.theirs, bad_theirs, bad_ours),
+        ):
+            forced = [i for i in mine if not same.get(i) or set(same[i]) & set(other)]
+            found.append(starts(values, same, forced, backward=self.backward))
+        return found[0], found[1]
+
+    def _places(self, first: Start, second: Start) -> tuple[Site, Site]:
+        """Both sites; those of constants without an equal, where both sides read some."""
+        if first.constants and second.constants:
+            return self.ours.site(first.constants[0]), self.theirs.site(second.constants[0])
+        return self.ours.site(first.number), self.theirs.site(second.number)
+
+    def _read_by_both(self, first: Start, second: Start, equal: Equal) -> str | None:
+        """What is wrong with the weights that the two places read: another one, or transposed."""
+        held = {path: key for key, rows in self.sides.held_by.items() for path, _ in rows}
+        for i in first.agreed:
+            leaf = self.ours.leaf(i)
+            if leaf is None or self.ours.rows[leaf].kind != "parameter":
+                continue
+            same = {self.theirs.leaf(j) for j in equal.ours.get(i, ())}
+            for j in second.agreed:
+                other = self.theirs.leaf(j)
+                if other is None or self.theirs.rows[other].kind != "parameter":
+                    continue
+                mine, their = self.ours.rows[leaf].name, self.theirs.rows[other].name
+                if other not in same and (same - {None}) and self.ours.rows[i].shape and held:
+                    right = ", ".join(sorted(self.theirs.rows[k].name for k in same if k is not None))
+                    if self._would_agree(first, i, second, j):
+                        return f"{mine} holds {right} where theirs reads {their}"
+                if other in same and self._would_agree(first, i, second, j, transposed=True):
+                    return f"{mine} holds {their} transposed"
+        return None
+
+    def _would_agree(self, first: Start, i: int, second: Start, j: int, *, transposed: bool = False) -> bool:
+        """Whether our product with their weight (or with ours transposed) has the numbers of their product."""
+        weight = self.array(self.theirs, j) if not transposed else self.array(self.ours, i)
+        target = self.theirs.rows[second.number].features
+        if weight is None or target is None:
+            return False
+        weight = weight.squeeze()
+        for k in first.agreed:
+            x = self.array(self.ours, k) if k != i else None
+            if x is None or weight.ndim != 2:
+                continue
+            for matrix in (weight.T,) if transposed else (weight, weight.T):
+                if x.shape[-1] != matrix.shape[0] or (transposed and matrix.shape[0] != matrix.shape[1]):
+                    continue
+                features, _ = fingerprint(x.reshape(-1, x.shape[-1]) @ matrix, depends_on_data=True)
+                if features is not None and float(np.abs(features - target).max()) < BAR:
+                    return True
+        return False
+
+    def _one_sided(
+        self, stage: Stage, first: Start | None, second: Start | None, equal: Equal, about: dict[str, Any]
+    ) -> Difference:
+        """One side computes what the other does not: where a gradient is cut, nothing is there to be compared."""
+        start = first or second
+        if start is None:
+            return Difference(stage, kind=None, **about)
+        values, other = (self.ours, self.theirs) if first else (self.theirs, self.ours)
+        same = equal.ours if first else equal.theirs
+        name, without = ("ours", "theirs") if first else ("theirs", "ours")
+        forward = values.rows[start.number].forward
+        site, kind = None, None
+        if stage == "backward":
+            kind = f"{name} hands a gradient back here, {without} does not"
+            met = same.get(forward, ()) if forward is not None else ()
+            if met:
+                cut = _cuts(other, met)
+                site = other.site((cut or met)[0])
+                if cut:
+                    kind += ": it is detached"
+        if site is None:
+            partners = [j for i in start.agreed for j in same.get(i, ())]
+            site = other.site(partners[0]) if partners else None
+        mine = values.site(start.number)
+        ours, theirs = (mine, site) if first else (site, mine)
+        pairs = tuple((self.ours.site(i), self.theirs.site(j)) for i, j in self._shared(start, same, bool(first)))
+        return Difference(stage, ours, theirs, pairs, kind, site is not None, False, **about)
+
+    def _shared(self, start: Start, same: Mapping[int, list[int]], ours: bool) -> list[tuple[int, int]]:
+        found = [(i, j) for i in start.agreed for j in same.get(i, ())[:1]]
+        return found if ours else [(j, i) for i, j in found]
+
+
+def _cuts(values: Values, numbers: Sequence[int]) -> list[int]:
+    """Where a gradient is stopped: next to these values, before or after them."""
+    around = set(numbers) | {k for i in numbers for k in values.rows[i].inputs}
+    after = {k for k, row in enumerate(values.rows) if around & set(row.inputs)}
+    return [k for k in sorted(around | after) if re.search("stop_grad|detach", values.rows[k].operation)]
+
+
+def opaque(ours: Values, theirs: Values) -> tuple[str, ...]:
+    """Operations of both sides that count as one value."""
+    return tuple(dict.fromkeys([*ours.opaque, *theirs.opaque]))

@@ -1,0 +1,203 @@
+"""`first_difference` on a small GPT of its own: equal pairs are equal, and each fault is named where it is."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from parity import ParityError, WeightMap, first_difference
+
+TOKENS = np.random.default_rng(0).integers(0, 31, (2, 9))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        h = self.norm_1(x)
+        q, k, v = (f(h).view(batch, length, 4, -1).transpose(1, 2) for f in (self.query, self.key, self.value))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, length, width)
+        x = x + self.output(mixed)
+        return x + self.down(F.gelu(self.up(self.norm_2(x))))
+
+
+class Decoder(nn.Module):
+    def __init__(self, width: int = 16, layers: int = 2, vocabulary: int = 31) -> None:
+        super().__init__()
+        self.embedding, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(20, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids) + self.positions(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x) @ self.embedding.weight.T
+
+
+def norm(x: jax.Array, weights: Any, eps: float = 1e-5) -> jax.Array:
+    mean = x.mean(-1, keepdims=True)
+    variance = jnp.square(x - mean).mean(-1, keepdims=True)
+    return (x - mean) / jnp.sqrt(variance + eps) * weights["scale"] + weights["bias"]
+
+
+@jax.custom_vjp
+def wrong_gelu(x: jax.Array) -> jax.Array:
+    return jax.nn.gelu(x, approximate=False)
+
+
+def wrong_gelu_backward(x: jax.Array, g: jax.Array) -> tuple[jax.Array]:
+    return (g * jax.grad(lambda y: jax.nn.gelu(y, approximate=True).sum())(x),)
+
+
+wrong_gelu.defvjp(lambda x: (wrong_gelu(x), x), wrong_gelu_backward)
+
+
+def ours(fault: str = "") -> Callable[[Any, jax.Array], jax.Array]:
+    """The same in JAX; the line of each fault says its name."""
+
+    def linear(x: jax.Array, weights: Any) -> jax.Array:
+        return x @ weights["kernel"] + weights["bias"]
+
+    def block(x: jax.Array, p: Any) -> tuple[jax.Array, None]:
+        batch, length, width = x.shape
+        h = norm(x, p["norm_1"], 1e-6) if fault == "eps" else norm(x, p["norm_1"])
+        q, k, v = (linear(h, p[name]).reshape(batch, length, 4, -1) for name in ("query", "key", "value"))
+        scale = width**-0.5 if fault == "scale" else 0.5
+        scores = jnp.einsum("bthc,bshc->bhts", q, k) * scale
+        mask = jnp.tril(jnp.ones((length, length), bool), 1 if fault == "leak" else 0)
+        weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf))
+        if fault == "detached weights":
+            weights = jax.lax.stop_gradient(weights)
+        axes = "bhts,bshc->bhtc" if fault == "heads" else "bhts,bshc->bthc"
+        mixed = jnp.einsum(axes, weights, v).reshape(batch, length, width)
+        h = linear(mixed, p["output"])
+        if fault == "detached branch":
+            h = jax.lax.stop_gradient(h)
+        x = (norm(x, p["norm_1"]) if fault == "residual" else x) + h
+        h = norm(x, p["norm_2"])
+        if fault == "no bias":
+            up = h @ p["up"]["kernel"]
+        elif fault == "frozen bias":
+            up = h @ p["up"]["kernel"] + jax.lax.stop_gradient(p["up"]["bias"])
+        else:
+            up = linear(h, p["up"])
+        active = wrong_gelu(up) if fault == "vjp" else jax.nn.gelu(up, approximate=fault == "gelu")
+        if fault == "float32":
+            active = active.astype(jnp.float32).astype(jnp.float64)
+        if fault == "dropout":
+            active = active / 0.9
+        return x + linear(active, p["down"]), None
+
+    def forward(p: Any, ids: jax.Array) -> jax.Array:
+        start = 1 if fault == "positions" else 0
+        x = p["embedding"][ids] + p["positions"][jnp.arange(ids.shape[1]) + start]
+        x, _ = jax.lax.scan(block, x, p["blocks"])
+        head = jax.lax.stop_gradient(p["embedding"]) if fault == "untied" else p["embedding"]
+        return norm(x, p["norm"]) @ head.T
+
+    return forward
+
+
+WEIGHTS: WeightMap = {
+    "embedding": "embedding.weight",
+    "positions": "positions.weight",
+    "norm.scale": "norm.weight",
+    "norm.bias": "norm.bias",
+    **{
+        f"blocks.{name}.kernel": (f"blocks.{{layer}}.{name}.weight", "o i -> i o")
+        for name in ("query", "key", "value", "output", "up", "down")
+    },
+    **{
+        f"blocks.{name}.bias": f"blocks.{{layer}}.{name}.bias"
+        for name in ("query", "key", "value", "output", "up", "down", "norm_1", "norm_2")
+    },
+    **{f"blocks.{name}.scale": f"blocks.{{layer}}.{name}.weight" for name in ("norm_1", "norm_2")},
+}
+
+
+@pytest.fixture(autouse=True)
+def as_others_write_jax() -> Iterator[None]:
+    """Ports lean on broadcasting, which our own code does without."""
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def module() -> nn.Module:
+    torch.manual_seed(0)
+    module = Decoder()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return module
+
+
+def test_an_equal_pair_is_equal(module: nn.Module) -> None:
+    found = first_difference(ours(), module, WEIGHTS, [TOKENS])
+    assert not found
+    assert str(found).endswith("the same")
+    assert found.counts[0] > 100
+
+
+@pytest.mark.parametrize(
+    ("fault", "line", "module_path", "kind"),
+    [
+        ("eps", "jnp.sqrt(variance + eps)", "blocks.0.norm_1", "another constant is added: 1e-06 in ours, 1e-05 in"),
+        ("scale", "* scale", "blocks.0", "ours is 0.5 (1/2) times theirs"),
+        ("leak", 'if fault == "leak"', "blocks.0", "only theirs masks key 1 from query 0"),
+        ("heads", ".reshape(batch, length, width)", "blocks.0.output", "the same numbers in another order"),
+        ("residual", 'if fault == "residual"', "blocks.0", None),
+        ("no bias", "jax.nn.gelu(up", "blocks.0.up", "theirs adds blocks.0.up.bias, ours goes on without it"),
+        ("gelu", "jax.nn.gelu(up", "blocks.0", "another activation: GELU (tanh) in ours, GELU (erf) in theirs"),
+        ("float32", "active.astype(jnp.float32)", "blocks.0.down", "ours lowers the type here: float64 to float32"),
+        ("dropout", "active / 0.9", "blocks.0.down", "1/0.9: a dropout of 0.1"),
+        ("positions", 'p["positions"]', "positions", None),
+    ],
+)
+def test_forward(module: nn.Module, fault: str, line: str, module_path: str, kind: str | None) -> None:
+    found = first_difference(ours(fault), module, WEIGHTS, [TOKENS])
+    assert found.stage == "forward"
+    assert found.ours is not None
+    assert found.theirs is not None
+    assert line in found.ours.source
+    assert found.theirs.module == module_path
+    assert found.sure
+    if kind is not None:
+        assert kind in (found.kind or "")
+
+
+def test_a_wrong_map_is_named_by_its_weights(module: nn.Module) -> None:
+    transposed = {**WEIGHTS, "blocks.output.kernel": "blocks.{layer}.output.weight"}
+    found = first_difference(ours(), module, transposed, [TOKENS])
+    assert found.stage == "parameters"
+    assert found.parameters == ("blocks.output.kernel holds blocks.0.output.weight transposed",)
+
+
+def test_our_own_parameters_are_compared_by_name_first(module: nn.Module) -> None:
+    from parity.weight_maps import Weights
+
+    tensors = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
+    params = Weights(WEIGHTS, tensors).into(tensors)
+    assert not first_difference(ours(), module, WEIGHTS, [TOKENS], params=params, backward=False)
+    params["blocks"]["query"]["kernel"] = np.array(params["blocks"]["query"]["kernel"])
+    params["blocks"]["query"]["kernel"][1] = params["blocks"]["query"]["kernel"][1].T.copy()
+    found = first_difference(ours(), module, WEIGHTS, [TOKENS], params=params)
+    assert found.stage == "parameters"
+    assert found.parameters == ("blocks.1.query.weight is not what our parameters hold: it is transposed",)
+
+
+def test_outputs_of_other_shapes_are_refused(module: nn.Module) -> None:
+    with pytest.raises(ParityError, match=r"shapes differ: ours \[2, 1, 31\], theirs \[2, 9, 31\]"):
+        first_difference(lambda p, ids: ours()(p, ids)[:, :1], module, WEIGHTS, [TOKENS])

@@ -239,9 +239,9 @@ def _factor(scene: Scene) -> str | None:
             continue
         # What is read again soon is part of something larger, like an activation.
         again = [k for k in range(start.number + 1, len(values.rows)) if data[0] in values.rows[k].inputs]
-        found = _among(values, data).multiples(row.features, data)
-        if found and not again and abs(found[0][1] - 1) > BAR:
-            return f"{name} multiplies by {_called(found[0][1])} here, {without} does not"
+        once = _among(values, data).multiples(row.features, data)
+        if once and not again and abs(once[0][1] - 1) > BAR:
+            return f"{name} multiplies by {_called(once[0][1])} here, {without} does not"
     return None
 
 

@@ -1,7 +1,6 @@
-"""Draws again, from outside, the dropout masks that a model draws in its forward pass, to give them to PyTorch.
+"""Draws the dropout masks of a model's forward pass again, from outside, to give them to PyTorch.
 
-The key of a site follows from the key of the forward pass and the site's name (`site_key`), so that nothing has to be
-recorded on the way.
+The forward pass's key and a site's name determine the site's key (`site_key`), so nothing needs to be recorded.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,12 +16,12 @@ from jax_tformer.model.layers import keep_mask, site_key
 from jax_tformer.training.step import Batch, TrainState, dropout_keys, split_batch
 
 Masks = dict[str, Bool[Array, "..."]]
-"""True = kept, by the name of the site: `decoder.blocks.3.self_attention.dropout` inside a layer's self-attention,
-`decoder.blocks.3.self_attention_residual_dropout` behind it, `embedding.dropout` at the input."""
+"""Name of the site -> mask, True = kept: `decoder.blocks.3.self_attention.dropout` inside a layer's self-attention,
+`decoder.blocks.3.self_attention_residual_dropout` after it, `embedding.dropout` at the input."""
 
 
 def dropout_sites(config: TransformerConfig, batch: Mapping[str, Any]) -> dict[str, tuple[float, tuple[int, ...]]]:
-    """The rate and the shape of every site that this batch passes, by name."""
+    """Returns the rate and the shape of every dropout site for this batch, by name."""
     rates, model = config.dropout, config.d_model
     both = config.encoder is not None and config.decoder is not None
     inputs = {"encoder": "source", "decoder": "target"} if both else {"encoder": "tokens", "decoder": "tokens"}
@@ -50,7 +49,7 @@ def dropout_sites(config: TransformerConfig, batch: Mapping[str, Any]) -> dict[s
 
 
 def drawn_masks(config: TransformerConfig, key: Key[Array, ""] | None, batch: Mapping[str, Any]) -> Masks:
-    """The masks that a forward pass with this dropout key draws for this batch, of every site that drops anything."""
+    """Draws the masks of a forward pass with this dropout key and batch, for every site with a rate above 0."""
     masks = {}
     for name, (rate, shape) in dropout_sites(config, batch).items():
         parts = [int(part) if part.isdigit() else part for part in name.split(".")]
@@ -61,7 +60,7 @@ def drawn_masks(config: TransformerConfig, key: Key[Array, ""] | None, batch: Ma
 
 
 def masks_of_step(net: AnyTransformer, *, accumulation: int = 1) -> Callable[[TrainState, Batch], list[Masks]]:
-    """The function (state, batch) -> the masks that `train_step` draws from there, for each part of the batch."""
+    """Makes a function (state, batch) -> the masks that `train_step` then draws, for each part of the batch."""
 
     def draw(state: TrainState, batch: Batch) -> list[Masks]:
         keys = dropout_keys(net, state, accumulation)

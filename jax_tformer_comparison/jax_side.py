@@ -25,7 +25,7 @@ class JaxSide:
     def __init__(
         self, model: TransformerConfig, optimization: OptimizerConfig, training: TrainingConfig, device: str
     ) -> None:
-        """`model` has its vocabulary size; `device` is "cpu" or "gpu"."""
+        """`model` must have a vocab_size; `device` is "cpu" or "gpu"."""
         self.net, self._compute = transformer(model), model.compute
         self._device = jax.local_devices(backend=device)[0]
         self._tx = optimizer(optimization, training.steps)
@@ -36,30 +36,30 @@ class JaxSide:
         self._state: TrainState
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of every parameter, by the names of `torch_ref`."""
+        """Returns the shape of every parameter, by the names of `torch_ref`."""
         return {name: reference_shape(slot) for name, slot in slots(self.net.shapes).items()}
 
     def start(self, seed: int, weights: Tensors | None) -> None:
-        """Without weights: those of a training run with this seed, drawn as train.py draws them."""
+        """Resets the training to `weights`, or to those that train.py would draw with this seed."""
         with jax.default_device(self._device):
             key = jax.random.key(seed)
             if weights is None:
                 state = jax.jit(lambda key: init_state(self.net, self._tx, key))(key)
             else:
                 typed = {name: x.astype(jnp.dtype(self._compute.parameter_dtype)) for name, x in weights.items()}
-                # Copies: what NumPy owns cannot be donated.
+                # Copies, because NumPy's memory cannot be donated.
                 params = jax.tree.map(jnp.array, from_reference(typed, self.net.shapes))
                 zero = jnp.zeros((), jnp.int32)
                 state = TrainState(params, self._tx.init(params), zero, jax.random.key_data(key))
-        # On its device by name, as every later state is: the second step would otherwise be compiled once more.
+        # Placed explicitly, like every later state; otherwise the second step would be compiled again.
         self._state = jax.block_until_ready(jax.device_put(state, self._device))
 
     def masks(self, batch: Tensors) -> list[dict[str, np.ndarray]]:
-        """The dropout masks that the next step will draw for this batch."""
+        """Returns the dropout masks that the next step will draw for this batch."""
         return jax.device_get(self._record(self._state, self._placed(batch)))
 
     def step(self, batch: Tensors, masks: Masks | None) -> StepFigures:
-        """One update; JAX draws its own masks, the same that `masks` has returned."""
+        """Makes one update; JAX draws the masks itself, the same that `masks` returned."""
         placed = jax.block_until_ready(self._placed(batch))
         started = time.perf_counter()
         self._state, metrics = jax.block_until_ready(self._step(self._state, placed))
@@ -68,15 +68,15 @@ class JaxSide:
         return StepFigures(float(metrics.loss), float(metrics.gradient_norm), int(metrics.tokens), seconds)
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """The parameters as they are now, by the names of `torch_ref`."""
+        """Returns the current parameters, by the names of `torch_ref`."""
         return to_reference(self._state.params)
 
     def device_memory(self) -> int | None:
-        """The most bytes that JAX has had in use on its device."""
+        """Returns the peak bytes that JAX has used on its device; None on a CPU."""
         return device_memory(self._device)
 
     def product_rate(self, size: int) -> float:
-        """Of one product of square matrices."""
+        """Measures one product of square matrices, in floating-point operations per second."""
         matrix = jax.device_put(jnp.ones((size, size), self._compute.dtype), self._device)
         multiply = jax.jit(lambda x: x @ x)
         return 2 * size**3 / seconds_of(lambda: jax.block_until_ready(multiply(matrix)))
@@ -86,17 +86,17 @@ class JaxSide:
 
 
 def full_precision() -> None:
-    """Products in the precision of their type: no TF32 and no bfloat16 passes for float32."""
+    """Computes matrix products in the full precision of their type: no TF32 and no bfloat16 passes for float32."""
     jax.config.update("jax_default_matmul_precision", "highest")
 
 
 def alone(model: TransformerConfig, optimization: OptimizerConfig, training: TrainingConfig, device: str) -> JaxSide:
-    """The side in a process of its own, where nobody has set JAX up yet."""
+    """Makes the side in a process of its own, and sets up JAX there."""
     set_up_jax(model)
     full_precision()
     return JaxSide(model, optimization, training, device)
 
 
 def device_memory(device: jax.Device) -> int | None:
-    """The most bytes that JAX's allocator has given out on an accelerator; None on the processor."""
+    """Returns the peak bytes of JAX's allocator on an accelerator; None on a CPU."""
     return None if device.platform == "cpu" else (device.memory_stats() or {}).get("peak_bytes_in_use")

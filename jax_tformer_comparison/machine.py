@@ -1,7 +1,7 @@
-"""The machine that figures are measured on: its name, its memory, and what other work takes of its processors.
+"""Describes the machine that figures are measured on: its name, its memory, and how busy other work keeps it.
 
-Gates, comparison and benchmarks all describe their machine by this. It imports neither framework: a process that
-measures the one must not hold the other.
+Gates, comparison and benchmarks all use this. It imports no framework by itself, because a process that measures one
+must not hold the other.
 """
 
 import ctypes
@@ -22,27 +22,27 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "transformers")
 
 @dataclass(frozen=True)
 class Machine:
-    """What a reader of figures must know of the machine."""
+    """What a reader of figures must know about the machine."""
 
     device: str
-    """What computed: "cpu", or the kind and the name of an accelerator."""
+    """The device that computed: "cpu", or the kind and the name of an accelerator."""
     processor: str
-    """The name of the model."""
+    """The CPU's model name."""
     vendor: str
-    """As the processor itself says it, "AuthenticAMD" or "GenuineIntel"; empty where it does not."""
+    """The vendor by the CPU's own name, "AuthenticAMD" or "GenuineIntel"; empty if unknown."""
     cores: int
-    """That this process may use."""
+    """How many cores this process may use."""
     system: str
     versions: dict[str, str]
 
     def __str__(self) -> str:
-        """What stands below figures: the processor, and the accelerator where one computed."""
+        """The line below figures: the CPU, and the accelerator if one computed."""
         cores = f"{self.cores} core{'s' if self.cores != 1 else ''}"
         processor = f"{cores} of {self.processor}" + (f" ({self.vendor})" if self.vendor else "")
         return processor if self.device == "cpu" else f"{self.device}, beside {processor}"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the fields for JSON."""
         return asdict(self)
 
 
@@ -60,7 +60,7 @@ def describe_machine(device: str) -> Machine:
 
 
 def jax_device() -> str:
-    """Names JAX's default device, for `describe_machine`. It takes the device: not while others need it."""
+    """Names JAX's default device, for `describe_machine`. Occupies the device: do not call it while others need it."""
     import jax
 
     device = jax.local_devices()[0]
@@ -68,7 +68,7 @@ def jax_device() -> str:
 
 
 def cores() -> int:
-    """Counts the processors that this process may use."""
+    """Counts the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -80,7 +80,7 @@ def _version(package: str) -> str:
 
 
 def _processor_fields() -> dict[str, str]:
-    """What Linux says of the first processor; empty on other systems."""
+    """Returns what Linux says about the first CPU; empty on other systems."""
     try:
         first = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
     except OSError:
@@ -90,9 +90,9 @@ def _processor_fields() -> dict[str, str]:
 
 
 def common_device() -> Literal["cpu", "gpu"]:
-    """Names the kind of device that both frameworks use: JAX's default one.
+    """Names the kind of device that both frameworks use, which is JAX's default.
 
-    Raises InputError where PyTorch cannot use it: figures from two kinds of devices are no comparison.
+    Raises InputError if PyTorch cannot use it, because figures from two kinds of devices are not comparable.
     """
     import jax
     import torch
@@ -109,24 +109,24 @@ def common_device() -> Literal["cpu", "gpu"]:
 
 
 DISTURBED = 0.1
-"""From this share of the processors' time on, other work spoils the measured times."""
+"""If other work takes more than this fraction of the CPUs' time, measured times are not reliable."""
 
 
 def quiet(share: float | None) -> bool:
-    """Whether so little other work ran that a ratio of times may be shown; not where that is unknown."""
+    """Whether so little other work ran that times may be compared; False if that is unknown."""
     return share is not None and share <= DISTURBED
 
 
 class Neighbours:
-    """How much of the processors other work takes from now on: times are worth little where that is much."""
+    """Measures how much of the CPUs' time other work takes from now on."""
 
     def __init__(self) -> None:
         self._before = self._now()
 
     def share(self) -> float | None:
-        """The fraction of all processors' time that others have used since: not this process, nor those it has ended.
+        """Returns the fraction of all CPUs' time that other processes have used since; ended children are not others.
 
-        None where that cannot be told: on other systems than Linux, and within the first second.
+        Returns None if that is unknown: on systems other than Linux, and within the first second.
         """
         now = self._now()
         if now is None or self._before is None:
@@ -147,21 +147,18 @@ class Neighbours:
 
 
 def peak_memory() -> int:
-    """The most bytes of memory that this process has held at once: everything, libraries and compiler included."""
+    """Returns the peak bytes of memory of this process, libraries and compiler included."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
-    # Not ru_maxrss: on Linux a child begins with its parent's, even across exec.
+    # On Linux a child starts with its parent's ru_maxrss, even across exec.
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 
 
 def forget_peak() -> None:
-    """Hands back memory that nothing uses, so that the peak from here on is that of what follows.
-
-    Elsewhere than on Linux, nothing is handed back. JAX's allocator on an accelerator keeps its own peak.
-    """
+    """Frees unused memory and resets the peak, on Linux only; JAX's allocator on an accelerator keeps its own peak."""
     gc.collect()
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -173,7 +170,7 @@ def forget_peak() -> None:
 
 
 def free_torch_memory() -> Any:
-    """Hands back what PyTorch keeps of a GPU's memory for later. Returns torch where it uses a GPU, else None."""
+    """Frees the GPU memory that PyTorch has cached. Returns torch if it uses a GPU, otherwise None."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None

@@ -1,4 +1,4 @@
-"""The command line of compare.py: the fields of an experiment, and how it is compared."""
+"""The options of compare.py: the fields of an experiment, and how to compare it."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ _USAGE = """usage: compare.py [EXPERIMENT] [--steps N] [--out FOLDER] [--dtype f
                   [--dropout off|shared] [--seeds N] [--torch-compile] [--FIELD VALUE ...]
 
 Trains the JAX model and the PyTorch reference side by side, from the same weights on the same batches, and
-writes a report: report.html, report.json, curves.csv and pictures. Without a name, dates.
-Exit status: 0 within the bars, or with nothing to judge (bfloat16, --truth no); 1 beyond the bars or not
+writes a report: report.html, report.json, curves.csv and pictures. Without EXPERIMENT, trains dates.
+Exit status: 0 within the bars, or if there is no bar (bfloat16, --truth no); 1 beyond the bars or not
 comparable; 2 for bad input.
 
 experiments:
@@ -37,44 +37,44 @@ experiments:
 compare.py EXPERIMENT --help shows every option and field with its default and meaning."""
 _DEFAULT_STEPS, _DEFAULT_FLOAT64_STEPS, _DEFAULT_DROPOUT_RATE = 300, 100, 0.1
 _TRUTH_STEPS, _TRUTH_PARAMETERS = 1000, 10_000_000
-"""Up to here the float64 truth is computed unless told otherwise: it takes about twice PyTorch's time again."""
+"""The most steps and parameters for which --truth auto trains in float64, which takes about twice PyTorch's time."""
 
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """How to compare, and the fields of the experiment that is compared."""
+    """How to compare, and the fields of the experiment."""
 
     model: TransformerConfig
     data: TextData | MaskedTextData | PairData
     optimizer: OptimizerConfig
     training: TrainingConfig
     steps: int | None = None
-    """Steps to compare, from the first on; None: 300, or 100 in float64, or all where there are fewer.
-    Rounding grows: after some 130 steps of dates even two float64 trainings are more than 1e-12 apart."""
+    """Steps to compare, from the first; None: 300, or 100 in float64, or fewer if the training is shorter.
+    Rounding grows: after about 130 steps of dates even two float64 trainings are more than 1e-12 apart."""
     out: Path | None = None
-    """Folder of the report: new, empty, or with an older report; runs/EXPERIMENT-comparison unless given."""
+    """Folder of the report: new, empty, or with an older report; None: runs/EXPERIMENT-comparison."""
     dtype: Dtype = "float32"
     """Type of parameters and arithmetic in both frameworks. float64 shows whether they compute the same function."""
     dropout: Literal["off", "shared"] = "off"
-    """off: all rates are 0; shared: PyTorch is given the masks that JAX draws."""
+    """off: all rates are 0; shared: PyTorch gets the masks that JAX draws."""
     dropout_rate: float | None = None
-    """All four rates under --dropout shared; None: the experiment's rates, or 0.1 where it has none."""
+    """All four rates with --dropout shared; None: the experiment's rates, or 0.1 if it has none."""
     seeds: int = 1
-    """Runs, one after another: training.seed, training.seed + 1 and so on; each has its own weights and batches."""
+    """Number of runs, with training.seed, training.seed + 1 and so on; each has its own weights and batches."""
     truth: Literal["auto", "yes", "no"] = "auto"
-    """Train in float64 as well, the truth that narrower types are measured against; auto: where that is affordable."""
+    """Also train in float64, the truth that narrower types are measured against; auto: if that is affordable."""
     torch_compile: bool = False
     """Compile the PyTorch model with torch.compile."""
     memory: bool = True
-    """Measure memory, and speed once more, with each framework alone in a process: some seconds at the end."""
+    """At the end, measure memory and speed again with each framework alone in a process; takes some seconds."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a comparison does, complete and checked."""
+    """The complete and checked settings of a comparison."""
 
     name: str
-    """Of the experiment."""
+    """The experiment's name."""
     experiment: ExperimentConfig
     out: Path
     steps: int
@@ -86,14 +86,14 @@ class Plan:
     memory: bool
 
     def needs_truth(self, parameters: int) -> bool:
-        """Whether a float64 training belongs to the comparison of a model with so many parameters."""
+        """Whether to train in float64 too, for a model with this many parameters."""
         if self.truth != "auto":
             return self.truth == "yes"
         return self.dtype != "float64" and self.steps <= _TRUTH_STEPS and parameters <= _TRUTH_PARAMETERS
 
 
 def read_plan(arguments: Sequence[str]) -> Plan:
-    """The plan that a command line asks for.
+    """Parses the command line of compare.py.
 
     Raises InputError for an unknown experiment, field or value, in one line. `--help` prints and exits.
     """
@@ -107,7 +107,7 @@ def read_plan(arguments: Sequence[str]) -> Plan:
         prog=f"compare.py {name}",
         description=preset.description,
         default=default,
-        # --steps is an option of its own here.
+        # Here --steps is a separate option.
         short_names={short: long for short, long in SHORT_NAMES.items() if short != "--steps"},
     )
     model = _model(options, config.model)
@@ -157,7 +157,7 @@ def _truth(options: CompareOptions) -> Literal["auto", "yes", "no"]:
 
 
 def _model(options: CompareOptions, preset: TransformerConfig) -> TransformerConfig:
-    """The model in the type and with the dropout rates of the comparison."""
+    """Returns the model with the type and the dropout rates of the comparison."""
     model, rates = options.model, options.model.dropout
     for field in ("dtype", "parameter_dtype"):
         require(

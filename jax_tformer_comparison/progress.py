@@ -1,4 +1,4 @@
-"""What a comparison shows while it goes: a table on a terminal, a plain line now and then elsewhere."""
+"""Shows a running comparison: as a table on a terminal, as a plain line now and then elsewhere."""
 
 import statistics
 import time
@@ -14,11 +14,11 @@ from jax_tformer_comparison.record import SeedRecord
 from jax_tformer_comparison.sides import Side
 
 PLAIN_SECONDS, _REFRESH_SECONDS = 10.0, 0.25
-"""Seconds between two lines where there is no terminal, and between two refreshes of the table where there is one."""
+"""Seconds between two lines without a terminal, and between two refreshes of the table on one."""
 
 
 class LiveView:
-    """Both sides beside each other. It draws between steps only: a thread that redraws would disturb the timing."""
+    """Shows both sides next to each other. Draws between steps only, because a thread would disturb the timing."""
 
     def __init__(self, steps: int, seeds: int, sides: tuple[Side, Side]) -> None:
         self._console = PatientConsole(highlight=False, soft_wrap=True)
@@ -37,11 +37,11 @@ class LiveView:
             self._live.stop()
 
     def say(self, line: str) -> None:
-        """Prints a line that stays."""
+        """Prints a permanent line."""
         self._console.print(visible(line) if self._live else line, markup=False)
 
     def update(self, record: SeedRecord) -> None:
-        """Shows the newest step of `record`, if enough time has passed since the last one that was shown."""
+        """Shows the newest step of `record`, if enough time has passed since the last update."""
         self._done += 1
         now, last = time.perf_counter(), record.steps == self._steps
         if self._done == 1:
@@ -49,7 +49,7 @@ class LiveView:
         elif not last and now - self._shown < (_REFRESH_SECONDS if self._live else PLAIN_SECONDS):
             return
         self._shown = now
-        # From the second step on: the first one also compiles.
+        # Counts from the second step, because the first one also compiles.
         left = (now - self._first) / max(self._done - 1, 1) * (self._steps * self._seeds - self._done)
         rest = f"{left:.0f} s left" if self._done > 1 else ""
         if self._live:
@@ -85,7 +85,7 @@ class LiveView:
         speeds = [1000 * jax.tokens / milliseconds for milliseconds in (ours, theirs)]
         ratios = [f"{ours / theirs - 1:+.0%}", f"{speeds[0] / speeds[1] - 1:+.0%}"]
         if not quiet(record.other_work):
-            # Times of a disturbed machine are no comparison; which it is, is not known in the first second.
+            # Times on a busy machine are not comparable; in the first second it is not known to be quiet.
             ratios = ["" if record.other_work is None else f"other work {record.other_work:.0%}", ""]
         table.add_row("ms a step, median", f"{ours:.1f}", f"{theirs:.1f}", ratios[0])
         table.add_row("tokens/s", *(f"{speed:,.0f}" for speed in speeds), ratios[1])
@@ -98,6 +98,6 @@ class LiveView:
 
     @staticmethod
     def _milliseconds(record: SeedRecord) -> tuple[float, float]:
-        # The first step also compiles; as long as there is no other, it is what there is.
+        # Leaves out the first step, which also compiles, once there is another.
         ours, theirs = ([1000 * figures.seconds for figures in side[1:] or side] for side in (record.jax, record.torch))
         return statistics.median(ours), statistics.median(theirs)

@@ -1,4 +1,4 @@
-"""What a comparison has measured so far: curves of every seed, errors of every parameter, and its verdicts."""
+"""Records a comparison: the curves of every seed, the error of every parameter, and the verdicts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,15 +20,15 @@ from parity.measure import (
 from parity_tests.bridge import known_zeros
 
 PARTED = 1e-3
-"""Nats. Training multiplies every difference, rounding too, so that any two float32 trainings part in the end. Where
-PyTorch's own is as far as this from the truth, rounding is all that distances still show, and gate 6 stops."""
+"""Gate 6 judges only steps at which PyTorch is nearer than this to the truth, in nats. Training amplifies every
+difference, even rounding, until any two float32 trainings diverge; then distances only show rounding."""
 
 AT_LEAST = 20
-"""Steps over which gate 6 takes PyTorch's largest distance: one loss alone may be right by luck."""
+"""The fewest steps over which gate 6 takes PyTorch's largest distance, because a single loss may be right by luck."""
 
 
 class ParameterError(NamedTuple):
-    """Relative distances of one parameter after the last step; those from the truth are None where there is none."""
+    """Relative distances of one parameter after the last step; those from the truth are None without a truth."""
 
     difference: float
     """Between JAX and PyTorch."""
@@ -46,38 +46,38 @@ class SeedRecord:
     jax: list[StepFigures] = field(default_factory=list)
     torch: list[StepFigures] = field(default_factory=list)
     truth: list[StepFigures] = field(default_factory=list)
-    """The float64 training; empty where it is not part of the comparison."""
+    """The float64 training; empty if it is not part of the comparison."""
     parameters: dict[str, ParameterError] = field(default_factory=dict)
-    """By name, after `parameters_step`; empty until then."""
+    """Errors by parameter after `parameters_step`; empty before that."""
     parameters_step: int = 0
-    """The step after which parameters were compared: where float32 parted from the truth, or the last one."""
+    """The step after which parameters were compared: the one at which float32 left the truth, or the last one."""
     other_work: float | None = None
-    """Fraction of the processors' time that others took after the first step; None where that is not known."""
+    """Fraction of the CPUs' time that other processes took after the first step; None if unknown."""
 
     @property
     def steps(self) -> int:
-        """Steps that both sides have taken."""
+        """How many steps both sides have taken."""
         return len(self.torch)
 
     def losses(self, side: str) -> np.ndarray:
-        """float64[steps], of "jax", "torch" or "truth"."""
+        """Returns the losses of "jax", "torch" or "truth", float64[steps]."""
         return np.array([figures.loss for figures in getattr(self, side)][: self.steps], np.float64)
 
     def distance(self, one: str, other: str) -> np.ndarray:
-        """float64[steps], |loss - loss| of two sides, in nats."""
+        """Returns |loss - loss| of two sides in nats, float64[steps]."""
         return np.abs(self.losses(one) - self.losses(other))
 
     def relative_difference(self) -> np.ndarray:
-        """float64[steps], |JAX - PyTorch| / |PyTorch| of the losses."""
+        """Returns |JAX - PyTorch| / |PyTorch| of the losses, float64[steps]."""
         ours, theirs = self.losses("jax"), self.losses("torch")
         return np.abs(ours - theirs) / np.where(ours == theirs, 1.0, np.abs(theirs))
 
     def judged(self) -> int:
-        """The steps that gate 6 judges: those before PyTorch's distance from the truth reaches PARTED, at least one."""
+        """Counts the steps that gate 6 judges: until PyTorch's distance from the truth reaches PARTED, at least one."""
         return max(int((np.maximum.accumulate(self.distance("torch", "truth")) < PARTED).sum()), 1)
 
     def allowed(self) -> np.ndarray:
-        """float64[judged], nats: what gate 6 allows as of every step that it judges."""
+        """Returns the bar of gate 6 at every step that it judges, float64[judged], in nats."""
         theirs = np.maximum.accumulate(self.distance("torch", "truth")[: self.judged()])
         theirs = np.maximum(theirs, theirs[:AT_LEAST][-1])
         return TRAJECTORY_FACTOR * theirs + TRAJECTORY_FLOOR
@@ -92,12 +92,12 @@ class Record:
 
     @property
     def begun(self) -> list[SeedRecord]:
-        """The seeds that have a step."""
+        """The seeds with at least one step."""
         return [seed for seed in self.seeds if seed.steps]
 
     @property
     def steps(self) -> int:
-        """Steps of all seeds."""
+        """The total steps of all seeds."""
         return sum(seed.steps for seed in self.seeds)
 
     @property
@@ -106,24 +106,24 @@ class Record:
         return bool(self.begun) and all(len(seed.truth) >= seed.steps for seed in self.begun)
 
     def seconds(self, side: str) -> np.ndarray:
-        """Seconds of every step of "jax" or "torch" but the very first, which also compiles."""
+        """Returns the seconds of all steps of "jax" or "torch" but the very first, which also compiles."""
         steps = [figures.seconds for seed in self.begun for figures in getattr(seed, side)[: seed.steps]]
         return np.array(steps[1:])
 
     def first_seconds(self, side: str) -> float | None:
-        """Seconds of the very first step of "jax" or "torch", compilation included."""
+        """Returns the seconds of the very first step of "jax" or "torch", compilation included."""
         return getattr(self.begun[0], side)[0].seconds if self.begun else None
 
     def other_work(self) -> float | None:
-        """The largest fraction of the processors' time that others took during a seed; None where none is known."""
+        """Returns the largest fraction of the CPUs' time that other processes took during a seed; None if unknown."""
         return _largest([seed.other_work for seed in self.seeds])
 
     def tokens(self) -> float:
-        """The mean number of tokens in a step."""
+        """Returns the mean number of tokens per step."""
         return float(np.mean([figures.tokens for seed in self.begun for figures in seed.jax[: seed.steps]]))
 
     def parameters(self) -> dict[str, ParameterError]:
-        """The worst of all seeds, for each parameter."""
+        """Returns the largest error of all seeds, for each parameter."""
         compared = [seed.parameters for seed in self.seeds if seed.parameters]
         return {
             name: ParameterError(*(_largest([errors[name][i] for errors in compared]) for i in range(3)))  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ class Record:
         }
 
     def verdicts(self) -> list[Measured]:
-        """The gates that this comparison decides: none in bfloat16, or in float32 without the truth."""
+        """Judges the gates of this comparison; there are none in bfloat16, or in float32 without a truth."""
         if self.dtype == "float64":
             found = [_loss_verdict(self.begun)]
             if errors := {name: error.difference for name, error in self.parameters().items()}:
@@ -143,12 +143,11 @@ class Record:
 
 
 def gate6(seed: SeedRecord) -> Measured:
-    """Gate 6 for one seed, as of every judged step: the largest |JAX - truth| so far against 3 times PyTorch's + 1e-6.
+    """Judges gate 6 for one seed: at every step, the largest |JAX - truth| so far against 3 times PyTorch's + 1e-6.
 
-    PyTorch's is taken over the first 20 steps at least, since one loss alone may be right by luck.
-
-    In nats; of all steps the one that is nearest to its bar, or furthest beyond it. Not the largest of all steps alone,
-    which would allow JAX at the first what PyTorch needs at the last.
+    Takes PyTorch's over at least the first 20 steps, since a single loss may be right by luck. Returns the step that is
+    nearest to its bar or furthest beyond it, in nats. A single bar for all steps would allow JAX at the first step what
+    PyTorch needs at the last.
     """
     bars = seed.allowed()
     ours = np.maximum.accumulate(seed.distance("jax", "truth")[: len(bars)])
@@ -168,10 +167,10 @@ def _loss_verdict(seeds: Sequence[SeedRecord]) -> Measured:
 def parameter_errors(
     config: TransformerConfig, ours: Tensors, theirs: Tensors, truth: Tensors | None
 ) -> dict[str, ParameterError]:
-    """How far apart the parameters of both sides are, relative to their size, and each from the truth.
+    """Measures how far apart the parameters of both sides are, relative to their size, and each from the truth.
 
-    A key bias that changes nothing in exact arithmetic is measured against all parameters together: its own size is
-    rounding. Raises ParityError where names, shapes, types or the places of NaN differ.
+    A key bias that changes nothing in exact arithmetic is measured relative to all parameters together, because its own
+    size is rounding. Raises ParityError if names, shapes, types or the places of NaN differ.
     """
     require_same_names(ours, theirs)
     scales = known_zeros(config, dict(theirs))

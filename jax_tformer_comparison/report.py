@@ -1,4 +1,4 @@
-"""What a comparison found, in words and in numbers, and the folder that it is written to."""
+"""The findings of a comparison in words and numbers, and the folder that they are written to."""
 
 import csv
 import os
@@ -27,11 +27,11 @@ class Statement:
 
     text: str
     passed: bool | None
-    """Whether a bar was kept; None where the sentence judges nothing."""
+    """Whether a bar was kept; None if the sentence is about no bar."""
 
     @property
     def mark(self) -> str:
-        """What to say before the sentence."""
+        """The verdict that precedes the sentence."""
         return {True: "Within the bar. ", False: "Beyond the bar. ", None: ""}[self.passed]
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything that a report says."""
+    """Everything that a report shows."""
 
     plan: Plan
     record: Record
@@ -48,19 +48,19 @@ class Findings:
     machine: Machine
     torch_threads: int
     alone: dict[str, Needs | str]
-    """By side; empty where it was not measured."""
+    """Side -> what it needs alone, or why that is unknown; empty if not measured."""
     stopped: str | None
-    """Why the comparison ended before its last step; None if it did not."""
+    """Why the comparison ended early; None if it did not."""
 
     @property
     def passed(self) -> bool | None:
-        """Whether no bar was exceeded; None where nothing was judged, or not to the last step."""
+        """Whether all bars were kept; None if there was no bar, or if the comparison ended early."""
         verdicts = self.record.verdicts()
         return all(verdict.passed for verdict in verdicts) if verdicts and not self.stopped else None
 
     def statements(self) -> list[Statement]:
-        """The findings in words, the most important first."""
-        stopped = [Statement(f"Stopped: {self.stopped}. What follows is what was done so far.", None)]
+        """Returns the findings in words, the most important first."""
+        stopped = [Statement(f"Stopped: {self.stopped}. The findings so far follow.", None)]
         if not self.record.begun:
             return stopped
         return (stopped if self.stopped else []) + [*self._exactness(), self._speed()]
@@ -89,7 +89,7 @@ class Findings:
         ]
 
     def _first_beyond(self) -> str:
-        """A sentence for float64 curves that began as one and parted."""
+        """Returns a sentence for float64 curves that were equal at first and then diverged."""
         steps = [
             int(part.argmax()) + 1
             for seed in self.record.begun
@@ -98,16 +98,16 @@ class Findings:
         if not steps or min(steps) == 1:
             return ""
         return (
-            f" The first step beyond is {min(steps)}: training multiplies every difference, rounding too, so that "
-            "fewer --steps can tell more."
+            f" The first step beyond is {min(steps)}: training amplifies every difference, even rounding, so fewer "
+            "--steps can tell more."
         )
 
     def _difference(self) -> Statement:
         apart = max(float(seed.distance("jax", "torch").max()) for seed in self.record.begun)
         return Statement(
-            f"The losses are at most {apart:.1e} nats apart over {self._steps()}. Nothing is judged, since it is not "
-            "known which side is nearer to the truth: --truth yes tells, --dtype float64 shows whether both are the "
-            "same function.",
+            f"The losses are at most {apart:.1e} nats apart over {self._steps()}. This has no bar, because it is not "
+            "known which side is nearer to the truth: --truth yes shows that, and --dtype float64 shows whether both "
+            "are the same function.",
             None,
         )
 
@@ -115,8 +115,8 @@ class Findings:
         ours, theirs = (max(float(s.distance(side, "truth").max()) for s in self.record.begun) for side in SIDES)
         return Statement(
             f"In {self.record.dtype} and over {self._steps()}, the loss of JAX strays by at most {ours:.1e} nats from "
-            f"that of a float64 training, and the loss of PyTorch by {theirs:.1e}. No gate judges trajectories in this "
-            "type.",
+            f"that of a float64 training, and the loss of PyTorch by {theirs:.1e}. No gate judges trajectories in "
+            "this type.",
             None,
         )
 
@@ -129,9 +129,9 @@ class Findings:
             Statement(
                 f"{'JAX is as exact as PyTorch' if tightest.passed else 'JAX is less exact than it may be'}: over "
                 f"{self._steps()} its loss strays from that of a float64 training by at most {self._largest('jax')}, "
-                f"PyTorch's by {self._largest('torch')}; JAX's is nearest to its bar at {tightest.name}{among}, "
+                f"PyTorch's by {self._largest('torch')}. JAX is nearest to its bar at {tightest.name}{among}, "
                 f"{tightest.worst:.1e} nats by then, where {tightest.bar:.1e} is allowed: {TRAJECTORY_FACTOR:g} times "
-                f"what PyTorch had strayed by then, + {TRAJECTORY_FLOOR:.0e}.",
+                f"PyTorch's distance by then, + {TRAJECTORY_FLOOR:.0e}.",
                 tightest.passed,
             )
         ]
@@ -139,14 +139,14 @@ class Findings:
             found.append(
                 Statement(
                     f"In the other {record.steps - judged} steps even PyTorch in float32 is more than {PARTED:g} nats "
-                    "from PyTorch in float64: training has multiplied rounding so far that distances judge nobody.",
+                    "from PyTorch in float64: training has amplified rounding so far that distances say nothing.",
                     None,
                 )
             )
         return found
 
     def _largest(self, side: str) -> str:
-        """The largest distance of a side from the truth in the whole run, and where it was."""
+        """Returns the largest distance of a side from the truth in the whole run, and its step."""
         curves = [(seed.seed, seed.distance(side, "truth")) for seed in self.record.begun]
         distance, seed, step = max((float(curve.max()), seed, int(curve.argmax()) + 1) for seed, curve in curves)
         return f"{distance:.1e} nats (seed {seed}, step {step})"
@@ -154,20 +154,20 @@ class Findings:
     def _speed(self) -> Statement:
         ours, theirs = (1000 * _median(self.record.seconds(side)) for side in SIDES)
         if not np.isfinite(ours):
-            return Statement("One step is too few to speak of speed: it also compiles.", None)
+            return Statement("One step is too few to measure speed, because it also compiles.", None)
         compiled = ", compiled" if self.plan.torch_compile else ""
         text = f"A step takes {ours:.1f} ms in JAX and {theirs:.1f} ms in PyTorch{compiled}"
         others = self.record.other_work()
         if quiet(others):
             text += f": JAX needs {ours / theirs:.2f} times PyTorch's time"
         elif others is None:
-            text += "; no ratio, since it is not known how much other work ran (too short a run, or no Linux)"
+            text += "; no ratio, since it is not known how much other work ran (a short run, or not on Linux)"
         else:
-            text += f"; no ratio, since other work took {others:.0%} of the processors' time: measure again in quiet"
+            text += f"; no ratio, since other work took {others:.0%} of the processors' time: measure again when idle"
         return Statement(f"{text}. Measured on {self.machine}.", None)
 
     def as_dict(self) -> dict[str, Any]:
-        """For report.json."""
+        """Returns the contents of report.json."""
         verdicts = [{**asdict(verdict), "passed": verdict.passed} for verdict in self.record.verdicts()]
         plan = {name: value for name, value in vars(self.plan).items() if name not in ("experiment", "out")}
         return {
@@ -193,7 +193,7 @@ def _median(values: np.ndarray) -> float:
 
 
 def seed_figures(seed: SeedRecord) -> dict[str, Any]:
-    """One seed in numbers: losses after the last step and the largest distances, in nats a token."""
+    """Returns one seed in numbers: losses after the last step and the largest distances, in nats per token."""
     figures: dict[str, Any] = {
         "seed": seed.seed,
         "steps": seed.steps,
@@ -212,7 +212,7 @@ def seed_figures(seed: SeedRecord) -> dict[str, Any]:
 
 
 def spread(record: Record) -> dict[str, dict[str, float]]:
-    """The last loss of each side over the seeds that have all steps: mean and standard deviation."""
+    """Returns the mean and standard deviation of each side's last loss over the seeds with all steps."""
     longest = max((seed.steps for seed in record.begun), default=0)
     whole = [seed for seed in record.begun if seed.steps == longest]
     found = {}
@@ -224,7 +224,7 @@ def spread(record: Record) -> dict[str, dict[str, float]]:
 
 
 def speed_figures(record: Record, side: str) -> dict[str, float | None]:
-    """The times of one side's steps but the very first, which also compiles and stands by itself."""
+    """Returns the times of one side's steps; the very first, which also compiles, is listed separately."""
     milliseconds = 1000 * record.seconds(side)
     first = record.first_seconds(side)
     if not milliseconds.size:
@@ -241,12 +241,12 @@ def speed_figures(record: Record, side: str) -> dict[str, float | None]:
 
 @dataclass(frozen=True)
 class ReportFolder:
-    """Where a report is written; an older report there is replaced."""
+    """The folder of a report, which replaces an older one there."""
 
     path: Path
 
     def check(self) -> None:
-        """Raises InputError if the folder is a file, holds anything but a report, or could not be written to."""
+        """Raises InputError if the folder is a file, holds anything but a report, or is not writable."""
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file; expected a folder: choose another --out")
         existing = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
@@ -261,10 +261,10 @@ class ReportFolder:
             )
 
     def write(self, record: Record, report: dict[str, Any], page: str) -> None:
-        """Writes all files; raises InputError if the disk or the folder does not allow it."""
+        """Writes all files; raises InputError if that fails."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            # What an older report had, this one may lack: an interrupted run has no parameters to show.
+            # This report may lack a file of an older one: an interrupted run has no parameters.png.
             for name in FILES:
                 (self.path / name).unlink(missing_ok=True)
             write_curves(record, self.path / "curves.csv")
@@ -279,7 +279,7 @@ class ReportFolder:
 
 
 def write_curves(record: Record, path: Path) -> None:
-    """One line for each seed and step, with every digit."""
+    """Writes one line for each seed and step, with all digits."""
     columns = ["seed", "step", "tokens", "loss_jax", "loss_torch", "loss_truth"]
     columns += ["gradient_norm_jax", "gradient_norm_torch", "seconds_jax", "seconds_torch"]
     with open(path, "w", encoding="utf-8", newline="") as stream:

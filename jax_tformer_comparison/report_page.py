@@ -1,4 +1,4 @@
-"""report.html: what a comparison found, as one page that loads nothing."""
+"""Makes report.html, a single page that loads nothing else."""
 
 from collections.abc import Mapping
 from html import escape
@@ -12,7 +12,7 @@ from parity.page import page, table
 
 
 def report_page(findings: Findings) -> str:
-    """report.html: one file that loads nothing."""
+    """Returns the page, as HTML."""
     plan, record = findings.plan, findings.record
     parts = [f"<h1>{escape(plan.name)}: JAX and PyTorch side by side</h1>", f"<p>{_setting(findings)}</p>"]
     for statement in findings.statements():
@@ -27,10 +27,10 @@ def report_page(findings: Findings) -> str:
 def _setting(findings: Findings) -> str:
     plan, training = findings.plan, findings.plan.experiment.training
     seeds = f"{len(plan.seeds)} seeds of " if len(plan.seeds) > 1 else ""
-    dropout = ", no dropout" if plan.dropout == "off" else ", the dropout masks that JAX draws given to PyTorch"
+    dropout = ", no dropout" if plan.dropout == "off" else ", and PyTorch gets the dropout masks that JAX draws"
     parts = f" in {training.accumulation} parts" if training.accumulation > 1 else ""
     return escape(
-        f"The same {findings.parameters:,} parameters to begin with, the same batches of {training.batch_size} "
+        f"The same {findings.parameters:,} initial parameters, the same batches of {training.batch_size} "
         f"sequences{parts}, the same optimizer: {seeds}{plan.steps} steps in {plan.dtype}{dropout}."
     )
 
@@ -40,17 +40,17 @@ def _figure(svg: str, caption: str) -> str:
 
 
 def _curves(record: Record) -> str:
-    several = " Lines are means, areas reach from the lowest to the highest seed." if len(record.begun) > 1 else ""
-    apart = "Points are steps, lines the largest so far; steps without any difference have no point."
+    several = " Lines are means; areas reach from the lowest to the highest seed." if len(record.begun) > 1 else ""
+    apart = "Points are steps, and lines the largest so far; steps without any difference have no point."
     if record.dtype == "float32" and record.has_truth:
         apart += (
-            f" The area is where gate 6 wants JAX: up to {TRAJECTORY_FACTOR:g} times PyTorch's largest distance so far "
+            f" The area is what gate 6 allows JAX: up to {TRAJECTORY_FACTOR:g} times PyTorch's largest distance so far "
             f"from the float64 training, + {TRAJECTORY_FLOOR:.0e}, while PyTorch is within {PARTED:g} nats of it."
         )
     figures = [
         _figure(
             to_svg(loss_figure(record), "loss", "Loss of JAX and PyTorch over steps"),
-            "The loss of every training batch: PyTorch is the wide line, JAX the narrow one on it." + several,
+            "The loss of every training batch: PyTorch is the wide line, and JAX the narrow one on top." + several,
         ),
         _figure(to_svg(difference_figure(record), "difference", "Difference of the losses over steps"), apart),
     ]
@@ -104,13 +104,13 @@ def _parameters(record: Record) -> str:
     after = sorted({seed.parameters_step for seed in record.seeds if seed.parameters})
     caption = (
         f"After step {' or '.join(map(str, after))}: the larger of |a - b| / |b| in the Euclidean and in the maximum "
-        "norm, of each tensor; of several seeds the largest. A key bias that changes nothing in exact arithmetic is "
-        "measured against all parameters together."
+        "norm, of each tensor; for several seeds the largest. A key bias that changes nothing in exact arithmetic is "
+        "measured relative to all parameters together."
     )
     if record.dtype != "float64":
         caption += (
             f" In {record.dtype} these differences are no error of either side: Adam divides by the size of the "
-            "gradient, so that a gradient near zero, which is mostly rounding, still makes a step of full length."
+            "gradient, so a gradient near zero, which is mostly rounding, still makes a step of full length."
         )
     return (
         f'<h2>Parameters</h2>\n<figure><div class="wide">{svg}</div><figcaption>{caption}</figcaption></figure>\n'
@@ -125,7 +125,7 @@ _ALONE = (
     ("peak memory of the device, MB", "device_memory", 1e6, "{:,.0f}"),
     ("one large matrix product, GFLOP/s", "product_rate", 1e9, "{:,.0f}"),
 )
-"""Rows of what each framework needed alone: name, field of `Needs`, unit, format."""
+"""Rows for each framework alone: name, field of `Needs`, unit, format."""
 
 
 def _speed(findings: Findings) -> str:
@@ -163,28 +163,28 @@ def _cells(figures: Mapping[str, Mapping[str, float | None]], name: str, form: s
 def _speed_notes(findings: Findings) -> list[str]:
     record = findings.record
     notes = [
-        "Both train in one process, a step each by turns, and the order changes with every step: JAX, PyTorch, "
-        "PyTorch, JAX. A step's time runs from a batch on the device to updated parameters that are there "
-        "(block_until_ready; synchronize on a GPU); loading batches, recording masks and this report are not in it. "
-        "JAX's compilation may come from its cache on the disk, if the same model was compiled before. Float32 "
-        "products are full float32 on both sides: no TF32.",
+        "Both train in one process, a step each in turn, and the order changes with every step: JAX, PyTorch, "
+        "PyTorch, JAX. A step's time runs from a batch on the device to finished updated parameters "
+        "(block_until_ready; synchronize on a GPU). It does not include loading batches, drawing masks or this report. "
+        "JAX may take a compiled program from its cache on disk. Both sides compute float32 products in full float32: "
+        "no TF32.",
     ]
     if findings.alone:
         notes.append(
-            f"Alone: {ALONE_STEPS} steps in a process that imports one framework only, from the same weights and "
-            "batches, with the same allocator settings. Its memory is the most that was resident at once: interpreter, "
-            "libraries, compiler, parameters, optimizer and activations. In the common process both share the "
-            "allocator, so that no memory can be told to be one side's."
+            f"Alone: {ALONE_STEPS} steps in a process that imports only one framework, with the same weights, batches "
+            "and allocator settings. Its memory is the peak resident size: interpreter, libraries, compiler, "
+            "parameters, optimizer and activations. In the common process both share the allocator, so memory cannot "
+            "be attributed to one side."
         )
     others = record.other_work()
     if others is not None:
         notes.append(f"Other work took {others:.0%} of the processors' time during the comparison.")
     if findings.plan.dropout == "shared":
-        notes.append("With shared dropout JAX's step draws masks and PyTorch's does not: compare the times alone.")
+        notes.append("With shared dropout, JAX's step draws masks but PyTorch's does not: compare the times alone.")
     if findings.machine.vendor == "AuthenticAMD" and findings.machine.device.startswith("cpu"):
         notes.append(
-            "PyTorch's matrix products come from a library that is slower on AMD processors than it need be; compare "
-            "the rates of one large product before you conclude anything about frameworks."
+            "PyTorch's matrix products come from a library that is needlessly slow on AMD processors; compare the "
+            "rates of one large product before you conclude anything about the frameworks."
         )
     return notes
 

@@ -1,4 +1,4 @@
-"""The pictures of a report: as PNG files, and as SVG that takes the colours of the page around it."""
+"""Draws the pictures of a report, as PNG files and as SVG in the colours of the page around it."""
 
 import io
 import re
@@ -15,9 +15,9 @@ from jax_tformer_comparison.record import ParameterError, Record
 from parity.measure import FLOAT64_BAR
 
 INK, LINE, JAX, TORCH, TRUTH, BAND = "#1d1d22", "#d8d8dd", "#0a5fa5", "#e08214", "#5b5b66", "#dfe9f2"
-"""Blue and orange stay apart under every kind of colour blindness, and in grey."""
+"""Blue and orange can be told apart with every kind of colour blindness, and in grey."""
 VARIABLES = {INK: "--text", LINE: "--line", JAX: "--jax", TORCH: "--torch", TRUTH: "--truth", BAND: "--band"}
-"""The page's names of these colours, so that its dark scheme reaches into the pictures."""
+"""Colour -> the page's variable for it, so that its dark scheme also applies to the pictures."""
 _SMALLEST = 1e-18
 _STYLE: Any = {
     "font.size": 9,
@@ -40,7 +40,7 @@ _STYLE: Any = {
 
 @matplotlib.rc_context(_STYLE)
 def loss_figure(record: Record) -> Figure:
-    """Both loss curves in one picture; with several seeds, their mean and the range from lowest to highest."""
+    """Draws both loss curves; for several seeds, their mean and the range from lowest to highest."""
     figure, axes = _axes("step", "loss, nats a token")
     steps = np.arange(1, max(seed.steps for seed in record.begun) + 1)
     for side, name, colour, width in (("torch", "PyTorch", TORCH, 5.0), ("jax", "JAX", JAX, 1.4)):
@@ -58,9 +58,10 @@ def loss_figure(record: Record) -> Figure:
 
 @matplotlib.rc_context(_STYLE)
 def difference_figure(record: Record) -> Figure:
-    """How far the losses are apart, on a logarithmic scale: points for steps, a line for the largest so far.
+    """Draws the distance of the losses on a logarithmic scale: points for steps, a line for the largest so far.
 
-    In float32 with the truth: each side's distance from it, and the band that gate 6 allows. In float64: the bar.
+    In float32 with a truth, draws each side's distance from it, and the band that gate 6 allows. In float64, draws the
+    bar.
     """
     if record.dtype == "float64":
         figure, axes = _axes("step", "|JAX - PyTorch| / PyTorch, loss")
@@ -118,7 +119,7 @@ def parameter_figure(errors: dict[str, ParameterError]) -> Figure:
 
 
 def parameter_table(errors: dict[str, ParameterError]) -> tuple[list[str], list[str], list[list[float | None]]]:
-    """(columns, rows, differences): a column for each layer and one for what is in none, a row for each kind."""
+    """Returns (columns, rows, differences), with a column for each layer and one for the rest, a row for each kind."""
     outside = "no layer"
     places: dict[str, tuple[str, str]] = {}
     for name in errors:
@@ -135,14 +136,14 @@ def parameter_table(errors: dict[str, ParameterError]) -> tuple[list[str], list[
 
 @matplotlib.rc_context(_STYLE)
 def save_png(figure: Figure, path: Path) -> None:
-    """Writes the picture on white."""
+    """Writes the picture with a white background."""
     FigureCanvasAgg(figure)
     figure.savefig(path, dpi=160, facecolor="white")
 
 
 @matplotlib.rc_context(_STYLE)
 def to_svg(figure: Figure, name: str, description: str) -> str:
-    """The picture as an inline SVG element: no background, the page's colours and fonts, ids of its own."""
+    """Returns an inline SVG element: without background, with the page's colours and fonts, and unique ids."""
     FigureCanvasSVG(figure)
     stream = io.StringIO()
     nothing = {"Creator": None, "Date": None, "Format": None, "Type": None}
@@ -158,7 +159,7 @@ def to_svg(figure: Figure, name: str, description: str) -> str:
 
 
 def _axes(across: str, up: str) -> tuple[Figure, matplotlib.axes.Axes]:
-    # As wide as a phone, so that letters are readable there; a wide screen shows two beside each other.
+    # As wide as a phone, so that text is readable there; a wide screen shows two next to each other.
     figure = Figure(figsize=(4.3, 3.3), layout="constrained")
     axes = figure.subplots()
     axes.set(xlabel=across, ylabel=up)

@@ -1,4 +1,4 @@
-"""Both sides from the same weights through the same batches: by turns in one process, then each alone in its own."""
+"""Trains both sides from the same weights on the same batches: in turn in one process, then each alone in its own."""
 
 import dataclasses
 import statistics
@@ -22,14 +22,16 @@ from jax_tformer_comparison.sides import Alone, Side, SideFailed, Tensors, requi
 from parity.measure import ParityError
 
 ALONE_STEPS = 12
-"""Of each side alone: the first, which also compiles, and those that are timed."""
+"""Steps of each side alone: the first, which also compiles, and those that are timed."""
 
 
 class Batches:
-    """Training batches by seed. They are made when asked for: a thread that prepares them would disturb the timing."""
+    """Makes `steps` training batches for each seed, on demand, because a background thread would disturb the timing.
+
+    Raises InputError if the text cannot be read or the tokenizer cannot be loaded.
+    """
 
     def __init__(self, experiment: ExperimentConfig, steps: int) -> None:
-        """`steps` batches for each seed. Raises InputError if the text or the tokenizer cannot be had."""
         self._experiment, self._steps = experiment, steps
         self._tokenizer = build_tokenizer_for(experiment.data)
         self.vocab_size = experiment.model.vocab_size or self._tokenizer.vocab_size
@@ -37,7 +39,7 @@ class Batches:
         check_vocabulary(self._tokenizer, self.vocab_size)
 
     def __call__(self, seed: int) -> Iterator[Tensors]:
-        """The batches of one seed, from the first; raises InputError if the text is too little."""
+        """Yields the batches of one seed; raises InputError if the text is too short."""
         training = dataclasses.replace(self._experiment.training, seed=seed)
         batches = build_pipeline(self._experiment.data, training, self._tokenizer).train
         for number in range(self._steps):
@@ -47,18 +49,18 @@ class Batches:
 
 
 class Sides(NamedTuple):
-    """What is compared."""
+    """The sides that are compared."""
 
     jax: JaxSide
     torch: Side
     truth: Side | None
-    """The float64 training, where there is one."""
+    """The float64 training, if there is one."""
 
 
 def start(sides: Sides, seed: int) -> dict[str, Tensors]:
-    """Step 0 of every side: JAX draws weights, the others get them. Returns the parameters by side.
+    """Starts every side: JAX draws weights, and the others get them. Returns the parameters of JAX and PyTorch.
 
-    Raises ParityError unless JAX and PyTorch then hold the same names, shapes, types and bits.
+    Raises ParityError if names, shapes or types differ.
     """
     sides.jax.start(seed, None)
     weights = sides.jax.parameters()
@@ -77,10 +79,11 @@ def compare_seed(
     view: LiveView,
     stop: Interruption,
 ) -> None:
-    """Trains on all `batches`, or until a signal comes, and records every step, and the errors of parameters once.
+    """Trains on all `batches`, or until a signal comes; records every step and, once, the errors of parameters.
 
-    The sides take turns at going first, since whoever follows the other finds the caches full of the other's numbers.
-    Raises ParityError or TrainingFailed for a step that cannot be compared; the steps before stay recorded.
+    The sides take turns at going first, because the second finds the caches full of the other's numbers. Raises
+    ParityError if the sides do not begin with the same bits, and ParityError or TrainingFailed for a step that cannot
+    be compared; earlier steps stay recorded.
     """
     begun = start(sides, record.seed)
     errors = parameter_errors(config, begun["jax"], begun["torch"], None)
@@ -103,7 +106,7 @@ def compare_seed(
         if exact is not None:
             record.truth.append(exact)
         if number == 1:
-            others = Neighbours()  # not from before: compilers work in processes of their own
+            others = Neighbours()  # starts here, because compilers run in processes of their own
         record.other_work = others.share()
         if not record.parameters and config.compute.dtype == "float32" and record.truth and record.judged() < number:
             _compare_parameters(record, sides, config)
@@ -122,18 +125,18 @@ def _compare_parameters(record: SeedRecord, sides: Sides, config: TransformerCon
 
 @dataclass(frozen=True)
 class Needs:
-    """What one framework needed when it was alone; bytes, seconds."""
+    """What one framework needed alone, in bytes and seconds."""
 
     peak_memory: int
-    """Of the process: interpreter, libraries, compiler, parameters, optimizer, activations."""
+    """Peak of the process: interpreter, libraries, compiler, parameters, optimizer, activations."""
     memory_before: int
-    """Of the same process when the libraries were imported and nothing was built yet."""
+    """Peak of the same process after importing the libraries, before building anything."""
     device_memory: int | None
-    """The most on the accelerator; None where there is none."""
+    """Peak on the accelerator; None without one."""
     step_seconds: float
     """Median, without the first step."""
     product_rate: float
-    """Floating-point operations a second in one large square matrix product of the comparison's type."""
+    """Floating-point operations per second in one large square matrix product of the comparison's type."""
 
 
 def measure_alone(
@@ -144,10 +147,10 @@ def measure_alone(
     compiled: bool,
     stop: Interruption,
 ) -> dict[str, Needs | str]:
-    """Measures what "jax" and "torch" each need on the first of `batches`; a line says why where that fails.
+    """Measures what "jax" and "torch" each need on the first of `batches`; if that fails, returns the reason instead.
 
-    In the process that compares, both share the memory and the caches. So each trains for a few steps in a process of
-    its own. On a processor both get the allocator that train.py has (jax_tformer/run/startup.py).
+    In the comparing process both share memory and caches, so here each trains for a few steps in a process of its own.
+    On a CPU both get the allocator settings of train.py (jax_tformer/run/startup.py).
     """
     given = (experiment.model, experiment.optimizer, experiment.training, device)
     room = "jax_tformer_comparison"

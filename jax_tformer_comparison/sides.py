@@ -1,6 +1,6 @@
-"""What a framework is to the comparison and to the benchmarks: it takes weights, steps on batches, shows its weights.
+"""A framework as comparison and benchmarks see it: it takes weights, steps on batches, and returns its weights.
 
-A side is here, in this process, or alone, in one of its own that holds nothing else.
+A side runs in this process (Here), or alone in a process of its own (Alone).
 """
 
 import importlib
@@ -23,58 +23,58 @@ from jax_tformer_comparison.machine import forget_peak, peak_memory
 from parity.measure import ParityError
 
 Tensors = Mapping[str, np.ndarray]
-"""Arrays by name: a batch, or parameters under the names of `torch_ref`."""
+"""Arrays by name: a batch, or parameters by the names of `torch_ref`."""
 Masks = Sequence[Tensors]
 """Dropout masks (bool, True = kept) by site, for each part of a batch."""
 
 
 class StepFigures(NamedTuple):
-    """What one side measured in one step."""
+    """The figures of one step of one side."""
 
     loss: float
-    """Mean cross-entropy of the batch before the update, in nats a token."""
+    """Mean cross-entropy of the batch before the update, in nats per token."""
     gradient_norm: float
     """Global norm before clipping."""
     tokens: int
     """Tokens read, without padding."""
     seconds: float
-    """From a batch that lies on the device to updated parameters and metrics."""
+    """Time from a batch on the device to updated parameters and metrics."""
 
 
 class Side(Protocol):
-    """One framework with one model, optimizer and type of arithmetic."""
+    """One framework with a model, an optimizer and a type of arithmetic."""
 
     name: str
-    """As people call it."""
+    """The name in messages."""
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of every parameter, by the names of `torch_ref`."""
+        """Returns the shape of every parameter, by the names of `torch_ref`."""
 
     def start(self, seed: int, weights: Tensors | None) -> None:
-        """Step 0 of a training from `weights`, or from fresh ones where it can draw them; what is compiled stays."""
+        """Resets the training to `weights`, or to new ones if it can draw them; compiled programs stay."""
 
     def step(self, batch: Tensors, masks: Masks | None) -> StepFigures:
-        """One update; `masks` are applied where this side does not draw its own."""
+        """Makes one update, with `masks` unless this side draws its own."""
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """The parameters as they are now, by the names of `torch_ref`, in this side's type."""
+        """Returns the current parameters, by the names of `torch_ref`, in this side's type."""
 
     def device_memory(self) -> int | None:
-        """The most bytes of device memory in use so far; None where the device is the processor."""
+        """Returns the peak bytes of device memory; None on a CPU."""
 
     def product_rate(self, size: int) -> float:
-        """Floating-point operations a second in one product of two large square matrices of this side's type."""
+        """Measures one product of two square matrices of this side's type, in floating-point operations per second."""
 
 
 class Here:
     """A side in this process."""
 
     def __init__(self, kind: str, *arguments: Any) -> None:
-        """`kind` is "module:name" of what makes the side from `arguments`."""
+        """Makes the side: `kind` is the "module:name" of a callable for `arguments`."""
         module, name = kind.split(":")
         make = getattr(importlib.import_module(module), name)
         if "jax" in sys.modules:
-            # JAX's device belongs to the libraries.
+            # Counts JAX's device as part of the libraries.
             sys.modules["jax"].local_devices()
         forget_peak()
         self._libraries = peak_memory()
@@ -82,9 +82,9 @@ class Here:
         forget_peak()
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Calls the side's method `name`; `peak_memory`, `forget_peak` and `libraries_memory` are the process's.
+        """Calls the side's method `name`, or `peak_memory`, `forget_peak` or `libraries_memory` of the process.
 
-        `libraries_memory` is what the process held before the side was made, in bytes.
+        `libraries_memory` is the process's memory before the side was made, in bytes.
         """
         if name == "libraries_memory":
             return self._libraries
@@ -92,21 +92,21 @@ class Here:
         return (of_process.get(name) or getattr(self._side, name))(*arguments)
 
     def close(self) -> None:
-        """Forgets the side."""
+        """Drops the side."""
         del self._side
 
 
 class SideFailed(RuntimeError):
-    """What went wrong in another process, in one line."""
+    """An error from another process, in one line."""
 
 
 class Alone:
-    """A side in a fresh process, which holds nothing else and sleeps between calls."""
+    """A side in a new process, which holds nothing else and sleeps between calls."""
 
     def __init__(self, kind: str, *arguments: Any, environment: Mapping[str, str]) -> None:
-        """As `Here`; `environment` holds the variables that the process begins with.
+        """Starts making the side, as `Here` does, in a process with the additional variables of `environment`.
 
-        Returns at once; the first call waits until the side is there.
+        Returns at once; the first call waits until the side is ready.
         """
         spawn = multiprocessing.get_context("spawn")
         self._connection, theirs = spawn.Pipe()
@@ -117,7 +117,7 @@ class Alone:
         self._made = False
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """As `Here`. Raises SideFailed for whatever the side raises."""
+        """Calls as `Here` does; raises SideFailed for any error of the side."""
         if not self._made:
             self._receive()
             self._made = True
@@ -161,13 +161,13 @@ def _serve(connection: Connection, kind: str, arguments: tuple[Any, ...]) -> Non
 
 
 def one_line(error: Exception) -> str:
-    """Says an error's kind and message in one line."""
+    """Returns an error's type and message in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
 
 
 @contextmanager
 def _begin_with(environment: Mapping[str, str]) -> Iterator[None]:
-    """A process that begins meanwhile has these variables, and leaves Ctrl-C to this one."""
+    """Inside, new processes get these variables and ignore Ctrl-C."""
     before, handler = dict(os.environ), signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(environment)
     try:
@@ -179,7 +179,7 @@ def _begin_with(environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """Times a call: the median of six, after one that does not count."""
+    """Times a call in seconds: the median of six, after a warm-up."""
     seconds = []
     for _ in range(7):
         began = time.perf_counter()
@@ -189,7 +189,7 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 
 def require_same_names(ours: Mapping[str, object], theirs: Mapping[str, object]) -> None:
-    """Raises ParityError, with both lists, where one side has parameters that the other does not know."""
+    """Raises ParityError, with both lists, if the names of the parameters differ."""
     if ours.keys() != theirs.keys():
         raise ParityError(
             f"only JAX has the parameters {sorted(ours.keys() - theirs.keys())}, "
@@ -198,16 +198,16 @@ def require_same_names(ours: Mapping[str, object], theirs: Mapping[str, object])
 
 
 def require_loss_type(side: str, found: str, dtype: str) -> None:
-    """Raises ParityError unless a loss is of the type that a training in `dtype` has: float32 at least."""
+    """Raises ParityError unless the loss of a training in `dtype` is float64 or, for narrower types, float32."""
     expected = "float64" if dtype == "float64" else "float32"
     if found != expected:
         raise ParityError(f"{side} gives the loss in {found}; expected {expected} in a comparison in {dtype}")
 
 
 def require_same_step(number: int, ours: StepFigures, theirs: StepFigures) -> None:
-    """Raises ParityError where the sides read different tokens or only one's loss or gradient is finite.
+    """Raises ParityError if the sides read different numbers of tokens, or if only one's loss or gradient is finite.
 
-    Where neither is finite there is nothing left to compare: raises TrainingFailed.
+    Raises TrainingFailed if neither is finite.
     """
     if ours.tokens != theirs.tokens:
         raise ParityError(f"step {number}: JAX read {ours.tokens} tokens, PyTorch {theirs.tokens}")

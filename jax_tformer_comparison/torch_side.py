@@ -1,4 +1,4 @@
-"""The PyTorch reference as a side. No jax in here: it also runs in a process without it."""
+"""The PyTorch reference as a side. This file does not import jax, so that it also runs in a process without it."""
 
 import time
 from contextlib import nullcontext
@@ -26,7 +26,7 @@ from torch_ref.training import Trainer
 
 
 class TorchSide:
-    """torch_ref's Trainer, on the processor or on the first CUDA device."""
+    """torch_ref's Trainer, on the CPU or on the first CUDA device."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class TorchSide:
         device: str,
         compiled: bool = False,
     ) -> None:
-        """`model` has its vocabulary size, and the types that this side computes in; `device` is "cpu" or "gpu"."""
-        # No TF32 for products of float32.
+        """`model` must have a vocab_size and this side's types; `device` is "cpu" or "gpu"."""
+        # No TF32 for float32 products.
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
         self.name, self._config = name, model
@@ -53,11 +53,11 @@ class TorchSide:
         return reference(self._config)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of every parameter."""
+        """Returns the shape of every parameter."""
         return {name: tuple(tensor.shape) for name, tensor in self._model.state_dict().items()}
 
     def start(self, seed: int, weights: Tensors | None) -> None:
-        """Step 0 from `weights`; PyTorch draws none, so they must be given."""
+        """Resets the training to `weights`, which are required because this side draws none."""
         if weights is None:
             raise ValueError("the PyTorch side starts from given weights only")
         own, dtype = self._model.state_dict(), self._config.compute.parameter_dtype
@@ -69,17 +69,14 @@ class TorchSide:
                 raise ParityError(f"{name}: PyTorch holds {own[name].dtype}, expected {dtype}")
         with torch.no_grad():
             for name, array in weights.items():
-                # float32 holds every bfloat16 exactly, and torch takes no bfloat16 from NumPy.
+                # torch takes no bfloat16 from NumPy, but float32 holds every bfloat16 exactly.
                 known = array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
                 own[name].copy_(torch.from_numpy(np.array(known)))
         torch.manual_seed(seed)
         self._trainer = Trainer(self._model, self._optimization, self._training)
 
     def step(self, batch: Tensors, masks: Masks | None) -> StepFigures:
-        """One update with these dropout masks, where there are any.
-
-        Parameters wider than the arithmetic are used as PyTorch does it, by autocast.
-        """
+        """Makes one update with these dropout masks, if any; autocasts parameters wider than the arithmetic."""
         tensors = self._placed(batch)
         kept = None if masks is None else [self._placed(part) for part in masks]
         compute = self._config.compute
@@ -102,7 +99,7 @@ class TorchSide:
         return StepFigures(float(metrics.loss), float(metrics.gradient_norm), int(metrics.tokens), seconds)
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """The parameters as they are now."""
+        """Returns the current parameters."""
         arrays = {}
         for name, tensor in self._model.state_dict().items():
             known = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
@@ -110,11 +107,11 @@ class TorchSide:
         return arrays
 
     def device_memory(self) -> int | None:
-        """The most bytes that PyTorch has had allocated on its device."""
+        """Returns the peak bytes that PyTorch has allocated on its device; None on a CPU."""
         return device_memory(self._device)
 
     def product_rate(self, size: int) -> float:
-        """Of one product of square matrices."""
+        """Measures one product of square matrices, in floating-point operations per second."""
         matrix = torch.ones(size, size, dtype=getattr(torch, self._config.compute.dtype), device=self._device)
 
         def multiply() -> None:
@@ -124,7 +121,7 @@ class TorchSide:
         return 2 * size**3 / seconds_of(multiply)
 
     def _placed(self, arrays: Tensors) -> dict[str, Tensor]:
-        # torch's embedding and cross-entropy want 64-bit ids.
+        # torch's embedding and cross-entropy need 64-bit ids.
         wide = {name: array.astype(np.int64) if array.dtype == np.int32 else array for name, array in arrays.items()}
         return {name: torch.from_numpy(np.array(array)).to(self._device) for name, array in wide.items()}
 
@@ -134,10 +131,10 @@ class TorchSide:
 
 
 def torch_device(device: str) -> torch.device:
-    """Of "cpu" or "gpu"."""
+    """Returns the torch device of "cpu" or "gpu"."""
     return torch.device("cuda" if device == "gpu" else device)
 
 
 def device_memory(device: torch.device) -> int | None:
-    """The most bytes that torch's allocator has given out on a GPU; None on the processor."""
+    """Returns the peak bytes of torch's allocator on a GPU; None on a CPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

@@ -1,0 +1,319 @@
+"""What the name of a parameter says: which part of a model it is in, what it does there, in which layer.
+
+Ports call one thing by many names (`q_proj`, `query`, `wq`; `ln_2`, `post_attention_layernorm`, `ffn_norm`). Here each
+name becomes a set of common words, so that two names can be compared whatever their style.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Leaf = Literal["weight", "bias", "mean", "variance"]
+
+LEAVES: dict[str, Leaf] = {
+    **dict.fromkeys(("weight", "kernel", "scale", "embedding", "w", "gamma", "weights"), "weight"),
+    **dict.fromkeys(("bias", "beta", "b", "biases"), "bias"),
+    "mean": "mean",
+    **dict.fromkeys(("var", "variance"), "variance"),
+}
+_WRAPPERS = {"value", "raw_value", "array"}
+"""What a Flax variable adds behind the name of its parameter."""
+_SHORT = re.compile(r"([wb])(qkv|kv|q|k|v|o|ih|hh|i|h)")
+"""`wq`, `bq`, `wqkv`: leaf and role in one word."""
+_STOP = frozenset(
+    "model transformer module modules params param batch stats layer layers block blocks h net self to the lm proj lin "
+    "projection linear c w b multihead multi head encoderblock decoderblock running resblocks core base root main".split()
+)
+_CONTAINERS = frozenset("layers layer blocks block h resblocks encoderblock decoderblock".split())
+_ATTENTION = frozenset("attn attention mha sa selfattention selfattn multiheadattn mhsa".split())
+_CROSS = frozenset("cross xattn crossattention crossattn".split())
+_MLP = frozenset("mlp ffn ff feedforward intermediate densereludense".split())
+_EMBEDDING = frozenset("embed embeds embedding embeddings embedder wte wpe shared emb".split())
+_HEAD = frozenset("head predictions cls classifier logits unembed unembedding generator".split())
+_NORM = frozenset("norm ln layernorm rmsnorm rms bn batchnorm groupnorm gn".split())
+_SIDES = {
+    **dict.fromkeys(("encoder", "source", "src", "enc"), "encoder"),
+    **dict.fromkeys(("decoder", "target", "tgt", "trg", "dec"), "decoder"),
+}
+_PROJECTIONS = {
+    **dict.fromkeys(("q", "query", "queries"), ("query",)),
+    **dict.fromkeys(("k", "key", "keys"), ("key",)),
+    **dict.fromkeys(("v", "value", "values"), ("value",)),
+    "qkv": ("query", "key", "value"),
+    "kv": ("key", "value"),
+}
+_TABLES = {
+    **dict.fromkeys(("type", "types", "segment", "segments"), "types"),
+    **dict.fromkeys(("wpe", "pos", "position", "positions", "positional"), "positions"),
+}
+_SYNONYMS = {
+    "ih": "input",
+    "hh": "hidden",
+    "recurrent": "hidden",
+    "convolution": "conv",
+    "bn": "norm",
+    "fc": "dense",
+    "mean": "",
+    "var": "",
+}
+WEIGHTS = {
+    **dict.fromkeys(("query", "key", "value", "output", "up", "down", "gate", "norm", "types", "positions", "tokens"), 3.0),
+    **dict.fromkeys(("attention", "cross", "mlp", "embedding", "head", "encoder", "decoder", "final"), 2.5),
+}
+"""How much it says that two names share a word, or that one of them lacks it; other words count 1."""
+
+
+@dataclass(frozen=True)
+class ParameterName:
+    """What one name says."""
+
+    path: str
+    leaf: Leaf
+    said: str
+    """The word for the leaf as it stands there: kernel, weight, scale ..."""
+    words: frozenset[str]
+    numbers: tuple[tuple[int, int], ...]
+    """The layer numbers in it, each with its rank among the numbers that stand in that place."""
+    parent: str
+    """The path of the module."""
+
+    @property
+    def fused(self) -> bool:
+        """Whether it holds several projections."""
+        return {"key", "value"} <= self.words
+
+
+@dataclass(frozen=True)
+class _Split:
+    """A path in words: components without the leaf."""
+
+    path: str
+    leaf: Leaf
+    said: str
+    parts: tuple[tuple[str, ...], ...]
+    parent: str
+    kind: str
+
+
+def understand(paths: Mapping[str, str]) -> dict[str, ParameterName]:
+    """Every path of one side -> what it says. `paths` has the kind of each: its module's class, or its rank."""
+    split = [_split(path, kind) for path, kind in paths.items()]
+    ranks = _ranks(split)
+    ordinals = {(one.path, place): found for (one, place), found in ranks.items()}
+    shapes = {one.path: one for one in split}
+    return {path: _meaning(shapes[path], ordinals) for path in paths}
+
+
+def likeness(
+    ours: Mapping[str, ParameterName], theirs: Mapping[str, ParameterName]
+) -> "Likeness":
+    """A measure of how well a name of ours goes with one of theirs."""
+    return Likeness(ours.values(), theirs.values())
+
+
+class Likeness:
+    """How well two names go together; words that all names of a side share, or that only one side uses, say nothing."""
+
+    def __init__(self, ours: Iterable[ParameterName], theirs: Iterable[ParameterName]) -> None:
+        sides = [[name.words for name in side] for side in (ours, theirs)]
+        known = [frozenset().union(*words) for words in sides]
+        everywhere = [frozenset.intersection(*words) if words else frozenset() for words in sides]
+        self.telling = (known[0] & known[1]) - (everywhere[0] & everywhere[1])
+
+    def __call__(self, ours: ParameterName, theirs: ParameterName) -> float:
+        """Above 0: they seem to mean the same; below: something speaks against it."""
+        score = 2.0 if ours.leaf == theirs.leaf else -6.0
+        shared, apart = ours.words & theirs.words & self.telling, (ours.words ^ theirs.words) & self.telling
+        score += sum(WEIGHTS.get(word, 1.0) for word in shared) - 0.75 * sum(WEIGHTS.get(word, 1.0) for word in apart)
+        if len(ours.numbers) == len(theirs.numbers):
+            for (number, rank), (number_there, rank_there) in zip(ours.numbers, theirs.numbers, strict=True):
+                score += 3.0 if number == number_there else 2.5 if rank == rank_there else -4.0
+        return score
+
+
+def _words(component: str) -> tuple[str, ...]:
+    return tuple(word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", component))
+
+
+def _split(path: str, kind: str) -> _Split:
+    components = path.split(".")
+    while len(components) > 1 and components[-1] in _WRAPPERS and _words(components[-2])[-1:] and (
+        components[-1] != "value" or _words(components[-2])[-1] in LEAVES
+    ):
+        components.pop()
+    parts = [_words(component) for component in components]
+    last, leaf, said = parts[-1], "weight", ""
+    for place in (-1, 0):
+        if last and last[place] in LEAVES:
+            said, leaf = last[place], LEAVES[last[place]]
+            # `w1` stays two words, so that its number is none of a layer.
+            if not (len(last) > 1 and all(word.isdigit() for word in last[1:])):
+                last = last[:-1] if place else last[1:]
+            break
+    else:
+        if last and (short := _SHORT.fullmatch(last[0])):
+            said, leaf = short[1], LEAVES[short[1]]
+            last = (short[2], *last[1:])
+    rest = tuple(part for part in [*parts[:-1], last] if part)
+    # `fc1_weight` and `w1` are modules of their own, though no dot says so.
+    alone = not last or said == ""
+    parent = ".".join(components[:-1]) if alone else ".".join([*components[:-1], "_".join(word for word in last if word not in ("w", "b"))])
+    return _Split(path, leaf, said, rest, parent, kind)  # type: ignore[arg-type]
+
+
+def _ranks(split: Sequence[_Split]) -> dict[tuple[_Split, tuple[int, int]], tuple[int, int]]:
+    """(path, place of a number in it) -> (its rank among the numbers found in this place, how many there are)."""
+    families: dict[object, dict[int, list[tuple[_Split, tuple[int, int]]]]] = {}
+    for one in split:
+        for index, part in enumerate(one.parts):
+            for position, word in enumerate(part):
+                if word.isdigit():
+                    key = (one.parts[:index], part[:position], part[position + 1 :], one.parts[index + 1 :], one.leaf, one.kind)
+                    families.setdefault(key, {}).setdefault(int(word), []).append((one, (index, position)))
+    return {
+        place: (rank, len(numbers))
+        for numbers in families.values()
+        for rank, number in enumerate(sorted(numbers))
+        for place in numbers[number]
+    }
+
+
+def _meaning(one: _Split, ranks: Mapping[tuple[str, tuple[int, int]], tuple[int, int]]) -> ParameterName:
+    reader = _Reader(one, ranks)
+    return ParameterName(one.path, one.leaf, one.said, reader.meaning(), reader.numbers, one.parent)
+
+
+class _Reader:
+    """Reads one name from left to right."""
+
+    def __init__(self, one: _Split, ranks: Mapping[tuple[str, tuple[int, int]], tuple[int, int]]) -> None:
+        self.one, self.ranks = one, ranks
+        self.place: str | None = None
+        self.found: set[str] = set()
+        self.norm = "Norm" in one.kind or one.said in ("scale", "gamma")
+        self.ordinal: tuple[int, int] | None = None
+        self.spoken, self.depth = 0, 0
+        self.in_layer = False
+        self.numbers: tuple[tuple[int, int], ...] = ()
+
+    def meaning(self) -> frozenset[str]:
+        """The common words that the name comes to."""
+        for index, part in enumerate(self.one.parts):
+            self._component(index, part)
+        if self.one.said == "embedding" or "Embedding" in self.one.kind:
+            self.place = "embedding"
+        if self.place is None and self._all & {*_PROJECTIONS, "wo", "o"}:
+            self.place = "attention"
+        if self.norm:
+            self._norm()
+        elif self.place in ("attention", "cross"):
+            self._attention()
+        elif self.place == "mlp" or (self.place is None and self.in_layer and self._all & {"output", "dense", "fc", "w", "b"}):
+            self._mlp()
+        elif self.place == "embedding":
+            self._embedding()
+        elif self.place is None and self._all & {"output", "out"} and not self.in_layer:
+            self.place = "head"
+        if self.ordinal is not None:
+            self.numbers += ((self.spoken, self.ordinal[0]),)
+        if "Conv" in self.one.kind and "Conv1D" not in self.one.kind:
+            self.found.add("conv")
+        if self.place:
+            self.found.add(self.place)
+        return frozenset(self.found - {""})
+
+    @property
+    def _all(self) -> set[str]:
+        return {word for part in self.one.parts for word in part}
+
+    def _component(self, index: int, part: tuple[str, ...]) -> None:
+        words = {word for word in part if not word.isdigit()}
+        for position, word in enumerate(part):
+            if word.isdigit():
+                found = self.ranks[self.one.path, (index, position)]
+                if part == (word,) or words & _CONTAINERS:
+                    self.numbers += ((int(word), found[0]),)
+                    self.in_layer = self.in_layer or bool(words) or index > 0
+                    self.depth += 1
+                    self.sublayer = found
+                else:
+                    self.ordinal, self.spoken = found, int(word)
+        self.in_layer = self.in_layer or bool(words & _CONTAINERS and len(words) == 1)
+        attends = words & _ATTENTION
+        if words & _CROSS or (attends and words & {"encoder", "enc", "memory"}) or words == {"multihead", "attn"}:
+            self.place = "cross"
+            words -= _SIDES.keys()
+        elif attends or words == {"self", "attn"}:
+            self.place = self.place if self.place == "cross" else "attention"
+        elif words & _MLP or words == {"feed", "forward"}:
+            self.place = "mlp"
+        elif words & _EMBEDDING:
+            self.place = "embedding"
+        elif words & _HEAD:
+            self.place = "head"
+        self.norm = self.norm or bool(words & _NORM)
+        if words & _NORM and words & {"post", "input"}:
+            # Llama's names: the norm after attention stands before the feed-forward layer.
+            self.place = {"post": "mlp", "input": "attention"}[(words & {"post", "input"}).pop()]
+        for word in words:
+            if word in _SIDES:
+                self.found.add(_SIDES[word])
+            elif word not in _STOP | _ATTENTION | _CROSS | _MLP | _EMBEDDING | _HEAD | _NORM:
+                self.found.add(_SYNONYMS.get(word, word))
+
+    def _norm(self) -> None:
+        self.found -= {"post", "input", "pre", "layer", "output", "dense", "f"}
+        self.found.add("norm")
+        if self.place is not None:
+            self.found.discard("final")
+            return
+        words, ordinal = self._all, self.ordinal
+        if self.in_layer and ordinal is None and self.depth > 1:
+            ordinal = self.sublayer
+            self.numbers = self.numbers[:-1]
+        orders = {2: ("attention", "mlp"), 3: ("attention", "cross", "mlp")}
+        if self.in_layer and ordinal is not None and ordinal[1] in orders:
+            self.place, self.ordinal = orders[ordinal[1]][ordinal[0]], None
+        elif self.in_layer and words & {"final", "output"}:
+            self.place = "mlp"
+            self.found.discard("final")
+        elif not self.in_layer and ordinal is None and "Batch" not in self.one.kind:
+            self.found.add("final")
+
+    def _attention(self) -> None:
+        words = self._all
+        roles = {role for word in words for role in _PROJECTIONS.get(word, ())}
+        # Names that say "attention" twice mean the projection to all three.
+        if not roles and self.one.parts[-1] in (("c", "attn"), ("in", "proj"), ("in",)):
+            roles = {"query", "key", "value"}
+        self.found -= {*_PROJECTIONS, "o", "out", "in", "output", "dense", "wo", "attn"}
+        self.found |= roles or {"output"}
+
+    def _mlp(self) -> None:
+        words, ordinal = self._all, self.ordinal
+        if ordinal is None and self.place == "mlp" and self.one.parts[-1][0].isdigit():
+            ordinal = self.sublayer
+            self.numbers = self.numbers[:-1]
+        self.place = "mlp"
+        role = None
+        if words & {"gate"}:
+            role = "up gate" if words & {"up"} else "gate"
+        elif ordinal is not None and ordinal[1] == 3 and words & {"w", "b"}:
+            role = ("gate", "down", "up")[ordinal[0]]
+        elif ordinal is not None and ordinal[1] == 2:
+            role = (("gate", "up") if "wi" in words else ("up", "down"))[ordinal[0]]
+        elif words & {"down", "wo", "out", "output"} or self.one.parts[-1] == ("c", "proj"):
+            role = "down"
+        elif words & {"up", "wi", "in", "input", "intermediate"} or "fc" in words:
+            role = "up"
+        if role is not None:
+            self.ordinal = None
+            self.found -= {"out", "output", "in", "input", "wi", "wo", "dense", "w", "b", "to", "intermediate", "hidden"}
+            self.found |= set(role.split())
+
+    def _embedding(self) -> None:
+        words = self._all
+        role = next((_TABLES[word] for word in _TABLES if word in words), "tokens")
+        self.found -= {"token", "tokens", "word", "words", "tok", *_TABLES}
+        self.found.add(role)

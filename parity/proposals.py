@@ -1,0 +1,390 @@
+"""Which of the module's tensors each of our parameters may be, and which it most likely is: names, shapes, order, numbers."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from parity.layouts import Layout, layouts, parts, section
+from parity.parameter_names import Likeness, ParameterName, understand
+
+EQUAL = 1000.0
+"""What equal numbers add to a score: more than anything else can say."""
+LEAST = -3.0
+"""A pair whose names speak against each other as much as this is not proposed."""
+CLEAR = 2.0
+"""How far the best must be ahead of the next for the names to decide."""
+FUSIONS = (("query", "key", "value"), ("key", "value"), ("gate", "up"), ("r", "z", "n"), ("reset", "update", "new"))
+"""What modules keep as one matrix, in the order in which it is fused."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One of the module's parameters or buffers, or the same one of several layers."""
+
+    name: str
+    """With {layer} where it stands for those of several layers."""
+    shape: tuple[int, ...]
+    """Of one layer."""
+    members: tuple[str, ...]
+    layers: int | None
+    meaning: ParameterName
+    aliases: tuple[ParameterName, ...]
+    """What its other names say, where it is shared."""
+    kind: str
+    """The class of its module."""
+    place: float
+    """Where it stands among all of the module's, 0 to 1."""
+    buffer: bool = False
+    heads: tuple[int, ...] = ()
+    """Numbers of heads that its module, or one around it, mentions."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One of our parameters."""
+
+    path: str
+    shape: tuple[int, ...]
+    meaning: ParameterName
+    numbers: np.ndarray | None
+    place: float
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A tensor, or a part of it, in one layout."""
+
+    tensor: Tensor
+    layout: Layout
+    score: float
+
+    @property
+    def column(self) -> tuple[str, int | tuple[int, int] | None]:
+        """What may be taken once."""
+        return self.tensor.name, self.layout.part
+
+
+@dataclass
+class Proposal:
+    """What was chosen for one of our parameters."""
+
+    leaf: Leaf
+    chosen: Candidate
+    others: tuple[Candidate, ...] = ()
+    """What else it could be: the best of each tensor or part of the same size, and other layouts."""
+    reason: str = ""
+    sure: bool = False
+    free: bool = False
+    """Whether the outputs do not depend on it."""
+    notes: list[str] = field(default_factory=list)
+
+
+class Matcher:
+    """Finds for each of our leaves the tensor that it most likely is."""
+
+    def __init__(self, leaves: Sequence[Leaf], tensors: Sequence[Tensor], arrays: Mapping[str, np.ndarray]) -> None:
+        self.leaves, self.tensors, self.arrays = leaves, tensors, arrays
+        self.likeness = Likeness(
+            [leaf.meaning for leaf in leaves], [name for tensor in tensors for name in (tensor.meaning, *tensor.aliases)]
+        )
+        self.candidates = {leaf.path: self._candidates(leaf) for leaf in leaves}
+        self._add_parts()
+        self._choose_orders()
+        self._stack_or_not()
+
+    def proposals(self) -> list[Proposal]:
+        """The best assignment, each tensor or part once; a leaf that fits nothing is left out."""
+        bonus: dict[tuple[str, str], float] = {}
+        chosen: dict[str, Candidate] = {}
+        for _ in range(3):
+            chosen = self._assigned(bonus)
+            bonus = self._kinship(chosen)
+        return [self._explained(leaf, chosen, bonus) for leaf in self.leaves if leaf.path in chosen]
+
+    def _candidates(self, leaf: Leaf) -> list[Candidate]:
+        found = []
+        for tensor in self.tensors:
+            shape = leaf.shape
+            if tensor.layers is not None:
+                if not shape or shape[0] != tensor.layers:
+                    continue
+                shape = shape[1:]
+            score = self._score(leaf, tensor)
+            ways = list(layouts(tensor.shape, shape))
+            if not ways and len(shape) == len(tensor.shape):
+                ways = self._longer(tensor, shape)
+            found += [Candidate(tensor, layout, self._weighed(leaf, tensor, layout, score)) for layout in ways]
+        return found
+
+    def _longer(self, tensor: Tensor, shape: tuple[int, ...]) -> list[Layout]:
+        """A table of which ours lacks the first rows (those that a library keeps for padding), or the last."""
+        if len(shape) != 2 or "embedding" not in tensor.meaning.words or tensor.shape[0] <= shape[0]:
+            return []
+        idle = tensor.shape[0] - shape[0]
+        ways = [section(tensor.shape, shape, {0: first}) for first in dict.fromkeys((idle, 0))]
+        return [way for way in ways if way is not None]
+
+    def _score(self, leaf: Leaf, tensor: Tensor) -> float:
+        score = max(self.likeness(leaf.meaning, name) for name in (tensor.meaning, *tensor.aliases))
+        return score - abs(leaf.place - tensor.place) - (1.0 if tensor.buffer else 0.0)
+
+    def _weighed(self, leaf: Leaf, tensor: Tensor, layout: Layout, score: float) -> float:
+        score -= 0.0 if layout.natural else 1.5
+        if isinstance(layout.part, tuple) and layout.fused is None and layout.part[0] == 0:
+            score -= 0.1
+        if self._equal(leaf, tensor, layout):
+            score += EQUAL
+        return score
+
+    def _equal(self, leaf: Leaf, tensor: Tensor, layout: Layout) -> bool:
+        """Whether both sides hold the same numbers; those that are all alike say nothing."""
+        if leaf.numbers is None:
+            return False
+        ours = leaf.numbers
+        for layer, member in enumerate(tensor.members):
+            here, there = ours if tensor.layers is None else ours[layer], self.arrays[member]
+            if not here.size or here.max() == here.min():
+                return False
+            moved = layout.apply(there)
+            if abs(float(here.flat[0] - moved.flat[0])) > 1e-5 * (abs(float(here.flat[0])) + 1e-30) or (
+                float(np.abs(here - moved).max()) > 1e-5 * float(np.abs(here).max())
+            ):
+                return False
+        return True
+
+    def _add_parts(self) -> None:
+        """Of our leaves that stand side by side (query, key and value), each may be a part of one fused tensor."""
+        for names, group in self._sides():
+            for tensor in self.tensors:
+                shapes = [leaf.shape for leaf in group]
+                if tensor.layers is not None:
+                    if any(not shape or shape[0] != tensor.layers for shape in shapes):
+                        continue
+                    shapes = [shape[1:] for shape in shapes]
+                for index, leaf in enumerate(group):
+                    # A part is called like the whole, but for its role.
+                    words = (tensor.meaning.words - set(names)) | {names[index]}
+                    meaning = _with_words(tensor.meaning, words)
+                    score = self.likeness(leaf.meaning, meaning) - abs(leaf.place - tensor.place)
+                    if not set(names) <= tensor.meaning.words:
+                        score -= 2.0
+                    for layout in parts(tensor.shape, shapes, index, tensor.heads):
+                        weight = self._weighed(leaf, tensor, layout, score)
+                        by_heads = layout.fused is not None and layout.fused[1] > 0
+                        said = bool(re.search(r"query_key_value$|query_key_value\.", tensor.name))
+                        weight -= 0.5 if by_heads != said else 0.0
+                        self.candidates[leaf.path].append(Candidate(tensor, layout, weight))
+
+    def _sides(self) -> list[tuple[tuple[str, ...], list[Leaf]]]:
+        """Groups of our leaves that differ only in their role, in the order of FUSIONS."""
+        families: dict[object, dict[str, Leaf]] = {}
+        roles = {role for names in FUSIONS for role in names}
+        for leaf in self.leaves:
+            words = leaf.meaning.words & roles
+            if len(words) == 1:
+                around = leaf.meaning.parent.rpartition(".")[0]
+                key = (around, leaf.meaning.leaf, leaf.meaning.numbers, leaf.meaning.words - roles)
+                families.setdefault(key, {})[next(iter(words))] = leaf
+        return [
+            (names, [family[name] for name in names])
+            for family in families.values()
+            for names in FUSIONS
+            if family.keys() >= set(names)
+        ]
+
+    def _choose_orders(self) -> None:
+        """Among layouts that the shapes allow alike, prefers those that the same kind of parameter has where they do not."""
+        for path, found in self.candidates.items():
+            leaf = next(leaf for leaf in self.leaves if leaf.path == path)
+            self.candidates[path] = [
+                Candidate(one.tensor, one.layout, one.score - self._against(leaf, one)) for one in found
+            ]
+
+    def _against(self, leaf: Leaf, candidate: Candidate) -> float:
+        """What speaks against a layout that is one of several."""
+        layout, tensor = candidate.layout, candidate.tensor
+        if len(layout.order) < 2:
+            return 0.0
+        if len(layout.order) == 2:
+            output = 1 if tensor.kind == "Conv1D" else 0
+            axes = {axis for axis, group in enumerate(layout.theirs) if len(group) > 1}
+            if layout.fused is not None:
+                axes.add(layout.fused[0])
+            elif layout.rows is not None and "embedding" not in tensor.meaning.words:
+                axes |= {axis for axis, group in enumerate(layout.theirs) if layout.rows in group}
+            if axes and leaf.meaning.words & {"query", "key", "value", "output", "gate", "up"}:
+                # Heads and what is fused are outputs of a projection, heads the inputs of the one after attention.
+                expected = 1 - output if "output" in leaf.meaning.words else output
+                return 0.0 if axes == {expected} else 1.2
+        usual = self.convention(leaf.meaning.said, tensor.kind, len(layout.order))
+        return 0.0 if usual is None or layout.order == usual else 1.0
+
+    def convention(self, said: str, kind: str, axes: int) -> tuple[int, ...] | None:
+        """The order of their axes on our side that is usual here: what was seen, or else what the word says."""
+        key = said, kind == "Conv1D", axes
+        seen = self._seen.get(key)
+        if seen:
+            return max(seen, key=lambda order: seen[order])
+        if kind == "Embedding" or said == "embedding":
+            return tuple(range(axes))
+        if said == "kernel":
+            if kind == "Conv1D":
+                return tuple(range(axes))
+            return {2: (1, 0), 3: (2, 1, 0), 4: (2, 3, 1, 0), 5: (2, 3, 4, 1, 0)}.get(axes)
+        return tuple(range(axes)) if said == "weight" else None
+
+    @cached_property
+    def _seen(self) -> dict[tuple[str, bool, int], dict[tuple[int, ...], int]]:
+        """Orders of axes where shape and name leave no choice."""
+        votes: dict[tuple[str, bool, int], dict[tuple[int, ...], int]] = {}
+        for leaf in self.leaves:
+            found = [one for one in self.candidates[leaf.path] if one.layout.natural]
+            if not found:
+                continue
+            best = max(one.score for one in found)
+            top = {(one.tensor.name, one.layout.order) for one in found if one.score > best - CLEAR}
+            if len({order for _, order in top}) == 1:
+                ((name, order), *_) = top
+                kind = next(one.tensor.kind for one in found if one.tensor.name == name)
+                if len(order) > 1 and kind != "Embedding":
+                    key = leaf.meaning.said, kind == "Conv1D", len(order)
+                    votes.setdefault(key, {}).setdefault(order, 0)
+                    votes[key][order] += 1
+        return votes
+
+    def _stack_or_not(self) -> None:
+        """A tensor of several layers and those of single layers exclude each other: the better fit stays."""
+        wanted: dict[str, float] = {}
+        for found in self.candidates.values():
+            for name, score in _best_by_tensor(found).items():
+                wanted[name] = max(wanted.get(name, LEAST), score)
+        stacked = {tensor.name: tensor for tensor in self.tensors if tensor.layers is not None}
+        out = set()
+        for name, tensor in stacked.items():
+            single = max((wanted.get(member, LEAST) for member in tensor.members), default=LEAST)
+            if name in wanted:
+                out |= {name} if single > wanted[name] else set(tensor.members)
+        # One that two stacks would hold belongs to the better.
+        for name in sorted(stacked.keys() - out, key=lambda name: -wanted.get(name, LEAST)):
+            if name not in out and name in wanted:
+                members = set(stacked[name].members)
+                out |= {
+                    other
+                    for other in stacked.keys() - out
+                    if other != name and members & set(stacked[other].members) and other in wanted
+                }
+        self.candidates = {
+            path: [one for one in found if one.tensor.name not in out] for path, found in self.candidates.items()
+        }
+
+    def _assigned(self, bonus: Mapping[tuple[str, str], float]) -> dict[str, Candidate]:
+        columns = list(dict.fromkeys(one.column for found in self.candidates.values() for one in found))
+        whole = {(name, part) for name, part in columns if part is None}
+        if not columns:
+            return {}
+        place = {column: index for index, column in enumerate(columns)}
+        # A leaf may stay without one: a column of its own, which costs LEAST.
+        scores = np.full((len(self.leaves), len(columns) + len(self.leaves)), -1e6)
+        best: dict[tuple[int, int], Candidate] = {}
+        for row, leaf in enumerate(self.leaves):
+            scores[row, len(columns) + row] = LEAST
+            for one in self.candidates[leaf.path]:
+                score = one.score + bonus.get((leaf.meaning.parent, one.tensor.meaning.parent), 0.0)
+                column = place[one.column]
+                if score > scores[row, column]:
+                    scores[row, column], best[row, column] = score, one
+        rows, taken = linear_sum_assignment(-scores)
+        chosen = {
+            self.leaves[row].path: best[row, column]
+            for row, column in zip(rows.tolist(), taken.tolist(), strict=True)
+            if column < len(columns)
+        }
+        # A tensor is taken whole or in parts.
+        for name, _ in whole:
+            users = {path: one for path, one in chosen.items() if one.tensor.name == name}
+            if len({one.layout.part is None for one in users.values()}) > 1:
+                keep = max(users, key=lambda path: users[path].score)
+                for path in users:
+                    if (users[path].layout.part is None) != (users[keep].layout.part is None):
+                        del chosen[path]
+        return chosen
+
+    def _kinship(self, chosen: Mapping[str, Candidate]) -> dict[tuple[str, str], float]:
+        """Leaves of one module of ours go together with those of one of theirs."""
+        together: dict[tuple[str, str], float] = {}
+        for leaf in self.leaves:
+            if leaf.path in chosen:
+                key = leaf.meaning.parent, chosen[leaf.path].tensor.meaning.parent
+                together[key] = together.get(key, -1.0) + 1.0
+        return {key: min(1.5, 1.5 * count) for key, count in together.items() if count > 0}
+
+    def _explained(
+        self, leaf: Leaf, chosen: Mapping[str, Candidate], bonus: Mapping[tuple[str, str], float]
+    ) -> Proposal:
+        one = chosen[leaf.path]
+
+        def weight(candidate: Candidate) -> float:
+            return candidate.score + bonus.get((leaf.meaning.parent, candidate.tensor.meaning.parent), 0.0)
+
+        found = sorted(self.candidates[leaf.path], key=weight, reverse=True)
+        others = tuple(other for other in found if other is not one)
+        same = [other for other in others if other.column == one.column]
+        elsewhere = [other for other in others if other.column != one.column]
+        proposal = Proposal(leaf, one, others)
+        near = [other for other in elsewhere if weight(other) > weight(one) - CLEAR and other.layout.natural]
+        rivals = {other.column for other in near}
+        turned = [other for other in same if other.layout.natural and other.score > one.score - 0.4]
+        if one.score > EQUAL / 2:
+            proposal.reason, proposal.sure = "equal numbers", True
+        elif turned:
+            proposal.reason = f"unsure: {len(turned) + 1} ways to lay its axes"
+        elif rivals:
+            proposal.reason = f"unsure: {len(rivals) + 1} candidates"
+        elif self.likeness(leaf.meaning, one.tensor.meaning) >= 4.0 or one.tensor.aliases:
+            proposal.reason, proposal.sure = "name and shape", True
+        elif not elsewhere:
+            proposal.reason, proposal.sure = "the only one of its shape", True
+        else:
+            proposal.reason, proposal.sure = "shape, and what its neighbours are", True
+        return proposal
+
+
+def _best_by_tensor(found: Sequence[Candidate]) -> dict[str, float]:
+    best: dict[str, float] = {}
+    for one in found:
+        best[one.tensor.name] = max(best.get(one.tensor.name, -1e9), one.score)
+    return best
+
+
+def _with_words(name: ParameterName, words: frozenset[str]) -> ParameterName:
+    return ParameterName(name.path, name.leaf, name.said, words, name.numbers, name.parent)
+
+
+def leaves(flat: Mapping[str, Any]) -> list[Leaf]:
+    """Our parameters by path: arrays, or anything that has a shape."""
+    shapes = {path: tuple(int(size) for size in leaf.shape) for path, leaf in flat.items()}
+    meanings = understand({path: str(len(shape)) for path, shape in shapes.items()})
+    ordered = sorted(shapes, key=_natural)
+    places = {path: index / max(len(ordered) - 1, 1) for index, path in enumerate(ordered)}
+    return [
+        Leaf(path, shape, meanings[path], _numbers(flat[path]), places[path]) for path, shape in shapes.items()
+    ]
+
+
+def _natural(path: str) -> list[tuple[int, int, str]]:
+    return [(0, int(word), "") if word.isdigit() else (1, 0, word) for word in re.split(r"[._]|(\d+)", path) if word]
+
+
+def _numbers(leaf: Any) -> np.ndarray | None:
+    try:
+        array = np.asarray(leaf)
+    except (TypeError, ValueError):
+        return None
+    if array.dtype == object or not array.size:
+        return None
+    return array.astype(np.float64) if np.issubdtype(array.dtype, np.number) or "float" in array.dtype.name else None

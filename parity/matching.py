@@ -1,89 +1,16 @@
 """Proposes which of a torch module's numbers each JAX parameter holds; says what it is unsure of; runs both to be sure."""
 
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from torch import nn
 
-from parity.module_tensors import made_by_the_module, tensors
-from parity.proposals import Candidate, Matcher, Proposal, leaves
-from parity.weight_maps import Weight, WeightMap, paths
-
-Confidence = Literal["verified", "likely", "unsure"]
-
-
-@dataclass(frozen=True)
-class MatchRow:
-    """One of our parameters, and which of the module's numbers it holds."""
-
-    ours: str
-    shape: tuple[int, ...]
-    theirs: str | Weight
-    confidence: Confidence
-    reason: str
-
-
-@dataclass(frozen=True)
-class WeightMatch:
-    """What `match_weights` proposes."""
-
-    rows: tuple[MatchRow, ...]
-    unmatched_ours: Mapping[str, str]
-    """Our parameters that have no equal in the module, each with what is known of it."""
-    unmatched_theirs: Mapping[str, str]
-    """The module's parameters and buffers that no row takes, each with what is known of it."""
-    verified: bool
-    """Whether gate 1, run on both with this map, was green, and every one of our parameters has a row."""
-    figures: str = "not run"
-    """What running both has shown."""
-
-    @property
-    def weights(self) -> WeightMap:
-        """The map, for `check_parity` and `first_difference`."""
-        return {row.ours: row.theirs for row in self.rows}
-
-    @property
-    def unsure(self) -> tuple[MatchRow, ...]:
-        """The rows to look at."""
-        return tuple(row for row in self.rows if row.confidence == "unsure")
-
-    def table(self) -> str:
-        """The map to read and approve, at most 80 columns wide."""
-        lines = [self._head(), ""]
-        for row in self.rows:
-            lines += _wrapped(f"{row.ours}  {list(row.shape)}", "")
-            lines += _wrapped(f"= {_said(row.theirs)}", "    ")
-            lines += _wrapped(f"{row.confidence}: {row.reason}", "    ")
-        for title, rest in (
-            ("no equal in the module:", self.unmatched_ours),
-            ("of the module, taken by no row:", self.unmatched_theirs),
-        ):
-            if rest:
-                lines += ["", title]
-                for name, what in rest.items():
-                    lines += _wrapped(f"{name}: {what}", "    ")
-        return "\n".join(lines)
-
-    def python(self) -> str:
-        """The map as Python to paste; run, it is the same map."""
-        lines = ["from parity import Weight", "", "weights = {"]
-        for row in self.rows:
-            note = f"  # {row.reason}" if row.confidence == "unsure" else ""
-            lines.append(f"    {row.ours!r}: {_literal(row.theirs)},{note}")
-        lines.append("}")
-        lines += [f"# no equal in the module: {name}: {what}" for name, what in self.unmatched_ours.items()]
-        lines += [f"# of the module, taken by no row: {name}: {what}" for name, what in self.unmatched_theirs.items()]
-        return "\n".join(lines) + "\n"
-
-    def __str__(self) -> str:
-        return self.table()
-
-    def _head(self) -> str:
-        state = "verified" if self.verified else "not verified"
-        return f"{len(self.rows)} rows, {len(self.unsure)} unsure; {state}: {self.figures}"
+from parity.module_tensors import is_constant, tensors
+from parity.proposals import Matcher, Proposal, Tensor, leaves
+from parity.trees import is_floating, paths
+from parity.trials import Runs, float64, shaken, verified
+from parity.weight_match import MatchRow, WeightMatch, as_weight
 
 
 def match_weights(
@@ -91,58 +18,120 @@ def match_weights(
     module: nn.Module,
     *,
     ours: Callable[..., Any] | None = None,
-    inputs: Sequence[np.ndarray] | Mapping[str, np.ndarray] = (),
+    inputs: Sequence[Any] | Mapping[str, Any] = (),
 ) -> WeightMatch:
-    """Proposes which of the module's numbers each leaf of `params` holds."""
-    flat = {path: leaf for path, leaf in paths(params).items() if hasattr(leaf, "shape")}
-    if not flat:
-        raise TypeError(f"params is a {type(params).__name__} without arrays; expected a pytree of arrays or shapes")
+    """Proposes, for each floating array in `params`, which of the numbers of `module` it holds.
+
+    `params` is any pytree: nested dicts, an nnx.State, variables of Linen, an Equinox module; arrays or only their
+    shapes. Layers may be stacked on a leading axis. What decides: equal numbers, where both sides have them already;
+    else names by their parts (`q_proj`, `query`, `wq`), shapes up to permuted, merged, split and fused axes, and order.
+
+    With `ours(params, *inputs)` and `inputs` (arrays, or a dict of them for keyword arguments, as `module` takes them
+    too) both are run in float64, on other weights than the module's own: the match is `verified` where gate 1 is
+    green. Where it is red, every row is put to the test by itself, also against its name. Neither side is changed.
+
+    Raises TypeError for params without floating arrays and for what is no module, ValueError for `ours` without inputs
+    or inputs without `ours`, and ParityError where running fails or what is returned cannot be compared.
+    """
     if not isinstance(module, nn.Module):
         raise TypeError(f"module is a {type(module).__name__}; expected a torch.nn.Module, which holds the weights")
-    found, arrays = tensors(module)
-    here = leaves(flat)
-    proposals = Matcher(here, [one for one in found if not made_by_the_module(one.name, one.members and module.get_parameter(one.members[0]) if not one.buffer else module.get_buffer(one.members[0]))], arrays).proposals()
-    rows = tuple(_row(proposal) for proposal in proposals)
-    return WeightMatch(rows, {}, {}, False)
+    flat = {path: leaf for path, leaf in paths(params).items() if is_floating(leaf)}
+    if not flat:
+        raise TypeError(f"params, a {type(params).__name__}, has no floating array; expected a pytree of arrays or shapes")
+    if (ours is None) != (not inputs):
+        given, missing = ("inputs", "ours") if ours is None else ("ours", "inputs")
+        raise ValueError(f"{given} without {missing}; expected both, to run the two sides, or neither")
+    candidates, arrays = tensors(module)
+    proposals = Matcher(leaves(flat), candidates, arrays).proposals()
+    without = _without_equal(flat, proposals, candidates)
+    if ours is None:
+        green, figures = False, "names and shapes alone; give ours= and inputs= to run both"
+        rest = _left_over(module, proposals, {})
+    elif without:
+        green, figures = False, f"not run: {len(without)} of ours have no equal in the module"
+        rest = _left_over(module, proposals, {})
+    else:
+        with float64():
+            runs = Runs(ours, params, module, inputs, arrays)
+            proposals, green, figures = verified(runs, proposals)
+            moving = _that_matter(runs, proposals, candidates) if green else {}
+        rest = _left_over(module, proposals, moving)
+        if needed := [name for name, matters in moving.items() if matters]:
+            green = False
+            figures += f"; but the module's outputs depend on {', '.join(needed)}, which no row takes"
+    rows = tuple(_row(proposal, green) for proposal in proposals)
+    return WeightMatch(rows, without, rest, green, figures)
 
 
-def _row(proposal: Proposal) -> MatchRow:
-    confidence: Confidence = "likely" if proposal.sure else "unsure"
-    return MatchRow(proposal.leaf.path, proposal.leaf.shape, as_weight(proposal.chosen), confidence, proposal.reason)
+def _row(proposal: Proposal, green: bool) -> MatchRow:
+    reason, confidence = proposal.reason, "likely" if proposal.sure else "unsure"
+    if green and proposal.free:
+        reason += "; the outputs do not depend on it"
+    elif green:
+        confidence = "verified"
+        if not proposal.sure:
+            reason = "tie broken by running both"
+    return MatchRow(proposal.leaf.path, proposal.leaf.shape, as_weight(proposal.chosen), confidence, reason)
 
 
-def as_weight(candidate: Candidate) -> str | Weight:
-    """The row of the map that a candidate stands for: a name where nothing moves."""
-    pattern, sizes, part = candidate.layout.pattern()
-    before, after = pattern.split(" -> ")
-    if before == after and not part:
-        if candidate.tensor.layers is None:
-            return candidate.tensor.name
-        return Weight(candidate.tensor.name)
-    return Weight(candidate.tensor.name, pattern, sizes, part)
+def _without_equal(
+    flat: Mapping[str, Any], proposals: Sequence[Proposal], candidates: Sequence[Tensor]
+) -> dict[str, str]:
+    """Our parameters that no row is for, and why that may be."""
+    found = {one.leaf.path for one in proposals}
+    meanings = {leaf.path: leaf.meaning for leaf in leaves(flat)}
+    said = {}
+    for path, leaf in flat.items():
+        if path in found:
+            continue
+        words, shape = meanings[path].words, list(leaf.shape)
+        tied = [one for one in candidates for other in one.aliases if "head" in other.words]
+        separate = [
+            one.name
+            for one in candidates
+            if one.layers is None or "{layer}" in one.name
+            if len(one.meaning.words & {"query", "key", "value"}) == 1 and one.meaning.words - words == set()
+        ]
+        if "head" in words and tied:
+            said[path] = f"{shape}; the module shares its head with {tied[0].name}: tie yours too, or untie theirs"
+        elif {"key", "value"} <= words and separate:
+            said[path] = f"{shape}; theirs keeps query, key and value apart, and a row holds one tensor: split yours"
+        else:
+            said[path] = f"{shape}; nothing that fits its shape and its name is left"
+    return said
 
 
-def _said(row: str | Weight) -> str:
-    if isinstance(row, str):
-        return row
-    moved = "" if row.axes == "... -> ..." else f", {row.axes}"
-    sizes = "".join(f", {name}={size}" for name, size in row.sizes.items())
-    part = "".join(f", {name} {rows}" for name, rows in row.part.items())
-    return f"{row.name}{moved}{sizes}{part}"
+def _that_matter(runs: Runs, proposals: Sequence[Proposal], candidates: Sequence[Tensor]) -> dict[str, bool]:
+    """Trained parameters that no row takes, and whether the outputs depend on them."""
+    taken = {name for one in proposals for name in one.chosen.tensor.members}
+    weights = runs.arrays | shaken(proposals, runs.arrays)
+    return {
+        one.name: runs.moved_by(one.name, weights)
+        for one in candidates
+        if one.layers is None and one.trained and one.name not in taken
+    }
 
 
-def _literal(row: str | Weight) -> str:
-    if isinstance(row, str):
-        return repr(row)
-    given = [repr(row.name)]
-    if row.axes != "... -> ...":
-        given.append(repr(row.axes))
-    given += [f"sizes={dict(row.sizes)!r}"] if row.sizes else []
-    given += [f"part={dict(row.part)!r}"] if row.part else []
-    return f"Weight({', '.join(given)})"
-
-
-def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(
-        text, 80, initial_indent=indent, subsequent_indent=indent + "    ", break_long_words=True, break_on_hyphens=False
-    )
+def _left_over(module: nn.Module, proposals: Sequence[Proposal], matters: Mapping[str, bool]) -> dict[str, str]:
+    """What of the module no row takes, and why that may be."""
+    taken: dict[str, list[Proposal]] = {}
+    for one in proposals:
+        for name in one.chosen.tensor.members:
+            taken.setdefault(name, []).append(one)
+    said = {}
+    parameters = dict(module.named_parameters())
+    for name, tensor in [*parameters.items(), *module.named_buffers()]:
+        shape = list(tensor.shape)
+        if name in taken:
+            held = sum(int(np.prod(one.leaf.shape)) // (one.chosen.tensor.layers or 1) for one in taken[name])
+            if held < tensor.numel():
+                said[name] = f"{shape}; {tensor.numel() - held} of its numbers are in no row"
+        elif is_constant(name, tensor):
+            said[name] = f"{shape}; a constant that the module makes itself"
+        elif name not in parameters or not tensor.requires_grad:
+            said[name] = f"{shape}; not trained: yours has to make the same numbers itself"
+        elif name in matters:
+            said[name] = f"{shape}; " + ("the outputs depend on it" if matters[name] else "the outputs do not depend on it")
+        else:
+            said[name] = f"{shape}; nothing of yours fits it"
+    return said

@@ -13,14 +13,15 @@ from parity.proposals import Tensor
 
 HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "nhead", "num_key_value_heads", "heads")
 """What modules and configs call their number of heads."""
-CONSTANTS = re.compile(r"position_ids|token_type_ids|inv_freq|masked_bias|num_batches_tracked|causal_mask|rotary|relative_position_index")
+CONSTANTS = re.compile(r"position_ids|token_type_ids|inv_freq|masked_bias|num_batches_tracked|causal_mask")
 """Buffers that a module makes for itself."""
 
 
 def tensors(module: nn.Module) -> tuple[list[Tensor], dict[str, np.ndarray]]:
     """What our parameters may be, and the numbers of each parameter and floating buffer, in float64, by name."""
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-    held = {name: tensor for name, tensor in [*parameters.items(), *buffers.items()] if tensor.is_floating_point()}
+    everything = [*parameters.items(), *buffers.items()]
+    held = {name: tensor for name, tensor in everything if not is_constant(name, tensor)}
     kinds = {name: type(_owner(module, name)).__name__ for name in held}
     names = understand(kinds)
     aliases = _aliases(module, parameters)
@@ -36,6 +37,7 @@ def tensors(module: nn.Module) -> tuple[list[Tensor], dict[str, np.ndarray]]:
             kinds[name],
             places[name],
             name in buffers,
+            name in parameters and tensor.requires_grad,
             _heads(module, name),
         )
         for name, tensor in held.items()
@@ -104,6 +106,6 @@ def _heads(module: nn.Module, name: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def made_by_the_module(name: str, tensor: torch.Tensor) -> bool:
-    """Whether a buffer is one that the module makes for itself: whole numbers, masks, frequencies."""
+def is_constant(name: str, tensor: torch.Tensor) -> bool:
+    """Whether a tensor is one that a module makes for itself: whole numbers, masks, frequencies."""
     return not tensor.is_floating_point() or bool(CONSTANTS.search(name))

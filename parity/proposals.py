@@ -40,6 +40,7 @@ class Tensor:
     place: float
     """Where it stands among all of the module's, 0 to 1."""
     buffer: bool = False
+    trained: bool = True
     heads: tuple[int, ...] = ()
     """Numbers of heads that its module, or one around it, mentions."""
 

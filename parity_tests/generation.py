@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 from jax_tformer.config import TransformerConfig
+from parity.islands import Float64
 from parity.measure import ParityError
 from parity.pairs import Tensors, to_torch
 from torch_ref import reference
@@ -79,28 +79,6 @@ def greedy_margins(
 def drivable(config: TransformerConfig, weights: Tensors) -> PreTrainedModel:
     """The reference of `config` with these weights, by its own names, in float64, as a model that `generate` drives."""
     return _Drivable(config, weights).eval()
-
-
-class Float64(TorchFunctionMode):
-    """Turns float32 into float64 while it is on, wherever a dtype is named and where the default one is meant.
-
-    `generate` casts logits to float32 and keeps the scores of beams in it, whatever the model's type.
-    """
-
-    def __enter__(self) -> "Float64":
-        self._default = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
-        return super().__enter__()
-
-    def __exit__(self, *raised: Any) -> None:
-        torch.set_default_dtype(self._default)
-        super().__exit__(*raised)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.float:
-            func = Tensor.double
-        wide = {name: _widened(value) for name, value in (kwargs or {}).items()}
-        return func(*map(_widened, args), **wide)
 
 
 class _Sources(nn.Module):
@@ -191,7 +169,3 @@ def _padded(prompts: Sequence[Ids], pad_id: int, *, left: bool) -> tuple[Tensor,
 def _until(tokens: list[int], end_id: int | None) -> tuple[int, ...]:
     """The tokens up to the first end token, with it."""
     return tuple(tokens[: tokens.index(end_id) + 1] if end_id in tokens else tokens)
-
-
-def _widened(value: Any) -> Any:
-    return torch.float64 if value is torch.float32 else value

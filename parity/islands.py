@@ -1,0 +1,34 @@
+"""Float64 all the way: some modules cast to float32 inside, whatever their type (norms, softmax, rotations)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+class Float64(TorchFunctionMode):
+    """Turns float32 into float64 while it is on, wherever a dtype is named and where the default one is meant.
+
+    Models built while it is on make their constants (frequencies of rotations) in float64 too.
+    """
+
+    def __enter__(self) -> "Float64":
+        self._default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        torch.set_default_dtype(self._default)
+        super().__exit__(*raised)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The call with float64 in the place of float32."""
+        if func is Tensor.float:
+            func = Tensor.double
+        wide = {name: _widened(value) for name, value in (kwargs or {}).items()}
+        return func(*map(_widened, args), **wide)
+
+
+def _widened(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value

@@ -1,7 +1,7 @@
 """Parity: whether a JAX function and a PyTorch module are the same, for anyone's pair.
 
-`check_parity` runs the gates on a pair, `assert_parity` compares tensors that you have already, `first_difference` says
-where two that differ part.
+`match_weights` proposes which of the module's numbers each JAX parameter holds, `check_parity` runs gates on a pair,
+`assert_parity` compares tensors that you have already, `first_difference` says where two that differ part.
 
 It knows no model, and needs jax, numpy and einops; torch where torch is compared, and optax for gate 5.
 """
@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from parity.answer import Difference
     from parity.difference import first_difference
     from parity.gates import check_parity
+    from parity.matching import match_weights
     from parity.measure import Measured, ParityError, assert_parity
     from parity.values import Site
     from parity.weight_maps import Weight, WeightMap
+    from parity.weight_match import WeightMatch
 
 _HOMES = {
     "Difference": "answer",
@@ -24,9 +26,11 @@ _HOMES = {
     "Site": "values",
     "Weight": "weight_maps",
     "WeightMap": "weight_maps",
+    "WeightMatch": "weight_match",
     "assert_parity": "measure",
     "check_parity": "gates",
     "first_difference": "difference",
+    "match_weights": "matching",
 }
 
 __all__ = [
@@ -36,9 +40,11 @@ __all__ = [
     "Site",
     "Weight",
     "WeightMap",
+    "WeightMatch",
     "assert_parity",
     "check_parity",
     "first_difference",
+    "match_weights",
 ]
 
 

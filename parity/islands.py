@@ -16,11 +16,12 @@ class Float64(TorchFunctionMode):
     def __enter__(self) -> "Float64":
         self._default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
-        return super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
     def __exit__(self, *raised: Any) -> None:
         torch.set_default_dtype(self._default)
-        super().__exit__(*raised)
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The call with float64 in the place of float32."""

@@ -1,4 +1,4 @@
-"""In which ways the numbers of one array can lie in another: axes in another order, merged, split, or fused with others."""
+"""In which ways the numbers of one array can lie in another: axes permuted, merged, split, or fused with others."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +11,8 @@ import numpy as np
 
 Groups = tuple[tuple[int, ...], ...]
 """The axes of one array, each as the atoms that lie in it, the slowest first."""
+_Atom = tuple[str, int]
+"""An axis that is not split, of ours or of theirs."""
 MOST_AXES = 5
 """Arrays of more axes than this are matched as they are."""
 
@@ -45,7 +47,9 @@ class Layout:
         lay = [atom for group in self.theirs for atom in group]
         return by_theirs and all([lay.index(a) for a in g] == sorted(lay.index(a) for a in g) for g in self.ours)
 
-    def pattern(self, names: Sequence[str] | None = None) -> tuple[str, dict[str, int], dict[str, int | tuple[int, int]]]:
+    def pattern(
+        self, names: Sequence[str] | None = None
+    ) -> tuple[str, dict[str, int], dict[str, int | tuple[int, int]]]:
         """(einops pattern from theirs to ours, sizes of axes that it splits, part)."""
         words = list(names or self._names())
         groups = [[words[atom] for atom in group] for group in self.theirs]
@@ -79,7 +83,9 @@ class Layout:
         if part:
             ((name, rows),) = part.items()
             axis = pattern.split(" -> ")[1].split().index(name)
-            after = np.take(after, rows, axis) if isinstance(rows, int) else after[(slice(None),) * axis + (slice(*rows),)]
+            after = (
+                np.take(after, rows, axis) if isinstance(rows, int) else after[(slice(None),) * axis + (slice(*rows),)]
+            )
         return after
 
     def _names(self) -> list[str]:
@@ -88,7 +94,7 @@ class Layout:
         if atoms == 2 and not split:
             return ["o", "i"] if self.order == (0, 1) else ["i", "o"]
         if len(split) == 1 and len(split[0]) == 2 and atoms <= 3:
-            names = ["i" if max(split[0]) != atoms - 1 or atoms == 2 else "i"] * atoms
+            names = ["i"] * atoms
             names[split[0][0]], names[split[0][1]] = "h", "c"
             if atoms == 3 and 2 not in split[0]:
                 names[2] = "o"
@@ -144,7 +150,9 @@ def _pairings(
         group = (first, *more)
         for axis in there:
             if other[axis] == math.prod(sizes[one] for one in group):
-                for tail in _pairings(tuple(a for a in rest if a not in more), tuple(a for a in there if a != axis), sizes, other):
+                for tail in _pairings(
+                    tuple(a for a in rest if a not in more), tuple(a for a in there if a != axis), sizes, other
+                ):
                     yield [(group, (axis,)), *tail]
 
 
@@ -165,8 +173,8 @@ def _ordered(
             turned.append((order, there) if len(here) > 1 else (here, order))
         choices = [[*before, one] for before in choices for one in turned]
     for chosen in choices:
-        groups_ours: dict[int, list[object]] = {}
-        groups_theirs: dict[int, list[object]] = {}
+        groups_ours: dict[int, list[_Atom]] = {}
+        groups_theirs: dict[int, list[_Atom]] = {}
         for here, there in chosen:
             if len(here) > 1:
                 groups_ours[there[0]] = [("theirs", axis) for axis in here]
@@ -175,7 +183,7 @@ def _ordered(
                 groups_theirs[here[0]] = [("ours", axis) for axis in there]
                 groups_ours |= {axis: [("ours", axis)] for axis in there}
         atoms = [atom for axis in range(len(ours)) for atom in groups_ours.get(axis, [])]
-        sizes = tuple((theirs if side == "theirs" else ours)[axis] for side, axis in atoms)  # type: ignore[misc]
+        sizes = tuple((theirs if side == "theirs" else ours)[axis] for side, axis in atoms)
         number = {atom: index for index, atom in enumerate(atoms)}
         yield Layout(
             sizes,
@@ -187,7 +195,7 @@ def _ordered(
 def parts(
     theirs: tuple[int, ...], shapes: Sequence[tuple[int, ...]], index: int, heads: Sequence[int] = ()
 ) -> tuple[Layout, ...]:
-    """How `theirs` can hold arrays of these shapes, fused along one axis, and where in it the one of number `index` lies.
+    """How `theirs` can hold arrays of these shapes, fused along one axis, and where in it number `index` lies.
 
     The parts lie one after the other; or, where all are of one size, each head has its own (`heads` lists numbers of
     heads to try where the shapes do not say it).
@@ -202,7 +210,7 @@ def parts(
         if not rest or any(count % rest for count in counts):
             continue
         rows = [count // rest for count in counts]
-        smaller = theirs[:axis] + (rows[index],) + theirs[axis + 1 :]
+        smaller = (*theirs[:axis], rows[index], *theirs[axis + 1 :])
         for layout in layouts(smaller, ours):
             if not layout.natural or not layout.theirs[axis]:
                 continue
@@ -227,7 +235,7 @@ def parts(
 
 
 def _replaced(layout: Layout, **fields: object) -> Layout:
-    return Layout(**(layout.__dict__ | fields))  # type: ignore[arg-type]
+    return Layout(**(layout.__dict__ | fields))
 
 
 def _split(layout: Layout, axis: int, heads: int) -> Layout | None:
@@ -249,7 +257,7 @@ def _split(layout: Layout, axis: int, heads: int) -> Layout | None:
 def section(theirs: tuple[int, ...], ours: tuple[int, ...], start: Mapping[int, int]) -> Layout | None:
     """Rows of one axis of theirs that are all of ours: `start` has the axis and the first row."""
     ((axis, first),) = start.items()
-    smaller = theirs[:axis] + (ours[axis],) + theirs[axis + 1 :]
+    smaller = (*theirs[:axis], ours[axis], *theirs[axis + 1 :])
     if smaller != ours or theirs[axis] <= ours[axis]:
         return None
     return _replaced(same(ours), part=(first, first + ours[axis]), rows=axis)

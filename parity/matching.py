@@ -1,4 +1,4 @@
-"""Proposes which of a torch module's numbers each JAX parameter holds; says what it is unsure of; runs both to be sure."""
+"""Proposes which of a torch module's numbers each JAX parameter holds, and runs both to be sure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from parity.candidates import Proposal, Tensor, leaves
 from parity.module_tensors import is_constant, tensors
-from parity.proposals import Matcher, Proposal, Tensor, leaves
+from parity.proposals import Matcher
+from parity.ties import verified
 from parity.trees import is_floating, paths
-from parity.trials import Runs, float64, shaken, verified
-from parity.weight_match import MatchRow, WeightMatch, as_weight
+from parity.trials import Runs, float64, shaken
+from parity.weight_match import Confidence, MatchRow, WeightMatch, as_weight
 
 
 def match_weights(
@@ -37,7 +39,9 @@ def match_weights(
         raise TypeError(f"module is a {type(module).__name__}; expected a torch.nn.Module, which holds the weights")
     flat = {path: leaf for path, leaf in paths(params).items() if is_floating(leaf)}
     if not flat:
-        raise TypeError(f"params, a {type(params).__name__}, has no floating array; expected a pytree of arrays or shapes")
+        raise TypeError(
+            f"params, a {type(params).__name__}, has no floating array; expected a pytree of arrays or shapes"
+        )
     if (ours is None) != (not inputs):
         given, missing = ("inputs", "ours") if ours is None else ("ours", "inputs")
         raise ValueError(f"{given} without {missing}; expected both, to run the two sides, or neither")
@@ -64,7 +68,8 @@ def match_weights(
 
 
 def _row(proposal: Proposal, green: bool) -> MatchRow:
-    reason, confidence = proposal.reason, "likely" if proposal.sure else "unsure"
+    reason = proposal.reason
+    confidence: Confidence = "likely" if proposal.sure else "unsure"
     if green and proposal.free:
         reason += "; the outputs do not depend on it"
     elif green:
@@ -131,7 +136,9 @@ def _left_over(module: nn.Module, proposals: Sequence[Proposal], matters: Mappin
         elif name not in parameters or not tensor.requires_grad:
             said[name] = f"{shape}; not trained: yours has to make the same numbers itself"
         elif name in matters:
-            said[name] = f"{shape}; " + ("the outputs depend on it" if matters[name] else "the outputs do not depend on it")
+            said[name] = f"{shape}; " + (
+                "the outputs depend on it" if matters[name] else "the outputs do not depend on it"
+            )
         else:
             said[name] = f"{shape}; nothing of yours fits it"
     return said

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from parity.candidates import Tensor
 from parity.parameter_names import ParameterName, understand
-from parity.proposals import Tensor
 
 HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "nhead", "num_key_value_heads", "heads")
 """What modules and configs call their number of heads."""
@@ -47,7 +47,7 @@ def tensors(module: nn.Module) -> tuple[list[Tensor], dict[str, np.ndarray]]:
 
 
 def _stacked(single: Iterable[Tensor]) -> list[Tensor]:
-    """Tensors that differ in one number of their name, counted from 0, and have one shape, as those of several layers."""
+    """Tensors of one shape whose names differ in one number, counted from 0, as one tensor of several layers."""
     families: dict[tuple[str, int], dict[int, Tensor]] = {}
     for tensor in single:
         components = tensor.name.split(".")
@@ -62,7 +62,11 @@ def _stacked(single: Iterable[Tensor]) -> list[Tensor]:
         layers = [family[number] for number in sorted(family)]
         first = layers[0]
         numbers = first.meaning.numbers
-        if sorted(family) != list(range(len(family))) or len({one.shape for one in layers}) > 1 or place >= len(numbers):
+        if (
+            sorted(family) != list(range(len(family)))
+            or len({one.shape for one in layers}) > 1
+            or place >= len(numbers)
+        ):
             continue
         meaning = replace(
             first.meaning,
@@ -71,7 +75,9 @@ def _stacked(single: Iterable[Tensor]) -> list[Tensor]:
             parent=template.rpartition(".")[0],
         )
         found.append(
-            replace(first, name=template, members=tuple(one.name for one in layers), layers=len(layers), meaning=meaning)
+            replace(
+                first, name=template, members=tuple(one.name for one in layers), layers=len(layers), meaning=meaning
+            )
         )
     return found
 
@@ -100,9 +106,7 @@ def _heads(module: nn.Module, name: str) -> tuple[int, ...]:
     for length in range(len(components), -1, -1):
         around = module.get_submodule(".".join(components[:length]))
         for holder in (around, getattr(around, "config", None)):
-            found += [
-                count for word in HEADS if isinstance(count := getattr(holder, word, None), int) and count > 1
-            ]
+            found += [count for word in HEADS if isinstance(count := getattr(holder, word, None), int) and count > 1]
     return tuple(dict.fromkeys(found))
 
 

@@ -5,7 +5,7 @@ name becomes a set of common words, so that two names can be compared whatever t
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,16 +22,52 @@ _WRAPPERS = {"value", "raw_value", "array"}
 _SHORT = re.compile(r"([wb])(qkv|kv|q|k|v|o|ih|hh|i|h)")
 """`wq`, `bq`, `wqkv`: leaf and role in one word."""
 _STOP = frozenset(
-    "model transformer module modules params param batch stats layer layers block blocks h net self to the lm proj lin "
-    "projection linear c w b multihead multi head encoderblock decoderblock running resblocks core base root main".split()
+    [
+        "model",
+        "transformer",
+        "module",
+        "modules",
+        "params",
+        "param",
+        "batch",
+        "stats",
+        "layer",
+        "layers",
+        "block",
+        "blocks",
+        "h",
+        "net",
+        "self",
+        "to",
+        "the",
+        "lm",
+        "proj",
+        "lin",
+        "projection",
+        "linear",
+        "c",
+        "w",
+        "b",
+        "multihead",
+        "multi",
+        "head",
+        "encoderblock",
+        "decoderblock",
+        "running",
+        "resblocks",
+        "core",
+        "base",
+        "root",
+        "main",
+    ]
 )
-_CONTAINERS = frozenset("layers layer blocks block h resblocks encoderblock decoderblock".split())
-_ATTENTION = frozenset("attn attention mha sa selfattention selfattn multiheadattn mhsa".split())
-_CROSS = frozenset("cross xattn crossattention crossattn".split())
-_MLP = frozenset("mlp ffn ff feedforward intermediate densereludense".split())
-_EMBEDDING = frozenset("embed embeds embedding embeddings embedder wte wpe shared emb".split())
-_HEAD = frozenset("head predictions cls classifier logits unembed unembedding generator".split())
-_NORM = frozenset("norm ln layernorm rmsnorm rms bn batchnorm groupnorm gn".split())
+_CONTAINERS = frozenset(["layers", "layer", "blocks", "block", "h", "resblocks", "encoderblock", "decoderblock"])
+_ATTENTION = frozenset(["attn", "attention", "mha", "sa", "selfattention", "selfattn", "multiheadattn", "mhsa"])
+_CROSS = frozenset(["cross", "xattn", "crossattention", "crossattn"])
+_MLP = frozenset(["mlp", "ffn", "ff", "feedforward", "intermediate", "densereludense"])
+_EMBEDDING = frozenset(["embed", "embeds", "embedding", "embeddings", "embedder", "wte", "wpe", "shared", "emb"])
+_HEAD = frozenset(["head", "predictions", "cls", "classifier", "logits", "unembed", "unembedding", "generator"])
+_NORM = frozenset(["norm", "ln", "layernorm", "rmsnorm", "rms", "bn", "batchnorm", "groupnorm", "gn"])
 _SIDES = {
     **dict.fromkeys(("encoder", "source", "src", "enc"), "encoder"),
     **dict.fromkeys(("decoder", "target", "tgt", "trg", "dec"), "decoder"),
@@ -57,11 +93,6 @@ _SYNONYMS = {
     "mean": "",
     "var": "",
 }
-WEIGHTS = {
-    **dict.fromkeys(("query", "key", "value", "output", "up", "down", "gate", "norm", "types", "positions", "tokens"), 3.0),
-    **dict.fromkeys(("attention", "cross", "mlp", "embedding", "head", "encoder", "decoder", "final"), 2.5),
-}
-"""How much it says that two names share a word, or that one of them lacks it; other words count 1."""
 
 
 @dataclass(frozen=True)
@@ -105,41 +136,17 @@ def understand(paths: Mapping[str, str]) -> dict[str, ParameterName]:
     return {path: _meaning(shapes[path], ordinals) for path in paths}
 
 
-def likeness(
-    ours: Mapping[str, ParameterName], theirs: Mapping[str, ParameterName]
-) -> "Likeness":
-    """A measure of how well a name of ours goes with one of theirs."""
-    return Likeness(ours.values(), theirs.values())
-
-
-class Likeness:
-    """How well two names go together; words that all names of a side share, or that only one side uses, say nothing."""
-
-    def __init__(self, ours: Iterable[ParameterName], theirs: Iterable[ParameterName]) -> None:
-        sides = [[name.words for name in side] for side in (ours, theirs)]
-        known = [frozenset().union(*words) for words in sides]
-        everywhere = [frozenset.intersection(*words) if words else frozenset() for words in sides]
-        self.telling = (known[0] & known[1]) - (everywhere[0] & everywhere[1])
-
-    def __call__(self, ours: ParameterName, theirs: ParameterName) -> float:
-        """Above 0: they seem to mean the same; below: something speaks against it."""
-        score = 2.0 if ours.leaf == theirs.leaf else -6.0
-        shared, apart = ours.words & theirs.words & self.telling, (ours.words ^ theirs.words) & self.telling
-        score += sum(WEIGHTS.get(word, 1.0) for word in shared) - 0.75 * sum(WEIGHTS.get(word, 1.0) for word in apart)
-        if len(ours.numbers) == len(theirs.numbers):
-            for (number, rank), (number_there, rank_there) in zip(ours.numbers, theirs.numbers, strict=True):
-                score += 3.0 if number == number_there else 2.5 if rank == rank_there else -4.0
-        return score
-
-
 def _words(component: str) -> tuple[str, ...]:
     return tuple(word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", component))
 
 
 def _split(path: str, kind: str) -> _Split:
     components = path.split(".")
-    while len(components) > 1 and components[-1] in _WRAPPERS and _words(components[-2])[-1:] and (
-        components[-1] != "value" or _words(components[-2])[-1] in LEAVES
+    while (
+        len(components) > 1
+        and components[-1] in _WRAPPERS
+        and _words(components[-2])[-1:]
+        and (components[-1] != "value" or _words(components[-2])[-1] in LEAVES)
     ):
         components.pop()
     parts = [_words(component) for component in components]
@@ -158,7 +165,11 @@ def _split(path: str, kind: str) -> _Split:
     rest = tuple(part for part in [*parts[:-1], last] if part)
     # `fc1_weight` and `w1` are modules of their own, though no dot says so.
     alone = not last or said == ""
-    parent = ".".join(components[:-1]) if alone else ".".join([*components[:-1], "_".join(word for word in last if word not in ("w", "b"))])
+    parent = (
+        ".".join(components[:-1])
+        if alone
+        else ".".join([*components[:-1], "_".join(word for word in last if word not in ("w", "b"))])
+    )
     return _Split(path, leaf, said, rest, parent, kind)  # type: ignore[arg-type]
 
 
@@ -169,7 +180,14 @@ def _ranks(split: Sequence[_Split]) -> dict[tuple[_Split, tuple[int, int]], tupl
         for index, part in enumerate(one.parts):
             for position, word in enumerate(part):
                 if word.isdigit():
-                    key = (one.parts[:index], part[:position], part[position + 1 :], one.parts[index + 1 :], one.leaf, one.kind)
+                    key = (
+                        one.parts[:index],
+                        part[:position],
+                        part[position + 1 :],
+                        one.parts[index + 1 :],
+                        one.leaf,
+                        one.kind,
+                    )
                     families.setdefault(key, {}).setdefault(int(word), []).append((one, (index, position)))
     return {
         place: (rank, len(numbers))
@@ -209,7 +227,9 @@ class _Reader:
             self._norm()
         elif self.place in ("attention", "cross"):
             self._attention()
-        elif self.place == "mlp" or (self.place is None and self.in_layer and self._all & {"output", "dense", "fc", "w", "b"}):
+        elif self.place == "mlp" or (
+            self.place is None and self.in_layer and self._all & {"output", "dense", "fc", "w", "b"}
+        ):
             self._mlp()
         elif self.place == "embedding":
             self._embedding()
@@ -309,7 +329,20 @@ class _Reader:
             role = "up"
         if role is not None:
             self.ordinal = None
-            self.found -= {"out", "output", "in", "input", "wi", "wo", "dense", "w", "b", "to", "intermediate", "hidden"}
+            self.found -= {
+                "out",
+                "output",
+                "in",
+                "input",
+                "wi",
+                "wo",
+                "dense",
+                "w",
+                "b",
+                "to",
+                "intermediate",
+                "hidden",
+            }
             self.found |= set(role.split())
 
     def _embedding(self) -> None:

@@ -1,16 +1,16 @@
-"""Which of the module's tensors each of our parameters may be, and which it most likely is: names, shapes, order, numbers."""
+"""Which of a module's tensors each of our parameters most likely is, by names, shapes, order and numbers."""
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from parity.candidates import Candidate, Leaf, Proposal, Tensor
 from parity.layouts import Layout, layouts, parts, section
-from parity.parameter_names import Likeness, ParameterName, understand
+from parity.likeness import Likeness
 
 EQUAL = 1000.0
 """What equal numbers add to a score: more than anything else can say."""
@@ -22,76 +22,14 @@ FUSIONS = (("query", "key", "value"), ("key", "value"), ("gate", "up"), ("r", "z
 """What modules keep as one matrix, in the order in which it is fused."""
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """One of the module's parameters or buffers, or the same one of several layers."""
-
-    name: str
-    """With {layer} where it stands for those of several layers."""
-    shape: tuple[int, ...]
-    """Of one layer."""
-    members: tuple[str, ...]
-    layers: int | None
-    meaning: ParameterName
-    aliases: tuple[ParameterName, ...]
-    """What its other names say, where it is shared."""
-    kind: str
-    """The class of its module."""
-    place: float
-    """Where it stands among all of the module's, 0 to 1."""
-    buffer: bool = False
-    trained: bool = True
-    heads: tuple[int, ...] = ()
-    """Numbers of heads that its module, or one around it, mentions."""
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """One of our parameters."""
-
-    path: str
-    shape: tuple[int, ...]
-    meaning: ParameterName
-    numbers: np.ndarray | None
-    place: float
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A tensor, or a part of it, in one layout."""
-
-    tensor: Tensor
-    layout: Layout
-    score: float
-
-    @property
-    def column(self) -> tuple[str, int | tuple[int, int] | None]:
-        """What may be taken once."""
-        return self.tensor.name, self.layout.part
-
-
-@dataclass
-class Proposal:
-    """What was chosen for one of our parameters."""
-
-    leaf: Leaf
-    chosen: Candidate
-    others: tuple[Candidate, ...] = ()
-    """What else it could be: the best of each tensor or part of the same size, and other layouts."""
-    reason: str = ""
-    sure: bool = False
-    free: bool = False
-    """Whether the outputs do not depend on it."""
-    notes: list[str] = field(default_factory=list)
-
-
 class Matcher:
     """Finds for each of our leaves the tensor that it most likely is."""
 
     def __init__(self, leaves: Sequence[Leaf], tensors: Sequence[Tensor], arrays: Mapping[str, np.ndarray]) -> None:
         self.leaves, self.tensors, self.arrays = leaves, tensors, arrays
         self.likeness = Likeness(
-            [leaf.meaning for leaf in leaves], [name for tensor in tensors for name in (tensor.meaning, *tensor.aliases)]
+            [leaf.meaning for leaf in leaves],
+            [name for tensor in tensors for name in (tensor.meaning, *tensor.aliases)],
         )
         self.candidates = {leaf.path: self._candidates(leaf) for leaf in leaves}
         self._add_parts()
@@ -170,7 +108,7 @@ class Matcher:
                 for index, leaf in enumerate(group):
                     # A part is called like the whole, but for its role.
                     words = (tensor.meaning.words - set(names)) | {names[index]}
-                    meaning = _with_words(tensor.meaning, words)
+                    meaning = replace(tensor.meaning, words=words)
                     score = self.likeness(leaf.meaning, meaning) - abs(leaf.place - tensor.place)
                     if not set(names) <= tensor.meaning.words:
                         score -= 2.0
@@ -199,7 +137,7 @@ class Matcher:
         ]
 
     def _choose_orders(self) -> None:
-        """Among layouts that the shapes allow alike, prefers those that the same kind of parameter has where they do not."""
+        """Among layouts of the same shapes, prefers what parameters of that kind have where shapes leave no choice."""
         for path, found in self.candidates.items():
             leaf = next(leaf for leaf in self.leaves if leaf.path == path)
             self.candidates[path] = [
@@ -360,32 +298,3 @@ def _best_by_tensor(found: Sequence[Candidate]) -> dict[str, float]:
     for one in found:
         best[one.tensor.name] = max(best.get(one.tensor.name, -1e9), one.score)
     return best
-
-
-def _with_words(name: ParameterName, words: frozenset[str]) -> ParameterName:
-    return ParameterName(name.path, name.leaf, name.said, words, name.numbers, name.parent)
-
-
-def leaves(flat: Mapping[str, Any]) -> list[Leaf]:
-    """Our parameters by path: arrays, or anything that has a shape."""
-    shapes = {path: tuple(int(size) for size in leaf.shape) for path, leaf in flat.items()}
-    meanings = understand({path: str(len(shape)) for path, shape in shapes.items()})
-    ordered = sorted(shapes, key=_natural)
-    places = {path: index / max(len(ordered) - 1, 1) for index, path in enumerate(ordered)}
-    return [
-        Leaf(path, shape, meanings[path], _numbers(flat[path]), places[path]) for path, shape in shapes.items()
-    ]
-
-
-def _natural(path: str) -> list[tuple[int, int, str]]:
-    return [(0, int(word), "") if word.isdigit() else (1, 0, word) for word in re.split(r"[._]|(\d+)", path) if word]
-
-
-def _numbers(leaf: Any) -> np.ndarray | None:
-    try:
-        array = np.asarray(leaf)
-    except (TypeError, ValueError):
-        return None
-    if array.dtype == object or not array.size:
-        return None
-    return array.astype(np.float64) if np.issubdtype(array.dtype, np.number) or "float" in array.dtype.name else None

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from parity.proposals import Candidate
+from parity.candidates import Candidate
 from parity.weight_maps import Weight, WeightMap
 
 Confidence = Literal["verified", "likely", "unsure"]
@@ -35,7 +35,7 @@ class WeightMatch:
     unmatched_theirs: Mapping[str, str]
     """The module's parameters and buffers that no row takes, each with what is known of it."""
     verified: bool
-    """Whether gate 1, run on both sides with this map, was green, and no trained parameter that matters is without a row."""
+    """Whether gate 1, run on both with this map, was green, and every trained parameter that matters has a row."""
     figures: str
     """What was run, and what it showed."""
 
@@ -72,7 +72,10 @@ class WeightMatch:
         for row in self.rows:
             note = f"  # {row.reason}" if row.confidence == "unsure" else ""
             body.append(f"    {row.ours!r}: {_literal(row.theirs)},{note}")
-        rest = [("without an equal in the module", self.unmatched_ours), ("of the module, in no row", self.unmatched_theirs)]
+        rest = [
+            ("without an equal in the module", self.unmatched_ours),
+            ("of the module, in no row", self.unmatched_theirs),
+        ]
         notes = [f"# {title}: {name} {what}" for title, names in rest for name, what in names.items()]
         needed = ["from parity import Weight", ""] if any(isinstance(row.theirs, Weight) for row in self.rows) else []
         return "\n".join([*needed, "weights = {", *body, "}", *notes]) + "\n"

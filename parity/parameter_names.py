@@ -109,11 +109,6 @@ class ParameterName:
     parent: str
     """The path of the module."""
 
-    @property
-    def fused(self) -> bool:
-        """Whether it holds several projections."""
-        return {"key", "value"} <= self.words
-
 
 @dataclass(frozen=True)
 class _Split:

@@ -1,4 +1,4 @@
-"""`match_weights` finds the map of every preset and of Hugging Face's models by itself, and claims no more than it ran."""
+"""`match_weights` finds the maps of presets and of Hugging Face models by itself, and claims no more than it ran."""
 
 from typing import Any
 

@@ -1,7 +1,8 @@
 """Parity: whether a JAX function and a PyTorch module are the same, for anyone's pair.
 
 `match_weights` proposes which of the module's numbers each JAX parameter holds, `check_parity` runs gates on a pair,
-`assert_parity` compares tensors that you have already, `first_difference` says where two that differ part.
+`assert_parity` compares tensors that you have already, `first_difference` says where two that differ part. `record`
+writes what one side computes to a capsule, by which `judge` judges the other where the first is not installed.
 
 It knows no model, and needs jax, numpy and einops; torch where torch is compared, and optax for gate 5.
 """
@@ -11,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from parity.answer import Difference
+    from parity.capsule import record
     from parity.difference import first_difference
     from parity.gates import check_parity
     from parity.matching import match_weights
     from parity.measure import Measured, ParityError, assert_parity
+    from parity.trial import judge
     from parity.values import Site
     from parity.weight_maps import Weight, WeightMap
     from parity.weight_match import WeightMatch
@@ -30,7 +33,9 @@ _HOMES = {
     "assert_parity": "measure",
     "check_parity": "gates",
     "first_difference": "difference",
+    "judge": "trial",
     "match_weights": "matching",
+    "record": "capsule",
 }
 
 __all__ = [
@@ -44,7 +49,9 @@ __all__ = [
     "assert_parity",
     "check_parity",
     "first_difference",
+    "judge",
     "match_weights",
+    "record",
 ]
 
 

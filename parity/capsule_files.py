@@ -34,6 +34,7 @@ class CapsuleWriter:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[str, Any] = {}
+        (folder / ABOUT).touch()
 
     def add(self, part: str, tensors: Mapping[str, np.ndarray]) -> None:
         """Writes one part; raises ParityError for arrays of a type that safetensors does not have."""
@@ -44,6 +45,8 @@ class CapsuleWriter:
             save_file(laid_out, path)
         except (SafetensorError, ValueError, KeyError) as error:
             raise ParityError(f"the {part} of the capsule cannot be written: {_line(error)}") from error
+        # safetensors writes for its owner alone.
+        path.chmod((self._folder / ABOUT).stat().st_mode)
         self._files[part] = {
             "sha256": _sha256(path),
             "tensors": {name: [str(array.dtype), *array.shape] for name, array in laid_out.items()},

@@ -1,6 +1,7 @@
 """A JAX function by itself: its outputs, and the gradients of a fixed random projection of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 
 from parity.measure import ParityError
 from parity.projection import NOTHING_FLOATS, Inputs, Tensors, Values, is_floating, known_or_made, named_outputs
-from parity.weight_maps import paths
+from parity.trees import is_array, paths, replaced
 
 FLOAT64: dict[str, dict[str, Any]] = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": ""}}
 """Compiler options by platform: XLA's fusions for YNNPACK were seen to read memory that nobody wrote."""
@@ -44,6 +45,10 @@ def called(function: Callable[..., Any], params: Any, inputs: Inputs, arrays: Ma
         raise ParityError(f"ours failed ({reason}) on params {shapes} and inputs {given}") from error
 
 
+def _is_key(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.extended))
+
+
 class JaxSide:
     """`function(params, *inputs)`, whose parameters are any pytree of arrays."""
 
@@ -51,9 +56,10 @@ class JaxSide:
 
     def __init__(self, function: Callable[..., Any], params: Any, inputs: Inputs) -> None:
         """Raises ParityError for parameters of which none can be differentiated."""
-        self._function, self._inputs = function, inputs
-        self._tree = jax.tree.structure(params)
-        self.weights: Tensors = {path: np.asarray(leaf) for path, leaf in paths(params).items()}
+        self._function, self._inputs, self._params = function, inputs, params
+        arrays = {path: leaf for path, leaf in paths(params).items() if is_array(leaf) and not _is_key(leaf)}
+        self.weights: Tensors = {path: np.asarray(leaf) for path, leaf in arrays.items()}
+        self.buffers: tuple[str, ...] = ()
         self.trained = {path for path, array in self.weights.items() if is_floating(array.dtype)}
         """What has a gradient."""
         self._compiled: dict[str, Any] = {}
@@ -61,10 +67,16 @@ class JaxSide:
         if not self.trained:
             raise ParityError("params hold no floating-point array, so that there is nothing to differentiate")
 
+    @contextmanager
+    def exactly(self) -> Iterator[None]:
+        """float64 on, and products in full precision on every platform."""
+        with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+            yield
+
     def run(self, weights: Tensors, inputs: Inputs, dtype: str, known: Tensors | None = None) -> Values:
         """Forward and backward on weights and inputs that are of type `dtype` already; compiled once for each type.
 
-        `known` are projections by the outputs' names. Call it with float64 switched on.
+        `known` are projections by the outputs' names. Call it within `exactly`.
         """
         if dtype not in self._compiled:
             options = exact_options(dtype)
@@ -84,8 +96,7 @@ class JaxSide:
         arrays: dict[str, jax.Array],
         known: dict[str, jax.Array],
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        leaves = moving | fixed
-        params = jax.tree.unflatten(self._tree, [leaves[path] for path in self.weights])
+        params = replaced(self._params, moving | fixed)
         in_order = {name: arrays[name] for name in self._inputs.arrays}
         loss, outputs = jax_loss(called(self._function, params, self._inputs, in_order), known)
         self._names = list(outputs)

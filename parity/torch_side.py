@@ -1,6 +1,7 @@
 """A PyTorch module by itself: its outputs, and the gradients of a fixed random projection of them."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from typing import Any
 
@@ -34,12 +35,18 @@ class TorchSide:
     def __init__(self, module: nn.Module, inputs: Inputs) -> None:
         """The module is copied, and stays as it was. Raises ParityError for one without trained parameters."""
         self._module, self._inputs = module, inputs
-        self.weights: Tensors = {name: from_torch(tensor).copy() for name, tensor in _tensors(module).items()}
+        parameters, buffers = tensors_of(module)
+        self.weights: Tensors = {name: array.copy() for name, array in (parameters | buffers).items()}
+        self.buffers = tuple(buffers)
         self.trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
         """What has a gradient."""
         self._copies: dict[str, nn.Module] = {}
         if not self.trained:
             raise ParityError("the module has no parameter that is trained, so that there is nothing to differentiate")
+
+    def exactly(self) -> AbstractContextManager[None]:
+        """Nothing to switch on: PyTorch computes in the types that it is given."""
+        return nullcontext()
 
     def run(self, weights: Tensors, inputs: Inputs, dtype: str, known: Tensors | None = None) -> Values:
         """Forward and backward on weights and inputs that are of type `dtype` already.

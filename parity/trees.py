@@ -1,10 +1,12 @@
-"""Parameters as they come, by dotted paths: nested dicts, flax's states and variables, Equinox modules, any pytree."""
+"""Parameters as they come, by dotted paths: nested dicts, flax's states and variables, Equinox modules, any pytree.
 
-from collections.abc import Mapping
+Nested dicts are read without JAX, so that a machine that has PyTorch alone can read a weight map.
+"""
+
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
+import numpy as np
 
 
 def paths(tree: Any) -> dict[str, Any]:
@@ -23,11 +25,24 @@ def is_array(leaf: Any) -> bool:
 
 def is_floating(leaf: Any) -> bool:
     """Whether a leaf is an array of floating-point numbers: not a counter, a mask or a random key."""
-    return is_array(leaf) and bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+    if isinstance(getattr(leaf, "dtype", None), np.dtype) and np.issubdtype(leaf.dtype, np.floating):
+        return True
+    if not is_array(leaf):
+        return False
+    import jax.numpy as jnp
+
+    return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+
+
+def is_promised(leaf: Any) -> bool:
+    """Whether a leaf says what an array will be (`jax.ShapeDtypeStruct`) and has no numbers yet."""
+    return type(leaf).__name__ == "ShapeDtypeStruct"
 
 
 def replaced(tree: Any, leaves: Mapping[str, Any]) -> Any:
     """The same pytree with other leaves at these dotted paths; the rest stays as it is."""
+    import jax
+
     _, structure = jax.tree_util.tree_flatten(tree)
     return jax.tree_util.tree_unflatten(structure, [leaves.get(path, leaf) for path, leaf in _named_leaves(tree)])
 
@@ -45,6 +60,10 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named_leaves(tree: Any) -> list[tuple[str, Any]]:
+    if _is_nested(tree):
+        return list(_of_dicts(tree, ""))
+    import jax
+
     named = []
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_box)[0]:
         inner = jax.tree_util.tree_flatten_with_path(leaf)[0]
@@ -52,6 +71,22 @@ def _named_leaves(tree: Any) -> list[tuple[str, Any]]:
             keys = path if len(inner) == 1 else (*path, *rest)
             named.append((jax.tree_util.keystr(keys, simple=True, separator="."), value))
     return named
+
+
+def _is_nested(tree: Any) -> bool:
+    """Whether these are dicts of dicts of arrays of NumPy, and nothing else."""
+    if type(tree) is not dict:
+        return isinstance(tree, np.ndarray)
+    return all(isinstance(key, str) and _is_nested(branch) for key, branch in tree.items())
+
+
+def _of_dicts(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """In the order of JAX, which sorts the keys of a dict."""
+    if not isinstance(tree, dict):
+        yield path, tree
+        return
+    for key in sorted(tree):
+        yield from _of_dicts(tree[key], f"{path}.{key}" if path else key)
 
 
 def _is_box(node: Any) -> bool:

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import einops
-import jax
 import numpy as np
 
 from parity.measure import ParityError
-from parity.trees import is_array, is_floating, nested, paths, replaced
+from parity.trees import is_array, is_floating, is_promised, nested, paths, replaced
 
 __all__ = ["Weight", "WeightMap", "Weights", "nested", "paths"]
 
@@ -141,7 +140,7 @@ class Weights:
         leaves = paths(self.like)
         named = {*self._rows, *kept}
         # What is no number yet has nothing to stay as.
-        needed = {path for path, leaf in leaves.items() if is_floating(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)}
+        needed = {path for path, leaf in leaves.items() if is_floating(leaf) or is_promised(leaf)}
         absent, missing = sorted(named - leaves.keys()), sorted(needed - named)
         if absent or missing:
             raise ParityError(

@@ -1,11 +1,13 @@
 """How two tensors are compared: normalised per tensor against a bar, never elementwise with a chosen tolerance."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from ml_dtypes import bfloat16
+
+from parity.ulps import Ulps, histogram
 
 FLOAT64_BAR = 1e-12
 """Gates 1, 2, 5 and 7: the largest relative error of anything computed in float64."""
@@ -31,6 +33,8 @@ class Measured:
     """Of the tensor with the worst figure."""
     beyond: tuple[tuple[str, float], ...] = ()
     """The tensors above the bar with their figures, in the order in which they were given."""
+    ulps: Mapping[str, Ulps] = field(default_factory=dict, compare=False, repr=False)
+    """Of gates 3 and 4: how far each tensor's numbers are from the truth, ours and theirs."""
 
     @property
     def passed(self) -> bool:
@@ -178,9 +182,13 @@ def quality(gate: str, samples: Sequence[Sample], allowed: Quality = FLOAT32) ->
     mean. Either side may be right by luck once where a tensor has six numbers, or wrong by luck where rounding pushes a
     ReLU over its kink. Scalars are left to gate 1; the loss is judged by the tensor of its terms. Raises ParityError
     for what `compared` raises, and for results of another type than `allowed.dtypes`.
+
+    The figure comes with histograms, in ulps of the first of `allowed.dtypes`, but for tensors that are zero in exact
+    arithmetic.
     """
     errors: dict[str, list[tuple[float, float]]] = {}
     refused: dict[str, str] = {}
+    numbers: dict[str, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
     for ours, theirs, truth, scales in samples:
         _require_same_names(gate, ours, theirs)
         _require_same_names(gate, ours, truth)
@@ -195,7 +203,10 @@ def quality(gate: str, samples: Sequence[Sample], allowed: Quality = FLOAT32) ->
             if a.shape and name not in refused:
                 both = relative_error(a, exact, scales[name]), relative_error(b, exact, scales[name])
                 errors.setdefault(name, []).append(both)
-    return quality_of_errors(gate, errors, allowed, refused, samples[0].theirs)
+                if exact.size and float(np.linalg.norm(exact)) > FLOAT64_BAR * scales[name]:
+                    numbers.setdefault(name, []).append((a, b, exact))
+    measured = quality_of_errors(gate, errors, allowed, refused, samples[0].theirs)
+    return replace(measured, ulps={name: histogram(each, allowed.dtypes[0]) for name, each in numbers.items()})
 
 
 def quality_of_errors(

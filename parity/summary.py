@@ -1,10 +1,13 @@
 """Many figures as one table: a row for each thing that was judged, a column for each gate; judged, and as Markdown."""
 
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple
+
+from parity.ulps import EDGES, Ulps
 
 State = Literal["green", "red", "cut", "expected"]
 
@@ -93,10 +96,18 @@ class Figures:
     failures: dict[str, str] = field(default_factory=dict)
     """Test -> the line that says why."""
     outcomes: dict[str, str] = field(default_factory=dict)
+    ulps: dict[tuple[str, str], dict[str, Ulps]] = field(default_factory=dict)
+    """Row and gate -> tensor -> how far its numbers are from the truth."""
 
     def put(self, cell: Cell) -> None:
         """Takes in a figure; of one row and gate the worst stays."""
         self.cells[cell.row, cell.gate] = cell.merged(self.cells.get((cell.row, cell.gate), cell))
+
+    def put_ulps(self, row: str, gate: str, ulps: Mapping[str, Ulps]) -> None:
+        """Takes in histograms; those of one row, gate and tensor add up."""
+        known = self.ulps.setdefault((row, gate), {})
+        for name, each in ulps.items():
+            known[name] = known[name].plus(each) if name in known else each
 
     @property
     def gates(self) -> list[str]:
@@ -139,6 +150,29 @@ def number(gate: str) -> str:
 def plain(figure: float) -> float | str:
     """For JSON, which has no NaN: "nan" and "inf" stand in."""
     return figure if math.isfinite(figure) else str(figure)
+
+
+def with_ulps(document: str, figures: Figures) -> str:
+    """A JSON object with the histograms as its last entry, a line for each row and gate; as it is if there are none.
+
+    {"edges": of the bins, in ulps, "of": [{"row", "gate", "unit", "tensors": {name: [counts of ours, of theirs]}}]}
+    """
+    lines = [
+        json.dumps(
+            {"row": row, "gate": gate, "unit": next(iter(ulps.values())).unit}
+            | {"tensors": {name: each.as_json() for name, each in ulps.items()}},
+            separators=(",", ":"),
+            ensure_ascii=False,
+        )
+        for (row, gate), ulps in figures.ulps.items()
+        if ulps
+    ]
+    if not lines:
+        return document
+    listed = ",\n      ".join(lines)
+    edges = json.dumps(EDGES)
+    body = document.rstrip().removesuffix("}").rstrip()
+    return f'{body},\n  "ulps": {{\n    "edges": {edges},\n    "of": [\n      {listed}\n    ]\n  }}\n}}\n'
 
 
 def cause(report: Any) -> str:

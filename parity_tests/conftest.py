@@ -32,6 +32,10 @@ def record(record_property: Callable[[str, object], None]) -> Callable[[str, Mea
 
     def note(preset: str, measured: Measured) -> None:
         record_property("parity", (preset, measured.gate, float(measured.worst), measured.bar, measured.name))
+        if measured.ulps:
+            unit = next(iter(measured.ulps.values())).unit
+            tensors = {name: each.as_json() for name, each in measured.ulps.items()}
+            record_property("ulps", (preset, measured.gate, unit, tensors))
         measured.require()
 
     return note

@@ -9,7 +9,8 @@ from typing import Any
 
 from jax_tformer.presets import ARCHITECTURES
 from parity.summary import GATES as PAIR_GATES
-from parity.summary import Cell, Figures, Gate, cause, markdown_table, plain, shown
+from parity.summary import Cell, Figures, Gate, cause, markdown_table, plain, shown, with_ulps
+from parity.ulps import Ulps
 
 TOLERANCES = {"softmax_1e-2": "softmax, 1e-2", "logits_1e-4": "logits, 1e-4", "logits_1e-5": "logits, 1e-5"}
 """Comparisons by a tolerance picked by hand: the property's key -> the column's title."""
@@ -130,6 +131,9 @@ class Results(Figures):
             if kind == "parity":
                 preset, gate, figure, bar, name = value
                 self.put(Cell(preset, gate, float(figure), float(bar), name, report.passed))
+            elif kind == "ulps" and report.when == "call":
+                preset, gate, unit, tensors = value
+                self.put_ulps(preset, gate, {name: Ulps.read(unit, counts) for name, counts in tensors.items()})
             elif kind == "fault" and report.when == "call":
                 try:
                     self.faults.append(Fault.read(value, test))
@@ -209,7 +213,7 @@ class Results(Figures):
             ],
             "failures": [{"test": test, "message": message} for test, message in sorted(self.failures.items())],
         }
-        return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+        return with_ulps(json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n", self)
 
 
 def faults_markdown(faults: Sequence[Fault], measured_on: str) -> str:

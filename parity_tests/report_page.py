@@ -7,6 +7,8 @@ from typing import Any
 from parity.page import table
 from parity.summary import shown
 from parity.summary_page import failures, gates_table, labelled, meanings, report
+from parity.ulps_page import STYLE as ULPS_STYLE
+from parity.ulps_page import histograms
 from parity_tests.report import TOLERANCES, Results
 
 _STYLE = """
@@ -22,10 +24,11 @@ def html(results: Results, facts: Mapping[str, Any]) -> str:
     sections = [
         ("Failures", failures(results.failures)),
         ("The worst figure of each preset and gate", gates_table(results)),
+        ("How far from the truth", histograms(results)),
         ("What each gate means", meanings(results) or "<p>No figure was measured.</p>"),
         ("Planted faults", _faults(results)),
     ]
-    return report("Parity of JAX and PyTorch", results.verdict(), facts, sections, _STYLE)
+    return report("Parity of JAX and PyTorch", results.verdict(), facts, sections, _STYLE + ULPS_STYLE)
 
 
 def _faults(results: Results) -> str:

@@ -62,7 +62,8 @@ def judge_narrow(
         samples = [narrow_sample(exact, half, *case) for case in inputs(name, std, padding, DRAWS_BFLOAT16)]
         record(name, quality("4 bfloat16 / allowed", samples, BFLOAT16))
         values = [sample.without(start) for sample in samples]
-        record(name, quality("4 bfloat16 / allowed", values, BFLOAT16_VALUES))
+        # Their histograms are among those of all tensors.
+        record(name, replace(quality("4 bfloat16 / allowed", values, BFLOAT16_VALUES), ulps={}))
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -12,7 +12,7 @@ import parity_tests
 
 ROOT = Path(parity.__file__).parent
 OURS = {"jax_tformer", "torch_ref", "parity_tests", "jax_tformer_comparison", "benchmarks", "tests"}
-WITHOUT_TORCH = ("measure", "page", "trees", "weight_maps")
+WITHOUT_TORCH = ("measure", "page", "summary_page", "trees", "ulps", "ulps_page", "weight_maps")
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: path.name)

@@ -51,6 +51,8 @@ class Candidate:
 
     tensor: Tensor
     layout: Layout
+    named: float
+    """How well the names go together."""
     score: float
 
     @property

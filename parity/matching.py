@@ -109,12 +109,9 @@ def _without_equal(
 def _that_matter(runs: Runs, proposals: Sequence[Proposal], candidates: Sequence[Tensor]) -> dict[str, bool]:
     """Trained parameters that no row takes, and whether the outputs depend on them."""
     taken = {name for one in proposals for name in one.chosen.tensor.members}
-    weights = runs.arrays | shaken(proposals, runs.arrays)
-    return {
-        one.name: runs.moved_by(one.name, weights)
-        for one in candidates
-        if one.layers is None and one.trained and one.name not in taken
-    }
+    rest = [one.name for one in candidates if one.layers is None and one.trained and one.name not in taken]
+    depend = runs.depend_on(rest, runs.arrays | shaken(proposals, runs.arrays))
+    return {name: bool(depend[name].any()) for name in rest}
 
 
 def _left_over(module: nn.Module, proposals: Sequence[Proposal], matters: Mapping[str, bool]) -> dict[str, str]:

@@ -53,11 +53,12 @@ class Matcher:
                 if not shape or shape[0] != tensor.layers:
                     continue
                 shape = shape[1:]
-            score = self._score(leaf, tensor)
+            named = max(self.likeness(leaf.meaning, name) for name in (tensor.meaning, *tensor.aliases))
+            score = named - self._away(leaf, tensor) - (1.0 if tensor.buffer else 0.0)
             ways = list(layouts(tensor.shape, shape))
             if not ways and len(shape) == len(tensor.shape):
                 ways = self._longer(tensor, shape)
-            found += [Candidate(tensor, layout, self._weighed(leaf, tensor, layout, score)) for layout in ways]
+            found += [Candidate(tensor, layout, named, self._weighed(leaf, tensor, layout, score)) for layout in ways]
         return found
 
     def _longer(self, tensor: Tensor, shape: tuple[int, ...]) -> list[Layout]:
@@ -68,9 +69,9 @@ class Matcher:
         ways = [section(tensor.shape, shape, {0: first}) for first in dict.fromkeys((idle, 0))]
         return [way for way in ways if way is not None]
 
-    def _score(self, leaf: Leaf, tensor: Tensor) -> float:
-        score = max(self.likeness(leaf.meaning, name) for name in (tensor.meaning, *tensor.aliases))
-        return score - abs(leaf.place - tensor.place) - (1.0 if tensor.buffer else 0.0)
+    def _away(self, leaf: Leaf, tensor: Tensor) -> float:
+        """What places far apart speak against each other; trees of ours are often sorted by name, so not much."""
+        return 0.4 * abs(leaf.place - tensor.place)
 
     def _weighed(self, leaf: Leaf, tensor: Tensor, layout: Layout, score: float) -> float:
         score -= 0.0 if layout.natural else 1.5
@@ -109,15 +110,15 @@ class Matcher:
                     # A part is called like the whole, but for its role.
                     words = (tensor.meaning.words - set(names)) | {names[index]}
                     meaning = replace(tensor.meaning, words=words)
-                    score = self.likeness(leaf.meaning, meaning) - abs(leaf.place - tensor.place)
+                    named = self.likeness(leaf.meaning, meaning)
                     if not set(names) <= tensor.meaning.words:
-                        score -= 2.0
+                        named -= 2.0
                     for layout in parts(tensor.shape, shapes, index, tensor.heads):
-                        weight = self._weighed(leaf, tensor, layout, score)
+                        weight = self._weighed(leaf, tensor, layout, named - self._away(leaf, tensor))
                         by_heads = layout.fused is not None and layout.fused[1] > 0
                         said = bool(re.search(r"query_key_value$|query_key_value\.", tensor.name))
                         weight -= 0.5 if by_heads != said else 0.0
-                        self.candidates[leaf.path].append(Candidate(tensor, layout, weight))
+                        self.candidates[leaf.path].append(Candidate(tensor, layout, named, weight))
 
     def _sides(self) -> list[tuple[tuple[str, ...], list[Leaf]]]:
         """Groups of our leaves that differ only in their role, in the order of FUSIONS."""
@@ -140,9 +141,7 @@ class Matcher:
         """Among layouts of the same shapes, prefers what parameters of that kind have where shapes leave no choice."""
         for path, found in self.candidates.items():
             leaf = next(leaf for leaf in self.leaves if leaf.path == path)
-            self.candidates[path] = [
-                Candidate(one.tensor, one.layout, one.score - self._against(leaf, one)) for one in found
-            ]
+            self.candidates[path] = [replace(one, score=one.score - self._against(leaf, one)) for one in found]
 
     def _against(self, leaf: Leaf, candidate: Candidate) -> float:
         """What speaks against a layout that is one of several."""
@@ -284,7 +283,7 @@ class Matcher:
             proposal.reason = f"unsure: {len(turned) + 1} ways to lay its axes"
         elif rivals:
             proposal.reason = f"unsure: {len(rivals) + 1} candidates"
-        elif self.likeness(leaf.meaning, one.tensor.meaning) >= 4.0 or one.tensor.aliases:
+        elif one.named >= 4.0:
             proposal.reason, proposal.sure = "name and shape", True
         elif not elsewhere:
             proposal.reason, proposal.sure = "the only one of its shape", True

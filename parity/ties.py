@@ -35,6 +35,8 @@ def verified(runs: Runs, proposals: Sequence[Proposal]) -> tuple[list[Proposal],
         found, lost = ties.decide()
         error = _gate(runs, found)
         tried = " after a test of every row" + (f"; nothing fits {', '.join(lost)}" if lost else "")
+    if runs.wide:
+        tried += ", with the module's casts to float32 taken out"
     if error <= FLOAT64_BAR:
         return _with_dependence(runs, found), True, f"gate 1 is green, {error:.1e}{tried}"
     little = "; so little is rather rounding, or an eps, than a wrong row" if error <= SMALL else ""
@@ -52,11 +54,13 @@ def _gate(runs: Runs, proposals: Sequence[Proposal]) -> float:
 
 
 def _with_dependence(runs: Runs, proposals: Sequence[Proposal]) -> list[Proposal]:
-    """Marks the rows that gate 1 says nothing of, since the outputs do not depend on them."""
+    """Marks the rows of which gate 1 says nothing, since the outputs do not depend on them (in every layer)."""
     weights = shaken(proposals, runs.arrays)
-    for one in proposals:
-        one.free = not any(runs.moved_by(name, weights) for name in one.chosen.tensor.members)
-    return list(proposals)
+    depend = runs.depend_on(list(weights), weights)
+    return [
+        replace(one, free=not all(one.chosen.layout.apply(depend[name]).any() for name in one.chosen.tensor.members))
+        for one in proposals
+    ]
 
 
 class Ties:

@@ -14,7 +14,7 @@ from parity.candidates import Candidate, Proposal
 from parity.islands import Float64
 from parity.jax_side import called, exact_options
 from parity.measure import ParityError, compared, relative_error
-from parity.projection import Inputs, Tensors
+from parity.projection import Inputs, Tensors, projection
 from parity.torch_side import from_torch, to_torch
 from parity.trees import replaced
 
@@ -45,13 +45,18 @@ class Runs:
 
     def theirs(self, weights: Tensors) -> Tensors:
         """What the module returns with these weights; those that are not named stay its own."""
-        with torch.no_grad(), Float64() if self.wide else nullcontext():
-            for name, array in (self.arrays | weights).items():
-                if self._loaded.get(name) is not array:
-                    self._held[name].copy_(to_torch(array))
-                    self._loaded[name] = array
+        return {name: from_torch(tensor).copy() for name, tensor in self._call_theirs(weights)}
+
+    def _call_theirs(self, weights: Tensors, *, keep: bool = False) -> list[tuple[str, torch.Tensor]]:
+        """The module's floating outputs by name; `keep` keeps what it takes to differentiate them."""
+        with torch.set_grad_enabled(keep), Float64() if self.wide else nullcontext():
+            with torch.no_grad():
+                for name, array in (self.arrays | weights).items():
+                    if self._loaded.get(name) is not array:
+                        self._held[name].copy_(to_torch(array))
+                        self._loaded[name] = array
             given = {name: to_torch(array) for name, array in self._inputs.arrays.items()}
-            return _arrays(self._inputs.call(self._module, arrays=given))
+            return list(_named(self._inputs.call(self._module, arrays=given), torch.Tensor).items())
 
     def ours(self, flat: Tensors) -> Tensors:
         """What our function returns with these parameters."""
@@ -67,8 +72,23 @@ class Runs:
         """The outputs that both sides have."""
         return paired(self.ours(flat), self.theirs(weights))
 
-    def moved_by(self, name: str, weights: Tensors) -> bool:
-        """Whether their outputs depend on this tensor."""
+    def depend_on(self, names: Sequence[str], weights: Tensors) -> dict[str, np.ndarray]:
+        """Where in each of these tensors a number changes what the module returns: True and False in its shape."""
+        parameters = dict(self._module.named_parameters())
+        trained = {name: parameters[name].requires_grad_() for name in names if name in parameters}
+        outputs = self._call_theirs(weights, keep=True)
+        loss = sum((value * torch.from_numpy(projection(name, tuple(value.shape)))).sum() for name, value in outputs)
+        gradients: dict[str, np.ndarray] = {}
+        if trained and isinstance(loss, torch.Tensor) and loss.requires_grad:
+            made = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+            for (name, parameter), gradient in zip(trained.items(), made, strict=True):
+                gradients[name] = np.zeros(parameter.shape) if gradient is None else np.abs(from_torch(gradient))
+        largest = max((float(array.max()) for array in gradients.values() if array.size), default=0.0)
+        found = {name: array > SHOWN * largest for name, array in gradients.items()}
+        rest = [name for name in names if name not in found]
+        return found | {name: np.full(weights[name].shape, self._moves(name, weights)) for name in rest}
+
+    def _moves(self, name: str, weights: Tensors) -> bool:
         before, rng = self.theirs(weights), np.random.default_rng(7)
         array = weights[name]
         after = self.theirs(weights | {name: array + 0.1 * np.abs(array).max() * rng.random(array.shape)})
@@ -85,10 +105,6 @@ def paired(ours: Tensors, theirs: Tensors) -> tuple[Tensors, Tensors]:
             raise ParityError(f"ours returns {list(array.shape)}, theirs {shapes}; expected an array of the same shape")
         return ours, {name: theirs[fits[0]]}
     return ours, {name: theirs[name] for name in ours if name in theirs}
-
-
-def _arrays(output: Any) -> Tensors:
-    return {name: from_torch(tensor).copy() for name, tensor in _named(output, torch.Tensor).items()}
 
 
 def _named(output: Any, kind: Any) -> dict[str, Any]:

@@ -1,35 +1,79 @@
 """`match_weights` finds the maps of presets and of Hugging Face models by itself, and claims no more than it ran."""
 
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
-from jax_tformer.config import TransformerConfig
+from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.model.functional import transformer
+from jax_tformer.weights.huggingface import from_huggingface
 from jax_tformer.weights.names import from_reference
-from parity import Weight, WeightMatch, match_weights
+from parity import ParityError, Weight, WeightMatch, match_weights
+from parity.islands import Float64
 from parity.trees import paths
 from parity.weight_maps import Weights
-from parity_tests.cases import CONFIGS, weights_for
+from parity_tests.cases import CONFIGS, VOCABULARY, weights_for
+from parity_tests.huggingface import MODELS, Oracle
+from parity_tests.other_pairs.pair import OtherPair
 from torch_ref import reference
+
+PAIRS = ("convolutions", "distilbert", "encoder_layers", "gpt_neox", "gru", "mixer")
+INPUTS = {
+    "tokens": "input_ids",
+    "source": "input_ids",
+    "target": "decoder_input_ids",
+    "token_types": "token_type_ids",
+}
+"""What Hugging Face calls our inputs."""
+LLAMA = TransformerConfig(
+    vocab_size=VOCABULARY,
+    d_model=32,
+    decoder=StackConfig(
+        num_layers=3,
+        num_heads=4,
+        key_value_heads=2,
+        feedforward_width=48,
+        query_bias=False,
+        key_bias=False,
+        value_bias=False,
+        output_bias=False,
+        feedforward_bias=False,
+        activation="silu",
+        gated=True,
+        norm="rmsnorm",
+        norm_bias=False,
+        norm_placement="pre",
+        norm_eps=1e-6,
+        final_norm=True,
+        positions="rotary",
+    ),
+)
 
 
 def double(config: TransformerConfig) -> TransformerConfig:
     return config.with_dtype("float64")
 
 
-def held(match: WeightMatch, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Our parameters by path, made of the module's arrays by the rows of the match."""
-    tensors = {row.ours: row.theirs if isinstance(row.theirs, Weight) else Weight(row.theirs) for row in match.rows}
-    named = {name for row in tensors.values() for name in arrays if _stands_for(row.name, name)}
-    return Weights(match.weights, {name: arrays[name] for name in named}).flat(arrays)
-
-
-def _stands_for(template: str, name: str) -> bool:
-    before, layered, after = template.partition("{layer}")
-    middle = name.removeprefix(before).removesuffix(after)
-    return name == template or bool(layered and name == f"{before}{middle}{after}" and middle.isdigit())
+def held(match: WeightMatch, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Our parameters by path, made of the module's arrays by the rows of the match; rows that none holds stay out."""
+    rows = {row.ours: row.theirs if isinstance(row.theirs, Weight) else Weight(row.theirs) for row in match.rows}
+    found = {}
+    for path, weight in rows.items():
+        whole = Weights({path: replace(weight, part={})}, arrays, optional=list(arrays)).flat(arrays)[path]
+        for axis, part in weight.part.items():
+            place = weight.axes.split(" -> ")[1].split().index(axis) + ("{layer}" in weight.name)
+            whole = np.take(whole, np.arange(*part) if isinstance(part, tuple) else part, place)
+        found[path] = whole
+    return found
 
 
 def assert_same(found: dict[str, np.ndarray], expected: dict[str, Any]) -> None:
@@ -49,3 +93,226 @@ def test_names_and_shapes_are_enough_for_every_preset(name: str) -> None:
     assert not match.unmatched_theirs
     assert not match.verified
     assert {row.confidence for row in match.rows} == {"likely"}
+
+
+@pytest.fixture(autouse=True)
+def _as_a_user_has_it() -> Iterator[None]:
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+class Logits(nn.Module):
+    """A Hugging Face model that takes our inputs by our names; what it returns first."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
+        return self.model(**{INPUTS[name]: tensor for name, tensor in inputs.items()})[0]
+
+
+def applied(net: Any) -> Any:
+    return lambda params, **inputs: net.apply(params, **inputs)
+
+
+def ids(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: array for name, array in batch.items() if name in INPUTS}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_hugging_face_models_are_matched_and_verified(name: str) -> None:
+    oracle = Oracle(name)
+    arrays = oracle.random_weights(0.2, seed=0)
+    net = transformer(double(oracle.config))
+    expected = paths(from_reference(from_huggingface(oracle.json, arrays)[1], net.shapes))
+    module = Logits(oracle.model)
+    match = match_weights(net.shapes, module)
+    assert_same(held(match, {f"model.{key}": array for key, array in arrays.items()}), expected)
+    # Which rows of BART's longer table are idle, no name says.
+    assert {row.ours.split(".")[-2] for row in match.unsure} == ({"positions"} if name == "bart" else set())
+
+    match = match_weights(net.shapes, module, ours=applied(net), inputs=ids(oracle.batch("none", 1)))
+    assert_same(held(match, {f"model.{key}": array for key, array in arrays.items()}), expected)
+    assert match.verified, match.figures
+    assert not match.unsure
+    assert not match.unmatched_ours
+    # A key's bias moves all scores of a query alike, which the softmax takes out again.
+    assert {row.ours for row in match.rows if row.confidence != "verified"} == {
+        path for path in expected if path.endswith("key.bias")
+    }
+
+
+def test_llama_is_matched_and_verified() -> None:
+    net = transformer(double(LLAMA))
+    tokens = np.random.default_rng(0).integers(0, VOCABULARY, (2, 9))
+    settings = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=VOCABULARY, **settings, num_key_value_heads=2, attn_implementation="eager")
+    with Float64():  # which makes the frequencies of the rotation anew: they are rounded at construction
+        module = Logits(LlamaForCausalLM(config))
+    match = match_weights(net.shapes, module, ours=applied(net), inputs={"tokens": tokens})
+    assert match.verified, match.figures
+    assert "casts to float32 taken out" in match.figures
+    names = {row.ours: row.theirs if isinstance(row.theirs, str) else row.theirs.name for row in match.rows}
+    layer = "model.model.layers.{layer}"
+    assert names == {
+        "embedding.tokens.embedding": "model.model.embed_tokens.weight",
+        "decoder.blocks.self_attention_norm.scale": f"{layer}.input_layernorm.weight",
+        "decoder.blocks.self_attention.query.kernel": f"{layer}.self_attn.q_proj.weight",
+        "decoder.blocks.self_attention.key.kernel": f"{layer}.self_attn.k_proj.weight",
+        "decoder.blocks.self_attention.value.kernel": f"{layer}.self_attn.v_proj.weight",
+        "decoder.blocks.self_attention.output.kernel": f"{layer}.self_attn.o_proj.weight",
+        "decoder.blocks.feedforward_norm.scale": f"{layer}.post_attention_layernorm.weight",
+        "decoder.blocks.feedforward.gate.kernel": f"{layer}.mlp.gate_proj.weight",
+        "decoder.blocks.feedforward.up.kernel": f"{layer}.mlp.up_proj.weight",
+        "decoder.blocks.feedforward.down.kernel": f"{layer}.mlp.down_proj.weight",
+        "decoder.final_norm.scale": "model.model.norm.weight",
+        "head.kernel": "model.lm_head.weight",
+    }
+    assert all("a constant" in what for what in match.unmatched_theirs.values())
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs_of_others_are_matched_and_verified(name: str) -> None:
+    pair: OtherPair = import_module(f"parity_tests.other_pairs.{name}").pair()
+    tensors = [*pair.theirs.named_parameters(), *pair.theirs.named_buffers()]
+    arrays = {key: tensor.detach().numpy() for key, tensor in tensors if tensor.is_floating_point()}
+    buffers = [key for key, _ in pair.theirs.named_buffers()]
+    weights = Weights(pair.weights, arrays, like=pair.like, optional=buffers)
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf,
+        weights.into(arrays),
+    )
+    match = match_weights(shapes, pair.theirs, ours=pair.ours, inputs=pair.inputs)
+    assert_same(held(match, arrays), weights.flat(arrays))
+    assert match.verified, match.figures
+    assert not match.unsure
+
+
+class Gated(nn.Module):
+    """down(silu(gate(x)) * up(x)); with `swapped` the two are called by each other's names."""
+
+    def __init__(self, swapped: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate, self.up, self.down = nn.Linear(6, 10), nn.Linear(6, 10), nn.Linear(10, 6)
+        self.swapped = swapped
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = (self.up, self.gate) if self.swapped else (self.gate, self.up)
+        return self.down(nn.functional.silu(gate(x)) * up(x))
+
+
+def linear(p: Any, x: jax.Array) -> jax.Array:
+    return x @ p["kernel"] + p["bias"]
+
+
+def gated(p: Any, x: jax.Array) -> jax.Array:
+    return linear(p["down"], jax.nn.silu(linear(p["gate"], x)) * linear(p["up"], x))
+
+
+def shapes_of(sizes: Mapping[str, tuple[int, int]]) -> Any:
+    kind = jax.ShapeDtypeStruct
+    return {
+        name: {"kernel": kind((rows, columns), jnp.float32), "bias": kind((columns,), jnp.float32)}
+        for name, (rows, columns) in sizes.items()
+    }
+
+
+GATED = shapes_of({"gate": (6, 10), "up": (6, 10), "down": (10, 6)})
+X = np.random.default_rng(0).standard_normal((4, 6))
+
+
+def test_projections_that_are_swapped_in_the_names_are_found_by_running_both() -> None:
+    match = match_weights(GATED, Gated(swapped=True), ours=gated, inputs=[X])
+    assert match.verified
+    assert match.weights["gate.kernel"] == Weight("up.weight", "o i -> i o")
+    assert match.weights["up.bias"] == "gate.bias"
+    row = next(row for row in match.rows if row.ours == "gate.kernel")
+    assert row.reason == "tie broken by running both; by name it would be gate.weight"
+    # By names alone nothing is noticed, and nothing is claimed.
+    assert not match_weights(GATED, Gated(swapped=True)).verified
+
+
+def test_what_names_say_right_stays_and_is_verified() -> None:
+    match = match_weights(GATED, Gated(), ours=gated, inputs=[X])
+    assert match.verified
+    assert {row.reason for row in match.rows} == {"name and shape"}
+    assert {row.confidence for row in match.rows} == {"verified"}
+
+
+def test_equal_numbers_decide_against_names() -> None:
+    module = Gated(swapped=True)
+    numbers = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
+    names = {"gate": "up", "up": "gate", "down": "down"}
+    params = {
+        ours: {"kernel": numbers[f"{theirs}.weight"].T, "bias": numbers[f"{theirs}.bias"]}
+        for ours, theirs in names.items()
+    }
+    match = match_weights(params, module)
+    assert_same(held(match, numbers), paths(params))
+    assert {row.reason for row in match.rows} == {"equal numbers"}
+    assert not match.verified
+
+
+def test_functions_that_differ_are_not_taken_for_a_wrong_map() -> None:
+    def other(p: Any, x: jax.Array) -> jax.Array:
+        return linear(p["down"], jax.nn.gelu(linear(p["gate"], x)) * linear(p["up"], x))
+
+    match = match_weights(GATED, Gated(), ours=other, inputs=[X])
+    assert not match.verified
+    assert "the functions differ" in match.figures
+    assert {row.confidence for row in match.rows} == {"likely"}
+
+
+def test_a_bias_that_ours_lacks_is_named_although_it_is_zero() -> None:
+    module = Gated()
+    nn.init.zeros_(module.down.bias)
+    without = {name: dict(leaves) for name, leaves in GATED.items()}
+    del without["down"]["bias"]
+
+    def ours(p: Any, x: jax.Array) -> jax.Array:
+        return (jax.nn.silu(linear(p["gate"], x)) * linear(p["up"], x)) @ p["down"]["kernel"]
+
+    match = match_weights(without, module, ours=ours, inputs=[X])
+    assert not match.verified
+    assert "depend on down.bias" in match.figures
+    assert match.unmatched_theirs == {"down.bias": "[6]; the outputs depend on it"}
+
+
+def test_a_head_that_the_module_shares_is_named() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wte = nn.Embedding(11, 6)
+            self.lm_head = nn.Linear(6, 11, bias=False)
+            self.lm_head.weight = self.wte.weight
+
+    kind = jax.ShapeDtypeStruct
+    params = {"embedding": kind((11, 6), jnp.float32), "head": {"kernel": kind((6, 11), jnp.float32)}}
+    match = match_weights(params, Tied(), ours=lambda p, x: x, inputs=[X])
+    assert match.weights == {"embedding": "wte.weight"}
+    assert "shares its head with wte.weight" in match.unmatched_ours["head.kernel"]
+    assert not match.verified
+    assert "not run" in match.figures
+
+
+def test_the_table_fits_a_terminal_and_the_python_is_the_map() -> None:
+    config = CONFIGS["bert-base"]
+    match = match_weights(transformer(config).shapes, Oracle("bert").model)
+    assert max(map(len, match.table().splitlines())) <= 80
+    assert "pooler.dense.weight [32, 32]; nothing of yours fits it" in match.table()
+    made: dict[str, Any] = {}
+    exec(match.python(), made)
+    assert made["weights"] == match.weights
+
+
+def test_bad_input_is_told_in_a_line() -> None:
+    with pytest.raises(TypeError, match=r"module is a dict; expected a torch\.nn\.Module"):
+        match_weights(GATED, {})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="has no floating array"):
+        match_weights({}, Gated())
+    with pytest.raises(ValueError, match="ours without inputs"):
+        match_weights(GATED, Gated(), ours=gated)
+    with pytest.raises(ParityError, match="shapes differ: ours"):
+        match_weights(GATED, Gated(), ours=lambda p, x: gated(p, x)[0], inputs=[X])

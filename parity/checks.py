@@ -12,7 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from parity.summary import Cell, Figures, cause, gates_markdown, plain
+from parity.summary import Cell, Figures, cause, gates_markdown, plain, with_ulps
+from parity.ulps import Ulps
 
 PACKAGES = ("jax", "jaxlib", "numpy", "torch", "flax", "equinox", "transformers", "pytest")
 
@@ -40,12 +41,16 @@ class Checks(Figures):
 
     def settle(self) -> None:
         """Judges all figures, once it is known how the tests ended."""
-        self.cells = {}
+        self.cells, self.ulps = {}, {}
         for test in self.tests:
             expected = self.outcomes.get(test) != "failed"
             for check in self.checks(test):
                 for gate, figure, bar, name in check["figures"]:
                     self.put(Cell(self._row(test), gate, figure, bar, name, expected=expected))
+                for gate, unit, tensors in check["ulps"]:
+                    self.put_ulps(
+                        self._row(test), gate, {name: Ulps.read(unit, counts) for name, counts in tensors.items()}
+                    )
 
     @property
     def tests(self) -> list[str]:
@@ -108,6 +113,7 @@ class Checks(Figures):
     def write(self, folder: Path) -> None:
         """Writes parity.html and parity.json; raises OSError."""
         from parity.summary_page import failures, gates_table, meanings, report
+        from parity.ulps_page import STYLE, histograms
 
         folder.mkdir(parents=True, exist_ok=True)
         facts, answers = self._facts(), {test: "".join(self._html(test)) for test in self.tests}
@@ -120,11 +126,13 @@ class Checks(Figures):
             ("Failures", failures(self.failed, answers)),
             ("The worst figure of each test and gate", gates_table(self)),
             ("Where they part", "".join(others)),
+            ("How far from the truth", histograms(self)),
             ("What each gate means", meanings(self)),
         ]
-        page = report("Parity of JAX and PyTorch", self.verdict(), facts, sections)
+        page = report("Parity of JAX and PyTorch", self.verdict(), facts, sections, STYLE if self.ulps else "")
         _replace(folder / "parity.html", page)
-        _replace(folder / "parity.json", json.dumps(self._document(facts), indent=2, allow_nan=False) + "\n")
+        document = json.dumps(self._document(facts), indent=2, allow_nan=False) + "\n"
+        _replace(folder / "parity.json", with_ulps(document, self))
 
     def append_markdown(self, path: Path) -> None:
         """Adds the table and what failed to the summary of a job; raises OSError."""

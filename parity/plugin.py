@@ -89,7 +89,13 @@ class Parity:
         found: "Difference | str | None" = None,
     ) -> None:
         rows = [[f.gate, float(f.worst), float(f.bar), f.name] for f in figures]
-        self._note({"name": name, "figures": rows, "error": error, "device": _device(), **_answer(found)})
+        ulps = [
+            [f.gate, next(iter(f.ulps.values())).unit, {name: each.as_json() for name, each in f.ulps.items()}]
+            for f in figures
+            if f.ulps
+        ]
+        about = {"name": name, "figures": rows, "ulps": ulps, "error": error, "device": _device()}
+        self._note(about | _answer(found))
 
 
 def _searched(ours: Any, theirs: Any, weights: Any, inputs: Any, name: str) -> "Difference | str | None":

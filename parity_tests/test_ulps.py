@@ -2,14 +2,18 @@
 
 import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from ml_dtypes import bfloat16
 
+from parity.checks import Checks
 from parity.measure import BFLOAT16, FLOAT32, Sample, quality
+from parity.plugin import PROPERTY, Parity
 from parity.summary import Figures, with_ulps
 from parity.ulps import EDGES, MOST, Ulps, distances, histogram, median, together
 from parity.ulps_page import histograms
@@ -174,3 +178,28 @@ def test_a_rare_bin_is_still_drawn() -> None:
     rare = (9999, *[0] * (len(EDGES) - 1), 1)
     figures.put_ulps("gpt2", "3", {"x": Ulps("float32", rare, rare)})
     assert 'd="M2 32V0M114 32V31"' in histograms(figures)
+
+
+def test_the_plugins_page_and_json_have_them_too(tmp_path: Path) -> None:
+    module, notes = torch.nn.Linear(4, 6), []
+    weights = {"kernel": ("weight", "o i -> i o"), "bias": "bias"}
+    x = RNG.standard_normal((5, 4))
+    Parity(notes.append).check(lambda p, x: x @ p["kernel"] + p["bias"][None], module, weights, [x], gates=["1", "3"])
+    sent = json.loads(json.dumps([(PROPERTY, note) for note in ({}, *notes)]))
+    checks = Checks()
+    checks.add(SimpleNamespace(nodeid="test", when="call", failed=False, skipped=False, user_properties=sent), PROPERTY)
+    for _ in range(2):
+        checks.settle()  # again, where tests run again: nothing counts twice
+    checks.write(tmp_path)
+    document = json.loads((tmp_path / "parity.json").read_text())
+    assert document["verdict"] == "green"
+    [of] = document["ulps"]["of"]
+    assert (of["row"], of["gate"], of["unit"]) == ("test", "3 float32 / allowed", "float32")
+    assert {name: [sum(side) for side in sides] for name, sides in of["tensors"].items()} == {
+        "output": [9 * 30] * 2,
+        "weight": [9 * 24] * 2,
+        "bias": [9 * 6] * 2,
+    }
+    page = (tmp_path / "parity.html").read_text()
+    assert page.count("<svg") == 4
+    assert ".ulps" in page

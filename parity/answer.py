@@ -1,13 +1,14 @@
 """The answer to "where do they part?": for a terminal, for JSON, for a page."""
 
 from dataclasses import dataclass
-from html import escape
 from typing import Any, Literal
 
+from parity.answer_page import answer_html
 from parity.values import Site
 
 Stage = Literal["none", "parameters", "forward", "backward", "optimizer"]
 _WHERE = {
+    "none": "the same",
     "parameters": "they differ in their weights",
     "forward": "they part on the way forward",
     "backward": "forward they agree; they part on the way back",
@@ -46,10 +47,9 @@ class Difference:
 
     def __str__(self) -> str:
         """A few lines for a terminal."""
-        heading = f"{self.name}: {self.counts[0]} values in JAX, {self.counts[1]} in PyTorch"
+        lines = [f"{self.name}: {self.counts[0]} values in JAX, {self.counts[1]} in PyTorch: {self.heading}"]
         if not self:
-            return f"{heading}: the same"
-        lines = [f"{heading}: {_WHERE[self.stage]}"]
+            return lines[0]
         lines += [f"  {said}" for said in self.parameters[:8]]
         lines += [f"  differs: {said}" for said in self.differing[:4]]
         if len(self.differing) > 4:
@@ -65,6 +65,11 @@ class Difference:
         if self.opaque:
             lines.append(f"  not looked into: {', '.join(sorted(set(self.opaque)))}")
         return "\n".join(lines)
+
+    @property
+    def heading(self) -> str:
+        """In which of the stages they part."""
+        return _WHERE[self.stage]
 
     @property
     def verdict(self) -> str:
@@ -99,5 +104,4 @@ class Difference:
 
     def as_html(self) -> str:
         """A part of a page (see `parity.page`)."""
-        body = escape(str(self))
-        return f'<div class="wide"><pre class="difference">{body}</pre></div>'
+        return answer_html(self)

@@ -3,6 +3,8 @@
 import json
 import os
 import platform
+import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -95,20 +97,22 @@ class Checks(Figures):
         count = len(self.cells)
         return f"GREEN: {count} figure{'s' * (count != 1)}, none above its bar unless its test asks for that ({tests})"
 
-    def lines(self, width: int, *, colour: bool) -> Iterator[str]:
-        """The table in a terminal, then each test that failed with where the two part."""
+    def lines(self, width: int, *, colour: bool) -> Iterator[tuple[str, bool]]:
+        """The table in a terminal, then each test that failed with where the two part; and whether a line is red."""
         from parity.summary_table import table_text
 
         if self.cells:
-            yield table_text(self, width, colour=colour)
-            yield f"measured on {self._measured_on()}"
-        for test, message in self.failed.items():
-            yield ""
-            yield f"{test}: {message}"
-            yield from self.answers(test)
+            yield table_text(self, width, colour=colour), False
+            yield f"measured on {self._measured_on()}", False
+        failed = self.failed
         for test in self.tests:
-            if test not in self.failed:
-                yield from (f"{test}: {answer}" for answer in self.answers(test))
+            if test in failed:
+                yield f"\n{test}: {failed[test]}", True
+            elif self.answers(test):
+                yield f"\n{test}:", False
+            yield from ((_hanging(line, width), False) for said in self.answers(test) for line in said.splitlines())
+        if any(map(self.answers, self.tests)):
+            yield "", False
 
     def write(self, folder: Path) -> None:
         """Writes parity.html and parity.json; raises OSError."""
@@ -131,7 +135,7 @@ class Checks(Figures):
         ]
         page = report("Parity of JAX and PyTorch", self.verdict(), facts, sections, STYLE if self.ulps else "")
         _replace(folder / "parity.html", page)
-        document = json.dumps(self._document(facts), indent=2, allow_nan=False) + "\n"
+        document = json.dumps(self._document(facts), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
         _replace(folder / "parity.json", with_ulps(document, self))
 
     def append_markdown(self, path: Path) -> None:
@@ -199,6 +203,13 @@ class Checks(Figures):
             tests.append({"test": test, "outcome": outcome, "message": self.failed.get(test), "checks": checks})
         verdict = self.verdict()
         return {"verdict": verdict.partition(":")[0].lower(), "told": verdict, **facts, "tests": tests}
+
+
+def _hanging(line: str, width: int) -> str:
+    """A line of an answer, folded behind its label ("  PyTorch  port.py:11  return ...")."""
+    label = re.match(r"(\s+(?:[A-Za-z]+:?\s+)?)(?=\S)", line)
+    room = " " * len(label[1]) if label else ""
+    return "\n".join(textwrap.wrap(line, width, subsequent_indent=room, break_long_words=False, break_on_hyphens=False))
 
 
 def _replace(path: Path, text: str) -> None:

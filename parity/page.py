@@ -29,6 +29,12 @@ figure { margin: 1rem 0; } svg, img { max-width: 100%; height: auto; }
 @media (max-width: 36rem) {
   th, td { padding: .3rem .45rem; } th:first-child, td:first-child { white-space: normal; }
 }
+.answer { border-left: 3px solid var(--line); padding: .1rem 0 .1rem .9rem; margin: .6rem 0 1rem; max-width: 60rem; }
+.answer p { margin: .2rem 0; } .answer dl { margin: .3rem 0; display: grid; grid-template-columns: max-content 1fr;
+          gap: .25rem .9rem; } .answer dt { font-size: .85rem; opacity: .8; } .answer dd { margin: 0; }
+.answer .source { display: block; white-space: pre-wrap; overflow-wrap: anywhere; background: var(--soft);
+                  padding: .15rem .45rem; border-radius: .25rem; margin: .1rem 0 .3rem; }
+@media (max-width: 36rem) { .answer dl { grid-template-columns: 1fr; gap: 0; } .answer dd { margin-bottom: .4rem; } }
 figcaption, .note { font-size: .85rem; opacity: .8; }
 code { font: .85em ui-monospace, monospace; }
 """

@@ -51,7 +51,7 @@ class Parity:
         except ParityError as error:
             found = error.difference
             if found is None:
-                found = _searched(ours, theirs, weights, inputs, name)
+                found = _searched(ours, theirs, weights, inputs, name, options.get("like"))
             self._record(name, error.figures, str(error), found)
             raise error.with_traceback(None) from None
         self._record(name, figures)
@@ -98,14 +98,14 @@ class Parity:
         self._note(about | _answer(found))
 
 
-def _searched(ours: Any, theirs: Any, weights: Any, inputs: Any, name: str) -> "Difference | str | None":
+def _searched(ours: Any, theirs: Any, weights: Any, inputs: Any, name: str, like: Any) -> "Difference | str | None":
     """The first difference, or why there is none: a search that breaks must not hide the gate that is red."""
     try:
         from parity import first_difference
     except ImportError:
         return None
     try:
-        return first_difference(ours, theirs, weights, inputs, name=name)
+        return first_difference(ours, theirs, weights, inputs, name=name, like=like)
     except Exception as error:
         return f"where they part was not found ({type(error).__name__}: {' '.join(str(error).split())})"
 
@@ -209,8 +209,8 @@ class Reporter:
             return
         screen = terminalreporter._tw
         terminalreporter.section("parity")
-        for line in self._checks.lines(screen.fullwidth, colour=screen.hasmarkup):
-            terminalreporter.write_line(line)
+        for line, red in self._checks.lines(screen.fullwidth, colour=screen.hasmarkup):
+            terminalreporter.write_line(line, red=red)
         verdict = self._checks.verdict()
         good = verdict.startswith("GREEN")
         terminalreporter.write_line(verdict, green=good, red=not good, bold=True)

@@ -61,12 +61,17 @@ class Site:
 
     def __str__(self) -> str:
         """`file:line  source  (operation, module, layer)`."""
+        where = f"{short(self.file)}:{self.line}  {self.source}" if self.file else self.source
+        return f"{where}  ({self.about})" if where else f"({self.about})"
+
+    @property
+    def about(self) -> str:
+        """`operation, module, layer`."""
         about = [self.operation + (", backward" if self.backward else "")]
         about += [self.module] if self.module else [f"in {self.function}"] if self.function else []
         if self.layer and not self.module:
             about.append("layer " + ".".join(map(str, self.layer)))
-        where = f"{short(self.file)}:{self.line}  {self.source}" if self.file else self.source
-        return f"{where}  ({', '.join(about)})" if where else f"({', '.join(about)})"
+        return ", ".join(about)
 
     def as_json(self) -> dict[str, Any]:
         """The fields, as JSON has them."""

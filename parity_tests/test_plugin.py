@@ -87,6 +87,8 @@ def test_the_terminal_says_what_is_red_and_where(both: tuple[Path, subprocess.Co
     assert "test_port.py::test_red: pair: gate 1 activations" in summary
     assert "RED: 1 figure above its bar, 1 failed test (tests: 1 failed, 1 passed)" in summary
     assert max(map(len, summary.splitlines()[1:-3])) <= 120
+    assert re.search(r"JAX +test_port.py:\d+ +return jax.nn.gelu", summary)
+    assert re.search(r"PyTorch +test_port.py:\d+ +return\s+torch.nn.functional.gelu", summary)
     # The traceback is the test's own line, and nothing of ours.
     assert re.search(r"^>\s+parity\.check\(wrong, Theirs\(\)", said, re.MULTILINE)
     assert "gates.py" not in said
@@ -105,6 +107,9 @@ def test_json_has_every_figure_and_why(both: tuple[Path, subprocess.CompletedPro
     assert [figure["passed"] for figure in green["figures"]] == [True, True, True]
     assert [figure["passed"] for figure in red["figures"]] == [True, False]
     assert red["error"].startswith("pair: gate 1 activations")
+    assert green["difference"] is None
+    assert red["difference"]["stage"] == "forward"
+    assert red["difference"]["ours"]["source"].startswith("return jax.nn.gelu(")
     assert document["versions"].keys() >= {"jax", "torch", "numpy", "python"}
     assert document["measured_on"]
 
@@ -114,6 +119,7 @@ def test_the_page_loads_nothing_and_says_the_same(both: tuple[Path, subprocess.C
     assert '<strong class="badge red">RED</strong>' in page
     assert "test_port.py::test_red" in page
     assert "pair: gate 1 activations" in page
+    assert re.search(r'<dt>JAX</dt>.*<code class="source">return jax.nn.gelu', page)
     assert not re.search(r"https?://|url\(|@import|<script", page)
 
 
@@ -121,7 +127,9 @@ def test_the_summary_of_a_job_is_added_to(both: tuple[Path, subprocess.Completed
     text = (both[0] / "summary.md").read_text()
     assert text.startswith("before\n## Parity: RED\n")
     assert re.search(r"^\| `test_red` \| \*\*\S+ red\*\* \|  \| 0 \|$", text, re.MULTILINE), text
-    assert "```text\npair: gate 1 activations" in text
+    assert re.search(
+        r"^```text\npair: gate 1 activations.*\n(.*\n)*  JAX +test_port.py.*\n(.*\n)*```$", text, re.MULTILINE
+    )
 
 
 def test_a_test_that_asks_for_a_red_gate_is_no_failure(tmp_path: Path) -> None:
@@ -149,6 +157,37 @@ def test_without_the_fixture():
         "test_tensors",
         "test_without_a_check",
     ]
+
+
+def test_an_answer_is_noted_on_its_own(tmp_path: Path) -> None:
+    """first_difference fails nothing by itself; where a test asks for it, the end of the run shows it."""
+    tests = """
+
+class Found:
+    def __bool__(self):
+        return True
+
+    def __str__(self):
+        return "pair: they part\\n  JAX      port.py:3  x * 2"
+
+    def as_json(self):
+        return {"stage": "forward"}
+
+    def as_html(self):
+        return "<p>they part</p>"
+
+
+def test_asks(parity, monkeypatch):
+    monkeypatch.setattr("parity.first_difference", lambda *_, **__: Found(), raising=False)
+    assert parity.first_difference(None, None)
+    parity.tensors("1 activations", {"y": X + 1}, {"y": X + 1})
+"""
+    done = run(tmp_path, "--parity-report", "report", tests=LIGHT + tests)
+    assert done.returncode == pytest.ExitCode.OK, done.stdout
+    assert "\ntest_port.py::test_asks:\npair: they part\n  JAX      port.py:3  x * 2\n" in done.stdout
+    assert "<p>they part</p>" in (tmp_path / "report" / "parity.html").read_text()
+    [test] = json.loads((tmp_path / "report" / "parity.json").read_text())["tests"]
+    assert [check["difference"] for check in test["checks"]] == [{"stage": "forward"}, None]
 
 
 def test_what_breaks_before_a_figure_is_red(tmp_path: Path) -> None:

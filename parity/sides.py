@@ -160,8 +160,9 @@ class Sides:
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether a leaf of a tree of parameters holds numbers."""
-    return hasattr(leaf, "dtype") and hasattr(leaf, "shape") and np.dtype(leaf.dtype).kind in "fiubV"
+    """Whether a leaf of a tree of parameters holds numbers: not a function, and not a key of random numbers."""
+    dtype = getattr(leaf, "dtype", None)
+    return hasattr(leaf, "shape") and isinstance(dtype, np.dtype) and dtype.kind in "fiubV"
 
 
 def double(array: np.ndarray) -> np.ndarray:

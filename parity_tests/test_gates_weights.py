@@ -11,7 +11,7 @@ import torch
 from flax import nnx
 from torch import Tensor, nn
 
-from parity import ParityError, Weight, check_parity
+from parity import ParityError, Weight, check_parity, first_difference
 
 WIDTH, HEADS, LAYERS = 4, 2, 3
 X = np.random.default_rng(0).standard_normal((2, 5, WIDTH))
@@ -173,3 +173,13 @@ def test_arguments_keep_their_order_and_their_names() -> None:
     inputs = [np.random.default_rng(seed).standard_normal((3, WIDTH)) for seed in range(12)]
     check_parity(many, Many(WIDTH, 2), weights, inputs, gates=["1"])
     check_parity(many, Many(WIDTH, 2), weights, {"last": inputs[0]}, gates=["1"])
+
+
+def test_the_first_difference_of_a_state_of_nnx() -> None:
+    """The state has a key of random numbers, too, which is no number."""
+    function, state = with_nnx()
+    assert not first_difference(function, normed(), NORMED, [X[0]], like=state)
+    function, state = with_nnx(epsilon=1e-3)
+    found = first_difference(function, normed(), NORMED, [X[0]], like=state)
+    assert found.stage == "forward"
+    assert "0.001 in ours, 1e-05 in theirs" in str(found)

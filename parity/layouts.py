@@ -40,6 +40,11 @@ class Layout:
         return tuple(sorted(places, key=lambda axis: places[axis]))
 
     @property
+    def split(self) -> bool:
+        """Whether an axis of one side is several of the other."""
+        return any(len(group) > 1 for group in (*self.theirs, *self.ours))
+
+    @property
     def natural(self) -> bool:
         """Whether atoms of one axis keep their order: heads, then the numbers of a head."""
         flat = [atom for group in self.ours for atom in group]

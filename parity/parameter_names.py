@@ -4,23 +4,13 @@ Ports call one thing by many names (`q_proj`, `query`, `wq`; `ln_2`, `post_atten
 name becomes a set of common words, so that two names can be compared whatever their style.
 """
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-Leaf = Literal["weight", "bias", "mean", "variance"]
+from parity.parameter_paths import Leaf, SplitPath, ranks, split_path
 
-LEAVES: dict[str, Leaf] = {
-    **dict.fromkeys(("weight", "kernel", "scale", "embedding", "w", "gamma", "weights"), "weight"),
-    **dict.fromkeys(("bias", "beta", "b", "biases"), "bias"),
-    "mean": "mean",
-    **dict.fromkeys(("var", "variance"), "variance"),
-}
-_WRAPPERS = {"value", "raw_value", "array"}
-"""What a Flax variable adds behind the name of its parameter."""
-_SHORT = re.compile(r"([wb])(qkv|kv|q|k|v|o|ih|hh|i|h)")
-"""`wq`, `bq`, `wqkv`: leaf and role in one word."""
+_IN, _OUT = (("in", "proj"),), (("out", "proj"),)
+"""The fused projection of PyTorch's attention, and the one after it."""
 _STOP = frozenset(
     [
         "model",
@@ -104,95 +94,21 @@ class ParameterName:
     said: str
     """The word for the leaf as it stands there: kernel, weight, scale ..."""
     words: frozenset[str]
-    numbers: tuple[tuple[int, int], ...]
-    """The layer numbers in it, each with its rank among the numbers that stand in that place."""
+    numbers: tuple[tuple[int, int, int], ...]
+    """The layer numbers in it, each with its rank among the numbers that stand in that place, and how many do."""
     parent: str
     """The path of the module."""
 
 
-@dataclass(frozen=True)
-class _Split:
-    """A path in words: components without the leaf."""
-
-    path: str
-    leaf: Leaf
-    said: str
-    parts: tuple[tuple[str, ...], ...]
-    parent: str
-    kind: str
-
-
 def understand(paths: Mapping[str, str]) -> dict[str, ParameterName]:
     """Every path of one side -> what it says. `paths` has the kind of each: its module's class, or its rank."""
-    split = [_split(path, kind) for path, kind in paths.items()]
-    ranks = _ranks(split)
-    ordinals = {(one.path, place): found for (one, place), found in ranks.items()}
+    split = [split_path(path, kind) for path, kind in paths.items()]
+    ordinals = {(one.path, place): found for (one, place), found in ranks(split).items()}
     shapes = {one.path: one for one in split}
     return {path: _meaning(shapes[path], ordinals) for path in paths}
 
 
-def _words(component: str) -> tuple[str, ...]:
-    return tuple(word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", component))
-
-
-def _split(path: str, kind: str) -> _Split:
-    components = path.split(".")
-    while (
-        len(components) > 1
-        and components[-1] in _WRAPPERS
-        and _words(components[-2])[-1:]
-        and (components[-1] != "value" or _words(components[-2])[-1] in LEAVES)
-    ):
-        components.pop()
-    parts = [_words(component) for component in components]
-    last, leaf, said = parts[-1], "weight", ""
-    for place in (-1, 0):
-        if last and last[place] in LEAVES:
-            said, leaf = last[place], LEAVES[last[place]]
-            # `w1` stays two words, so that its number is none of a layer.
-            if not (len(last) > 1 and all(word.isdigit() for word in last[1:])):
-                last = last[:-1] if place else last[1:]
-            break
-    else:
-        if last and (short := _SHORT.fullmatch(last[0])):
-            said, leaf = short[1], LEAVES[short[1]]
-            last = (short[2], *last[1:])
-    rest = tuple(part for part in [*parts[:-1], last] if part)
-    # `fc1_weight` and `w1` are modules of their own, though no dot says so.
-    alone = not last or said == ""
-    parent = (
-        ".".join(components[:-1])
-        if alone
-        else ".".join([*components[:-1], "_".join(word for word in last if word not in ("w", "b"))])
-    )
-    return _Split(path, leaf, said, rest, parent, kind)  # type: ignore[arg-type]
-
-
-def _ranks(split: Sequence[_Split]) -> dict[tuple[_Split, tuple[int, int]], tuple[int, int]]:
-    """(path, place of a number in it) -> (its rank among the numbers found in this place, how many there are)."""
-    families: dict[object, dict[int, list[tuple[_Split, tuple[int, int]]]]] = {}
-    for one in split:
-        for index, part in enumerate(one.parts):
-            for position, word in enumerate(part):
-                if word.isdigit():
-                    key = (
-                        one.parts[:index],
-                        part[:position],
-                        part[position + 1 :],
-                        one.parts[index + 1 :],
-                        one.leaf,
-                        one.kind,
-                    )
-                    families.setdefault(key, {}).setdefault(int(word), []).append((one, (index, position)))
-    return {
-        place: (rank, len(numbers))
-        for numbers in families.values()
-        for rank, number in enumerate(sorted(numbers))
-        for place in numbers[number]
-    }
-
-
-def _meaning(one: _Split, ranks: Mapping[tuple[str, tuple[int, int]], tuple[int, int]]) -> ParameterName:
+def _meaning(one: SplitPath, ranks: Mapping[tuple[str, tuple[int, int]], tuple[int, int]]) -> ParameterName:
     reader = _Reader(one, ranks)
     return ParameterName(one.path, one.leaf, one.said, reader.meaning(), reader.numbers, one.parent)
 
@@ -200,7 +116,7 @@ def _meaning(one: _Split, ranks: Mapping[tuple[str, tuple[int, int]], tuple[int,
 class _Reader:
     """Reads one name from left to right."""
 
-    def __init__(self, one: _Split, ranks: Mapping[tuple[str, tuple[int, int]], tuple[int, int]]) -> None:
+    def __init__(self, one: SplitPath, ranks: Mapping[tuple[str, tuple[int, int]], tuple[int, int]]) -> None:
         self.one, self.ranks = one, ranks
         self.place: str | None = None
         self.found: set[str] = set()
@@ -208,7 +124,7 @@ class _Reader:
         self.ordinal: tuple[int, int] | None = None
         self.spoken, self.depth = 0, 0
         self.in_layer = False
-        self.numbers: tuple[tuple[int, int], ...] = ()
+        self.numbers: tuple[tuple[int, int, int], ...] = ()
 
     def meaning(self) -> frozenset[str]:
         """The common words that the name comes to."""
@@ -216,14 +132,18 @@ class _Reader:
             self._component(index, part)
         if self.one.said == "embedding" or "Embedding" in self.one.kind:
             self.place = "embedding"
-        if self.place is None and self._all & {*_PROJECTIONS, "wo", "o"}:
+        if self.place is None and (
+            self._all & {*_PROJECTIONS, "wo", "o"} or self.one.parts[-1:] in (_IN, _OUT) or "Multihead" in self.one.kind
+        ):
             self.place = "attention"
         if self.norm:
             self._norm()
         elif self.place in ("attention", "cross"):
             self._attention()
-        elif self.place == "mlp" or (
-            self.place is None and self.in_layer and self._all & {"output", "dense", "fc", "w", "b"}
+        elif (
+            self.place == "mlp"
+            or (self.place is None and self.in_layer and self._all & {"output", "dense", "fc", "w", "b"})
+            or (self.in_layer and self.ordinal and self._all & {"linear", "lin"})
         ):
             self._mlp()
         elif self.place == "embedding":
@@ -231,7 +151,7 @@ class _Reader:
         elif self.place is None and self._all & {"output", "out"} and not self.in_layer:
             self.place = "head"
         if self.ordinal is not None:
-            self.numbers += ((self.spoken, self.ordinal[0]),)
+            self.numbers += ((self.spoken, *self.ordinal),)
         if "Conv" in self.one.kind and "Conv1D" not in self.one.kind:
             self.found.add("conv")
         if self.place:
@@ -247,9 +167,10 @@ class _Reader:
         for position, word in enumerate(part):
             if word.isdigit():
                 found = self.ranks[self.one.path, (index, position)]
-                if part == (word,) or words & _CONTAINERS:
-                    self.numbers += ((int(word), found[0]),)
-                    self.in_layer = self.in_layer or bool(words) or index > 0
+                if part == (word,) or words & _CONTAINERS or index < len(self.one.parts) - 1:
+                    self.numbers += ((int(word), *found),)
+                    contained = bool(words) and words <= _CONTAINERS | _SIDES.keys()
+                    self.in_layer = self.in_layer or contained or (not words and index > 0)
                     self.depth += 1
                     self.sublayer = found
                 else:
@@ -300,7 +221,7 @@ class _Reader:
         words = self._all
         roles = {role for word in words for role in _PROJECTIONS.get(word, ())}
         # Names that say "attention" twice mean the projection to all three.
-        if not roles and self.one.parts[-1] in (("c", "attn"), ("in", "proj"), ("in",)):
+        if not roles and self.one.parts[-1] in (("c", "attn"), *_IN, ("in",)):
             roles = {"query", "key", "value"}
         self.found -= {*_PROJECTIONS, "o", "out", "in", "output", "dense", "wo", "attn"}
         self.found |= roles or {"output"}

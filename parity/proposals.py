@@ -158,23 +158,23 @@ class Matcher:
             if axes and leaf.meaning.words & {"query", "key", "value", "output", "gate", "up"}:
                 # Heads and what is fused are outputs of a projection, heads the inputs of the one after attention.
                 expected = 1 - output if "output" in leaf.meaning.words else output
-                return 0.0 if axes == {expected} else 1.2
-        usual = self.convention(leaf.meaning.said, tensor.kind, len(layout.order))
-        return 0.0 if usual is None or layout.order == usual else 1.0
+                if axes != {expected}:
+                    return 1.2
+                if layout.split:
+                    return 0.0
+        usual, weight = self._convention(leaf.meaning.said, tensor.kind, len(layout.order))
+        return 0.0 if usual is None or layout.order == usual else weight
 
-    def convention(self, said: str, kind: str, axes: int) -> tuple[int, ...] | None:
-        """The order of their axes on our side that is usual here: what was seen, or else what the word says."""
-        key = said, kind == "Conv1D", axes
-        seen = self._seen.get(key)
-        if seen:
-            return max(seen, key=lambda order: seen[order])
-        if kind == "Embedding" or said == "embedding":
-            return tuple(range(axes))
-        if said == "kernel":
-            if kind == "Conv1D":
-                return tuple(range(axes))
-            return {2: (1, 0), 3: (2, 1, 0), 4: (2, 3, 1, 0), 5: (2, 3, 4, 1, 0)}.get(axes)
-        return tuple(range(axes)) if said == "weight" else None
+    def _convention(self, said: str, kind: str, axes: int) -> tuple[tuple[int, ...] | None, float]:
+        """The order of their axes on our side that is usual, by what was seen or by what the word says; how surely."""
+        as_it_is = tuple(range(axes))
+        if seen := self._seen.get((said, kind == "Conv1D", axes)):
+            return max(seen, key=lambda order: seen[order]), 1.0
+        if kind == "Embedding" or said == "embedding" or (said == "weight" and kind != "Conv1D"):
+            return as_it_is, 1.0
+        inputs_first = {2: (1, 0), 3: (2, 1, 0), 4: (2, 3, 1, 0), 5: (2, 3, 4, 1, 0)}.get(axes)
+        usual = as_it_is if kind == "Conv1D" else inputs_first
+        return usual, 1.0 if said == "kernel" else 0.3
 
     @cached_property
     def _seen(self) -> dict[tuple[str, bool, int], dict[tuple[int, ...], int]]:
@@ -189,7 +189,8 @@ class Matcher:
             if len({order for _, order in top}) == 1:
                 ((name, order), *_) = top
                 kind = next(one.tensor.kind for one in found if one.tensor.name == name)
-                if len(order) > 1 and kind != "Embedding":
+                whole = all(not one.layout.split for one in found if one.tensor.name == name)
+                if len(order) > 1 and kind != "Embedding" and whole:
                     key = leaf.meaning.said, kind == "Conv1D", len(order)
                     votes.setdefault(key, {}).setdefault(order, 0)
                     votes[key][order] += 1

@@ -1,0 +1,89 @@
+"""The path of a parameter in words: components, the leaf at its end, and the numbers in it."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Leaf = Literal["weight", "bias", "mean", "variance"]
+
+LEAVES: dict[str, Leaf] = {
+    **dict.fromkeys(("weight", "kernel", "scale", "embedding", "w", "gamma", "weights"), "weight"),
+    **dict.fromkeys(("bias", "beta", "b", "biases"), "bias"),
+    "mean": "mean",
+    **dict.fromkeys(("var", "variance"), "variance"),
+}
+_SHORT = re.compile(r"([wb])(qkv|kv|q|k|v|o|ih|hh|i|h)")
+"""`wq`, `bq`, `wqkv`: leaf and role in one word."""
+
+
+@dataclass(frozen=True)
+class SplitPath:
+    """A path in words: components without the leaf."""
+
+    path: str
+    leaf: Leaf
+    said: str
+    parts: tuple[tuple[str, ...], ...]
+    parent: str
+    kind: str
+
+
+def _words(component: str) -> tuple[str, ...]:
+    return tuple(word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", component))
+
+
+def split_path(path: str, kind: str) -> SplitPath:
+    """A dotted path in words; `kind` is the class of the module around it, or the rank of the array."""
+    components = path.split(".")
+    parts = [_words(component) for component in components]
+    last, leaf, said = parts[-1], "weight", ""
+    for place in (-1, 0):
+        if last and last[place] in LEAVES:
+            said, leaf = last[place], LEAVES[last[place]]
+            # `w1` stays two words, so that its number is none of a layer.
+            if not (len(last) > 1 and all(word.isdigit() for word in last[1:])):
+                last = last[:-1] if place else last[1:]
+            break
+    else:
+        if last and (short := _SHORT.fullmatch(last[0])):
+            said, leaf = short[1], LEAVES[short[1]]
+            last = (short[2], *last[1:])
+    if not said and kind == "1":
+        # In a list by itself, (matrix, vector): the vector is a bias.
+        leaf = "bias"
+    if not said and len(components) > 1 and components[-1].isdigit():
+        last = ()
+    rest = tuple(part for part in [*parts[:-1], last] if part)
+    # `fc1_weight` and `w1` are modules of their own, though no dot says so.
+    alone = not last or said == ""
+    parent = (
+        ".".join(components[:-1])
+        if alone
+        else ".".join([*components[:-1], "_".join(word for word in last if word not in ("w", "b"))])
+    )
+    return SplitPath(path, leaf, said, rest, parent, kind)  # type: ignore[arg-type]
+
+
+def ranks(split: Sequence[SplitPath]) -> dict[tuple[SplitPath, tuple[int, int]], tuple[int, int]]:
+    """(path, place of a number in it) -> (its rank among the numbers found in this place, how many there are)."""
+    families: dict[object, dict[int, list[tuple[SplitPath, tuple[int, int]]]]] = {}
+    for one in split:
+        for index, part in enumerate(one.parts):
+            for position, word in enumerate(part):
+                if word.isdigit():
+                    key = (
+                        one.parts[:index],
+                        part[:position],
+                        part[position + 1 :],
+                        one.parts[index + 1 :],
+                        one.leaf,
+                        one.kind,
+                    )
+                    families.setdefault(key, {}).setdefault(int(word), []).append((one, (index, position)))
+    return {
+        place: (rank, len(numbers))
+        for numbers in families.values()
+        for rank, number in enumerate(sorted(numbers))
+        for place in numbers[number]
+    }

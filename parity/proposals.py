@@ -289,7 +289,7 @@ class Matcher:
         elif not elsewhere:
             proposal.reason, proposal.sure = "the only one of its shape", True
         else:
-            proposal.reason, proposal.sure = "shape, and what its neighbours are", True
+            proposal.reason, proposal.sure = "shape, and what is beside it", True
         return proposal
 
 

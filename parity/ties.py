@@ -171,11 +171,12 @@ class Ties:
                 taken.add(chosen.column)
             new = replace(one, chosen=chosen, free=path in free)
             if chosen is not one.chosen:
-                named = one.chosen.tensor.name if one.chosen.tensor.name != chosen.tensor.name else "another layout"
+                named = one.chosen.tensor.name if one.chosen.tensor.name != chosen.tensor.name else "laid out otherwise"
                 how = (
-                    "tie broken by running both" if path in fixed else "what is left beside the rows decided by running"
+                    "tie broken by running both" if path in fixed else "left over by the rows that running both decided"
                 )
-                new.reason, new.sure = f"{how}; by name it would be {named}", path in fixed
+                new.reason = f"{how}; by name it would be {named}" if one.sure else how
+                new.sure = path in fixed
             elif path in fixed and not one.sure:
                 new.reason, new.sure = "tie broken by running both", True
             elif path not in free and path not in fixed:

@@ -56,7 +56,8 @@ class WeightMatch:
         for row in sorted(self.rows, key=lambda row: row.confidence != "unsure"):
             lines += ["", *_wrapped(f"{row.ours} {list(row.shape)}", "? " if row.confidence == "unsure" else "")]
             lines += _wrapped(f"= {_said(row.theirs)}", "    ")
-            lines += _wrapped(f"{row.confidence}: {row.reason}", "    ")
+            said = row.reason if row.reason.startswith(row.confidence) else f"{row.confidence}: {row.reason}"
+            lines += _wrapped(said, "    ")
         for title, rest in (
             ("Of yours, without an equal in the module:", self.unmatched_ours),
             ("Of the module, in no row:", self.unmatched_theirs),

@@ -1,8 +1,10 @@
 """`match_weights` finds the maps of presets and of Hugging Face models by itself, and claims no more than it ran."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -305,6 +307,16 @@ def test_the_table_fits_a_terminal_and_the_python_is_the_map() -> None:
     made: dict[str, Any] = {}
     exec(match.python(), made)
     assert made["weights"] == match.weights
+
+
+def test_the_example_of_the_documentation_prints_what_stands_there() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "parity.md").read_text("utf-8")
+    blocks = re.findall(r"```python\n(.*?)```.*?```\n(.*?)```", text, re.DOTALL)
+    [(code, printed)] = [block for block in blocks if "match_weights" in block[0]]
+    names: dict[str, Any] = {}
+    exec(compile(code, "docs/parity.md", "exec"), names)
+    rounding = r"\d\.\de-\d+"
+    assert re.sub(rounding, "", names["table"]) + "\n" == re.sub(rounding, "", printed)
 
 
 def test_bad_input_is_told_in_a_line() -> None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 
 from jax_tformer.data.pipeline import build_tokenizer_for
@@ -119,10 +118,12 @@ def test_a_batch_says_what_each_prompt_says_alone(program: Program, tmp_path: Pa
 def test_one_compilation_serves_all_lengths_and_batches(program: Program, run: str, flags: list[str]) -> None:
     from jax_tformer.decoding import beam, loop
 
-    jax.clear_caches()
+    parts = (loop.start, loop.advance, loop.restart, beam.search)
+    for part in parts:
+        part.clear_cache()
     lines = "".join(f"{'x' * number} prompt {number}\n" for number in range(8))
     program.say(run, "--batch-size", "3", *flags, typed=lines)
-    compiled = [part._cache_size() for part in (loop.start, loop.advance, loop.restart, beam.search)]
+    compiled = [part._cache_size() for part in parts]
     if "--slide" in flags:
         # Prompts that slide go by their length, rounded up to a quarter of the context: here three of 16 (twice), then
         # two of 16 and one of 24.

@@ -57,7 +57,8 @@ def first_difference(
         tensors = _floating(module)
         back = None
         if weights is not None:
-            mapping = Weights(weights, tensors, like=params if like is None else like)
+            buffers = [key for key, _ in module.named_buffers()]
+            mapping = Weights(weights, tensors, like=params if like is None else like, optional=buffers)
             made = mapping.into(tensors)
             if params is not None and (wrong := wrong_weights(mapping.back(params), tensors, name)):
                 return wrong

@@ -57,7 +57,7 @@ def _walk(
         i, j = before
     here, there = array(ours, i), array(theirs, j)
     said = swapped_blocks(here, there) if here is not None and there is not None else None
-    return Origin((i, j), True, said or "no arrangement of axes gives one from the other")
+    return Origin((i, j), True, said or "")
 
 
 def _mixed_before(

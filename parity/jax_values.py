@@ -1,6 +1,7 @@
 """Runs a function of JAX step by step: every value of its jaxpr, with inner programs and loops run in their places."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +14,11 @@ from parity.values import Place, Value, Values
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
 """Primitives that are nothing but the program inside; it is run in their place."""
 _OPAQUE = {"shard_map", "pallas_call", "custom_partitioning", "ffi_call", "xla_call", "custom_lin"}
-_LIBRARIES = ("/jax/", "/jaxlib/", "/flax/", "/equinox/", "/optax/", "/haiku/", "/einops/", "/jaxtyping/", "/parity/")
+_LIBRARIES = (
+    str(Path(jax.__file__).parent),
+    str(Path(__file__).parent),
+    *(f"site-packages/{name}/" for name in ("jaxlib", "flax", "equinox", "optax", "haiku", "einops", "jaxtyping")),
+)
 """What comes between the line that somebody wrote and the primitive."""
 
 
@@ -65,7 +70,8 @@ class _Run:
         self._outer: list[tuple[Place, str, bool]] = []
         """Of the programs that are run, the outermost first: the line that called it, its name where a library wrote
         it, and whether it is run on the way back."""
-        self._forward: dict[tuple[Place, tuple[int, ...]], int] = {}
+        self._forward: dict[tuple[Any, tuple[int, ...]], int] = {}
+        """(the traceback that a value and its derivative share, or its lines; layer) -> a value of the forward pass."""
 
     def constants(self, arrays: Sequence[Any]) -> list[Known]:
         return [Known(array, self.values.add(Value("constant", "constant"), array)) for array in arrays]
@@ -135,13 +141,18 @@ class _Run:
                     _number(known.array) for known in ins if known.number is None and np.size(known.array) == 1
                 ),
                 backward=backward,
-                forward=self._forward.get((place, layer)) if backward else None,
+                forward=self._forward_of(eqn, place, layer) if backward else None,
             )
             number = self.values.add(row, array)
             if not backward:
+                self._forward[id(eqn.source_info.traceback), layer] = number
                 self._forward[place, layer] = number
             outputs.append(Known(array, number))
         return outputs
+
+    def _forward_of(self, eqn: JaxprEqn, place: Place, layer: tuple[int, ...]) -> int | None:
+        same = self._forward.get((id(eqn.source_info.traceback), layer))
+        return self._forward.get((place, layer)) if same is None else same
 
     def _backward(self, eqn: JaxprEqn) -> bool:
         return "transpose(" in str(eqn.source_info.name_stack) or bool(self._outer and self._outer[-1][2])
@@ -209,7 +220,7 @@ class _Run:
                     break
                 if not library and not frame.file_name.startswith("<"):
                     frames.append(frame)
-            chain = tuple(frame.function_name for frame in reversed(frames[:6]))
+            chain = tuple(f"{frame.function_name}:{frame.line_num}" for frame in reversed(frames[:12]))
             first = frames[0] if frames else None
             self._places[key] = (
                 outer if first is None else Place(first.file_name, first.line_num, first.function_name, chain)

@@ -126,10 +126,10 @@ def _is(operation: str, name: str) -> bool:
 
 def _mask(scene: Scene) -> str | None:
     """Who sees whom: places that one side masks and the other does not."""
-    here, there = (
-        _first_masked(scene, scene.ours, scene.ours_near),
-        _first_masked(scene, scene.theirs, scene.theirs_near),
-    )
+    here = _first_masked(scene, scene.ours, scene.ours_near[:4])
+    there = _first_masked(scene, scene.theirs, scene.theirs_near[:4])
+    here = _first_masked(scene, scene.ours, scene.ours_near) if here is None and there is not None else here
+    there = _first_masked(scene, scene.theirs, scene.theirs_near) if there is None and here is not None else there
     if here is None and there is None:
         return None
     if here is None or there is None:
@@ -151,7 +151,7 @@ def _mask(scene: Scene) -> str | None:
 
 def _first_masked(scene: Scene, values: Values, near: Sequence[int]) -> np.ndarray | None:
     """Which places the first value with a mask's "minus infinity" masks; the value is the start, or soon after it."""
-    for i in near[:4]:
+    for i in near:
         array = scene.array(values, i) if len(values.rows[i].shape) >= 2 else None
         if array is None:
             continue
@@ -213,17 +213,22 @@ def _among(values: Values, numbers: Iterable[int]) -> Index:
 def _factor(scene: Scene) -> str | None:
     """Ours is theirs times one number."""
     index = _among(scene.theirs, scene.theirs_near)
+    backward = scene.ours.rows[scene.here.number].backward
     found: list[float] = []
     for i in scene.ours_near:
         row = scene.ours.rows[i]
-        if row.features is not None and math.prod(row.shape) >= 4:
+        if row.features is not None and math.prod(row.shape) >= 16:
             # The last of theirs: either side may scale in several steps.
             found += [factor for _, factor in index.multiples(row.features, scene.theirs_near)[-1:]]
     if found and abs(found[-1] - 1) > BAR:
         # On the way back one such pair may be chance, as where one side writes a square and the other a product.
+        # So may a sign be, as where one side writes x - y and the other y - x.
         alike = sum(math.isclose(factor, found[-1], rel_tol=1e-9) for factor in found)
-        if alike >= 3 or not scene.ours.rows[scene.here.number].backward:
+        chance = backward or abs(found[-1] + 1) <= BAR
+        if alike >= 3 or not chance:
             return f"ours is {_called(found[-1])} times theirs"
+    if backward:
+        return None
     for values, start, name, without in (
         (scene.ours, scene.here, "ours", "theirs"),
         (scene.theirs, scene.there, "theirs", "ours"),
@@ -284,7 +289,12 @@ def _missing_term(scene: Scene) -> str | None:
             held = set(equal.get(term, ())) | (set(equal.get(leaf, ())) if leaf is not None else set())
             used = any(held & set(later.inputs) for later in other.rows[there.number : there.number + 40 * _NEAR])
             if goes_on and not used:
-                what = adder.rows[leaf].name if leaf is not None else f"the result of {adder.site(term)}"
+                site = adder.site(term if leaf is None else leaf)
+                if leaf is None and not site.file:
+                    continue
+                what = (
+                    f"the result of {site}" if leaf is None else ("input " * (site.operation == "input") + site.source)
+                )
                 return f"{name} adds {what}, {without} goes on without it"
     return None
 

@@ -1,5 +1,6 @@
 """Looks at the place where two sides part, and makes the answer of it."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from parity import kinds
 from parity.answer import Difference, Stage
 from parity.fingerprints import BAR, fingerprint
 from parity.inherited import Origin, origin_of_order
-from parity.regions import Equal, Start, paired, starts
+from parity.regions import Equal, Start, anchors, paired, paired_backward, starts
 from parity.sides import Sides
 from parity.values import Site, Values
 
@@ -53,7 +54,10 @@ class Lens:
         bar = min(BAR, max(max(finite, default=1.0) / 30, 1e-12)) if len(finite) == len(errors) else BAR
         equal = Equal.of(ours, theirs, bar)
         here, there = self._starts(equal, bad_ours, bad_theirs)
-        first, second, together = paired(here, there, equal)
+        if self.backward:
+            first, second, together = paired_backward(ours, theirs, here, there, equal)
+        else:
+            first, second, together = paired(here, there, equal)
         about: dict[str, Any] = {
             "differing": differing,
             "opaque": opaque(ours, theirs),
@@ -65,12 +69,12 @@ class Lens:
         origin = origin_of_order(ours, theirs, equal, first, second, self.array) if together else Origin(None, False)
         if origin.inherited is not None:
             i, j = origin.inherited
-            said = origin.said
-            weights = (f"{ours.rows[i].name} holds the numbers of {theirs.rows[j].name} in another order: {said}",)
+            said = f": {origin.said}" if origin.said else ""
+            weights = (f"{ours.rows[i].name} holds the numbers of {theirs.rows[j].name} in another order{said}",)
             leaf = ours.rows[i].kind != "operation"
             about |= {"parameters": weights} if leaf else {}
             site = (first.number, second.number) if leaf else (i, j)
-            order = f"the same numbers in another order: {said}"
+            order = f"the same numbers in another order{said}"
             places = ours.site(site[0]), theirs.site(site[1])
             return Difference("parameters" if leaf else stage, *places, (), order, True, True, **about)
         wrong = self._read_by_both(first, second, equal) if together else None
@@ -157,22 +161,25 @@ class Lens:
         same = equal.ours if first else equal.theirs
         name, without = ("ours", "theirs") if first else ("theirs", "ours")
         forward = values.rows[start.number].forward
-        site, kind = None, None
+        site, kind, sure = None, None, True
         if stage == "backward":
             kind = f"{name} hands a gradient back here, {without} does not"
-            met = same.get(forward, ()) if forward is not None else ()
+            met = [j for i in ([forward] if forward is not None else []) for j in same.get(i, ())]
+            met = met or [j for i in anchors(values, start, same) for j in same[i]]
             if met:
                 cut = _cuts(other, met)
-                site = other.site((cut or met)[0])
+                site = other.site((cut or _operations(other, met))[0])
                 if cut:
                     kind += ": it is detached"
+                elif _hands_back(other, met, values.rows[start.number].shape):
+                    kind, sure = None, False
         if site is None:
             partners = [j for i in start.agreed for j in same.get(i, ())]
             site = other.site(partners[0]) if partners else None
         mine = values.site(start.number)
         ours, theirs = (mine, site) if first else (site, mine)
         pairs = tuple((self.ours.site(i), self.theirs.site(j)) for i, j in self._shared(start, same, bool(first)))
-        return Difference(stage, ours, theirs, pairs, kind, site is not None, False, **about)
+        return Difference(stage, ours, theirs, pairs, kind, sure and bool(site and site.source), False, **about)
 
     def _shared(self, start: Start, same: Mapping[int, list[int]], ours: bool) -> list[tuple[int, int]]:
         found = [(i, j) for i in start.agreed for j in same.get(i, ())[:1]]
@@ -180,10 +187,39 @@ class Lens:
 
 
 def _cuts(values: Values, numbers: Sequence[int]) -> list[int]:
-    """Where a gradient is stopped: next to these values, before or after them."""
-    around = set(numbers) | {k for i in numbers for k in values.rows[i].inputs}
-    after = {k for k, row in enumerate(values.rows) if around & set(row.inputs)}
-    return [k for k in sorted(around | after) if re.search("stop_grad|detach", values.rows[k].operation)]
+    """Where a gradient is stopped: next to these values, before or after them.
+
+    What autograd saves is detached as well; nothing on the way forward is made of that.
+    """
+    around, todo = set(numbers), list(numbers)
+    while todo:
+        # The whole of a line: a product and the sum that it is part of.
+        row = values.rows[todo.pop()]
+        before = set(row.inputs) - around
+        around |= before
+        todo += [k for k in before if row.place.file and values.rows[k].place == row.place]
+    read = {k for row in values.rows if not row.backward for k in row.inputs}
+    return [
+        k
+        for k, row in enumerate(values.rows)
+        if re.search("stop_grad|detach", row.operation) and k in read and (k in around or around & set(row.inputs))
+    ]
+
+
+def _operations(values: Values, numbers: Sequence[int]) -> list[int]:
+    """Those that are operations; of weights and inputs the operations that read them."""
+    found = [i for i in numbers if values.rows[i].kind == "operation"]
+    return found or [k for k, row in enumerate(values.rows) if set(row.inputs) & set(numbers)] or list(numbers)
+
+
+def _hands_back(values: Values, forward: Sequence[int], shape: tuple[int, ...]) -> bool:
+    """Whether a side computes some gradient of this size for these values of the forward pass."""
+    size = math.prod(shape)
+    near = set(forward)
+    return any(
+        row.backward and row.forward in near and row.features is not None and math.prod(row.shape) == size
+        for row in values.rows
+    )
 
 
 def opaque(ours: Values, theirs: Values) -> tuple[str, ...]:

@@ -1,10 +1,13 @@
 """Finds where two sides part: between outputs that differ and the last values that have an equal on the other side."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from parity.fingerprints import BAR
 from parity.values import Values
+
+_STEPS = 40
+"""Values to go on, at most, to one that has an equal."""
 
 
 @dataclass
@@ -52,9 +55,10 @@ def starts(values: Values, equal: Collection[int], outputs: Iterable[int], *, ba
     while todo:
         i = todo.pop()
         row = values.rows[i]
-        if i in region or not row.data or (i not in forced and (i in equal or row.noise)):
-            continue
-        if i not in forced and (values.leaf(i) is not None or (backward and not row.backward)):
+        agrees = (
+            not row.data or i in equal or row.noise or values.leaf(i) is not None or (backward and not row.backward)
+        )
+        if i in region or (agrees and i not in forced):
             continue
         region.add(i)
         todo += row.inputs
@@ -113,6 +117,45 @@ def _unequal_before(values: Values, number: int, equal: Collection[int]) -> bool
         elif i not in equal:
             return True
     return False
+
+
+def anchors(values: Values, start: Start, equal: Mapping[int, list[int]]) -> list[int]:
+    """The values of the forward pass that a value on the way back belongs to: the nearest after it with an equal.
+
+    Its own forward value, if that has an equal; else the first that are made of it. So the steps of a norm or of an
+    activation, which each side may write in its own way, all belong to what comes out of it.
+    """
+    row = values.rows[start.number]
+    begin = [row.forward] if row.forward is not None else [i for i in row.inputs if not values.rows[i].backward]
+    found, seen, near = [], set(begin), list(begin)
+    for _ in range(_STEPS):
+        found = [i for i in near if i in equal and values.rows[i].data]
+        if found or not near:
+            break
+        near = [k for i in near for k in values.readers(i) if not values.rows[k].backward and k not in seen]
+        seen |= set(near)
+    return found
+
+
+def paired_backward(
+    ours: Values, theirs: Values, here: list[Start], there: list[Start], equal: Equal
+) -> tuple[Start | None, Start | None, bool]:
+    """The start that comes first on the way back, and that of the other side which belongs to the same forward values.
+
+    What follows from a difference may look like a start of its own, where one side hands on what the other does not.
+    The order of both sides is that of the forward values, which agree.
+    """
+    known = {start: {j for i in anchors(ours, start, equal.ours) for j in equal.ours[i]} for start in here}
+    other = {start: set(anchors(theirs, start, equal.theirs)) for start in there}
+    first = max(here, key=lambda start: (min(known[start], default=-1), -start.number), default=None)
+    second = max(there, key=lambda start: (min(other[start], default=-1), -start.number), default=None)
+    if first is None or second is None:
+        return first, second, False
+    if min(known[first], default=-1) >= min(other[second], default=-1):
+        shared = [start for start in there if known[first] & other[start]]
+        return first, (shared[0] if shared else None), bool(shared)
+    shared = [start for start in here if known[start] & other[second]]
+    return (shared[0] if shared else None), second, bool(shared)
 
 
 def paired(ours: list[Start], theirs: list[Start], equal: Equal) -> tuple[Start | None, Start | None, bool]:

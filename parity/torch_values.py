@@ -5,6 +5,7 @@ Values are known by where they lie in memory, so that views, operations in place
 
 import re
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -104,6 +105,8 @@ class Recorder(TorchDispatchMode):
         self._call: Any = None
         """The frame that called the whole module, while that runs."""
         self._known: dict[Key, tuple[int, int]] = {}
+        self._objects: dict[int, tuple[Any, int, int]] = {}
+        """The same by the tensor itself, as long as it lives: a detached copy lies where the original does."""
         self._writers: dict[int, int] = {}
         self._nodes: dict[int, int] = {}
         """Sequence number of autograd -> the value of the forward pass."""
@@ -121,10 +124,13 @@ class Recorder(TorchDispatchMode):
 
     def leaf(self, kind: Any, name: str, tensor: torch.Tensor) -> None:
         """A weight or an input."""
-        self._known[_key(tensor)] = self.values.add(Value(kind, kind, name=name), tensor), tensor._version
+        self._is(tensor, self.values.add(Value(kind, kind, name=name), tensor))
 
     def number(self, tensor: torch.Tensor) -> int:
         """The value that a tensor holds now."""
+        reference, number, version = self._objects.get(id(tensor), (None, 0, 0))
+        if reference is not None and reference() is tensor and version == tensor._version:
+            return int(number)
         key = _key(tensor)
         if key in self._known:
             number, version = self._known[key]
@@ -138,15 +144,23 @@ class Recorder(TorchDispatchMode):
         else:
             row = Value("constant", "constant")
         number = self.values.add(row, tensor)
-        self._known[key] = number, tensor._version
+        self._is(tensor, number)
         return number
+
+    def _is(self, tensor: torch.Tensor, number: int) -> None:
+        self._known[_key(tensor)] = number, tensor._version
+        self._objects[id(tensor)] = weakref.ref(tensor), number, tensor._version
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         taken_apart = _decompositions().get(func)
         if taken_apart is not None:
             with self:
-                return taken_apart(*args, **kwargs)
+                out = taken_apart(*args, **kwargs)
+            tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+            if tensors and torch._C._current_autograd_node() is None:
+                self._nodes[torch._C._autograd._get_sequence_nr() - 1] = self.number(tensors[0])
+            return out
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         known = tuple(dict.fromkeys(self.number(tensor) for tensor in tensors))
         out = func(*args, **kwargs)
@@ -164,11 +178,12 @@ class Recorder(TorchDispatchMode):
             row = Value("operation", str(func.overloadpacket), known, "", module, place, _layer(module), literals)
             row.backward, row.forward = node is not None, forward
             number = self.values.add(row, tensor)
-            self._known[_key(tensor)] = number, tensor._version
+            self._is(tensor, number)
             if func._schema.is_mutable:
                 self._writers[_key(tensor)[0]] = number
             if node is None:
-                self._nodes[torch._C._autograd._get_sequence_nr() - 1] = number
+                # Operations that need no derivative follow, and have the number of the last that does.
+                self._nodes.setdefault(torch._C._autograd._get_sequence_nr() - 1, number)
         return out
 
 
@@ -192,7 +207,7 @@ def _place(call: Any) -> Place:
             break  # what lies outside of the call of the module is the caller's
         if file.startswith(_LAYERS):
             layers.append(frame)
-        elif not file.startswith((_TORCH, _HERE, "<")) and "contextlib" not in file:
+        elif not file.startswith((_TORCH, _HERE, "<")) and not _passes_on(frame.f_code):
             written.append(frame)
         frame = frame.f_back
     chosen = (written or layers or [None])[0]
@@ -200,6 +215,11 @@ def _place(call: Any) -> Place:
         return Place()
     chain = tuple(frame.f_code.co_name for frame in reversed((written or layers)[:6]))
     return Place(chosen.f_code.co_filename, chosen.f_lineno, chosen.f_code.co_name, chain)
+
+
+def _passes_on(code: Any) -> bool:
+    """Whether a function only hands operations on: a context manager, a mode that changes them."""
+    return "contextlib" in code.co_filename or code.co_name in ("__torch_function__", "__torch_dispatch__")
 
 
 def _is_written(place: Place) -> bool:

@@ -33,7 +33,7 @@ class Place(NamedTuple):
     line: int = 0
     function: str = ""
     chain: tuple[str, ...] = ()
-    """The functions on the way to it, the outermost first."""
+    """The functions on the way to it and their lines, the outermost first."""
 
 
 NOWHERE = Place()
@@ -139,6 +139,7 @@ class Values:
     keep: frozenset[int] = frozenset()
     """Values whose numbers are asked for, whatever their size."""
     _spent: int = 0
+    _readers: list[list[int]] = field(default_factory=list)
     opaque: list[str] = field(default_factory=list)
     """Operations that count as one value, although there is a program inside."""
 
@@ -150,7 +151,7 @@ class Values:
         if numbers is not None:
             value.shape, value.dtype = tuple(numbers.shape), str(getattr(array, "dtype", numbers.dtype))
             floating = numbers.dtype.kind in "fV" or "float" in value.dtype
-            value.data = (leaf and floating) or any(row.data for row in known)
+            value.data = (leaf and floating) or value.backward or any(row.data for row in known)
             numbers = numbers.astype(np.float64) if numbers.dtype.kind == "V" or "bfloat16" in value.dtype else numbers
             value.features, value.largest = fingerprint(numbers, depends_on_data=value.data)
             value.noise = not leaf and _is_noise(value, known)
@@ -158,7 +159,7 @@ class Values:
                 value.features = None
             self._store(len(self.rows), numbers)
         else:
-            value.data = any(row.data for row in known)
+            value.data = value.backward or any(row.data for row in known)
         self.rows.append(value)
         return len(self.rows) - 1
 
@@ -187,6 +188,15 @@ class Values:
             row.dtype,
             row.backward,
         )
+
+    def readers(self, number: int) -> list[int]:
+        """The values that are made from a value directly."""
+        if len(self._readers) != len(self.rows):
+            self._readers = [[] for _ in self.rows]
+            for k, row in enumerate(self.rows):
+                for i in row.inputs:
+                    self._readers[i].append(k)
+        return self._readers[number]
 
     def live(self) -> set[int]:
         """The values that an output was made from; what nobody reads says nothing."""

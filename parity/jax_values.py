@@ -15,8 +15,8 @@ _CALLS = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "cu
 """Primitives that are nothing but the program inside; it is run in their place."""
 _OPAQUE = {"shard_map", "pallas_call", "custom_partitioning", "ffi_call", "xla_call", "custom_lin"}
 _LIBRARIES = (
-    str(Path(jax.__file__).parent),
-    str(Path(__file__).parent),
+    f"{Path(jax.__file__).parent}/",
+    f"{Path(__file__).parent}/",
     *(f"site-packages/{name}/" for name in ("jaxlib", "flax", "equinox", "optax", "haiku", "einops", "jaxtyping")),
 )
 """What comes between the line that somebody wrote and the primitive."""

@@ -21,9 +21,9 @@ from torch.utils._pytree import tree_leaves
 
 from parity.values import Place, Value, Values
 
-_TORCH = str(Path(torch.__file__).parent)
-_HERE = str(Path(__file__).parent)
-_LAYERS = tuple(str(Path(_TORCH) / part) for part in ("nn", "optim"))
+_TORCH = f"{Path(torch.__file__).parent}/"
+_HERE = f"{Path(__file__).parent}/"
+_LAYERS = tuple(f"{_TORCH}{part}/" for part in ("nn", "optim"))
 Key = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
 

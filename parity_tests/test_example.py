@@ -1,0 +1,83 @@
+"""The example of a port: its workflow does what its files need, and its test is green."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import yaml
+
+import parity
+from parity.weight_maps import Weights
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "examples" / "port"
+
+
+def steps(workflow: Path) -> list[dict[str, Any]]:
+    [job] = yaml.safe_load(workflow.read_text())["jobs"].values()
+    found: list[dict[str, Any]] = job["steps"]
+    return found
+
+
+def test_the_workflow_runs_the_test_and_keeps_its_report(tmp_path: Path) -> None:
+    here = steps(EXAMPLE / ".github" / "workflows" / "parity.yml")
+    commands = {step["name"]: step["run"] for step in here if "run" in step}
+    assert commands["install"] == "pip install '.[test]'"
+    program, *arguments = shlex.split(commands["parity"])
+    assert program == "pytest"
+    project = tmp_path / "port"
+    shutil.copytree(EXAMPLE, project, ignore=shutil.ignore_patterns("__pycache__", "parity-report"))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:parity", "-p", "parity.plugin", *arguments],
+        cwd=project,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "GREEN: 5 figures" in done.stdout
+    assert (tmp_path / "summary.md").read_text().startswith("## Parity: GREEN\n")
+    [upload] = [step["with"] for step in here if "upload-artifact" in step.get("uses", "")]
+    assert json.loads((project / upload["path"] / "parity.json").read_text())["verdict"] == "green"
+
+
+def test_the_documents_say_how_to_use_two_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their two lines, on the example's sides."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(EXAMPLE)
+    port, reference = import_module("port"), import_module("reference")
+    module, x = reference.Block(), np.random.default_rng(0).standard_normal((8, 16))
+    tensors = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
+    names = {"block": port.block, "Block": reference.Block, "WEIGHTS": port.WEIGHTS, "x": x, "parity": parity}
+    names["params"] = Weights(port.WEIGHTS, tensors).into(tensors)
+    section = (ROOT / "docs" / "parity.md").read_text().partition("## On two machines")[2]
+    with jax.numpy_rank_promotion("allow"):  # as users have it
+        for code in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
+            exec(compile(code, "docs/parity.md", "exec"), names)
+    assert (tmp_path / "block.capsule" / "capsule.json").exists()
+
+
+def test_actions_are_those_of_our_own_workflow() -> None:
+    """Pinned, and moved together."""
+    ours = {step["uses"] for step in steps(ROOT / ".github" / "workflows" / "parity.yml") if "uses" in step}
+    theirs = {step["uses"] for step in steps(EXAMPLE / ".github" / "workflows" / "parity.yml") if "uses" in step}
+    assert theirs == ours
+    assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action) for action in theirs)
+
+
+def test_a_test_of_a_port_is_five_lines() -> None:
+    """Besides NumPy's import. The documents show the same test."""
+    text = (EXAMPLE / "test_port.py").read_text()
+    assert len([line for line in text.splitlines() if line and line != "import numpy"]) == 5
+    assert text[text.index("def test_block") :] in (ROOT / "docs" / "parity.md").read_text()

@@ -263,6 +263,13 @@ def test_each_mistake_is_one_sentence_with_both_lists(mistake: str) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_a_part_that_no_row_holds() -> None:
+    rows = {path: row for path, row in FUSED.items() if path != "blocks.value.bias"}
+    message = r"\['blocks.query.bias', 'blocks.key.bias'\] leave out 6 of its 18 numbers, and hold 0 more than once$"
+    with pytest.raises(ParityError, match=message):
+        Weights(rows, module_tensors())
+
+
 def test_layers_of_different_shapes_are_not_stacked() -> None:
     tensors = {"h.0.up": np.ones(3), "h.1.up": np.ones(4)}
     message = r"^up is to stack h.\{layer\}.up, whose layers differ in shape: h.0.up is \[3\], h.1.up is \[4\]$"

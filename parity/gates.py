@@ -15,7 +15,7 @@ from parity.jax_side import called, jax_loss
 from parity.measure import BFLOAT16, FLOAT32, Measured, ParityError, Sample, compared, quality, worst, zero_scales
 from parity.pairs import Bridge, Dtype, Result, Tensors
 from parity.projection import Inputs, rounded, varied
-from parity.torch_side import tensors_of, torch_loss
+from parity.torch_side import tensors_of, tied_names, torch_loss
 from parity.trees import is_floating
 from parity.weight_maps import WeightMap, Weights
 
@@ -48,12 +48,13 @@ def check_parity(
     whose gradient is zero in exact arithmetic (a key bias), by the module's names or, where it is part of a fused
     matrix, by our paths.
 
-    `theirs` is copied, without dropout (`eval`), and stays as it was; float64 is switched on for JAX while this runs.
-    Outputs that are whole numbers or truth values must be equal in gate 1, and are left out of the others; frozen
-    parameters are left out of gates 2 to 5. Raises ParityError, which shows both sides, for a red gate and for what
-    cannot be compared: names, shapes, dtypes, NaN on one side, a mapping that does not fit; ValueError for gates that
-    do not exist, TypeError for arguments of another kind. The tensor that an error begins with is the first that
-    differs, outputs in the order of the module's dict and parameters in that of the module; all that differ are listed.
+    `theirs` is copied, as it was before it was compiled, without dropout (`eval`), and stays as it was; float64 is
+    switched on for JAX while this runs. Outputs that are whole numbers or truth values must be equal in gate 1, and
+    are left out of the others; frozen parameters are left out of gates 2 to 5. Raises ParityError, which shows both
+    sides, for a red gate and for what cannot be compared: names, shapes, dtypes, NaN on one side, a mapping that does
+    not fit; ValueError for gates that do not exist, TypeError for arguments of another kind. The tensor that an error
+    begins with is the first that differs, outputs in the order of the module's dict and parameters in that of the
+    module; all that differ are listed.
     """
     if isinstance(gates, str) or not gates or (unknown := set(gates) - set(GATES)):
         given = gates if isinstance(gates, str) or not gates else sorted(unknown)
@@ -92,11 +93,16 @@ class OwnPair:
         inputs: Sequence[np.ndarray] | Mapping[str, np.ndarray],
         like: Any = None,
     ) -> None:
-        self.ours, self.theirs = ours, theirs
+        # What torch.compile wraps has the names that the user knows, and takes other types without compiling anew.
+        self.ours, self.theirs = ours, (theirs := getattr(theirs, "_orig_mod", theirs))
         parameters, buffers = tensors_of(theirs)
         if not parameters:
             raise ParityError("the module has no parameters, so that there is nothing to share")
-        self.map = Weights(weights, parameters | buffers, like=like, optional=buffers)
+        try:
+            self.map = Weights(weights, parameters | buffers, like=like, optional=buffers)
+        except ParityError as error:
+            tied = "; ".join(f"{other} is another name of {name}" for other, name in tied_names(theirs).items())
+            raise ParityError(f"{error} ({tied})" if tied else str(error)) from None
         shared = {name for names in self.map.ours_to_theirs.values() for name in names}
         self.weights: Tensors = rounded(
             {name: array for name, array in (parameters | buffers).items() if name in shared}, "float64", "float64"
@@ -208,7 +214,7 @@ class OwnPair:
             torch_loss = bridge.run_torch(batch).activations[_LOSS]
             for key, p in moving.items():
                 if key in silent and p.grad is not None:
-                    p.grad[torch.from_numpy(silent[key])] = 0
+                    p.grad[torch.from_numpy(silent[key]).to(p.device)] = 0
             torch.nn.utils.clip_grad_norm_(moving.values(), limit)
             theirs.step()
             losses.append((np.asarray(loss), torch_loss))

@@ -83,7 +83,9 @@ class Bridge:
     def run_torch(self, batch: Tensors) -> Result:
         """Forward and backward in PyTorch."""
         self.module.zero_grad()
-        loss, activations = self.theirs(self.module, {name: to_torch(array) for name, array in batch.items()})
+        device = next(self.module.parameters()).device
+        given = {name: to_torch(array).to(device) for name, array in batch.items()}
+        loss, activations = self.theirs(self.module, given)
         loss.backward()
         gradients = {
             name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.module.named_parameters()

@@ -89,6 +89,13 @@ def tensors_of(module: nn.Module) -> tuple[Tensors, Tensors]:
     return parameters, {name: from_torch(buffer) for name, buffer in module.named_buffers()}
 
 
+def tied_names(module: nn.Module) -> dict[str, str]:
+    """Other names of parameters that the module has in several places -> the name that `tensors_of` gives them."""
+    first = {id(parameter): name for name, parameter in module.named_parameters()}
+    every = module.named_parameters(remove_duplicate=False)
+    return {name: first[id(parameter)] for name, parameter in every if first[id(parameter)] != name}
+
+
 def to_torch(array: np.ndarray) -> torch.Tensor:
     """A tensor with these bits: NumPy's bfloat16 and PyTorch's are strangers to each other."""
     if not array.flags.writeable:

@@ -183,3 +183,31 @@ def test_the_first_difference_of_a_state_of_nnx() -> None:
     found = first_difference(function, normed(), NORMED, [X[0]], like=state)
     assert found.stage == "forward"
     assert "0.001 in ours, 1e-05 in theirs" in str(found)
+
+
+def test_a_compiled_module_goes_by_the_names_that_it_had() -> None:
+    compiled = torch.compile(torch.nn.Linear(WIDTH, 2), backend="eager")
+    check_parity(many, compiled, {"kernel": ("weight", "o i -> i o"), "bias": "bias"}, [X[0]], gates=["9", "1", "2"])
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(7, WIDTH), nn.Linear(WIDTH, 7, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.embedding(tokens))
+
+
+def test_a_tied_weight_has_one_name() -> None:
+    """The names that the module's state_dict shows are two."""
+    tokens = np.arange(5)
+
+    def tied(params: Any, tokens: jax.Array) -> jax.Array:
+        return params["table"][tokens] @ params["table"].T
+
+    check_parity(tied, Tied(), {"table": "embedding.weight"}, [tokens], gates=["9", "1", "2"])
+    message = r"misses \['embedding.weight'\] \(head.weight is another name of embedding.weight\)$"
+    with pytest.raises(ParityError, match=message):
+        check_parity(tied, Tied(), {"table": "head.weight"}, [tokens])

@@ -91,12 +91,7 @@ def _without_equal(
             continue
         words, shape = meanings[path].words, list(leaf.shape)
         tied = [one for one in candidates for other in one.aliases if "head" in other.words]
-        separate = [
-            one.name
-            for one in candidates
-            if one.layers is None or "{layer}" in one.name
-            if len(one.meaning.words & {"query", "key", "value"}) == 1 and one.meaning.words - words == set()
-        ]
+        separate = any(len(one.meaning.words & {"query", "key", "value"}) == 1 for one in candidates)
         if "head" in words and tied:
             said[path] = f"{shape}; the module shares its head with {tied[0].name}: tie yours too, or untie theirs"
         elif {"key", "value"} <= words and separate:

@@ -58,6 +58,8 @@ _MLP = frozenset(["mlp", "ffn", "ff", "feedforward", "intermediate", "denserelud
 _EMBEDDING = frozenset(["embed", "embeds", "embedding", "embeddings", "embedder", "wte", "wpe", "shared", "emb"])
 _HEAD = frozenset(["head", "predictions", "cls", "classifier", "logits", "unembed", "unembedding", "generator"])
 _NORM = frozenset(["norm", "ln", "layernorm", "rmsnorm", "rms", "bn", "batchnorm", "groupnorm", "gn"])
+_NORM_PLACES = {"input": "attention", "before": "attention", "post": "mlp", "after": "mlp"}
+"""Names of Llama and ViT: the norm after attention stands before the feed-forward layer."""
 _SIDES = {
     **dict.fromkeys(("encoder", "source", "src", "enc"), "encoder"),
     **dict.fromkeys(("decoder", "target", "tgt", "trg", "dec"), "decoder"),
@@ -120,7 +122,7 @@ class _Reader:
         self.one, self.ranks = one, ranks
         self.place: str | None = None
         self.found: set[str] = set()
-        self.norm = "Norm" in one.kind or one.said in ("scale", "gamma")
+        self.norm = "Norm" in one.kind or one.said in ("scale", "gamma", "g")
         self.ordinal: tuple[int, int] | None = None
         self.spoken, self.depth = 0, 0
         self.in_layer = False
@@ -182,16 +184,15 @@ class _Reader:
             words -= _SIDES.keys()
         elif attends or words == {"self", "attn"}:
             self.place = self.place if self.place == "cross" else "attention"
-        elif words & _MLP or words == {"feed", "forward"}:
+        elif words & _MLP or words in ({"feed", "forward"}, {"dense", "relu"}):
             self.place = "mlp"
         elif words & _EMBEDDING:
             self.place = "embedding"
         elif words & _HEAD:
             self.place = "head"
         self.norm = self.norm or bool(words & _NORM)
-        if words & _NORM and words & {"post", "input"}:
-            # Llama's names: the norm after attention stands before the feed-forward layer.
-            self.place = {"post": "mlp", "input": "attention"}[(words & {"post", "input"}).pop()]
+        for word in words & _NORM_PLACES.keys() if words & _NORM else ():
+            self.place = _NORM_PLACES[word]
         for word in words:
             if word in _SIDES:
                 self.found.add(_SIDES[word])
@@ -199,7 +200,7 @@ class _Reader:
                 self.found.add(_SYNONYMS.get(word, word))
 
     def _norm(self) -> None:
-        self.found -= {"post", "input", "pre", "layer", "output", "dense", "f"}
+        self.found -= {*_NORM_PLACES, "pre", "layer", "output", "dense", "f"}
         self.found.add("norm")
         if self.place is not None:
             self.found.discard("final")
@@ -241,7 +242,7 @@ class _Reader:
             role = (("gate", "up") if "wi" in words else ("up", "down"))[ordinal[0]]
         elif words & {"down", "wo", "out", "output"} or self.one.parts[-1] == ("c", "proj"):
             role = "down"
-        elif words & {"up", "wi", "in", "input", "intermediate"} or "fc" in words:
+        elif words & {"up", "wi", "ih", "in", "input", "intermediate"} or "fc" in words:
             role = "up"
         if role is not None:
             self.ordinal = None

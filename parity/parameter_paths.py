@@ -8,7 +8,7 @@ from typing import Literal
 Leaf = Literal["weight", "bias", "mean", "variance"]
 
 LEAVES: dict[str, Leaf] = {
-    **dict.fromkeys(("weight", "kernel", "scale", "embedding", "w", "gamma", "weights"), "weight"),
+    **dict.fromkeys(("weight", "kernel", "scale", "embedding", "w", "gamma", "g", "weights"), "weight"),
     **dict.fromkeys(("bias", "beta", "b", "biases"), "bias"),
     "mean": "mean",
     **dict.fromkeys(("var", "variance"), "variance"),
@@ -48,7 +48,7 @@ def split_path(path: str, kind: str) -> SplitPath:
     else:
         if last and (short := _SHORT.fullmatch(last[0])):
             said, leaf = short[1], LEAVES[short[1]]
-            last = (short[2], *last[1:])
+            last = ({"i": "ih", "h": "hh"}.get(short[2], short[2]), *last[1:])
     if not said and kind == "1":
         # In a list by itself, (matrix, vector): the vector is a bias.
         leaf = "bias"

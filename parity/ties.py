@@ -113,20 +113,21 @@ class Ties:
             for _, path, candidate in sorted(found, key=lambda each: -each[0]):
                 yield {path: candidate}
             return
-        ways: dict[object, dict[tuple[str, object], Candidate]] = {}
+        ways: dict[object, dict[str, Candidate]] = {}
         for one in group:
             for candidate in (one.chosen, *one.others):
                 layout = candidate.layout
                 if candidate.tensor.name == name and layout.part is not None:
-                    style = layout.fused, layout.theirs, layout.ours
-                    ways.setdefault(style, {})[one.leaf.path, layout.part] = candidate
-        places = [one.leaf.path for one in group]
+                    style = layout.fused, layout.theirs, layout.ours if layout.fused else None
+                    ways.setdefault(style, {})[one.leaf.path] = candidate
         for way in ways.values():
-            kinds = list(dict.fromkeys(part for _, part in way))
-            for order in permutations(kinds, len(places)):
-                chosen = {path: way.get((path, part)) for path, part in zip(places, order, strict=True)}
-                if all(chosen.values()):
-                    yield {path: one for path, one in chosen.items() if one is not None}
+            own = [one.layout.part for one in way.values()]
+            for order in permutations(own) if len(way) == len(group) else ():
+                if all(_size(part) == _size(before) for part, before in zip(order, own, strict=True)):
+                    yield {
+                        path: replace(one, layout=replace(one.layout, part=part))
+                        for (path, one), part in zip(way.items(), order, strict=True)
+                    }
 
     def _alike(self, one: Proposal) -> Iterator[tuple[str, np.ndarray]]:
         """Numbers for a tensor that are the same for all that could stand in its place, and in all its layouts."""
@@ -170,11 +171,9 @@ class Ties:
                 chosen = (same or near or rest or [one.chosen])[0]
                 taken.add(chosen.column)
             new = replace(one, chosen=chosen, free=path in free)
-            if chosen is not one.chosen:
-                named = one.chosen.tensor.name if one.chosen.tensor.name != chosen.tensor.name else "laid out otherwise"
-                how = (
-                    "tie broken by running both" if path in fixed else "left over by the rows that running both decided"
-                )
+            if (chosen.column, chosen.layout) != (one.chosen.column, one.chosen.layout):
+                how = "tie broken by running both" if path in fixed else "left over by rows that running both decided"
+                named = _told(one.chosen, chosen)
                 new.reason = f"{how}; by name it would be {named}" if one.sure else how
                 new.sure = path in fixed
             elif path in fixed and not one.sure:
@@ -183,6 +182,21 @@ class Ties:
                 new.reason, new.sure = "unsure: running both with it differs", False
             settled.append(new)
         return settled
+
+
+def _told(named: Candidate, chosen: Candidate) -> str:
+    """In what the candidate that names speak for differs from the one that was chosen."""
+    if named.tensor.name != chosen.tensor.name:
+        return named.tensor.name
+    pattern, _, part = named.layout.pattern()
+    if named.layout.part != chosen.layout.part and pattern == chosen.layout.pattern()[0]:
+        return ", ".join(f"{axis} {rows}" for axis, rows in part.items())
+    return pattern
+
+
+def _size(part: int | tuple[int, int] | None) -> int:
+    """How many rows a part has; 0 for one of parts of equal size."""
+    return part[1] - part[0] if isinstance(part, tuple) else 0
 
 
 class _Probe:

@@ -1,0 +1,186 @@
+"""What names cannot decide `match_weights` decides by running both: orders, orientations, fused projections."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from parity import Weight, WeightMatch, match_weights
+
+WIDTH, HEADS, HEAD = 16, 4, 4
+X = np.random.default_rng(0).standard_normal((2, 5, WIDTH))
+
+
+@pytest.fixture(autouse=True)
+def _as_a_user_has_it() -> Iterator[None]:
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def shape(*sizes: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, jnp.float32)
+
+
+def names(match: WeightMatch) -> dict[str, str]:
+    return {row.ours: row.theirs if isinstance(row.theirs, str) else row.theirs.name for row in match.rows}
+
+
+class Attention(nn.Module):
+    """Self-attention whose projections are fused in some order, all of one after the other or head by head."""
+
+    def __init__(self, order: str, by_heads: bool, groups: int) -> None:
+        super().__init__()
+        self.order, self.by_heads, self.groups = order, by_heads, groups
+        self.widths = [HEAD * (HEADS if name == "q" else groups) for name in order]
+        self.fused, self.out = nn.Linear(WIDTH, sum(self.widths)), nn.Linear(WIDTH, WIDTH)
+        self.num_heads = HEADS
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.by_heads:
+            parts = self.fused(x).view(*x.shape[:2], HEADS, 3, HEAD).permute(3, 0, 2, 1, 4)
+        else:
+            parts = [
+                part.view(*x.shape[:2], -1, HEAD).transpose(1, 2) for part in self.fused(x).split(self.widths, dim=-1)
+            ]
+        held = dict(zip(self.order, parts, strict=True))
+        key, value = (held[name].repeat_interleave(HEADS // held[name].shape[1], 1) for name in "kv")
+        weights = (held["q"] @ key.mT / HEAD**0.5).softmax(-1)
+        return self.out((weights @ value).transpose(1, 2).flatten(-2))
+
+
+def attention(p: Any, x: jax.Array) -> jax.Array:
+    query, key, value = (
+        jnp.einsum("btd,dhc->bhtc", x, p[name]["kernel"]) + p[name]["bias"][:, None]
+        for name in ("query", "key", "value")
+    )
+    key, value = (jnp.repeat(each, HEADS // each.shape[1], 1) for each in (key, value))
+    weights = jax.nn.softmax(query @ key.swapaxes(-1, -2) / HEAD**0.5)
+    return jnp.einsum("bhtc,hco->bto", weights @ value, p["out"]["kernel"]) + p["out"]["bias"]
+
+
+@pytest.mark.parametrize(
+    ("order", "by_heads", "groups"),
+    [("qkv", False, 4), ("qkv", True, 4), ("kqv", False, 4), ("vkq", True, 4), ("qkv", False, 2), ("qvk", False, 2)],
+)
+def test_the_order_of_fused_projections_is_found(order: str, by_heads: bool, groups: int) -> None:
+    heads = {"query": HEADS, "key": groups, "value": groups}
+    params: dict[str, Any] = {
+        name: {"kernel": shape(WIDTH, number, HEAD), "bias": shape(number, HEAD)} for name, number in heads.items()
+    }
+    params["out"] = {"kernel": shape(HEADS, HEAD, WIDTH), "bias": shape(WIDTH)}
+    match = match_weights(params, Attention(order, by_heads, groups), ours=attention, inputs=[X])
+    assert match.verified, match.figures
+    kernels = [match.weights[f"{name}.kernel"] for name in heads]
+    assert all(isinstance(row, Weight) and row.name == "fused.weight" for row in kernels)
+    found = [next(iter(row.part.values())) for row in kernels if isinstance(row, Weight)]
+    assert sorted(range(3), key=lambda n: found[n]) == ["qkv".index(name) for name in order]
+
+
+class Layers(nn.Sequential):
+    def __init__(self) -> None:
+        wide = [nn.Linear(WIDTH, WIDTH) for _ in range(3)]
+        super().__init__(wide[0], nn.Tanh(), wide[1], nn.Tanh(), wide[2])
+
+
+PLAIN = [(shape(WIDTH, WIDTH), shape(WIDTH)) for _ in range(3)]
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize("backwards", [True, False])
+def test_square_matrices_in_a_list_without_names(transposed: bool, backwards: bool) -> None:
+    def ours(layers: Any, x: jax.Array) -> jax.Array:
+        for place, (matrix, bias) in enumerate(reversed(layers) if backwards else layers):
+            x = (jnp.tanh(x) if place else x) @ (matrix.T if transposed else matrix) + bias
+        return x
+
+    match = match_weights(PLAIN, Layers(), ours=ours, inputs=[X])
+    assert match.verified, match.figures
+    order = (4, 2, 0) if backwards else (0, 2, 4)
+    assert names(match) == {
+        f"{layer}.{place}": f"{number}.{leaf}"
+        for layer, number in enumerate(order)
+        for place, leaf in enumerate(("weight", "bias"))
+    }
+    assert {isinstance(match.weights[f"{layer}.0"], str) for layer in range(3)} == {transposed}
+    # Without running, it does not know which way they lie, and says so.
+    assert {row.ours for row in match_weights(PLAIN, Layers()).unsure} == {"0.0", "1.0", "2.0"}
+
+
+class Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.bn = nn.Conv1d(6, 6, 3), nn.Conv1d(6, 6, 3), nn.BatchNorm1d(6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.bn(self.first(x))))
+
+
+@pytest.mark.parametrize("layout", ["OIH", "HIO", "HOI"])
+def test_kernels_with_as_many_inputs_as_outputs(layout: str) -> None:
+    def convolve(p: Any, x: jax.Array) -> jax.Array:
+        dimensions = ("NCH", layout, "NCH")
+        return jax.lax.conv_general_dilated(x, p["w"], (1,), "VALID", dimension_numbers=dimensions) + p["b"][:, None]
+
+    def ours(p: Any, x: jax.Array) -> jax.Array:
+        x, norm = convolve(p["c1"], x), {name: leaf[:, None] for name, leaf in p["norm"].items()}
+        x = (x - norm["mean"]) / jnp.sqrt(norm["var"] + 1e-5) * norm["scale"] + norm["bias"]
+        return convolve(p["c2"], jax.nn.relu(x))
+
+    sizes = {"O": 6, "I": 6, "H": 3}
+    layer = {"w": shape(*(sizes[axis] for axis in layout)), "b": shape(6)}
+    params = {"c1": layer, "c2": layer, "norm": {name: shape(6) for name in ("mean", "var", "scale", "bias")}}
+    images = np.random.default_rng(0).standard_normal((2, 6, 9))
+    match = match_weights(params, Convolutions(), ours=ours, inputs=[images])
+    assert match.verified, match.figures
+    assert names(match) == {
+        "c1.w": "first.weight",
+        "c1.b": "first.bias",
+        "c2.w": "second.weight",
+        "c2.b": "second.bias",
+        "norm.mean": "bn.running_mean",
+        "norm.var": "bn.running_var",
+        "norm.scale": "bn.weight",
+        "norm.bias": "bn.bias",
+    }
+
+
+def linear(rows: int, columns: int) -> dict[str, Any]:
+    return {"kernel": shape(rows, columns), "bias": shape(columns)}
+
+
+def test_names_of_pytorchs_transformer() -> None:
+    """Layers that lie apart, three norms that are only numbered, two fused attentions in one layer."""
+    norm = {"scale": shape(WIDTH), "bias": shape(WIDTH)}
+    heads: dict[str, Any] = {
+        name: {"kernel": shape(WIDTH, HEADS, HEAD), "bias": shape(HEADS, HEAD)} for name in ("query", "key", "value")
+    }
+    heads["out"] = {"kernel": shape(HEADS, HEAD, WIDTH), "bias": shape(WIDTH)}
+    encoder = {
+        "attention": heads,
+        "ln1": norm,
+        "ln2": norm,
+        "mlp": {"fc1": linear(WIDTH, 24), "fc2": linear(24, WIDTH)},
+    }
+    decoder = encoder | {"cross_attention": heads, "ln3": norm}
+    params: Mapping[str, Any] = {"encoder_0": encoder, "encoder_1": encoder, "decoder_0": decoder, "decoder_1": decoder}
+    final = {"encoder_norm": norm, "decoder_norm": norm}
+    match = match_weights({**params, **final}, nn.Transformer(WIDTH, HEADS, 2, 2, 24, batch_first=True))
+    assert not match.unsure
+    assert not match.unmatched_ours
+    assert not match.unmatched_theirs
+    found = names(match)
+    for stack, layer in (("encoder", 0), ("encoder", 1), ("decoder", 0), ("decoder", 1)):
+        ours, theirs = f"{stack}_{layer}", f"{stack}.layers.{layer}"
+        assert found[f"{ours}.ln1.scale"] == f"{theirs}.norm1.weight"
+        assert found[f"{ours}.ln2.bias"] == f"{theirs}.norm2.bias"
+        assert found[f"{ours}.mlp.fc2.bias"] == f"{theirs}.linear2.bias"
+        assert found[f"{ours}.attention.key.kernel"] == f"{theirs}.self_attn.in_proj_weight"
+        assert found[f"{ours}.attention.out.kernel"] == f"{theirs}.self_attn.out_proj.weight"
+        if stack == "decoder":
+            assert found[f"{ours}.ln3.scale"] == f"{theirs}.norm3.weight"
+            assert found[f"{ours}.cross_attention.value.bias"] == f"{theirs}.multihead_attn.in_proj_bias"

@@ -14,6 +14,7 @@ from parity.answer import Difference
 from parity.held_weights import wrong_weights
 from parity.locate import located
 from parity.measure import ParityError
+from parity.one_step import Optimizer, stepped
 from parity.pairs import Bridge, Tensors, from_torch, to_torch
 from parity.projection import projection
 from parity.sides import Sides, double, is_array
@@ -29,6 +30,7 @@ def first_difference(
     params: Any = None,
     like: Any = None,
     backward: bool = True,
+    optimizer: Optimizer | None = None,
     name: str = "pair",
 ) -> Difference:
     """Finds the first place where `ours(params, *inputs)` and `theirs(*inputs)` part: forward, then backward.
@@ -39,8 +41,10 @@ def first_difference(
 
     `weights` says which of the module's weights each of our parameters holds (`like` where these are not nested dicts);
     our parameters are then made of the module's. Given `params` as well, they are compared by it first, by name. Given
-    `params` alone, weights are matched by their numbers, and gradients are not compared. Inputs are arrays, in order
-    or by keyword. All is computed in float64, without dropout; `theirs` stays as it was.
+    `params` alone, weights are matched by their numbers, and gradients are not compared. Where forward and backward
+    agree, one step of `optimizer` (a transformation of optax, a function from parameters to one of PyTorch) is taken on
+    both sides. Inputs are arrays, in order or by keyword. All is computed in float64, without dropout; `theirs` stays
+    as it was.
 
     Raises ParityError where the two cannot be compared: no weights, outputs without a common name, other shapes.
     """
@@ -74,7 +78,10 @@ def first_difference(
         names = _common(*_outputs(run_ours, run_theirs, module, params, arrays))
         mine, their = ({name: pair[side] for name, pair in names.items()} for side in (0, 1))
         sides = Sides(_with_loss(run_ours, mine), _with_loss(run_theirs, their), module, params, arrays, back)
-        return located(sides, backward=backward and back is not None, name=name)
+        found = located(sides, backward=backward and back is not None, name=name)
+        if found or optimizer is None or back is None:
+            return found
+        return stepped(sides, mapping.into, optimizer, name)
 
 
 def _with_loss(run: Callable[..., dict[str, Any]], names: Mapping[str, str]) -> Any:

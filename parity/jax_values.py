@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from parity.values import Place, Value, Values
+from parity.values import NOWHERE, Place, Value, Values
 
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
 """Primitives that are nothing but the program inside; it is run in their place."""
@@ -189,7 +189,8 @@ class _Run:
         before = self.values.rows[known.number]
         if before.operation == "stack of layers" and len(before.inputs) == before.shape[0]:
             return Known(array, before.inputs[i])
-        row = Value("operation", "layer row", (known.number,), layer=layer, name=before.name, backward=before.backward)
+        place = self._outer[-1][0] if self._outer else NOWHERE
+        row = Value("operation", "layer row", (known.number,), before.name, "", place, layer, backward=before.backward)
         return Known(array, self.values.add(row, array))
 
     def _while(self, eqn: JaxprEqn, ins: list[Known], layer: tuple[int, ...]) -> list[Known]:
@@ -213,15 +214,17 @@ class _Run:
             return outer
         key = id(traceback), self._outer[-1] if self._outer else None
         if key not in self._places:
-            frames = []
+            frames, fallback = [], None
             for frame in traceback.frames:
                 library = any(part in frame.file_name for part in _LIBRARIES)
                 if function and library and frame.function_name.split(".")[-1] == function:
                     break
                 if not library and not frame.file_name.startswith("<"):
                     frames.append(frame)
+                elif fallback is None and "site-packages/optax/" in frame.file_name:
+                    fallback = frame  # the optimizer is what is asked about, where nobody wrote anything around it
             chain = tuple(f"{frame.function_name}:{frame.line_num}" for frame in reversed(frames[:12]))
-            first = frames[0] if frames else None
+            first = frames[0] if frames else None if outer.file else fallback
             self._places[key] = (
                 outer if first is None else Place(first.file_name, first.line_num, first.function_name, chain)
             )

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,14 +12,25 @@ from parity.answer import Difference, Stage
 from parity.fingerprints import BAR, fingerprint
 from parity.inherited import Origin, origin_of_order
 from parity.regions import Equal, Start, anchors, paired, paired_backward, starts
-from parity.sides import Sides
 from parity.values import Site, Values
+
+
+class Runs(Protocol):
+    """What can be run again, to look at values that were let go."""
+
+    held_by: dict[str, list[tuple[str, int | None]]]
+
+    def run_ours(self, backward: bool, keep: frozenset[int] = ...) -> Values:
+        """Our values."""
+
+    def run_theirs(self, backward: bool, keep: frozenset[int] = ...) -> Values:
+        """Their values."""
 
 
 class Lens:
     """Looks at the place where two sides part."""
 
-    def __init__(self, sides: Sides, ours: Values, theirs: Values, *, backward: bool) -> None:
+    def __init__(self, sides: Runs, ours: Values, theirs: Values, *, backward: bool) -> None:
         self.sides, self.ours, self.theirs, self.backward = sides, ours, theirs, backward
 
     def want(self, ours: Sequence[int], theirs: Sequence[int]) -> None:
@@ -80,7 +91,7 @@ class Lens:
         wrong = self._read_by_both(first, second, equal) if together else None
         scene = kinds.Scene(ours, theirs, equal, first, second, self.array, {})
         kind = wrong or (kinds.kind(scene) if together else None)
-        places = self._places(first, second)
+        places = self._places(first, second, kind)
         agreed = tuple((ours.site(i), theirs.site(j)) for i, j in scene.shared)
         if wrong:
             about |= {"parameters": (wrong,)}
@@ -104,11 +115,25 @@ class Lens:
             found.append(starts(values, same, forced, backward=self.backward))
         return found[0], found[1]
 
-    def _places(self, first: Start, second: Start) -> tuple[Site, Site]:
+    def _places(self, first: Start, second: Start, kind: str | None) -> tuple[Site, Site]:
         """Both sites; those of constants without an equal, where both sides read some."""
         if first.constants and second.constants:
             return self.ours.site(first.constants[0]), self.theirs.site(second.constants[0])
-        return self.ours.site(first.number), self.theirs.site(second.number)
+        alone = kind is not None and re.search("(multiplies by|adds) .* (does not|goes on without it)", kind)
+        return self._shown(self.ours, first, bool(alone)), self._shown(self.theirs, second, bool(alone))
+
+    @staticmethod
+    def _shown(values: Values, start: Start, other_side_alone: bool) -> Site:
+        """The place of a start; a slice or a view shows nothing: what it is of, or what is made of it."""
+        number = start.number
+        if not values.copies(number):
+            return values.site(number)
+        before = [i for i in start.agreed if values.rows[i].kind == "operation"]
+        if other_side_alone and before:
+            return values.site(before[0])
+        while values.copies(number) and (after := values.readers(number)):
+            number = after[0]
+        return values.site(number)
 
     def _read_by_both(self, first: Start, second: Start, equal: Equal) -> str | None:
         """What is wrong with the weights that the two places read: another one, or transposed."""

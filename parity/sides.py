@@ -18,8 +18,6 @@ from parity.values import Values
 from parity.weight_maps import paths
 
 Outputs = Mapping[str, Any]
-Optimizer = tuple[Any, Callable[..., torch.optim.Optimizer]]
-"""(a transformation of optax, a function from parameters to an optimizer of PyTorch)."""
 _GRADIENT = "the gradient of "
 
 

@@ -214,6 +214,12 @@ class Values:
         live = self.live()
         return Index([row.features if i in live else None for i, row in enumerate(self.rows)])
 
+    def copies(self, number: int) -> bool:
+        """Whether a value is nothing but another one in another shape."""
+        row = self.rows[number]
+        same_type = all(self.rows[i].dtype == row.dtype for i in row.inputs if self.rows[i].data)
+        return row.kind == "operation" and same_type and _copies(row.operation)
+
     def leaf(self, number: int) -> int | None:
         """The parameter or input of which a value is a copy: a transpose, a slice, a reshaped one, one times 1."""
         while (row := self.rows[number]).kind == "operation":

@@ -1,11 +1,13 @@
 """`first_difference` on a small GPT of its own: equal pairs are equal, and each fault is named where it is."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
 from torch import nn
@@ -201,3 +203,24 @@ def test_our_own_parameters_are_compared_by_name_first(module: nn.Module) -> Non
 def test_outputs_of_other_shapes_are_refused(module: nn.Module) -> None:
     with pytest.raises(ParityError, match=r"shapes differ: ours \[2, 1, 31\], theirs \[2, 9, 31\]"):
         first_difference(lambda p, ids: ours()(p, ids)[:, :1], module, WEIGHTS, [TOKENS])
+
+
+@pytest.mark.parametrize(
+    ("ours_takes", "theirs_takes", "said"),
+    [
+        (optax.adamw(1e-3, weight_decay=0.01), partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.1), "another decay"),
+        (optax.sgd(2e-3), partial(torch.optim.SGD, lr=1e-3), "ours is 2 times theirs"),
+        (optax.adamw(1e-3, weight_decay=0.01, eps=1e-6), partial(torch.optim.AdamW, lr=1e-3), "the step of"),
+    ],
+)
+def test_the_step_of_an_optimizer(module: nn.Module, ours_takes: Any, theirs_takes: Any, said: str) -> None:
+    found = first_difference(ours(), module, WEIGHTS, [TOKENS], optimizer=(ours_takes, theirs_takes))
+    assert found.stage == "optimizer"
+    assert said in found.differing[0]
+    assert found.theirs is not None
+    assert "optim" in found.theirs.file
+
+
+def test_the_same_optimizer_is_the_same(module: nn.Module) -> None:
+    both = optax.adamw(1e-3, weight_decay=0.01), partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.01)
+    assert not first_difference(ours(), module, WEIGHTS, [TOKENS], optimizer=both)

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from parity.answer import Difference
+from parity.difference import first_difference
 from parity.jax_side import called, jax_loss
 from parity.measure import BFLOAT16, FLOAT32, Measured, ParityError, Sample, compared, quality, worst, zero_scales
 from parity.pairs import Bridge, Dtype, Result, Tensors
@@ -33,6 +35,7 @@ def check_parity(
     gates: Sequence[str] = ("9", "1", "2", "3", "5"),
     zero_gradients: Sequence[str] = (),
     like: Any = None,
+    explain: bool = True,
     name: str = "pair",
 ) -> list[Measured]:
     """Runs gates on `ours(params, *inputs)` and `theirs(*inputs)`, prints a line each, and returns the figures.
@@ -54,7 +57,8 @@ def check_parity(
     sides, for a red gate and for what cannot be compared: names, shapes, dtypes, NaN on one side, a mapping that does
     not fit; ValueError for gates that do not exist, TypeError for arguments of another kind. The tensor that an error
     begins with is the first that differs, outputs in the order of the module's dict and parameters in that of the
-    module; all that differ are listed.
+    module; all that differ are listed. Where gate 1 or 2 is red and `explain` is true, `first_difference` is asked
+    where the two part: its answer is the error's `difference`, and a note below its message.
     """
     if isinstance(gates, str) or not gates or (unknown := set(gates) - set(GATES)):
         given = gates if isinstance(gates, str) or not gates else sorted(unknown)
@@ -78,8 +82,27 @@ def check_parity(
             except ParityError as error:
                 named = ParityError(f"{name}: {error}")
                 named.figures = (*figures, *error.figures)
+                if explain and gate in ("1", "2"):
+                    named.difference = searched(ours, theirs, weights, inputs, like=like, name=name)
+                    named.add_note(str(named.difference))
                 raise named from None
         return figures
+
+
+def searched(
+    ours: Callable[..., Any],
+    theirs: nn.Module,
+    weights: WeightMap,
+    inputs: Sequence[np.ndarray] | Mapping[str, np.ndarray],
+    *,
+    like: Any = None,
+    name: str = "pair",
+) -> Difference | str:
+    """`first_difference`, or why it found none: a search that breaks must not hide the gate that is red."""
+    try:
+        return first_difference(ours, theirs, weights, inputs, like=like, name=name)
+    except Exception as error:
+        return f"where they part was not found ({type(error).__name__}: {' '.join(str(error).split())})"
 
 
 class OwnPair:

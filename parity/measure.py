@@ -19,7 +19,7 @@ class ParityError(AssertionError):
     figures: "tuple[Measured, ...]" = ()
     """What had been measured, the red figure last; without it where there is none, since the two cannot be compared."""
     difference: Any = None
-    """The `Difference` that was found, where one was looked for."""
+    """The `Difference` that was found, where one was looked for; a sentence where the search itself failed."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ class Parity:
         inputs: Any,
         *,
         name: str = "pair",
+        explain: bool = True,
         **options: Any,
     ) -> "list[Measured]":
         """`parity.check_parity`, with the same arguments; raises ParityError where it does.
@@ -45,13 +46,13 @@ class Parity:
         """
         __tracebackhide__ = True
         from parity import ParityError, check_parity
+        from parity.gates import searched
 
         try:
-            figures = check_parity(ours, theirs, weights, inputs, name=name, **options)
+            figures = check_parity(ours, theirs, weights, inputs, name=name, explain=False, **options)
         except ParityError as error:
-            found = error.difference
-            if found is None:
-                found = _searched(ours, theirs, weights, inputs, name, options.get("like"))
+            like = options.get("like")
+            found = searched(ours, theirs, weights, inputs, like=like, name=name) if explain else None
             self._record(name, error.figures, str(error), found)
             raise error.with_traceback(None) from None
         self._record(name, figures)
@@ -96,18 +97,6 @@ class Parity:
         ]
         about = {"name": name, "figures": rows, "ulps": ulps, "error": error, "device": _device()}
         self._note(about | _answer(found))
-
-
-def _searched(ours: Any, theirs: Any, weights: Any, inputs: Any, name: str, like: Any) -> "Difference | str | None":
-    """The first difference, or why there is none: a search that breaks must not hide the gate that is red."""
-    try:
-        from parity import first_difference
-    except ImportError:
-        return None
-    try:
-        return first_difference(ours, theirs, weights, inputs, name=name, like=like)
-    except Exception as error:
-        return f"where they part was not found ({type(error).__name__}: {' '.join(str(error).split())})"
 
 
 def _answer(found: "Difference | str | None") -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The public gates, on a small pair that is not ours."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from parity import Difference, ParityError, assert_parity
+from parity import check_parity as check_and_explain
 from parity.gates import OwnPair
-from parity_tests import ParityError, assert_parity, check_parity
 
+check_parity = partial(check_and_explain, explain=False)
 WEIGHTS = {"up.kernel": ("up.weight", "o i -> i o"), "up.bias": "up.bias", "scale": "norm.weight", "shift": "norm.bias"}
 X = np.random.default_rng(0).standard_normal((5, 4))
 
@@ -259,3 +262,27 @@ def test_tensors_of_either_framework_can_be_compared() -> None:
     assert assert_parity("own", {"x": jnp.ones(2, jnp.bfloat16)}, {"x": narrow}).worst == 0
     with pytest.raises(ParityError, match="complex"):
         assert_parity("own", {"x": np.ones(2, complex)}, {"x": np.ones(2, complex)})
+
+
+@pytest.mark.parametrize(("function", "line"), [(off, "array * (1 + 1e-9)"), (detached, "stop_gradient")])
+def test_a_red_gate_says_where_the_two_part(function: Any, line: str, module: Module) -> None:
+    with pytest.raises(ParityError) as error:
+        check_and_explain(function, module, WEIGHTS, [X], gates=["1", "2"])
+    found = error.value.difference
+    assert isinstance(found, Difference)
+    assert found.stage == ("forward" if function is off else "backward")
+    assert found.ours is not None
+    assert line in found.ours.source
+    assert error.value.__notes__ == [str(found)]
+    assert str(error.value).startswith("pair: gate ")
+    assert str(found) not in str(error.value)
+
+
+def test_a_search_that_breaks_hides_no_red_gate(module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr("parity.gates.first_difference", broken)
+    with pytest.raises(ParityError, match=r"gate 1 activations: 1.00e-09") as error:
+        check_and_explain(off, module, WEIGHTS, [X], gates=["1"])
+    assert error.value.__notes__ == ["where they part was not found (RuntimeError: two lines)"]

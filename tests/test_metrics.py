@@ -82,7 +82,7 @@ def test_a_run_that_continues_keeps_the_good_lines_and_the_damaged_file(tmp_path
     assert [row["step"] for row in read_metrics(path)] == [1, 2, 4, 5, 6]
     assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == before
     assert "line 3" in log.notes[0]
-    assert log.notes[0].endswith("; the file as it was is metrics.jsonl.damaged")
+    assert log.notes[0].endswith("; the original file is metrics.jsonl.damaged")
     again = MetricsLog(RunFolder(tmp_path), 6)
     again.close()
     assert again.notes == []

@@ -20,38 +20,38 @@ class Sequences(NamedTuple):
     """W sequences of new tokens for each of B prompts, best first."""
 
     tokens: Int[Array, "B W M"]
-    """Behind the last token of a sequence, the end token fills the row."""
+    """After its last token, a row is filled with the end token."""
     lengths: Int[Array, "B W"]
-    """The end token counts."""
+    """The number of tokens, the end token included."""
     scores: Float[Array, "B W"]
     exist: Bool[Array, "B W"]
-    """False: it only fills the place, with a score below all."""
+    """Whether there is a sequence; otherwise the score is below all others."""
 
     def take(self, chosen: Int[Array, "B w"]) -> "Sequences":
-        """The sequences with the numbers `chosen`, in that order."""
+        """Returns the sequences with the numbers `chosen`, in that order."""
         tokens = jnp.take_along_axis(self.tokens, chosen[:, :, None], axis=1)
         return Sequences(tokens, *(jnp.take_along_axis(x, chosen, axis=1) for x in self[1:]))
 
     def best(self, count: int) -> "Sequences":
-        """The `count` with the highest scores."""
+        """Returns the `count` sequences with the highest scores."""
         return self.take(jax.lax.top_k(self.scores, count)[1])
 
 
 class Beams(NamedTuple):
-    """Where a beam search stands."""
+    """The state of a beam search."""
 
     running: Sequences
-    """Unfinished; their scores are sums of log-probabilities."""
+    """Unfinished sequences; their scores are sums of log-probabilities."""
     finished: Sequences
-    """Their scores are divided by the length penalty."""
+    """Finished sequences; their scores are divided by the length penalty."""
     improvable: Bool[Array, " B"]
-    """An unfinished sequence might still overtake a finished one."""
+    """Whether an unfinished sequence might still overtake a finished one."""
     seen: Bool[Array, "B W V"] | None
     cache: Cache
     made: Int[Array, ""]
-    """Tokens of the unfinished sequences."""
+    """How many tokens the unfinished sequences have."""
     broken: Bool[Array, ""]
-    """An unfinished sequence had NaN among its logits."""
+    """Whether an unfinished sequence had NaN among its logits."""
 
 
 @partial(jax.jit, static_argnames=("net", "slots", "room"))
@@ -67,11 +67,11 @@ def search(
     slots: int,
     room: int,
 ) -> tuple[Sequences, Bool[Array, ""]]:
-    """The `num_beams` best continuations of each prompt that the search finds, and whether a logit was NaN.
+    """Searches for the `num_beams` best continuations of each prompt; also returns whether a logit was NaN.
 
-    Every step looks at the 2 W best continuations of the W unfinished sequences. Of the first W, those that end, or are
-    as long as `limits` allows (at most `room`, M), compete for the W finished places. Of those that do not end, the W
-    best go on.
+    Every step considers the 2 W best continuations of the W unfinished sequences. Those among the first W that end, or
+    are as long as `limits` allows (at most `room`, M), compete for the W finished places. The W best of those that do
+    not end continue.
     """
     batch, width = len(prompt), rules.num_beams
     logits, cache = prefill(net, params, prompt, mask, source, slots)
@@ -85,7 +85,7 @@ def search(
         None if rules.repetition_penalty is None else jnp.repeat(occurring(net, prompt, mask)[:, None], width, axis=1)
     )
     beams = Beams(
-        # At first all beams are alike, and one of them is enough.
+        # At first all beams are equal, so one of them is enough.
         nothing._replace(scores=nothing.scores.at[:, 0].set(0), exist=nothing.exist.at[:, 0].set(True)),
         nothing,
         jnp.ones(batch, bool),
@@ -109,7 +109,7 @@ def search(
 
 
 def _closed(rules: Rules, beams: Beams) -> Bool[Array, " B"]:
-    """The prompts whose finished sequences are final."""
+    """Returns which prompts' finished sequences are final."""
     full = beams.finished.exist.all(1) if rules.early_stopping is True else False
     return ~beams.improvable | full
 
@@ -117,7 +117,7 @@ def _closed(rules: Rules, beams: Beams) -> Bool[Array, " B"]:
 def _extended(
     rules: Rules, beams: Beams, logits: Float[Array, "B W V"], limits: Int[Array, " B"], end_id: Array
 ) -> Beams:
-    """The beams with one more token."""
+    """Returns the beams with one more token."""
     (batch, width, vocabulary), running, closed = logits.shape, beams.running, _closed(rules, beams)
     broken = jnp.isnan(logits).any((1, 2)) & ~closed & (beams.made < limits)
     log_probabilities = jax.nn.log_softmax(logits, axis=-1)
@@ -151,7 +151,7 @@ def _extended(
         seen = seen.reshape(batch, width, vocabulary)
 
     hoped = running.scores[:, 0] / _penalty(rules, _hoped_length(rules, made, limits), scores.dtype)
-    # A place that is still free is worse than anything.
+    # Any sequence is better than a free place.
     improvable = beams.improvable & (~finished.exist.all(1) | (hoped > finished.scores.min(1)))
     return Beams(
         running, finished, improvable, seen, take_sequences(beams.cache, kept_rows), made, beams.broken | broken.any()
@@ -159,13 +159,13 @@ def _extended(
 
 
 def _hoped_length(rules: Rules, made: Int[Array, ""], limits: Int[Array, " B"]) -> Int[Array, " B"]:
-    """The length at which an unfinished sequence may still win: its own, or its limit where length is rewarded."""
+    """Returns the length at which an unfinished sequence may still win: its own, or its limit if length is rewarded."""
     length = jnp.broadcast_to(made, limits.shape)
     return jnp.where(rules.length_penalty > 0, limits, length) if rules.early_stopping == "never" else length
 
 
 def _penalty(rules: Rules, length: Int[Array, "*B"], dtype: jnp.dtype) -> Float[Array, "*B"]:
-    """What a sequence of `length` tokens divides its log-probability by."""
+    """Returns the divisor of the log-probability of a sequence of `length` tokens."""
     tokens = length.astype(dtype)
     if rules.length_penalty_form == "paper":
         tokens = (5 + tokens) / 6

@@ -1,4 +1,4 @@
-"""From prompts to continuations: `generate`, and `stream`, which hands out tokens as they come."""
+"""Continues prompts: `generate` returns all tokens at once, `stream` one at a time."""
 
 import zlib
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from jax_tformer.model.functional import AnyTransformer, DecoderTransformer, Enc
 Ids = Sequence[int] | np.ndarray
 """Token ids of one text."""
 STEP = 32
-"""Lengths are rounded up to a multiple of this, so that one compilation serves prompts of many lengths."""
+"""Lengths are rounded up to a multiple of this, so that prompts of many lengths need only one compilation."""
 Arrays = tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array] | None, jax.Array]
 """Tokens `[B, P]`, padded on the left, and their mask; a translation's source and its mask; limits `[B]`."""
 
@@ -30,42 +30,42 @@ class Generated(NamedTuple):
     """R sequences of new tokens for each of B prompts."""
 
     tokens: np.ndarray
-    """int32 `[B, R, N]`; behind the end of a row stands the end token, or -1 where there is none."""
+    """int32 `[B, R, N]`; after its end, a row is filled with the end token, or -1 without one."""
     lengths: np.ndarray
-    """int32 `[B, R]`, the tokens of each row, its end token included."""
+    """int32 `[B, R]`, the number of tokens of each row, its end token included."""
     scores: np.ndarray | None
-    """`[B, R]`, best first: log-probability over length penalty, of a beam search; else None."""
+    """`[B, R]`, best first: log-probability divided by the length penalty; None without a beam search."""
 
     def rows(self, prompt: int) -> list[list[int]]:
-        """The new tokens of one prompt's sequences, end tokens included."""
+        """Returns the new tokens of one prompt's sequences, end tokens included."""
         return [row[:length].tolist() for row, length in zip(self.tokens[prompt], self.lengths[prompt], strict=True)]
 
 
 class Prompts(NamedTuple):
-    """The prompts of one call, checked, and what bounds their answers."""
+    """The checked prompts of one call, and the bounds of their answers."""
 
     ids: Sequence[Ids]
-    """What a decoder alone continues, or an encoder-decoder translates."""
+    """The prompts of a decoder-only model, or the sources of an encoder-decoder."""
     limits: np.ndarray
-    """int32 `[B]`, new tokens of each at most."""
+    """int32 `[B]`, the most new tokens of each."""
     start_id: int | None
     end_id: int
-    """-1, which never comes, where no token ends an answer."""
+    """-1, which never occurs, if no token ends an answer."""
     context: int | None
-    """A text that has so many tokens forgets the older half and goes on: it slides. None: no text slides."""
+    """When a text has this many tokens, it drops the older half and continues: it slides. None: no text slides."""
 
     @property
     def slides(self) -> list[bool]:
-        """Which prompts grow beyond the context. Their last token does not count: it is chosen and never read."""
+        """Which prompts grow beyond the context. The last token does not count: it is chosen but never read."""
         ends = [len(ids) + int(limit) - 1 for ids, limit in zip(self.ids, self.limits, strict=True)]
         return [self.context is not None and end > self.context for end in ends]
 
     @property
     def groups(self) -> "list[tuple[list[int], Prompts]]":
-        """The prompts that are continued together, with their numbers: a group of all that fit, and one for each
+        """The prompts that are continued together, with their numbers: one group of those that fit, and one for each
         length of those that slide.
 
-        Padding fills slots, and so decides where a text slides; nothing else in the batch may decide that.
+        Padding takes slots, so it changes where a text slides; the rest of the batch must not change that.
         """
         groups: dict[int, list[int]] = {}
         for row, (ids, slides) in enumerate(zip(self.ids, self.slides, strict=True)):
@@ -77,7 +77,7 @@ class Prompts(NamedTuple):
         return [(rows, part(rows)) for rows in groups.values()]
 
     def arrays(self, net: AnyTransformer) -> tuple[Arrays, int]:
-        """The prompts of one group as arrays, and how many slots their cache has, padding included."""
+        """Returns the prompts of one group as arrays, and the number of slots of their cache, padding included."""
         encoder, decoder, source = net.config.encoder, net.config.output_stack, None
         longest, more = max(map(len, self.ids)), rounded(int(self.limits.max()) - 1)
         if encoder is not None:
@@ -95,7 +95,7 @@ class Prompts(NamedTuple):
 
     @property
     def _step(self) -> int:
-        """Lengths of texts that slide are rounded up to this: padding leaves most of a small context to them."""
+        """Lengths of texts that slide are rounded up to this, so that padding takes little of a small context."""
         return STEP if self.context is None else max(min(STEP, self.context // 4), 1)
 
 
@@ -111,16 +111,16 @@ def generate(
     seed: int = 0,
     context: int | None = None,
 ) -> Generated:
-    """Continues the prompts of a decoder alone, or translates the sources of an encoder-decoder.
+    """Continues the prompts of a decoder-only model, or translates the sources of an encoder-decoder.
 
-    Rows end with `end_id`, if one is given, or after max_new_tokens, or fewer where `limits` says so for a prompt;
-    translations begin with `start_id`. The same seed gives a prompt the same tokens whatever else is in
-    the batch (but for near ties that fall to rounding, of which bfloat16 has some). With `context`, a decoder alone may
-    go on beyond that many tokens: whenever they are full, it forgets all but the newer half. Without it, prompt and
-    new tokens must fit into learned positions.
+    Rows end with `end_id`, if given, or after max_new_tokens, or after the prompt's number in `limits`. Translations
+    begin with `start_id`. With the same seed a prompt gets the same tokens whatever else is in the batch (except for
+    near ties that rounding decides, as in bfloat16). With `context`, a decoder-only model may write more tokens than
+    that: whenever the context is full, it forgets all but the newer half. Without it, prompt and new tokens must fit
+    into learned positions.
 
-    Raises InputError for what does not fit, an empty batch or prompt, ids outside of the vocabulary, a model whose
-    logits are NaN, and a beam search that finds less than num_return_sequences sequences.
+    Raises InputError for what does not fit, an empty batch or prompt, ids outside the vocabulary, a model whose logits
+    are NaN, and a beam search that finds fewer than num_return_sequences sequences.
     """
     net, asked = require_speaker(net), _asked(net, prompts, decoding, limits, end_id, start_id, context)
     params = layers_apart(params)
@@ -149,9 +149,9 @@ def stream(
     seed: int = 0,
     context: int | None = None,
 ) -> Iterator[np.ndarray]:
-    """The tokens that `generate` gives, int32 `[B, R]` at a time, as they are chosen, until all rows have ended.
+    """Yields the tokens of `generate` as they are chosen, int32 `[B, R]` at a time, until all rows have ended.
 
-    Where a row has ended before, its end token is given again, or -1 where there is none.
+    A row that has ended repeats its end token, or -1 without one.
     """
     require(decoding.num_beams == 1, f"num_beams is {decoding.num_beams}; a beam search knows its tokens at the end")
     net, asked = require_speaker(net), _asked(net, prompts, decoding, limits, end_id, start_id, context)
@@ -174,11 +174,11 @@ def _asked(
     start_id: int | None,
     context: int | None,
 ) -> Prompts:
-    """The arguments of `generate`, checked; raises InputError for what it cannot work with."""
+    """Checks the arguments of `generate`; raises InputError for invalid ones."""
     config, vocabulary = net.config, net.config.vocab_size or 0
-    require(len(prompts) > 0, "there are no prompts; expected one at least")
+    require(len(prompts) > 0, "there are no prompts; expected at least one")
     for number, prompt in enumerate(prompts, 1):
-        require(len(prompt) > 0, f"prompt {number} of {len(prompts)} has no tokens; expected one at least")
+        require(len(prompt) > 0, f"prompt {number} of {len(prompts)} has no tokens; expected at least one")
         check_ids(np.asarray(prompt), vocabulary)
     for token in (end_id, start_id):
         check_ids(np.asarray([] if token is None else [token]), vocabulary)
@@ -188,12 +188,12 @@ def _asked(
     require(bool(allowed.min() >= 1), f"a limit is {allowed.min()}; expected at least 1 new token")
     longest, positions = max(map(len, prompts)), config.output_stack.max_positions
     if config.encoder is not None:
-        require(context is None, f"context is {context}; expected none for an encoder-decoder, which has no long text")
-        require(start_id is not None, "start_id is None; an encoder-decoder begins with a token that says so")
+        require(context is None, f"context is {context}; expected None for an encoder-decoder, which cannot slide")
+        require(start_id is not None, "start_id is None; an encoder-decoder needs a token to begin with")
         require_positions(config.encoder.max_positions, longest, "a source")
         require_positions(positions, int(allowed.max()), "with the start token, a translation")
     elif context is None:
-        # The last token is chosen and not read.
+        # The last token is chosen but not read.
         together = int(max(np.add([len(prompt) for prompt in prompts], allowed - 1)))
         require_positions(positions, together, "with its new tokens but the last, which is not read, a text")
     else:
@@ -205,7 +205,7 @@ def _asked(
 
 def _beams(net: DecoderTransformer, params: Params, asked: Prompts, decoding: DecodingConfig) -> Generated:
     (tokens, *others), slots = asked.arrays(net)
-    # As many tokens as there are slots beside the prompt, and the one that is not read.
+    # One token for each slot beside the prompt, and the last one, which is not read.
     room, wanted = slots - tokens.shape[1] + 1, decoding.num_return_sequences
     found, broken = search(net, rules_of(decoding), params, tokens, *others, asked.end_id, slots=slots, room=room)
     _require_numbers(broken)
@@ -219,7 +219,7 @@ def _beams(net: DecoderTransformer, params: Params, asked: Prompts, decoding: De
 def _pieces(
     net: DecoderTransformer, params: Params, asked: Prompts, decoding: DecodingConfig, seed: int, *, at_once: bool
 ) -> Iterator[np.ndarray]:
-    """The tokens of a group, int32 `[B * R, n]`: the first one, then one at a time, or as many as there is room for."""
+    """Yields the tokens of a group, int32 `[B * R, n]`: the first, then one at a time or as many as there is room."""
     rules, end, samples = rules_of(decoding), asked.end_id, decoding.num_return_sequences
     arrays, slots = asked.arrays(net)
     used, made, most = arrays[0].shape[1], 1, int(asked.limits.max())
@@ -227,17 +227,17 @@ def _pieces(
     state = start(net, rules, params, *arrays, end, row_keys(jax.random.key(seed), hashes, samples), slots=slots)
     _require_numbers(state.broken)
     yield (new := np.asarray(state.token)[:, None])
-    # The tokens that a text which slides reads again, into a new cache.
+    # The tokens that a sliding text reads again, into a new cache.
     texts = [[*ids] for ids in asked.ids for _ in range(samples)] if any(asked.slides) else []
     while made < most and not np.asarray(state.done).all():
         texts = [[*text, *more][-slots:] for text, more in zip(texts, new.tolist(), strict=False)]
         if used == slots:
-            # The newer half stays; the last token of all has been chosen and not yet read.
+            # The newer half stays; the very last token has been chosen but not yet read.
             used = max(slots // 2, 1)
             tokens, mask = padded([text[-1 - used : -1] for text in texts], used, side="left")
             state = restart(net, params, state, jnp.asarray(tokens), jnp.asarray(mask), slots)
         steps = min(most - made, slots - used) if at_once else 1
-        # The number of steps is traced and their room static: one compilation serves all.
+        # The number of steps is traced and their room is static, so one compilation is enough.
         state, tokens = advance(net, rules, params, state, end, steps, slots if at_once else 1)
         _require_numbers(state.broken)
         count = int(state.made) - made
@@ -252,7 +252,7 @@ def _require_numbers(broken: jax.Array) -> None:
 
 
 def require_speaker(net: AnyTransformer) -> DecoderTransformer:
-    """The model itself; raises InputError unless it gives every next token a probability."""
+    """Returns the model itself; raises InputError unless it predicts the next token."""
     if isinstance(net, EncoderOnlyTransformer) or net.config.head == "none":
         raise InputError(
             "the model has no decoder with a head on it; expected one that gives the next token a probability"
@@ -261,7 +261,7 @@ def require_speaker(net: AnyTransformer) -> DecoderTransformer:
 
 
 def padded(rows: Sequence[Ids], length: int, *, side: Literal["left", "right"]) -> tuple[np.ndarray, np.ndarray]:
-    """int32 and bool `[B, length]`: the rows with padding on `side`, and where they are not padding."""
+    """Pads the rows on `side`: returns ids, int32 `[B, length]`, and a mask, bool `[B, length]`, True at tokens."""
     ids, mask = np.zeros((len(rows), length), np.int32), np.zeros((len(rows), length), bool)
     for number, row in enumerate(rows):
         place = slice(length - len(row), length) if side == "left" else slice(0, len(row))
@@ -270,11 +270,11 @@ def padded(rows: Sequence[Ids], length: int, *, side: Literal["left", "right"]) 
 
 
 def require_positions(limit: int | None, length: int, what: str) -> None:
-    """Raises InputError where `what`, of `length` tokens, is longer than the learned positions of the model."""
+    """Raises InputError if `what`, of `length` tokens, is longer than the learned positions of the model."""
     require(limit is None or length <= limit, f"{what} has {length} tokens; the model has {limit} learned positions")
 
 
 def rounded(length: int, limit: int | None = None, *, step: int = STEP) -> int:
-    """`length` rounded up to a multiple of `step`, or up to `limit`."""
+    """Rounds `length` up to a multiple of `step`, but not above `limit`."""
     up = -(-length // step) * step
     return up if limit is None else min(up, limit)

@@ -1,4 +1,4 @@
-"""The compiled parts of decoding: the prompt in one pass, then a loop over single tokens without any Python in it."""
+"""The compiled parts of decoding: one pass over the prompt, then a loop over single tokens without Python."""
 
 from functools import partial
 from typing import NamedTuple
@@ -14,22 +14,22 @@ from jax_tformer.model.transformer import DecoderOnly
 
 
 class State(NamedTuple):
-    """Where the N rows of a generation stand."""
+    """The state of N rows that are being generated."""
 
     cache: Cache
     token: Int[Array, " N"]
-    """Chosen last, and not yet in the cache."""
+    """The token chosen last, not yet in the cache."""
     done: Bool[Array, " N"]
-    """The row has ended."""
+    """Whether the row has ended."""
     seen: Bool[Array, "N V"] | None
-    """Tokens that prompt and continuation contain; kept only for a repetition penalty."""
+    """The tokens in prompt and continuation; None without a repetition penalty."""
     keys: Key[Array, " N"]
     limits: Int[Array, " N"]
-    """New tokens that a row may have; the last of them ends it."""
+    """The most new tokens of each row; the last of them ends it."""
     made: Int[Array, ""]
-    """Tokens chosen so far, the last one included."""
+    """How many tokens have been chosen, the last one included."""
     broken: Bool[Array, ""]
-    """A row that had not ended had NaN among its logits."""
+    """Whether a row that had not ended had NaN among its logits."""
 
 
 @partial(jax.jit, static_argnames=("net", "slots"))
@@ -47,7 +47,7 @@ def start(
 ) -> State:
     """Reads the prompts (`mask`: True at tokens) and chooses the first token of N = B * R rows, R for each prompt.
 
-    `source`, with its mask, is what an encoder-decoder translates; `keys` are those of `row_keys`.
+    `source` is the text that an encoder-decoder translates, with its mask; `keys` are those of `row_keys`.
     """
     logits, cache = prefill(net, params, prompt, mask, source, slots)
     samples = keys.shape[1]
@@ -75,9 +75,9 @@ def advance(
     steps: Int[Array, ""],
     room: int,
 ) -> tuple[State, Int[Array, "N M"]]:
-    """Chooses up to `steps` tokens more, at most `room` (M), stopping early when all rows have ended.
+    """Chooses up to `steps` more tokens, at most `room` (M), and stops early when all rows have ended.
 
-    Returns them in order; what was not chosen is the end token. `state` is donated.
+    Returns them in order; the rest is filled with the end token. Donates `state`.
     """
     before = state.made
 
@@ -105,14 +105,14 @@ def restart(
     mask: Bool[Array, "N P"],
     slots: int,
 ) -> State:
-    """`state` with a cache that holds `tokens` and nothing else, for `slots` slots; what it has chosen stays."""
+    """Returns `state` with a new cache of `slots` slots that holds only `tokens`; the chosen tokens stay."""
     _, cache = prefill(net, params, tokens, mask, None, slots)
     return state._replace(cache=cache)
 
 
 @partial(jax.jit, static_argnames=("samples",))
 def row_keys(key: Key[Array, ""], hashes: UInt32[Array, " B"], samples: int) -> Key[Array, "B R"]:
-    """A key for each of the R samples of each prompt; it depends on the prompt's hash, not on its place."""
+    """Makes a key for each of the R samples of each prompt, from the prompt's hash and not its place."""
     fold = jax.vmap(jax.random.fold_in, (None, 0))
     return jax.vmap(fold, (0, None))(fold(key, hashes), jnp.arange(samples))
 
@@ -125,9 +125,9 @@ def prefill(
     source: tuple[Int[Array, "B S"], Bool[Array, "B S"]] | None,
     slots: int,
 ) -> tuple[Array, Cache]:
-    """Logits `[B, V]` after the prompts, and a cache of `slots` slots with the prompts in it."""
+    """Returns the logits after the prompts, `[B, V]`, and a cache of `slots` slots that holds the prompts."""
     model, length = net.bind(params), prompt.shape[1]
-    # Grown afterwards, so that the prompt attends to itself and not to empty slots.
+    # The cache grows afterwards, so that the prompt attends only to itself and not to empty slots.
     if isinstance(model, DecoderOnly):
         outputs = model(prompt, mask=mask, cache=model.new_cache(len(prompt), length))
     else:
@@ -142,7 +142,7 @@ def prefill(
 def extend(
     net: DecoderTransformer, params: Params, tokens: Int[Array, "N T"], cache: Cache
 ) -> tuple[Float[Array, "N V"], Cache]:
-    """Logits after the last of `tokens`, which come after those in the cache, and the cache with them in it."""
+    """Appends `tokens` to the cache; returns the logits after the last of them, and the new cache."""
     model = net.bind(params)
     # An encoder-decoder's cache remembers the encoded source.
     outputs = model(tokens, cache=cache) if isinstance(model, DecoderOnly) else model.decode(tokens, None, cache=cache)
@@ -151,7 +151,7 @@ def extend(
 
 
 def grown(cache: Cache, slots: int) -> Cache:
-    """The cache with `slots` slots, of which the new ones are empty."""
+    """Returns the cache with `slots` slots; the new ones are empty."""
     more = slots - cache.is_token.shape[1]
 
     def pad(remembered: KeyValue) -> KeyValue:
@@ -162,9 +162,9 @@ def grown(cache: Cache, slots: int) -> Cache:
 
 
 def take_sequences(cache: Cache, chosen: Int[Array, " N"]) -> Cache:
-    """The cache of the sequences `chosen`, in that order; one may be chosen several times.
+    """Returns the cache of the sequences `chosen`, in that order; a sequence may be chosen several times.
 
-    Cross-attention stays as it is: the sequences of one source must remain neighbours.
+    Cross-attention stays as it is, so the sequences of one source must remain neighbours.
     """
 
     def take(x: Array) -> Array:
@@ -176,7 +176,7 @@ def take_sequences(cache: Cache, chosen: Int[Array, " N"]) -> Cache:
 
 
 def chosen(rules: Rules, state: State, logits: Float[Array, "N V"], end_id: Int[Array, ""]) -> State:
-    """`state` with the token that follows, chosen from its logits; rows that have ended go on with the end token."""
+    """Chooses the next token of each row from its logits; rows that have ended repeat the end token."""
     keys = jax.vmap(jax.random.fold_in, (0, None))(state.keys, state.made)
     token = jnp.where(state.done, end_id, choose(logits, keys, rules, state.seen)).astype(jnp.int32)
     made = state.made + 1
@@ -190,7 +190,7 @@ def chosen(rules: Rules, state: State, logits: Float[Array, "N V"], end_id: Int[
 
 
 def occurring(net: DecoderTransformer, tokens: Int[Array, "B P"], mask: Bool[Array, "B P"]) -> Bool[Array, "B V"]:
-    """Which tokens occur in each row; padding does not count."""
+    """Returns which tokens occur in each row; padding does not count."""
     rows = jnp.arange(len(tokens))[:, None]
     nothing = jnp.zeros((len(tokens), net.config.vocab_size or 0), bool)
     return nothing.at[rows, tokens].max(mask)

@@ -1,4 +1,4 @@
-"""How probable a model finds a text."""
+"""Computes how probable a model finds given texts."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,12 +17,12 @@ from jax_tformer.model.functional import AnyTransformer, DecoderOnlyTransformer,
 
 
 class Scores(NamedTuple):
-    """What `score` found for each of B texts."""
+    """The result of `score` for B texts."""
 
     log_probs: list[np.ndarray]
-    """`[T]` each: the log-probability of every scored token, given those before it; nats."""
+    """For each text the log-probability of every scored token given those before it, `[T]`, in nats."""
     perplexity: np.ndarray
-    """`[B]`: exp of minus the mean of a text's log-probabilities."""
+    """For each text exp(-mean of its log-probabilities), `[B]`."""
 
 
 def score(
@@ -33,31 +33,31 @@ def score(
     sources: Sequence[Ids] | None = None,
     start_id: int | None = None,
 ) -> Scores:
-    """Log-probabilities of given token ids, and their perplexity.
+    """Computes the log-probabilities of given token ids, and their perplexity.
 
-    With `start_id` before it, every token is scored; without it the first has nothing before it and is left out.
-    An encoder-decoder scores translations of `sources` and needs `start_id`. Raises InputError for an empty batch,
-    texts without a token to score, ids outside of the vocabulary, and texts longer than learned positions.
+    With `start_id` every token is scored; without it the first token has no context and is left out. An encoder-decoder
+    scores translations of `sources` and needs `start_id`. Raises InputError for an empty batch, texts without a token
+    to score, ids outside the vocabulary, and texts longer than the learned positions.
     """
     encoder, begin = net.config.encoder, [] if start_id is None else [start_id]
     speaker = require_speaker(net)
-    require(len(texts) > 0, "there are no texts; expected one at least")
-    needed = "sources are for encoder-decoders, which need them; expected them there and only there"
+    require(len(texts) > 0, "there are no texts; expected at least one")
+    needed = "sources are for encoder-decoders, which need them; expected them for these models only"
     require((sources is not None) == (encoder is not None), needed)
     rows = [[*begin, *text] for text in texts]
     for row in [*rows, *(sources or [])]:
         check_ids(np.asarray(row, np.int64), net.config.vocab_size or 0)
     for number, row in enumerate(rows, 1):
         least = "one" if begin else "two"
-        require(len(row) > 1, f"text {number} has no token to score; expected {least} at least")
+        require(len(row) > 1, f"text {number} has no token to score; expected at least {least}")
     # The last token is only predicted, never read.
     tokens, mask = _padded([row[:-1] for row in rows], net.config.output_stack, "without its last token, a text")
     labels, _ = padded([row[1:] for row in rows], tokens.shape[1], side="right")
     source = None
     if sources is not None and encoder is not None:
         require(len(sources) == len(texts), "expected one source for each text")
-        require(all(map(len, sources)), "a source has no tokens; expected one at least")
-        require(bool(begin), "start_id is None; an encoder-decoder begins with a token that says so")
+        require(all(map(len, sources)), "a source has no tokens; expected at least one")
+        require(bool(begin), "start_id is None; an encoder-decoder needs a token to begin with")
         source = _padded(sources, encoder, "a source")
     found = np.asarray(_log_probs(speaker, params, source, tokens, mask, labels))
     log_probs = [row[real] for row, real in zip(found, mask, strict=True)]

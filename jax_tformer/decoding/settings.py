@@ -1,4 +1,4 @@
-"""How tokens are chosen: the settings of `generate`, under the names of Hugging Face's."""
+"""The settings of `generate`, by Hugging Face's names."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,31 +14,31 @@ LengthPenaltyForm = Literal["paper", "power"]
 class DecodingConfig:
     """Greedy search, sampling or beam search, each with a repetition penalty.
 
-    Raises FieldError for a value that cannot be, and for values that do not go together.
+    Raises FieldError for invalid values, and for values that exclude each other.
     """
 
     max_new_tokens: int = 200
-    """Tokens of a row at most; it may end before."""
+    """The most new tokens of a row; it may end earlier."""
     temperature: float = 0.0
-    """Divides the logits before a token is drawn; 0: the most probable token, nothing is drawn."""
+    """Divides the logits before a token is drawn; 0 takes the most probable token instead of drawing."""
     top_k: int | None = None
-    """Draw from the k most probable tokens only (and those as probable as the k-th)."""
+    """Draw only from the k most probable tokens (and those as probable as the k-th)."""
     top_p: float | None = None
-    """Draw from the most probable tokens only, as many as it takes for a sum of p (Holtzman et al., 2020)."""
+    """Draw only from the fewest most probable tokens whose probabilities sum to p (Holtzman et al., 2020)."""
     min_p: float | None = None
     """Draw only tokens at least p times as probable as the most probable one (Nguyen et al., 2024)."""
     repetition_penalty: float = 1.0
-    """Divides the positive, and multiplies the negative scores of tokens that have occurred (Keskar et al., 2019)."""
+    """Divides positive and multiplies negative scores of tokens that have occurred (Keskar et al., 2019)."""
     num_return_sequences: int = 1
-    """Samples for every prompt; of a beam search, the n best."""
+    """Samples for each prompt; in a beam search, the n best."""
     num_beams: int = 1
-    """Unfinished sequences that a beam search goes on with; 1: no beam search."""
+    """Number of unfinished sequences in a beam search; 1: no beam search."""
     length_penalty: float = 0.6
-    """Alpha: a finished beam's log-probability is divided by a power of its length; 0: as it is."""
+    """Alpha: divides a finished beam's log-probability by a power of its length; 0: no penalty."""
     length_penalty_form: LengthPenaltyForm = "paper"
-    """Of n tokens. paper: ((5 + n) / 6)^alpha, of Wu et al. (2016), which Vaswani et al. use; power: n^alpha."""
+    """Penalty of n tokens. paper: ((5 + n) / 6)^alpha, of Wu et al. (2016), as Vaswani et al. use; power: n^alpha."""
     early_stopping: bool | Literal["never"] = False
-    """True: a beam search ends with num_beams finished sequences. False: when no unfinished one would be better if it
+    """True: end a beam search at num_beams finished sequences. False: when no unfinished one would be better if it
     ended at once. never: when none can become better, whatever follows."""
 
     def __post_init__(self) -> None:

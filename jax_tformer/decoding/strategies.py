@@ -1,4 +1,4 @@
-"""From logits `[N, V]` to one token a row: pure functions, with the semantics of Hugging Face's `generate`."""
+"""Chooses one token per row from logits `[N, V]`, in pure functions with the semantics of Hugging Face's `generate`."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,13 +14,13 @@ from jax_tformer.decoding.settings import DecodingConfig, LengthPenaltyForm
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rules:
-    """A DecodingConfig as compiled code takes it: numbers are traced, so that another temperature compiles nothing.
+    """A DecodingConfig for compiled code. Its numbers are traced, so another temperature needs no compilation.
 
-    What the config does not ask for is None, and costs nothing.
+    Unused settings are None and cost nothing.
     """
 
     temperature: Float[Array, ""] | None
-    """None: the best token is chosen and nothing drawn."""
+    """None: take the best token instead of drawing."""
     top_p: Float[Array, ""] | None
     min_p: Float[Array, ""] | None
     repetition_penalty: Float[Array, ""] | None
@@ -32,7 +32,7 @@ class Rules:
 
 
 def rules_of(decoding: DecodingConfig) -> Rules:
-    """The rules of a config."""
+    """Converts a config to rules."""
 
     def number(value: float | None, idle: float) -> Array | None:
         return None if value is None or value == idle else jnp.asarray(value, jnp.result_type(float))
@@ -53,20 +53,23 @@ def rules_of(decoding: DecodingConfig) -> Rules:
 def choose(
     logits: Float[Array, "N V"], keys: Key[Array, " N"], rules: Rules, seen: Bool[Array, "N V"] | None
 ) -> Int[Array, " N"]:
-    """One token a row, drawn with the row's own key, or the best one without a temperature. `seen`: as in `process`."""
+    """Draws one token per row with the row's own key, or takes the best one without a temperature.
+
+    `seen` is as in `process`.
+    """
     logits = process(logits, rules, seen)
     return best(logits) if rules.temperature is None else draw(logits, keys)
 
 
 def process(logits: Float[Array, "N V"], rules: Rules, seen: Bool[Array, "N V"] | None) -> Float[Array, "N V"]:
-    """The logits of what is drawn, up to a constant a row: repetition penalty, temperature, top-k, top-p and min-p.
+    """Applies repetition penalty, temperature, top-k, top-p and min-p; logits are correct up to a constant per row.
 
-    `seen` are the tokens that the row contains; None where there is no repetition penalty.
+    `seen` are the tokens that the row contains; None without a repetition penalty.
     """
     if rules.repetition_penalty is not None and seen is not None:
         logits = penalize_repetition(logits, seen, rules.repetition_penalty.astype(logits.dtype))
     if rules.temperature is not None:
-        # The largest logit becomes 0, and so stays finite; at least `tiny`, since XLA takes smaller temperatures for 0.
+        # Makes the largest logit 0, so that it stays finite. XLA would treat temperatures below `tiny` as 0.
         temperature = jnp.maximum(rules.temperature.astype(logits.dtype), np.finfo(logits.dtype).tiny)
         logits = (logits - logits.max(-1, keepdims=True)) / temperature
     if rules.top_k is not None:
@@ -79,7 +82,7 @@ def process(logits: Float[Array, "N V"], rules: Rules, seen: Bool[Array, "N V"] 
 
 
 def best(logits: Float[Array, "N V"]) -> Int[Array, " N"]:
-    """The token with the largest logit; of several, the first."""
+    """Returns the token with the largest logit; if there are several, the first."""
     # XLA on CPU takes seven times as long for an argmax.
     return jax.lax.top_k(logits, 1)[1][:, 0]
 
@@ -92,22 +95,22 @@ def penalize_repetition(
 
 
 def keep_top_k(logits: Float[Array, "N V"], k: int) -> Float[Array, "N V"]:
-    """-inf where a logit is below the k-th largest of its row."""
-    # min and not [:, -1:], for which XLA on CPU would sort all V.
+    """Sets logits below the k-th largest of their row to -inf."""
+    # Takes the minimum, because for [:, -1:] XLA on CPU would sort all V.
     kth = jax.lax.top_k(logits, min(k, logits.shape[-1]))[0].min(-1, keepdims=True)
     return jnp.where(logits < kth, -jnp.inf, logits)
 
 
 def keep_top_p(logits: Float[Array, "N V"], p: Array | float) -> Float[Array, "N V"]:
-    """-inf where the tokens that are more probable make up p or more; the most probable one always stays.
+    """Sets a logit to -inf if more probable tokens already make up p; always keeps the most probable token.
 
-    Tokens of equal probability stay or go together. The threshold is found by bisection over the bit patterns of
-    floating-point numbers, which are ordered as the numbers are: on CPU a tenth of the time of a sort.
+    Tokens of equal probability stay or go together. Finds the threshold by bisection over the bit patterns of
+    floating-point numbers, which have the same order as the numbers; on CPU this takes a tenth of the time of a sort.
     """
     probabilities = jax.nn.softmax(logits, axis=-1)
     integer, bits = (jnp.int32, 32) if logits.dtype == jnp.float32 else (jnp.int64, 64)
     patterns = jax.lax.bitcast_convert_type(probabilities, integer)
-    # The smallest pattern above which less than p is left; all that reach it stay.
+    # Searches for the smallest pattern above which less than p is left; tokens that reach it stay.
     low = jnp.full(logits.shape[0], -1, integer)
     high = patterns.max(-1)
 
@@ -122,21 +125,21 @@ def keep_top_p(logits: Float[Array, "N V"], p: Array | float) -> Float[Array, "N
 
 
 def keep_min_p(logits: Float[Array, "N V"], p: Array | float) -> Float[Array, "N V"]:
-    """-inf where a token is less than p times as probable as the most probable one."""
+    """Sets the logits of tokens less than p times as probable as the most probable one to -inf."""
     probabilities = jax.nn.softmax(logits, axis=-1)
     return jnp.where(probabilities < p * probabilities.max(-1, keepdims=True), -jnp.inf, logits)
 
 
 def draw(logits: Float[Array, "N V"], keys: Key[Array, " N"]) -> Int[Array, " N"]:
-    """A token from softmax(logits), by inversion: the first whose cumulative probability exceeds a uniform number.
+    """Draws a token from softmax(logits) by inversion: the first whose cumulative probability exceeds a uniform number.
 
-    One random number a row, where the usual Gumbel maximum needs V (on CPU, a tenth of the time at V = 50257).
+    Needs one random number per row, while the usual Gumbel maximum needs V (ten times as slow on CPU at V = 50257).
     """
     probabilities = jax.nn.softmax(logits, axis=-1)
-    # XLA sums in blocks, so that the sums may rise, or fall, by rounding where nothing is added.
+    # XLA sums in blocks, so rounding may change the sums even where nothing is added.
     cumulative = jnp.where(probabilities > 0, jnp.cumsum(probabilities, axis=-1), 0)
     uniform = jax.vmap(lambda key: jax.random.uniform(key, (), logits.dtype))(keys)
-    # uniform < 1, so that the largest sum exceeds the product.
+    # uniform < 1, so the largest sum exceeds the product.
     exceed = cumulative > uniform[:, None] * cumulative.max(-1, keepdims=True)
     vocabulary = logits.shape[-1]
     return jnp.where(exceed, jnp.arange(vocabulary)[None], vocabulary - 1).min(-1).astype(jnp.int32)

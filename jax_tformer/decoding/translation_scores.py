@@ -1,4 +1,4 @@
-"""How near translations come to references: exact match, and BLEU and chrF as sacrebleu computes and reports them."""
+"""Scores translations against references: exact match, and BLEU and chrF as sacrebleu computes and reports them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,34 +6,34 @@ from typing import NamedTuple
 from jax_tformer.errors import require
 
 _RUN = 4
-"""BLEU compares runs of up to so many tokens, and is zero without any."""
+"""BLEU compares runs of up to this many tokens, and is zero without any such run."""
 
 
 class TranslationScores(NamedTuple):
-    """Scores, and how to report them so that others can compare."""
+    """The scores, with what others need to compare them."""
 
     exact_match: float
-    """From 0 to 1: the share of answers that are their reference, character by character."""
+    """From 0 to 1: the fraction of answers that equal their reference, character by character."""
     bleu: float | None
-    """From 0 to 100 (Papineni et al., 2002); None where it would mean nothing."""
+    """From 0 to 100 (Papineni et al., 2002); None if it would be meaningless."""
     no_bleu: str | None
-    """Why there is no BLEU; None where there is."""
+    """Why there is no BLEU; None if there is."""
     chrf: float
     """From 0 to 100 (Popović, 2015)."""
     lines: tuple[str, ...]
-    """What to print: exact match first, then the others as sacrebleu prints them, with their signatures."""
+    """The lines to print: exact match, then the others as sacrebleu prints them, with their signatures."""
     signatures: tuple[str, ...]
     """How each score was computed, in sacrebleu's notation: tokenisation, smoothing, version ..."""
 
 
 def translation_scores(answers: Sequence[str], references: Sequence[str]) -> TranslationScores:
-    """Scores of all `answers` together, each against its one reference.
+    """Scores all `answers` together, each against its one reference.
 
-    BLEU is left out where more than half of the references are shorter than the runs of four tokens that it compares:
+    Leaves out BLEU if more than half of the references are shorter than the runs of four tokens that it compares:
     without any such run it is 0.00 however good the answers are, and with a few it says nothing about the rest.
-    Raises InputError for an empty batch, and for answers and references of different numbers.
+    Raises InputError for an empty batch, and if the numbers of answers and references differ.
     """
-    require(len(answers) > 0, "there are no translations; expected one at least")
+    require(len(answers) > 0, "there are no translations; expected at least one")
     require(
         len(answers) == len(references),
         f"there are {len(answers)} translations and {len(references)} references; expected as many of both",
@@ -48,7 +48,7 @@ def translation_scores(answers: Sequence[str], references: Sequence[str]) -> Tra
     no_bleu = None
     if 2 * short > count:
         no_bleu = f"{short:,} of {count:,} references have fewer than {_RUN} tokens, and BLEU compares runs of {_RUN}"
-    # force: no lines on standard error about texts that look tokenised.
+    # force: prints no warning about texts that look tokenised.
     metrics = (CHRF(),) if no_bleu else (BLEU(force=True), CHRF())
     scores = [metric.corpus_score(list(answers), [list(references)]) for metric in metrics]
     signatures = tuple(str(metric.get_signature()) for metric in metrics)

@@ -16,7 +16,7 @@ class Completion(NamedTuple):
 
     text: str
     tokens: list[int]
-    """Without the end token."""
+    """The generated tokens without the end token."""
     finished: bool
     """Whether the end token came."""
     score: float | None
@@ -29,7 +29,11 @@ class Completion(NamedTuple):
 
 
 class Answerer:
-    """A model that continues prompts, or translates sources, as a DecodingConfig says."""
+    """A model that continues prompts or translates sources by a DecodingConfig.
+
+    With `context`, a text with this many tokens drops the older half and continues. `ends` says whether the end token
+    ends an answer. `single` is faster, but then only one text may be answered at a time.
+    """
 
     def __init__(
         self,
@@ -43,10 +47,8 @@ class Answerer:
         ends: bool = True,
         single: bool = False,
     ) -> None:
-        """`context`: a text that has so many tokens forgets the older half and goes on; None: none grows so long.
-        `ends`: whether the end token ends an answer. `single`: no two rows are ever asked for together."""
         self._net, self._tokenizer, self._decoding = net, tokenizer, decoding
-        # Here, once, and not in every batch.
+        # Done once here instead of in every batch.
         self._params = layers_apart(params, single=single)
         self._end = tokenizer.end_id if ends else None
         self._translates = net.config.encoder is not None
@@ -55,7 +57,7 @@ class Answerer:
         self._rows = 1
 
     def answers(self, texts: Sequence[Text]) -> list[list[Completion]]:
-        """The completions of each text, best or first one first."""
+        """Returns the completions of each text, the best or first one first."""
         # Keeps the number of rows, so that a smaller last batch needs no compilation.
         self._rows = max(self._rows, len(texts))
         filled = [*texts, *[texts[-1]] * (self._rows - len(texts))]
@@ -71,7 +73,7 @@ class Answerer:
         ]
 
     def best(self, texts: Iterable[Text], batch_size: int = 128) -> list[str]:
-        """The best answer, or the first one, to each text."""
+        """Returns the best or first answer to each text."""
         return [found[0].text for batch in batched(texts, batch_size) for found in self.answers(batch)]
 
     def stream(self, text: Text) -> Iterator[str]:

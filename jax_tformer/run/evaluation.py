@@ -33,7 +33,7 @@ _PROMPT = 8
 
 
 class Evaluator:
-    """Held-out loss, and where there are pairs, exact match of greedy decoding and BLEU, or why there is no BLEU."""
+    """Computes the held-out loss and, for pairs, exact match and BLEU of greedy decoding, or why there is no BLEU."""
 
     def __init__(self, net: AnyTransformer, data: object, pipeline: Pipeline, tokenizer: Tokenizer, mesh: Mesh) -> None:
         self._step = jax.jit(evaluation_step(net), compiler_options=compiler_options(net.config.compute.dtype))
@@ -41,9 +41,9 @@ class Evaluator:
         self._translator = transformer(for_other_shapes(net.config)) if isinstance(data, PairData) else None
 
     def __call__(self, params: Params) -> Figures:
-        """val_loss (nats a token, every token counting once), val_perplexity, val_bits_per_byte, exact_match, bleu.
+        """Returns val_loss (nats per token, over all tokens), val_perplexity, val_bits_per_byte, exact_match and bleu.
 
-        In place of bleu stands no_bleu, a sentence, where the held-out targets are too short for it.
+        If the held-out targets are too short for BLEU, no_bleu, a sentence, replaces bleu.
         """
         # Dispatches all batches before waiting for the first.
         with computing_on(self._mesh):
@@ -72,9 +72,9 @@ def sample_text(
     tokenizer: Tokenizer,
     held_out: Callable[[], Pipeline],
 ) -> str:
-    """Samples of text, worked translations or restored words, as `experiment.sample` asks for them, ready to print.
+    """Makes samples of text, translations or restored words, as `experiment.sample` describes, ready to print.
 
-    `held_out` is called where they begin with its data: always, but for texts that have a start token.
+    Calls `held_out` if they need held-out data, which only texts with a start token do not.
     """
     data, sample, seed = experiment.data, experiment.sample, experiment.training.seed
     top_k = sample.top_k if sample.temperature else None
@@ -90,7 +90,7 @@ def sample_text(
         prompts = [[tokenizer.start_id]]
     else:
         prompts = held_out().evaluation[0]["tokens"][: sample.count, :_PROMPT].tolist()
-    # Nothing is drawn at temperature 0, so that one sample of a prompt is as good as many.
+    # At temperature 0 nothing is drawn, so all samples of a prompt would be equal.
     several = -(-sample.count // len(prompts)) if sample.temperature else 1
     decoding = replace(decoding, num_return_sequences=several)
     answerer = Answerer(net, params, tokenizer, decoding, seed=seed, context=data.context_length, ends=False)

@@ -31,7 +31,7 @@ _ROOM = 0.8
 def fit_to_devices(
     config: TransformerConfig, batch: Mapping[str, Any], mesh: Mesh, accumulation: int
 ) -> TransformerConfig:
-    """`config` with compute.remat chosen, where it is "auto", for training on batches shaped like `batch`."""
+    """Replaces compute.remat "auto" by a choice for training on batches shaped like `batch`."""
     if config.compute.remat != "auto":
         return config
     device = mesh.devices.flat[0]
@@ -47,14 +47,14 @@ def fit_to_devices(
 
 
 class Prepared(NamedTuple):
-    """A training state and its step, spread over a mesh."""
+    """A training state and its step on a mesh."""
 
     abstract: TrainState
-    """The shape, type and sharding of every array: what a checkpoint is restored into."""
+    """The shape, type and sharding of every array, to restore a checkpoint into."""
     first_state: Callable[[], TrainState]
     """Computes the state at step 0."""
     step: jax.stages.Lowered
-    """(state, batch) -> (state, metrics), traced and not compiled; the state is donated."""
+    """(state, batch) -> (state, metrics), traced but not compiled; donates the state."""
 
 
 def prepare(
@@ -64,7 +64,7 @@ def prepare(
     training: TrainingConfig,
     batch: Mapping[str, Any],
 ) -> Prepared:
-    """Training of `net` by `tx` on batches shaped like `batch`; raises InputError if there is no room for it."""
+    """Prepares training of `net` by `tx` on batches shaped like `batch`; raises InputError if it does not fit."""
     first_state = jax.tree_util.Partial(init_state, net, tx, jax.random.key(training.seed))
     shapes = jax.eval_shape(first_state)
     shardings = state_shardings(mesh, tx, shapes)
@@ -83,10 +83,10 @@ def prepare(
 
 
 def compile_beside(lowered: jax.stages.Lowered) -> Future[Callable[..., Any]]:
-    """Compiles what has been traced and lowered (`jax.jit(...).lower(...)`), in a thread.
+    """Compiles a lowered function (`jax.jit(...).lower(...)`) in a thread.
 
-    XLA compiles without Python's lock, so that the main thread goes on: `result()` gives the compiled function, or
-    raises what compiling it raised.
+    XLA compiles without Python's lock, so the main thread can continue. `result()` returns the compiled function, or
+    raises the compiler's error.
     """
     pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
     future: Future[Callable[..., Any]] = pool.submit(lowered.compile)
@@ -103,7 +103,7 @@ def require_room(state: PyTree, mesh: Mesh) -> None:
     asked = sum(math.prod(x.sharding.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize for x in leaves)
     device = mesh.local_devices[0]
     if device.platform == "cpu":
-        # This process's devices share the memory of the machine.
+        # All devices of this process share the machine's memory.
         asked, limit = asked * len(mesh.local_devices), _host_memory()
     else:
         limit = (device.memory_stats() or {}).get("bytes_limit", asked)
@@ -117,7 +117,7 @@ def require_room(state: PyTree, mesh: Mesh) -> None:
 
 
 def _host_memory() -> int:
-    """Bytes of the machine, or of the container if it may have fewer."""
+    """Returns the bytes of memory of the machine, or of the container if those are fewer."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         return min(machine, int(Path("/sys/fs/cgroup/memory.max").read_text()))
@@ -132,7 +132,7 @@ def choose_remat(
     rows_split: int,
     weights_split: int,
 ) -> Remat:
-    """The least that must be computed again on a device of `limit` bytes; None: "dots", the fastest on a processor.
+    """Chooses the least rematerialisation that fits a device of `limit` bytes; without a limit "dots", fastest on CPU.
 
     Rows of a batch are split over `rows_split` devices, parameters and optimizer over `weights_split`.
     """
@@ -149,7 +149,7 @@ def choose_remat(
 
 
 def kept_bytes(net: AnyTransformer, part: Mapping[str, jax.ShapeDtypeStruct]) -> int:
-    """Bytes that the forward pass of one part of a batch keeps for the backward pass, without parameters."""
+    """Counts the bytes that the forward pass of one part keeps for the backward pass, without parameters."""
     key = jax.eval_shape(lambda: jax.random.key(0))
 
     def forward(params: Any, batch: Any, key: Any) -> Any:
@@ -166,7 +166,7 @@ def describe_compute(config: TransformerConfig, mesh: Mesh, length: int) -> str:
     compute, stack = config.compute, config.output_stack
     attention = compute.attention
     if attention == "auto":
-        # As many rows as the mesh splits, as every batch has.
+        # As many rows as the mesh splits; every batch has a multiple of them.
         shape = (mesh.shape["data"] * mesh.shape["fsdp"], length, stack.num_heads, config.head_width(stack))
         platform, dtype = mesh.devices.flat[0].platform, jnp.dtype(compute.dtype)
         with computing_on(mesh):

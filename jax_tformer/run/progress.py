@@ -36,18 +36,20 @@ _GAP, _NARROWEST_BAR, _WIDEST_BAR = 2, 10, 60
 
 
 class PatientConsole(Console):
-    """A console that raises BrokenPipeError where its reader has gone; rich would end the program."""
+    """A console that raises BrokenPipeError if nobody reads it any more; rich would end the program."""
 
     def on_broken_pipe(self) -> None:
-        """Called where the error is being handled."""
+        """Raises the error that rich is handling."""
         raise BrokenPipeError
 
 
 class ProgressLine:
-    """Steps, what is being done, loss, tokens/s and time left. `say` prints a line that stays."""
+    """Shows step, current activity, loss, tokens/s and time left; `say` prints a permanent line.
+
+    Calls `unheard` when nothing can be shown any more, so that the run saves and ends.
+    """
 
     def __init__(self, start: int, steps: int, unheard: Callable[[], None], console: Console | None = None) -> None:
-        """Calls `unheard` when nothing can be shown any more: the run should save and end."""
         self._console = console or PatientConsole(highlight=False, soft_wrap=True)
         self._unheard: Callable[[], None] | None = unheard
         self._live = Live(self, console=self._console, transient=True) if self._console.is_terminal else None
@@ -68,7 +70,7 @@ class ProgressLine:
                 self._live.stop()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """As much as there is room for in one line, the most important first; a bar where room is left."""
+        """Draws as much as fits into one line, the most important first, and a bar if there is room."""
         counter = f"step {self._step}/{self._steps}"
         doing = f"{self._doing[0]} {time.perf_counter() - self._doing[1]:.0f} s" if self._doing else ""
         left = self._seconds_left()
@@ -124,7 +126,7 @@ class ProgressLine:
             unheard()
 
     def _seconds_left(self) -> float | None:
-        """At the pace since the first step of this session, which may have waited for the compiler."""
+        """Estimates the seconds left from the pace since this session's first step."""
         if self._first is None or self._first[0] == self._step:
             return None
         return (time.perf_counter() - self._first[1]) / (self._step - self._first[0]) * (self._steps - self._step)
@@ -149,11 +151,11 @@ class Reporter:
         diagnosis: Callable[[TrainState, Batch], str],
         finite: Callable[[int], None],
     ) -> None:
-        """`diagnosis` finds what is not finite where a step is not; `finite` is told the number of each that is."""
+        """Calls `diagnosis` to find what is not finite in a failed step, and `finite` with the number of each other."""
         self._log, self._line, self._started = log, line, started
         self._diagnosis, self._finite = diagnosis, finite
         self._every = experiment.training.log_every
-        # Compiled as one: operation by operation, the first line of a run would wait for a dozen compilations.
+        # Compiled as one function, so that the first line does not wait for a dozen compilations.
         self._rate = jax.jit(learning_rate(experiment.optimizer, experiment.training.steps))
         self._pending: tuple[int, StepMetrics, Batch] | None = None
         self._state: TrainState | None = None
@@ -164,23 +166,24 @@ class Reporter:
 
     @property
     def speed(self) -> Row:
-        """tokens_per_second, over the steps of this process but the first, which also compiles, and those that follow
-        an evaluation; seconds_to_first_step, from `started` to the end of that first one. None where not known.
+        """Speed of this process: tokens_per_second and seconds_to_first_step (since `started`); None if unknown.
+
+        tokens_per_second leaves out the first step, which also compiles, and each step after an evaluation.
         """
         tokens_per_second = round(self._tokens / self._seconds, 1) if self._seconds else None
         return {"tokens_per_second": tokens_per_second, "seconds_to_first_step": self._first_step}
 
     def step(self, number: int, metrics: StepMetrics, state: TrainState, batch: Batch) -> None:
-        """Takes the metrics of update `number` of `batch`, which made `state`, and reports those before.
+        """Reports the previous step, and keeps the metrics of update `number`, which made `state` from `batch`.
 
-        Raises TrainingFailed if a loss or a gradient norm of those is not finite.
+        Raises TrainingFailed if the previous step's loss or gradient norm is not finite.
         """
         self._state = state
         self.flush()
         self._pending = (number, metrics, batch)
 
     def flush(self) -> None:
-        """Reports what has not been reported."""
+        """Reports the step that is not yet reported, if any."""
         if self._pending is None:
             return
         (number, metrics, batch), self._pending = self._pending, None
@@ -205,15 +208,15 @@ class Reporter:
             self._logged = self._tokens, self._seconds
 
     def unreported(self, number: int, metrics: StepMetrics, state: TrainState, batch: Batch) -> None:
-        """Reports the steps before, and of update `number`, which is thrown away, only whether it was finite."""
+        """Reports the previous step, and checks that update `number`, which is discarded, was finite."""
         self.step(number, metrics, state, batch)
         self._pending = None
         self._check(number, metrics, batch)
 
     def evaluation(self, number: int, figures: Row, batch: Batch) -> None:
-        """Reports an evaluation after update `number`; the time that it took does not count as training.
+        """Reports an evaluation after update `number`; its time does not count as training.
 
-        `batch` is one that was evaluated, to look at if the loss is not finite: TrainingFailed is raised then.
+        Raises TrainingFailed if the held-out loss is not finite, after a diagnosis with `batch`, an evaluated one.
         """
         self.flush()
         self._clock = None
@@ -236,7 +239,7 @@ class Reporter:
             # There may be no memory for the search; then report the failure without its place.
             where = ""
         raise TrainingFailed(
-            f"{what} is {value}; {where + '; ' if where else ''}what is saved is from before; "
+            f"{what} is {value}; {where + '; ' if where else ''}saved checkpoints are from before; "
             "try a lower --optimizer.learning-rate or a longer --optimizer.warmup-steps, "
             "with a new --run or --resume no"
         )
@@ -245,24 +248,24 @@ class Reporter:
 def first_not_finite(
     net: AnyTransformer, mesh: Mesh, tokenizer: Tokenizer, accumulation: int, state: TrainState, batch: Batch
 ) -> str:
-    """The first parameter, layer or gradient that is not finite in a step of `batch`, in words; "" if none is found.
+    """Describes the first parameter, layer or gradient that is not finite in a step of `batch`; "" if none is found.
 
-    Runs the model once more, as the step did. `state` is what `train_step` left of a step that was not finite, its step
-    below 0, or for an evaluation a state as it is.
+    Runs the model again, as the step did. `state` is that which `train_step` returned for a failed step, with its step
+    below 0, or for an evaluation the evaluated state.
     """
 
     def finite_rows(params: Params, part: DeviceBatch, key: DropoutKey) -> dict[str, Bool[Array, " B"]]:
-        """Whether each row is finite, behind every layer in turn."""
+        """Returns for every layer in turn whether each row of its output is finite."""
         outputs = forward(net, params, part, dropout_key=key, capture=True)
         found = {}
         for stack, captured in (("encoder", outputs.encoder), ("decoder", outputs.decoder)):
             for layer, hidden in enumerate(() if captured is None else captured.hidden):
                 found[f"the output of {stack}.blocks.{layer}"] = jnp.isfinite(hidden).all((1, 2))
-        # Logits would be several times as large as all else; what they come of says as much.
+        # Checks the input of the logits, which would be several times as large as all else.
         return found | {"what the vocabulary projection is given": jnp.isfinite(outputs.hidden).all((1, 2))}
 
     def squared_gradients(params: Params, part: DeviceBatch, key: DropoutKey) -> Params:
-        """The terms of the squared norm: squares overflow before the numbers do."""
+        """Returns the terms of the squared norm, because squares overflow before the numbers do."""
         gradients = jax.grad(lambda params: batch_loss(net, params, part, dropout_key=key)[0])(params)
         squared: Params = jax.tree.map(lambda g: jnp.square(g.astype(accumulator(g.dtype))), gradients)
         return squared
@@ -293,7 +296,7 @@ def first_not_finite(
 
 
 def _not_finite_in(tree: PyTree[Array]) -> str | None:
-    """The name of the first array with a number that is not finite; checks each layer separately."""
+    """Returns the name of the first array with a number that is not finite; checks each layer separately."""
 
     def flags(path: tuple[Any, ...], leaf: Array) -> Bool[Array, " L"]:
         layers = len(leaf) if "blocks" in (key.key for key in path) else 1

@@ -24,7 +24,7 @@ from jax_tformer.run.restoring import load_trained
 from jax_tformer.run.run_folder import RunFolder
 
 Row = dict[str, Any]
-"""A step, and figures by name; a sentence in place of a figure has a name that begins with no_."""
+"""A step, and figures by name; the name of a sentence in place of a figure begins with no_."""
 _LOSSES = ("loss", "val_loss", "val_perplexity", "val_bits_per_byte", "exact_match", "bleu", "no_bleu")
 _PACKAGES = ("jax-tformer", "jax", "flax", "optax", "orbax-checkpoint", "grain")
 
@@ -32,12 +32,12 @@ _PACKAGES = ("jax-tformer", "jax", "flax", "optax", "orbax-checkpoint", "grain")
 class MetricsLog:
     """Appends rows to metrics.jsonl and TensorBoard.
 
-    A run that continues at `step` first drops the rows after it: a killed run may have logged steps that its last
-    checkpoint does not hold, and they will be made again. Where lines are damaged, the file as it was is kept too.
+    A run that continues at `step` first drops the rows after it: a killed run may have logged steps after its last
+    checkpoint, and will make them again. If lines are damaged, keeps a copy of the file. The constructor and the
+    methods raise InputError if the disk is full.
     """
 
     def __init__(self, folder: RunFolder, step: int) -> None:
-        """Raises InputError, as do the methods, where there is no room."""
         self.notes: list[str] = []
         """What is wrong with an existing file."""
         self._path = folder.metrics
@@ -46,7 +46,7 @@ class MetricsLog:
             if self.notes:
                 kept = self._path.with_name(self._path.name + ".damaged")
                 shutil.copyfile(self._path, kept)
-                self.notes[-1] += f"; the file as it was is {kept.name}"
+                self.notes[-1] += f"; the original file is {kept.name}"
             write_text(self._path, "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step))
             # Unbuffered, so that a full disk fails here and not again at exit.
             self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
@@ -55,7 +55,7 @@ class MetricsLog:
             raise self._no_room(error) from error
 
     def write(self, row: Row) -> None:
-        """One row; sentences in place of figures are for the file alone."""
+        """Writes a row; sentences in place of figures go to metrics.jsonl only."""
         line = (json.dumps(row) + "\n").encode()
         try:
             if self._file.write(line) != len(line):
@@ -86,11 +86,11 @@ class MetricsLog:
 class _TensorBoard:
     """An event file of TensorBoard: protocol buffers, each between its length and a checksum.
 
-    Written here, since the packages that write it import TensorFlow, or PyTorch where they find it: a second or more.
+    The packages that write such files import TensorFlow, or PyTorch if it is installed, which takes a second or more.
+    A session log at the beginning hides the steps from `first` on that earlier sessions wrote.
     """
 
     def __init__(self, folder: Path, first: int) -> None:
-        """Hides what earlier sessions wrote of step `first` and those after it."""
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
         self._file = open(folder / name, "ab", buffering=0)  # noqa: SIM115 (closed by close)
@@ -98,7 +98,7 @@ class _TensorBoard:
         self._event(_field(2, first) + _field(7, _field(1, 1)))  # a session log that says START
 
     def write(self, row: Row) -> None:
-        """The figures of `row` that can be drawn."""
+        """Writes the finite figures of `row`."""
         figures = {n: x for n, x in row.items() if n != "step" and not isinstance(x, str) and math.isfinite(x)}
         values = (_field(1, n.encode()) + b"\x15" + struct.pack("<f", x) for n, x in figures.items())
         self._event(_field(2, row["step"]) + _field(5, b"".join(_field(1, value) for value in values)))
@@ -114,7 +114,7 @@ class _TensorBoard:
 
 
 def _field(number: int, value: int | bytes) -> bytes:
-    """A field of a protocol buffer: a whole number, or text or a message behind its length."""
+    """Encodes a field of a protocol buffer: a whole number, or bytes (text or a message) after their length."""
     if isinstance(value, int):
         return bytes([number << 3]) + _varint(value)
     return bytes([number << 3 | 2]) + _varint(len(value)) + value
@@ -125,7 +125,7 @@ def _varint(value: int) -> bytes:
 
 
 def _checksum(data: bytes) -> bytes:
-    """CRC-32C, masked as TensorBoard's files have it."""
+    """Computes CRC-32C, masked as in TensorBoard's files."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -136,15 +136,15 @@ def _checksum(data: bytes) -> bytes:
 
 
 def described(figures: Row) -> str:
-    """Figures with four decimals, or the sentences in their place, each with its name."""
+    """Formats figures with four decimals, or the sentences in their place, each with its name."""
     return "  ".join(f"{n} ({x})" if isinstance(x, str) else f"{n} {x:.4f}" for n, x in figures.items())
 
 
 def read_metrics(path: Path, notes: list[str] | None = None) -> list[Row]:
-    """The rows of metrics.jsonl, without damaged lines; [] where there is no file.
+    """Reads the rows of metrics.jsonl without damaged lines; returns [] if there is no file.
 
-    `notes` is given a line that names those, except for a last one that a kill left unfinished. Raises InputError for
-    what is no file.
+    Adds a line to `notes` that names the damaged ones, except for a last one that a kill left unfinished. Raises
+    InputError if the path is not a regular file.
     """
     if not path.exists():
         return []
@@ -161,7 +161,7 @@ def read_metrics(path: Path, notes: list[str] | None = None) -> list[Row]:
 
 
 def _row(line: bytes) -> Row | None:
-    """The row in a line of metrics.jsonl; None if the line is damaged."""
+    """Parses a line of metrics.jsonl; returns None if it is damaged."""
     try:
         row = parse_json(line.decode("utf-8"))
     except ValueError:
@@ -173,10 +173,10 @@ def _row(line: bytes) -> Row | None:
 
 
 def finish(run: RunFolder, steps: int, figures: dict[str, Any], samples: str) -> str:
-    """Writes samples.txt, loss.png and summary.json; returns what to print.
+    """Writes samples.txt, loss.png and summary.json; returns the text to print.
 
-    `figures` are those of the last session; losses are taken from metrics.jsonl, so that a run in several sessions
-    ends with the same ones. Those whose lines are lost there are left out.
+    `figures` are those of the last session. Losses come from metrics.jsonl, so that a run in several sessions ends with
+    the same ones; those whose lines are lost are left out.
     """
     rows = read_metrics(run.metrics)
     losses = [row["loss"] for row in rows if "loss" in row]
@@ -214,10 +214,10 @@ def _version(package: str) -> str:
 
 
 def report(run: RunFolder, experiment: ExperimentConfig) -> str:
-    """Draws loss.png and writes samples.txt for a run in any state; returns what to print.
+    """Draws loss.png and writes samples.txt for a run in any state; returns the text to print.
 
-    Samples come from the newest checkpoint, as `experiment.sample` wants them. Raises InputError if the run has logged
-    nothing yet. Samples that cannot be had, since there is no checkpoint or the data is gone, are a line.
+    Samples come from the newest checkpoint, as `experiment.sample` describes. If there is no checkpoint or the data is
+    gone, a line says why there are none. Raises InputError if the run has logged nothing yet.
     """
     notes = list[str]()
     rows = read_metrics(run.metrics, notes)
@@ -243,7 +243,7 @@ def report(run: RunFolder, experiment: ExperimentConfig) -> str:
 
 
 def _best_of(evaluated: list[Row], last: int) -> list[str]:
-    """A line about the evaluation whose checkpoint is kept as the best, unless it is that of step `last`."""
+    """Returns a line about the evaluation with the best checkpoint, unless it is that of step `last`."""
     if not evaluated:
         return []
     best = min(evaluated, key=lambda row: row["val_loss"])
@@ -252,7 +252,7 @@ def _best_of(evaluated: list[Row], last: int) -> list[str]:
 
 
 def draw_losses(rows: list[Row], path: Path, title: str) -> None:
-    """The training and held-out losses over steps, as a PNG."""
+    """Draws the training and held-out losses over steps as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -268,7 +268,7 @@ def draw_losses(rows: list[Row], path: Path, title: str) -> None:
         step, loss = held_out[-1]
         axes.annotate(f"{loss:.3f}", (step, loss), xytext=(0, 8), textcoords="offset points", ha="right")
     axes.set_title(title, parse_math=False)
-    axes.set(xlabel="step", ylabel="cross-entropy, nats a token")
+    axes.set(xlabel="step", ylabel="cross-entropy, nats per token")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

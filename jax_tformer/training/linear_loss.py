@@ -1,9 +1,9 @@
-"""Cross-entropy of a vocabulary projection, computed together with its gradient and never with all logits at once.
+"""Computes the cross-entropy of a vocabulary projection and its gradient, without holding all logits at once.
 
-The logits are the largest array of a language model by far: 16 sequences of 1,024 tokens over GPT-2's vocabulary are
-3.3 GB, three times over in the backward pass. Here the tokens are taken in parts, and each part has its logits, loss
-and gradient before the next begins. Nothing is computed twice: the gradient of a sum of losses is known but for the
-factor that comes from outside. Hsu et al., "Liger Kernel" (2024), section 3.2, describe the same for a GPU kernel.
+The logits are by far the largest array of a language model: 16 sequences of 1,024 tokens over GPT-2's vocabulary are
+3.3 GB, three times over in the backward pass. This function processes the tokens in parts: logits, loss and gradient of
+one part, then the next. It computes nothing twice, because the gradient of a sum of losses is known except for a factor
+from outside. Hsu et al., "Liger Kernel" (2024), section 3.2, describe the same for a GPU kernel.
 """
 
 import math
@@ -19,9 +19,9 @@ from jax_tformer.data.batches import IGNORED
 from jax_tformer.model.layers import accumulator
 
 LOGITS_AT_ONCE = 2**26
-"""How many logits exist at once: 256 MB in float32."""
+"""The most logits at once: 256 MB in float32."""
 _LANES = 128
-"""In narrow types, on tensor cores, products are fastest where the vocabulary is a multiple of this."""
+"""On tensor cores, products in narrow types are fastest if the vocabulary is a multiple of this."""
 
 
 def linear_cross_entropy(
@@ -31,7 +31,10 @@ def linear_cross_entropy(
     labels: Int[Array, "B T"],
     label_smoothing: float = 0.0,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
-    """Cross-entropy of the logits x table^T + bias: summed over the labels that count, in nats, and their number."""
+    """Returns the cross-entropy of the logits x table^T + bias, summed over the labels that count, and their number.
+
+    The sum is in nats.
+    """
     width, vocabulary = x.shape[-1], len(table)
     flat, targets = x.reshape(-1, width), labels.reshape(-1)
     if x.dtype != accumulator(x.dtype):
@@ -56,7 +59,7 @@ def _summed(x: Array, table: Array, bias: Array | None, labels: Array, vocabular
 def _with_gradients(
     x: Array, table: Array, bias: Array | None, labels: Array, vocabulary: int, smoothing: float
 ) -> tuple[Array, tuple[Array, Array, Array | None]]:
-    """The loss, and its gradients by x, table and bias."""
+    """Returns the loss, and its gradients by x, table and bias."""
     high, narrow = accumulator(x.dtype), table.astype(x.dtype)
 
     def part(rows: Array, targets: Array) -> tuple[Array, Array, tuple[Array, Array]]:
@@ -85,9 +88,9 @@ def _with_gradients(
 
 @_with_gradients.defjvp
 def _with_gradients_jvp(vocabulary: int, smoothing: float, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
-    """What JAX would do by itself; but it treats a function with a rule as a whole, and does not take its loop apart.
+    """Does what JAX would do by default, but makes JAX treat the function as a whole.
 
-    Without the rule, reverse mode would move constants as large as a part of the logits out of the loop, and keep them.
+    Without this rule, reverse mode would move constants as large as a part of the logits out of the loop and keep them.
     """
     return jax.jvp(lambda *given: _with_gradients.fun(*given, vocabulary, smoothing), primals, tangents)
 
@@ -96,9 +99,9 @@ def _with_gradients_jvp(vocabulary: int, smoothing: float, primals: tuple[Any, .
 def _summed_jvp(
     vocabulary: int, smoothing: float, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[Array, Array]:
-    """The loss changes by gradient * tangent; transposed, in the backward pass, that is gradient * factor.
+    """Returns the loss and its change, gradient * tangent, whose transpose in the backward pass is gradient * factor.
 
-    Everything else is computed before the transposition, and so once.
+    Everything else is computed before the transposition, and so only once.
     """
     loss, gradients = _with_gradients(*primals, vocabulary, smoothing)
     moved = jnp.zeros_like(loss)
@@ -109,10 +112,10 @@ def _summed_jvp(
 
 
 def _parts(x: Array, labels: Array, vocabulary: int) -> tuple[Array, Array]:
-    """Rows and labels as `[parts, rows, ...]`, filled up with rows that do not count.
+    """Returns rows and labels as `[parts, rows, ...]`, filled up with rows that do not count.
 
-    Part p has the rows p, p + parts ...: where rows are split over devices, each device has its share of every part.
-    The number of parts is a power of two, so that hardly ever anything has to be filled up.
+    Part p has the rows p, p + parts ..., so that every device holds rows of every part if rows are split over devices.
+    The number of parts is a power of two, so that rows rarely need to be filled up.
     """
     parts = 1 << max(0, math.ceil(math.log2(len(x) * vocabulary / LOGITS_AT_ONCE)))
     parts = min(parts, len(x))
@@ -123,7 +126,7 @@ def _parts(x: Array, labels: Array, vocabulary: int) -> tuple[Array, Array]:
 
 
 def _logits(x: Array, table: Array, bias: Array | None, vocabulary: int) -> Float[Array, "N V"]:
-    """In at least float32; minus infinity in the columns beyond the vocabulary."""
+    """Computes logits in at least float32; columns beyond the vocabulary are minus infinity."""
     logits = jnp.einsum("nd,vd->nv", x, table, preferred_element_type=accumulator(x.dtype))
     beyond = len(table) - vocabulary
     if bias is not None:
@@ -134,7 +137,7 @@ def _logits(x: Array, table: Array, bias: Array | None, vocabulary: int) -> Floa
 
 
 def _losses(logits: Array, labels: Array, vocabulary: int, smoothing: float) -> tuple[Array, Array]:
-    """The loss of each row, and its gradient by the logits; zeros where the label does not count."""
+    """Returns the loss of each row, and its gradient by the logits; both are zero if the label does not count."""
     counted = labels != IGNORED
     chosen = jnp.where(counted, labels, 0)
     largest = jax.lax.stop_gradient(logits.max(-1, keepdims=True))

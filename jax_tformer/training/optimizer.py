@@ -12,19 +12,19 @@ from jax_tformer.model.functional import Params
 from jax_tformer.model.layers import accumulator
 
 DECAYED = ("kernel", "embedding")
-"""Leaves with weight decay: matrices and tables, whatever axes they are stored with."""
+"""Leaves with weight decay: matrices and tables, whatever axes they have."""
 
 
 def learning_rate(config: OptimizerConfig, steps: int) -> Callable[[Array], Array]:
-    """The learning rate of update n = 0, 1, ... of `steps`: linear warm-up, then the schedule.
+    """Returns the learning rate of update n = 0, 1, ... of `steps`: linear warm-up, then the schedule.
 
-    inverse_sqrt is the paper's (section 5.3), learning_rate * min(s / warmup, sqrt(warmup / s)) with s = n + 1: the
+    inverse_sqrt is the paper's (section 5.3), learning_rate * min(s / warmup, sqrt(warmup / s)) with s = n + 1; the
     paper's own peak is (d_model * warmup)^-0.5.
     """
     warmup = config.warmup_steps
 
     def schedule(n: Array) -> Array:
-        # In the widest float there is: float32 would round the rate, which 50 float64 steps show.
+        # Uses the widest enabled float: after 50 float64 steps, a rate rounded to float32 shows.
         step = jnp.asarray(n, jnp.result_type(float)) + 1
         rise = jnp.minimum(step / max(warmup, 1), 1.0)
         if config.schedule == "inverse_sqrt":
@@ -50,19 +50,19 @@ def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
 
 
 def global_norm(gradients: Params) -> Array:
-    """The Euclidean norm of all gradients together, in at least float32."""
+    """Computes the Euclidean norm of all gradients together, in at least float32."""
     squares = [jnp.sum(jnp.square(g.astype(accumulator(g.dtype)))) for g in jax.tree.leaves(gradients)]
     return jnp.sqrt(jnp.stack(squares).sum())
 
 
 def decay_mask(params: Params) -> Params:
-    """True for the leaves that weight decay applies to."""
+    """Returns True for the leaves with weight decay."""
     mask: Params = jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in DECAYED, params)
     return mask
 
 
 def optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """Clip, AdamW with decoupled decay (Loshchilov & Hutter, 2019), schedule."""
+    """Combines clipping, AdamW with decoupled decay (Loshchilov & Hutter, 2019), and the schedule."""
     adamw = optax.adamw(
         learning_rate(config, steps),
         b1=config.beta1,

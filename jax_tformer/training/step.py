@@ -1,4 +1,4 @@
-"""One optimizer step, one evaluation step: pure functions of a state."""
+"""The optimizer step and the evaluation step, as pure functions."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,28 +17,26 @@ from jax_tformer.training.optimizer import global_norm
 
 Batch = dict[str, Array]
 """Arrays of one batch: tokens or source and target, their masks, and labels."""
-
-
 Sums = tuple[Array, Array, Params]
-"""The loss, how many labels count, and the gradients, each summed over them."""
+"""The summed loss, the number of labels that count, and the summed gradients."""
 
 
 class TrainState(NamedTuple):
-    """All that training changes."""
+    """Everything that training changes."""
 
     params: Params
     opt_state: optax.OptState
     step: Int[Array, ""]
-    """n, the updates made so far; ~n (-n - 1) once update n + 1 was not finite, and the parameters stay as they are."""
+    """n, the number of updates; ~n (-n - 1) once update n + 1 was not finite, after which parameters do not change."""
     key: UInt32[Array, " words"]
-    """The data of the key that every step's dropout key follows from."""
+    """The data of the key from which each step's dropout key is derived."""
 
 
 class StepMetrics(NamedTuple):
-    """What one step measured."""
+    """The metrics of one step."""
 
     loss: Float[Array, ""]
-    """Mean cross-entropy (smoothed, if training is) of the batch before the update, in nats a token."""
+    """Mean cross-entropy (smoothed, if training is) of the batch before the update, in nats per token."""
     gradient_norm: Float[Array, ""]
     """Global norm before clipping."""
     tokens: Int[Array, ""]
@@ -53,7 +51,7 @@ def forward(
     dropout_key: Key[Array, ""] | None = None,
     capture: bool = False,
 ) -> Outputs:
-    """The model on whatever kind of batch this is, with the masks, segments and token types that it brings."""
+    """Runs the model on any kind of batch, with the batch's masks, segments and token types."""
     model, given = net.bind(params), batch.get
     if isinstance(model, EncoderDecoder):
         return model(
@@ -85,22 +83,21 @@ def batch_loss(
     *,
     dropout_key: Key[Array, ""] | None = None,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
-    """The summed cross-entropy of a batch in nats, and how many labels count."""
+    """Returns the summed cross-entropy of a batch in nats, and the number of labels that count."""
     hidden = forward(net, params, batch, dropout_key=dropout_key).hidden
     return linear_cross_entropy(hidden, *net.bind(params).projection(), batch["labels"], label_smoothing)
 
 
 def split_batch(batch: Batch, parts: int) -> Batch:
-    """The batch as `parts` batches, stacked along a new leading axis; rows keep their order."""
+    """Splits the batch into `parts`, stacked along a new leading axis; rows keep their order."""
     stacked: Batch = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
     return stacked
 
 
 def dropout_keys(net: AnyTransformer, state: "TrainState", accumulation: int) -> Key[Array, " parts"] | None:
-    """The dropout key of each part of the step that follows `state`; None where the model drops nothing.
+    """Returns the dropout key of each part of the step after `state`; None for a model without dropout.
 
-    They follow from the state's key and the step's number, so that a resumed run draws what an uninterrupted one would
-    have drawn.
+    The keys depend only on the state's key and the step's number, so a resumed run draws the same masks.
     """
     rates = net.config.dropout
     if not any((rates.embedding, rates.attention, rates.residual, rates.feedforward)):
@@ -110,14 +107,14 @@ def dropout_keys(net: AnyTransformer, state: "TrainState", accumulation: int) ->
 
 
 def tokens_read(batch: Batch) -> Int[Array, ""]:
-    """How many tokens of the batch are not padding."""
+    """Counts the tokens of the batch that are not padding."""
     masks = {"source": "source_mask", "target": "target_mask", "tokens": "mask"}
     read = [batch.get(mask, jnp.ones_like(batch[ids])) for ids, mask in masks.items() if ids in batch]
     return jnp.stack([tokens.sum() for tokens in read]).sum()
 
 
 def init_state(net: AnyTransformer, tx: optax.GradientTransformation, key: Key[Array, ""]) -> TrainState:
-    """Fresh parameters, an empty optimizer, step 0."""
+    """Makes the state of step 0: new parameters, and the optimizer's initial state."""
     init_key, dropout_key = jax.random.split(key)
     params = net.init(init_key)
     return TrainState(params, tx.init(params), jnp.zeros((), jnp.int32), jax.random.key_data(dropout_key))
@@ -130,11 +127,11 @@ def train_step(
     accumulation: int = 1,
     label_smoothing: float = 0.0,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
-    """The function (state, batch) -> (state, metrics), to be jitted with its state donated.
+    """Makes the function (state, batch) -> (state, metrics); jit it with its state donated.
 
-    Gradients are those of the loss summed over the whole batch, divided by the number of labels that count, however
-    many parts (`accumulation`) it is computed in. A step whose loss or gradient norm is not finite changes no
-    parameter, nor does any after it: its cause can still be looked at.
+    Gradients are those of the loss summed over the whole batch and divided by the number of labels that count, in
+    however many parts (`accumulation`) they are computed. A step whose loss or gradient norm is not finite changes no
+    parameter, nor does any later step, so that its cause can be found.
     """
 
     def total_loss(params: Params, part: Batch, dropout_key: Array | None) -> tuple[Array, Array]:
@@ -153,7 +150,7 @@ def train_step(
             return more, None
 
         first = jax.tree.map(lambda x: x[0], (parts, keys))
-        # In float32 at least: parts in bfloat16 would lose what the whole batch keeps.
+        # In at least float32: sums of parts in bfloat16 would lose precision.
         zeros = jax.tree.map(
             lambda x: jnp.zeros(x.shape, accumulator(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype),
             jax.eval_shape(lambda: (lambda value, grads: (*value, grads))(*differentiate(params, *first))),
@@ -176,7 +173,7 @@ def train_step(
 
 
 def evaluation_step(net: AnyTransformer) -> Callable[[Params, Batch], tuple[Array, Array]]:
-    """The function (params, batch) -> (summed loss in nats, labels that count), without dropout or smoothing."""
+    """Makes the function (params, batch) -> (summed loss in nats, labels that count), without dropout or smoothing."""
 
     def step(params: Params, batch: Batch) -> tuple[Array, Array]:
         return batch_loss(net, params, batch)

@@ -29,6 +29,7 @@ class OwnFault:
     """Functions of the library, and the file of the fault where it is planted there."""
     theirs: frozenset[str]
     """Modules, functions, parameters; and the file of the fault."""
+    planted: str = "theirs"
 
 
 _STACK = StackConfig(
@@ -104,13 +105,15 @@ def _planted(fault: Fault) -> Callable[[Pair], AbstractContextManager[Any]]:
     return plant
 
 
-def _own(fault: Fault, model: str, ours: str, theirs: str) -> OwnFault:
-    return OwnFault(fault.name, model, _planted(fault), frozenset(ours.split()), frozenset(theirs.split()))
+def _own(fault: Fault, model: str, ours: str, theirs: str, planted: str = "ours") -> OwnFault:
+    return OwnFault(fault.name, model, _planted(fault), frozenset(ours.split()), frozenset(theirs.split()), planted)
 
 
-def _all_own(given: tuple[Fault, ...], model: str, places: Mapping[str, tuple[str, str]]) -> tuple[OwnFault, ...]:
+def _all_own(
+    given: tuple[Fault, ...], model: str, places: Mapping[str, tuple[str, str]], planted: str = "ours"
+) -> tuple[OwnFault, ...]:
     """Raises KeyError for a fault without a place."""
-    return tuple(_own(fault, model, *places[fault.name]) for fault in given)
+    return tuple(_own(fault, model, *places[fault.name], planted) for fault in given)
 
 
 _NORM = "encoder.blocks.0.self_attention_norm"
@@ -162,12 +165,13 @@ _SEEN = {
     "prefix: blocks skip its later keys": ("Mask.spanned attend_in_rows", _DECODER),
     "queries that see nothing see everything": (f"{_MASK} mask_faults.py", _DECODER),
 }
+_KEPT = "dropout Dropout.__call__ Dropout.keep keep_mask site_key Stack.__call__"
 _DRAWN = {
-    "forward pass drops by one key in all layers": ("dropout Dropout.__call__", "Dropout.forward forward"),
-    "forward pass drops one mask in both residual branches": ("dropout Dropout.__call__", "forward"),
-    "forward pass drops by one key in encoder and decoder": ("dropout Dropout.__call__", "forward"),
-    "forward pass drops the same in all rows": ("dropout Dropout.__call__", "forward"),
-    "forward pass drops the same in all heads": ("dropout Dropout.__call__", "forward"),
+    "forward pass drops by one key in all layers": (_KEPT, "forward Dropout.forward"),
+    "forward pass drops one mask in both residual branches": (_KEPT, "forward Dropout.forward"),
+    "forward pass drops by one key in encoder and decoder": (_KEPT, "forward Dropout.forward"),
+    "forward pass drops the same in all rows": (_KEPT, "forward Dropout.forward"),
+    "forward pass drops the same in all heads": (_KEPT, "forward Dropout.forward"),
 }
 _WEIGHTS = tuple(
     OwnFault(
@@ -176,19 +180,20 @@ _WEIGHTS = tuple(
         lambda pair, row=row: changed_weight(pair.module, *row),  # type: ignore[misc]
         frozenset({"Linear.__call__"}),
         frozenset({row[0], row[0].removesuffix(".weight")}),
+        "weights",
     )
     for name, row in faults.WEIGHTS.items()
 )
 OWN = (
-    *_all_own(faults.MODEL, "two stacks", _MODEL),
+    *_all_own(faults.MODEL, "two stacks", _MODEL, "theirs"),
     *_WEIGHTS,
     *(_own(fault, kind, *_SEEN[fault.name]) for kind, fault in mask_faults.MASKS),
-    _own(mask_faults.REFERENCE, mask_faults.TEXT, _MASK, "visible mask_faults.py"),
+    _own(mask_faults.REFERENCE, mask_faults.TEXT, _MASK, "visible mask_faults.py", "theirs"),
     *_all_own(library_faults.BLOCKS, "long", _BLOCKS),
     *(
         _own(quiet_faults.GROUPED[name], "grouped heads", f"{_SCORES} quiet_faults.py", "blocks.0.self_attention")
         for name in ("einsum",)
     ),
-    _own(faults.DROPOUT, "dropout", "dropout Dropout.__call__", "faults.py"),
+    _own(faults.DROPOUT, "dropout", "dropout Dropout.__call__", "faults.py", "theirs"),
     *_all_own(random_faults.FORWARD_DRAWS, "dropout", _DRAWN),
 )

@@ -1,5 +1,6 @@
 """The module to port: Hugging Face's OPT, small, with random weights."""
 
+import numpy as np
 import torch
 from torch import nn
 from transformers.models.opt import OPTConfig, OPTForCausalLM
@@ -36,3 +37,10 @@ def opt() -> Opt:
         for parameter in module.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
     return module
+
+
+def tokens() -> np.ndarray:
+    """`[B, T]`; 1 is OPT's padding, and stands in every row."""
+    ids = np.random.default_rng(0).integers(0, 50, (2, 10))
+    ids[:, 3] = 1
+    return ids

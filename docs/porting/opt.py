@@ -71,3 +71,5 @@ for number in (0, 1):
     WEIGHTS |= linear_rows(f"{ours}.up", f"{theirs}.fc1") | linear_rows(f"{ours}.down", f"{theirs}.fc2")
     WEIGHTS |= norm_rows(f"{ours}.norm1", f"{theirs}.self_attn_layer_norm")
     WEIGHTS |= norm_rows(f"{ours}.norm2", f"{theirs}.final_layer_norm")
+# A key's bias adds one number to all scores of a query, which the softmax takes out again.
+KEY_BIASES = [f"{DECODER}.layers.{number}.self_attn.k_proj.bias" for number in (0, 1)]

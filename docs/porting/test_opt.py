@@ -1,9 +1,9 @@
 import module
-import numpy as np
 import opt
 
+from parity.plugin import Parity
 
-def test_opt(parity):
-    tokens = np.random.default_rng(0).integers(0, 50, (2, 10))
-    tokens[:, 3] = opt.PADDING
-    parity.check(opt.opt, module.opt(), opt.WEIGHTS, [tokens], gates=["9", "1", "2"], zero_gradients=ZERO, name="OPT")
+
+def test_opt(parity: Parity) -> None:
+    inputs, gates = [module.tokens()], ["9", "1", "2"]
+    parity.check(opt.opt, module.opt(), opt.WEIGHTS, inputs, gates=gates, zero_gradients=opt.KEY_BIASES)

@@ -10,7 +10,7 @@ from transformers.models.gpt_neox import GPTNeoXConfig
 from transformers.models.gpt_neox import modeling_gpt_neox as source
 
 from parity import Weight
-from parity_tests.generation import Float64
+from parity.islands import Float64
 from parity_tests.other_pairs.pair import OtherPair, ids, prepared
 
 VOCABULARY, WIDTH, HEADS, INNER, LAYERS = 47, 32, 4, 72, 3

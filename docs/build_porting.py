@@ -4,6 +4,7 @@ The text is docs/porting.template.md. Its commands are run in a folder that hold
 they print goes into the page. The port begins with MISTAKES in it, and each chapter takes one out.
 
     {{ports 0 opt feed_forward}}   functions of the port with all its mistakes, as code; 1: without the first, and so on
+    {{from 0 DECODER}}             what begins with a line of the port and goes to its end
     {{file test_opt.py}}           a file as it is
     {{run 0 python where.py}}      a command and what it prints, with that port
     {{mend 0}}                     what changes from port 0 to port 1
@@ -23,8 +24,8 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 MISTAKES = (
-    ("params[\"positions\"][2 : 2 + tokens.shape[1]]", "params[\"positions\"][: tokens.shape[1]]"),
-    ("jax.nn.relu(linear(p[\"up\"], x))", "jax.nn.gelu(linear(p[\"up\"], x))"),
+    ('params["positions"][2 : 2 + tokens.shape[1]]', 'params["positions"][: tokens.shape[1]]'),
+    ('jax.nn.relu(linear(p["up"], x))', 'jax.nn.gelu(linear(p["up"], x))'),
     (
         "    # The module's padding_idx: the row of padding is read, and learns nothing from that.\n"
         "    read = table.at[PADDING].set(jax.lax.stop_gradient(table[PADDING]))\n"
@@ -89,13 +90,18 @@ def block(request: re.Match[str]) -> str:
     kind, *rest = request[1].split(" ", 2)
     if kind == "ports":
         return f"```python\n{functions(port(int(rest[0])), rest[1].split())}\n```"
+    if kind == "from":
+        _, found, after = port(int(rest[0])).partition(f"\n{rest[1]}")
+        if not found:
+            raise PortingError(f"docs/porting/opt.py has no line that begins with {rest[1]!r}")
+        return f"```python\n{(found + after).strip()}\n```"
     if kind == "file":
         return f"```python\n{(DOCS / 'porting' / rest[0]).read_text('utf-8').strip()}\n```"
     if kind == "run":
         return f"```\n$ {rest[1]}\n{printed(int(rest[0]), rest[1])}\n```"
     if kind == "mend":
         return f"```diff\n{mended(int(rest[0]))}\n```"
-    raise PortingError(f"the template asks for {request[1]!r}; expected ports, file, run or mend")
+    raise PortingError(f"the template asks for {request[1]!r}; expected ports, from, file, run or mend")
 
 
 def built() -> str:

@@ -149,8 +149,8 @@ _MODEL = {
     ),
 }
 _BLOCKS = {
-    "attention: later blocks see one key too many": (f"{_MASK} attend_in_rows", "blocks.0.self_attention"),
-    "attention: nothing hidden inside a block": (f"{_MASK} attend_in_rows", "blocks.0.self_attention visible"),
+    "attention: later blocks see one key too many": (f"{_MASK} attend_in_rows", _DECODER),
+    "attention: nothing hidden inside a block": (f"{_MASK} attend_in_rows", f"visible {_DECODER}"),
 }
 _SEEN = {
     "window: a place too many": (_MASK, "visible"),
@@ -191,7 +191,7 @@ OWN = (
     _own(mask_faults.REFERENCE, mask_faults.TEXT, _MASK, "visible mask_faults.py", "theirs"),
     *_all_own(library_faults.BLOCKS, "long", _BLOCKS),
     *(
-        _own(quiet_faults.GROUPED[name], "grouped heads", f"{_SCORES} quiet_faults.py", "blocks.0.self_attention")
+        _own(quiet_faults.GROUPED[name], "grouped heads", f"{_SCORES} quiet_faults.py", _DECODER)
         for name in ("einsum",)
     ),
     _own(faults.DROPOUT, "dropout", "dropout Dropout.__call__", "faults.py", "theirs"),

@@ -129,8 +129,10 @@ def main(arguments: list[str], write: Callable[[str], object] = sys.stderr.write
         return 1
     if not arguments:
         page.write_text(text, "utf-8")
-    elif not page.exists() or comparable(page.read_text("utf-8")) != comparable(text):
-        write("docs/porting.md is not what its commands print; run this without --check\n")
+        return 0
+    there = comparable(page.read_text("utf-8")).splitlines() if page.exists() else []
+    if changed := list(difflib.unified_diff(there, comparable(text).splitlines(), "the page", "now", "", "", 0, "")):
+        write("\n".join(["docs/porting.md is not what its commands print; run this without --check", *changed, ""]))
         return 1
     return 0
 

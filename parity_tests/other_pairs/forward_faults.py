@@ -229,6 +229,7 @@ CONVOLUTIONS = (
     ),
 )
 
+STEP = ("from_x = x @", "from_h = h @", "= jnp.split(from_x", "reset = ", "update = ", "new = ")
 GRU = (
     fault(
         "gru",
@@ -279,7 +280,7 @@ GRU = (
         "from the last token to the first",
         "jax.lax.scan(step, start, x.swapaxes(0, 1))",
         "jax.lax.scan(step, start, x.swapaxes(0, 1), reverse=True)",
-        ours=("from_x = x @", "from_h = h @", "reset = ", "update = ", "new = ", "= jnp.split(from_x"),
+        ours=(*STEP, "jax.lax.scan(step, start"),
         theirs=("gru",),
     ),
     fault(
@@ -288,7 +289,7 @@ GRU = (
         "batch and time exchanged",
         "num_layers=2, batch_first=True",
         "num_layers=2, batch_first=False",
-        ours=("from_x = x @", "from_h = h @", "reset = ", "update = ", "new = ", "= jnp.split(from_x"),
+        ours=(*STEP, "jax.lax.scan(step, start"),
         theirs=("gru",),
     ),
     fault(
@@ -297,7 +298,7 @@ GRU = (
         "embeddings scaled",
         "x = self.embedding(tokens)",
         "x = self.embedding(tokens) * INPUT**0.5",
-        ours=('x = params["embedding"][tokens]', "from_x = x @"),
+        ours=('x = params["embedding"][tokens]', "from_x = x @", "jax.lax.scan(step, start"),
     ),
     conversion(
         "gru",

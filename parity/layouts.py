@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from itertools import permutations
 
 import einops
@@ -32,7 +32,7 @@ class Layout:
     rows: int | None = None
     """The atom that `part` takes rows of."""
 
-    @property
+    @cached_property
     def order(self) -> tuple[int, ...]:
         """Their axes in the order in which they come on our side: (1, 0) is transposed."""
         flat = [atom for group in self.ours for atom in group]
@@ -44,7 +44,7 @@ class Layout:
         """Whether an axis of one side is several of the other."""
         return any(len(group) > 1 for group in (*self.theirs, *self.ours))
 
-    @property
+    @cached_property
     def natural(self) -> bool:
         """Whether atoms of one axis keep their order: heads, then the numbers of a head."""
         flat = [atom for group in self.ours for atom in group]
@@ -197,8 +197,9 @@ def _ordered(
         )
 
 
+@lru_cache(maxsize=4096)
 def parts(
-    theirs: tuple[int, ...], shapes: Sequence[tuple[int, ...]], index: int, heads: Sequence[int] = ()
+    theirs: tuple[int, ...], shapes: tuple[tuple[int, ...], ...], index: int, heads: tuple[int, ...] = ()
 ) -> tuple[Layout, ...]:
     """How `theirs` can hold arrays of these shapes, fused along one axis, and where in it number `index` lies.
 
@@ -220,12 +221,12 @@ def parts(
             if not layout.natural or not layout.theirs[axis]:
                 continue
             if len(set(rows)) == 1:
-                found.append(_replaced(layout, fused=(axis, 0, number), part=index))
+                found.append(replace(layout, fused=(axis, 0, number), part=index))
                 if len(layout.theirs[axis]) > 1:
-                    found.append(_replaced(layout, fused=(axis, 1, number), part=index))
+                    found.append(replace(layout, fused=(axis, 1, number), part=index))
                 else:
                     found += [
-                        _replaced(split, fused=(axis, 1, number), part=index)
+                        replace(split, fused=(axis, 1, number), part=index)
                         for split in (_split(layout, axis, count) for count in heads if 1 < count < rows[index])
                         if split is not None
                     ]
@@ -235,12 +236,8 @@ def parts(
                 if any(count % unit for count in rows):
                     continue
                 start = sum(rows[:index]) // unit
-                found.append(_replaced(layout, part=(start, start + layout.sizes[slowest]), rows=slowest))
+                found.append(replace(layout, part=(start, start + layout.sizes[slowest]), rows=slowest))
     return tuple(found)
-
-
-def _replaced(layout: Layout, **fields: object) -> Layout:
-    return Layout(**(layout.__dict__ | fields))
 
 
 def _split(layout: Layout, axis: int, heads: int) -> Layout | None:
@@ -265,4 +262,4 @@ def section(theirs: tuple[int, ...], ours: tuple[int, ...], start: Mapping[int, 
     smaller = (*theirs[:axis], ours[axis], *theirs[axis + 1 :])
     if smaller != ours or theirs[axis] <= ours[axis]:
         return None
-    return _replaced(same(ours), part=(first, first + ours[axis]), rows=axis)
+    return replace(same(ours), part=(first, first + ours[axis]), rows=axis)

@@ -11,7 +11,7 @@ from parity.module_tensors import is_constant, tensors
 from parity.proposals import Matcher
 from parity.ties import verified
 from parity.trees import is_floating, paths
-from parity.trials import Runs, float64, shaken
+from parity.trials import Runs, float64
 from parity.weight_match import Confidence, MatchRow, WeightMatch, as_weight
 
 
@@ -105,7 +105,7 @@ def _that_matter(runs: Runs, proposals: Sequence[Proposal], candidates: Sequence
     """Trained parameters that no row takes, and whether the outputs depend on them."""
     taken = {name for one in proposals for name in one.chosen.tensor.members}
     rest = [one.name for one in candidates if one.layers is None and one.trained and one.name not in taken]
-    depend = runs.depend_on(rest, runs.arrays | shaken(proposals, runs.arrays))
+    depend = runs.depend_on(rest, runs.shaken(proposals)) if rest else {}
     return {name: bool(depend[name].any()) for name in rest}
 
 

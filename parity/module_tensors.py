@@ -18,7 +18,7 @@ CONSTANTS = re.compile(r"position_ids|token_type_ids|inv_freq|masked_bias|num_ba
 
 
 def tensors(module: nn.Module) -> tuple[list[Tensor], dict[str, np.ndarray]]:
-    """What our parameters may be, and the numbers of each parameter and floating buffer, in float64, by name."""
+    """What our parameters may be, and the numbers of each parameter and floating buffer, by name."""
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     everything = [*parameters.items(), *buffers.items()]
     held = {name: tensor for name, tensor in everything if not is_constant(name, tensor)}
@@ -42,8 +42,14 @@ def tensors(module: nn.Module) -> tuple[list[Tensor], dict[str, np.ndarray]]:
         )
         for name, tensor in held.items()
     ]
-    arrays = {name: tensor.detach().cpu().double().numpy() for name, tensor in held.items()}
+    arrays = {name: _array(tensor) for name, tensor in held.items()}
     return [*single, *_stacked(single)], arrays
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    tensor = tensor.detach().cpu()
+    array: np.ndarray = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array
 
 
 def _stacked(single: Iterable[Tensor]) -> list[Tensor]:

@@ -1,5 +1,6 @@
 """Which of a module's tensors each of our parameters most likely is, by names, shapes, order and numbers."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -53,11 +54,13 @@ class Matcher:
                 if not shape or shape[0] != tensor.layers:
                     continue
                 shape = shape[1:]
-            named = max(self.likeness(leaf.meaning, name) for name in (tensor.meaning, *tensor.aliases))
-            score = named - self._away(leaf, tensor) - (1.0 if tensor.buffer else 0.0)
             ways = list(layouts(tensor.shape, shape))
             if not ways and len(shape) == len(tensor.shape):
                 ways = self._longer(tensor, shape)
+            if not ways:
+                continue
+            named = max(self.likeness(leaf.meaning, name) for name in (tensor.meaning, *tensor.aliases))
+            score = named - self._away(leaf, tensor) - (1.0 if tensor.buffer else 0.0)
             found += [Candidate(tensor, layout, named, self._weighed(leaf, tensor, layout, score)) for layout in ways]
         return found
 
@@ -101,11 +104,13 @@ class Matcher:
         """Of our leaves that stand side by side (query, key and value), each may be a part of one fused tensor."""
         for names, group in self._sides():
             for tensor in self.tensors:
-                shapes = [leaf.shape for leaf in group]
+                shapes = tuple(leaf.shape for leaf in group)
                 if tensor.layers is not None:
                     if any(not shape or shape[0] != tensor.layers for shape in shapes):
                         continue
-                    shapes = [shape[1:] for shape in shapes]
+                    shapes = tuple(shape[1:] for shape in shapes)
+                if sum(map(math.prod, shapes)) != math.prod(tensor.shape):
+                    continue
                 for index, leaf in enumerate(group):
                     # A part is called like the whole, but for its role.
                     words = (tensor.meaning.words - set(names)) | {names[index]}

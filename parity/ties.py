@@ -13,7 +13,7 @@ import numpy as np
 
 from parity.candidates import Candidate, Proposal
 from parity.measure import FLOAT64_BAR
-from parity.trials import SHOWN, Runs, converted, moved, paired, shaken, worst
+from parity.trials import SHOWN, Runs, converted, moved, paired, worst
 
 SMALL = 1e-4
 """Below this an error is one of rounding: a wrong row changes outputs by far more."""
@@ -44,7 +44,7 @@ def verified(runs: Runs, proposals: Sequence[Proposal]) -> tuple[list[Proposal],
 
 
 def _gate(runs: Runs, proposals: Sequence[Proposal]) -> float:
-    weights = shaken(proposals, runs.arrays)
+    weights = runs.shaken(proposals)
     flat = converted(proposals, weights)
     error = worst(*runs.both(flat, weights))
     if FLOAT64_BAR < error <= SMALL and not runs.wide:
@@ -55,7 +55,7 @@ def _gate(runs: Runs, proposals: Sequence[Proposal]) -> float:
 
 def _with_dependence(runs: Runs, proposals: Sequence[Proposal]) -> list[Proposal]:
     """Marks the rows of which gate 1 says nothing, since the outputs do not depend on them (in every layer)."""
-    weights = shaken(proposals, runs.arrays)
+    weights = runs.shaken(proposals)
     depend = runs.depend_on(list(weights), weights)
     return [
         replace(one, free=not all(one.chosen.layout.apply(depend[name]).any() for name in one.chosen.tensor.members))

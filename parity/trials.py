@@ -38,10 +38,18 @@ class Runs:
         self._module = deepcopy(module).double().eval()
         self._held = dict(self._module.named_parameters()) | dict(self._module.named_buffers())
         self._loaded: Tensors = {}
+        self._shaken: Tensors = {}
         self._params, self._ours = params, ours
         self._jitted = jax.jit(self._call, compiler_options=exact_options("float64"))
         self.wide = False
         """Whether casts to float32 within the module are taken out."""
+
+    def shaken(self, proposals: Sequence[Proposal]) -> Tensors:
+        """The tensors that the rows take, each moved off its value, so that no two of them are the same by chance."""
+        taken = dict.fromkeys(name for one in proposals for name in one.chosen.tensor.members)
+        for name in taken.keys() - self._shaken.keys():
+            self._shaken[name] = _shaken(name, self.arrays[name])
+        return {name: self._shaken[name] for name in taken}
 
     def theirs(self, weights: Tensors) -> Tensors:
         """What the module returns with these weights; those that are not named stay its own."""
@@ -51,7 +59,8 @@ class Runs:
         """The module's floating outputs by name; `keep` keeps what it takes to differentiate them."""
         with torch.set_grad_enabled(keep), Float64() if self.wide else nullcontext():
             with torch.no_grad():
-                for name, array in (self.arrays | weights).items():
+                own = {name: self.arrays[name] for name in self._loaded}
+                for name, array in (own | weights).items():
                     if self._loaded.get(name) is not array:
                         self._held[name].copy_(to_torch(array))
                         self._loaded[name] = array
@@ -86,11 +95,11 @@ class Runs:
         largest = max((float(array.max()) for array in gradients.values() if array.size), default=0.0)
         found = {name: array > SHOWN * largest for name, array in gradients.items()}
         rest = [name for name in names if name not in found]
-        return found | {name: np.full(weights[name].shape, self._moves(name, weights)) for name in rest}
+        return found | {name: np.full(self.arrays[name].shape, self._moves(name, weights)) for name in rest}
 
     def _moves(self, name: str, weights: Tensors) -> bool:
         before, rng = self.theirs(weights), np.random.default_rng(7)
-        array = weights[name]
+        array = weights.get(name, self.arrays[name])
         after = self.theirs(weights | {name: array + 0.1 * np.abs(array).max() * rng.random(array.shape)})
         return any(relative_error(after[key], before[key]) > SHOWN for key in before)
 
@@ -131,21 +140,13 @@ def moved(candidate: Candidate, weights: Tensors) -> np.ndarray:
     return np.ascontiguousarray(each[0] if candidate.tensor.layers is None else np.stack(each))
 
 
-def shaken(proposals: Sequence[Proposal], arrays: Tensors) -> Tensors:
-    """The tensors that the rows take, each moved off its value, so that no two of them are the same by chance."""
-    weights = {}
-    for name in _taken(proposals):
-        array, rng = arrays[name], np.random.default_rng([len(name), *name.encode()])
-        # A module that nobody has given weights yet holds what was in memory.
-        array = np.where(np.abs(array) < 1e3, array, 0.0)
-        noise, fan = rng.standard_normal(array.shape), array.size / max(array.shape, default=1)
-        positive = name.endswith("var")
-        weights[name] = np.abs(array) * np.exp(0.2 * noise) if positive else array + noise * min(0.2, fan**-0.5)
-    return weights
-
-
-def _taken(proposals: Sequence[Proposal]) -> list[str]:
-    return list(dict.fromkeys(name for one in proposals for name in one.chosen.tensor.members))
+def _shaken(name: str, array: np.ndarray) -> np.ndarray:
+    rng = np.random.default_rng([len(name), *name.encode()])
+    # A module that nobody has given weights yet holds what was in memory.
+    array = np.where(np.abs(array) < 1e3, array, 0.0).astype(np.float64)
+    noise, fan = rng.standard_normal(array.shape), array.size / max(array.shape, default=1)
+    array = np.abs(array) * np.exp(0.2 * noise) if name.endswith("var") else array + noise * min(0.2, fan ** (-0.5))
+    return array
 
 
 def worst(ours: Tensors, theirs: Tensors) -> float:

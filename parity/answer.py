@@ -1,5 +1,6 @@
 """The answer to "where do they part?": for a terminal, for JSON, for a page."""
 
+import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -105,3 +106,10 @@ class Difference:
     def as_html(self) -> str:
         """A part of a page (see `parity.page`)."""
         return answer_html(self)
+
+
+def sendable(found: Difference | str) -> dict[str, Any]:
+    """An answer, or why there is none, in plain types: as one process can send it to another."""
+    if isinstance(found, str):
+        return {"difference": None, "answer": found, "answer_html": None}
+    return {"difference": json.loads(json.dumps(found.as_json())), "answer": str(found), "answer_html": found.as_html()}

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 PROPERTY = "parity check"
 """Under this name a check travels with the report of its test, also from a process that xdist has started."""
+NO_ANSWER = {"difference": None, "answer": None, "answer_html": None}
+"""Where nobody asked where the two part."""
 
 
 class Parity:
@@ -96,16 +98,13 @@ class Parity:
             if f.ulps
         ]
         about = {"name": name, "figures": rows, "ulps": ulps, "error": error, "device": _device()}
-        self._note(about | _answer(found))
+        self._note(about | (NO_ANSWER if found is None else _sendable(found)))
 
 
-def _answer(found: "Difference | str | None") -> dict[str, Any]:
-    """An answer in plain types, as a process can send it to another."""
-    if found is None or isinstance(found, str):
-        return {"difference": None, "answer": found, "answer_html": None}
-    import json
+def _sendable(found: "Difference | str") -> dict[str, Any]:
+    from parity.answer import sendable
 
-    return {"difference": json.loads(json.dumps(found.as_json())), "answer": str(found), "answer_html": found.as_html()}
+    return sendable(found)
 
 
 def _device() -> str:

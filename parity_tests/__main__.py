@@ -248,6 +248,8 @@ def main(given: list[str]) -> int:
         console.print(Text(f"measured on {about['measured_on']}"), soft_wrap=True)
     for test, message in sorted(results.failures.items()):
         console.print(Text(f"FAILED {test}: {message}", style="red"), soft_wrap=True)
+        for answer in results.answers.get(test, ()):
+            console.print(Text(answer["answer"]), soft_wrap=True)
     complaints = results.complaints()
     console.print(Text(results.faults_line()), soft_wrap=True)
     for path in documents:

@@ -15,6 +15,8 @@ from jax_tformer.run.startup import FLOAT64, fusion_emitters
 from jax_tformer.training.step import forward
 from jax_tformer.weights.names import from_reference, to_reference
 from jax_tformer_comparison.dropout import drawn_masks
+from parity.answer import Difference
+from parity.difference import difference_of
 from parity.measure import FLOAT64_BAR, Measured, compared, worst
 from parity.pairs import Bridge, Result, Tensors
 from parity_tests.reference_loss import cross_entropy as cross_entropy_sum
@@ -128,6 +130,14 @@ def identity(models: Pair, batch: Tensors) -> Iterator[Measured]:
     for side in (ours, theirs) if zeros else ():
         sizes = {key: float(np.linalg.norm(side.gradients[key])) / scale for key, scale in zeros.items()}
         yield worst("2 gradients", sizes, FLOAT64_BAR)
+
+
+def where_they_part(models: Bridge, batch: Tensors, name: str) -> Difference | str:
+    """The first difference, or why there is none: a search that breaks must not hide the gate that is red."""
+    try:
+        return difference_of(models, batch, name=name)
+    except Exception as error:
+        return f"where they part was not found ({type(error).__name__}: {' '.join(str(error).split())})"
 
 
 def token_losses(logits: jax.Array, labels: jax.Array) -> jax.Array:

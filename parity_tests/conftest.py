@@ -6,7 +6,10 @@ import jax
 import pytest
 import torch
 
-from parity.measure import Measured
+from parity.answer import sendable
+from parity.measure import Measured, ParityError
+from parity.pairs import Bridge, Tensors
+from parity_tests.bridge import where_they_part
 from parity_tests.report import TOLERANCES
 
 NOT_ASKED: dict[str, bool | None] = dict.fromkeys(TOLERANCES)
@@ -27,16 +30,26 @@ def exact_arithmetic() -> Iterator[None]:
 
 
 @pytest.fixture
-def record(record_property: Callable[[str, object], None]) -> Callable[[str, Measured], None]:
-    """record(preset, measured): puts a figure into the table that the session ends with, then fails if it is red."""
+def record(record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """record(preset, measured): puts a figure into the table that the session ends with, then fails if it is red.
 
-    def note(preset: str, measured: Measured) -> None:
+    Given the pair and the batch as well, it then says where the two part, in the report and below the error.
+    """
+
+    def note(preset: str, measured: Measured, models: Bridge | None = None, batch: Tensors | None = None) -> None:
         record_property("parity", (preset, measured.gate, float(measured.worst), measured.bar, measured.name))
         if measured.ulps:
             unit = next(iter(measured.ulps.values())).unit
             tensors = {name: each.as_json() for name, each in measured.ulps.items()}
             record_property("ulps", (preset, measured.gate, unit, tensors))
-        measured.require()
+        try:
+            measured.require()
+        except ParityError as error:
+            if models is not None and batch is not None:
+                error.difference = where_they_part(models, batch, preset)
+                error.add_note(str(error.difference))
+                record_property("difference", sendable(error.difference))
+            raise
 
     return note
 

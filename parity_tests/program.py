@@ -49,24 +49,28 @@ def installed(arguments: Sequence[str]) -> int:
 def green(name: str) -> bool:
     """Prints the worst figure of each gate on a preset, and whether all are within their bars."""
     from parity.measure import ParityError, worst
-    from parity_tests.bridge import Pair, identity
+    from parity_tests.bridge import Pair, identity, where_they_part
     from parity_tests.cases import CONFIGS, PADDINGS, REGIMES, batch_for, weights_for
 
     config = CONFIGS[name]
     models = Pair(config, weights_for(config, 0.02), "float64", optimised=False)
-    found = {}
+    found, where = {}, ""
     try:
         for seed, (std, padding) in enumerate((std, padding) for std in REGIMES.values() for padding in PADDINGS):
             weights = weights_for(config, std, seed)
             models.load(weights)
             back = models.back(models.params)
             lost = worst("9 numbers lost", {key: float((weights[key] != back[key]).sum()) for key in weights}, 0.0)
-            for figure in (lost, *identity(models, batch_for(config, padding, seed))):
+            batch = batch_for(config, padding, seed)
+            for figure in (lost, *identity(models, batch)):
                 found[figure.gate] = max(found.get(figure.gate, figure), figure, key=lambda each: each.worst)
+                where = where or ("" if figure.passed else str(where_they_part(models, batch, name)))
     except ParityError as error:
         print(f"{name}: RED: {error}")
         return False
     passed = all(figure.passed for figure in found.values())
     figures = ", ".join(f"gate {gate} {figure.worst:.1e}" for gate, figure in found.items())
     print(f"{name}: {'green' if passed else 'RED'}: {figures}", flush=True)
+    if where:
+        print(where, flush=True)
     return passed

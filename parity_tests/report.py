@@ -114,6 +114,8 @@ class Results(Figures):
     faults: list[Fault] = field(default_factory=list)
     collected: list[str] = field(default_factory=list)
     """Known once the tests have been collected; empty where nobody told."""
+    answers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Test that is red -> where the two part, as `parity.answer.sendable` says it."""
     remarks: list[str] = field(default_factory=list)
     """Why the run as a whole is red, beyond figures and tests."""
 
@@ -134,6 +136,8 @@ class Results(Figures):
             elif kind == "ulps" and report.when == "call":
                 preset, gate, unit, tensors = value
                 self.put_ulps(preset, gate, {name: Ulps.read(unit, counts) for name, counts in tensors.items()})
+            elif kind == "difference" and report.when == "call":
+                self.answers.setdefault(test, []).append(value)
             elif kind == "fault" and report.when == "call":
                 try:
                     self.faults.append(Fault.read(value, test))
@@ -193,6 +197,10 @@ class Results(Figures):
         seen = f"; {faults}, all seen" if self.faults else ""
         return f"GREEN: {figures} in {rows}, none above its bar{seen} (tests: {tests})"
 
+    def _where(self, test: str) -> dict[str, Any]:
+        found = [answer["difference"] or answer["answer"] for answer in self.answers.get(test, ())]
+        return {"where": found} if found else {}
+
     def as_json(self, facts: Mapping[str, Any]) -> str:
         """`facts` (machine, versions, date ...) and everything measured; JSON has no NaN, so "nan", "inf" stand in."""
         document = {
@@ -211,7 +219,10 @@ class Results(Figures):
                 | dict(zip(TOLERANCES, f.missed, strict=True))
                 for f in self.ordered_faults
             ],
-            "failures": [{"test": test, "message": message} for test, message in sorted(self.failures.items())],
+            "failures": [
+                {"test": test, "message": message} | self._where(test)
+                for test, message in sorted(self.failures.items())
+            ],
         }
         return with_ulps(json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n", self)
 

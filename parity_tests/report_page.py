@@ -1,6 +1,6 @@
 """The results as a page."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -22,13 +22,17 @@ _STYLE = """
 def html(results: Results, facts: Mapping[str, Any]) -> str:
     """The whole report as one document that loads nothing."""
     sections = [
-        ("Failures", failures(results.failures)),
+        ("Failures", failures(results.failures, {test: _where(found) for test, found in results.answers.items()})),
         ("The worst figure of each preset and gate", gates_table(results)),
         ("How far from the truth", histograms(results)),
         ("What each gate means", meanings(results) or "<p>No figure was measured.</p>"),
         ("Planted faults", _faults(results)),
     ]
     return report("Parity of JAX and PyTorch", results.verdict(), facts, sections, _STYLE + ULPS_STYLE)
+
+
+def _where(answers: Sequence[Mapping[str, Any]]) -> str:
+    return "".join(answer["answer_html"] or f"<p>{escape(answer['answer'])}</p>" for answer in answers)
 
 
 def _faults(results: Results) -> str:

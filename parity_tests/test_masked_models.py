@@ -22,7 +22,7 @@ from jax_tformer.model.attention import attend
 from jax_tformer.model.functional import Params
 from jax_tformer.model.masks import Mask
 from jax_tformer.training.step import forward
-from parity.measure import FLOAT64_BAR, Measured, relative_error
+from parity.measure import FLOAT64_BAR, relative_error
 from parity_tests.bridge import Pair, identity
 from parity_tests.cases import (
     CONFIGS,
@@ -42,7 +42,7 @@ from parity_tests.test_decoding import model_of
 from parity_tests.test_models import judge_narrow
 from torch_ref.attention import visible
 
-Record = Callable[[str, Measured], None]
+Record = Callable[..., None]
 LENGTHS = Lengths(batch=3, source=13, target=14)
 IMPLEMENTATIONS: tuple[AttentionImplementation, ...] = ("einsum", "blocks")
 
@@ -62,8 +62,9 @@ def held(name: str, models: Pair, kinds: Sequence[str], record: Record) -> None:
     """Gates 1 and 2 on batches of these kinds, in every weight regime."""
     for (seed, kind), std in product(enumerate(kinds), REGIMES.values()):
         models.load(weights_for(models.config, std, seed))
-        for figure in identity(models, batch_for(models.config, kind, seed, LENGTHS)):
-            record(name, figure)
+        batch = batch_for(models.config, kind, seed, LENGTHS)
+        for figure in identity(models, batch):
+            record(name, figure, models, batch)
 
 
 def pair(config: TransformerConfig) -> Pair:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from jax_tformer.presets import ARCHITECTURES
-from parity.measure import BFLOAT16, BFLOAT16_VALUES, FLOAT32, Measured, Sample, compared, quality
+from parity.measure import BFLOAT16, BFLOAT16_VALUES, FLOAT32, Sample, compared, quality
 from parity.pairs import Tensors
 from parity_tests.bridge import Pair, identity, known_zeros
 from parity_tests.cases import CONFIGS, OFF_CENTRE, PADDINGS, REGIMES, WINDOWED, Lengths, batch_for, weights_for
 
-Record = Callable[[str, Measured], None]
+Record = Callable[..., None]
 DRAWS_FLOAT32, DRAWS_BFLOAT16 = 11, 31
 """Of weights and batch, for one figure; the coarser the type, the more luck there is in one."""
 SINGLE = tuple(product(((0.02, 0.0), (0.2, 0.0), (0.02, OFF_CENTRE)), PADDINGS))
@@ -74,7 +74,7 @@ def test_gates_1_2_3_and_4(name: str, record: Record) -> None:
         for weights, batch in inputs(name, std, padding, 2):
             exact.load(weights)
             for figure in identity(exact, batch):
-                record(name, figure)
+                record(name, figure, exact, batch)
     judge_narrow(name, exact, SINGLE_FIRST, HALF_FIRST, record)
 
 
@@ -93,8 +93,9 @@ def test_gates_3_and_4_in_the_other_cases(name: str, record: Record) -> None:
 def test_gates_1_and_2_at_full_size(name: str, record: Record) -> None:
     config = ARCHITECTURES[name]
     models = Pair(config, weights_for(config, 0.02), "float64", optimised=True)
-    for figure in identity(models, batch_for(config, "right", lengths=Lengths(2, 17, 11))):
-        record(f"{name}, full size", figure)
+    batch = batch_for(config, "right", lengths=Lengths(2, 17, 11))
+    for figure in identity(models, batch):
+        record(f"{name}, full size", figure, models, batch)
 
 
 @pytest.mark.parametrize(
@@ -112,8 +113,9 @@ def test_gates_1_and_2_over_several_blocks(name: str, padding: str, record: Reco
         },
     )
     models = Pair(config, weights_for(config, 0.2), "float64", optimised=False)
-    for figure in identity(models, batch_for(config, padding, lengths=Lengths(3, 140, 150))):
-        record(f"{name}, 3 blocks", figure)
+    batch = batch_for(config, padding, lengths=Lengths(3, 140, 150))
+    for figure in identity(models, batch):
+        record(f"{name}, 3 blocks", figure, models, batch)
 
 
 def test_source_and_target_lengths_differ() -> None:

@@ -24,7 +24,11 @@ def test_a_fault_is_red(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
     monkeypatch.setattr(bridge, "reference", faulty)
     assert program.installed(["article-encoder"]) == 1
-    assert capsys.readouterr().out.startswith("article-encoder: RED: gate 9 numbers lost 0.0e+00, gate 1 activations ")
+    said = capsys.readouterr().out
+    assert said.startswith("article-encoder: RED: gate 9 numbers lost 0.0e+00, gate 1 activations ")
+    # And where the two part.
+    assert "torch_ref/layers.py" in said
+    assert "another constant is added: 1e-05 in ours, 1e-06 in theirs" in said
 
 
 def test_an_unknown_preset_is_refused() -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from jax_tformer_comparison.machine import Machine, describe_machine
+from parity import Difference, Site
+from parity.answer import sendable
 from parity.summary import Cell, cause, gates_markdown, shown, summary_markdown
 from parity.summary_table import table_text
 from parity_tests.__main__ import between, facts, updated
@@ -210,6 +212,21 @@ class Links(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found += [f"{tag} {name}" for name, _ in attrs if name in ("src", "href", "srcset")]
         self.found += [tag] * (tag in ("script", "link", "iframe", "img"))
+
+
+def test_where_the_two_part_stands_with_the_test_that_is_red() -> None:
+    site = Site("mul", file="model.py", line=7, source="x * (1 < 2)")
+    answers = [sendable(Difference("forward", site, site)), sendable("where they part was not found (KeyError: 'x')")]
+    red = report(
+        "a", *(("difference", answer) for answer in answers), outcome="failed", error="E   ParityError: gate 1"
+    )
+    results = gathered(red, report("b", outcome="failed", error="E   ValueError: x"))
+    first, second = parsed(results)["failures"]
+    assert [first["where"][0]["ours"]["line"], first["where"][1]] == [7, answers[1]["answer"]]
+    assert second == {"test": "b", "message": "ValueError: x"}
+    page = html(results, FACTS)
+    assert "x * (1 &lt; 2)" in page
+    assert "where they part was not found (KeyError: &#x27;x&#x27;)" in page
 
 
 def test_the_page_loads_nothing_and_says_everything() -> None:

@@ -107,7 +107,7 @@ def record(
     one = side_of(side, params, given)
     with new_capsule(path) as writer, one.exactly():
         writer.add("weights", one.weights)
-        exact = one.run(rounded(one.weights, "float64", "float64"), given.rounded("float64", "float64"), "float64")
+        exact = one.run(one.weights, given.rounded("float64", "float64"), "float64")
         # Kept, and not made again: the streams of NumPy's generators may change from one version to the next.
         known = {key: projection(key, array.shape) for key, array in exact.outputs.items() if is_floating(array.dtype)}
         zero_scales(exact.gradients, zero_gradients)
@@ -183,9 +183,9 @@ def from_float64(
     first: Values | None = None
     errors: dict[str, list[float]] = {}
     for seed in range(SAMPLES):
-        nearby = varied(weights, seed)
-        values = run(rounded(nearby, dtype, dtype), inputs.rounded(dtype, dtype), dtype, known)
-        exact = run(rounded(nearby, dtype, "float64"), inputs.rounded(dtype, "float64"), "float64", known)
+        narrow = rounded(varied(weights, seed), dtype, dtype)
+        values = run(narrow, inputs.rounded(dtype, dtype), dtype, known)
+        exact = run(narrow, inputs.rounded(dtype, "float64"), "float64", known)
         zero = zero_scales(exact.gradients, zero_gradients)
         truth = exact.floating()
         for key, array in values.floating().items():

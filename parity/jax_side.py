@@ -9,7 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from parity.measure import ParityError
-from parity.projection import NOTHING_FLOATS, Inputs, Tensors, Values, is_floating, known_or_made, named_outputs
+from parity.projection import (
+    NOTHING_FLOATS,
+    Inputs,
+    Tensors,
+    Values,
+    is_floating,
+    known_or_made,
+    named_outputs,
+    rounded,
+)
 from parity.trees import is_array, paths, replaced
 
 FLOAT64: dict[str, dict[str, Any]] = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": ""}}
@@ -74,14 +83,14 @@ class JaxSide:
             yield
 
     def run(self, weights: Tensors, inputs: Inputs, dtype: str, known: Tensors | None = None) -> Values:
-        """Forward and backward on weights and inputs that are of type `dtype` already; compiled once for each type.
+        """Forward and backward in `dtype`, on inputs of that type and weights that it can hold; compiled once for each.
 
         `known` are projections by the outputs' names. Call it within `exactly`.
         """
         if dtype not in self._compiled:
             options = exact_options(dtype)
             self._compiled[dtype] = jax.jit(jax.value_and_grad(self._loss, has_aux=True), compiler_options=options)
-        moving = {path: array for path, array in weights.items() if path in self.trained}
+        moving = {path: array for path, array in rounded(weights, dtype, dtype).items() if path in self.trained}
         fixed = {path: array for path, array in weights.items() if path not in self.trained}
         given = jax.device_put((moving, fixed, inputs.arrays, known or {}))
         (_, outputs), gradients = self._compiled[dtype](*given)

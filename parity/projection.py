@@ -87,7 +87,8 @@ def rounded(arrays: Mapping[str, np.ndarray], held_by: str, dtype: str) -> Tenso
     """Floating arrays rounded to what `held_by` holds, as `dtype`; others as they are."""
     narrow, wide = (np.dtype(bfloat16 if name == "bfloat16" else name) for name in (held_by, dtype))
     return {
-        name: array.astype(narrow).astype(wide) if is_floating(array.dtype) else array for name, array in arrays.items()
+        name: array.astype(narrow, copy=False).astype(wide, copy=False) if is_floating(array.dtype) else array
+        for name, array in arrays.items()
     }
 
 

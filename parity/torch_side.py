@@ -36,7 +36,7 @@ class TorchSide:
         """The module is copied, and stays as it was. Raises ParityError for one without trained parameters."""
         self._module, self._inputs = module, inputs
         parameters, buffers = tensors_of(module)
-        self.weights: Tensors = {name: array.copy() for name, array in (parameters | buffers).items()}
+        self.weights: Tensors = parameters | buffers
         self.buffers = tuple(buffers)
         self.trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
         """What has a gradient."""
@@ -49,7 +49,7 @@ class TorchSide:
         return nullcontext()
 
     def run(self, weights: Tensors, inputs: Inputs, dtype: str, known: Tensors | None = None) -> Values:
-        """Forward and backward on weights and inputs that are of type `dtype` already.
+        """Forward and backward in `dtype`, on inputs of that type and on weights that it can hold.
 
         `known` are projections by the outputs' names. Buffers that `weights` leave out stay the module's own.
         """
@@ -61,7 +61,6 @@ class TorchSide:
         with torch.no_grad():
             for name, array in weights.items():
                 held[name].copy_(to_torch(array))
-        module.zero_grad()
         device = next(iter(held.values())).device
         arrays = {name: to_torch(array).to(device) for name, array in inputs.arrays.items()}
         try:
@@ -72,15 +71,13 @@ class TorchSide:
             raise ParityError(f"theirs failed ({reason}) on inputs {shapes}") from error
         loss, outputs = torch_loss(output, known)
         loss.backward()
-        gradients = {
-            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            for name, parameter in module.named_parameters()
-            if parameter.requires_grad
-        }
-        return Values(
-            {name: from_torch(tensor) for name, tensor in outputs.items()},
-            {name: from_torch(tensor).copy() for name, tensor in gradients.items()},
-        )
+        gradients: Tensors = {}
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                # The module lets go of it, so that there is one copy, which the next run leaves alone.
+                gradients[name], parameter.grad = from_torch(found), None
+        return Values({name: from_torch(tensor) for name, tensor in outputs.items()}, gradients)
 
 
 def tensors_of(module: nn.Module) -> tuple[Tensors, Tensors]:

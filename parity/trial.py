@@ -21,7 +21,7 @@ from parity.measure import (
     worst,
     zero_scales,
 )
-from parity.projection import Inputs, Tensors, Values, rounded
+from parity.projection import Inputs, Tensors, Values
 from parity.trees import nested, replaced
 from parity.weight_maps import WeightMap, Weights
 
@@ -111,7 +111,10 @@ class Trial:
         self._require_weights(by_name=weights is None)
         self._weights = self._convert.back(self.side.weights) if own_weights else self._held
         self._judged_is_ours = self.side.framework == "jax" or about.framework == self.side.framework
-        moving = {key: np.full(array.shape, key in self.side.trained) for key, array in self.side.weights.items()}
+        moving = {
+            key: np.broadcast_to(np.array(key in self.side.trained), array.shape)
+            for key, array in self.side.weights.items()
+        }
         trained = self._convert.back(moving)
         self._trained = [key for key in about.trained if trained[key].all()]
         self._zero = [key for key in about.zero_gradients if key in self._trained]
@@ -123,6 +126,7 @@ class Trial:
         if gate == "9":
             return self._conversion()
         if gate in NARROW:
+            self.__dict__.pop("_found", None)  # two copies of all weights that are not needed any more
             return self._quality(gate, NARROW[gate])
         return self._exact(gate)
 
@@ -173,15 +177,14 @@ class Trial:
         """The side on weights by the names of the capsule, with the gradients of what both train by those names."""
         there = {key: array for key, array in self._convert.there(weights).items() if key in self.side.weights}
         values = self.side.run(there, inputs, dtype, known)
-        kind = next(iter(values.gradients.values())).dtype
-        blank = {key: np.zeros(array.shape, kind) for key, array in self.side.weights.items()}
+        zero = np.zeros((), next(iter(values.gradients.values())).dtype)
+        blank = {key: np.broadcast_to(zero, array.shape) for key, array in self.side.weights.items()}
         gradients = self._convert.back(blank | values.gradients)
         return Values(values.outputs, {key: gradients[key] for key in self._trained})
 
     @cached_property
     def _found(self) -> Values:
-        weights, inputs = rounded(self._weights, "float64", "float64"), self._inputs.rounded("float64", "float64")
-        return self._run(weights, inputs, "float64", self._known)
+        return self._run(self._weights, self._inputs.rounded("float64", "float64"), "float64", self._known)
 
     def _conversion(self) -> Measured:
         there = self._weights if self._own else self._convert.back(self._convert.there(self._held))

@@ -45,6 +45,9 @@ def match_weights(
     if (ours is None) != (not inputs):
         given, missing = ("inputs", "ours") if ours is None else ("ours", "inputs")
         raise ValueError(f"{given} without {missing}; expected both, to run the two sides, or neither")
+    module = getattr(module, "_orig_mod", module)  # as it was before torch.compile
+    if ours is not None and any(parameter.is_meta for parameter in module.parameters()):
+        raise ValueError("module is on the meta device, without numbers; expected one that can be run")
     candidates, arrays = tensors(module)
     proposals = Matcher(leaves(flat), candidates, arrays).proposals()
     without = _without_equal(flat, proposals, candidates)

@@ -47,6 +47,8 @@ def tensors(module: nn.Module) -> tuple[list[Tensor], dict[str, np.ndarray]]:
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
+    if tensor.is_meta:
+        return np.zeros(tuple(tensor.shape), np.float32)
     tensor = tensor.detach().cpu()
     array: np.ndarray = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return array

@@ -267,6 +267,25 @@ def test_functions_that_differ_are_not_taken_for_a_wrong_map() -> None:
     assert {row.confidence for row in match.rows} == {"likely"}
 
 
+def test_functions_that_differ_a_little_do_not_hide_a_wrong_name() -> None:
+    match = match_weights(GATED, Gated(swapped=True), ours=lambda p, x: gated(p, x) * 1.0001, inputs=[X])
+    assert match.weights["gate.kernel"] == Weight("up.weight", "o i -> i o")
+    assert not match.verified
+    assert {row.confidence for row in match.rows} == {"likely"}
+    assert match.figures.startswith("gate 1 is red, 1.0e-04")
+    assert "an eps" in match.figures
+
+
+def test_compiled_modules_and_modules_without_numbers() -> None:
+    compiled: Any = torch.compile(Gated(swapped=True))
+    assert match_weights(GATED, compiled, ours=gated, inputs=[X]).weights["gate.bias"] == "up.bias"
+    with torch.device("meta"):
+        module = Gated()
+    assert match_weights(GATED, module).weights["gate.bias"] == "gate.bias"
+    with pytest.raises(ValueError, match="meta device"):
+        match_weights(GATED, module, ours=gated, inputs=[X])
+
+
 def test_a_bias_that_ours_lacks_is_named_although_it_is_zero() -> None:
     module = Gated()
     nn.init.zeros_(module.down.bias)

@@ -255,7 +255,7 @@ def test_layers_apart_or_together(gpt: Model) -> None:
         found = model(tokens, cache=model.new_cache(1, 3)).logits
         np.testing.assert_allclose(found, cached, atol=1e-5 if single else 0, rtol=0)
         for refused in (lambda apart=apart: net.apply(apart, tokens), lambda apart=apart: score(net, apart, [[3, 4]])):
-            with pytest.raises(InputError, match="the layers of the parameters lie apart, for generate and stream"):
+            with pytest.raises(InputError, match="the parameters have layers apart, for generate and stream"):
                 refused()
         assert jax.tree.structure(layers_apart(apart)) == jax.tree.structure(apart)
         assert (

@@ -91,11 +91,11 @@ def test_every_kind_of_model_shows_what_it_takes() -> None:
     assert names[BERT] == ["params", "tokens", "mask", "token_types", "segments", "dropout_key"]
     masks = ["source_mask", "target_mask", "source_segments", "target_segments"]
     assert names[BOTH] == ["params", "source", "target", *masks, "dropout_key"]
-    assert "Logits of the token after each" in (GPT.apply.__doc__ or "")
+    assert "logits of the token after each" in (GPT.apply.__doc__ or "")
 
 
 def test_apply_gives_logits_alone() -> None:
     cache = GPT.bind(GPT.shapes)
     for more in ({"capture": True}, {"cache": jax.eval_shape(lambda: cache.new_cache(2, 9))}):
-        with pytest.raises(InputError, match="capture and cache bring back more than an array"):
+        with pytest.raises(InputError, match="capture and cache return more than an array"):
             jax.eval_shape(lambda params, more=more: GPT.apply(params, TOKENS, **more), GPT.shapes)

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention with its projections (paper, section 3.2); torch_ref/attention.py says the same."""
+"""Scaled dot-product attention with its projections (paper, section 3.2), the same as in torch_ref/attention.py."""
 
 import math
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from jax_tformer.model.masks import Mask, position_ids
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
 ATTENTION_OUTPUT = "attention output"
-"""The name of the result of `attend`, by which `rematerialized` has the backward pass keep it."""
+"""The name of the result of `attend`, by which `rematerialized` makes the backward pass keep it."""
 
 
 def attend(
@@ -43,11 +43,11 @@ def attend(
     keep: Bool[Array, "B H T S"] | None = None,
     implementation: AttentionImplementation = "auto",
 ) -> Float[Array, "B T H C"]:
-    """softmax(scale * Q K^T) V (paper, section 3.2.1); H/K query heads share a key/value head.
+    """Computes softmax(scale * Q K^T) V (paper, section 3.2.1); H/K query heads share a key/value head.
 
     The softmax runs in at least float32. A query that may attend to nothing gets zeros, with zero gradients. `keep` is
-    the dropout mask of the weights. "auto" takes what `choose_implementation` names. Raises InputError where the
-    implementation asked for cannot compute this.
+    the dropout mask of the weights. For "auto", `choose_implementation` chooses. Raises InputError if the given
+    implementation cannot compute this.
     """
     if implementation == "auto":
         platform, drops = jax.default_backend(), keep is not None
@@ -63,15 +63,15 @@ def attend(
         )
     else:
         output = kernel(implementation, query, key, value, mask, scale=scale, drops=keep is not None)
-    # Named for `rematerialized`, which keeps it: the backward pass then need not multiply weights by values again.
-    # (Of cuDNN's kernel the policy keeps all results: see is_kernel.)
+    # Named for `rematerialized`, which keeps it, so that the backward pass need not multiply weights by values again.
+    # (The policy keeps all results of cuDNN's kernel: see is_kernel.)
     return output if implementation == "cudnn" else checkpoint_name(output, ATTENTION_OUTPUT)
 
 
 def attention_weights(
     query: Float[Array, "B T H C"], key: Float[Array, "B S K C"], mask: Mask, *, scale: float
 ) -> Float[Array, "B H T S"]:
-    """softmax(scale * Q K^T), before dropout."""
+    """Computes softmax(scale * Q K^T), before dropout."""
     batch, length, heads, width = query.shape
     grouped = query.reshape(batch, length, key.shape[2], heads // key.shape[2], width)
     high = accumulator(query.dtype)
@@ -82,8 +82,8 @@ def attention_weights(
 class KeyValue(NamedTuple):
     """Cached keys and values, `[R, S, C]` with R = B * K: a row for each head of each sequence.
 
-    One leading axis and not two: where a single sequence is decoded, an axis of size one makes XLA on CPU copy the
-    whole cache several times a token.
+    With two leading axes, that of a single sequence would have size one, and XLA on CPU would copy the whole cache
+    several times per token.
     """
 
     key: Float[Array, "R S C"]
@@ -92,12 +92,12 @@ class KeyValue(NamedTuple):
     def write(
         self, key: Float[Array, "B T K C"], value: Float[Array, "B T K C"], place: Int[Array, ""] | int
     ) -> "KeyValue":
-        """The cache with these keys and values in the slots from `place` on."""
+        """Returns the cache with these keys and values in the slots from `place` on."""
         update = jax.lax.dynamic_update_slice_in_dim
         return KeyValue(update(self.key, flat(key), place, axis=1), update(self.value, flat(value), place, axis=1))
 
     def keys(self, heads: int) -> Float[Array, "B S K C"]:
-        """The keys as `attend` takes them, of so many key/value heads."""
+        """Returns the keys in the layout of `attend`, for this many key/value heads."""
         _, slots, width = self.key.shape
         return self.key.reshape(-1, heads, slots, width).transpose(0, 2, 1, 3)
 
@@ -130,10 +130,10 @@ class Attention(nnx.Module):
         cache: KeyValue | None = None,
         capture: bool = False,
     ) -> tuple[Float[Array, "N T D"], Float[Array, "N H T S"] | None, KeyValue | None]:
-        """The output, with `capture` the weights before dropout, and the cache with the memory in it.
+        """Returns the output, the weights before dropout (with `capture`), and the cache with the memory in it.
 
-        With a cache, memory's keys and values are written to it from slot `mask.first` on (None: nothing is), and x
-        attends to all that it then holds. A cache may be of fewer sequences: neighbours in x then share one.
+        With a cache, writes memory's keys and values to it from slot `mask.first` on (None: writes nothing), and x
+        attends to all that it then holds. If the cache has fewer sequences than x, neighbours in x share one.
         """
         query = self.query(x)
         query = query if rotation is None else rotate(query, rotation)
@@ -160,45 +160,45 @@ class Attention(nnx.Module):
             output = attend_in_rows(
                 query, *cache, mask, scale=self.scale, dropout_rate=self.dropout.rate, keep=keep, heads=key.shape[2]
             )
-        # Computed apart, since the fast implementations never hold all weights at once.
+        # Computed separately, because the fast implementations never hold all weights at once.
         weights = attention_weights(query, key, mask, scale=self.scale) if capture else None
         return self.output(output), weights, cache
 
 
 class Captured(NamedTuple):
-    """What `capture=True` brings back from one layer, or stacked along L from all of them."""
+    """What `capture=True` returns from one layer, or from all layers, stacked along L."""
 
     hidden: Float[Array, "*L B T D"]
     """The residual stream after the layer."""
     self_attention: Float[Array, "*L B H T S"]
-    """Attention weights, before dropout."""
+    """Weights of self-attention, before dropout."""
     cross_attention: Float[Array, "*L B H T S"] | None
-    """Attention weights over the encoder's output."""
+    """Weights of attention to the encoder's output, before dropout."""
 
 
 class LayerCache(NamedTuple):
-    """What one layer of a decoder remembers between tokens."""
+    """The keys and values that one decoder layer keeps between tokens."""
 
     self_attention: KeyValue
     cross_attention: KeyValue | None
-    """Of the encoder's output. Its rows may be fewer: sequences with one source share them."""
+    """Keys and values of the encoder's output. Sequences with the same source may share rows."""
 
 
 class Cache(NamedTuple):
-    """What a decoder remembers between tokens: an argument of the forward pass, and part of its result."""
+    """What a decoder keeps between tokens: an argument of the forward pass, and part of its result."""
 
     layers: tuple[LayerCache, ...]
     is_token: Bool[Array, "B S"]
-    """The slots that hold a token; the others are padding, or still empty."""
+    """Which slots hold a token; the others are padding, or still empty."""
     filled: Int[Array, ""] | int
-    """Slots in use, padding included: where the next token goes."""
+    """The number of used slots, padding included; the next token goes there."""
     source_is_token: Bool[Array, "b S"] | None = None
     """Which positions of the encoder's output are tokens; None: all."""
 
     def place(self, new: Bool[Array, "B T"]) -> tuple["Cache", Int[Array, "B T"]]:
-        """The cache with the next T slots taken (`new`: True at tokens), and their positions, which count tokens only.
+        """Takes the next T slots (`new`: True at tokens); returns the cache and their positions, counting only tokens.
 
-        Raises InputError where fewer than T slots are free; compiled code cannot tell, and would overwrite the last.
+        Raises InputError if fewer than T slots are free. Compiled code cannot check that and overwrites the last ones.
         """
         used, available, length = self.filled, self.is_token.shape[1], new.shape[1]
         if not isinstance(used, jax.core.Tracer):
@@ -212,7 +212,7 @@ class Cache(NamedTuple):
 def empty_cache(
     config: TransformerConfig, stack: StackConfig, batch: int, slots: int, source_slots: int | None = None
 ) -> Cache:
-    """Room for `slots` tokens of `batch` sequences in each layer, and for an encoder's output of `source_slots`."""
+    """Makes a cache for `slots` tokens of `batch` sequences, and for an encoder's output of `source_slots`."""
     rows = batch * (stack.key_value_heads or stack.num_heads)
     width, dtype = config.head_width(stack), dtype_of(config.compute.dtype)
 
@@ -233,9 +233,9 @@ def within(
     *,
     causal: bool,
 ) -> tuple[Int[Array, "#B T"], Mask, Cache | None]:
-    """The positions of the tokens of a sequence, and the mask of their self-attention.
+    """Returns the positions of a sequence's tokens, the mask of their self-attention, and the cache with their slots.
 
-    With a cache they come after the tokens that it holds, and see those too; it is returned with their slots taken.
+    With a cache, the tokens come after those that it holds, and see those too.
     """
     first: Int[Array, ""] | int = 0
     length, is_token, prefixes = ids.shape[1], mask, None if prefix is None else (prefix, prefix)
@@ -253,17 +253,17 @@ def within(
 
 
 def rematerialized(layer: Callable[Given, Made], remat: Remat) -> Callable[Given, Made]:
-    """`layer`, whose backward pass computes again what `remat` does not let it keep (see ComputeConfig.remat).
+    """Returns `layer` with a backward pass that recomputes what `remat` does not keep (see ComputeConfig.remat).
 
-    "auto" is "dots" here, the fastest on CPU and far smaller than keeping all; train.py chooses by memory. Projections
-    are kept with their bias: in bfloat16 the compiler may leave the rounding between the two out of the forward pass,
-    and a ReLU would then be recomputed on the other side of its kink.
+    "auto" means "dots" here, the fastest on CPU and far smaller than keeping all; train.py chooses by memory. Keeps
+    projections with their bias: in bfloat16 the compiler may leave out the rounding between the two in the forward
+    pass, and a ReLU would then be recomputed on the other side of its kink.
     """
     if remat == "none":
         return layer
     policies = jax.checkpoint_policies
     products = policies.save_from_both_policies(policies.save_only_these_names(PROJECTION, ATTENTION_OUTPUT), is_kernel)
-    # Under scan the loop itself keeps the compiler from merging both computations, which is what prevent_cse is for.
+    # prevent_cse would keep the compiler from merging both computations, which the loop of the scan already does.
     policy = None if remat == "full" else products
     again: Callable[Given, Made] = jax.checkpoint(layer, prevent_cse=False, policy=policy)
     return again

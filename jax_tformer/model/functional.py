@@ -1,4 +1,4 @@
-"""The functional face of the models: a pure pair of init and apply, with a signature for each kind of model."""
+"""The functional interface of the models: a pure pair of init and apply, with a signature for each kind of model."""
 
 import inspect
 import math
@@ -30,8 +30,8 @@ Result = TypeVar("Result")
 class Transformer(Generic[Model]):
     """A transformer as pure functions of its parameters, a plain nested dict of arrays.
 
-    `init` and `apply` can be jitted, differentiated and vmapped; nothing is kept between calls. `bind` gives the Flax
-    module, whose result has more than logits: hidden states, attention weights, a cache.
+    `init` and `apply` can be jitted, differentiated and vmapped, and keep no state. `bind` returns the Flax module,
+    which returns more than logits: hidden states, attention weights, a cache.
     """
 
     kind: type[Model]
@@ -52,7 +52,7 @@ class Transformer(Generic[Model]):
         """The parameters as jax.ShapeDtypeStruct: names, shapes and dtypes without the numbers."""
 
     def __eq__(self, other: object) -> bool:
-        """Equal configs make equal models: what was compiled for one serves the other."""
+        """Models with equal configs are equal, and share compiled functions."""
         return isinstance(other, Transformer) and self.config == other.config
 
     def __hash__(self) -> int:
@@ -62,16 +62,16 @@ class Transformer(Generic[Model]):
         return f"{type(self).__name__}(\n{short_summary(self.config, self.shapes)}\n)"
 
     def summary(self) -> str:
-        """A table of all parameters by name: shape, number and bytes of each, with the sums of each part."""
+        """Returns a table of all parameters by name: shape, number and bytes of each, with the sums of each part."""
         return f"{short_summary(self.config, self.shapes)}\n\n{parameter_table(self.shapes)}"
 
     def init(self, key: Key[Array, ""]) -> Params:
-        """Fresh parameters; the same key gives the same parameters, to the bit, on one platform."""
+        """Draws new parameters; on one platform, the same key gives the same bits."""
         params: Params = jax.jit(self._init)(key)
         return params
 
     def bind(self, params: Params) -> Model:
-        """The Flax module with these parameters in it, to call it, or parts of it, by name."""
+        """Returns the Flax module with these parameters, to call it or its parts by name."""
         return nnx.merge(self._graph, params)
 
     def _init(self, key: Key[Array, ""]) -> Params:
@@ -82,19 +82,19 @@ class Transformer(Generic[Model]):
 def _pure(
     forward: Callable[Concatenate[Any, Inputs], Output], result: Callable[[Output], Result]
 ) -> Callable[Concatenate[Any, Params, Inputs], Result]:
-    """A method of a Flax module as a function of parameters and inputs, under the method's own signature.
+    """Makes a method of a Flax module a function of parameters and inputs, with the method's own signature.
 
-    It returns an array. Raises InputError where a cache or `capture` asks for more, for a mask that has not the shape
-    of its tokens, and for parameters whose layers lie apart.
+    The function returns an array. It raises InputError for a cache or `capture`, which need more than an array, for a
+    mask without the shape of its tokens, and for parameters with layers apart.
     """
 
     def call(net: Any, params: Params, /, *args: Inputs.args, **kwargs: Inputs.kwargs) -> Result:
         given = signature.bind(net, *args, **kwargs).arguments
         if given.get("capture") or given.get("cache") is not None:
-            raise InputError("capture and cache bring back more than an array; expected net.bind(params)(...) for them")
+            raise InputError("capture and cache return more than an array; expected net.bind(params)(...) for them")
         leaves = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, tuple))
         if any(isinstance(leaf, tuple) for leaf in leaves):
-            raise InputError("the layers of the parameters lie apart, for generate and stream; expected those of init")
+            raise InputError("the parameters have layers apart, for generate and stream; expected those of init")
         for name, value in given.items():
             side, _, what = name.rpartition("_")
             if what in ("mask", "segments") or name == "prefix":
@@ -120,14 +120,14 @@ def _memory(encoded: tuple[Array, Captured | None]) -> Array:
 
 
 class DecoderOnlyTransformer(Transformer[DecoderOnly]):
-    """A language model, GPT's shape."""
+    """A decoder-only language model, like GPT."""
 
     kind = DecoderOnly
     apply = _pure(DecoderOnly.__call__, _logits)
 
 
 class EncoderOnlyTransformer(Transformer[EncoderOnly]):
-    """An encoder, BERT's shape."""
+    """An encoder, like BERT."""
 
     kind = EncoderOnly
     apply = _pure(EncoderOnly.__call__, _logits)
@@ -147,10 +147,10 @@ AnyTransformer = DecoderTransformer | EncoderOnlyTransformer
 
 
 def transformer(config: TransformerConfig) -> AnyTransformer:
-    """The transformer that `config` describes: `net.init(key)` gives parameters, `net.apply(params, ...)` logits.
+    """Makes the transformer of `config`: `net.init(key)` draws parameters, `net.apply(params, ...)` computes logits.
 
-    Which of the three it is follows from the stacks that the config has. Where you know it, call that class by its
-    name, and your editor knows what `apply` takes.
+    The config's stacks decide which of the three classes it is. If you know the class, call it by its name, so that
+    your editor knows the arguments of `apply`.
     """
     if config.encoder is None:
         return DecoderOnlyTransformer(config)
@@ -158,7 +158,7 @@ def transformer(config: TransformerConfig) -> AnyTransformer:
 
 
 class Declared(NamedTuple):
-    """A parameter without its numbers."""
+    """The declaration of a parameter."""
 
     shape: tuple[int, ...]
     dtype: jnp.dtype
@@ -166,10 +166,10 @@ class Declared(NamedTuple):
 
 
 def draw(key: Key[Array, ""], declared: Mapping[str, Declared]) -> dict[str, Array]:
-    """Fresh parameters by path. The numbers of one depend on the key, its path, shape and start, and on nothing else.
+    """Draws parameters by path. Each one depends only on the key and on its path, shape and start.
 
-    Drawing outside of the modules lets parameters of one size share one compiled generator, which is most of what an
-    init costs.
+    Drawing outside the modules lets parameters of one size share a compiled generator, which is most of the cost of
+    an init.
     """
     drawn = {}
     groups: dict[tuple[int, jnp.dtype, str], list[str]] = {}
@@ -196,7 +196,7 @@ def _standard(key: Key[Array, ""], *, kind: str, size: int, dtype: jnp.dtype) ->
 
 
 def short_summary(config: TransformerConfig, shapes: Params) -> str:
-    """The stacks with their widths, the types, and how many parameters each part has; a line each."""
+    """Lists the stacks with their widths, the types, and the number of parameters of each part, a line each."""
     stacks = [
         f"  {name}: {_stack(config, stack)}"
         for name, stack in (("encoder", config.encoder), ("decoder", config.decoder))
@@ -211,7 +211,7 @@ def short_summary(config: TransformerConfig, shapes: Params) -> str:
 
 
 def parameter_table(shapes: Params) -> str:
-    """Each parameter with its shape, number and bytes; below, the sum of each part and of all."""
+    """Lists each parameter with its shape, number and bytes, and then the sums of each part and of all."""
     flat = {".".join(path): leaf for path, leaf in traverse_util.flatten_dict(shapes).items()}
     rows = [("parameter", "shape", "number", "bytes")]
     rows += [(name, str(list(leaf.shape)), *_sizes(leaf)) for name, leaf in flat.items()]

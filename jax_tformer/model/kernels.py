@@ -1,7 +1,7 @@
-"""Fast implementations of attention, all of the function that `attend` writes out as "einsum".
+"""Fast implementations of attention. All compute the function that `attend` writes out as "einsum".
 
-Blocks of queries on a CPU, cuDNN's flash attention on an NVIDIA GPU, and on a TPU the Pallas kernel that comes with
-JAX. The last two never hold all weights of a head at once, and cannot apply our dropout masks.
+They are blocks of queries on a CPU, cuDNN's flash attention on an NVIDIA GPU, and JAX's Pallas kernel on a TPU. The
+last two never hold all weights of a head at once, and cannot apply our dropout masks.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,16 +21,16 @@ from jax_tformer.model.masks import Mask
 Kernel = Callable[[Array, Array, Array, Array | None, Array | None], Array]
 """(query, key, value, segments of the queries, segments of the keys) -> output."""
 Split = Callable[[Kernel, tuple[int, ...], tuple[int, ...]], Kernel | str]
-"""(kernel, shape of the queries, shape of the keys) -> the kernel as several devices share it, or why they cannot."""
+"""(kernel, shape of the queries, shape of the keys) -> the kernel split over devices, or why it cannot be split."""
 
 _SPLIT: ContextVar[Split | None] = ContextVar("split", default=None)
 _TPU_BLOCK = 128
-"""The Pallas kernel takes lengths that this divides."""
+"""The Pallas kernel needs lengths that are multiples of this."""
 
 
 @contextmanager
 def split_by(split: Split) -> Iterator[None]:
-    """Says how a kernel that the compiler cannot split is shared by devices, for what is traced inside."""
+    """Inside, traced code uses `split` for kernels that the compiler cannot split over devices."""
     token = _SPLIT.set(split)
     try:
         yield
@@ -41,20 +41,20 @@ def split_by(split: Split) -> Iterator[None]:
 def choose_implementation(
     platform: str, dtype: jnp.dtype, query: tuple[int, ...], key: tuple[int, ...], mask: Mask, *, drops: bool
 ) -> AttentionImplementation:
-    """What "auto" stands for, given the shapes `[B, T, H, C]` of queries and `[B, S, K, C]` of keys.
+    """Chooses the implementation for "auto" from the shapes of queries, `[B, T, H, C]`, and keys, `[B, S, K, C]`.
 
-    `platform` is JAX's name of the kind of device ("cpu", "gpu", "tpu"); `drops`: attention weights are dropped.
+    `platform` is JAX's name of the kind of device ("cpu", "gpu", "tpu"); `drops` says whether weights are dropped.
     """
     width, lengths = query[3], (query[1], key[1])
     if platform == "cpu":
         return "blocks"
     if platform == "gpu" and dtype in (jnp.bfloat16, jnp.float16) and width % 8 == 0 and width <= 128:
-        # cuDNN's flash attention begins with Ampere.
+        # cuDNN's flash attention needs Ampere or newer.
         fits = not any(length % 2 for length in lengths) and _capability() >= 8.0
         return "cudnn" if fits and _refusal("cudnn", mask, drops) is None else "einsum"
     if platform == "tpu" and dtype != jnp.float64 and not any(length % _TPU_BLOCK for length in lengths):
         split = _SPLIT.get()
-        # Several devices share the kernel only where `split_by` says how.
+        # Several devices can share the kernel only inside `split_by`.
         shared = split is not None and not isinstance(split(_flash_attention(mask, 1.0), query, key), str)
         fits = jax.device_count() == 1 or shared
         return "pallas" if fits and _refusal("pallas", mask, drops) is None else "einsum"
@@ -62,7 +62,7 @@ def choose_implementation(
 
 
 def _capability() -> float:
-    """The CUDA compute capability of the first GPU; 0 for GPUs of other makers."""
+    """Returns the CUDA compute capability of the first GPU; 0 for GPUs of other makers."""
     try:
         return float(jax.local_devices()[0].compute_capability)
     except (AttributeError, ValueError):
@@ -70,7 +70,7 @@ def _capability() -> float:
 
 
 def _refusal(implementation: str, mask: Mask, drops: bool) -> str | None:
-    """Why a kernel cannot compute this, as the end of a sentence; None where it can."""
+    """Says why a kernel cannot compute this, as the end of a sentence; None if it can."""
     if drops:
         return "cannot drop attention weights; expected 'auto', 'einsum' or 'blocks', or dropout.attention 0"
     if mask.bias is not None:
@@ -86,9 +86,9 @@ def flat(x: Float[Array, "B T K C"]) -> Float[Array, "R T C"]:
 
 
 def block_length(length: int) -> int:
-    """How many queries are computed at a time: small blocks skip more of what a mask hides, large ones multiply faster.
+    """Returns the queries per block: small blocks skip more of what a mask hides, large ones multiply faster.
 
-    There are at most 32 blocks, since each is compiled by itself.
+    There are at most 32 blocks, because each is compiled separately.
     """
     return max(64 if length <= 512 else 128, -(-length // 32))
 
@@ -104,11 +104,11 @@ def attend_in_rows(
     dropout_rate: float = 0.0,
     keep: Bool[Array, "N H T S"] | None = None,
 ) -> Float[Array, "N T H C"]:
-    """`attend` where keys and values have a row for each of `heads` heads of each sequence, R = B * K; N = B or more.
+    """Computes `attend` for keys and values with a row for each of `heads` heads of each sequence, R = B * K.
 
-    A block of queries is multiplied only with the keys that the mask may let it see. XLA on CPU has its fast matrix
-    products for one leading axis. The blocks are static: nothing depends on a loop's counter, and plain differentiation
-    gives the backward pass. Where N is a multiple of B, N/B neighbours attend to the same keys under one mask.
+    Multiplies a block of queries only with the keys that the mask may let it see. One leading axis gives XLA's fast
+    matrix products on CPU. The blocks are static, so plain differentiation gives the backward pass. N may be a multiple
+    of B: then N/B neighbours attend to the same keys under one mask.
     """
     width, slots = query.shape[3], key.shape[1]
     batch, groups = len(key) // heads, query.shape[2] // heads
@@ -142,9 +142,9 @@ def kernel(
     scale: float,
     drops: bool,
 ) -> Float[Array, "B T H C"]:
-    """`attend` by cuDNN or Pallas; raises InputError, which says what this kernel cannot do.
+    """Computes `attend` by cuDNN or Pallas; raises InputError if this kernel cannot compute it.
 
-    Queries that may attend to nothing get zeros, with zero gradients; kernels alone give an average of padding.
+    Queries that may attend to nothing get zeros, with zero gradients; the kernels alone would average padding.
     """
     refusal = _refusal(implementation, mask, drops)
     require(refusal is None, f"attention is {implementation!r}, which {refusal}")
@@ -164,9 +164,9 @@ def kernel(
 
 
 def _attend_by_cudnn(query: Array, key: Array, value: Array, mask: Mask, scale: float) -> Array:
-    """cuDNN's flash attention (Dao et al., 2022), in bfloat16 or float16.
+    """Computes cuDNN's flash attention (Dao et al., 2022), in bfloat16 or float16.
 
-    It knows causal attention, with a window or without. Any other mask goes in as booleans, which JAX makes a bias.
+    It supports causal attention, with or without a window. JAX makes a bias of the booleans of any other mask.
     """
     simple = mask.prefix is None and mask.segments is None and (mask.window is None or mask.is_token is None)
     causal = mask.causal and simple
@@ -192,9 +192,9 @@ def _attend_by_cudnn(query: Array, key: Array, value: Array, mask: Mask, scale: 
 
 
 def _attend_by_pallas(query: Array, key: Array, value: Array, mask: Mask, scale: float) -> Array:
-    """The flash attention for TPUs that comes with JAX; padding goes in as segments of their own.
+    """Computes JAX's flash attention for TPUs; padding becomes a segment of its own.
 
-    The compiler cannot split the kernel: on several devices it is shared as `split_by` says.
+    The compiler cannot split the kernel over devices; `split_by` does.
     """
     lengths = query.shape[1], key.shape[1]
     require(
@@ -206,7 +206,7 @@ def _attend_by_pallas(query: Array, key: Array, value: Array, mask: Mask, scale:
     if mask.segments is not None:
         query_segments, key_segments = (numbers.astype(jnp.int32) for numbers in mask.segments)
     if mask.is_token is not None:
-        # Without segments every query is of the tokens' segment, at padding too: those see tokens, as everywhere else.
+        # Without segments every query, even at padding, is of the tokens' segment and sees tokens, as elsewhere.
         query_segments = jnp.zeros(query.shape[:2], jnp.int32) if query_segments is None else query_segments
         key_segments = jnp.where(mask.is_token, 0 if key_segments is None else key_segments, jnp.iinfo(jnp.int32).min)
     compute, split = _flash_attention(mask, scale), _SPLIT.get()
@@ -217,7 +217,7 @@ def _attend_by_pallas(query: Array, key: Array, value: Array, mask: Mask, scale:
 
 
 def _flash_attention(mask: Mask, scale: float) -> Kernel:
-    """The kernel for TPUs, on one device."""
+    """Makes the kernel for TPUs, for one device."""
 
     def compute(
         query: Float[Array, "B T H C"],
@@ -226,7 +226,7 @@ def _flash_attention(mask: Mask, scale: float) -> Kernel:
         q_segments: Int[Array, "B T"] | None,
         k_segments: Int[Array, "B S"] | None,
     ) -> Float[Array, "B T H C"]:
-        # Here and not above: importing it takes half a second, which only a TPU is to pay.
+        # Imported here, because it takes half a second and only TPUs need it.
         from jax.experimental.pallas.ops.tpu import flash_attention
 
         groups = query.shape[2] // key.shape[2]
@@ -247,9 +247,9 @@ def _flash_attention(mask: Mask, scale: float) -> Kernel:
 
 
 def is_kernel(primitive: Primitive, *_: object, **__: object) -> bool:
-    """A policy of rematerialisation: keeps what cuDNN's forward pass computes, the statistics of its softmax included.
+    """A rematerialisation policy that keeps the results of cuDNN's forward pass, including the softmax's statistics.
 
-    The Pallas kernel is run again instead: it writes its statistics 128 times over, nearly as much as all that is kept
-    of a layer otherwise.
+    The Pallas kernel runs again instead: it writes its statistics 128 times over, nearly as much as all else that is
+    kept of a layer.
     """
     return primitive.name == "dot_product_attention_fwd_wrapper"

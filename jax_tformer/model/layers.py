@@ -1,6 +1,6 @@
-"""The layers of "Attention is all you need" and its descendants; torch_ref/layers.py says the same in PyTorch.
+"""The layers of "Attention is all you need" and its descendants, the same as in torch_ref/layers.py.
 
-Norms and activations are computed in float32 at least, whatever the type of x.
+Norms and activations compute in at least float32, whatever the type of x.
 """
 
 import math
@@ -21,18 +21,18 @@ from jax_tformer.config import Activation, StackConfig, TransformerConfig
 from jax_tformer.errors import InputError
 
 PROJECTION = "projection"
-"""The name of the result of a Linear, bias included, by which `rematerialized` has the backward pass keep it."""
+"""The name of the result of a Linear, bias included, by which `rematerialized` makes the backward pass keep it."""
 
 
 def dtype_of(name: str) -> jnp.dtype:
-    """The dtype called `name`; raises ValueError where float64 is asked for and JAX would silently give float32."""
+    """Returns the dtype called `name`; raises ValueError for float64 if JAX would silently use float32."""
     if name == "float64" and not jax.config.read("jax_enable_x64"):
         raise ValueError('float64 needs jax.config.update("jax_enable_x64", True) before anything is traced')
     return jnp.dtype(name)
 
 
 def accumulator(dtype: DTypeLike) -> jnp.dtype:
-    """The type in which norms, softmax and losses of `dtype` are computed: never below float32."""
+    """Returns the type in which norms, softmax and losses of `dtype` are computed, at least float32."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
@@ -48,22 +48,22 @@ ZEROS, ONES = Start("constant", 0.0), Start("constant", 1.0)
 
 
 def parameter(shape: tuple[int, ...], config: TransformerConfig, start: Start) -> nnx.Param[Array]:
-    """Declares a parameter that begins as `start` says; `init` fills it (functional.py), and until then it is zero."""
+    """Declares a parameter that starts as `start`; it is zero until `init` (functional.py) fills it."""
     return nnx.Param(jnp.zeros(shape, dtype_of(config.compute.parameter_dtype)), start=start)
 
 
 def projection_start(config: TransformerConfig, fan_in: int, fan_out: int, scale: float = 1.0) -> Start:
-    """How a projection starts: normal with the config's deviation, or uniform as Glorot & Bengio (2010) propose."""
+    """Returns the start of a projection: normal with the config's deviation, or uniform by Glorot & Bengio (2010)."""
     if config.initializer == "normal":
         return Start("normal", scale * config.initializer_std)
     return Start("uniform", scale * (6 / (fan_in + fan_out)) ** 0.5)
 
 
 def site_key(key: Key[Array, ""] | None, name: str | int) -> Key[Array, ""] | None:
-    """The dropout key of the part called `name`, given that of the module it is in; None where nothing is dropped.
+    """Returns the dropout key of the part called `name`, given the key of its module; None without dropout.
 
     The key of `decoder.blocks.3.feedforward.dropout` is that of the forward pass, folded with each of these words and
-    numbers in turn. `keep_mask` with this key draws the same mask again, from outside.
+    numbers in turn. With this key, `keep_mask` draws the same mask again, from outside.
     """
     if key is None:
         return None
@@ -71,7 +71,7 @@ def site_key(key: Key[Array, ""] | None, name: str | int) -> Key[Array, ""] | No
 
 
 def keep_mask(key: Key[Array, ""] | None, rate: float, shape: tuple[int, ...]) -> Bool[Array, "..."] | None:
-    """True, with probability 1 - rate, for each element that is kept; None where there is no key or nothing to drop."""
+    """Draws True (kept) with probability 1 - rate for each element; returns None without a key or if rate is 0."""
     if key is None or rate == 0:
         return None
     # Drawn flat, then reshaped: XLA on CPU takes six times as long to compile a generator of four axes.
@@ -79,12 +79,12 @@ def keep_mask(key: Key[Array, ""] | None, rate: float, shape: tuple[int, ...]) -
 
 
 def dropout(x: Array, rate: float, keep: Bool[Array, "..."] | None) -> Array:
-    """Zeroes what `keep` does not keep and divides the rest by 1 - rate; with None, x as it is."""
+    """Zeroes elements that `keep` drops and divides the rest by 1 - rate; with None, returns x unchanged."""
     return x if keep is None else jnp.where(keep, x / (1 - rate), jnp.zeros_like(x))
 
 
 class Dropout(nnx.Module):
-    """Dropout (paper, section 5.4) with a mask drawn from the key that it is given; without a key it drops nothing."""
+    """Dropout (paper, section 5.4) with a mask drawn from the given key; without a key it drops nothing."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -94,7 +94,7 @@ class Dropout(nnx.Module):
         return dropout(x, self.rate, self.keep(key, x.shape))
 
     def keep(self, key: Key[Array, ""] | None, shape: tuple[int, ...]) -> Bool[Array, "..."] | None:
-        """The mask by which an array of this shape is dropped."""
+        """Returns the dropout mask for an array of this shape."""
         return keep_mask(key, self.rate, shape)
 
 
@@ -102,8 +102,8 @@ class Linear(nnx.Module):
     """y = x W + b, from the axes `inputs` to the axes `outputs` (heads x head width, say).
 
     The product runs on flattened tokens, `[B*T, in] @ [in, out]`: XLA then transposes the small weight gradient
-    and not the large activations. `residual_branches` is the number of branches in the stack where this projection
-    ends one of them (see `residual_init_scale`), else 1.
+    and not the large activations. `residual_branches` is the number of branches in the stack if this projection ends
+    one of them (see `residual_init_scale`), otherwise 1.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Linear(nnx.Module):
         leading = x.shape[: x.ndim - len(self.inputs)]
         y = x.reshape(-1, width).astype(dtype) @ self.kernel[...].reshape(width, -1).astype(dtype)
         if self.bias is not None:
-            # The bias's gradient is a sum over tokens in the type of this addition: bfloat16 would round it away.
+            # The bias's gradient is a sum over tokens in the type of this addition; bfloat16 would round it away.
             high = accumulator(dtype)
             y = (y.astype(high) + self.bias[...].reshape(1, -1).astype(high)).astype(dtype)
         named: Array = checkpoint_name(y, PROJECTION)
@@ -137,8 +137,8 @@ class Linear(nnx.Module):
 class Norm(nnx.Module):
     """LayerNorm (Ba et al., 2016), scale * (x - mean) / sqrt(var + eps) + bias, or RMSNorm (Zhang & Sennrich, 2019).
 
-    RMSNorm has neither mean nor bias. The variance is the mean of squared deviations, in two passes: mean(x^2) -
-    mean(x)^2 loses all digits where the mean is large.
+    RMSNorm has neither mean nor bias. The variance is the mean of squared deviations, in two passes, because mean(x^2)
+    - mean(x)^2 loses all digits if the mean is large.
     """
 
     def __init__(self, config: TransformerConfig, stack: StackConfig) -> None:
@@ -168,9 +168,9 @@ def angles(positions: Int[Array, "#B T"], width: int, base: float, dtype: jnp.dt
 def sinusoidal(
     positions: Int[Array, "#B T"], width: int, base: float, interleaved: bool, dtype: jnp.dtype
 ) -> Float[Array, "#B T D"]:
-    """The paper's position encoding (section 3.5): sine at even and cosine at odd columns where `interleaved`.
+    """Computes the paper's position encoding (section 3.5): if `interleaved`, sines in even and cosines in odd columns.
 
-    Otherwise all sines, then all cosines, as in its first implementation (tensor2tensor) and many after it.
+    Otherwise all sines, then all cosines, as in its first implementation (tensor2tensor) and many later ones.
     """
     angle = angles(positions, width, base, dtype)
     if interleaved:
@@ -188,7 +188,7 @@ class Rotation(NamedTuple):
 
 
 def rotary_angles(config: TransformerConfig, stack: StackConfig, positions: Int[Array, "#B T"]) -> Rotation | None:
-    """The rotary angles of `positions`, computed once for all layers; None without rotary positions."""
+    """Computes the rotary angles of `positions` once for all layers; returns None without rotary positions."""
     if stack.positions != "rotary":
         return None
     angle = angles(positions, config.head_width(stack), stack.position_base, dtype_of(config.compute.dtype))
@@ -198,8 +198,8 @@ def rotary_angles(config: TransformerConfig, stack: StackConfig, positions: Int[
 def rotate(x: Float[Array, "B T H C"], rotation: Rotation) -> Float[Array, "B T H C"]:
     """Rotary positions (Su et al., 2021): rotates columns i and i + C/2 by the angle of their position.
 
-    Hugging Face stores weights for this pairing of the two halves. Computed in the type of the angles, returned in
-    that of x.
+    Hugging Face stores weights for this pairing of the two halves. Computes in the type of the angles and returns that
+    of x.
     """
     cosine, sine = (part[:, :, None, :] for part in rotation)
     first, second = jnp.split(x.astype(cosine.dtype), 2, axis=-1)
@@ -228,7 +228,7 @@ class FeedForward(nnx.Module):
 
 
 def activate(x: Array, activation: Activation) -> Array:
-    """ReLU, GELU (Hendrycks & Gimpel, 2016; exact or in the tanh approximation) or SiLU, in at least float32."""
+    """Applies ReLU, GELU (Hendrycks & Gimpel, 2016; exact or with tanh) or SiLU, in at least float32."""
     functions: dict[str, Callable[[Array], Array]] = {
         "relu": jax.nn.relu,
         "gelu_erf": gelu,
@@ -238,7 +238,7 @@ def activate(x: Array, activation: Activation) -> Array:
     function, high = functions[activation], accumulator(x.dtype)
     if x.dtype == high or activation == "relu":
         return function(x)
-    # The backward pass keeps x alone, in its own type, and nothing of what lies between in float32.
+    # The backward pass keeps only x, in its own type, and no intermediate values in float32.
     again: Callable[[Array], Array] = jax.checkpoint(
         lambda x: function(x.astype(high)).astype(x.dtype), prevent_cse=False
     )
@@ -246,7 +246,7 @@ def activate(x: Array, activation: Activation) -> Array:
 
 
 def gelu(x: Array) -> Array:
-    """x Phi(x), with the error function: `jax.nn.gelu` calls its complement, which takes 2.6 times as long on CPU."""
+    """Computes x Phi(x) by the error function; `jax.nn.gelu` uses its complement, 2.6 times as slow on CPU."""
     return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
 
 
@@ -258,15 +258,15 @@ class Table(nnx.Module):
         self.dtype = config.compute.dtype
 
     def __call__(self, ids: Int[Array, "#B T"]) -> Float[Array, "#B T D"]:
-        """Looks up the rows called `ids`, which must be in range (checked on the host, not here)."""
+        """Looks up the rows `ids`, which must be in range (checked on the host, not here)."""
         return jnp.take(self.embedding[...], ids, axis=0).astype(dtype_of(self.dtype))
 
 
 class InputEmbedding(nnx.Module):
     """Token + position + token-type embeddings, then norm and dropout.
 
-    Token tables start at d_model^-0.5 under xavier_uniform, so that the paper's scaling by sqrt(d_model)
-    (section 3.4) brings them to unit size. With `tokens=False` the table is another stack's (`shared_embedding`).
+    With xavier_uniform, token tables start at d_model^-0.5, so that the paper's scaling by sqrt(d_model) (section 3.4)
+    brings them to unit size. With `tokens=False` the table is another stack's (`shared_embedding`).
     """
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, tokens: bool = True) -> None:
@@ -289,7 +289,7 @@ class InputEmbedding(nnx.Module):
         types: Int[Array, "B T"] | None = None,
         dropout_key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B T D"]:
-        """Embeds `ids` by `table`; raises InputError where the sequence is longer than the learned positions."""
+        """Embeds `ids` by `table`; raises InputError if the sequence is longer than the learned positions."""
         x = table(ids)
         if self.stack.embedding_scale:
             x = x * math.sqrt(x.shape[-1])
@@ -326,22 +326,22 @@ class Head(nnx.Module):
         self.activation, self.dtype = stack.activation, config.compute.dtype
 
     def transformed(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """What is projected to the vocabulary."""
+        """Returns the input of the vocabulary projection."""
         if self.dense is None or self.norm is None:
             return x
         return self.norm(activate(self.dense(x), self.activation))
 
     def projection(self, table: Table) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
-        """The matrix (its rows are the tokens') and the bias of the vocabulary projection."""
+        """Returns the matrix (a row per token) and the bias of the vocabulary projection."""
         matrix = table.embedding[...] if self.kernel is None else self.kernel[...].T
         return matrix, None if self.bias is None else self.bias[...]
 
     def __call__(self, x: Float[Array, "B T D"], table: Table) -> Float[Array, "B T V"]:
-        """Logits, in at least float32; `table` is used where the head is tied."""
+        """Computes logits in at least float32; a tied head uses `table`."""
         return self.logits(self.transformed(x), table)
 
     def logits(self, x: Float[Array, "B T D"], table: Table) -> Float[Array, "B T V"]:
-        """Logits of what `transformed` gives."""
+        """Computes the logits of the result of `transformed`."""
         matrix, bias = self.projection(table)
         kernel = matrix.T.astype(dtype_of(self.dtype))
         logits = jnp.matmul(x.reshape(-1, x.shape[-1]), kernel, preferred_element_type=accumulator(x.dtype))

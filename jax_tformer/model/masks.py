@@ -1,7 +1,7 @@
-"""Who may attend to whom, and the softmax under such a mask; `visible` in torch_ref/attention.py says the same.
+"""Describes who may attend to whom, and computes the softmax under such a mask, as `visible` in torch_ref/attention.py.
 
-A `Mask` is a description: fused kernels read its fields, and `Mask.softmax` makes a boolean array of it, True = may
-attend. `within` (attention.py) makes the mask of self-attention, `EncoderDecoder.decode` that of cross-attention.
+Fused kernels read the fields of a `Mask`; `Mask.softmax` makes a boolean array of it, True = may attend. `within`
+(attention.py) makes the mask of self-attention, `EncoderDecoder.decode` that of cross-attention.
 """
 
 from dataclasses import dataclass
@@ -17,29 +17,29 @@ from jax_tformer.errors import InputError
 
 @dataclass(frozen=True)
 class Mask:
-    """Query t, which stands at place `first` + t among the keys, attends to key s where all that is set allows it."""
+    """Query t, at place `first` + t among the keys, attends to the keys that every given field allows."""
 
     causal: bool = False
-    """Keys at its own place and before (paper, section 3.2.3)."""
+    """Allows keys at the query's own place and before (paper, section 3.2.3)."""
     window: int | None = None
-    """Keys less than so many places away, to either side (Beltagy et al., 2020); padding counts as a place."""
+    """Allows keys less than this many places away, on either side (Beltagy et al., 2020); padding takes places."""
     is_token: Bool[Array, "B S"] | None = None
-    """Keys that are tokens (True) and not padding."""
+    """Allows keys that are tokens (True), not padding."""
     segments: tuple[Int[Array, "B T"], Int[Array, "B S"]] | None = None
-    """Keys of the query's own segment, a document in the row, say: the numbers of the queries, and of the keys."""
+    """Allows keys of the query's own segment, such as a document: the segment numbers of queries and of keys."""
     prefix: tuple[Bool[Array, "B T"], Bool[Array, "B S"]] | None = None
-    """Where causal: queries in the prefix (True) also see keys in the prefix that come later (Raffel et al., 2020)."""
+    """If causal, queries in the prefix (True) also see later keys in the prefix (Raffel et al., 2020)."""
     first: Int[Array, ""] | int = 0
-    """The place of the first query: 0, or behind what a cache holds already."""
+    """The place of the first query: 0, or the first free slot of a cache."""
     bias: Float[Array, "#B #H #T #S"] | None = None
-    """What is added to the scores, already scaled; allows everything."""
+    """Added to the scaled scores; hides nothing."""
 
     def boolean(
         self, length: int, slots: int, rows: slice = slice(None), columns: slice = slice(None)
     ) -> Bool[Array, "B 1 t s"] | None:
-        """The mask of `length` queries and `slots` keys, `[B or 1, 1, T or 1, S]`, or of some rows and columns of it.
+        """Returns the mask of `length` queries and `slots` keys, `[B or 1, 1, T or 1, S]`, or some rows and columns.
 
-        None where every query may attend to every key.
+        Returns None if every query may attend to every key.
         """
         parts = []
         if self.causal or self.window is not None:
@@ -61,7 +61,7 @@ class Mask:
         return reduce(jnp.logical_and, parts) if parts else None
 
     def spanned(self, rows: range, slots: int) -> range:
-        """The keys that queries in `rows` can see at all, as far as is known before anything is computed."""
+        """Returns the keys that queries in `rows` can see at all, as far as is known before computing."""
         if not isinstance(self.first, int):
             return range(slots)
         begin, end = self.first + rows.start, self.first + rows.stop
@@ -78,7 +78,7 @@ class Mask:
         rows: slice = slice(None),
         columns: slice = slice(None),
     ) -> Float[Array, "B H t s"]:
-        """Attention weights of some queries and keys, given their scores: adds the bias, and gives 0 to hidden keys."""
+        """Computes attention weights of some queries and keys from their scores: adds the bias, and hides keys."""
         if self.bias is not None:
             _, _, queries, keys = self.bias.shape
             every = slice(None)
@@ -86,7 +86,7 @@ class Mask:
             scores = scores + part.astype(scores.dtype)
         seen = self.boolean(length, slots, rows, columns)
         if seen is not None and self.causal and self.is_token is None:
-            # Every row sees itself, so that none is empty: adding is enough, and costs nothing in the backward pass.
+            # Every row sees itself, so none is empty. Then adding is enough, and costs nothing in the backward pass.
             zero, never = jnp.zeros((), scores.dtype), jnp.full((), -jnp.inf, scores.dtype)
             scores, seen = scores + jnp.where(seen, zero, never), None
         return masked_softmax(scores, seen)
@@ -95,7 +95,7 @@ class Mask:
 def position_ids(
     length: int, is_token: Bool[Array, "B T"] | None, segments: Int[Array, "B T"] | None = None
 ) -> Int[Array, "#B T"]:
-    """0, 1, 2 ... along the tokens of each segment; padding (False) on the left does not count."""
+    """Numbers the tokens of each segment 0, 1, 2 ...; padding (False) on the left does not count."""
     if segments is None:
         if is_token is None:
             return jnp.arange(length)[None, :]
@@ -118,11 +118,11 @@ def require_mask(name: str, mask: Array | None, shape: tuple[int, ...]) -> None:
 
 @jax.custom_jvp
 def masked_softmax(scores: Float[Array, "B H T S"], mask: Bool[Array, "#B #H #T S"] | None) -> Float[Array, "B H T S"]:
-    """Attention weights; 0 where the mask is False, and 0 all along a row that may attend to nothing.
+    """Computes attention weights: 0 where the mask is False, and all 0 in a row that may attend to nothing.
 
-    The derivative is that of the whole function, arranged so that its transpose is w * (g - sum(w * g)). What JAX makes
-    of `jax.nn.softmax` divides g by the sum of the exponentials before it subtracts, and so subtracts rounded numbers:
-    where all g are nearly equal, the gradients of queries and keys were seen to lose three times as much as PyTorch's.
+    The transpose of its derivative is w * (g - sum(w * g)). JAX's derivative of `jax.nn.softmax` instead divides g by
+    the sum of the exponentials first, and so subtracts rounded numbers: if all g are nearly equal, the gradients of
+    queries and keys then lose three times as much precision as PyTorch's.
     """
     if mask is None:
         return jax.nn.softmax(scores, axis=-1)

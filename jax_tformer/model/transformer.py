@@ -1,4 +1,4 @@
-"""The three transformers, put together from `layers` and `attention`; torch_ref/transformer.py says the same."""
+"""The three transformers, made of `layers` and `attention`, the same as in torch_ref/transformer.py."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -29,15 +29,15 @@ class Outputs(NamedTuple):
     """The result of a forward pass."""
 
     logits: Float[Array, "B T V"]
-    """Logits; hidden states `[B, T, D]` where the model has no head."""
+    """Logits; hidden states `[B, T, D]` if the model has no head."""
     hidden: Float[Array, "B T D"]
-    """What goes into the vocabulary projection. Compiled code that reads this alone computes no logits."""
+    """The input of the vocabulary projection. Compiled code that uses only this computes no logits."""
     encoder: Captured | None
-    """Of the encoder's layers, stacked along L; with `capture`, else None."""
+    """Captured from the encoder's layers, stacked along L; None without `capture`."""
     decoder: Captured | None
-    """Of the decoder's layers, stacked along L; with `capture`, else None."""
+    """Captured from the decoder's layers, stacked along L; None without `capture`."""
     cache: Cache | None
-    """The cache that was given, with these tokens in it."""
+    """The given cache with these tokens in it."""
 
 
 class Block(nnx.Module):
@@ -66,9 +66,9 @@ class Block(nnx.Module):
         cache: LayerCache | None = None,
         capture: bool = False,
     ) -> tuple[Float[Array, "B T D"], Captured | None, LayerCache | None]:
-        """The residual stream after the layer; with `capture`, what was computed on the way; the cache with x in it.
+        """Returns the residual stream after the layer, what `capture` asks for, and the cache with x in it.
 
-        `memory` is the encoder's output; None, with a cache, stands for the keys and values that it holds of it.
+        `memory` is the encoder's output. If it is None, a cache provides its keys and values.
         """
         key, cross_weights = partial(site_key, dropout_key), None
         own, cross = (None, None) if cache is None else cache
@@ -96,9 +96,9 @@ class Block(nnx.Module):
 class Stack(nnx.Module):
     """num_layers blocks, then the final norm if there is one.
 
-    The layers' parameters lie in arrays with a leading L axis. In training, `lax.scan` runs one compiled layer over it,
-    so that compile time does not grow with depth. With a cache, the layers run one by one: a scan would copy the
-    weights of each before it reads them, which is most of what a token costs.
+    The layers share arrays with a leading L axis. In training, `lax.scan` runs one compiled layer over that axis, so
+    compile time does not grow with depth. With a cache, the layers run one by one, because a scan would copy each
+    layer's weights before reading them, which is most of the cost of a token.
     """
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, cross: bool = False) -> None:
@@ -118,7 +118,7 @@ class Stack(nnx.Module):
         cache: Cache | None = None,
         capture: bool = False,
     ) -> tuple[Float[Array, "N T D"], Captured | None, Cache | None]:
-        """All layers in turn: the residual stream, what they computed (with `capture`), the cache with x in it."""
+        """Runs all layers; returns the residual stream, what `capture` asks for, and the cache with x in it."""
         graph, layers = nnx.split(self.blocks, nnx.Param)
         rotation, blocks_key = rotary_angles(self.config, self.stack, positions), site_key(dropout_key, "blocks")
 
@@ -146,12 +146,12 @@ class Stack(nnx.Module):
 
 
 def _one(layers: Any, number: int) -> Any:
-    """The parameters of one layer."""
+    """Returns the parameters of one layer."""
     return nnx.map_state(lambda _, parameter: parameter.replace(parameter.get_value()[number]), layers)
 
 
 class _Model(nnx.Module):
-    """What the three transformers share: the way from the last stack's output to logits."""
+    """What the three transformers share: the steps from the last stack's output to logits."""
 
     head: Head | None
 
@@ -161,18 +161,18 @@ class _Model(nnx.Module):
         raise NotImplementedError
 
     def read_out(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        """Logits of `Outputs.hidden`; `hidden` itself where the model has no head."""
+        """Returns the logits of `Outputs.hidden`; `hidden` itself if the model has no head."""
         return hidden if self.head is None else self.head.logits(hidden, self.table)
 
     def projection(self) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
-        """The matrix and the bias of the vocabulary projection, which must exist."""
+        """Returns the matrix and the bias of the vocabulary projection, which must exist."""
         assert self.head is not None
         return self.head.projection(self.table)
 
     def outputs(
         self, x: Float[Array, "B T D"], encoder: Captured | None, decoder: Captured | None, cache: Cache | None
     ) -> Outputs:
-        """What a forward pass results in, given the last stack's output."""
+        """Makes the result of a forward pass from the last stack's output."""
         hidden = x if self.head is None else self.head.transformed(x)
         return Outputs(self.read_out(hidden), hidden, encoder, decoder, cache)
 
@@ -192,7 +192,7 @@ class SingleStack(_Model):
 
 
 class DecoderOnly(SingleStack):
-    """logits = head(decoder(embedding(tokens))), causal: GPT's shape."""
+    """logits = head(decoder(embedding(tokens))), causal, like GPT."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
@@ -211,15 +211,15 @@ class DecoderOnly(SingleStack):
         cache: Cache | None = None,
         capture: bool = False,
     ) -> Outputs:
-        """Logits of the token after each of `tokens`, and what else the forward pass computes.
+        """Computes logits of the token after each of `tokens`, and the other outputs.
 
-        `mask` is True at tokens and False at padding, on either side; positions then count tokens only. `segments`
-        numbers the texts that stand in one row: each sees itself alone, and its positions begin at 0. Tokens of the
-        `prefix` (True) see one another in both directions. Dropout happens where there is a `dropout_key`. With a
-        cache, the tokens come after those that it holds; a prefix must then come in one call, to see all of itself.
+        `mask` is True at tokens and False at padding, on either side; positions then count only tokens. `segments`
+        numbers the texts in a row: each sees only itself, and its positions begin at 0. Tokens of the `prefix` (True)
+        see one another in both directions. A `dropout_key` turns dropout on. With a cache, the tokens come after those
+        that it holds; a prefix must then come in one call, to see all of itself.
 
-        Ids must be at least 0 and below vocab_size: compiled code cannot refuse others, and gives NaN all along their
-        row (a negative one counts from the table's end). `generate`, `stream`, `score` and train.py check theirs.
+        Ids must be at least 0 and below vocab_size. Compiled code cannot check them: too large ones give NaN in their
+        whole row, negative ones count from the table's end. `generate`, `stream`, `score` and train.py check theirs.
         """
         positions, seen, cache = within(self.decoder.stack, tokens, mask, segments, prefix, cache, causal=True)
         x = self.embedding(tokens, positions, self.table, token_types, site_key(dropout_key, "embedding"))
@@ -228,12 +228,12 @@ class DecoderOnly(SingleStack):
         return self.outputs(x, None, captured, cache)
 
     def new_cache(self, batch: int, slots: int) -> Cache:
-        """An empty cache for `batch` sequences of up to `slots` tokens, padding included."""
+        """Makes an empty cache for `batch` sequences of up to `slots` tokens, padding included."""
         return empty_cache(self.decoder.config, self.decoder.stack, batch, slots)
 
 
 class EncoderOnly(SingleStack):
-    """output = encoder(embedding(tokens)), every position seeing every other: BERT's shape."""
+    """output = encoder(embedding(tokens)), every position sees every other, like BERT."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
@@ -250,7 +250,7 @@ class EncoderOnly(SingleStack):
         dropout_key: Key[Array, ""] | None = None,
         capture: bool = False,
     ) -> Outputs:
-        """Logits of the token at each position, or hidden states without a head; arguments as in `DecoderOnly`."""
+        """Computes logits of the token at each position, or hidden states; arguments are as in `DecoderOnly`."""
         positions, seen, _ = within(self.encoder.stack, tokens, mask, segments, causal=False)
         x = self.embedding(tokens, positions, self.table, token_types, site_key(dropout_key, "embedding"))
         x, captured, _ = self.encoder(x, seen, positions, dropout_key=site_key(dropout_key, "encoder"), capture=capture)
@@ -289,10 +289,10 @@ class EncoderDecoder(_Model):
         cache: Cache | None = None,
         capture: bool = False,
     ) -> Outputs:
-        """Logits of the token after each of `target` (shifted right: it begins with the start token).
+        """Computes logits of the token after each of `target` (shifted right: it begins with the start token).
 
         A target's segment sees the source's segment of the same number; other arguments are as in `DecoderOnly`. A
-        cache also remembers the encoded source, and `decode` goes on from there.
+        cache also holds the encoded source, so that `decode` can continue.
         """
         memory, encoder = self.encode(source, source_mask, source_segments, dropout_key, capture)
         masks = source_mask, target_mask, source_segments, target_segments
@@ -307,7 +307,7 @@ class EncoderDecoder(_Model):
         dropout_key: Key[Array, ""] | None = None,
         capture: bool = False,
     ) -> tuple[Float[Array, "B S D"], Captured | None]:
-        """The memory that `decode` attends to, and with `capture` what the layers computed on the way."""
+        """Returns the memory that `decode` attends to, and what `capture` asks for."""
         assert self.source_embedding.tokens is not None
         positions, seen, _ = within(self.encoder.stack, source, source_mask, source_segments, causal=False)
         key = site_key(dropout_key, "source_embedding")
@@ -328,7 +328,7 @@ class EncoderDecoder(_Model):
         cache: Cache | None = None,
         capture: bool = False,
     ) -> Outputs:
-        """Reads the target, given the encoded source, `memory`; None, with a cache: the source that it remembers."""
+        """Computes outputs for the target from `memory`, the encoded source; None: the source that the cache holds."""
         positions, seen, cache = within(
             self.decoder.stack, target, target_mask, target_segments, cache=cache, causal=True
         )
@@ -346,5 +346,5 @@ class EncoderDecoder(_Model):
         return self.outputs(x, None, captured, cache)
 
     def new_cache(self, batch: int, slots: int, source_slots: int) -> Cache:
-        """An empty cache for `batch` targets of up to `slots` tokens, of sources of `source_slots`."""
+        """Makes an empty cache for `batch` targets of up to `slots` tokens, and sources of `source_slots`."""
         return empty_cache(self.decoder.config, self.decoder.stack, batch, slots, source_slots)

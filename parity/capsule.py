@@ -60,6 +60,9 @@ class About:
         for name, kind in fields.items():
             if not isinstance(said, dict) or not isinstance(said.get(name), kind):
                 raise capsule.damaged(f"capsule.json has no {name} of its side")
+        lists = (said[name] for name, kind in fields.items() if kind is list)
+        if not all(isinstance(each, str) for row in lists for each in row):
+            raise capsule.damaged("capsule.json names what is no text")
         read: dict[str, Any] = {
             name: tuple(said[name]) if kind is list else said[name] for name, kind in fields.items()
         }
@@ -135,7 +138,7 @@ def record(
         )
         date = datetime.now(UTC).isoformat(timespec="seconds")
         writer.describe({"date": date, "versions": _versions(), "projection": RECIPE, "side": asdict(about)})
-    return Path(path).expanduser()
+    return Path(path)
 
 
 def side_of(side: Any, params: Any, inputs: Inputs) -> "Side":
@@ -145,7 +148,7 @@ def side_of(side: Any, params: Any, inputs: Inputs) -> "Side":
             raise TypeError("params are given beside a torch.nn.Module, which holds its own")
         from parity.torch_side import TorchSide
 
-        return TorchSide(side, inputs)
+        return TorchSide(getattr(side, "_orig_mod", side), inputs)  # of a compiled module, the module
     if not callable(side):
         raise TypeError(f"the side is a {type(side).__name__}; expected a function of JAX or a torch.nn.Module")
     if params is None:

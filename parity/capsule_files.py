@@ -26,6 +26,10 @@ PARTS = ("weights", "inputs", "float64", "float32", "bfloat16")
 _LARGEST_ABOUT = 2**26
 """Bytes of `capsule.json`: some hundred for each tensor."""
 _NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool"}
+_NAMES |= {
+    f"{letter}{bits}": f"{kind}{bits}" for letter, kind in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)
+}
+"""The types that a tensor of a capsule may have, as safetensors and as NumPy call them."""
 
 
 class CapsuleWriter:
@@ -37,9 +41,12 @@ class CapsuleWriter:
         (folder / ABOUT).touch()
 
     def add(self, part: str, tensors: Mapping[str, np.ndarray]) -> None:
-        """Writes one part; raises ParityError for arrays of a type that safetensors does not have."""
+        """Writes one part; raises ParityError for arrays of a type that a capsule does not hold."""
         # safetensors writes the memory as it lies, whatever the strides say.
         laid_out = {name: np.asarray(array, order="C") for name, array in tensors.items()}
+        if strange := [name for name, array in laid_out.items() if str(array.dtype) not in _NAMES.values()]:
+            kind = laid_out[strange[0]].dtype
+            raise ParityError(f"{strange[0]} is of type {kind}; a capsule holds {', '.join(_NAMES.values())}")
         path = self._folder / f"{part}.safetensors"
         try:
             save_file(laid_out, path)
@@ -65,12 +72,12 @@ def new_capsule(path: str | Path) -> Iterator[CapsuleWriter]:
 
     Raises ParityError if something stands there already, or where the system does not let it be written.
     """
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))
     if os.path.lexists(path):
         raise ParityError(f"{path} exists; a capsule is never overwritten: give another name, or remove it")
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        partial.mkdir(parents=True)
+        partial.mkdir()
         yield CapsuleWriter(partial)
         partial.rename(path)
     except OSError as error:
@@ -84,7 +91,7 @@ class CapsuleReader:
 
     def __init__(self, path: str | Path) -> None:
         """Raises ParityError for anything but a whole capsule of a version that this one reads."""
-        self.path = Path(path).expanduser()
+        self.path = Path(os.path.expanduser(path))
         self.about = _read_about(self.path)
         self._files: dict[str, dict[str, Any]] = self.about["files"]
         for part, file in self._files.items():
@@ -120,7 +127,7 @@ class CapsuleReader:
             for name in opened.keys():  # noqa: SIM118 (it is no mapping)
                 tensor = opened.get_slice(name)
                 dtype = tensor.get_dtype()
-                held[name] = [_NAMES.get(dtype, dtype.replace("I", "int").replace("U", "uint")), *tensor.get_shape()]
+                held[name] = [_NAMES.get(dtype, dtype), *tensor.get_shape()]
         listed = file["tensors"]
         if missing := sorted(listed.keys() - held.keys()):
             raise self.damaged(f"{path.name} lacks the tensors {missing}")
@@ -166,13 +173,17 @@ def _read_about(folder: Path) -> dict[str, Any]:
             f"{folder} is a capsule of version {version}, and this parity reads up to {VERSION}; install a newer one"
         )
     digest = about.pop("digest", None)
-    if digest != _digest(about):
+    try:
+        found = _digest(about)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(folder, f"{ABOUT} is not what was recorded ({_line(error)})") from error
+    if digest != found:
         raise _damaged(folder, f"{ABOUT} is not what was recorded (its digest differs)")
     files = about.get("files")
     if not isinstance(files, dict) or not {"weights", "inputs", "float64"} <= files.keys() <= set(PARTS):
         raise _damaged(folder, f"{ABOUT} lists other files than {', '.join(PARTS)}")
     for part, file in files.items():
-        tensors = file.get("tensors") if isinstance(file, dict) else None
+        tensors = file.get("tensors") if isinstance(file, dict) and isinstance(file.get("sha256"), str) else None
         rows = tensors.values() if isinstance(tensors, dict) else [None]
         if not all(isinstance(row, list) and row and isinstance(row[0], str) for row in rows):
             raise _damaged(folder, f"{ABOUT} does not describe the tensors of {part}")

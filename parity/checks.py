@@ -94,8 +94,9 @@ class Checks(Figures):
             return f"RED: {', '.join(told) or 'tests that did not finish'} ({tests})"
         if not self.cells:
             return f"RED: no figure was measured ({tests})"
-        count = len(self.cells)
-        return f"GREEN: {count} figure{'s' * (count != 1)}, none above its bar unless its test asks for that ({tests})"
+        count, asked = len(self.cells), sum(cell.state == "expected" for cell in self.cells.values())
+        above = f"{asked} above their bars, as their tests ask" if asked else "none above its bar"
+        return f"GREEN: {count} figure{'s' * (count != 1)}, {above} ({tests})"
 
     def lines(self, width: int, *, colour: bool) -> Iterator[tuple[str, bool]]:
         """The table in a terminal, then each test that failed with where the two part; and whether a line is red."""

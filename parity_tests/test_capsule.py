@@ -105,6 +105,7 @@ def test_the_module_takes_the_recorded_weights(capsules: Path, seed: int) -> Non
     before = {name: tensor.clone() for name, tensor in made.state_dict().items()}
     judge(capsules / "jax", made, WEIGHTS)
     judge(capsules / "torch", made)
+    judge(capsules / "torch", torch.compile(made), gates=["1"])
     assert all(torch.equal(tensor, before[name]) for name, tensor in made.state_dict().items())
 
 
@@ -356,6 +357,15 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda c: forged(c, lambda about: about["side"]["trained"].append("x")),
         "names weights that are not there",
     ),
+    "not a number": (lambda c: _edit(c, '"by_name": true', '"by_name": NaN'), "is not what was recorded"),
+    "no hash": (
+        lambda c: forged(c, lambda about: about["files"]["inputs"].update(sha256=None)),
+        "does not describe the tensors of inputs",
+    ),
+    "names that are none": (
+        lambda c: forged(c, lambda about: about["side"]["trained"].append(["x"])),
+        "names what is no text",
+    ),
     "no side": (lambda c: forged(c, lambda about: about.pop("side")), "has no framework of its side"),
     "another side": (lambda c: forged(c, lambda about: about["side"].update(framework="tf")), "its side is 'tf'"),
     "a gate not recorded": (
@@ -402,6 +412,12 @@ def test_a_capsule_is_whole_or_not_there(capsules: Path, tmp_path: Path) -> None
         record(tmp_path / "failed", module(), [INPUTS["x"]])
     with pytest.raises(ParityError, match="nothing to differentiate"):
         record(tmp_path / "failed", lambda params, x: x > params["x"], [np.zeros(2)], params={"x": np.zeros(2)})
+    with pytest.raises(ParityError, match="a is of type complex64; a capsule holds float64"):
+        record(
+            tmp_path / "failed", lambda p, x: x * p["b"], [np.ones(2)], params={"a": np.complex64(1), "b": np.ones(2)}
+        )
+    with pytest.raises(ParityError, match="cannot be written: No such file or directory"):
+        record(tmp_path / "missing" / "capsule", ours, INPUTS, params=parameters())
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ParityError, match="cannot be written"):
         record(tmp_path / "file" / "capsule", ours, INPUTS, params=parameters())

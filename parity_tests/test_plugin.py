@@ -150,6 +150,7 @@ def test_without_the_fixture():
     done = run(tmp_path, "--parity-report", "report", tests=tests)
     assert done.returncode == pytest.ExitCode.OK, done.stdout
     assert "(red): above its bar, and its test passed: it asks for that." in done.stdout
+    assert "GREEN: 3 figures, 1 above their bars, as their tests ask (tests: 3 passed)" in done.stdout
     document = json.loads((tmp_path / "report" / "parity.json").read_text())
     assert document["verdict"] == "green"
     assert [row["test"].partition("::")[2] for row in document["tests"]] == [

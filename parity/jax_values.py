@@ -144,7 +144,7 @@ class _Run:
                 forward=self._forward_of(eqn, place, layer) if backward else None,
             )
             number = self.values.add(row, array)
-            if not backward:
+            if not backward and self.values.rows[number].data:
                 self._forward[id(eqn.source_info.traceback), layer] = number
                 self._forward[place, layer] = number
             outputs.append(Known(array, number))

@@ -95,6 +95,8 @@ class Lens:
         agreed = tuple((ours.site(i), theirs.site(j)) for i, j in scene.shared)
         if wrong:
             about |= {"parameters": (wrong,)}
+        # A table or a mask that only one side computes in its own way may be innocent, or all there is.
+        together = together and (kind is not None or bool(first.constants) == bool(second.constants))
         return Difference(
             "parameters" if wrong else stage, *places, agreed, kind, together, together and origin.checked, **about
         )
@@ -118,9 +120,17 @@ class Lens:
     def _places(self, first: Start, second: Start, kind: str | None) -> tuple[Site, Site]:
         """Both sites; those of constants without an equal, where both sides read some."""
         if first.constants and second.constants:
-            return self.ours.site(first.constants[0]), self.theirs.site(second.constants[0])
+            return self._origin(self.ours, first), self._origin(self.theirs, second)
         alone = kind is not None and re.search("(multiplies by|adds) .* (does not|goes on without it)", kind)
         return self._shown(self.ours, first, bool(alone)), self._shown(self.theirs, second, bool(alone))
+
+    @staticmethod
+    def _origin(values: Values, start: Start) -> Site:
+        """Where a constant is made; of one that was given, where it is read."""
+        number = start.constants[0]
+        while values.rows[number].kind != "operation" and (after := values.readers(number)):
+            number = after[0]
+        return values.site(number)
 
     @staticmethod
     def _shown(values: Values, start: Start, other_side_alone: bool) -> Site:

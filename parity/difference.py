@@ -5,7 +5,6 @@ from copy import deepcopy
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
 from torch import nn
@@ -17,7 +16,7 @@ from parity.measure import ParityError
 from parity.one_step import Optimizer, stepped
 from parity.pairs import Bridge, Tensors, from_torch, to_torch
 from parity.projection import projection
-from parity.sides import Sides, double, is_array
+from parity.sides import Sides, double, in_double, is_array
 from parity.weight_maps import WeightMap, Weights, paths
 
 
@@ -67,7 +66,14 @@ def first_difference(
             if params is not None and (wrong := wrong_weights(mapping.back(params), tensors, name)):
                 return wrong
             params, back = made if params is None else params, mapping.back
-        params = jax.tree.map(lambda leaf: jnp.asarray(double(np.asarray(leaf))) if is_array(leaf) else leaf, params)
+            del made
+        # One by one: a large model is not to lie in memory more often than it must.
+        leaves, tree = jax.tree.flatten(params)
+        del params
+        for n, leaf in enumerate(leaves):
+            leaves[n] = in_double(leaf) if is_array(leaf) else leaf
+            del leaf
+        params = jax.tree.unflatten(tree, leaves)
 
         def run_ours(params: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
             return _by_name(ours(params, *inputs.values()) if positional else ours(params, **inputs))
@@ -77,7 +83,9 @@ def first_difference(
 
         names = _common(*_outputs(run_ours, run_theirs, module, params, arrays))
         mine, their = ({name: pair[side] for name, pair in names.items()} for side in (0, 1))
-        sides = Sides(_with_loss(run_ours, mine), _with_loss(run_theirs, their), module, params, arrays, back)
+        holds = None if weights is None else mapping.ours_to_theirs
+        losses = _with_loss(run_ours, mine), _with_loss(run_theirs, their)
+        sides = Sides(*losses, module, params, arrays, back, holds=holds)
         found = located(sides, backward=backward and back is not None, name=name)
         if found or optimizer is None or back is None:
             return found
@@ -102,7 +110,8 @@ def _with_loss(run: Callable[..., dict[str, Any]], names: Mapping[str, str]) -> 
 def difference_of(bridge: Bridge, batch: Tensors, *, name: str = "pair") -> Difference:
     """The same for a pair that gates are run on: with its loss, and the weights that it holds."""
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        sides = Sides(bridge.ours, bridge.theirs, bridge.module, bridge.params, batch, bridge.back)
+        module = deepcopy(bridge.module).double()
+        sides = Sides(bridge.ours, bridge.theirs, module, bridge.params, batch, bridge.back)
         return located(sides, backward=True, name=name)
 
 

@@ -48,10 +48,11 @@ def values_of_jax(
         for (kind, name), leaf in zip(names, jax.tree.leaves(args), strict=True)
     ]
     results = run.program(closed.jaxpr, run.constants(closed.consts), given, ())
-    run.values.outputs = {
-        name: run.constants([known.array])[0].number or 0 if known.number is None else known.number
-        for name, known in zip(order, results, strict=True)
-    }
+    for name, known in zip(order, results, strict=True):
+        number = run.constants([known.array])[0].number if known.number is None else known.number
+        assert number is not None
+        run.values.outputs[name] = number
+        run.values.arrays[number] = np.asarray(known.array)
     return run.values
 
 

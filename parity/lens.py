@@ -95,8 +95,6 @@ class Lens:
         agreed = tuple((ours.site(i), theirs.site(j)) for i, j in scene.shared)
         if wrong:
             about |= {"parameters": (wrong,)}
-        # A table or a mask that only one side computes in its own way may be innocent, or all there is.
-        together = together and (kind is not None or bool(first.constants) == bool(second.constants))
         return Difference(
             "parameters" if wrong else stage, *places, agreed, kind, together, together and origin.checked, **about
         )

@@ -134,7 +134,8 @@ class _Step:
 
         def run() -> dict[str, torch.Tensor]:
             optimizer.step()
-            return {_STEPPED + key: p for key, p in module.named_parameters() if key in self.weights}
+            # Copies: the weights are put back afterwards.
+            return {_STEPPED + key: p.detach().clone() for key, p in module.named_parameters() if key in self.weights}
 
         values = values_of_torch(module, run, inputs, keep=keep)
         with torch.no_grad():

@@ -1,7 +1,6 @@
 """The two sides of a pair, to be run step by step: forward, backward, and one step of an optimizer."""
 
-from collections.abc import Callable, Mapping
-from copy import deepcopy
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,14 +35,17 @@ class Sides:
         params: Any,
         inputs: Tensors,
         back: Callable[[Any], Tensors] | None,
+        *,
+        holds: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
+        """The module is in float64 already. `holds` are the module's weights by our paths, where that is known."""
         self.ours, self.theirs, self.back = ours, theirs, back
-        self.module = deepcopy(module).double()
+        self.module = module
         self.frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
         self.inputs = {name: double(np.asarray(array)) for name, array in inputs.items()}
         leaves, tree = jax.tree.flatten(params)
         self._tree: Any = tree
-        self._arrays = {n: jnp.asarray(double(np.asarray(leaf))) for n, leaf in enumerate(leaves) if is_array(leaf)}
+        self._arrays = {n: in_double(leaf) for n, leaf in enumerate(leaves) if is_array(leaf)}
         self._rest = {n: leaf for n, leaf in enumerate(leaves) if n not in self._arrays}
         self.names = [path for n, path in enumerate(paths(params)) if n in self._arrays]
         self.weights: Tensors = {
@@ -51,7 +53,7 @@ class Sides:
             for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]
             if tensor.is_floating_point()
         }
-        self.held_by = self._held_by()
+        self.held_by = self._tagged() if holds is None else _inverted(holds)
         """Name of the module's weight -> (path of ours, its row where layers are stacked, else None), by `back`."""
 
     def params(self, arrays: Any = None) -> Any:
@@ -60,7 +62,7 @@ class Sides:
         held = dict(zip(self._arrays, arrays, strict=True)) | self._rest
         return self._tree.unflatten([held[n] for n in range(len(held))])
 
-    def _held_by(self) -> dict[str, list[tuple[str, int | None]]]:
+    def _tagged(self) -> dict[str, list[tuple[str, int | None]]]:
         if self.back is None:
             return {}
         # Numbers that say of which leaf and row they are find their way through any mapping.
@@ -157,12 +159,26 @@ class Sides:
         return _GRADIENT + name
 
 
+def _inverted(holds: Mapping[str, Sequence[str]]) -> dict[str, list[tuple[str, int | None]]]:
+    found: dict[str, list[tuple[str, int | None]]] = {}
+    for path, names in holds.items():
+        for row, name in enumerate(names):
+            found.setdefault(name, []).append((path, row if len(names) > 1 else None))
+    return found
+
+
 def is_array(leaf: Any) -> bool:
     """Whether a leaf of a tree of parameters holds numbers: not a function, and not a key of random numbers."""
     dtype = getattr(leaf, "dtype", None)
     return hasattr(leaf, "shape") and isinstance(dtype, np.dtype) and dtype.kind in "fiubV"
 
 
+def in_double(leaf: Any) -> jax.Array:
+    """A leaf of a tree of parameters as an array of JAX, in float64 what is floating."""
+    same = isinstance(leaf, jax.Array) and (leaf.dtype == np.float64 or not jnp.issubdtype(leaf.dtype, jnp.floating))
+    return leaf if same else jnp.asarray(double(np.asarray(leaf)))
+
+
 def double(array: np.ndarray) -> np.ndarray:
     """In float64 what is floating, as it is what is not."""
-    return array.astype(np.float64) if array.dtype.kind in "fV" else array
+    return array.astype(np.float64, copy=False) if array.dtype.kind in "fV" else array

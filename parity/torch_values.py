@@ -80,7 +80,9 @@ def values_of_torch(
             stack.callback(after.remove)
         with recorder:
             outputs = run()
-    recorder.values.outputs = {name: recorder.number(tensor) for name, tensor in outputs.items()}
+    for name, tensor in outputs.items():
+        recorder.values.outputs[name] = recorder.number(tensor)
+        recorder.values.arrays[recorder.values.outputs[name]] = tensor.detach().cpu().numpy()
     return recorder.values
 
 

@@ -14,10 +14,9 @@ from jaxtyping import Array, Key
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.errors import InputError
-from jax_tformer.model.attention import Captured
 from jax_tformer.model.layers import Start
 from jax_tformer.model.masks import require_mask
-from jax_tformer.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Outputs
+from jax_tformer.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly
 
 Params = dict[str, Any]
 """A plain nested dict of arrays; layers of a stack share one array with a leading L axis."""
@@ -111,35 +110,27 @@ def _pure(
     return call
 
 
-def _logits(outputs: Outputs) -> Array:
-    return outputs.logits
-
-
-def _memory(encoded: tuple[Array, Captured | None]) -> Array:
-    return encoded[0]
-
-
 class DecoderOnlyTransformer(Transformer[DecoderOnly]):
     """A decoder-only language model, like GPT."""
 
     kind = DecoderOnly
-    apply = _pure(DecoderOnly.__call__, _logits)
+    apply = _pure(DecoderOnly.__call__, lambda outputs: outputs.logits)
 
 
 class EncoderOnlyTransformer(Transformer[EncoderOnly]):
     """An encoder, like BERT."""
 
     kind = EncoderOnly
-    apply = _pure(EncoderOnly.__call__, _logits)
+    apply = _pure(EncoderOnly.__call__, lambda outputs: outputs.logits)
 
 
 class EncoderDecoderTransformer(Transformer[EncoderDecoder]):
     """The encoder-decoder of "Attention is all you need"."""
 
     kind = EncoderDecoder
-    apply = _pure(EncoderDecoder.__call__, _logits)
-    encode = _pure(EncoderDecoder.encode, _memory)
-    decode = _pure(EncoderDecoder.decode, _logits)
+    apply = _pure(EncoderDecoder.__call__, lambda outputs: outputs.logits)
+    encode = _pure(EncoderDecoder.encode, lambda encoded: encoded[0])
+    decode = _pure(EncoderDecoder.decode, lambda outputs: outputs.logits)
 
 
 DecoderTransformer = DecoderOnlyTransformer | EncoderDecoderTransformer
@@ -205,7 +196,7 @@ def short_summary(config: TransformerConfig, shapes: Params) -> str:
     head = "none" if config.head == "none" else f"{config.head}, {config.vocab_size:,} tokens"
     tied = ", tied to the token table" if config.tied_head else ""
     types = f"  parameters in {config.compute.parameter_dtype}, computed in {config.compute.dtype}"
-    parts = {name: _count(tree) for name, tree in shapes.items()}
+    parts = {name: sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree)) for name, tree in shapes.items()}
     counts = ", ".join(f"{name} {count:,}" for name, count in parts.items())
     return "\n".join([*stacks, f"  head: {head}{tied}", types, f"  {sum(parts.values()):,} parameters: {counts}"])
 
@@ -235,10 +226,6 @@ def _stack(config: TransformerConfig, stack: StackConfig) -> str:
         f"{stack.num_layers} layers of {config.d_model:,}, {stack.num_heads} heads of "
         f"{config.head_width(stack)}{groups}, {inner}, {stack.norm_placement}-{stack.norm}, {positions}"
     )
-
-
-def _count(tree: Params) -> int:
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
 def _sizes(tree: Params | jax.ShapeDtypeStruct) -> tuple[str, str]:

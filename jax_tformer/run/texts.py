@@ -96,7 +96,7 @@ def read_file(path: Path, read: Reader) -> list[Text]:
 def read_standard_input(read: Reader, *, typed: bool = False) -> Iterator[Text]:
     """Yields the lines of standard input that are not blank as they arrive; raises InputError as `read_file`.
 
-    With `typed`, prints the error for a text that the model cannot take, and goes on with the next line.
+    With `typed`, prints the error for a text that the model cannot take, and continues with the next line.
     """
     if typed:
         print("one text per line; Ctrl-D ends", file=sys.stderr)

@@ -40,18 +40,15 @@ train.py EXPERIMENT --help shows every field with its default and meaning; --ste
 
 
 @dataclass(frozen=True)
-class _RunOptions:
+class TrainOptions(ExperimentConfig):
+    """The fields of an experiment, and its run's folder."""
+
     run: Path | None = None
     """The run's folder; None: runs/EXPERIMENT. If it holds a run, that run continues."""
     resume: Literal["auto", "no"] = "auto"
     """auto: continue the run in the folder; no: start a new one, and move the old one aside."""
     report: bool = False
     """Train nothing: draw loss.png and samples.txt of a run in any state; --sample.FIELD changes how it samples."""
-
-
-@dataclass(frozen=True)
-class TrainOptions(_RunOptions, ExperimentConfig):
-    """The fields of an experiment, and its run's folder."""
 
 
 @dataclass(frozen=True)

@@ -174,8 +174,4 @@ def train_step(
 
 def evaluation_step(net: AnyTransformer) -> Callable[[Params, Batch], tuple[Array, Array]]:
     """Makes the function (params, batch) -> (summed loss in nats, labels that count), without dropout or smoothing."""
-
-    def step(params: Params, batch: Batch) -> tuple[Array, Array]:
-        return batch_loss(net, params, batch)
-
-    return step
+    return partial(batch_loss, net)

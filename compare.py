@@ -34,6 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     from jax_tformer_comparison.report_page import report_page
     from jax_tformer_comparison.side_by_side import Batches, Sides, compare_seed, measure_alone
     from jax_tformer_comparison.torch_side import TorchSide
+    from jax_tformer_comparison.where import first_difference
     from parity.measure import ParityError
 
     # 2. Both frameworks, on the same device and with the same precision.
@@ -50,7 +51,8 @@ def main(arguments: Sequence[str]) -> int:
 
     # 4. The sides: the JAX library, the PyTorch reference, and the reference in float64 as the truth.
     given = (experiment.optimizer, experiment.training, device)
-    sides = Sides(JaxSide(model, *given), TorchSide("PyTorch", model, *given, plan.torch_compile), None)
+    theirs = TorchSide("PyTorch", model, *given, plan.torch_compile)
+    sides = Sides(JaxSide(model, *given), theirs, None)
     parameters = sum(math.prod(shape) for shape in sides.torch.shapes().values())
     if plan.needs_truth(parameters):
         sides = sides._replace(truth=TorchSide("float64", model.with_dtype("float64"), *given))
@@ -82,6 +84,14 @@ def main(arguments: Sequence[str]) -> int:
     findings = Findings(plan, record, parameters, machine, torch.get_num_threads(), alone, stopped)
     if record.begun:
         folder.write(record, findings.as_dict(), report_page(findings))
+    if findings.passed is False:
+        say("beyond the bar: looking for where the two part ...")
+        first_batch = next(iter(batches(plan.seeds[0])))
+        where = first_difference(sides.jax, theirs, model, first_batch, plan.seeds[0], plan.name)
+        findings = dataclasses.replace(findings, where=where)
+        folder.write(record, findings.as_dict(), report_page(findings))
+        say(str(where))
+    if record.begun:
         say("\n".join([*map(str, findings.statements()), f"the report is {folder.path}/report.html"]))
     if failure is not None:
         raise TrainingFailed(str(failure))

@@ -15,6 +15,7 @@ from jax_tformer_comparison.options import Plan
 from jax_tformer_comparison.record import PARTED, Record, SeedRecord
 from jax_tformer_comparison.report_plots import difference_figure, loss_figure, parameter_figure, save_png
 from jax_tformer_comparison.side_by_side import Needs
+from parity.answer import Difference
 from parity.measure import FLOAT64_BAR, TRAJECTORY_FACTOR, TRAJECTORY_FLOOR
 
 FILES = ("report.html", "report.json", "curves.csv", "loss.png", "difference.png", "parameters.png")
@@ -51,6 +52,8 @@ class Findings:
     """Side -> what it needs alone, or why that is unknown; empty if not measured."""
     stopped: str | None
     """Why the comparison ended early; None if it did not."""
+    where: Difference | str | None = None
+    """Where the two part, or why that was not found; None if they are within the bars."""
 
     @property
     def passed(self) -> bool | None:
@@ -168,13 +171,17 @@ class Findings:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the contents of report.json."""
-        verdicts = [{**asdict(verdict), "passed": verdict.passed} for verdict in self.record.verdicts()]
+        verdicts = [
+            {name: value for name, value in asdict(verdict).items() if name != "ulps"} | {"passed": verdict.passed}
+            for verdict in self.record.verdicts()
+        ]
         plan = {name: value for name, value in vars(self.plan).items() if name not in ("experiment", "out")}
         return {
             "statements": [statement.text for statement in self.statements()],
             "passed": self.passed,
             "verdicts": verdicts,
             "stopped": self.stopped,
+            "where": self.where.as_json() if isinstance(self.where, Difference) else self.where,
             "plan": plan,
             "experiment": to_dict(self.plan.experiment),
             "parameters": self.parameters,

@@ -7,6 +7,7 @@ from jax_tformer_comparison.record import PARTED, Record, gate6
 from jax_tformer_comparison.report import SIDES, Findings, speed_figures, spread
 from jax_tformer_comparison.report_plots import difference_figure, loss_figure, parameter_figure, to_svg
 from jax_tformer_comparison.side_by_side import ALONE_STEPS, Needs
+from parity.answer import Difference
 from parity.measure import TRAJECTORY_FACTOR, TRAJECTORY_FLOOR
 from parity.page import page, table
 
@@ -18,6 +19,10 @@ def report_page(findings: Findings) -> str:
     for statement in findings.statements():
         colour = {True: "green", False: "red", None: ""}[statement.passed]
         parts.append(f'<p class="verdict"><b class="{colour}">{statement.mark}</b>{escape(statement.text)}</p>')
+    if findings.where is not None:
+        where = findings.where
+        said = where.as_html() if isinstance(where, Difference) else f"<p>{escape(where)}</p>"
+        parts.append(f"<h2>Where they part</h2>\n{said}")
     if record.begun:
         parts += [_curves(record), _seeds(record), _parameters(record), _speed(findings)]
     parts.append(_setup(findings))

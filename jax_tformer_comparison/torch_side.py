@@ -52,6 +52,10 @@ class TorchSide:
     def _build(self) -> torch.nn.Module:
         return reference(self._config)
 
+    def in_float64(self) -> torch.nn.Module:
+        """Returns a new model like this side's, in float64 and uncompiled."""
+        return reference(self._config.with_dtype("float64"))
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Returns the shape of every parameter."""
         return {name: tuple(tensor.shape) for name, tensor in self._model.state_dict().items()}

@@ -20,6 +20,7 @@ import torch
 import compare
 from jax_tformer.run.command_line import run_program
 from jax_tformer.terminal import Interruption
+from jax_tformer_comparison import where
 from jax_tformer_comparison.jax_side import JaxSide
 from jax_tformer_comparison.options import read_plan
 from jax_tformer_comparison.progress import LiveView
@@ -28,6 +29,8 @@ from jax_tformer_comparison.report import FILES
 from jax_tformer_comparison.side_by_side import Batches, Needs, measure_alone
 from jax_tformer_comparison.sides import StepFigures
 from jax_tformer_comparison.torch_side import TorchSide
+from jax_tformer_comparison.where import SAME
+from parity import Difference
 
 STACK = {"num-layers": 1, "num-heads": 2, "feedforward-width": 8}
 TINY = [
@@ -144,11 +147,31 @@ def test_a_planted_fault_turns_the_verdict_red(
     run: Run, monkeypatch: pytest.MonkeyPatch, dtype: str, eps: float
 ) -> None:
     planted(monkeypatch, {}, {"eps": eps})
+    if dtype == "float32":  # The search is the same for both, and takes its time.
+        monkeypatch.setattr(where, "where_they_part", lambda *given: Difference("none"))
     status, printed = run(*QUICK, "--steps", "4", "--out", "report", "--dtype", dtype)
     assert status == 1
     assert report()["passed"] is False
     assert "Beyond the bar." in printed.out
     assert 'class="red"' in Path("report/report.html").read_text()
+    # The model is the same: what differs is the step.
+    assert SAME in " ".join(printed.out.split())
+    assert report()["where"] == SAME
+    assert "ulps" not in report()["verdicts"][0]
+
+
+def test_a_fault_of_the_model_is_found_where_it_is(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = read_plan(QUICK).experiment.model.decoder
+    assert decoder is not None
+    planted(monkeypatch, {"decoder": dataclasses.replace(decoder, norm_eps=1e-3)}, {})
+    status, printed = run(*QUICK, "--steps", "2", "--out", "report", "--dtype", "float64")
+    assert status == 1
+    found = report()["where"]
+    assert found["stage"] == "forward"
+    assert found["theirs"]["file"].endswith("torch_ref/layers.py")
+    assert "0.001 in theirs" in found["kind"]
+    assert "torch_ref/layers.py" in printed.out
+    assert "Where they part" in Path("report/report.html").read_text()
 
 
 def test_other_shapes_stop_at_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,14 +28,18 @@ class Likeness:
 
     def __call__(self, ours: ParameterName, theirs: ParameterName) -> float:
         """Above 0: they seem to mean the same; below: something speaks against it."""
-        score = 2.0 if ours.leaf == theirs.leaf else -6.0
+        if ours.said and theirs.said:
+            score = 2.0 if ours.leaf == theirs.leaf else -6.0
+        else:
+            score = 0.5 if ours.leaf == theirs.leaf else -0.5
         shared, apart = ours.words & theirs.words & self.telling, (ours.words ^ theirs.words) & self.telling
         score += sum(WEIGHTS.get(word, 1.0) for word in shared) - 0.75 * sum(WEIGHTS.get(word, 1.0) for word in apart)
         here, there = _counting(ours), _counting(theirs)
         if len(here) == len(there):
             for place, (one, other) in enumerate(zip(here, there, strict=True)):
-                which = 0 if self._alike.get((len(here), place)) else 1
-                score += 3.0 if one[which] == other[which] else -4.0
+                alike = self._alike.get((len(here), place))
+                if alike or one[2] == other[2]:
+                    score += 3.0 if one[0 if alike else 1] == other[0 if alike else 1] else -4.0
         return score
 
 

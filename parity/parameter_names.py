@@ -132,7 +132,7 @@ class _Reader:
         """The common words that the name comes to."""
         for index, part in enumerate(self.one.parts):
             self._component(index, part)
-        if self.one.said == "embedding" or "Embedding" in self.one.kind:
+        if self.one.said == "embedding" or self.one.kind.endswith("Embedding"):
             self.place = "embedding"
         if self.place is None and (
             self._all & {*_PROJECTIONS, "wo", "o"} or self.one.parts[-1:] in (_IN, _OUT) or "Multihead" in self.one.kind

@@ -70,6 +70,9 @@ class Ties:
 
     def __init__(self, runs: Runs, proposals: Sequence[Proposal]) -> None:
         self.runs, self.proposals = runs, list(proposals)
+        self.users: dict[str, list[Proposal]] = {}
+        for one in self.proposals:
+            self.users.setdefault(one.chosen.tensor.name, []).append(one)
         self.base = {name: value for one in proposals for name, value in self._alike(one)}
         self.flat = converted(proposals, self.base)
         self.ours, self.before = runs.both(self.flat, self.base)
@@ -82,11 +85,8 @@ class Ties:
         """The rows as running both shows them, and the names of tensors for which nothing fits."""
         fixed: dict[str, Candidate] = {}
         free: set[str] = set()
-        users: dict[str, list[Proposal]] = {}
-        for one in self.proposals:
-            users.setdefault(one.chosen.tensor.name, []).append(one)
         wrong = []
-        for group in users.values():
+        for group in self.users.values():
             probe = _Probe(self, group[0].chosen)
             if not probe.shows:
                 free |= {one.leaf.path for one in group}
@@ -104,32 +104,21 @@ class Ties:
     def _alternatives(self, group: list[Proposal], fixed: Mapping[str, Candidate]) -> Iterator[dict[str, Candidate]]:
         """What else a tensor could be: another layout of the same leaves, or what other leaves of the shape hold."""
         name = group[0].chosen.tensor.name
-        if group[0].chosen.layout.part is None or len(group) == 1:
-            found = [
-                (candidate.score, one.leaf.path, candidate)
-                for one in self.proposals
-                if one.leaf.path not in fixed
-                for candidate in (one.chosen, *one.others)
-                if candidate.tensor.name == name and candidate is not group[0].chosen
-            ]
-            for _, path, candidate in sorted(found, key=lambda each: -each[0]):
-                yield {path: candidate}
+        if group[0].chosen.layout.part is not None and len(group) > 1:
+            others = [other for other in self.users.values() if other is not group and len(other) == len(group)]
+            for leaves in (group, *others):
+                if not any(one.leaf.path in fixed for one in leaves):
+                    yield from _shared_out(name, leaves)
             return
-        ways: dict[object, dict[str, Candidate]] = {}
-        for one in group:
-            for candidate in (one.chosen, *one.others):
-                layout = candidate.layout
-                if candidate.tensor.name == name and layout.part is not None:
-                    style = layout.fused, layout.theirs, layout.ours if layout.fused else None
-                    ways.setdefault(style, {})[one.leaf.path] = candidate
-        for way in ways.values():
-            own = [one.layout.part for one in way.values()]
-            for order in permutations(own) if len(way) == len(group) else ():
-                if all(_size(part) == _size(before) for part, before in zip(order, own, strict=True)):
-                    yield {
-                        path: replace(one, layout=replace(one.layout, part=part))
-                        for (path, one), part in zip(way.items(), order, strict=True)
-                    }
+        found = [
+            (candidate.score, one.leaf.path, candidate)
+            for one in self.proposals
+            if one.leaf.path not in fixed
+            for candidate in (one.chosen, *one.others)
+            if candidate.tensor.name == name and candidate is not group[0].chosen
+        ]
+        for _, path, candidate in sorted(found, key=lambda each: -each[0]):
+            yield {path: candidate}
 
     def _alike(self, one: Proposal) -> Iterator[tuple[str, np.ndarray]]:
         """Numbers for a tensor that are the same for all that could stand in its place, and in all its layouts."""
@@ -184,6 +173,25 @@ class Ties:
                 new.reason, new.sure = "unsure: running both with it differs", False
             settled.append(new)
         return settled
+
+
+def _shared_out(name: str, leaves: Sequence[Proposal]) -> Iterator[dict[str, Candidate]]:
+    """Every way in which these leaves can be the parts of one tensor: layouts, and which part is whose."""
+    ways: dict[object, dict[str, Candidate]] = {}
+    for one in leaves:
+        for candidate in (one.chosen, *one.others):
+            layout = candidate.layout
+            if candidate.tensor.name == name and layout.part is not None:
+                style = layout.fused, layout.theirs, layout.ours if layout.fused else None
+                ways.setdefault(style, {})[one.leaf.path] = candidate
+    for way in ways.values():
+        own = [candidate.layout.part for candidate in way.values()]
+        for order in permutations(own) if len(way) == len(leaves) else ():
+            if all(_size(part) == _size(before) for part, before in zip(order, own, strict=True)):
+                yield {
+                    path: replace(candidate, layout=replace(candidate.layout, part=part))
+                    for (path, candidate), part in zip(way.items(), order, strict=True)
+                }
 
 
 def _told(named: Candidate, chosen: Candidate) -> str:

@@ -184,3 +184,54 @@ def test_names_of_pytorchs_transformer() -> None:
         if stack == "decoder":
             assert found[f"{ours}.ln3.scale"] == f"{theirs}.norm3.weight"
             assert found[f"{ours}.cross_attention.value.bias"] == f"{theirs}.multihead_attn.in_proj_bias"
+
+
+class Unnamed(nn.Module):
+    """A residual layer, norm and a gate, whose parameters are called by letters that mean nothing, in no order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        sizes = {
+            "e": (24, WIDTH),
+            "a": (24, WIDTH),
+            "f": (WIDTH, 24),
+            "d": (WIDTH,),
+            "g": (24,),
+            "c": (WIDTH,),
+            "b": (24,),
+        }
+        for name, size in sizes.items():
+            setattr(self, f"t{name}", nn.Parameter(torch.randn(*size)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = nn.functional.layer_norm(x, (WIDTH,), self.td, self.tc)
+        gate, up = h @ self.te.T + self.tg, h @ self.ta.T + self.tb
+        return x + (nn.functional.silu(gate) * up) @ self.tf.T
+
+
+def test_names_that_mean_nothing() -> None:
+    def ours(p: Any, x: jax.Array) -> jax.Array:
+        h = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5)
+        h = h * p["norm"]["scale"] + p["norm"]["bias"]
+        gate, up = (h @ p[name]["kernel"] + p[name]["bias"] for name in ("gate", "up"))
+        return x + (jax.nn.silu(gate) * up) @ p["down"]["kernel"]
+
+    params = {"norm": {"scale": shape(WIDTH), "bias": shape(WIDTH)}, "down": {"kernel": shape(24, WIDTH)}}
+    params |= {"gate": linear(WIDTH, 24), "up": linear(WIDTH, 24)}
+    assert (
+        not {row.ours for row in match_weights(params, Unnamed()).rows}
+        - {row.ours for row in match_weights(params, Unnamed()).unsure}
+        - {"down.kernel"}
+    )
+    match = match_weights(params, Unnamed(), ours=ours, inputs=[X])
+    assert match.verified, match.figures
+    assert {path: name[1] for path, name in names(match).items()} == {
+        "norm.scale": "d",
+        "norm.bias": "c",
+        "gate.kernel": "e",
+        "gate.bias": "g",
+        "up.kernel": "a",
+        "up.bias": "b",
+        "down.kernel": "f",
+    }

@@ -1,7 +1,7 @@
 """Holds `first_difference` against faults whose place is known: named right, not sure, wrong, or missed."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 from parity import Difference, Site, Weight, first_difference
 from parity.difference import difference_of
 from parity.weight_maps import Weights, paths
+from parity_tests.known_kinds import KINDS
 from parity_tests.known_places import OWN, OwnFault, blocks_of_four, model
 from parity_tests.mask_faults import PAIR, TEXT
 from parity_tests.other_pairs.backward_faults import BACKWARD
@@ -21,7 +22,7 @@ from parity_tests.other_pairs.pair import OtherPair
 from parity_tests.other_pairs.planting import PairFault, Planted, lines_with, planted
 
 Verdict = Literal["right", "not sure", "wrong", "missed"]
-"""Wrong is the worst: another place, said without a doubt."""
+"""Wrong is the worst: another place, said without a doubt, or a kind that is not so."""
 Stage = Literal["forward", "backward"]
 
 
@@ -85,13 +86,15 @@ def judged(difference: Difference, fault: PairFault, found: Planted, stage: Stag
                 or (fault.side != "ours" and _at(difference.theirs, file, lines))
             )
         )
-    return verdict_of(difference, right)
+    return verdict_of(difference, right, KINDS.get((fault.pair, fault.name), ()))
 
 
-def verdict_of(difference: Difference, right: bool) -> Verdict:
-    """In words."""
+def verdict_of(difference: Difference, right: bool, kinds: Collection[str]) -> Verdict:
+    """In words, from whether the places are right; a kind that is not one of `kinds` is wrong whatever they are."""
     if not difference:
         return "missed"
+    if difference.kind and not any(kind in difference.kind for kind in kinds):
+        return "wrong"
     return "right" if right else "wrong" if difference.sure else "not sure"
 
 
@@ -136,7 +139,9 @@ def own_located(fault: OwnFault) -> Located:
         difference = difference_of(pair, batch, name=fault.name)
         seconds = time.perf_counter() - before
     right = _own_named(difference.ours, fault.ours) and _own_named(difference.theirs, fault.theirs)
-    return Located(fault.model, fault.name, fault.planted, verdict_of(difference, right), difference, seconds)
+    name = f"our {fault.model}"
+    verdict = verdict_of(difference, right, KINDS.get((name, fault.name), ()))
+    return Located(name, fault.name, fault.planted, verdict, difference, seconds)
 
 
 def _own_named(site: Site | None, places: frozenset[str]) -> bool:

@@ -13,6 +13,7 @@ import pytest
 from parity import Difference
 from parity.difference import difference_of
 from parity_tests import known_places
+from parity_tests.known_kinds import KINDS
 from parity_tests.localisation import Case, asked, cases, judged, located, verdict_of
 from parity_tests.other_pairs.backward_faults import BACKWARD
 from parity_tests.other_pairs.forward_faults import FORWARD
@@ -123,6 +124,16 @@ def test_a_change_must_fit_its_file(change: Change, said: str) -> None:
         pass
 
 
-def test_a_verdict_needs_a_difference() -> None:
-    assert verdict_of(Difference("none"), True) == "missed"
-    assert verdict_of(Difference("forward"), False) == "not sure"
+def test_a_verdict_needs_a_difference_and_no_kind_but_the_true_one() -> None:
+    assert verdict_of(Difference("none"), True, ()) == "missed"
+    assert verdict_of(Difference("forward"), False, ()) == "not sure"
+    scaled = Difference("forward", kind="ours is 8 times theirs")
+    assert [verdict_of(scaled, True, kinds) for kinds in ((), ("is 4",), ("is 4", "is 8"))] == [
+        "wrong",
+        "wrong",
+        "right",
+    ]
+
+
+def test_every_kind_belongs_to_a_fault() -> None:
+    assert {(case.pair, case.fault) for case in CASES} >= KINDS.keys()

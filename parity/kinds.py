@@ -133,6 +133,9 @@ def _mask(scene: Scene) -> str | None:
     if here is None and there is None:
         return None
     if here is None or there is None:
+        # Where what both read is masked already, the largest of a masked row is no mask of its own.
+        if any(_first_masked(scene, scene.ours, [i]) is not None for i in scene.here.agreed):
+            return None
         name, other = ("theirs", "ours") if here is None else ("ours", "theirs")
         return f"only {name} masks here, {other} does not"
     moved = in_our_layout(here.astype(float), there.astype(float))

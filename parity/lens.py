@@ -248,7 +248,13 @@ def _operations(values: Values, numbers: Sequence[int]) -> list[int]:
 def _hands_back(values: Values, forward: Sequence[int], shape: tuple[int, ...]) -> bool:
     """Whether a side computes some gradient of this size for these values of the forward pass."""
     size = math.prod(shape)
-    near = set(forward)
+    near, todo = set(forward), list(forward)
+    while todo:
+        # A derivative of one's own reads what the function reads.
+        row = values.rows[todo.pop()]
+        before = set(row.inputs) - near
+        near |= before
+        todo += [k for k in before if row.place.file and values.rows[k].place == row.place]
     return any(
         row.backward and row.forward in near and row.features is not None and math.prod(row.shape) == size
         for row in values.rows

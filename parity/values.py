@@ -18,7 +18,7 @@ _ADDS = re.compile(
 _MULTIPLIES = re.compile(r"(dot_general|conv|mm)")
 _COPIES = re.compile(
     r"reshape|transpose|\.to$|view|squeeze|slice|expand|permute|broadcast|copy|detach|convert|clone|alias|flatten"
-    r"|\bt\b|select|split|unbind|chunk|layer row|contiguous"
+    r"|\bt\b|select(?!_)|split|unbind|chunk|layer row|contiguous"
 )
 _NOISE = 1e-12
 """A sum that is this small beside what it adds is zero in exact arithmetic: its digits are rounding errors."""
@@ -238,7 +238,7 @@ def _copies(operation: str) -> bool:
     names = (
         r"reshape|transpose|\.to$|view|squeeze|slice|expand|permute|broadcast|copy|detach|convert|to_copy|clone|alias"
     )
-    return bool(re.search(names + r"|\bt\b|select|split|unbind|chunk|flatten|layer row|contiguous", operation))
+    return bool(re.search(names + r"|\bt\b|select(?!_)|split|unbind|chunk|flatten|layer row|contiguous", operation))
 
 
 def _is_noise(value: Value, inputs: Sequence[Value]) -> bool:

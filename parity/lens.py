@@ -119,8 +119,9 @@ class Lens:
         """Both sites; those of constants without an equal, where both sides read some."""
         if first.constants and second.constants:
             return self._origin(self.ours, first), self._origin(self.theirs, second)
-        alone = kind is not None and re.search("(multiplies by|adds) .* (does not|goes on without it)", kind)
-        return self._shown(self.ours, first, bool(alone)), self._shown(self.theirs, second, bool(alone))
+        alone = re.match("(ours|theirs) (multiplies by|adds) .* (does not|goes on without it)", kind or "")
+        lacks = "" if alone is None else "theirs" if alone[1] == "ours" else "ours"
+        return self._shown(self.ours, first, lacks == "ours"), self._shown(self.theirs, second, lacks == "theirs")
 
     @staticmethod
     def _origin(values: Values, start: Start) -> Site:
@@ -131,13 +132,13 @@ class Lens:
         return values.site(number)
 
     @staticmethod
-    def _shown(values: Values, start: Start, other_side_alone: bool) -> Site:
+    def _shown(values: Values, start: Start, lacks_something: bool) -> Site:
         """The place of a start; a slice or a view shows nothing: what it is of, or what is made of it."""
         number = start.number
         if not values.copies(number):
             return values.site(number)
         before = [i for i in start.agreed if values.rows[i].kind == "operation"]
-        if other_side_alone and before:
+        if lacks_something and before:
             return values.site(before[0])
         while values.copies(number) and (after := values.readers(number)):
             number = after[0]

@@ -109,7 +109,10 @@ class Recorder(TorchDispatchMode):
         self._known: dict[Key, tuple[int, int]] = {}
         self._objects: dict[int, tuple[Any, int, int]] = {}
         """The same by the tensor itself, as long as it lives: a detached copy lies where the original does."""
+        self._writes: dict[int, int] = {}
+        """Memory -> how often it was written to. What is known of it from before has to be looked at again."""
         self._writers: dict[int, int] = {}
+        """Memory -> the last value that was written there."""
         self._nodes: dict[int, int] = {}
         """Sequence number of autograd -> the value of the forward pass."""
 
@@ -131,12 +134,13 @@ class Recorder(TorchDispatchMode):
     def number(self, tensor: torch.Tensor) -> int:
         """The value that a tensor holds now."""
         reference, number, version = self._objects.get(id(tensor), (None, 0, 0))
-        if reference is not None and reference() is tensor and version == tensor._version:
+        written = self._writes.get(tensor.untyped_storage().data_ptr(), 0)
+        if reference is not None and reference() is tensor and version == written:
             return int(number)
         key = _key(tensor)
         if key in self._known:
             number, version = self._known[key]
-            if version == tensor._version:
+            if version == written:
                 return number
             # Somebody wrote to the memory since, perhaps through another view.
             writer = self._writers.get(key[0], number)
@@ -150,8 +154,10 @@ class Recorder(TorchDispatchMode):
         return number
 
     def _is(self, tensor: torch.Tensor, number: int) -> None:
-        self._known[_key(tensor)] = number, tensor._version
-        self._objects[id(tensor)] = weakref.ref(tensor), number, tensor._version
+        key = _key(tensor)
+        written = self._writes.get(key[0], 0)
+        self._known[key] = number, written
+        self._objects[id(tensor)] = weakref.ref(tensor), number, written
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -180,9 +186,11 @@ class Recorder(TorchDispatchMode):
             row = Value("operation", str(func.overloadpacket), known, "", module, place, _layer(module), literals)
             row.backward, row.forward = node is not None, forward
             number = self.values.add(row, tensor)
-            self._is(tensor, number)
             if func._schema.is_mutable:
-                self._writers[_key(tensor)[0]] = number
+                storage = tensor.untyped_storage().data_ptr()
+                self._writers[storage] = number
+                self._writes[storage] = self._writes.get(storage, 0) + 1
+            self._is(tensor, number)
             if node is None:
                 # Operations that need no derivative follow, and have the number of the last that does.
                 self._nodes.setdefault(torch._C._autograd._get_sequence_nr() - 1, number)

@@ -1,0 +1,138 @@
+"""What `first_difference` follows: loops, branches, inner programs, operations in place, views."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax.sharding import AxisType, PartitionSpec
+from torch import nn
+
+from parity import first_difference
+
+X = np.random.default_rng(0).standard_normal((3, 8))
+WEIGHTS = {"kernel": ("linear.weight", "o i -> i o"), "bias": "linear.bias"}
+
+
+@pytest.fixture(autouse=True)
+def as_others_write_jax() -> Iterator[None]:
+    """Ports lean on broadcasting, which our own code does without."""
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
+class Repeated(nn.Module):
+    """Three times a linear layer and tanh, with operations in place and a view that is written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.clone()
+        for _ in range(3):
+            x = self.linear(x).tanh()
+            x = x.clone()
+            x.mul_(1.5)
+            x[:, 0] = x[:, 0] + 1
+        return x
+
+
+def step(p: Any, x: jax.Array, factor: float = 1.5) -> jax.Array:
+    x = jnp.tanh(x @ p["kernel"] + p["bias"])
+    x = x * factor
+    return x.at[:, 0].add(1)
+
+
+def by_while(p: Any, x: jax.Array, factor: float) -> jax.Array:
+    return jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, step(p, c[1], factor)), (0, x))[1]
+
+
+def by_fori(p: Any, x: jax.Array, factor: float) -> jax.Array:
+    return jax.lax.fori_loop(0, 3, lambda _, x: step(p, x, factor), x)
+
+
+def by_scan(p: Any, x: jax.Array, factor: float) -> jax.Array:
+    return jax.lax.scan(lambda x, _: (step(p, x, factor), None), x, length=3)[0]
+
+
+def by_cond(p: Any, x: jax.Array, factor: float) -> jax.Array:
+    for n in range(3):
+        x = jax.lax.cond(n < 3, lambda x: step(p, x, factor), lambda x: x, x)
+    return x
+
+
+def by_remat(p: Any, x: jax.Array, factor: float) -> jax.Array:
+    for _ in range(3):
+        x = jax.checkpoint(partial(step, factor=factor))(p, x)
+    return x
+
+
+def by_custom_derivative(p: Any, x: jax.Array, factor: float) -> jax.Array:
+    @jax.custom_vjp
+    def stepped(p: Any, x: jax.Array) -> jax.Array:
+        return step(p, x, factor)
+
+    stepped.defvjp(lambda p, x: jax.vjp(partial(step, factor=factor), p, x), lambda back, g: back(g))
+    for _ in range(3):
+        x = stepped(p, x)
+    return x
+
+
+@pytest.mark.parametrize("ours", [by_while, by_fori, by_scan, by_cond, by_remat, by_custom_derivative])
+def test_inner_programs_are_followed(ours: Callable[..., jax.Array]) -> None:
+    backward = ours is not by_while  # JAX has no reverse derivative of it
+    assert not first_difference(partial(ours, factor=1.5), Repeated(), WEIGHTS, [X], backward=backward)
+    found = first_difference(partial(ours, factor=1.4), Repeated(), WEIGHTS, [X], backward=backward)
+    assert found.stage == "forward"
+    assert found.ours is not None
+    assert found.theirs is not None
+    assert found.ours.source == "x = x * factor"
+    assert found.theirs.source == "x.mul_(1.5)"
+    assert found.kind == "ours is 0.933333333 times theirs"
+    assert found.sure
+    assert not found.opaque
+
+
+def test_what_is_written_through_a_view_is_seen() -> None:
+    def without(p: Any, x: jax.Array) -> jax.Array:
+        for _ in range(3):
+            x = jnp.tanh(x @ p["kernel"] + p["bias"]) * 1.5
+        return x
+
+    found = first_difference(without, Repeated(), WEIGHTS, [X])
+    assert found.theirs is not None
+    assert found.theirs.source == "x[:, 0] = x[:, 0] + 1"
+
+
+def test_compiled_modules_are_looked_into() -> None:
+    assert not first_difference(partial(by_scan, factor=1.5), torch.compile(Repeated()), WEIGHTS, [X])
+
+
+def test_a_program_over_a_mesh_is_one_value_and_named() -> None:
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
+
+    def ours(p: Any, x: jax.Array) -> jax.Array:
+        for _ in range(3):
+            x = jax.shard_map(
+                lambda x: step(p, x), mesh=mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec("data")
+            )(x)
+        return x
+
+    found = first_difference(ours, Repeated(), WEIGHTS, [X], backward=False)
+    assert not found
+    assert found.opaque == ("shard_map in JAX",)
+
+
+def test_the_module_and_float32_stay_as_they_were() -> None:
+    module = Repeated().train()
+    before = {name: p.clone() for name, p in module.named_parameters()}
+    first_difference(partial(by_scan, factor=1.5), module, WEIGHTS, [X])
+    assert module.training
+    assert all(p.dtype == torch.float32 and torch.equal(p, before[name]) for name, p in module.named_parameters())
+    assert all(p.grad is None for p in module.parameters())

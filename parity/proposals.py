@@ -214,7 +214,7 @@ class Matcher:
             if name in wanted:
                 out |= {name} if single > wanted[name] else set(tensor.members)
         # One that two stacks would hold belongs to the better.
-        for name in sorted(stacked.keys() - out, key=lambda name: -wanted.get(name, LEAST)):
+        for name in sorted(stacked.keys() - out, key=lambda name: (-wanted.get(name, LEAST), name)):
             if name not in out and name in wanted:
                 members = set(stacked[name].members)
                 out |= {

@@ -219,11 +219,8 @@ def test_names_that_mean_nothing() -> None:
 
     params = {"norm": {"scale": shape(WIDTH), "bias": shape(WIDTH)}, "down": {"kernel": shape(24, WIDTH)}}
     params |= {"gate": linear(WIDTH, 24), "up": linear(WIDTH, 24)}
-    assert (
-        not {row.ours for row in match_weights(params, Unnamed()).rows}
-        - {row.ours for row in match_weights(params, Unnamed()).unsure}
-        - {"down.kernel"}
-    )
+    likely = {row.ours for row in match_weights(params, Unnamed()).rows if row.confidence == "likely"}
+    assert likely <= {"down.kernel"}, "the others have a rival of their shape"
     match = match_weights(params, Unnamed(), ours=ours, inputs=[X])
     assert match.verified, match.figures
     assert {path: name[1] for path, name in names(match).items()} == {

@@ -14,9 +14,10 @@ from parity.held_weights import wrong_weights
 from parity.locate import located
 from parity.measure import ParityError
 from parity.one_step import Optimizer, stepped
-from parity.pairs import Bridge, Tensors, from_torch, to_torch
+from parity.pairs import Bridge, Tensors, to_torch
 from parity.projection import projection
 from parity.sides import Sides, double, in_double, is_array
+from parity.torch_side import tensors_of
 from parity.weight_maps import WeightMap, Weights, paths
 
 
@@ -57,10 +58,10 @@ def first_difference(
     positional = not isinstance(inputs, Mapping)
     module = _evaluated(module)
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        tensors = _floating(module)
+        parameters, buffers = tensors_of(module)
+        tensors = parameters | buffers
         back = None
         if weights is not None:
-            buffers = [key for key, _ in module.named_buffers()]
             mapping = Weights(weights, tensors, like=params if like is None else like, optional=buffers)
             made = mapping.into(tensors)
             if params is not None and (wrong := wrong_weights(mapping.back(params), tensors, name)):
@@ -117,11 +118,6 @@ def difference_of(bridge: Bridge, batch: Tensors, *, name: str = "pair") -> Diff
 
 def _evaluated(module: nn.Module) -> nn.Module:
     return deepcopy(module).double().eval()
-
-
-def _floating(module: nn.Module) -> Tensors:
-    named = [*module.named_parameters(), *module.named_buffers()]
-    return {name: from_torch(tensor) for name, tensor in named if tensor.is_floating_point()}
 
 
 def _outputs(

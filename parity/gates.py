@@ -224,7 +224,8 @@ class OwnPair:
 
         @jax.jit
         def step(params: Any, state: Any, batch: Any) -> tuple[Any, Any, jax.Array]:
-            (loss, _), gradients = jax.value_and_grad(bridge.ours, has_aux=True)(params | whole, batch)
+            differentiated = jax.value_and_grad(lambda params: bridge.ours(params | whole, batch), has_aux=True)
+            (loss, _), gradients = differentiated(params)
             gradients = {path: gradient * (moves[path] & heard[path]) for path, gradient in gradients.items()}
             updates, state = tx.update(_clipped(gradients, limit), state, params)
             updates = {path: update * moves[path] for path, update in updates.items()}

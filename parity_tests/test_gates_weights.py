@@ -118,6 +118,21 @@ def test_a_state_of_nnx_with_running_statistics() -> None:
     assert len(figures) == 4
 
 
+def test_a_count_among_the_weights() -> None:
+    """BatchNorm counts its batches, in whole numbers: they go into our parameters and have no gradient."""
+
+    def function(p: Any, x: jax.Array) -> jax.Array:
+        layers = p["layers"]
+        y = x @ layers["0"]["kernel"] + layers["0"]["bias"][None]
+        norm = layers["1"]
+        y = (y - norm["mean"][None]) / jnp.sqrt(norm["var"][None] + 1e-5) * norm["scale"][None] + norm["bias"][None]
+        return jnp.where(norm["count"] == 1, y, jnp.nan)
+
+    weights = NORMED | {"layers.1.count": "1.num_batches_tracked"}
+    assert len(check_parity(function, normed(), weights, [X[0]])) == 5
+    assert not first_difference(function, normed(), weights, [X[0]])
+
+
 def test_another_eps_and_exchanged_statistics_are_seen() -> None:
     function, state = with_nnx(epsilon=1e-6)
     with pytest.raises(ParityError, match="gate 1 activations"):

@@ -27,7 +27,8 @@ def test_a_mistake_in_the_pair_is_told_as_written() -> None:
     said = re.search(r"With `(approximate=True)` it reports `(.*?)`", README.replace("\n", " "))
     assert said
     pattern = re.escape(said[2]).replace(re.escape("..."), r"\S+").replace(r"\ >\ ", r" > +")
-    with pytest.raises(ParityError, match=f"{pattern}$"):
+    # Where the two part follows, as a note.
+    with pytest.raises(ParityError, match=f"(?m){pattern}$"):
         exec(compile(block.replace("approximate=False", said[1]), "README.md", "exec"), {})
 
 

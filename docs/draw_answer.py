@@ -4,6 +4,7 @@ Run `python docs/draw_answer.py` after the words of the answer have changed.
 """
 
 import dataclasses
+import io
 import re
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from torch import nn
 from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
 from jax_tformer import ComputeConfig, transformer
+from jax_tformer.model.functional import DecoderOnlyTransformer
 from jax_tformer.weights import names
 from jax_tformer.weights.huggingface import from_huggingface
 from parity import Difference, first_difference
@@ -26,9 +28,11 @@ COLUMNS = 100
 def answer() -> Difference:
     """The answer for a reduced GPT-2 whose norms add 1e-6 in ours."""
     torch.manual_seed(0)
-    given = GPT2Config(n_embd=64, n_layer=3, n_head=4, vocab_size=97, n_positions=64, attn_implementation="eager")
+    given = GPT2Config(n_embd=64, n_layer=3, n_head=4, vocab_size=97, n_positions=64)
     given.bos_token_id = given.eos_token_id = None
-    module: nn.Module = GPT2LMHeadModel(given).eval().double()
+    given._attn_implementation = "eager"
+    module: nn.Module = GPT2LMHeadModel(given)
+    module.eval().double()
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -38,6 +42,7 @@ def answer() -> Difference:
     decoder = dataclasses.replace(config.decoder, norm_eps=1e-6)
     compute = ComputeConfig(parameter_dtype="float64", dtype="float64", attention="einsum")
     net = transformer(dataclasses.replace(config, decoder=decoder, compute=compute))
+    assert isinstance(net, DecoderOnlyTransformer)
     params = names.from_reference(weights, net.shapes)
     tokens = np.random.default_rng(0).integers(0, 97, (2, 13))
     return first_difference(lambda p, x: net.apply(p, x), module, None, [tokens], params=params, name="GPT-2")
@@ -45,7 +50,7 @@ def answer() -> Difference:
 
 def drawn(said: str) -> str:
     """A terminal with the call and its answer, as SVG that loads nothing."""
-    console = Console(width=COLUMNS, record=True, file=open("/dev/null", "w"))
+    console = Console(width=COLUMNS, record=True, file=io.StringIO())
     console.print(Text(">>> print(first_difference(ours, gpt2, None, [tokens], params=params, name='GPT-2'))", "bold"))
     for line in said.splitlines():
         label = re.match(r" *(JAX|PyTorch|what:|agrees:|differs:|sure:|likely:|not sure:)? *", line)

@@ -151,6 +151,9 @@ def paired_backward(
     second = max(there, key=lambda start: (min(other[start], default=-1), -start.number), default=None)
     if first is None or second is None:
         return first, second, False
+    if len(here) == len(there) == 1 and {j for i in first.agreed for j in equal.ours.get(i, ())} == set(second.agreed):
+        # One place on either side, and both read the same: the gradient that one table learns from, say.
+        return first, second, True
     if min(known[first], default=-1) >= min(other[second], default=-1):
         shared = [start for start in there if known[first] & other[start]]
         return first, (shared[0] if shared else None), bool(shared)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parity.order import order, swapped_blocks
+from parity.order import exchanged_axes, order, swapped_blocks
 from parity.regions import Equal, Start
 from parity.values import Values
 
@@ -21,6 +21,8 @@ class Origin(NamedTuple):
     checked: bool
     """Whether at least one input was compared element by element."""
     said: str = ""
+    exchanged: bool = False
+    """Whether an input is only the same with two axes of one size exchanged: each side may mean another one."""
 
 
 def origin_of_order(
@@ -37,6 +39,11 @@ def origin_of_order(
         for j in [j for j in equal.ours.get(i, ()) if j in second.agreed][:1]:
             state = _order(ours, theirs, i, j, array)
             checked |= state == "same"
+            here, there = array(ours, i), array(theirs, j)
+            if here is None or there is None:
+                continue
+            if state == "same" and (axes := exchanged_axes(here, there)) is not None:
+                return Origin(None, False, f"axes {axes[0]} and {axes[1]} of what both read are exchanged", True)
             if state == "other":
                 return _walk(ours, theirs, equal, i, j, array)
     return Origin(None, checked)

@@ -31,8 +31,6 @@ class Scene:
     there: Start
     array: Callable[[Values, int], np.ndarray | None]
     """(side, value) -> its numbers."""
-    counterpart: Mapping[str, str]
-    """Name of the module's weight -> path of ours that holds it."""
 
     def near(self, values: Values, start: Start, equal: Mapping[int, list[int]]) -> list[int]:
         """The unmatched values from the start on that follow from it, the start first."""

@@ -11,6 +11,7 @@ from parity import kinds
 from parity.answer import Difference, Stage
 from parity.fingerprints import BAR, fingerprint
 from parity.inherited import Origin, origin_of_order
+from parity.read_weights import other_weights
 from parity.regions import Equal, Start, anchors, paired, paired_backward, starts
 from parity.values import Site, Values
 
@@ -89,7 +90,12 @@ class Lens:
             places = ours.site(site[0]), theirs.site(site[1])
             return Difference("parameters" if leaf else stage, *places, (), order, True, True, **about)
         wrong = self._read_by_both(first, second, equal) if together else None
-        scene = kinds.Scene(ours, theirs, equal, first, second, self.array, {})
+        if origin.exchanged and wrong is None:
+            places = self._places(first, second, None)
+            return Difference(stage, *places, (), f"{origin.said}: perhaps two weights are", False, False, **about)
+        scene = kinds.Scene(ours, theirs, equal, first, second, self.array)
+        if wrong is None and together and not self.backward:
+            wrong = other_weights(ours, theirs, scene.ours_near, scene.theirs_near, self.sides.held_by)
         kind = wrong or (kinds.kind(scene) if together else None)
         places = self._places(first, second, kind)
         agreed = tuple((ours.site(i), theirs.site(j)) for i, j in scene.shared)

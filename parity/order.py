@@ -1,6 +1,6 @@
 """Whether two arrays with the same numbers have them in the same order, up to a layout."""
 
-from itertools import permutations
+from itertools import combinations, permutations
 from typing import Literal
 
 import numpy as np
@@ -60,6 +60,21 @@ def order(ours: np.ndarray, theirs: np.ndarray) -> Order:
     if float(np.abs(here - there).max()) > close:
         return "unknown"
     return "same" if _by_digits(_places(ours, theirs), ours.shape) else "other"
+
+
+def exchanged_axes(ours: np.ndarray, theirs: np.ndarray) -> tuple[int, int] | None:
+    """Two axes of one size that have to be exchanged, where both arrays are of one shape; None where none have to."""
+    close = _CLOSE * float(np.abs(finite(ours)).max(initial=0.0) + 1e-300)
+
+    def same(array: np.ndarray) -> bool:
+        return float(np.abs(finite(ours) - finite(array)).max(initial=0.0)) <= close
+
+    if ours.shape != theirs.shape or ours.size > _LARGEST or same(theirs):
+        return None
+    for i, j in combinations(range(ours.ndim), 2):
+        if ours.shape[i] == ours.shape[j] > 1 and same(np.swapaxes(theirs, i, j)):
+            return i, j
+    return None
 
 
 def _places(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:

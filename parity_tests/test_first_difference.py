@@ -187,6 +187,29 @@ def test_a_wrong_map_is_named_by_its_weights(module: nn.Module) -> None:
     assert found.parameters == ("blocks.output.kernel holds blocks.0.output.weight transposed",)
 
 
+def exchanged(one: str, other: str) -> WeightMap:
+    """The map with all weights of two projections exchanged."""
+    rows = dict(WEIGHTS)
+    for part in ("kernel", "bias"):
+        a, b = f"blocks.{one}.{part}", f"blocks.{other}.{part}"
+        rows[a], rows[b] = WEIGHTS[b], WEIGHTS[a]
+    return rows
+
+
+def test_exchanged_projections_are_named_where_their_products_meet(module: nn.Module) -> None:
+    found = first_difference(ours(), module, exchanged("key", "value"), [TOKENS])
+    assert found.stage == "parameters"
+    assert found.parameters == ("blocks.key.kernel holds blocks.0.value.weight where theirs reads blocks.0.key.weight",)
+
+
+def test_queries_and_keys_exchanged_are_not_told_apart_by_numbers(module: nn.Module) -> None:
+    """Their scores are each other's transposes: every number has an equal until the mask."""
+    found = first_difference(ours(), module, exchanged("query", "key"), [TOKENS])
+    assert found
+    assert not found.sure
+    assert found.kind == "axes 2 and 3 of what both read are exchanged: perhaps two weights are"
+
+
 def test_our_own_parameters_are_compared_by_name_first(module: nn.Module) -> None:
     from parity.weight_maps import Weights
 

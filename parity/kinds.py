@@ -5,59 +5,14 @@ Each finder looks for one kind and says a sentence only where the numbers prove 
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from parity.fingerprints import BAR, Index, fingerprint, finite
 from parity.order import in_our_layout
-from parity.regions import Equal, Start
+from parity.scene import REACH, Scene
 from parity.values import Values
-
-_NEAR = 24
-"""Values after the start, in the order of execution, among which a kind is looked for."""
-
-
-@dataclass
-class Scene:
-    """The place where two sides part, and what is known about it."""
-
-    ours: Values
-    theirs: Values
-    equal: Equal
-    here: Start
-    there: Start
-    array: Callable[[Values, int], np.ndarray | None]
-    """(side, value) -> its numbers."""
-
-    def near(self, values: Values, start: Start, equal: Mapping[int, list[int]]) -> list[int]:
-        """The unmatched values from the start on that follow from it, the start first."""
-        found, seen = [start.number], {start.number}
-        for i in range(start.number + 1, min(start.number + 40 * _NEAR, len(values.rows))):
-            row = values.rows[i]
-            if i not in equal and any(k in seen for k in row.inputs):
-                seen.add(i)
-                found.append(i)
-            if len(found) >= _NEAR:
-                break
-        return found
-
-    @cached_property
-    def ours_near(self) -> list[int]:
-        """Ours from the start on."""
-        return self.near(self.ours, self.here, self.equal.ours)
-
-    @cached_property
-    def theirs_near(self) -> list[int]:
-        """Theirs from the start on."""
-        return self.near(self.theirs, self.there, self.equal.theirs)
-
-    @cached_property
-    def shared(self) -> list[tuple[int, int]]:
-        """(ours, theirs) of the values that both starts read."""
-        return [(i, j) for i in self.here.agreed for j in self.equal.ours.get(i, ()) if j in self.there.agreed]
 
 
 def kind(scene: Scene) -> str | None:
@@ -288,7 +243,7 @@ def _missing_term(scene: Scene) -> str | None:
             goes_on = set(equal.get(rest, ())) & set(there.agreed)
             leaf = adder.leaf(term)
             held = set(equal.get(term, ())) | (set(equal.get(leaf, ())) if leaf is not None else set())
-            used = any(held & set(later.inputs) for later in other.rows[there.number : there.number + 40 * _NEAR])
+            used = any(held & set(later.inputs) for later in other.rows[there.number : there.number + REACH])
             if goes_on and not used:
                 site = adder.site(term if leaf is None else leaf)
                 if leaf is None and not site.file:

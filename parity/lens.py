@@ -13,6 +13,7 @@ from parity.fingerprints import BAR, fingerprint
 from parity.inherited import Origin, origin_of_order
 from parity.read_weights import other_weights
 from parity.regions import Equal, Start, anchors, paired, paired_backward, starts
+from parity.scene import Scene
 from parity.values import Site, Values
 
 
@@ -93,7 +94,7 @@ class Lens:
         if origin.exchanged and wrong is None:
             places = self._places(first, second, None)
             return Difference(stage, *places, (), f"{origin.said}: perhaps two weights are", False, False, **about)
-        scene = kinds.Scene(ours, theirs, equal, first, second, self.array)
+        scene = Scene(ours, theirs, equal, first, second, self.array)
         if wrong is None and together and not self.backward:
             wrong = other_weights(ours, theirs, scene.ours_near, scene.theirs_near, self.sides.held_by)
         kind = wrong or (kinds.kind(scene) if together else None)

@@ -41,6 +41,8 @@ class Difference:
     counts: tuple[int, int] = (0, 0)
     """Values of ours and of theirs that were compared."""
     name: str = "pair"
+    left_out: tuple[str, ...] = ()
+    """Outputs that only one side has, or that are whole numbers: they were not compared."""
 
     def __bool__(self) -> bool:
         """Whether there is a difference."""
@@ -50,7 +52,7 @@ class Difference:
         """A few lines for a terminal."""
         lines = [f"{self.name}: {self.counts[0]} values in JAX, {self.counts[1]} in PyTorch: {self.heading}"]
         if not self:
-            return lines[0]
+            return lines[0] + (f" (not compared: {', '.join(self.left_out)})" if self.left_out else "")
         lines += [f"  {said}" for said in self.parameters[:8]]
         lines += [f"  differs: {said}" for said in self.differing[:4]]
         if len(self.differing) > 4:
@@ -78,7 +80,9 @@ class Difference:
         if not self:
             return "the same"
         if self.stage == "parameters" and self.sure:
-            return "sure: the numbers themselves differ"
+            if self.ours is None:
+                return "sure: the numbers themselves differ"
+            return "sure: with what agrees, the two places read weights that are not each other's"
         if self.sure and self.confirmed:
             return "sure: what both places read agrees, and what they make of it does not"
         if self.sure:
@@ -89,6 +93,7 @@ class Difference:
         """The fields, as JSON has them."""
         return {
             "name": self.name,
+            "left_out": list(self.left_out),
             "stage": self.stage,
             "ours": self.ours and self.ours.as_json(),
             "theirs": self.theirs and self.theirs.as_json(),

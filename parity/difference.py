@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -19,6 +20,8 @@ from parity.projection import projection
 from parity.sides import Sides, double, in_double, is_array
 from parity.torch_side import tensors_of
 from parity.weight_maps import WeightMap, Weights, paths
+
+_Found = TypeVar("_Found")
 
 
 def first_difference(
@@ -53,28 +56,29 @@ def first_difference(
         raise TypeError(f"theirs is a {type(theirs).__name__}; expected a torch.nn.Module, which holds its weights")
     if weights is None and params is None:
         raise ParityError("neither weights nor params are given; expected a weight map, our parameters, or both")
+    if weights is not None and not isinstance(weights, Mapping):
+        raise TypeError(f"weights is a {type(weights).__name__}; expected a dict: our path -> the module's name")
+    if not isinstance(inputs, Sequence | Mapping):
+        raise TypeError(f"inputs is a {type(inputs).__name__}; expected a list of the arguments of both sides: [x]")
     named = inputs if isinstance(inputs, Mapping) else {str(n): array for n, array in enumerate(inputs)}
-    arrays = {key: np.asarray(array) for key, array in named.items()}
+    arrays = {key: _given(key, array) for key, array in named.items()}
     positional = not isinstance(inputs, Mapping)
-    module = _evaluated(module)
+    try:
+        module = _evaluated(module)
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        raise ParityError(f"theirs cannot be copied in float64 ({_reason(error)}); expected a plain module") from error
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        parameters, buffers = tensors_of(module)
+        parameters, buffers = _followed(lambda: tensors_of(module))
         tensors = parameters | buffers
         back = None
         if weights is not None:
             mapping = Weights(weights, tensors, like=params if like is None else like, optional=buffers)
-            made = mapping.into(tensors)
-            if params is not None and (wrong := wrong_weights(mapping.back(params), tensors, name)):
+            back = mapping.back
+            if params is None:
+                params = mapping.tree(mapping.flat(tensors, in_double))
+            elif wrong := wrong_weights(mapping.back(params), tensors, name):
                 return wrong
-            params, back = made if params is None else params, mapping.back
-            del made
-        # One by one: a large model is not to lie in memory more often than it must.
-        leaves, tree = jax.tree.flatten(params)
-        del params
-        for n, leaf in enumerate(leaves):
-            leaves[n] = in_double(leaf) if is_array(leaf) else leaf
-            del leaf
-        params = jax.tree.unflatten(tree, leaves)
+        params = jax.tree.map(lambda leaf: in_double(leaf) if is_array(leaf) else leaf, params)
 
         def run_ours(params: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
             return _by_name(ours(params, *inputs.values()) if positional else ours(params, **inputs))
@@ -82,15 +86,28 @@ def first_difference(
         def run_theirs(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
             return _by_name(module(*inputs.values()) if positional else module(**inputs))
 
-        names = _common(*_outputs(run_ours, run_theirs, module, params, arrays))
+        here, there = _outputs(run_ours, run_theirs, module, params, arrays)
+        names = _common(here, there)
         mine, their = ({name: pair[side] for name, pair in names.items()} for side in (0, 1))
         holds = None if weights is None else mapping.ours_to_theirs
         losses = _with_loss(run_ours, mine), _with_loss(run_theirs, their)
         sides = Sides(*losses, module, params, arrays, back, holds=holds)
-        found = located(sides, backward=backward and back is not None, name=name)
-        if found or optimizer is None or back is None:
-            return found
-        return stepped(sides, mapping.into, optimizer, name)
+        found = _followed(lambda: located(sides, backward=backward and back is not None, name=name))
+        if not found and optimizer is not None and back is not None:
+            found = _followed(lambda: stepped(sides, mapping.into, optimizer, name))
+        used = set(mine.values()) | set(their.values())
+        left_out = tuple(sorted((here.keys() | there.keys()) - used))
+        return replace(found, left_out=left_out) if left_out else found
+
+
+def _followed(look: Callable[[], _Found]) -> _Found:
+    """`look()`; raises ParityError, in a sentence, for a program that cannot be run step by step."""
+    try:
+        return look()
+    except ParityError:
+        raise
+    except Exception as error:
+        raise ParityError(f"a side could not be followed step by step ({_reason(error)})") from error
 
 
 def _with_loss(run: Callable[..., dict[str, Any]], names: Mapping[str, str]) -> Any:
@@ -132,15 +149,33 @@ def _outputs(
     shapes = [list(array.shape) for array in given.values()]
     try:
         here = jax.eval_shape(lambda arrays: ours(params, arrays), given)
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+    except Exception as error:
+        if isinstance(error, ParityError):
+            raise
         held = {path: list(np.shape(leaf)) for path, leaf in paths(params).items()}
         raise ParityError(f"ours failed ({_reason(error)}) on params {held} and inputs {shapes}") from error
     try:
         with torch.no_grad():
             there = theirs(module, {key: to_torch(array.copy()) for key, array in given.items()})
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+    except Exception as error:
+        if isinstance(error, ParityError):
+            raise
         raise ParityError(f"theirs failed ({_reason(error)}) on inputs {shapes}") from error
     return here, there
+
+
+def _given(key: str, array: Any) -> np.ndarray:
+    """An input as an array; raises ParityError for what is none."""
+    if isinstance(array, torch.Tensor):
+        array = array.detach().cpu()
+        array = array.double() if array.is_floating_point() else array
+    try:
+        found = np.asarray(array)
+    except (TypeError, ValueError) as error:
+        raise ParityError(f"input {key} is no array: {_reason(error)}") from error
+    if found.dtype.kind not in "fiubV":
+        raise ParityError(f"input {key} is {type(array).__name__}; expected an array of numbers")
+    return found
 
 
 def _reason(error: Exception) -> str:
@@ -167,7 +202,10 @@ def _by_name(output: Any) -> dict[str, Any]:
         found = {str(n): value for n, value in enumerate(output)}
     else:
         found = {"output": output}
-    found = {key: value for key, value in found.items() if "float" in str(getattr(value, "dtype", ""))}
+    kinds = (jax.Array, jax.ShapeDtypeStruct, torch.Tensor)
+    found = {key: value for key, value in found.items() if isinstance(value, kinds) and "float" in str(value.dtype)}
     if not found:
-        raise ParityError(f"a side returned {type(output).__name__}; expected an array, a dict or a sequence of arrays")
+        raise ParityError("a side returned no floating-point array; expected one, or a dict or a sequence of them")
+    if empty := [key for key, value in found.items() if 0 in value.shape]:
+        raise ParityError(f"output {empty[0]} is empty; there is nothing to compare")
     return found

@@ -13,6 +13,8 @@ BAR = 1e-9
 """The largest difference between the features of values that count as equal."""
 _HUGE = 1e30
 """Larger numbers mean "masked", as infinity does; each framework writes it in its own way."""
+_LOW = -5e3
+"""Sums with a mask that is written as a finite number are below this."""
 _SLICE = 1 << 20
 """Elements that are looked at together: a fingerprint of a large matrix takes little memory."""
 
@@ -22,7 +24,15 @@ def finite(array: np.ndarray) -> np.ndarray:
     array = np.asarray(array).astype(np.float64, copy=False)
     with np.errstate(invalid="ignore"):
         masked = ~(np.abs(array) < _HUGE)
-    return np.where(masked, 0.0, array) if masked.any() else array
+    if masked.any():
+        array = np.where(masked, 0.0, array)
+    least = float(array.min(initial=0.0))
+    if least <= _LOW:
+        # A score to which -10,000 or -1e9 was added: far below all others.
+        low = array < least / 2
+        if not low.all() and float(np.abs(array[~low]).max()) < -least * 1e-2:
+            array = np.where(low, 0.0, array)
+    return array
 
 
 class Moments:

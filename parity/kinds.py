@@ -5,13 +5,14 @@ Each finder looks for one kind and says a sentence only where the numbers prove 
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from parity.fingerprints import BAR, Index, fingerprint, finite
+from parity.activations import activation, meet_the_same
+from parity.fingerprints import BAR, fingerprint, finite
 from parity.order import in_our_layout
-from parity.scene import REACH, Scene
+from parity.scene import REACH, Scene, among
 from parity.values import Values
 
 
@@ -20,7 +21,7 @@ def kind(scene: Scene) -> str | None:
     for finder in (
         _lowered,
         _constants_added,
-        _activation,
+        activation,
         _missing_term,
         _factor,
         _mask,
@@ -118,57 +119,9 @@ def _first_masked(scene: Scene, values: Values, near: Sequence[int]) -> np.ndarr
     return None
 
 
-def _known_functions() -> dict[str, Callable[[np.ndarray], np.ndarray]]:
-    erf = np.vectorize(math.erf, otypes=[float])
-
-    def sigmoid(x: np.ndarray) -> np.ndarray:
-        result: np.ndarray = 1 / (1 + np.exp(-x))
-        return result
-
-    return {
-        "ReLU": lambda x: np.maximum(x, 0),
-        "GELU (erf)": lambda x: 0.5 * x * (1 + erf(x / math.sqrt(2))),
-        "GELU (tanh)": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-        "GELU (sigmoid)": lambda x: x * sigmoid(1.702 * x),
-        "SiLU": lambda x: x * sigmoid(x),
-        "the sigmoid": sigmoid,
-        "tanh": np.tanh,
-        "softplus": lambda x: np.logaddexp(x, 0),
-        "ELU": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
-        "leaky ReLU (0.01)": lambda x: np.where(x > 0, x, 0.01 * x),
-        "the square of ReLU": lambda x: np.maximum(x, 0) ** 2,
-        "the identity": lambda x: x,
-    }
-
-
-def _activation(scene: Scene) -> str | None:
-    """Each side applies a known function to the same value, and not the same function."""
-    for i, _ in scene.shared:
-        x = scene.array(scene.ours, i)
-        if x is None or not 8 <= x.size <= 1 << 20:
-            continue
-        x = finite(x)
-        with np.errstate(all="ignore"):
-            applied = {name: fingerprint(f(x), depends_on_data=True)[0] for name, f in _known_functions().items()}
-        here, there = _among(scene.ours, scene.ours_near), _among(scene.theirs, scene.theirs_near)
-        ours = [name for name, f in applied.items() if f is not None and name != "the identity" and here.equals(f)]
-        theirs = [name for name, f in applied.items() if f is not None and name != "the identity" and there.equals(f)]
-        ours, theirs = [n for n in ours if n not in theirs], [n for n in theirs if n not in ours]
-        if ours and theirs:
-            return f"another activation: {ours[-1]} in ours, {theirs[-1]} in theirs"
-    return None
-
-
-def _among(values: Values, numbers: Iterable[int]) -> Index:
-    chosen = set(numbers)
-    return Index(
-        [row.features if i in chosen else None for i, row in enumerate(values.rows[: max(chosen, default=-1) + 1])]
-    )
-
-
 def _factor(scene: Scene) -> str | None:
     """Ours is theirs times one number."""
-    index = _among(scene.theirs, scene.theirs_near)
+    index = among(scene.theirs, scene.theirs_near)
     backward = scene.ours.rows[scene.here.number].backward
     found: list[float] = []
     for i in scene.ours_near:
@@ -191,17 +144,13 @@ def _factor(scene: Scene) -> str | None:
     ):
         row = values.rows[start.number]
         data = [i for i in row.inputs if values.rows[i].data]
-        if (
-            len(data) != 1
-            or row.features is None
-            or math.prod(row.shape) < 4
-            or values.rows[data[0]].kind != "operation"
-        ):
+        if len(data) != 1 or row.features is None or math.prod(row.shape) < 4:
             continue
-        # What is read again soon is part of something larger, like an activation.
-        again = [k for k in range(start.number + 1, len(values.rows)) if data[0] in values.rows[k].inputs]
-        once = _among(values, data).multiples(row.features, data)
-        if once and not again and abs(once[0][1] - 1) > BAR:
+        # The other side goes on with the value itself: what it is added to or multiplied with next is the same.
+        pairs = [(i, j) for i, j in scene.shared if data[0] == (i if values is scene.ours else j)]
+        on = [(start.number, j) if values is scene.ours else (i, start.number) for i, j in pairs]
+        once = among(values, data).multiples(row.features, data)
+        if once and abs(once[0][1] - 1) > BAR and any(meet_the_same(scene, k, m) for k, m in on):
             return f"{name} multiplies by {_called(once[0][1])} here, {without} does not"
     return None
 
@@ -243,7 +192,10 @@ def _missing_term(scene: Scene) -> str | None:
             goes_on = set(equal.get(rest, ())) & set(there.agreed)
             leaf = adder.leaf(term)
             held = set(equal.get(term, ())) | (set(equal.get(leaf, ())) if leaf is not None else set())
-            used = any(held & set(later.inputs) for later in other.rows[there.number : there.number + REACH])
+            adds_another = _is(other.rows[there.number].operation, "add") and len(there.agreed) > 1
+            used = adds_another or any(
+                held & set(later.inputs) for later in other.rows[there.number : there.number + REACH]
+            )
             if goes_on and not used:
                 site = adder.site(term if leaf is None else leaf)
                 if leaf is None and not site.file:

@@ -9,12 +9,16 @@ import numpy as np
 
 from parity import kinds
 from parity.answer import Difference, Stage
-from parity.fingerprints import BAR, fingerprint
+from parity.fingerprints import BAR, Index, fingerprint
 from parity.inherited import Origin, origin_of_order
+from parity.parts import made_of
 from parity.read_weights import other_weights
 from parity.regions import Equal, Start, anchors, paired, paired_backward, starts
 from parity.scene import Scene
 from parity.values import Site, Values
+
+_ROUNDS = 100
+"""Values that are computed in parts on the other side, at most, one after the other."""
 
 
 class Runs(Protocol):
@@ -88,7 +92,7 @@ class Lens:
             about |= {"parameters": weights} if leaf else {}
             site = (first.number, second.number) if leaf else (i, j)
             order = f"the same numbers in another order{said}"
-            places = ours.site(site[0]), theirs.site(site[1])
+            places = self._made(ours, site[0]), self._made(theirs, site[1])
             return Difference("parameters" if leaf else stage, *places, (), order, True, True, **about)
         wrong = self._read_by_both(first, second, equal) if together else None
         if origin.exchanged and wrong is None:
@@ -113,14 +117,38 @@ class Lens:
 
         An output that differs by name may have an equal within the other side: what is added to that there is missing.
         """
-        found = []
-        for values, same, mine, other in (
-            (self.ours, equal.ours, bad_ours, bad_theirs),
-            (self.theirs, equal.theirs, bad_theirs, bad_ours),
-        ):
-            forced = [i for i in mine if not same.get(i) or set(same[i]) & set(other)]
-            found.append(starts(values, same, forced, backward=self.backward))
-        return found[0], found[1]
+        forced = (
+            [i for i in bad_ours if not equal.ours.get(i) or set(equal.ours[i]) & set(bad_theirs)],
+            [j for j in bad_theirs if not equal.theirs.get(j) or set(equal.theirs[j]) & set(bad_ours)],
+        )
+        indices = self.ours.index(), self.theirs.index()
+        for _ in range(_ROUNDS):
+            here = starts(self.ours, equal.ours, forced[0], backward=self.backward)
+            there = starts(self.theirs, equal.theirs, forced[1], backward=self.backward)
+            together = self._in_parts(self.ours, here, forced[0], indices[1], equal.ours, equal.theirs)
+            together |= self._in_parts(self.theirs, there, forced[1], indices[0], equal.theirs, equal.ours)
+            if not together:
+                break
+        return here, there
+
+    def _in_parts(
+        self,
+        values: Values,
+        found: Sequence[Start],
+        forced: Sequence[int],
+        other_side: Index,
+        same: dict[int, list[int]],
+        other: dict[int, list[int]],
+    ) -> bool:
+        """Notes the starts that the other side computes part by part; whether there were any."""
+        any_found = False
+        for start in found:
+            array = self.array(values, start.number) if start.number not in forced else None
+            for number in made_of(array, other_side) if array is not None else []:
+                same.setdefault(start.number, []).append(number)
+                other.setdefault(number, []).append(start.number)
+                any_found = True
+        return any_found
 
     def _places(self, first: Start, second: Start, kind: str | None) -> tuple[Site, Site]:
         """Both sites; those of constants without an equal, where both sides read some."""
@@ -133,7 +161,11 @@ class Lens:
     @staticmethod
     def _origin(values: Values, start: Start) -> Site:
         """Where a constant is made; of one that was given, where it is read."""
-        number = start.constants[0]
+        return Lens._made(values, start.constants[0])
+
+    @staticmethod
+    def _made(values: Values, number: int) -> Site:
+        """The place of a value; of one that was given, where it is read first."""
         while values.rows[number].kind != "operation" and (after := values.readers(number)):
             number = after[0]
         return values.site(number)

@@ -33,6 +33,8 @@ def _forward(sides: Sides, name: str) -> Difference:
         here, there = ours.arrays[ours.outputs[key]], theirs.arrays[theirs.outputs[key]]
         if here.shape != there.shape:
             raise ParityError(f"{key}: shapes differ: ours {list(here.shape)}, theirs {list(there.shape)}")
+        if not np.isfinite(here).any() and not np.isfinite(there).any():
+            raise ParityError(f"output {key} has no finite number on either side; there is nothing to compare")
         errors[key] = error_of(here, there)
     bad = {key: error for key, error in errors.items() if not error <= FLOAT64_BAR}
     if not bad:

@@ -101,7 +101,7 @@ def _by_digits(places: np.ndarray, shape: tuple[int, ...]) -> bool:
 def _is_split(offsets: np.ndarray) -> bool:
     """Whether offsets along an axis are those of one axis or of several merged into it, in any order."""
     size = len(offsets)
-    if size < 3 or (np.diff(offsets) == offsets[1] - offsets[0]).all():
+    if size < 2 or (offsets[1] > 0 and (np.diff(offsets) == offsets[1] - offsets[0]).all()):
         return True
     for inner in range(2, size):
         if size % inner:

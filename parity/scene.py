@@ -1,11 +1,12 @@
 """The place where two sides part, and the values around it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from parity.fingerprints import Index
 from parity.regions import Equal, Start
 from parity.values import Values
 
@@ -53,3 +54,11 @@ class Scene:
     def shared(self) -> list[tuple[int, int]]:
         """(ours, theirs) of the values that both starts read."""
         return [(i, j) for i in self.here.agreed for j in self.equal.ours.get(i, ()) if j in self.there.agreed]
+
+
+def among(values: Values, numbers: Iterable[int]) -> Index:
+    """Finds some values of a side by their fingerprints."""
+    chosen = set(numbers)
+    return Index(
+        [row.features if i in chosen else None for i, row in enumerate(values.rows[: max(chosen, default=-1) + 1])]
+    )

@@ -129,6 +129,10 @@ class Sides:
             loss, outputs = self.theirs(self.module, inputs)
             found = dict(outputs)
             if backward:
+                if not loss.requires_grad:
+                    raise ParityError(
+                        "no gradient reaches a weight of theirs; backward=False compares what is returned alone"
+                    )
                 loss.backward()
                 named = self.module.named_parameters()
                 found |= {_GRADIENT + name: p.grad for name, p in named if p.grad is not None}

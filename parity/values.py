@@ -22,7 +22,7 @@ _COPIES = re.compile(
 )
 _NOISE = 1e-12
 """A sum that is this small beside what it adds is zero in exact arithmetic: its digits are rounding errors."""
-_SMALL, _ROOM = 4 << 20, 400 << 20
+_SMALL, _ROOM = 4 << 20, 96 << 20
 """Bytes of an array that is kept unasked, and of all of them."""
 
 

@@ -1,7 +1,7 @@
 """Which numbers of the module our parameters hold, and how one is made of the other, bit for bit, both ways."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,10 +69,15 @@ class Weights:
         """The names of the module's tensors that each of our parameters holds (parts of), layer by layer."""
         self._require_paths([path for path, row in weights.items() if row is None])
 
-    def flat(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Our parameters by dotted path, made of the module's tensors, in their types."""
+    def flat(
+        self, tensors: Mapping[str, np.ndarray], convert: Callable[[np.ndarray], Any] = lambda array: array
+    ) -> dict[str, Any]:
+        """Our parameters by dotted path, made of the module's tensors, in their types.
+
+        `convert` is applied to each before the next is made, so that a large model does not lie in memory twice.
+        """
         self._require_tensors(tensors)
-        return {path: row.ours(tensors) for path, row in self._rows.items()}
+        return {path: convert(row.ours(tensors)) for path, row in self._rows.items()}
 
     def tree(self, flat: Mapping[str, Any]) -> Any:
         """Our parameters as `ours` takes them: nested dicts, or `like` with these leaves."""

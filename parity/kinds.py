@@ -144,7 +144,9 @@ def _factor(scene: Scene) -> str | None:
     ):
         row = values.rows[start.number]
         data = [i for i in row.inputs if values.rows[i].data]
-        if len(data) != 1 or row.features is None or math.prod(row.shape) < 4:
+        # A difference from zero has the same numbers as a product with -1, and is none.
+        multiplies = any(_is(row.operation, name) for name in ("mul", "div", "neg"))
+        if not multiplies or len(data) != 1 or row.features is None or math.prod(row.shape) < 4:
             continue
         # The other side goes on with the value itself: what it is added to or multiplied with next is the same.
         pairs = [(i, j) for i, j in scene.shared if data[0] == (i if values is scene.ours else j)]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from parity.values import NOWHERE, Place, Value, Values
+from parity.values import NOWHERE, Kind, Place, Value, Values
 
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
 """Primitives that are nothing but the program inside; it is run in their place."""
@@ -32,7 +32,7 @@ class Known(NamedTuple):
 def values_of_jax(
     function: Callable[..., dict[str, Any]],
     args: Sequence[Any],
-    names: Sequence[tuple[str, str]],
+    names: Sequence[tuple[Kind, str]],
     *,
     keep: frozenset[int] = frozenset(),
 ) -> Values:
@@ -44,7 +44,7 @@ def values_of_jax(
     order = sorted(jax.eval_shape(function, *args))
     run = _Run(Values("ours", keep=keep))
     given = [
-        Known(leaf, run.values.add(Value(_kind(kind), kind, name=name), leaf))
+        Known(leaf, run.values.add(Value(kind, kind, name=name), leaf))
         for (kind, name), leaf in zip(names, jax.tree.leaves(args), strict=True)
     ]
     results = run.program(closed.jaxpr, run.constants(closed.consts), given, ())
@@ -54,10 +54,6 @@ def values_of_jax(
         run.values.outputs[name] = number
         run.values.arrays[number] = np.asarray(known.array)
     return run.values
-
-
-def _kind(kind: str) -> Any:
-    return kind
 
 
 def _tagged(outputs: dict[str, Any]) -> list[Any]:

@@ -16,7 +16,7 @@ from parity.lens import Lens, opaque
 from parity.pairs import Tensors, to_torch
 from parity.sides import Sides, is_array
 from parity.torch_values import values_of_torch
-from parity.values import Values
+from parity.values import Kind, Values
 
 Optimizer = tuple[Any, Callable[[Any], torch.optim.Optimizer]]
 """(a transformation of optax, a function from a module's parameters to an optimizer of PyTorch)."""
@@ -114,7 +114,8 @@ class _Step:
             moved: Mapping[str, Any] = optax.apply_updates(weights, updates)
             return {_STEPPED + name: array for name, array in moved.items()}
 
-        labels = [("parameter", name) for name in names] + [("input", Sides.gradient(name)) for name in names]
+        labels: list[tuple[Kind, str]] = [("parameter", name) for name in names]
+        labels += [("input", Sides.gradient(name)) for name in names]
         self._whole: Any = tree
         self._flat, self._places = flat, places
         return values_of_jax(step, (given, grads), labels, keep=keep)

@@ -13,7 +13,7 @@ from parity.jax_values import values_of_jax
 from parity.measure import ParityError
 from parity.pairs import Tensors, from_torch, to_torch
 from parity.torch_values import values_of_torch
-from parity.values import Values
+from parity.values import Kind, Values
 from parity.weight_maps import paths
 
 Outputs = Mapping[str, Any]
@@ -117,7 +117,8 @@ class Sides:
             return {**outputs, **named}
 
         inputs = {name: jnp.asarray(array) for name, array in sorted(self.inputs.items())}
-        labels = [("parameter", name) for name in self.names] + [("input", name) for name in inputs]
+        labels: list[tuple[Kind, str]] = [("parameter", name) for name in self.names]
+        labels += [("input", name) for name in inputs]
         return values_of_jax(both, (list(self._arrays.values()), inputs), labels, keep=keep)
 
     def run_theirs(self, backward: bool, keep: frozenset[int] = frozenset()) -> Values:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from torch_ref import attention, layers, training, transformer
+from torch_ref import attention, heads, layers, training, transformer
 from torch_ref.dropout import Dropout
 
 
@@ -227,7 +227,7 @@ MODEL = (
     code_fault("positions off by one", transformer, "position_ids", later_positions),
     code_fault("rotary: interleaved instead of halves", attention, "rotate", interleaved_rotation),
     code_fault("cross-attention: query and memory swapped", attention.Attention, "forward", swapped_cross_attention),
-    code_fault("tied head untied", layers.Head, "forward", untied_head),
+    code_fault("tied head untied", heads.Head, "forward", untied_head),
     config_fault("post-norm instead of pre-norm", norm_placement="post"),
     code_fault("residual from the normalised input", transformer.Block, "_add", swapped_residual),
     code_fault("padding_idx: one row gets no gradient", F, "embedding", padding_index),

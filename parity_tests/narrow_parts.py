@@ -18,13 +18,14 @@ from torch.nn import functional as F
 
 from jax_tformer.config import Activation, AttentionImplementation, Dtype, StackConfig, TransformerConfig
 from jax_tformer.model.attention import attend, attention_weights
-from jax_tformer.model.layers import Head, Norm, Table, activate
+from jax_tformer.model.heads import Head
+from jax_tformer.model.layers import Norm, Table, activate
 from jax_tformer.model.masks import Mask
 from jax_tformer.training.linear_loss import linear_cross_entropy
 from parity.measure import Measured, Quality, Sample, quality
 from parity.pairs import Tensors, from_torch
 from parity_tests.bridge import EVERY_ROUNDING
-from torch_ref import layers
+from torch_ref import heads, layers
 from torch_ref.attention import Attention
 
 BATCH, LENGTH, WIDTH, HEADS, VOCABULARY = 2, 24, 64, 4, 61
@@ -117,7 +118,7 @@ def theirs(p: dict[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
     logits = {}
     for name in ("logits", "loss"):
         table = SimpleNamespace(weight=p[f"{name}.table"])
-        logits[name] = functional_call(layers.Head(CONFIG), {"bias": p[f"{name}.bias"]}, (p[f"{name}.x"], table))
+        logits[name] = functional_call(heads.Head(CONFIG), {"bias": p[f"{name}.bias"]}, (p[f"{name}.x"], table))
     losses = F.cross_entropy(logits["loss"].flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
     return outputs | {"logits": logits["logits"], "training loss": losses.sum(), "loss of each token": losses.detach()}
 

@@ -1,7 +1,6 @@
 """The layers of "Attention is all you need" and its descendants, on nn.Linear, nn.LayerNorm and nn.Embedding.
 
-B batch, T length, D model width, H heads, C head width, V vocabulary. Norms and logits are in float32 at least,
-whatever the type of x.
+B batch, T length, D model width, H heads, C head width. Norms are in float32 at least, whatever the type of x.
 """
 
 import math
@@ -113,23 +112,3 @@ class InputEmbedding(nn.Module):
         if self.token_types is not None:
             x = x + self.token_types(torch.zeros_like(ids) if types is None else types)
         return self.dropout(x if self.norm is None else self.norm(x))
-
-
-class Head(nn.Module):
-    """logits = x W^T (+ b); W may be the token table; with head "transform", x first passes dense, activation, norm."""
-
-    def __init__(self, config: TransformerConfig):
-        super().__init__()
-        assert config.vocab_size is not None
-        transform, stack = config.head == "transform", config.output_stack
-        self.dense = nn.Linear(config.d_model, config.d_model) if transform else None
-        self.norm = Norm(config, stack) if transform else None
-        self.weight = None if config.tied_head else nn.Parameter(torch.empty(config.vocab_size, config.d_model))
-        self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if config.head_bias else None
-        self.activation = activation(stack.activation)
-
-    def forward(self, x: Tensor, table: nn.Embedding) -> Tensor:
-        if self.dense is not None and self.norm is not None:
-            x = self.norm(self.activation(self.dense(x)))
-        weight, bias = table.weight if self.weight is None else self.weight, self.bias
-        return high(F.linear(high(x), high(weight), None if bias is None else high(bias)))

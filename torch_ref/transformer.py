@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from jax_tformer.config import StackConfig, TransformerConfig
 from torch_ref.attention import Attention, position_ids, visible
 from torch_ref.dropout import Dropout
-from torch_ref.layers import FeedForward, Head, InputEmbedding, Norm, high
+from torch_ref.heads import Head
+from torch_ref.layers import FeedForward, InputEmbedding, Norm, high
 
 
 class Captured(NamedTuple):

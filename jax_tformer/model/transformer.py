@@ -11,10 +11,10 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.errors import require
 from jax_tformer.model.attention import Attention, Cache, Captured, LayerCache, empty_cache, rematerialized, within
+from jax_tformer.model.heads import Head
 from jax_tformer.model.layers import (
     Dropout,
     FeedForward,
-    Head,
     InputEmbedding,
     Norm,
     Rotation,

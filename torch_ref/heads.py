@@ -1,0 +1,31 @@
+"""What follows the last stack.
+
+B batch, T length, D model width, V vocabulary. Logits are in float32 at least, whatever the type of x.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from jax_tformer.config import TransformerConfig
+from torch_ref.layers import Norm, activation, high
+
+
+class Head(nn.Module):
+    """logits = x W^T (+ b); W may be the token table; with head "transform", x first passes dense, activation, norm."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        assert config.vocab_size is not None
+        transform, stack = config.head == "transform", config.output_stack
+        self.dense = nn.Linear(config.d_model, config.d_model) if transform else None
+        self.norm = Norm(config, stack) if transform else None
+        self.weight = None if config.tied_head else nn.Parameter(torch.empty(config.vocab_size, config.d_model))
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if config.head_bias else None
+        self.activation = activation(stack.activation)
+
+    def forward(self, x: Tensor, table: nn.Embedding) -> Tensor:
+        if self.dense is not None and self.norm is not None:
+            x = self.norm(self.activation(self.dense(x)))
+        weight, bias = table.weight if self.weight is None else self.weight, self.bias
+        return high(F.linear(high(x), high(weight), None if bias is None else high(bias)))

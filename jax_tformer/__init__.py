@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jax_tformer.errors import InputError
     from jax_tformer.model.functional import Transformer, transformer
     from jax_tformer.presets import ARCHITECTURES, EXPERIMENTS
+    from jax_tformer.pretrained.loading import load_pretrained
     from jax_tformer.weights.files import load_weights, save_weights
     from jax_tformer.weights.names import from_reference, to_reference
 
@@ -38,6 +39,7 @@ _HOMES = {
     "TransformerConfig": "config",
     "from_reference": "weights.names",
     "generate": "decoding.generation",
+    "load_pretrained": "pretrained.loading",
     "load_weights": "weights.files",
     "save_weights": "weights.files",
     "score": "decoding.scoring",
@@ -58,6 +60,7 @@ __all__ = [
     "TransformerConfig",
     "from_reference",
     "generate",
+    "load_pretrained",
     "load_weights",
     "save_weights",
     "score",

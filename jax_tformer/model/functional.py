@@ -35,6 +35,8 @@ class Transformer(Generic[Model]):
 
     kind: type[Model]
     """The Flax module's class."""
+    origin: Any = None
+    """What a pretrained folder held beyond the config, see `jax_tformer.pretrained.origin`; not part of equality."""
 
     def __init__(self, config: TransformerConfig) -> None:
         if config.vocab_size is None:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from torch_ref import attention, heads, layers, training, transformer
+from torch_ref import attention, heads, training, transformer
+from torch_ref import positions as positions_of
 from torch_ref.dropout import Dropout
 
 
@@ -82,7 +83,7 @@ def later_positions(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def interleaved_rotation(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def rotate(x: Tensor, positions: Tensor, base: float) -> Tensor:
-        angle = layers.angles(positions, x.shape[-1], base)[:, None]
+        angle = positions_of.angles(positions, x.shape[-1], base)[:, None]
         even, odd = x[..., 0::2], x[..., 1::2]
         turned = even * angle.cos() - odd * angle.sin(), odd * angle.cos() + even * angle.sin()
         return torch.stack(turned, dim=-1).flatten(-2)

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from jax_tformer.decoding import beam, strategies
-from jax_tformer.model import attention, kernels, layers, transformer
+from jax_tformer.model import attention, kernels, layers, positions, transformer
 from jax_tformer.model.attention import Attention, Cache, KeyValue
 from jax_tformer.model.layers import Norm, accumulator
 from jax_tformer.model.masks import Mask
@@ -39,11 +39,12 @@ def no_higher(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def narrow_where(chosen: Callable[..., bool]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """In a function of layers.py: the type of its input, and no higher, in the calls that `chosen` chooses."""
+    """In a function of layers.py or positions.py: the type of its input, and no higher, in the calls that `chosen` chooses."""
 
     def wrong(right: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
-            with patch.object(layers, "accumulator", no_higher(accumulator) if chosen(*args) else accumulator):
+            kept = no_higher(accumulator) if chosen(*args) else accumulator
+            with patch.object(layers, "accumulator", kept), patch.object(positions, "accumulator", kept):
                 return right(*args)
 
         return call

@@ -18,8 +18,9 @@ from torch.nn import functional as F
 
 from jax_tformer.config import Activation, AttentionImplementation, Dtype, StackConfig, TransformerConfig
 from jax_tformer.model.attention import attend, attention_weights
+from jax_tformer.model.embedding import Table
 from jax_tformer.model.heads import Head
-from jax_tformer.model.layers import Norm, Table, activate
+from jax_tformer.model.layers import Norm, activate
 from jax_tformer.model.masks import Mask
 from jax_tformer.training.linear_loss import linear_cross_entropy
 from parity.measure import Measured, Quality, Sample, quality

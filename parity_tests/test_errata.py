@@ -20,8 +20,9 @@ from torch.nn import functional as F
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.model.attention import Attention, attention_weights
+from jax_tformer.model.embedding import InputEmbedding
 from jax_tformer.model.functional import AnyTransformer, Params, transformer
-from jax_tformer.model.layers import FeedForward, InputEmbedding
+from jax_tformer.model.layers import FeedForward
 from jax_tformer.model.masks import Mask, position_ids
 from jax_tformer.model.transformer import Block
 from jax_tformer.presets import ARCHITECTURES

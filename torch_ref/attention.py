@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from torch_ref.dropout import Dropout
-from torch_ref.layers import high, rotate
+from torch_ref.layers import high
+from torch_ref.positions import rotate
 
 
 def visible(

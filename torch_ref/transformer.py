@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from jax_tformer.config import StackConfig, TransformerConfig
 from torch_ref.attention import Attention, position_ids, visible
 from torch_ref.dropout import Dropout
+from torch_ref.embedding import InputEmbedding
 from torch_ref.heads import Head
-from torch_ref.layers import FeedForward, InputEmbedding, Norm, high
+from torch_ref.layers import FeedForward, Norm, high
 
 
 class Captured(NamedTuple):

@@ -17,14 +17,13 @@ from jax_tformer.model.layers import (
     PROJECTION,
     Dropout,
     Linear,
-    Rotation,
     accumulator,
     dropout,
     dtype_of,
-    rotate,
     site_key,
 )
 from jax_tformer.model.masks import Mask, position_ids
+from jax_tformer.model.positions import Rotation, rotate
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")

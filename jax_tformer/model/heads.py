@@ -5,11 +5,11 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jax_tformer.config import TransformerConfig
+from jax_tformer.model.embedding import Table
 from jax_tformer.model.layers import (
     ZEROS,
     Linear,
     Norm,
-    Table,
     accumulator,
     activate,
     dtype_of,

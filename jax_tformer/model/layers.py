@@ -8,17 +8,16 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Key
 
 from jax_tformer.config import Activation, StackConfig, TransformerConfig
-from jax_tformer.errors import InputError
 
 PROJECTION = "projection"
 """The name of the result of a Linear, bias included, by which `rematerialized` makes the backward pass keep it."""
@@ -158,55 +157,6 @@ class Norm(nnx.Module):
         return high.astype(x.dtype)
 
 
-def angles(positions: Int[Array, "#B T"], width: int, base: float, dtype: jnp.dtype) -> Float[Array, "#B T W"]:
-    """position / base^(2i / width) for i = 0 .. width/2 - 1 (paper, section 3.5); radians, in at least float32."""
-    dtype = accumulator(dtype)
-    denominator = jnp.power(jnp.asarray(base, dtype), jnp.arange(0, width, 2, dtype=dtype) / width)
-    return positions[:, :, None].astype(dtype) / denominator[None, None, :]
-
-
-def sinusoidal(
-    positions: Int[Array, "#B T"], width: int, base: float, interleaved: bool, dtype: jnp.dtype
-) -> Float[Array, "#B T D"]:
-    """Computes the paper's position encoding (section 3.5): if `interleaved`, sines in even and cosines in odd columns.
-
-    Otherwise all sines, then all cosines, as in its first implementation (tensor2tensor) and many later ones.
-    """
-    angle = angles(positions, width, base, dtype)
-    if interleaved:
-        table = jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape((*angle.shape[:2], width))
-    else:
-        table = jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
-    return table.astype(dtype)
-
-
-class Rotation(NamedTuple):
-    """Cosines and sines of the rotary angles of the positions in one forward pass."""
-
-    cosine: Float[Array, "#B T c"]
-    sine: Float[Array, "#B T c"]
-
-
-def rotary_angles(config: TransformerConfig, stack: StackConfig, positions: Int[Array, "#B T"]) -> Rotation | None:
-    """Computes the rotary angles of `positions` once for all layers; returns None without rotary positions."""
-    if stack.positions != "rotary":
-        return None
-    angle = angles(positions, config.head_width(stack), stack.position_base, dtype_of(config.compute.dtype))
-    return Rotation(jnp.cos(angle), jnp.sin(angle))
-
-
-def rotate(x: Float[Array, "B T H C"], rotation: Rotation) -> Float[Array, "B T H C"]:
-    """Rotary positions (Su et al., 2021): rotates columns i and i + C/2 by the angle of their position.
-
-    Hugging Face stores weights for this pairing of the two halves. Computes in the type of the angles and returns that
-    of x.
-    """
-    cosine, sine = (part[:, :, None, :] for part in rotation)
-    first, second = jnp.split(x.astype(cosine.dtype), 2, axis=-1)
-    turned = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
-    return turned.astype(x.dtype)
-
-
 class FeedForward(nnx.Module):
     """down(activation(up(x))) (paper, section 3.3), or down(activation(gate(x)) * up(x)) (Shazeer, 2020)."""
 
@@ -248,61 +198,3 @@ def activate(x: Array, activation: Activation) -> Array:
 def gelu(x: Array) -> Array:
     """Computes x Phi(x) by the error function; `jax.nn.gelu` uses its complement, 2.6 times as slow on CPU."""
     return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
-
-
-class Table(nnx.Module):
-    """A lookup table `[rows, D]`."""
-
-    def __init__(self, rows: int, config: TransformerConfig, *, std: float) -> None:
-        self.embedding = parameter((rows, config.d_model), config, Start("normal", std))
-        self.dtype = config.compute.dtype
-
-    def __call__(self, ids: Int[Array, "#B T"]) -> Float[Array, "#B T D"]:
-        """Looks up the rows `ids`, which must be in range (checked on the host, not here)."""
-        return jnp.take(self.embedding[...], ids, axis=0).astype(dtype_of(self.dtype))
-
-
-class InputEmbedding(nnx.Module):
-    """Token + position + token-type embeddings, then norm and dropout.
-
-    With xavier_uniform, token tables start at d_model^-0.5, so that the paper's scaling by sqrt(d_model) (section 3.4)
-    brings them to unit size. With `tokens=False` the table is another stack's (`shared_embedding`).
-    """
-
-    def __init__(self, config: TransformerConfig, stack: StackConfig, *, tokens: bool = True) -> None:
-        assert config.vocab_size is not None
-        std = config.initializer_std
-        token_std = std if config.initializer == "normal" else config.d_model**-0.5
-        self.tokens = Table(config.vocab_size, config, std=token_std) if tokens else None
-        learned = stack.positions == "learned"
-        self.positions = Table(stack.max_positions or 0, config, std=std) if learned else None
-        self.token_types = Table(stack.token_types, config, std=std) if stack.token_types else None
-        self.norm = Norm(config, stack) if stack.embedding_norm else None
-        self.dropout = Dropout(config.dropout.embedding)
-        self.stack = stack
-
-    def __call__(
-        self,
-        ids: Int[Array, "B T"],
-        positions: Int[Array, "#B T"],
-        table: Table,
-        types: Int[Array, "B T"] | None = None,
-        dropout_key: Key[Array, ""] | None = None,
-    ) -> Float[Array, "B T D"]:
-        """Embeds `ids` by `table`; raises InputError if the sequence is longer than the learned positions."""
-        x = table(ids)
-        if self.stack.embedding_scale:
-            x = x * math.sqrt(x.shape[-1])
-        if self.positions is not None:
-            if ids.shape[1] > (self.stack.max_positions or 0):
-                raise InputError(
-                    f"the sequence has {ids.shape[1]} tokens and the model {self.stack.max_positions} learned "
-                    "positions; give a shorter sequence"
-                )
-            x = x + self.positions(positions)
-        elif self.stack.positions.startswith("sinusoidal"):
-            interleaved = self.stack.positions == "sinusoidal_interleaved"
-            x = x + sinusoidal(positions, x.shape[-1], self.stack.position_base, interleaved, x.dtype)
-        if self.token_types is not None:
-            x = x + self.token_types(jnp.zeros_like(ids) if types is None else types)
-        return self.dropout(x if self.norm is None else self.norm(x), site_key(dropout_key, "dropout"))

@@ -11,18 +11,11 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.errors import require
 from jax_tformer.model.attention import Attention, Cache, Captured, LayerCache, empty_cache, rematerialized, within
+from jax_tformer.model.embedding import InputEmbedding, Table
 from jax_tformer.model.heads import Head
-from jax_tformer.model.layers import (
-    Dropout,
-    FeedForward,
-    InputEmbedding,
-    Norm,
-    Rotation,
-    Table,
-    rotary_angles,
-    site_key,
-)
+from jax_tformer.model.layers import Dropout, FeedForward, Norm, site_key
 from jax_tformer.model.masks import Mask
+from jax_tformer.model.positions import Rotation, rotary_angles
 
 
 class Outputs(NamedTuple):

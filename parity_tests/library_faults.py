@@ -39,7 +39,7 @@ def no_higher(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def narrow_where(chosen: Callable[..., bool]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """In a function of layers.py or positions.py: the type of its input, and no higher, in the calls that `chosen` chooses."""
+    """In layers.py and positions.py: the type of the input, and no higher, in the calls that `chosen` chooses."""
 
     def wrong(right: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:

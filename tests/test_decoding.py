@@ -100,7 +100,7 @@ def test_the_loop_stops_when_all_rows_have_ended(gpt: Model) -> None:
     prompt, mask = jnp.array([[3, 4, 5]], jnp.int32), jnp.ones((1, 3), bool)
     end = generate(net, params, [[3, 4, 5]], decoding).rows(0)[0][4]
     first = generate(net, params, [[3, 4, 5]], decoding).rows(0)[0].index(end)
-    keys, ends, limits = row_keys(jax.random.key(0), jnp.zeros(1, jnp.uint32), 1), jnp.int32(end), jnp.array([30])
+    keys, ends, limits = row_keys(jax.random.key(0), jnp.zeros(1, jnp.uint32), 1), jnp.array([end]), jnp.array([30])
     apart = layers_apart(params)
     state = start(net, rules, apart, prompt, mask, None, limits, ends, keys, slots=33)
     state, _ = advance(net, rules, apart, state, ends, jnp.int32(29), room=29)

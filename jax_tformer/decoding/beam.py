@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jax_tformer.decoding.constraints import Place
 from jax_tformer.decoding.loop import extend, occurring, prefill, take_sequences
-from jax_tformer.decoding.strategies import Rules, penalize_repetition
+from jax_tformer.decoding.strategies import Rules, restrict
 from jax_tformer.model.attention import Cache
 from jax_tformer.model.functional import DecoderTransformer, Params
 
@@ -20,7 +21,7 @@ class Sequences(NamedTuple):
     """W sequences of new tokens for each of B prompts, best first."""
 
     tokens: Int[Array, "B W M"]
-    """After its last token, a row is filled with the end token."""
+    """After its last token, a row is filled with the first end token."""
     lengths: Int[Array, "B W"]
     """The number of tokens, the end token included."""
     scores: Float[Array, "B W"]
@@ -63,20 +64,20 @@ def search(
     mask: Bool[Array, "B P"],
     source: tuple[Int[Array, "B S"], Bool[Array, "B S"]] | None,
     limits: Int[Array, " B"],
-    end_id: Int[Array, ""],
+    end_ids: Int[Array, " E"],
     slots: int,
     room: int,
 ) -> tuple[Sequences, Bool[Array, ""]]:
     """Searches for the `num_beams` best continuations of each prompt; also returns whether a logit was NaN.
 
-    Every step considers the 2 W best continuations of the W unfinished sequences. Those among the first W that end, or
-    are as long as `limits` allows (at most `room`, M), compete for the W finished places. The W best of those that do
-    not end continue.
+    Every step considers the (1 + E) W best continuations of the W unfinished sequences, so that W of them do not end.
+    Those among the first W that end, or are as long as `limits` allows (at most `room`, M), compete for the W finished
+    places. The W best of those that do not end continue.
     """
     batch, width = len(prompt), rules.num_beams
     logits, cache = prefill(net, params, prompt, mask, source, slots)
     nothing = Sequences(
-        jnp.full((batch, width, room), end_id, jnp.int32),
+        jnp.full((batch, width, room), end_ids[0], jnp.int32),
         jnp.zeros((batch, width), jnp.int32),
         jnp.full((batch, width), _NEVER, logits.dtype),
         jnp.zeros((batch, width), bool),
@@ -94,7 +95,7 @@ def search(
         jnp.asarray(0, jnp.int32),
         jnp.asarray(False),
     )
-    beams = _extended(rules, beams, jnp.repeat(logits[:, None], width, axis=1), limits, end_id)
+    beams = _extended(rules, beams, jnp.repeat(logits[:, None], width, axis=1), limits, end_ids)
 
     def unfinished(beams: Beams) -> Array:
         return ((beams.made < limits) & ~_closed(rules, beams)).any()
@@ -102,7 +103,7 @@ def search(
     def one_more(beams: Beams) -> Beams:
         last = jax.lax.dynamic_index_in_dim(beams.running.tokens, beams.made - 1, axis=2, keepdims=False)
         logits, cache = extend(net, params, last.reshape(-1, 1), beams.cache)
-        return _extended(rules, beams._replace(cache=cache), logits.reshape(batch, width, -1), limits, end_id)
+        return _extended(rules, beams._replace(cache=cache), logits.reshape(batch, width, -1), limits, end_ids)
 
     beams = jax.lax.while_loop(unfinished, one_more, beams)
     return beams.finished, beams.broken
@@ -115,23 +116,22 @@ def _closed(rules: Rules, beams: Beams) -> Bool[Array, " B"]:
 
 
 def _extended(
-    rules: Rules, beams: Beams, logits: Float[Array, "B W V"], limits: Int[Array, " B"], end_id: Array
+    rules: Rules, beams: Beams, logits: Float[Array, "B W V"], limits: Int[Array, " B"], end_ids: Array
 ) -> Beams:
     """Returns the beams with one more token."""
     (batch, width, vocabulary), running, closed = logits.shape, beams.running, _closed(rules, beams)
     broken = jnp.isnan(logits).any((1, 2)) & ~closed & (beams.made < limits)
     log_probabilities = jax.nn.log_softmax(logits, axis=-1)
-    if rules.repetition_penalty is not None and beams.seen is not None:
-        log_probabilities = jax.vmap(penalize_repetition, (0, 0, None))(
-            log_probabilities, beams.seen, rules.repetition_penalty.astype(logits.dtype)
-        )
+    place = Place(beams.made, jnp.repeat(limits, width), end_ids)
+    rows = None if beams.seen is None else beams.seen.reshape(-1, vocabulary)
+    log_probabilities = restrict(log_probabilities.reshape(-1, vocabulary), rules, rows, place).reshape(logits.shape)
     total = (running.scores[:, :, None] + log_probabilities).reshape(batch, -1)
-    scores, places = jax.lax.top_k(total, min(2 * width, total.shape[1]))
+    scores, places = jax.lax.top_k(total, min(max(2, 1 + len(end_ids)) * width, total.shape[1]))
     origins, token = places // vocabulary, (places % vocabulary).astype(jnp.int32)
     made = beams.made + 1
     longer = running.take(origins)
     longer = Sequences(longer.tokens.at[:, :, beams.made].set(token), longer.lengths + 1, scores, longer.exist)
-    ends = (token == end_id) | (made >= limits)[:, None]
+    ends = jnp.isin(token, end_ids) | (made >= limits)[:, None]
 
     # Finished sequences, old and new.
     enters = ends & (jnp.arange(scores.shape[1]) < width)[None] & longer.exist & ~closed[:, None]

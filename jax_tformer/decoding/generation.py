@@ -30,7 +30,7 @@ class Generated(NamedTuple):
     """R sequences of new tokens for each of B prompts."""
 
     tokens: np.ndarray
-    """int32 `[B, R, N]`; after its end, a row is filled with the end token, or -1 without one."""
+    """int32 `[B, R, N]`; after its end, a row is filled with the (first) end token, or -1 without one."""
     lengths: np.ndarray
     """int32 `[B, R]`, the number of tokens of each row, its end token included."""
     scores: np.ndarray | None
@@ -49,7 +49,7 @@ class Prompts(NamedTuple):
     limits: np.ndarray
     """int32 `[B]`, the most new tokens of each."""
     start_id: int | None
-    end_id: int
+    end_ids: tuple[int, ...]
     """-1, which never occurs, if no token ends an answer."""
     context: int | None
     """When a text has this many tokens, it drops the older half and continues: it slides. None: no text slides."""
@@ -106,18 +106,18 @@ def generate(
     decoding: DecodingConfig,
     *,
     limits: Sequence[int] | None = None,
-    end_id: int | None = None,
+    end_id: int | Sequence[int] | None = None,
     start_id: int | None = None,
     seed: int = 0,
     context: int | None = None,
 ) -> Generated:
     """Continues the prompts of a decoder-only model, or translates the sources of an encoder-decoder.
 
-    Rows end with `end_id`, if given, or after max_new_tokens, or after the prompt's number in `limits`. Translations
-    begin with `start_id`. With the same seed a prompt gets the same tokens whatever else is in the batch (except for
-    near ties that rounding decides, as in bfloat16). With `context`, a decoder-only model may write more tokens than
-    that: whenever the context is full, it forgets all but the newer half. Without it, prompt and new tokens must fit
-    into learned positions.
+    Rows end with `end_id` (or one of several), if given, or after max_new_tokens, or after the prompt's number in
+    `limits`. Translations begin with `start_id`. With the same seed a prompt gets the same tokens whatever else is in
+    the batch (except for near ties that rounding decides, as in bfloat16). With `context`, a decoder-only model may
+    write more tokens than that: whenever the context is full, it forgets all but the newer half. Without it, prompt
+    and new tokens must fit into learned positions.
 
     Raises InputError for what does not fit, an empty batch or prompt, ids outside the vocabulary, a model whose logits
     are NaN, and a beam search that finds fewer than num_return_sequences sequences.
@@ -127,11 +127,11 @@ def generate(
     if decoding.num_beams > 1:
         require(context is None, f"context is {context} and num_beams {decoding.num_beams}; expected one of them")
         return _beams(net, params, asked, decoding)
-    tokens = np.full((len(prompts), decoding.num_return_sequences, int(asked.limits.max())), asked.end_id, np.int32)
+    tokens = np.full((len(prompts), decoding.num_return_sequences, int(asked.limits.max())), asked.end_ids[0], np.int32)
     for rows, part in asked.groups:
         made = np.concatenate(list(_pieces(net, params, part, decoding, seed, at_once=True)), axis=1)
         tokens[rows, :, : made.shape[1]] = made.reshape(len(rows), -1, made.shape[1])
-    ended = tokens == asked.end_id
+    ended = np.isin(tokens, asked.end_ids)
     lengths = np.where(ended.any(-1), ended.argmax(-1) + 1, tokens.shape[-1]).astype(np.int32)
     lengths = np.minimum(lengths, asked.limits[:, None])
     return Generated(tokens[..., : int(lengths.max())], lengths, None)
@@ -144,21 +144,21 @@ def stream(
     decoding: DecodingConfig,
     *,
     limits: Sequence[int] | None = None,
-    end_id: int | None = None,
+    end_id: int | Sequence[int] | None = None,
     start_id: int | None = None,
     seed: int = 0,
     context: int | None = None,
 ) -> Iterator[np.ndarray]:
     """Yields the tokens of `generate` as they are chosen, int32 `[B, R]` at a time, until all rows have ended.
 
-    A row that has ended repeats its end token, or -1 without one.
+    A row that has ended repeats the (first) end token, or -1 without one.
     """
     require(decoding.num_beams == 1, f"num_beams is {decoding.num_beams}; a beam search knows its tokens at the end")
     net, asked = require_speaker(net), _asked(net, prompts, decoding, limits, end_id, start_id, context)
     params = layers_apart(params)
     groups = asked.groups
     for pieces in zip_longest(*(_pieces(net, params, part, decoding, seed, at_once=False) for _, part in groups)):
-        tokens = np.full((len(prompts), decoding.num_return_sequences), asked.end_id, np.int32)
+        tokens = np.full((len(prompts), decoding.num_return_sequences), asked.end_ids[0], np.int32)
         for (rows, _), piece in zip(groups, pieces, strict=True):
             if piece is not None:
                 tokens[rows] = piece.reshape(len(rows), -1)
@@ -170,7 +170,7 @@ def _asked(
     prompts: Sequence[Ids],
     decoding: DecodingConfig,
     limits: Sequence[int] | None,
-    end_id: int | None,
+    end_id: int | Sequence[int] | None,
     start_id: int | None,
     context: int | None,
 ) -> Prompts:
@@ -180,8 +180,10 @@ def _asked(
     for number, prompt in enumerate(prompts, 1):
         require(len(prompt) > 0, f"prompt {number} of {len(prompts)} has no tokens; expected at least one")
         check_ids(np.asarray(prompt), vocabulary)
-    for token in (end_id, start_id):
-        check_ids(np.asarray([] if token is None else [token]), vocabulary)
+    ends = () if end_id is None else (end_id,) if isinstance(end_id, int | np.integer) else tuple(end_id)
+    start = () if start_id is None else (start_id,)
+    forced = (token for token in (decoding.forced_bos_token_id, decoding.forced_eos_token_id) if token is not None)
+    check_ids(np.asarray([*ends, *start, *forced, *decoding.suppress_tokens], np.int64), vocabulary)
     most = decoding.max_new_tokens
     allowed = np.full(len(prompts), most) if limits is None else np.minimum(limits, most)
     require(len(allowed) == len(prompts), f"there are {len(allowed)} limits; expected one a prompt, {len(prompts)}")
@@ -200,14 +202,16 @@ def _asked(
         require(context >= 2, f"context is {context}; expected at least 2 tokens")
         require_positions(positions, context, "the context")
         require(longest <= context, f"a prompt has {longest} tokens; expected at most {context}, the context")
-    return Prompts(prompts, allowed.astype(np.int32), start_id, -1 if end_id is None else end_id, context)
+    return Prompts(prompts, allowed.astype(np.int32), start_id, ends or (-1,), context)
 
 
 def _beams(net: DecoderTransformer, params: Params, asked: Prompts, decoding: DecodingConfig) -> Generated:
     (tokens, *others), slots = asked.arrays(net)
     # One token for each slot beside the prompt, and the last one, which is not read.
     room, wanted = slots - tokens.shape[1] + 1, decoding.num_return_sequences
-    found, broken = search(net, rules_of(decoding), params, tokens, *others, asked.end_id, slots=slots, room=room)
+    found, broken = search(
+        net, rules_of(decoding), params, tokens, *others, jnp.asarray(asked.end_ids, jnp.int32), slots=slots, room=room
+    )
     _require_numbers(broken)
     exist = np.asarray(found.exist)[:, :wanted]
     fewest = f"is {wanted}, and the beam search has found {exist.sum(1).min()} sequences for a prompt"
@@ -220,11 +224,11 @@ def _pieces(
     net: DecoderTransformer, params: Params, asked: Prompts, decoding: DecodingConfig, seed: int, *, at_once: bool
 ) -> Iterator[np.ndarray]:
     """Yields the tokens of a group, int32 `[B * R, n]`: the first, then one at a time or as many as there is room."""
-    rules, end, samples = rules_of(decoding), asked.end_id, decoding.num_return_sequences
+    rules, ends, samples = rules_of(decoding), jnp.asarray(asked.end_ids, jnp.int32), decoding.num_return_sequences
     arrays, slots = asked.arrays(net)
     used, made, most = arrays[0].shape[1], 1, int(asked.limits.max())
     hashes = np.array([zlib.crc32(np.asarray(ids, "<i4").tobytes()) for ids in asked.ids], np.uint32)
-    state = start(net, rules, params, *arrays, end, row_keys(jax.random.key(seed), hashes, samples), slots=slots)
+    state = start(net, rules, params, *arrays, ends, row_keys(jax.random.key(seed), hashes, samples), slots=slots)
     _require_numbers(state.broken)
     yield (new := np.asarray(state.token)[:, None])
     # The tokens that a sliding text reads again, into a new cache.
@@ -238,7 +242,7 @@ def _pieces(
             state = restart(net, params, state, jnp.asarray(tokens), jnp.asarray(mask), slots)
         steps = min(most - made, slots - used) if at_once else 1
         # The number of steps is traced and their room is static, so one compilation is enough.
-        state, tokens = advance(net, rules, params, state, end, steps, slots if at_once else 1)
+        state, tokens = advance(net, rules, params, state, ends, steps, slots if at_once else 1)
         _require_numbers(state.broken)
         count = int(state.made) - made
         made, used = made + count, used + count

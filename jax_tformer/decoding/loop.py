@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
+from jax_tformer.decoding.constraints import Place
 from jax_tformer.decoding.strategies import Rules, choose
 from jax_tformer.model.attention import Cache, KeyValue
 from jax_tformer.model.functional import DecoderTransformer, Params
@@ -41,7 +42,7 @@ def start(
     mask: Bool[Array, "B P"],
     source: tuple[Int[Array, "B S"], Bool[Array, "B S"]] | None,
     limits: Int[Array, " B"],
-    end_id: Int[Array, ""],
+    end_ids: Int[Array, " E"],
     keys: Key[Array, "B R"],
     slots: int,
 ) -> State:
@@ -62,7 +63,7 @@ def start(
         jnp.asarray(0, jnp.int32),
         jnp.asarray(False),
     )
-    return chosen(rules, state, logits[rows], end_id)
+    return chosen(rules, state, logits[rows], end_ids)
 
 
 @partial(jax.jit, static_argnames=("net", "room"), donate_argnames=("state",))
@@ -71,13 +72,13 @@ def advance(
     rules: Rules,
     params: Params,
     state: State,
-    end_id: Int[Array, ""],
+    end_ids: Int[Array, " E"],
     steps: Int[Array, ""],
     room: int,
 ) -> tuple[State, Int[Array, "N M"]]:
     """Chooses up to `steps` more tokens, at most `room` (M), and stops early when all rows have ended.
 
-    Returns them in order; the rest is filled with the end token. Donates `state`.
+    Returns them in order; the rest is filled with the first end token. Donates `state`.
     """
     before = state.made
 
@@ -89,10 +90,10 @@ def advance(
         state, tokens = loop
         logits, cache = extend(net, params, state.token[:, None], state.cache)
         place = state.made - before
-        state = chosen(rules, state._replace(cache=cache), logits, end_id)
+        state = chosen(rules, state._replace(cache=cache), logits, end_ids)
         return state, jax.lax.dynamic_update_slice_in_dim(tokens, state.token[:, None], place, axis=1)
 
-    tokens = jnp.full((len(state.token), room), end_id, jnp.int32)
+    tokens = jnp.full((len(state.token), room), end_ids[0], jnp.int32)
     return jax.lax.while_loop(unfinished, one_more, (state, tokens))
 
 
@@ -175,14 +176,15 @@ def take_sequences(cache: Cache, chosen: Int[Array, " N"]) -> Cache:
     return cache._replace(layers=layers, is_token=cache.is_token[chosen])
 
 
-def chosen(rules: Rules, state: State, logits: Float[Array, "N V"], end_id: Int[Array, ""]) -> State:
-    """Chooses the next token of each row from its logits; rows that have ended repeat the end token."""
+def chosen(rules: Rules, state: State, logits: Float[Array, "N V"], end_ids: Int[Array, " E"]) -> State:
+    """Chooses the next token of each row from its logits; rows that have ended repeat the first end token."""
     keys = jax.vmap(jax.random.fold_in, (0, None))(state.keys, state.made)
-    token = jnp.where(state.done, end_id, choose(logits, keys, rules, state.seen)).astype(jnp.int32)
+    place = Place(state.made, state.limits, end_ids)
+    token = jnp.where(state.done, end_ids[0], choose(logits, keys, rules, state.seen, place)).astype(jnp.int32)
     made = state.made + 1
     return state._replace(
         token=token,
-        done=state.done | (token == end_id) | (made >= state.limits),
+        done=state.done | jnp.isin(token, end_ids) | (made >= state.limits),
         seen=None if state.seen is None else state.seen.at[jnp.arange(len(token)), token].set(True),
         made=made,
         broken=state.broken | (jnp.isnan(logits).any(-1) & ~state.done).any(),

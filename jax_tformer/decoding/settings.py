@@ -29,6 +29,14 @@ class DecodingConfig:
     """Draw only tokens at least p times as probable as the most probable one (Nguyen et al., 2024)."""
     repetition_penalty: float = 1.0
     """Divides positive and multiplies negative scores of tokens that have occurred (Keskar et al., 2019)."""
+    min_new_tokens: int = 0
+    """The fewest new tokens of a row, not counting its end token."""
+    suppress_tokens: tuple[int, ...] = ()
+    """Tokens that are never chosen."""
+    forced_bos_token_id: int | None = None
+    """The first new token of every row."""
+    forced_eos_token_id: int | None = None
+    """The last new token of a row that has as many as it may have."""
     num_return_sequences: int = 1
     """Samples for each prompt; in a beam search, the n best."""
     num_beams: int = 1
@@ -46,6 +54,17 @@ class DecodingConfig:
         require_finite(self, "temperature", minimum=0)
         require_finite(self, "length_penalty")
         require_finite(self, "repetition_penalty", above=0)
+        for name in ("min_new_tokens", "forced_bos_token_id", "forced_eos_token_id"):
+            value = getattr(self, name)
+            known = value is None if name.startswith("forced") else False
+            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+            require_field(known or whole, name, f"is {value!r}; expected a whole number of at least 0")
+        require_field(
+            isinstance(self.suppress_tokens, tuple)
+            and all(isinstance(id, int) and id >= 0 for id in self.suppress_tokens),
+            "suppress_tokens",
+            f"is {self.suppress_tokens!r}; expected ids of at least 0",
+        )
         require_choice(self, "length_penalty_form", LengthPenaltyForm)
         early, beams, wanted = self.early_stopping, self.num_beams, self.num_return_sequences
         known = isinstance(early, bool) or early == "never"

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from jax_tformer.decoding.constraints import Constraints, Place, constrain, constraints_of
 from jax_tformer.decoding.settings import DecodingConfig, LengthPenaltyForm
 
 
@@ -25,6 +26,7 @@ class Rules:
     min_p: Float[Array, ""] | None
     repetition_penalty: Float[Array, ""] | None
     length_penalty: Float[Array, ""]
+    constraints: Constraints | None
     top_k: int | None = field(metadata={"static": True})
     num_beams: int = field(metadata={"static": True})
     length_penalty_form: LengthPenaltyForm = field(metadata={"static": True})
@@ -43,6 +45,7 @@ def rules_of(decoding: DecodingConfig) -> Rules:
         min_p=number(decoding.min_p, 0.0),
         repetition_penalty=number(decoding.repetition_penalty, 1.0),
         length_penalty=jnp.asarray(decoding.length_penalty, jnp.result_type(float)),
+        constraints=constraints_of(decoding),
         top_k=decoding.top_k,
         num_beams=decoding.num_beams,
         length_penalty_form=decoding.length_penalty_form,
@@ -51,23 +54,29 @@ def rules_of(decoding: DecodingConfig) -> Rules:
 
 
 def choose(
-    logits: Float[Array, "N V"], keys: Key[Array, " N"], rules: Rules, seen: Bool[Array, "N V"] | None
+    logits: Float[Array, "N V"],
+    keys: Key[Array, " N"],
+    rules: Rules,
+    seen: Bool[Array, "N V"] | None,
+    place: Place | None = None,
 ) -> Int[Array, " N"]:
     """Draws one token per row with the row's own key, or takes the best one without a temperature.
 
-    `seen` is as in `process`.
+    `seen` and `place` are as in `process`.
     """
-    logits = process(logits, rules, seen)
+    logits = process(logits, rules, seen, place)
     return best(logits) if rules.temperature is None else draw(logits, keys)
 
 
-def process(logits: Float[Array, "N V"], rules: Rules, seen: Bool[Array, "N V"] | None) -> Float[Array, "N V"]:
-    """Applies repetition penalty, temperature, top-k, top-p and min-p; logits are correct up to a constant per row.
+def process(
+    logits: Float[Array, "N V"], rules: Rules, seen: Bool[Array, "N V"] | None, place: Place | None = None
+) -> Float[Array, "N V"]:
+    """Applies repetition penalty, constraints, temperature, top-k, top-p and min-p.
 
-    `seen` are the tokens that the row contains; None without a repetition penalty.
+    Logits are correct up to a constant per row. `seen` are the tokens that the row contains; None without a repetition
+    penalty. `place` may be None if there are no constraints.
     """
-    if rules.repetition_penalty is not None and seen is not None:
-        logits = penalize_repetition(logits, seen, rules.repetition_penalty.astype(logits.dtype))
+    logits = restrict(logits, rules, seen, place)
     if rules.temperature is not None:
         # Makes the largest logit 0, so that it stays finite. XLA would treat temperatures below `tiny` as 0.
         temperature = jnp.maximum(rules.temperature.astype(logits.dtype), np.finfo(logits.dtype).tiny)
@@ -79,6 +88,17 @@ def process(logits: Float[Array, "N V"], rules: Rules, seen: Bool[Array, "N V"] 
     if rules.min_p is not None:
         logits = keep_min_p(logits, rules.min_p.astype(logits.dtype))
     return logits
+
+
+def restrict(
+    scores: Float[Array, "N V"], rules: Rules, seen: Bool[Array, "N V"] | None, place: Place | None
+) -> Float[Array, "N V"]:
+    """Applies what changes logits, or log-probabilities, without drawing: repetition penalty, then constraints."""
+    if rules.repetition_penalty is not None and seen is not None:
+        scores = penalize_repetition(scores, seen, rules.repetition_penalty.astype(scores.dtype))
+    if rules.constraints is not None and place is not None:
+        scores = constrain(scores, rules.constraints, place)
+    return scores
 
 
 def best(logits: Float[Array, "N V"]) -> Int[Array, " N"]:

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from jax_tformer.errors import InputError
 from jax_tformer.model.functional import Params
+from jax_tformer.weights.views import Part, Rearranged, Stacked, View, read
 
 
 class Rule(NamedTuple):
@@ -81,11 +82,16 @@ def slots(shapes: Params) -> dict[str, Slot]:
 def to_reference(params: Params) -> dict[str, np.ndarray]:
     """Converts our parameters to the names and layouts of `torch_ref`, bit for bit."""
     ours = {path: np.asarray(leaf) for path, leaf in traverse_util.flatten_dict(params, sep=".").items()}
-    theirs = {}
-    for name, slot in slots(params).items():
-        array = ours[slot.path] if slot.layer is None else ours[slot.path][slot.layer]
-        theirs[name] = np.ascontiguousarray(einops.rearrange(array, slot.rule.axes))
-    return theirs
+    return {name: read(view) for name, view in reference_views(ours, params).items()}
+
+
+def reference_views(ours: Mapping[str, View], shapes: Params) -> dict[str, View]:
+    """Returns views of our arrays (by path) with the names and layouts of `torch_ref`; nothing is read yet."""
+    views: dict[str, View] = {}
+    for name, slot in slots(shapes).items():
+        layer = ours[slot.path] if slot.layer is None else Part(ours[slot.path], slot.layer)
+        views[name] = Rearranged(layer, slot.rule.axes)
+    return views
 
 
 def from_reference(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]], shapes: Params) -> Params:
@@ -93,23 +99,36 @@ def from_reference(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayL
 
     Raises WeightsError, which lists all arrays without a place, places without an array, and what else does not fit.
     """
-    expected = slots(shapes)
     given, doubled = once(weights)
+    types = {name: slot.dtype for name, slot in slots(shapes).items()}
+    views = parameter_views(given, shapes, doubled, types=types)
+    params: Params = traverse_util.unflatten_dict({path: read(view) for path, view in views.items()}, sep=".")
+    return params
+
+
+def parameter_views(
+    given: Mapping[str, View],
+    shapes: Params,
+    doubled: Iterable[str] = (),
+    *,
+    types: Mapping[str, np.dtype] | None = None,
+) -> dict[str, View]:
+    """Returns views of arrays of `torch_ref` as our parameters, by path; nothing is read yet.
+
+    Raises WeightsError as `from_reference` does; without `types`, any type fits.
+    """
+    expected = slots(shapes)
     wanted = {name: reference_shape(slot) for name, slot in expected.items()}
-    types = {name: slot.dtype for name, slot in expected.items()}
     require_fit("model", given, wanted, doubled, types=types)
-    layers: dict[str, dict[int | None, np.ndarray]] = {}
+    layers: dict[str, list[View]] = {}
+    stacked: dict[str, bool] = {}
     for name, slot in expected.items():
         before, after = slot.rule.axes.split(" -> ")
         sizes = dict(zip(before.split(), slot.shape, strict=True))
-        array = einops.rearrange(given[name], f"{after} -> {before}", **sizes)
-        layers.setdefault(slot.path, {})[slot.layer] = array
-    arrays = {
-        path: np.ascontiguousarray(parts[None]) if None in parts else np.stack([parts[i] for i in range(len(parts))])
-        for path, parts in layers.items()
-    }
-    params: Params = traverse_util.unflatten_dict(arrays, sep=".")
-    return params
+        # The layers of a stack come in order.
+        layers.setdefault(slot.path, []).append(Rearranged(given[name], f"{after} -> {before}", sizes))
+        stacked[slot.path] = slot.layer is not None
+    return {path: Stacked(parts) if stacked[path] else parts[0] for path, parts in layers.items()}
 
 
 def reference_shape(slot: Slot) -> tuple[int, ...]:
@@ -137,7 +156,7 @@ def once(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]]) -> 
 
 def require_fit(
     what: str,
-    given: Mapping[str, np.ndarray],
+    given: Mapping[str, View],
     shapes: Mapping[str, tuple[int, ...]],
     doubled: Iterable[str],
     *,

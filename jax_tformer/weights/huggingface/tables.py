@@ -6,7 +6,7 @@ use the same tables, so they cannot disagree. "Our" arrays have the names and la
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from jax_tformer.errors import InputError
 from jax_tformer.files import differences, from_dict, to_dict
 from jax_tformer.model.functional import transformer
 from jax_tformer.weights.names import WeightsError, listed, once, reference_shape, require_fit, slots
+from jax_tformer.weights.views import Part, Rearranged, Region, Stacked, View, read, same_bytes
 
 Arrays = dict[str, np.ndarray]
 Settings = Mapping[str, object]
@@ -162,24 +163,60 @@ def read_rows(rows: tuple[Row, ...], config: TransformerConfig, weights: Weights
 
     Raises WeightsError, which lists all arrays without a place, places without an array, and what else does not fit.
     """
+    given, doubled = once(weights)
+    return {name: read(view) for name, view in our_views(rows, config, given, doubled).items()}
+
+
+def our_views(
+    rows: tuple[Row, ...], config: TransformerConfig, weights: Mapping[str, View], doubled: Iterable[str] = ()
+) -> dict[str, View]:
+    """Returns views of their arrays as ours. Reads only arrays that should repeat others, to compare them.
+
+    Raises WeightsError as `read_rows` does.
+    """
     places = _places(rows, _shapes(config))
-    dropped = re.compile(
-        "|".join(re.escape(row.theirs).replace(r"\*", r"\d+") for row in rows if row.ours is None) or "(?!)"
-    )
-    pairs = weights.items() if isinstance(weights, Mapping) else weights
-    given, doubled = once((name, array) for name, array in pairs if not dropped.fullmatch(name))
-    tied = [place.theirs for place in places if place.tied]
-    require_fit("config", given, {place.theirs: place.shape for place in places}, doubled, optional=tied)
-    ours: Arrays = {}
+    called = known_names(rows, config, weights)
+    given = {known: weights[name] for name, known in called.items() if known is not None}
+    doubled = [
+        *doubled,
+        *(name for name, known in called.items() if known is not None and given[known] is not weights[name]),
+    ]
+    # Of arrays that repeat each other, one is enough.
+    filled = {place.ours[0] for place in places if place.theirs in given}
+    optional = [place.theirs for place in places if place.tied or place.ours[0] in filled]
+    require_fit("config", given, {place.theirs: place.shape for place in places}, doubled, optional=optional)
+    ours: dict[str, View] = {}
     for place in places:
         if place.theirs not in given:
             continue
-        parts = einops.rearrange(given[place.theirs][place.idle :], place.axes, n=len(place.ours))
-        for name, part in zip(place.ours, parts, strict=True):
-            if place.tied and part.tobytes() != ours[name].tobytes():
+        parts = Rearranged(_Used(given[place.theirs], place.idle), place.axes, {"n": len(place.ours)})
+        for number, name in enumerate(place.ours):
+            part = Part(parts, number)
+            if name in ours and not same_bytes(part, ours[name]):
                 raise WeightsError(f"{place.theirs} should repeat the array that becomes {name}, and differs from it")
-            ours[name] = np.ascontiguousarray(part)
+            ours.setdefault(name, part)
     return ours
+
+
+def known_names(rows: tuple[Row, ...], config: TransformerConfig, names: Iterable[str]) -> dict[str, str | None]:
+    """Returns, for each name in a file, its name in the rows; None for arrays that are dropped.
+
+    Files of the bare model leave out the first part ("wte.weight" for "transformer.wte.weight"), and old ones call the
+    parameters of norms gamma and beta. A name without a place stays as it is.
+    """
+    places = {place.theirs for place in _places(rows, _shapes(config))}
+    dropped = re.compile(
+        "|".join(re.escape(row.theirs).replace(r"\*", r"\d+") for row in rows if row.ours is None) or "(?!)"
+    )
+    first_parts = {row.theirs.split(".")[0] for row in rows}
+    known: dict[str, str | None] = {}
+    for name in names:
+        newer = re.sub(r"\.beta$", ".bias", re.sub(r"\.gamma$", ".weight", name))
+        spellings = [name, newer, *(f"{first}.{newer}" for first in sorted(first_parts))]
+        found = [spelling for spelling in spellings if spelling in places or dropped.fullmatch(spelling)]
+        chosen = found[0] if found and (found[0] in (name, newer) or len(found) == 1) else name
+        known[name] = None if dropped.fullmatch(chosen) else chosen
+    return known
 
 
 def write_rows(rows: tuple[Row, ...], config: TransformerConfig, weights: Weights) -> Arrays:
@@ -187,19 +224,67 @@ def write_rows(rows: tuple[Row, ...], config: TransformerConfig, weights: Weight
 
     Raises WeightsError, which lists all that does not fit `config`.
     """
-    shapes = _shapes(config)
     given, doubled = once(weights)
-    require_fit("config", given, shapes, doubled)
-    theirs = {}
-    for place in _places(rows, shapes):
-        parts = [given[name] for name in place.ours]
+    return {name: read(view) for name, view in their_views(rows, config, given, doubled).items()}
+
+
+def their_views(
+    rows: tuple[Row, ...],
+    config: TransformerConfig,
+    weights: Mapping[str, View],
+    doubled: Iterable[str] = (),
+    names: Collection[str] | None = None,
+) -> dict[str, View]:
+    """Returns views of our arrays as theirs; of arrays that repeat each other, those in `names`, or the first.
+
+    Raises WeightsError as `write_rows` does.
+    """
+    shapes = _shapes(config)
+    require_fit("config", weights, shapes, doubled)
+    theirs: dict[str, View] = {}
+    places = _places(rows, shapes)
+    written = {place.ours[0] for place in places if names is not None and place.theirs in names}
+    for place in places:
+        parts = [weights[name] for name in place.ours]
         if len({part.dtype for part in parts}) > 1:
             raise WeightsError(f"{', '.join(place.ours)} become one array; expected one type, not several")
-        if not place.tied:
-            whole = einops.rearrange(np.stack(parts), _inverse(place.axes))
-            idle = np.zeros((place.idle, *whole.shape[1:]), whole.dtype)
-            theirs[place.theirs] = np.ascontiguousarray(np.concatenate([idle, whole]))
+        chosen = not place.tied if names is None or place.ours[0] not in written else place.theirs in names
+        if chosen:
+            theirs[place.theirs] = _Padded(Rearranged(Stacked(parts), _inverse(place.axes)), place.idle)
     return theirs
+
+
+class _Used:
+    """A view without its first rows, which are idle."""
+
+    def __init__(self, source: View, idle: int) -> None:
+        self._source, self._idle = source, idle
+        self.shape = (source.shape[0] - idle, *source.shape[1:])
+        self.dtype, self.strides = source.dtype, source.strides
+
+    def __getitem__(self, region: Region) -> np.ndarray:
+        first, *rest = region
+        return self._source[(slice(first.start + self._idle, first.stop + self._idle), *rest)]
+
+
+class _Padded:
+    """A view below idle rows of zeros."""
+
+    def __init__(self, source: View, idle: int) -> None:
+        self._source, self._idle = source, idle
+        self.shape = (source.shape[0] + idle, *source.shape[1:])
+        self.dtype, self.strides = source.dtype, source.strides
+
+    def __getitem__(self, region: Region) -> np.ndarray:
+        first, *rest = region
+        start, stop = (max(edge - self._idle, 0) for edge in (first.start, first.stop))
+        block = (
+            self._source[(slice(start, stop), *rest)]
+            if stop > start
+            else np.zeros((0, *(part.stop - part.start for part in rest)), self.dtype)
+        )
+        zeros = np.zeros((first.stop - first.start - len(block), *block.shape[1:]), self.dtype)
+        return np.concatenate([zeros, block])
 
 
 @lru_cache(maxsize=8)

@@ -1,0 +1,53 @@
+"""Views of weights: every part of a view is the part of the array that einops makes."""
+
+import einops
+import numpy as np
+import pytest
+
+from jax_tformer.weights import views
+from jax_tformer.weights.views import Part, Rearranged, Stacked, read, same_bytes
+
+AXES = [
+    ("(n o) i -> n o i", (12, 5), {"n": 3}),
+    ("i (n o) -> n o i", (5, 12), {"n": 3}),
+    ("1 (n o) -> n o", (1, 12), {"n": 2}),
+    ("n o -> 1 (n o)", (2, 3), {}),
+    ("(h n c) i -> n (h c) i", (24, 5), {"n": 3, "h": 2}),
+    ("n (h c) i -> (h n c) i", (3, 8, 5), {"h": 2}),
+    ("d h c -> (h c) d", (5, 3, 4), {}),
+    ("(h c) d -> d h c", (12, 5), {"h": 3}),
+]
+
+
+@pytest.mark.parametrize(("axes", "shape", "sizes"), AXES, ids=[axes for axes, _, _ in AXES])
+def test_parts_are_those_of_einops(
+    axes: str, shape: tuple[int, ...], sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    source = rng.integers(0, 1000, shape)
+    view, wanted = Rearranged(source, axes, sizes), einops.rearrange(source, axes, **sizes)
+    assert (view.shape, view.dtype) == (wanted.shape, wanted.dtype)
+    for _ in range(200):
+        starts = [rng.integers(0, size) for size in wanted.shape]
+        region = tuple(
+            slice(int(start), int(rng.integers(start + 1, size + 1)))
+            for start, size in zip(starts, wanted.shape, strict=True)
+        )
+        np.testing.assert_array_equal(view[region], wanted[region])
+    # Several blocks, and another type.
+    monkeypatch.setattr(views, "_BLOCK", 64)
+    np.testing.assert_array_equal(read(view, np.dtype(np.float32)), wanted.astype(np.float32))
+    assert same_bytes(view, wanted)
+    assert not same_bytes(view, wanted + (wanted == wanted.max()))
+
+
+def test_layers_apart_and_together() -> None:
+    layers = [np.full((2, 3), number, np.float32) for number in range(4)]
+    np.testing.assert_array_equal(read(Stacked(layers)), np.stack(layers))
+    np.testing.assert_array_equal(read(Part(np.stack(layers), 2)), layers[2])
+
+
+@pytest.mark.parametrize("axes", ["a b c -> c", "(n o) i -> n o i", "(n o) 1 -> n o"])
+def test_shapes_that_do_not_fit(axes: str) -> None:
+    with pytest.raises(ValueError, match=r"shape \[7, 5\]"):
+        Rearranged(np.zeros((7, 5)), axes, {"n": 3})

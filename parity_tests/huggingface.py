@@ -1,7 +1,7 @@
 """The third oracle: Hugging Face's own models, of reduced configs, with random weights, run on our batches."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -10,70 +10,15 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
-from transformers.models.bart import BartConfig, BartForConditionalGeneration
-from transformers.models.bert import BertConfig, BertForMaskedLM, BertModel
-from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
 from jax_tformer.config import Dtype, TransformerConfig
 from jax_tformer.weights.huggingface import config_from_huggingface, from_huggingface
-from parity.pairs import Result, Tensors
-from parity_tests.cases import VOCABULARY, batch_for
+from parity.islands import Float64
+from parity.pairs import Result, Tensors, from_torch, to_torch
+from parity_tests.cases import batch_for
+from parity_tests.oracles import ENTRIES
 from torch_ref.training import cross_entropy
 from torch_ref.transformer import position_ids
-
-_GPT2 = {
-    "vocab_size": VOCABULARY,
-    "n_positions": 40,
-    "n_embd": 32,
-    "n_layer": 3,
-    "n_head": 4,
-    "n_inner": 80,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-_BERT = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 80,
-    "max_position_embeddings": 40,
-    # As the padding_idx of the token table it would take token 0 its gradient.
-    "pad_token_id": None,
-}
-_BART = {
-    "vocab_size": VOCABULARY,
-    "d_model": 32,
-    # Nothing of one stack fits the other.
-    "encoder_layers": 2,
-    "decoder_layers": 3,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 80,
-    "decoder_ffn_dim": 72,
-    "max_position_embeddings": 40,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "decoder_start_token_id": None,
-    "forced_eos_token_id": None,
-}
-MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
-    "gpt2": (GPT2LMHeadModel, _GPT2),
-    "bert": (BertModel, _BERT),
-    "bert masked": (BertForMaskedLM, _BERT),
-    "bart": (BartForConditionalGeneration, _BART),
-}
-"""The class, and the settings of its reduced config."""
-_LAYERS: dict[type, dict[str, tuple[str, dict[str, str]]]] = {
-    GPT2Config: {"decoder": ("h", {"attn": "self_attention"})},
-    BertConfig: {"encoder": ("encoder.layer", {"attention.self": "self_attention"})},
-    BartConfig: {
-        "encoder": ("encoder.layers", {"self_attn": "self_attention"}),
-        "decoder": ("decoder.layers", {"self_attn": "self_attention", "encoder_attn": "cross_attention"}),
-    },
-}
-"""Where the layers of a stack are, and in a layer the modules that return attention weights."""
 
 
 class Oracle:
@@ -81,16 +26,24 @@ class Oracle:
 
     def __init__(self, name: str, dtype: Dtype = "float64", **settings: Any) -> None:
         """`settings` are changes of the reduced config."""
-        kind, reduced = MODELS[name]
-        self.model = kind(kind.config_class(**reduced | settings, attn_implementation="eager"))
+        self.entry = ENTRIES[name]
+        kind, self._widens = self.entry.kind, self.entry.islands and dtype == "float64"
+        config = kind.config_class(**{**self.entry.settings, **settings}, attn_implementation="eager")
+        with self.whole():
+            self.model = kind(config).eval()
         self._fresh = {name: tensor.detach().double().numpy() for name, tensor in self._kept().items()}
-        self.model.to(getattr(torch, dtype)).eval()
+        # Buffers that are not saved keep their type, as in `from_pretrained`: frequencies of rotations are no bfloat16.
         for tensor in self._kept().values():
+            tensor.data = tensor.data.to(getattr(torch, dtype))
             tensor.requires_grad_()
         self.json = config_json(self.model)
         self.config: TransformerConfig = config_from_huggingface(self.json)
         self._captured: dict[str, torch.Tensor] = {}
         self._watch()
+
+    def whole(self) -> AbstractContextManager[object]:
+        """While this is on, nothing of a float64 model is computed in float32."""
+        return Float64() if self._widens else nullcontext()
 
     def random_weights(self, std: float, seed: int) -> Tensors:
         """Float64 weights by the names that the model saves: matrices N(0, std^2), vectors off their 0 and 1."""
@@ -104,14 +57,14 @@ class Oracle:
         """Gives the model these weights, rounded to its type."""
         with torch.no_grad():
             for name, tensor in self._kept().items():
-                tensor.copy_(torch.from_numpy(weights[name]))
+                tensor.copy_(to_torch(weights[name].copy()))
 
     def run(self, batch: Tensors) -> Result:
         """Forward and backward; activations and gradients are named as ours."""
         arrays = {name: torch.from_numpy(array) for name, array in batch.items()}
         for tensor in self._kept().values():
             tensor.grad = None
-        with _told_positions(self.model, arrays):
+        with _told_positions(self.model, self.entry.position_tables, arrays), self.whole():
             logits = self.model(**self._inputs(arrays))[0]
         activations = {"logits": logits, **self._captured}
         if self.config.head == "none":
@@ -123,11 +76,11 @@ class Oracle:
         loss.backward()
         activations["loss"] = loss
         gradients = {
-            name: (torch.zeros_like(tensor) if tensor.grad is None else tensor.grad).numpy()
+            name: from_torch(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
             for name, tensor in self._kept().items()
         }
         return Result(
-            {name: tensor.detach().numpy() for name, tensor in activations.items()},
+            {name: from_torch(tensor.detach()) for name, tensor in activations.items()},
             from_huggingface(self.json, gradients)[1],
         )
 
@@ -157,7 +110,8 @@ class Oracle:
         if "mask" in arrays:
             inputs["attention_mask"] = arrays["mask"].long()
             # Hugging Face counts from the start of the row unless it is told.
-            inputs["position_ids"] = position_ids(arrays["tokens"], arrays["mask"])
+            if not self.entry.position_tables:
+                inputs["position_ids"] = position_ids(arrays["tokens"], arrays["mask"])
         if "token_types" in arrays:
             inputs["token_type_ids"] = arrays["token_types"]
         return inputs
@@ -169,7 +123,7 @@ class Oracle:
 
             return hook
 
-        for side, (blocks, attentions) in _LAYERS[type(self.model.config)].items():
+        for side, (blocks, attentions) in self.entry.stacks.items():
             for layer, block in enumerate(self.model.base_model.get_submodule(blocks)):
                 block.register_forward_hook(keep(f"{side}.{layer}.hidden"))
                 for module, kind in attentions.items():
@@ -177,7 +131,9 @@ class Oracle:
 
 
 @contextmanager
-def _told_positions(model: PreTrainedModel, arrays: Mapping[str, torch.Tensor]) -> Iterator[None]:
+def _told_positions(
+    model: PreTrainedModel, tables: Mapping[str, str], arrays: Mapping[str, torch.Tensor]
+) -> Iterator[None]:
     """BART counts from the start of the row and takes no positions: while this is on, its two tables are told."""
 
     def tell(positions: torch.Tensor) -> Callable[..., torch.Tensor]:
@@ -187,12 +143,11 @@ def _told_positions(model: PreTrainedModel, arrays: Mapping[str, torch.Tensor]) 
 
         return hook
 
+    masks = {"tokens": "mask", "source": "source_mask", "target": "target_mask"}
     handles = [
-        model.get_submodule(f"model.{side}.embed_positions").register_forward_hook(
-            tell(position_ids(arrays[name], arrays[f"{name}_mask"]))
-        )
-        for name, side in {"source": "encoder", "target": "decoder"}.items()
-        if f"{name}_mask" in arrays
+        model.get_submodule(table).register_forward_hook(tell(position_ids(arrays[name], arrays[masks[name]])))
+        for name, table in tables.items()
+        if masks[name] in arrays
     ]
     try:
         yield
@@ -215,15 +170,18 @@ def masked(batch: Tensors) -> Tensors:
 def comparable(config: TransformerConfig, batch: Tensors, activations: Mapping[str, np.ndarray]) -> Tensors:
     """The activations at the positions that may attend to something, flattened to `[N, ...]`.
 
-    At the others (padding alone before them, or in the whole row) ours attends to nothing, and Hugging Face, whose
-    mask adds a large negative number to all scores alike, to everything. Nothing else depends on them: no position
-    may attend to padding, and its labels are ignored.
+    At the others (padding alone before them, in the window or in the whole row) ours attends to nothing, and Hugging
+    Face, whose mask adds a large negative number to all scores alike, to everything. Nothing else depends on them: no
+    position may attend to padding, and its labels are ignored.
     """
     batch = masked(batch)
     source = batch["source_mask" if "source" in batch else "mask"]
     target = batch["target_mask" if "target" in batch else "mask"]
     some = source.any(axis=1, keepdims=True)
-    seen = {"encoder": np.broadcast_to(some, source.shape), "decoder": (target.cumsum(axis=1) > 0) & some}
+    before = target.cumsum(axis=1)
+    if config.decoder is not None and (window := config.decoder.window) is not None:
+        before[:, window:] -= before[:, :-window].copy()
+    seen = {"encoder": np.broadcast_to(some, source.shape), "decoder": (before > 0) & some}
     # Logits and losses stand on the last stack.
     seen["output"] = seen["encoder" if config.decoder is None else "decoder"]
 

@@ -1,6 +1,8 @@
-"""Gates 1, 2 and 3 against Hugging Face's own GPT-2, BERT and BART, and what their settings mean."""
+"""Gates 1 to 4 against Hugging Face's own models (see oracles/), and what their settings mean."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -11,15 +13,17 @@ import pytest
 import torch
 from transformers.activations import ACT2FN
 
-from jax_tformer.config import DropoutConfig, Dtype
+from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig
 from jax_tformer.model.layers import activate
 from jax_tformer.weights.huggingface import FAMILIES, from_huggingface
 from jax_tformer.weights.huggingface.tables import ACTIVATIONS, CONV1D, MATRIX, read_rows
-from parity.measure import Measured, ParityError, Sample, compared, quality
+from parity.measure import BFLOAT16, BFLOAT16_VALUES, Measured, ParityError, Sample, compared, quality
 from parity.pairs import Result, Tensors
 from parity_tests.bridge import Pair, known_zeros
 from parity_tests.cases import CONFIGS, PADDINGS, REGIMES
-from parity_tests.huggingface import MODELS, Narrowed, Oracle, comparable, masked
+from parity_tests.huggingface import Narrowed, Oracle, comparable, masked
+from parity_tests.oracles import ENTRIES, VARIANTS
+from parity_tests.test_models import DRAWS_BFLOAT16
 
 Record = Callable[[str, Measured], None]
 
@@ -44,7 +48,7 @@ def results(name: str, weights: Tensors, batch: Tensors, dtype: Dtype) -> tuple[
     )
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ENTRIES)
 def test_gates_1_2_and_3(name: str, record: Record) -> None:
     label, (_, oracle) = f"huggingface {name}", sides(name, "float64")
     for std in REGIMES.values():
@@ -63,6 +67,44 @@ def test_gates_1_2_and_3(name: str, record: Record) -> None:
                 Sample(ours32.activations | ours32.gradients, theirs32.activations | theirs32.gradients, truth, scales)
             )
         record(label, quality("3 float32 / allowed", samples))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", ENTRIES)
+def test_gate_4(name: str, record: Record) -> None:
+    """bfloat16, with weights that it holds, beside Hugging Face's own."""
+    exact, narrow = Oracle(name), Oracle(name, "bfloat16")
+    start = from_huggingface(exact.json, exact.random_weights(0.02, 0))[1]
+    pair = Pair(exact.config, start, "bfloat16", optimised=False)
+    for std, padding in ((0.02, "left"), (0.2, "right")):
+        samples = []
+        for seed in range(DRAWS_BFLOAT16):
+            weights = {
+                key: array.astype(pair.dtype).astype(np.float64)
+                for key, array in exact.random_weights(std, seed).items()
+            }
+            batch = exact.batch(padding, seed)
+            exact.load(weights)
+            narrow.load(weights)
+            pair.load(from_huggingface(exact.json, weights)[1])
+            truth, theirs, ours = exact.run(batch), narrow.run(batch), pair.run_jax(masked(batch))
+            samples.append(sampled(exact.config, batch, ours, theirs, truth))
+        record(f"huggingface {name}", quality("4 bfloat16 / allowed", samples, BFLOAT16))
+        values = [sample.without(start) for sample in samples]
+        record(f"huggingface {name}", replace(quality("4 bfloat16 / allowed", values, BFLOAT16_VALUES), ulps={}))
+
+
+def sampled(config: TransformerConfig, batch: Tensors, ours: Result, theirs: Result, truth: Result) -> Sample:
+    """The three of one batch, where they are comparable, and how large each tensor is.
+
+    Ours are rounded to the type of theirs: attention weights and logits are float32 here, and bfloat16 there.
+    """
+    mine, other, exact = (
+        comparable(config, batch, side.activations) | side.gradients for side in (ours, theirs, truth)
+    )
+    mine = {name: array.astype(other[name].dtype) for name, array in mine.items()}
+    scales = {tensor: float(np.linalg.norm(array)) for tensor, array in exact.items()}
+    return Sample(mine, other, exact, scales | known_zeros(config, truth.gradients))
 
 
 def test_which_positions_are_compared() -> None:
@@ -129,13 +171,17 @@ def test_a_fault_in_the_table_turns_gate_1_red(fault: str) -> None:
         compared("1 activations", ours, reference).require()
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_no_float32_is_left_in_float64(name: str) -> None:
-    """These classes have no islands of float32, so that no cast needs to be rewritten."""
-    _, oracle = sides(name, "float64")
+@pytest.mark.parametrize("name", ENTRIES)
+def test_no_float32_is_left_in_float64(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Casts are rewritten in the models that have islands of float32, and in no others."""
+    oracle = Oracle(name)
     with Narrowed() as narrowed:
         oracle.run(oracle.batch("left", 0))
     assert not narrowed.found
+    monkeypatch.setattr(oracle, "whole", nullcontext)
+    with Narrowed() as narrowed:
+        oracle.run(oracle.batch("left", 0))
+    assert bool(narrowed.found) == ENTRIES[name].islands
 
 
 def test_an_island_of_float32_turns_gates_1_and_2_red() -> None:
@@ -173,42 +219,22 @@ def test_a_padding_token_changes_the_gradient_of_its_row_alone() -> None:
     assert compared("2 gradients", ours.gradients, theirs.gradients).worst == 0
 
 
-SETTINGS: list[tuple[str, dict[str, Any]]] = [
-    ("gpt2", {"n_inner": None}),
-    ("gpt2", {"activation_function": "gelu"}),
-    ("gpt2", {"layer_norm_epsilon": 1e-2}),
-    ("gpt2", {"scale_attn_weights": False}),
-    ("gpt2", {"tie_word_embeddings": False}),
-    ("gpt2", {"n_head": 2, "n_layer": 1, "n_positions": 11, "vocab_size": 29}),
-    ("bert", {"hidden_act": "gelu_new", "layer_norm_eps": 1e-2, "intermediate_size": 24}),
-    ("bert", {"type_vocab_size": 3, "num_attention_heads": 8, "num_hidden_layers": 1}),
-    ("bert masked", {"hidden_act": "relu"}),
-    ("bert masked", {"tie_word_embeddings": False}),
-    ("bart", {"scale_embedding": True, "activation_function": "gelu_new"}),
-    ("bart", {"tie_word_embeddings": False, "max_position_embeddings": 11}),
-    ("bart", {"encoder_layers": 4, "decoder_layers": 1, "encoder_attention_heads": 1, "decoder_attention_heads": 8}),
-    ("bart", {"encoder_ffn_dim": 24, "activation_function": "relu", "vocab_size": 29}),
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "settings"), SETTINGS, ids=lambda value: value if isinstance(value, str) else "-".join(value)
-)
-def test_settings_are_honoured(name: str, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("name", "variant"), VARIANTS)
+def test_settings_are_honoured(name: str, variant: str, record: Record) -> None:
     """Against the PyTorch reference, which equals the JAX model and needs no compilation."""
-    oracle = Oracle(name, **settings)
+    oracle = Oracle(name, **ENTRIES[name].variants[variant])
     assert oracle.config != Oracle(name).config
-    weights, batch = oracle.random_weights(0.2, 0), oracle.batch("right", 0)
-    oracle.load(weights)
-    pair = Pair(oracle.config, from_huggingface(oracle.json, weights)[1], "float64", optimised=False)
-    ours, theirs = pair.run_torch(batch), oracle.run(batch)
-    compared(
-        "1 activations",
-        comparable(oracle.config, batch, ours.activations),
-        comparable(oracle.config, batch, theirs.activations),
-    ).require()
-    zeros = known_zeros(oracle.config, theirs.gradients)
-    compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros).require()
+    pair: Pair | None = None
+    for padding in ("right", "left"):
+        raw, batch = oracle.random_weights(0.2, 0), oracle.batch(padding, 0)
+        oracle.load(raw)
+        weights = from_huggingface(oracle.json, raw)[1]
+        pair = pair or Pair(oracle.config, weights, "float64", optimised=False)
+        ours, theirs = pair.run_torch(batch), oracle.run(batch)
+        activations = (comparable(oracle.config, batch, side.activations) for side in (ours, theirs))
+        record(f"huggingface {name}", compared("1 activations", *activations))
+        zeros = known_zeros(oracle.config, theirs.gradients)
+        record(f"huggingface {name}", compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros))
 
 
 def test_activations_are_the_functions_of_these_names() -> None:

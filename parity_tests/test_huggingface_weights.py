@@ -23,10 +23,11 @@ from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.weights.huggingface import FAMILIES, config_from_huggingface, from_huggingface, to_huggingface
 from jax_tformer.weights.huggingface.tables import CONV1D, Row, read_rows
 from jax_tformer.weights.names import WeightsError, from_reference, to_reference
-from parity.measure import Measured, worst
+from parity.measure import Measured, compared, worst
 from parity.pairs import Tensors
 from parity_tests.cases import CONFIGS, weights_for
-from parity_tests.huggingface import MODELS, Oracle, config_json
+from parity_tests.huggingface import Oracle, config_json
+from parity_tests.oracles import ENTRIES
 
 Record = Callable[[str, Measured], None]
 
@@ -78,29 +79,20 @@ def bytes_lost(first: Tensors, second: Tensors) -> Measured:
     return worst("9 bytes lost", {name: differing(first.get(name), second.get(name)) for name in names}, 0.0)
 
 
-NO_LONGER_WRITTEN = {
-    "position_embedding_type",
-    "normalize_before",
-    "normalize_embedding",
-    "add_final_layer_norm",
-    "static_position_embeddings",
-}
-
-
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ENTRIES)
 def test_there_and_back(name: str, tied: bool, dtype: Dtype, tmp_path: Path, record: Record) -> None:
     """From the file that Hugging Face writes, through our parameters, into one that it reads, bit for bit."""
     theirs, weights = saved(name, tmp_path, dtype, tie_word_embeddings=tied)
     config, reference = from_huggingface(theirs, weights)
     config = config.with_dtype(dtype)
     params = from_reference(reference, transformer(config).shapes)
-    architecture = MODELS[name][0].__name__
+    entry = ENTRIES[name]
+    architecture = entry.kind.__name__
     written, back = to_huggingface(architecture, config, to_reference(params))
-    # What we have no place for: the pooler, and the bias and the table that only ties use.
-    idle = {"pooler.dense.weight", "pooler.dense.bias"}
-    idle |= set() if tied else {"cls.predictions.bias", "model.shared.weight"}
+    # What we have no place for: poolers, and what only ties use.
+    idle = entry.dropped if tied else entry.dropped | entry.dropped_untied
     kept = {key: array for key, array in weights.items() if key not in idle}
     # Nor for the first two rows of BART's position tables.
     for key in kept.keys() & {f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}:
@@ -108,23 +100,41 @@ def test_there_and_back(name: str, tied: bool, dtype: Dtype, tmp_path: Path, rec
         kept[key] = np.concatenate([np.zeros_like(weights[key][:2]), weights[key][2:]])
     record(f"huggingface {name}", bytes_lost(back, kept))
     # The installed version knows one value of these only, and no longer writes it.
-    assert written == written | {key: theirs[key] for key in written.keys() - NO_LONGER_WRITTEN}
+    assert written == written | {key: theirs[key] for key in written.keys() - entry.no_longer_written}
     assert config_from_huggingface(written).with_dtype(dtype) == config
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_hugging_face_loads_what_we_write(name: str, tmp_path: Path) -> None:
-    oracle = Oracle(name)
-    weights = weights_for(oracle.config, 0.02)
-    config, arrays = to_huggingface(MODELS[name][0].__name__, oracle.config, weights)
+@pytest.mark.parametrize("name", ENTRIES)
+def test_hugging_face_loads_what_we_write(name: str, tmp_path: Path, record: Record) -> None:
+    """Its own AutoModel, no key missing or unexpected, with the config and the output of the model that it was."""
+    oracle, entry = Oracle(name), ENTRIES[name]
+    raw = oracle.random_weights(0.02, 0)
+    oracle.load(raw)
+    weights = from_huggingface(oracle.json, raw)[1]
+    config, arrays = to_huggingface(entry.kind.__name__, oracle.config, weights)
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(arrays, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    model, report = MODELS[name][0].from_pretrained(tmp_path, dtype=torch.float64, output_loading_info=True)
-    assert set(report["missing_keys"]) == {key for key in oracle.model.state_dict() if key.startswith("pooler.")}
+    with oracle.whole():
+        model, report = entry.auto.from_pretrained(
+            tmp_path, dtype=torch.float64, output_loading_info=True, attn_implementation="eager"
+        )
+    assert type(model) is entry.kind
+    assert set(report["missing_keys"]) == entry.dropped
     assert not report["unexpected_keys"]
     assert not report["mismatched_keys"]
     state = {key: tensor.numpy() for key, tensor in model.state_dict().items()}
     assert bytes_lost(from_huggingface(config_json(model), state)[1], weights).passed
+
+    # Ids of special tokens, which we do not read, are their defaults now.
+    read, known = config_json(model), oracle.json
+    equal = {key for key in known if not key.endswith(("_token_id", "dtype", "_name_or_path"))}
+    assert {key: read[key] for key in equal} == {key: known[key] for key in equal}
+    batch = oracle.batch("left", 0)
+    before = {"logits": oracle.run(batch).activations["logits"]}
+    oracle.model = model
+    after = {"logits": oracle.run(batch).activations["logits"]}
+    # Not to the bit: where an array lies in memory decides how it is multiplied.
+    record(f"huggingface {name}", compared("1 activations", after, before))
 
 
 @lru_cache(maxsize=1)

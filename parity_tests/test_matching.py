@@ -24,7 +24,7 @@ from parity.islands import Float64
 from parity.trees import paths
 from parity.weight_maps import Weights
 from parity_tests.cases import CONFIGS, VOCABULARY, weights_for
-from parity_tests.huggingface import MODELS, Oracle
+from parity_tests.huggingface import Oracle
 from parity_tests.other_pairs.pair import OtherPair
 from torch_ref import reference
 
@@ -122,7 +122,7 @@ def ids(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: array for name, array in batch.items() if name in INPUTS}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["gpt2", "bert", "bert masked", "bart"])
 def test_hugging_face_models_are_matched_and_verified(name: str) -> None:
     oracle = Oracle(name)
     arrays = oracle.random_weights(0.2, seed=0)

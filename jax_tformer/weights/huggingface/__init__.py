@@ -1,12 +1,14 @@
-"""Converts weights and configs of Hugging Face models to ours and back, as NumPy arrays and plain dicts."""
+"""Converts weights and configs of Hugging Face models to ours and back, as NumPy arrays and plain dicts.
+
+Every file of this folder that defines `FAMILIES` adds its classes; see docs/adding-a-family.md.
+"""
 
 from collections.abc import Mapping
+from importlib import import_module
+from pkgutil import iter_modules
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.errors import InputError
-from jax_tformer.weights.huggingface.bart import BART
-from jax_tformer.weights.huggingface.bert import BERT, MASKED_BERT
-from jax_tformer.weights.huggingface.gpt2 import GPT2
 from jax_tformer.weights.huggingface.tables import (
     Arrays,
     Family,
@@ -17,11 +19,9 @@ from jax_tformer.weights.huggingface.tables import (
     write_settings,
 )
 
+_FILES = (import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__))
 FAMILIES: dict[str, Family] = {
-    "GPT2LMHeadModel": GPT2,
-    "BertModel": BERT,
-    "BertForMaskedLM": MASKED_BERT,
-    "BartForConditionalGeneration": BART,
+    name: family for file in _FILES for name, family in getattr(file, "FAMILIES", {}).items()
 }
 """Class in `transformers`, which config.json names under `architectures` -> its tables."""
 

@@ -100,4 +100,6 @@ def rows(config: TransformerConfig) -> tuple[Row, ...]:
     )
 
 
-BART = Family(model_type="bart", template=LARGE, settings=SETTINGS, fixed=FIXED, rows=rows)
+FAMILIES = {
+    "BartForConditionalGeneration": Family(model_type="bart", template=LARGE, settings=SETTINGS, fixed=FIXED, rows=rows)
+}

@@ -61,17 +61,18 @@ def masked_rows(config: TransformerConfig) -> tuple[Row, ...]:
     )
 
 
-BERT = Family(
+_BERT = Family(
     model_type="bert",
     template=replace(ARCHITECTURES["bert-base"], head="none", tied_head=False, head_bias=False),
     settings=SETTINGS,
     fixed=FIXED,
     rows=lambda config: ROWS,
 )
-MASKED_BERT = Family(
+_MASKED_BERT = Family(
     model_type="bert",
     template=ARCHITECTURES["bert-base"],
     settings=(*SETTINGS, Setting("tie_word_embeddings", ("tied_head",))),
     fixed=FIXED,
     rows=masked_rows,
 )
+FAMILIES = {"BertModel": _BERT, "BertForMaskedLM": _MASKED_BERT}

@@ -53,11 +53,13 @@ def rows(config: TransformerConfig) -> tuple[Row, ...]:
     return (*ROWS, Row("lm_head.weight", (head,)))
 
 
-GPT2 = Family(
-    model_type="gpt2",
-    template=ARCHITECTURES["gpt2"],
-    settings=SETTINGS,
-    fixed={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
-    rows=rows,
-)
+FAMILIES = {
+    "GPT2LMHeadModel": Family(
+        model_type="gpt2",
+        template=ARCHITECTURES["gpt2"],
+        settings=SETTINGS,
+        fixed={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+        rows=rows,
+    )
+}
 """`reorder_and_upcast_attn` asks for a softmax in float32, the least precision of ours, so it changes nothing."""

@@ -1,0 +1,47 @@
+"""BERT, without a head and as a masked language model."""
+
+from transformers import AutoModel, AutoModelForMaskedLM
+from transformers.models.bert import BertForMaskedLM, BertModel
+
+from parity_tests.cases import VOCABULARY
+from parity_tests.oracles.entry import Entry
+
+_SETTINGS = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 80,
+    "max_position_embeddings": 40,
+    # As the padding_idx of the token table it would take token 0 its gradient.
+    "pad_token_id": None,
+}
+_STACKS = {"encoder": ("encoder.layer", {"attention.self": "self_attention"})}
+_NO_LONGER_WRITTEN = frozenset({"position_embedding_type"})
+ENTRIES = {
+    "bert": Entry(
+        kind=BertModel,
+        auto=AutoModel,
+        settings=_SETTINGS,
+        stacks=_STACKS,
+        variants={
+            "approximate GELU, large epsilon, narrow": {
+                "hidden_act": "gelu_new",
+                "layer_norm_eps": 1e-2,
+                "intermediate_size": 24,
+            },
+            "other sizes": {"type_vocab_size": 3, "num_attention_heads": 8, "num_hidden_layers": 1},
+        },
+        dropped=frozenset({"pooler.dense.weight", "pooler.dense.bias"}),
+        no_longer_written=_NO_LONGER_WRITTEN,
+    ),
+    "bert masked": Entry(
+        kind=BertForMaskedLM,
+        auto=AutoModelForMaskedLM,
+        settings=_SETTINGS,
+        stacks=_STACKS,
+        variants={"ReLU": {"hidden_act": "relu"}, "untied": {"tie_word_embeddings": False}},
+        dropped_untied=frozenset({"cls.predictions.bias"}),
+        no_longer_written=_NO_LONGER_WRITTEN,
+    ),
+}

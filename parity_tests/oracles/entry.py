@@ -1,0 +1,39 @@
+"""What the harness has to know of a class of Hugging Face models."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedModel
+
+Settings = Mapping[str, Any]
+"""Fields of a config.json."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One class of Hugging Face models: how it is built small, and where its parts are."""
+
+    kind: type[PreTrainedModel]
+    auto: Any
+    """The AutoModel that opens its folders."""
+    settings: Settings
+    """Those of its reduced config: at most 32 wide, no token with a meaning of its own, no dropout that matters."""
+    stacks: Mapping[str, tuple[str, Mapping[str, str]]]
+    """Side of ours -> where its layers are in their base model, and which modules of a layer return which of our
+    attention weights, as the second of what they return."""
+    variants: Mapping[str, Settings] = field(default_factory=dict)
+    """Name -> changes of `settings`; each has to change our config."""
+    islands: bool = False
+    """Whether it computes some things in float32 whatever its type, so that the float64 oracle needs `Float64`."""
+    position_tables: Mapping[str, str] = field(default_factory=dict)
+    """Ids of the batch -> the position table that counts from the start of the row and has to be told otherwise; the
+    model takes no positions then."""
+    dropped: frozenset[str] = frozenset()
+    """Arrays that it saves and we have no place for."""
+    dropped_untied: frozenset[str] = frozenset()
+    """Those that only a tied model uses."""
+    no_longer_written: frozenset[str] = frozenset()
+    """Settings of older versions: the installed one knows one value of them only."""
+    generation: Settings = field(default_factory=dict)
+    """What `generate` has to be told, so that it does nothing which ours does not do."""

@@ -1,0 +1,52 @@
+"""Gate 8 for every Hugging Face model with a decoder: the tokens of its own `generate`, which keeps a cache."""
+
+from functools import lru_cache
+from typing import Any
+
+import pytest
+from transformers import PreTrainedModel
+
+from jax_tformer.decoding.generation import generate
+from jax_tformer.decoding.settings import DecodingConfig
+from jax_tformer.model.functional import AnyTransformer, Params
+from jax_tformer.weights.huggingface import FAMILIES, from_huggingface, to_huggingface
+from parity_tests.generation import greedy_margins, huggingface_generate
+from parity_tests.huggingface import Oracle
+from parity_tests.oracles import ENTRIES
+from parity_tests.test_decoding import BEAMS, START, Record, beams_of, differing, model_of, room, uneven_prompts
+
+QUICK: tuple[str, ...] = ("gpt2",)
+"""What `make test` runs; the others are deep."""
+DECODERS = [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.deep)
+    for name, entry in ENTRIES.items()
+    if (template := FAMILIES[entry.kind.__name__].template).decoder is not None and template.head != "none"
+]
+
+
+@lru_cache(maxsize=1)
+def sides(name: str) -> tuple[AnyTransformer, Params, PreTrainedModel]:
+    """Ours and theirs, with sharp attention: else random answers are one token over and over."""
+    oracle = Oracle(name)
+    weights = from_huggingface(oracle.json, oracle.random_weights(0.2, 0))[1]
+    sharp = {key: array * (4 if key.endswith(("query.weight", "key.weight")) else 1) for key, array in weights.items()}
+    oracle.load(to_huggingface(ENTRIES[name].kind.__name__, oracle.config, sharp)[1])
+    return *model_of(oracle.config, sharp), oracle.model
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_tokens_of_hugging_face(name: str, record: Record) -> None:
+    """Greedy and beams, from prompts (or sources) of uneven lengths, with an end token that comes."""
+    net, params, model = sides(name)
+    prompts, new = uneven_prompts(net.config, rows=6), room(net.config)
+    start: dict[str, Any] = {} if net.config.encoder is None else {"start_id": START}
+    options = {"use_cache": True, **ENTRIES[name].generation, **start}
+    free = huggingface_generate(model, prompts, end_id=None, max_new_tokens=new, num_beams=1, **options)
+    assert len({answer.tokens for [answer] in free}) == len(prompts)
+    for end_id in (None, free[0][0].tokens[new // 2]):
+        settings = options | {"end_id": end_id, "max_new_tokens": new, "num_beams": 1}
+        theirs, margins = huggingface_generate(model, prompts, **settings), greedy_margins(model, prompts, **settings)
+        ours = generate(net, params, prompts, DecodingConfig(new), end_id=end_id, **start)
+        record(f"huggingface {name}", differing(ours, theirs, margins))
+    for figure in beams_of(net, params, model, prompts, BEAMS[0], end_id=end_id, **options):
+        record(f"huggingface {name}", figure)

@@ -18,10 +18,11 @@ Activation = Literal["relu", "gelu_erf", "gelu_tanh", "silu"]
 AttentionImplementation = Literal["auto", "einsum", "blocks", "cudnn", "pallas"]
 AttentionScale = Literal["head_width", "model_width", "none"]
 Dtype = Literal["float64", "float32", "bfloat16"]
-Head = Literal["none", "linear", "transform"]
+Head = Literal["none", "linear", "transform", "classify_tokens", "classify_text"]
 Initializer = Literal["normal", "xavier_uniform"]
 Norm = Literal["layernorm", "rmsnorm"]
 NormPlacement = Literal["pre", "post"]
+Pooler = Literal["none", "tanh", "relu"]
 Positions = Literal["sinusoidal_interleaved", "sinusoidal_half", "learned", "rotary", "none"]
 Remat = Literal["auto", "none", "dots", "full"]
 C = TypeVar("C", bound=type)
@@ -161,7 +162,7 @@ class StackConfig:
 @described
 @dataclass(frozen=True)
 class DropoutConfig:
-    """The four dropout rates; all apply only where a dropout key is given."""
+    """The dropout rates; all apply only where a dropout key is given."""
 
     embedding: float = 0.0
     """Of the embedded input."""
@@ -171,9 +172,18 @@ class DropoutConfig:
     """Of every sublayer's output, before it is added to the residual stream."""
     feedforward: float = 0.0
     """Of the activations inside the feed-forward layers."""
+    pooler: float = 0.0
+    """Of the first position, before the pooler."""
+    classifier: float = 0.0
+    """Of the input of a classification head."""
 
     def __post_init__(self) -> None:
-        require_fraction(self, "embedding", "attention", "residual", "feedforward")
+        require_fraction(self, *(field.name for field in dataclasses.fields(self)))
+
+    @property
+    def drops(self) -> bool:
+        """Whether any rate is above 0."""
+        return any(dataclasses.astuple(self))
 
 
 @described
@@ -216,7 +226,11 @@ class TransformerConfig:
     shared_embedding: bool = False
     """Encoder and decoder share one token table."""
     head: Head = "linear"
-    """What follows the last stack: nothing, a vocabulary projection, or BERT's transform and that projection."""
+    """Nothing, a vocabulary projection, BERT's transform and that projection, or classes of tokens or of the text."""
+    pooler: Pooler = "none"
+    """Dense layer and activation on the encoder's first position, as in BERT (tanh) and DistilBERT (relu)."""
+    classes: int | None = None
+    """Number of classes of a classification head; None for the other heads."""
     tied_head: bool = False
     """Use the transposed token table of the last stack as vocabulary projection."""
     head_bias: bool = False
@@ -228,7 +242,7 @@ class TransformerConfig:
     residual_init_scale: bool = False
     """Initialise the last projection of each residual branch smaller, by (branches in the stack)^-0.5, as GPT-2."""
     dropout: DropoutConfig = field(default_factory=DropoutConfig)
-    """The four dropout rates; all apply only where a dropout key is given."""
+    """The dropout rates; all apply only where a dropout key is given."""
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     """In which arithmetic and in which order the layers are computed."""
 
@@ -237,6 +251,7 @@ class TransformerConfig:
             require_positive(self, "vocab_size")
         require_positive(self, "d_model")
         require_choice(self, "head", Head)
+        require_choice(self, "pooler", Pooler)
         require_choice(self, "initializer", Initializer)
         require_finite(self, "initializer_std", above=0)
         require(
@@ -248,11 +263,38 @@ class TransformerConfig:
             "shared_embedding is set, but there is only one stack; expected an encoder and a decoder",
         )
         require(
-            self.head != "none" or not (self.tied_head or self.head_bias),
-            "tied_head or head_bias is set, but head is 'none'; expected 'linear' or 'transform'",
+            self.predicts_tokens or not (self.tied_head or self.head_bias),
+            f"tied_head or head_bias is set, but head is {self.head!r}; expected 'linear' or 'transform'",
         )
+        self._check_classification()
         for stack in filter(None, (self.encoder, self.decoder)):
             self._check_widths(stack)
+
+    def _check_classification(self) -> None:
+        classifies, pools = self.head.startswith("classify"), self.pooler != "none"
+        if self.classes is not None:
+            require_positive(self, "classes")
+        require(
+            classifies == (self.classes is not None),
+            f"head is {self.head!r} and classes is {self.classes}; "
+            "expected a number of classes with a classification head, and None otherwise",
+        )
+        require(
+            self.decoder is None or not (classifies or pools),
+            f"head is {self.head!r} and pooler is {self.pooler!r}, and there is a decoder; "
+            "expected an encoder alone for classification and for a pooler",
+        )
+        require(
+            pools in {"none": (False, True), "classify_text": (True,)}.get(self.head, (False,)),
+            f"head is {self.head!r} and pooler is {self.pooler!r}; "
+            "expected a pooler with head 'classify_text', none or one with head 'none', and none with other heads",
+        )
+        for rate, reader in (("pooler", pools), ("classifier", classifies)):
+            require(
+                reader or getattr(self.dropout, rate) == 0,
+                f"dropout.{rate} is {getattr(self.dropout, rate)}, but head is {self.head!r} and pooler is "
+                f"{self.pooler!r}; expected 0 for a part that the model does not have",
+            )
 
     def _check_widths(self, stack: StackConfig) -> None:
         require(
@@ -268,6 +310,11 @@ class TransformerConfig:
             stack.positions != "rotary" or self.head_width(stack) % 2 == 0,
             f"the head width is {self.head_width(stack)}; rotary positions need an even one",
         )
+
+    @property
+    def predicts_tokens(self) -> bool:
+        """Whether the logits are those of the vocabulary."""
+        return self.head in ("linear", "transform")
 
     @property
     def output_stack(self) -> StackConfig:

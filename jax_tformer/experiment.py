@@ -277,7 +277,10 @@ class ExperimentConfig:
         expected = {"TextData": (False, True), "MaskedTextData": (True, False), "PairData": (True, True)}[kind]
         names = {(False, True): "a decoder only", (True, False): "an encoder only", (True, True): "both stacks"}
         require(stacks == expected, f"{kind} trains a model with {names[expected]}; this one has {names[stacks]}")
-        require(self.model.head != "none", "head is 'none'; training needs 'linear' or 'transform'")
+        require(
+            self.model.predicts_tokens,
+            f"head is {self.model.head!r}; training needs a head that predicts tokens: 'linear' or 'transform'",
+        )
         if isinstance(self.data, PairData):
             _require_positions(self.model.encoder, "source_length", self.data.source_length)
             _require_positions(self.model.decoder, "target_length", self.data.target_length)

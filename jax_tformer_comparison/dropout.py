@@ -45,6 +45,11 @@ def dropout_sites(config: TransformerConfig, batch: Mapping[str, Any]) -> dict[s
                 sites[f"{block}.{attention}_residual_dropout"] = (rates.residual, (rows, length, model))
             sites[f"{block}.feedforward.dropout"] = (rates.feedforward, (rows, length, stack.feedforward_width))
             sites[f"{block}.feedforward_residual_dropout"] = (rates.residual, (rows, length, model))
+    if config.pooler != "none":
+        sites["pooler.dropout"] = (rates.pooler, (rows, model))
+    if config.classes is not None:
+        each = (rows, length, model) if config.head == "classify_tokens" else (rows, model)
+        sites["classifier.dropout"] = (rates.classifier, each)
     return sites
 
 

@@ -211,8 +211,8 @@ def unmeasured(results: Results) -> list[str]:
     trained = ["5 optimizer", "6 trajectory, float64", "6 trajectory / allowed"]
     missing = []
     for name, config in CONFIGS.items():
-        gates = always + (trained if config.head != "none" else [])
-        if config.decoder is not None and config.head != "none":
+        gates = always + (trained if config.predicts_tokens else [])
+        if config.decoder is not None and config.predicts_tokens:
             gates += ["8 decoding", "8 decoding, float64"]
         missing += [f"no figure for {name}, gate {gate}" for gate in gates if (name, gate) not in results.cells]
     if not any(gate == "7 dropout" for _, gate in results.cells):

@@ -92,7 +92,13 @@ def configs(draw: st.DrawFn, longest: int) -> dict[str, Any]:
     kind = draw(few("encoder-decoder", "decoder-only", "encoder-only"))
     encoder = None if kind == "decoder-only" else StackConfig(**draw(stacks(longest)))
     decoder = None if kind == "encoder-only" else StackConfig(**draw(stacks(longest)))
-    head = draw(one_of(choices.Head))
+    alone = kind == "encoder-only"
+    head = draw(one_of(choices.Head).filter(lambda head: alone or not head.startswith("classify")))
+    poolers = {"classify_text": few("tanh", "relu"), "none": one_of(choices.Pooler) if alone else few("none")}
+    pooler = draw(poolers.get(head, few("none")))
+    predicts, classifies = head in ("linear", "transform"), head.startswith("classify")
+    # A rate that nothing reads is refused.
+    drops = {"pooler": pooler != "none", "classifier": classifies}
     # A width that suits the heads of both stacks, the halves of a rotation and the pairs of sinusoids.
     return {
         "vocab_size": draw(few(2, 7, 61)),
@@ -101,13 +107,17 @@ def configs(draw: st.DrawFn, longest: int) -> dict[str, Any]:
         "decoder": decoder,
         "shared_embedding": kind == "encoder-decoder" and draw(st.booleans()),
         "head": head,
-        "tied_head": head != "none" and draw(st.booleans()),
-        "head_bias": head != "none" and draw(st.booleans()),
+        "pooler": pooler,
+        "classes": draw(few(2, 5)) if classifies else None,
+        "tied_head": predicts and draw(st.booleans()),
+        "head_bias": predicts and draw(st.booleans()),
         # These three decide how weights start, not what is computed from them.
         "initializer": draw(one_of(choices.Initializer)),
         "initializer_std": draw(few(0.02, 1.0)),
         "residual_init_scale": draw(st.booleans()),
-        "dropout": DropoutConfig(*(draw(few(0.0, 0.3)) for _ in fields(DropoutConfig))),
+        "dropout": DropoutConfig(
+            **{rate.name: draw(few(0.0, 0.3)) if drops.get(rate.name, True) else 0.0 for rate in fields(DropoutConfig)}
+        ),
         "compute": ComputeConfig(
             # The others are kernels of accelerators, or know float32 alone.
             attention=draw(few("auto", "einsum", "blocks")),

@@ -88,13 +88,17 @@ class Pair(Bridge):
 
     def _ours(self, params: Params, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
         outputs = forward(self.net, params, batch, dropout_key=self.key, capture=True)
+        activations = {"logits": outputs.logits}
+        if outputs.pooled is not None:
+            activations["pooled"] = outputs.pooled
         if self.config.head == "none":
-            loss = jnp.square(outputs.logits.astype(jnp.promote_types(outputs.logits.dtype, jnp.float32))).mean()
+            high = jnp.promote_types(outputs.logits.dtype, jnp.float32)
+            loss = jnp.stack([jnp.square(x.astype(high)).mean() for x in activations.values()]).sum()
         else:
-            loss = mean_cross_entropy(outputs.logits, batch["labels"])
-        activations = {"logits": outputs.logits, "loss": loss}
-        if self.config.head != "none":
-            activations["loss of each token"] = token_losses(outputs.logits, batch["labels"])
+            logits = outputs.logits if outputs.logits.ndim == 3 else outputs.logits[:, None]
+            loss = mean_cross_entropy(logits, batch["labels"])
+            activations["loss of each token"] = token_losses(logits, batch["labels"])
+        activations["loss"] = loss
         for side in ("encoder", "decoder"):
             for kind in KINDS if (captured := getattr(outputs, side)) else ():
                 layers = getattr(captured, kind)
@@ -104,15 +108,19 @@ class Pair(Bridge):
 
     def _theirs(self, model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         output: Outputs = apply_theirs(model, batch)
-        # A model without a head has no labels to meet: any smooth function of its output shows its gradients.
+        activations = {"logits": output.logits}
+        if output.pooled is not None:
+            activations["pooled"] = output.pooled
+        # A model without a head has no labels to meet: any smooth function of its outputs shows its gradients.
         if self.config.head == "none":
-            loss = output.logits.to(torch.promote_types(output.logits.dtype, torch.float32)).square().mean()
+            high = torch.promote_types(output.logits.dtype, torch.float32)
+            loss = torch.stack([x.to(high).square().mean() for x in activations.values()]).sum()
         else:
-            loss = cross_entropy(output.logits, batch["labels"])
-        activations = {"logits": output.logits, "loss": loss}
-        if self.config.head != "none":
-            losses = F.cross_entropy(output.logits.flatten(0, 1), batch["labels"].flatten(), reduction="none")
+            logits = output.logits if output.logits.ndim == 3 else output.logits[:, None]
+            loss = cross_entropy(logits, batch["labels"])
+            losses = F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="none")
             activations["loss of each token"] = losses.view(batch["labels"].shape)
+        activations["loss"] = loss
         for side in ("encoder", "decoder"):
             for kind in KINDS if (captured := getattr(output, side)) else ():
                 for layer, tensor in enumerate(getattr(captured, kind)):

@@ -95,7 +95,7 @@ class _Drivable(PreTrainedModel, GenerationMixin):
     main_input_name = "input_ids"
 
     def __init__(self, config: TransformerConfig, weights: Tensors) -> None:
-        if config.decoder is None or config.head == "none":
+        if config.decoder is None or not config.predicts_tokens:
             raise ValueError("only a model with a decoder and a head can generate")
         super().__init__(PreTrainedConfig(is_encoder_decoder=config.encoder is not None, vocab_size=config.vocab_size))
         self.reference = reference(config.with_dtype("float64"))

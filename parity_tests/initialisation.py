@@ -58,8 +58,8 @@ def expected(config: TransformerConfig, path: str) -> Expected:
 def fans(config: TransformerConfig, stack: StackConfig | None, layer: str) -> tuple[int, int]:
     """How many numbers go into a projection, and come out."""
     model, vocabulary = config.d_model, config.vocab_size or 0
-    if layer in ("head", "dense"):
-        return model, vocabulary if layer == "head" else model
+    if outputs := {"head": vocabulary, "classifier": config.classes, "dense": model}.get(layer):
+        return model, outputs
     assert stack is not None
     width = config.head_width(stack)
     asked, answered = stack.num_heads * width, (stack.key_value_heads or stack.num_heads) * width

@@ -19,7 +19,7 @@ from jax_tformer.decoding.generation import Generated, generate
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.model.attention import Cache
 from jax_tformer.model.functional import AnyTransformer, Params, transformer
-from jax_tformer.model.transformer import Outputs
+from jax_tformer.model.heads import Outputs
 from jax_tformer.training.step import forward
 from jax_tformer.weights.huggingface import from_huggingface
 from jax_tformer.weights.names import from_reference
@@ -36,7 +36,7 @@ CLEAR = 1e-6
 NEW = 24
 START, END = 1, 2
 TOKENS, CACHED = "8 decoding", "8 decoding, float64"
-DECODERS = [name for name, config in CONFIGS.items() if config.decoder is not None and config.head != "none"]
+DECODERS = [name for name, config in CONFIGS.items() if config.decoder is not None and config.predicts_tokens]
 BEAMS: list[dict[str, Any]] = [
     {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.6},
     {"num_beams": 3, "num_return_sequences": 2, "length_penalty": 1.0, "early_stopping": True},

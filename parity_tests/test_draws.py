@@ -27,6 +27,8 @@ from parity_tests.training_pair import TrainingPair, same_path
 
 RATES = DropoutConfig(embedding=0.4, attention=0.3, residual=0.5, feedforward=0.6)
 """All different, so that no site can have that of another; near a half, where a few draws tell much."""
+CLASSIFYING = replace(RATES, pooler=0.45, classifier=0.35)
+"""For a model that classifies texts."""
 STEPS = 16
 Masks = Mapping[str, np.ndarray]
 
@@ -56,6 +58,8 @@ def rate_of(site: str) -> float:
     """The rate that the config names for this site."""
     if "embedding" in site:
         return RATES.embedding
+    if site in ("pooler.dropout", "classifier.dropout"):
+        return CLASSIFYING.pooler if "pooler" in site else CLASSIFYING.classifier
     if site.endswith("_residual_dropout"):
         return RATES.residual
     return RATES.feedforward if "feedforward" in site else RATES.attention

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from jax_tformer.data.batches import IGNORED
 from jax_tformer.model.attention import attend, attention_weights
+from jax_tformer.model.heads import Outputs
 from jax_tformer.model.masks import Mask
-from jax_tformer.model.transformer import Outputs
 from parity.measure import FLOAT64_BAR, relative_error
 from parity_tests.reference_loss import mean_cross_entropy
 from parity_tests.test_errata import LECTURE, sharp

@@ -77,7 +77,7 @@ def test_random_architectures(part: int, record: Callable[[str, Measured], None]
 @part_by_part
 def test_random_caches(part: int, record: Callable[[str, Measured], None], pytestconfig: pytest.Config) -> None:
     speakers = cases().filter(
-        lambda case: case.config.decoder is not None and case.config.head != "none" and "segments" not in case.kind
+        lambda case: case.config.decoder is not None and case.config.predicts_tokens and "segments" not in case.kind
     )
     hold(cached_figures, speakers, part, 18, record, pytestconfig)
 

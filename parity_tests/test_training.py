@@ -20,7 +20,7 @@ from torch_ref.dropout import Dropout, inject
 
 Record = Callable[[str, Measured], None]
 
-TRAINABLE = {name: config for name, config in CONFIGS.items() if config.head != "none"}
+TRAINABLE = {name: config for name, config in CONFIGS.items() if config.predicts_tokens}
 """Without a head there is nothing to train against."""
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=10, clip_norm=0.5, weight_decay=0.1)
 DROPOUT = DropoutConfig(embedding=0.1, attention=0.2, residual=0.15, feedforward=0.25)

@@ -79,12 +79,10 @@ class TrainingPair:
         params = jax.tree.map(jnp.asarray, from_reference(self.weights, self.net.shapes))
         key = jax.random.key_data(jax.random.key(self.training.seed))
         state = TrainState(params, self._tx.init(params), jnp.zeros((), jnp.int32), key)
-        rates = self.config.dropout
-        drops = any((rates.embedding, rates.attention, rates.residual, rates.feedforward))
         losses, norms, masks = [], [], []
         for batch in batches:
             arrays = {name: jnp.asarray(array) for name, array in batch.items()}
-            if drops:
+            if self.config.dropout.drops:
                 masks.append(jax.tree.map(np.asarray, self._record(state, arrays)))
             state, metrics = self._step(state, arrays)
             losses.append(metrics.loss)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig, TrainingConfig
 from jax_tformer.files import differences, from_dict, to_dict
@@ -41,6 +41,28 @@ BAD_MODELS: list[tuple[dict[str, Any], str]] = [
     ({"decoder": StackConfig(positions="rotary", head_width=5)}, "rotary positions need an even one"),
     ({"decoder": StackConfig(), "shared_embedding": True}, "only one stack"),
     ({"decoder": StackConfig(), "head": "none", "tied_head": True}, "head is 'none'"),
+    ({"encoder": StackConfig(), "head": "classify_tokens"}, "expected a number of classes"),
+    ({"encoder": StackConfig(), "classes": 3}, "None otherwise"),
+    ({"encoder": StackConfig(), "head": "classify_tokens", "classes": 0}, "classes is 0"),
+    ({"decoder": StackConfig(), "head": "classify_tokens", "classes": 3}, "expected an encoder alone"),
+    ({"decoder": StackConfig(), "head": "none", "pooler": "tanh"}, "expected an encoder alone"),
+    ({"encoder": StackConfig(), "head": "classify_text", "classes": 3}, "expected a pooler with head 'classify_text'"),
+    ({"encoder": StackConfig(), "head": "linear", "pooler": "relu"}, "none with other heads"),
+    ({"encoder": StackConfig(), "head": "none", "pooler": "gelu"}, "'none', 'tanh', 'relu'"),
+    (
+        {"encoder": StackConfig(), "head": "classify_tokens", "classes": 3, "head_bias": True},
+        "head is 'classify_tokens'",
+    ),
+    ({"encoder": StackConfig(), "dropout": DropoutConfig(classifier=0.1)}, "dropout.classifier is 0.1"),
+    (
+        {
+            "encoder": StackConfig(),
+            "head": "classify_tokens",
+            "classes": 3,
+            "dropout": DropoutConfig(pooler=0.1),
+        },
+        "expected 0 for a part that the model does not have",
+    ),
     ({"decoder": StackConfig(), "initializer_std": float("nan")}, "initializer_std is nan"),
 ]
 
@@ -58,6 +80,15 @@ def test_bad_models(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as error:
         TransformerConfig(**fields)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("head", ["none", "classify_tokens"])
+def test_training_needs_a_head_that_predicts_tokens(head: Any) -> None:
+    config = EXPERIMENTS["masked-docs"].config
+    classes = None if head == "none" else 3
+    model = dataclasses.replace(config.model, head=head, classes=classes, tied_head=False, head_bias=False)
+    with pytest.raises(InputError, match=f"head is '{head}'; training needs"):
+        dataclasses.replace(config, model=model)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

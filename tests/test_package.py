@@ -72,7 +72,7 @@ def test_without_source_the_docstring_is_what_it_was(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(inspect, "getsource", nowhere)
     config._descriptions.cache_clear()
     try:
-        assert DropoutConfig.__doc__ == "The four dropout rates; all apply only where a dropout key is given."
+        assert DropoutConfig.__doc__ == "The dropout rates; all apply only where a dropout key is given."
     finally:
         config._descriptions.cache_clear()
 

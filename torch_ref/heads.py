@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jax_tformer.config import TransformerConfig
+from torch_ref.dropout import Dropout
 from torch_ref.layers import Norm, activation, high
 
 
@@ -29,3 +30,30 @@ class Head(nn.Module):
             x = self.norm(self.activation(self.dense(x)))
         weight, bias = table.weight if self.weight is None else self.weight, self.bias
         return high(F.linear(high(x), high(weight), None if bias is None else high(bias)))
+
+
+class Pooler(nn.Module):
+    """activation(dense(x_0)): the first position stands for the whole text."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.dropout = Dropout(config.dropout.pooler)
+        self.dense = nn.Linear(config.d_model, config.d_model)
+        self.activation = nn.Tanh() if config.pooler == "tanh" else nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(self.dense(self.dropout(x[:, 0])))
+
+
+class Classifier(nn.Module):
+    """logits = x W^T + b, of each token's classes `[B, T, classes]`, or of the pooled text's `[B, classes]`."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        assert config.classes is not None
+        self.dropout = Dropout(config.dropout.classifier)
+        self.weight = nn.Parameter(torch.empty(config.classes, config.d_model))
+        self.bias = nn.Parameter(torch.zeros(config.classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(high(self.dropout(x)), high(self.weight), high(self.bias))

@@ -9,7 +9,7 @@ from jax_tformer.config import StackConfig, TransformerConfig
 from torch_ref.attention import Attention, position_ids, visible
 from torch_ref.dropout import Dropout
 from torch_ref.embedding import InputEmbedding
-from torch_ref.heads import Head
+from torch_ref.heads import Classifier, Head, Pooler
 from torch_ref.layers import FeedForward, Norm, high
 
 
@@ -22,11 +22,12 @@ class Captured(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Logits (hidden states where there is no head), and what the layers computed on the way."""
+    """Logits (hidden states where there is no head), what the layers computed on the way, and the pooled texts."""
 
     logits: Tensor
     encoder: Captured | None
     decoder: Captured | None
+    pooled: Tensor | None = None
 
 
 class Block(nn.Module):
@@ -101,7 +102,7 @@ class SingleStack(nn.Module):
     def __init__(self, config: TransformerConfig):
         super().__init__()
         self.embedding = InputEmbedding(config, config.output_stack)
-        self.head = Head(config) if config.head != "none" else None
+        self.head = Head(config) if config.predicts_tokens else None
 
     def run(
         self,
@@ -148,6 +149,8 @@ class EncoderOnly(SingleStack):
         super().__init__(config)
         assert config.encoder is not None
         self.encoder, self.window = Stack(config, config.encoder), config.encoder.window
+        self.pooler = None if config.pooler == "none" else Pooler(config)
+        self.classifier = None if config.classes is None else Classifier(config)
 
     def forward(
         self,
@@ -158,8 +161,10 @@ class EncoderOnly(SingleStack):
     ) -> Outputs:
         """`mask` is True at tokens; `segments` numbers the texts of a row."""
         seen = visible(tokens, causal=False, window=self.window, is_token=mask, segments=segments)
-        logits, captured = self.run(self.encoder, tokens, seen, mask, token_types, segments)
-        return Outputs(logits, captured, None)
+        x, captured = self.run(self.encoder, tokens, seen, mask, token_types, segments)
+        pooled = None if self.pooler is None else self.pooler(x)
+        logits = x if self.classifier is None else self.classifier(x if pooled is None else pooled)
+        return Outputs(logits, captured, None, pooled)
 
 
 class EncoderDecoder(nn.Module):
@@ -173,7 +178,7 @@ class EncoderDecoder(nn.Module):
         self.encoder = Stack(config, config.encoder)
         self.target_embedding = InputEmbedding(config, config.decoder, tokens=not config.shared_embedding)
         self.decoder = Stack(config, config.decoder, cross=True)
-        self.head = Head(config) if config.head != "none" else None
+        self.head = Head(config) if config.predicts_tokens else None
         self.windows = config.encoder.window, config.decoder.window
 
     def forward(

@@ -257,7 +257,7 @@ def _require_numbers(broken: jax.Array) -> None:
 
 def require_speaker(net: AnyTransformer) -> DecoderTransformer:
     """Returns the model itself; raises InputError unless it predicts the next token."""
-    if isinstance(net, EncoderOnlyTransformer) or net.config.head == "none":
+    if isinstance(net, EncoderOnlyTransformer) or not net.config.predicts_tokens:
         raise InputError(
             "the model has no decoder with a head on it; expected one that gives the next token a probability"
         )

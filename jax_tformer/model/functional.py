@@ -195,7 +195,9 @@ def short_summary(config: TransformerConfig, shapes: Params) -> str:
         for name, stack in (("encoder", config.encoder), ("decoder", config.decoder))
         if stack is not None
     ]
-    head = "none" if config.head == "none" else f"{config.head}, {config.vocab_size:,} tokens"
+    chosen = f"{config.vocab_size:,} tokens" if config.predicts_tokens else f"{config.classes} classes"
+    head = "none" if config.head == "none" else f"{config.head}, {chosen}"
+    head += "" if config.pooler == "none" else f", of the text pooled with {config.pooler}"
     tied = ", tied to the token table" if config.tied_head else ""
     types = f"  parameters in {config.compute.parameter_dtype}, computed in {config.compute.dtype}"
     parts = {name: sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree)) for name, tree in shapes.items()}

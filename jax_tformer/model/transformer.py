@@ -1,7 +1,7 @@
 """The three transformers, made of `layers` and `attention`, the same as in torch_ref/transformer.py."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,25 +12,10 @@ from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.errors import require
 from jax_tformer.model.attention import Attention, Cache, Captured, LayerCache, empty_cache, rematerialized, within
 from jax_tformer.model.embedding import InputEmbedding, Table
-from jax_tformer.model.heads import Head
+from jax_tformer.model.heads import Outputs, ReadOut
 from jax_tformer.model.layers import Dropout, FeedForward, Norm, site_key
 from jax_tformer.model.masks import Mask
 from jax_tformer.model.positions import Rotation, rotary_angles
-
-
-class Outputs(NamedTuple):
-    """The result of a forward pass."""
-
-    logits: Float[Array, "B T V"]
-    """Logits; hidden states `[B, T, D]` if the model has no head."""
-    hidden: Float[Array, "B T D"]
-    """The input of the vocabulary projection. Compiled code that uses only this computes no logits."""
-    encoder: Captured | None
-    """Captured from the encoder's layers, stacked along L; None without `capture`."""
-    decoder: Captured | None
-    """Captured from the decoder's layers, stacked along L; None without `capture`."""
-    cache: Cache | None
-    """The given cache with these tokens in it."""
 
 
 class Block(nnx.Module):
@@ -143,39 +128,12 @@ def _one(layers: Any, number: int) -> Any:
     return nnx.map_state(lambda _, parameter: parameter.replace(parameter.get_value()[number]), layers)
 
 
-class _Model(nnx.Module):
-    """What the three transformers share: the steps from the last stack's output to logits."""
-
-    head: Head | None
-
-    @property
-    def table(self) -> Table:
-        """The token table of the last stack."""
-        raise NotImplementedError
-
-    def read_out(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        """Returns the logits of `Outputs.hidden`; `hidden` itself if the model has no head."""
-        return hidden if self.head is None else self.head.logits(hidden, self.table)
-
-    def projection(self) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
-        """Returns the matrix and the bias of the vocabulary projection, which must exist."""
-        assert self.head is not None
-        return self.head.projection(self.table)
-
-    def outputs(
-        self, x: Float[Array, "B T D"], encoder: Captured | None, decoder: Captured | None, cache: Cache | None
-    ) -> Outputs:
-        """Makes the result of a forward pass from the last stack's output."""
-        hidden = x if self.head is None else self.head.transformed(x)
-        return Outputs(self.read_out(hidden), hidden, encoder, decoder, cache)
-
-
-class SingleStack(_Model):
+class SingleStack(ReadOut):
     """What EncoderOnly and DecoderOnly share: everything but the name of the stack and its mask."""
 
     def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
         self.embedding = InputEmbedding(config, config.output_stack)
-        self.head = Head(config) if config.head != "none" else None
 
     @property
     def table(self) -> Table:
@@ -243,24 +201,24 @@ class EncoderOnly(SingleStack):
         dropout_key: Key[Array, ""] | None = None,
         capture: bool = False,
     ) -> Outputs:
-        """Computes logits of the token at each position, or hidden states; arguments are as in `DecoderOnly`."""
+        """Computes logits of tokens or classes, or hidden states; arguments are as in `DecoderOnly`."""
         positions, seen, _ = within(self.encoder.stack, tokens, mask, segments, causal=False)
         x = self.embedding(tokens, positions, self.table, token_types, site_key(dropout_key, "embedding"))
         x, captured, _ = self.encoder(x, seen, positions, dropout_key=site_key(dropout_key, "encoder"), capture=capture)
-        return self.outputs(x, captured, None, None)
+        return self.outputs(x, captured, None, None, dropout_key)
 
 
-class EncoderDecoder(_Model):
+class EncoderDecoder(ReadOut):
     """logits = decode(target, encode(source)): "Attention is all you need" (Vaswani et al., 2017, section 3)."""
 
     def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
         assert config.encoder is not None
         assert config.decoder is not None
         self.source_embedding = InputEmbedding(config, config.encoder)
         self.encoder = Stack(config, config.encoder)
         self.target_embedding = InputEmbedding(config, config.decoder, tokens=not config.shared_embedding)
         self.decoder = Stack(config, config.decoder, cross=True)
-        self.head = Head(config) if config.head != "none" else None
 
     @property
     def table(self) -> Table:

@@ -10,8 +10,9 @@ import optax
 from jaxtyping import Array, Float, Int, Key, UInt32
 
 from jax_tformer.model.functional import AnyTransformer, Params
+from jax_tformer.model.heads import Outputs
 from jax_tformer.model.layers import accumulator
-from jax_tformer.model.transformer import DecoderOnly, EncoderDecoder, Outputs
+from jax_tformer.model.transformer import DecoderOnly, EncoderDecoder
 from jax_tformer.training.linear_loss import linear_cross_entropy
 from jax_tformer.training.optimizer import global_norm
 
@@ -99,8 +100,7 @@ def dropout_keys(net: AnyTransformer, state: "TrainState", accumulation: int) ->
 
     The keys depend only on the state's key and the step's number, so a resumed run draws the same masks.
     """
-    rates = net.config.dropout
-    if not any((rates.embedding, rates.attention, rates.residual, rates.feedforward)):
+    if not net.config.dropout.drops:
         return None
     key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
     return key[None] if accumulation == 1 else jax.random.split(key, accumulation)

@@ -1,0 +1,126 @@
+"""Poolers and classification heads: gates 1, 2, 7 and 10, and faults of theirs."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.model.functional import transformer
+from parity.measure import Measured, compared
+from parity_tests.bridge import Pair, identity
+from parity_tests.cases import PADDINGS, VOCABULARY, batch_for, weights_for
+from parity_tests.faults import Fault, code_fault
+from parity_tests.initialisation import gate as start_gate
+from parity_tests.test_draws import CLASSIFYING
+from parity_tests.test_draws import drawn as drawn_masks
+from parity_tests.test_draws import gate as draws_gate
+from parity_tests.test_initialisation import drawn
+from torch_ref import heads
+
+STACK = StackConfig(num_layers=2, num_heads=4, feedforward_width=48, activation="gelu_erf", token_types=2)
+HEADLESS = TransformerConfig(vocab_size=VOCABULARY, d_model=32, encoder=STACK, head="none")
+CONFIGS = {
+    "pooled": replace(HEADLESS, pooler="tanh"),
+    "text classified": replace(HEADLESS, head="classify_text", pooler="relu", classes=3),
+    "text classified, with dropout": replace(
+        HEADLESS, head="classify_text", pooler="tanh", classes=3, dropout=CLASSIFYING
+    ),
+    "tokens classified": replace(HEADLESS, head="classify_tokens", classes=5),
+}
+
+
+@cache
+def pair(name: str) -> Pair:
+    config = CONFIGS[name]
+    seed = 0 if config.dropout.drops else None
+    return Pair(config, weights_for(config, 0.2), "float64", optimised=False, dropout_seed=seed)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gates_1_and_2(name: str, record: Callable[..., None]) -> None:
+    for padding in PADDINGS:
+        batch = batch_for(CONFIGS[name], padding)
+        for figure in identity(pair(name), batch):
+            record(name, figure, pair(name), batch)
+
+
+def last_position(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda self, x: right(self, x.flip(1))
+
+
+def mean_position(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda self, x: right(self, x.mean(1, keepdim=True))
+
+
+def dropout_after_the_dense_layer(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def forward(self: heads.Pooler, x: Tensor) -> Tensor:
+        return self.activation(self.dropout(self.dense(x[:, 0])))  # type: ignore[no-any-return]
+
+    return forward
+
+
+def forgotten_bias(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda self, x: right(self, x) - self.bias
+
+
+FAULTS = {
+    "text classified": (
+        code_fault("pooler takes the last position", heads.Pooler, "forward", last_position),
+        code_fault("pooler takes the mean", heads.Pooler, "forward", mean_position),
+        code_fault("pooler: tanh instead of relu", torch.nn.ReLU, "forward", lambda right: lambda self, x: x.tanh()),
+        code_fault("classifier without its bias", heads.Classifier, "forward", forgotten_bias),
+    ),
+    "text classified, with dropout": (
+        code_fault("pooler drops after its dense layer", heads.Pooler, "forward", dropout_after_the_dense_layer),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [(name, fault) for name, faults in FAULTS.items() for fault in faults],
+    ids=lambda value: value.name if isinstance(value, Fault) else None,
+)
+def test_a_fault_of_heads(name: str, fault: Fault, report: Callable[..., None]) -> None:
+    models, batch = pair(name), batch_for(CONFIGS[name], "right")
+    ours = models.run_jax(batch)
+    with fault.plant():
+        theirs = models.run_torch(batch)
+    report(
+        fault.name,
+        "reference",
+        [
+            compared("1 activations", ours.activations, theirs.activations),
+            compared("2 gradients", ours.gradients, theirs.gradients),
+        ],
+    )
+
+
+def test_their_parameters_start_as_the_config_says(record: Callable[[str, Measured], None]) -> None:
+    for start in ("normal", "xavier_uniform"):
+        config = replace(CONFIGS["text classified"], initializer=start, encoder=replace(STACK, num_layers=1))
+        record("text classified", start_gate(config, drawn(config)))
+
+
+def test_their_masks_are_drawn_independently(record: Callable[[str, Measured], None]) -> None:
+    masks = drawn_masks(CONFIGS["text classified, with dropout"])
+    assert {"pooler.dropout", "classifier.dropout"} <= masks.keys()
+    record("text classified", draws_gate(masks))
+
+
+@pytest.mark.parametrize(
+    ("name", "logits", "pooled"),
+    [("pooled", (3, 11, 32), (3, 32)), ("text classified", (3, 3), (3, 32)), ("tokens classified", (3, 11, 5), None)],
+)
+def test_shapes_of_outputs(name: str, logits: tuple[int, ...], pooled: tuple[int, ...] | None) -> None:
+    net = transformer(CONFIGS[name])
+    outputs = jax.eval_shape(lambda params, tokens: net.bind(params)(tokens), net.shapes, np.zeros((3, 11), np.int32))
+    assert outputs.logits.shape == logits
+    assert (outputs.pooled and outputs.pooled.shape) == pooled
+    assert f"{CONFIGS[name].classes} classes" in repr(net) or name == "pooled"

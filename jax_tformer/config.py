@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal, TypeVar
 
-from jax_tformer.errors import require, require_choice, require_finite, require_fraction, require_positive
+from jax_tformer.errors import (
+    require,
+    require_choice,
+    require_field,
+    require_finite,
+    require_fraction,
+    require_positive,
+)
 
 Activation = Literal["relu", "gelu_erf", "gelu_tanh", "silu"]
 AttentionImplementation = Literal["auto", "einsum", "blocks", "cudnn", "pallas"]
@@ -23,7 +30,7 @@ Initializer = Literal["normal", "xavier_uniform"]
 Norm = Literal["layernorm", "rmsnorm"]
 NormPlacement = Literal["pre", "post"]
 Pooler = Literal["none", "tanh", "relu"]
-Positions = Literal["sinusoidal_interleaved", "sinusoidal_half", "learned", "rotary", "none"]
+Positions = Literal["sinusoidal_interleaved", "sinusoidal_half", "learned", "rotary", "relative", "none"]
 Remat = Literal["auto", "none", "dots", "full"]
 C = TypeVar("C", bound=type)
 
@@ -119,11 +126,16 @@ class StackConfig:
     embedding_scale: bool = False
     """Multiply token embeddings by sqrt(d_model)."""
     positions: Positions = "sinusoidal_interleaved"
-    """Sines in even and cosines in odd columns, all sines then all cosines, a learned table, rotary, or none."""
+    """Sines in even and cosines in odd columns, all sines then all cosines, a learned table, rotary, a learned bias of
+    the scores by distance (relative), or none."""
     max_positions: int | None = None
     """Rows of the learned position table; None for other positions."""
     position_base: float = 10000.0
     """Base of the sinusoidal and rotary wavelengths."""
+    relative_buckets: int = 32
+    """Rows of the table of relative positions; half of a side's are for one distance each (Raffel et al., 2020)."""
+    relative_max_distance: int = 128
+    """Relative positions: from this distance on all are alike; below, the other half's buckets grow with distance."""
     token_types: int = 0
     """Rows of the token-type (segment) table; 0: no table."""
 
@@ -138,6 +150,7 @@ class StackConfig:
         require_choice(self, "norm_placement", NormPlacement)
         require_choice(self, "positions", Positions)
         require_finite(self, "norm_eps", "position_base", above=0)
+        require_positive(self, "relative_buckets", "relative_max_distance")
         require(
             self.norm == "layernorm" or not self.norm_bias,
             "norm is 'rmsnorm' and norm_bias is True; expected norm_bias False, since RMSNorm has no bias",
@@ -172,6 +185,8 @@ class DropoutConfig:
     """Of every sublayer's output, before it is added to the residual stream."""
     feedforward: float = 0.0
     """Of the activations inside the feed-forward layers."""
+    final: float = 0.0
+    """Of every stack's output, after the final norm if there is one, as T5."""
     pooler: float = 0.0
     """Of the first position, before the pooler."""
     classifier: float = 0.0
@@ -269,6 +284,9 @@ class TransformerConfig:
         self._check_classification()
         for stack in filter(None, (self.encoder, self.decoder)):
             self._check_widths(stack)
+        for side, least in ((self.encoder, 4), (self.decoder, 2)):
+            if side is not None and side.positions == "relative":
+                _check_buckets(side, least)
 
     def _check_classification(self) -> None:
         classifies, pools = self.head.startswith("classify"), self.pooler != "none"
@@ -335,3 +353,18 @@ class TransformerConfig:
         """This config with parameters and arithmetic in `dtype`."""
         compute = dataclasses.replace(self.compute, parameter_dtype=dtype, dtype=dtype)
         return dataclasses.replace(self, compute=compute)
+
+
+def _check_buckets(stack: StackConfig, least: int) -> None:
+    """`least` is the smallest number of buckets: 4 for keys on both sides of a query, 2 for those on one."""
+    buckets, single = stack.relative_buckets, stack.relative_buckets // least
+    require_field(
+        buckets >= least and buckets % (least // 2) == 0,
+        "relative_buckets",
+        f"is {buckets}; expected at least {least}{', and an even number, in an encoder' if least == 4 else ''}",
+    )
+    require_field(
+        stack.relative_max_distance > single,
+        "relative_max_distance",
+        f"is {stack.relative_max_distance}; expected more than {single}, from where on buckets have several distances",
+    )

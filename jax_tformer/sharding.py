@@ -34,6 +34,7 @@ LOGICAL_AXES: dict[str, tuple[str | None, ...]] = {
     "up.bias": ("feedforward",),
     "tokens.embedding": ("vocabulary", "embed"),
     "head.kernel": ("embed", "vocabulary"),
+    "relative_positions.embedding": (None, "heads"),
 }
 """The end of a parameter's path -> names of its last axes; every device holds any other parameter whole."""
 

@@ -17,7 +17,8 @@ from jax_tformer.training.step import Batch, TrainState, dropout_keys, split_bat
 
 Masks = dict[str, Bool[Array, "..."]]
 """Name of the site -> mask, True = kept: `decoder.blocks.3.self_attention.dropout` inside a layer's self-attention,
-`decoder.blocks.3.self_attention_residual_dropout` after it, `embedding.dropout` at the input."""
+`decoder.blocks.3.self_attention_residual_dropout` after it, `embedding.dropout` at the input,
+`decoder.final_dropout` after the last norm."""
 
 
 def dropout_sites(config: TransformerConfig, batch: Mapping[str, Any]) -> dict[str, tuple[float, tuple[int, ...]]]:
@@ -45,6 +46,7 @@ def dropout_sites(config: TransformerConfig, batch: Mapping[str, Any]) -> dict[s
                 sites[f"{block}.{attention}_residual_dropout"] = (rates.residual, (rows, length, model))
             sites[f"{block}.feedforward.dropout"] = (rates.feedforward, (rows, length, stack.feedforward_width))
             sites[f"{block}.feedforward_residual_dropout"] = (rates.residual, (rows, length, model))
+        sites[f"{side}.final_dropout"] = (rates.final, (rows, length, model))
     if config.pooler != "none":
         sites["pooler.dropout"] = (rates.pooler, (rows, model))
     if config.classes is not None:

@@ -55,7 +55,8 @@ def few(*numbers: Any) -> Strategy:
 def stacks(draw: st.DrawFn, longest: int) -> dict[str, Any]:
     """Fields of a StackConfig for sequences of up to `longest`; every field is drawn."""
     heads, norm, positions = draw(few(1, 2, 4)), draw(one_of(choices.Norm)), draw(one_of(choices.Positions))
-    shared = draw(few(None, 1, 2))
+    # Those of an encoder are for two sides.
+    shared, buckets = draw(few(None, 1, 2)), draw(few(4, 6, 10, 32))
     width = draw(few(None, 2, 4, 6) if positions == "rotary" else few(None, 1, 3, 4))
     return {
         "num_layers": draw(st.integers(1, 3)),
@@ -82,6 +83,9 @@ def stacks(draw: st.DrawFn, longest: int) -> dict[str, Any]:
         "positions": positions,
         "max_positions": draw(st.integers(longest, longest + 3)) if positions == "learned" else None,
         "position_base": draw(few(10000.0, 10.0, 500000.0)),
+        "relative_buckets": buckets,
+        # Beyond the distances with a bucket each, even if all buckets are for one side.
+        "relative_max_distance": buckets // 2 + draw(few(1, 4, 96)),
         "token_types": draw(few(0, 1, 3)),
     }
 

@@ -92,11 +92,9 @@ def interleaved_rotation(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def swapped_cross_attention(right: Callable[..., Any]) -> Callable[..., Any]:
-    def forward(
-        self: Any, x: Tensor, memory: Tensor, mask: Tensor | None, positions: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self: Any, x: Tensor, memory: Tensor, mask: Tensor | None, *own: Any) -> tuple[Tensor, Tensor]:
         # Only cross-attention has no positions; both sequences must be of one length for this to run at all.
-        return right(self, x, memory, mask, positions) if positions is not None else right(self, memory, x, mask)
+        return right(self, x, memory, mask, *own) if own else right(self, memory, x, mask)
 
     return forward
 

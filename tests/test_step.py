@@ -111,7 +111,7 @@ def test_dropout_follows_from_key_and_step() -> None:
     assert losses[0] != losses[2]
 
 
-@pytest.mark.parametrize("site", ["embedding", "attention", "residual", "feedforward"])
+@pytest.mark.parametrize("site", ["embedding", "attention", "residual", "feedforward", "final"])
 def test_each_dropout_rate_acts_and_only_with_a_key(site: str) -> None:
     plain, config = transformer(CONFIG), dataclasses.replace(CONFIG, dropout=DropoutConfig(**{site: 0.4}))
     net, tokens = transformer(config), batch()["tokens"]

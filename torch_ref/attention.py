@@ -78,7 +78,12 @@ class Attention(nn.Module):
         self.dropout = Dropout(config.dropout.attention)
 
     def forward(
-        self, x: Tensor, memory: Tensor, mask: Tensor | None, positions: Tensor | None = None
+        self,
+        x: Tensor,
+        memory: Tensor,
+        mask: Tensor | None,
+        positions: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The output `[B, T, D]`, and the weights before dropout `[B, H, T, S]`."""
 
@@ -90,6 +95,7 @@ class Attention(nn.Module):
             query, key = rotate(query, positions, self.rotary_base), rotate(key, positions, self.rotary_base)
         key, value = key.repeat_interleave(self.groups, dim=1), value.repeat_interleave(self.groups, dim=1)
         scores = high(high(query) @ high(key).transpose(-2, -1)) * self.scale
+        scores = scores if bias is None else scores + high(bias)
         if mask is not None:
             scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
         weights = scores.softmax(dim=-1)

@@ -11,6 +11,7 @@ from torch_ref.dropout import Dropout
 from torch_ref.embedding import InputEmbedding
 from torch_ref.heads import Classifier, Head, Pooler
 from torch_ref.layers import FeedForward, Norm, high
+from torch_ref.positions import RelativePositions
 
 
 class Captured(NamedTuple):
@@ -51,11 +52,12 @@ class Block(nn.Module):
         positions: Tensor,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The residual stream after the layer, self-attention weights, cross-attention weights."""
         cross_weights = None
         h = self.self_attention_norm(x) if self.pre else x
-        h, self_weights = self.self_attention(h, h, mask, positions)
+        h, self_weights = self.self_attention(h, h, mask, positions, bias)
         x = self._add(x, self.self_attention_residual_dropout(h), self.self_attention_norm)
         if self.cross_attention is not None and self.cross_attention_norm is not None and memory is not None:
             assert self.cross_attention_residual_dropout is not None
@@ -73,10 +75,13 @@ class Block(nn.Module):
 class Stack(nn.Module):
     """num_layers blocks, then the final norm if there is one."""
 
-    def __init__(self, config: TransformerConfig, stack: StackConfig, cross: bool = False):
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, causal: bool, cross: bool = False):
         super().__init__()
         self.blocks = nn.ModuleList(Block(config, stack, cross) for _ in range(stack.num_layers))
+        relative = stack.positions == "relative"
+        self.relative_positions = RelativePositions(stack, causal) if relative else None
         self.final_norm = Norm(config, stack) if stack.final_norm else None
+        self.final_dropout = Dropout(config.dropout.final)
 
     def forward(
         self,
@@ -87,13 +92,14 @@ class Stack(nn.Module):
         memory_mask: Tensor | None = None,
     ) -> tuple[Tensor, Captured]:
         captured = Captured([], [], [])
+        bias = None if self.relative_positions is None else self.relative_positions(x.shape[1])
         for block in self.blocks:
-            x, self_weights, cross_weights = block(x, mask, positions.to(high(x).dtype), memory, memory_mask)
+            x, self_weights, cross_weights = block(x, mask, positions.to(high(x).dtype), memory, memory_mask, bias)
             captured.hidden.append(x)
             captured.self_attention.append(self_weights)
             if cross_weights is not None:
                 captured.cross_attention.append(cross_weights)
-        return (x if self.final_norm is None else self.final_norm(x)), captured
+        return self.final_dropout(x if self.final_norm is None else self.final_norm(x)), captured
 
 
 class SingleStack(nn.Module):
@@ -126,7 +132,7 @@ class DecoderOnly(SingleStack):
     def __init__(self, config: TransformerConfig):
         super().__init__(config)
         assert config.decoder is not None
-        self.decoder, self.window = Stack(config, config.decoder), config.decoder.window
+        self.decoder, self.window = Stack(config, config.decoder, causal=True), config.decoder.window
 
     def forward(
         self,
@@ -148,7 +154,7 @@ class EncoderOnly(SingleStack):
     def __init__(self, config: TransformerConfig):
         super().__init__(config)
         assert config.encoder is not None
-        self.encoder, self.window = Stack(config, config.encoder), config.encoder.window
+        self.encoder, self.window = Stack(config, config.encoder, causal=False), config.encoder.window
         self.pooler = None if config.pooler == "none" else Pooler(config)
         self.classifier = None if config.classes is None else Classifier(config)
 
@@ -175,9 +181,9 @@ class EncoderDecoder(nn.Module):
         assert config.encoder is not None
         assert config.decoder is not None
         self.source_embedding = InputEmbedding(config, config.encoder)
-        self.encoder = Stack(config, config.encoder)
+        self.encoder = Stack(config, config.encoder, causal=False)
         self.target_embedding = InputEmbedding(config, config.decoder, tokens=not config.shared_embedding)
-        self.decoder = Stack(config, config.decoder, cross=True)
+        self.decoder = Stack(config, config.decoder, causal=True, cross=True)
         self.head = Head(config) if config.predicts_tokens else None
         self.windows = config.encoder.window, config.decoder.window
 

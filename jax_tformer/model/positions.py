@@ -1,12 +1,16 @@
-"""Where tokens stand: sinusoidal positions (paper, section 3.5) and rotary ones, as in torch_ref/positions.py."""
+"""Where tokens stand: sinusoidal (paper, section 3.5), rotary and relative positions, as in torch_ref/positions.py."""
 
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
+from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.model.layers import accumulator, dtype_of
+from jax_tformer.model.layers import Start, accumulator, dtype_of, parameter
+from jax_tformer.model.masks import Mask
 
 
 def angles(positions: Int[Array, "#B T"], width: int, base: float, dtype: jnp.dtype) -> Float[Array, "#B T W"]:
@@ -56,3 +60,64 @@ def rotate(x: Float[Array, "B T H C"], rotation: Rotation) -> Float[Array, "B T 
     first, second = jnp.split(x.astype(cosine.dtype), 2, axis=-1)
     turned = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
     return turned.astype(x.dtype)
+
+
+class RelativePositions(nnx.Module):
+    """A learned bias of the scores of a stack's self-attention, by distance and head (Raffel et al., 2020, 2.1).
+
+    All layers of the stack share it. Distances are counted in places of the row or the cache, so padding between two
+    tokens takes part in their distance; padding on either side of all tokens changes nothing.
+    """
+
+    def __init__(self, config: TransformerConfig, stack: StackConfig) -> None:
+        shape = (stack.relative_buckets, stack.num_heads)
+        self.embedding = parameter(shape, config, Start("normal", config.initializer_std))
+        self.max_distance, self.dtype = stack.relative_max_distance, config.compute.dtype
+
+    def __call__(self, mask: Mask, length: int, slots: int) -> Float[Array, "1 H T S"]:
+        """Returns the bias of `length` queries and `slots` keys, in at least float32.
+
+        `mask.first` is the place of the first query. If `mask.causal`, no bucket is for keys that come later.
+        """
+        # Every place of a key less that of a query once: the number of buckets to find grows with T + S, not T * S.
+        relative = jnp.arange(1 - length, slots) - mask.first
+        table = self.embedding[...]
+        values = jnp.take(table, relative_buckets(relative, len(table), self.max_distance, mask.causal), axis=0)
+        which = jnp.arange(slots)[None, :] - jnp.arange(length)[:, None] + length - 1
+        return values.T[None, :, which].astype(accumulator(dtype_of(self.dtype)))
+
+
+def relative_buckets(relative: Int[Array, " N"], buckets: int, max_distance: int, causal: bool) -> Int[Array, " N"]:
+    """Returns the bucket of each distance, place of the key less place of the query (Raffel et al., 2020, section 2.1).
+
+    Half of a side's buckets are for one distance each. The others divide the distances up to `max_distance`, from where
+    on all are alike, evenly in their logarithm. If `causal`, all buckets are for keys that come earlier, and keys that
+    come later are in that of the query's own place; otherwise the second half is for keys that come later.
+    """
+    side = buckets if causal else buckets // 2
+    distance = jnp.maximum(-relative, 0) if causal else jnp.abs(relative)
+    bucket = (distance[:, None] >= jnp.asarray(first_distances(side, max_distance))[None, :]).sum(1) - 1
+    return bucket if causal else bucket + jnp.where(relative > 0, side, 0)
+
+
+def first_distances(buckets: int, max_distance: int) -> np.ndarray:
+    """Returns the smallest distance in each bucket of one side, as whole numbers, int32 `[buckets]`.
+
+    Bucket m + k of m + n begins where n log(distance / m) / log(max_distance / m) reaches k, which is at the n-th root
+    of max_distance^k m^(n - k). Whole numbers compare exactly; logarithms in floating point put some distances that lie
+    on an edge, such as 84 of 36 buckets up to 392, on one side or the other by the type and the machine.
+    """
+    single = buckets // 2
+    spread = buckets - single
+    edges = [_root(max_distance**k * single ** (spread - k), spread) for k in range(spread)]
+    return np.array([*range(single), *edges], np.int32)
+
+
+def _root(number: int, n: int) -> int:
+    """Returns the smallest whole number whose n-th power is at least `number`."""
+    root = round(math.exp(math.log(number) / n))
+    while root**n >= number:
+        root -= 1
+    while root**n < number:
+        root += 1
+    return root

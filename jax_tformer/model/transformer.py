@@ -1,5 +1,6 @@
 """The three transformers, made of `layers` and `attention`, the same as in torch_ref/transformer.py."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from jax_tformer.model.embedding import InputEmbedding, Table
 from jax_tformer.model.heads import Outputs, ReadOut
 from jax_tformer.model.layers import Dropout, FeedForward, Norm, site_key
 from jax_tformer.model.masks import Mask
-from jax_tformer.model.positions import Rotation, rotary_angles
+from jax_tformer.model.positions import RelativePositions, Rotation, rotary_angles
 
 
 class Block(nnx.Module):
@@ -81,7 +82,9 @@ class Stack(nnx.Module):
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, cross: bool = False) -> None:
         self.blocks = nnx.vmap(lambda: Block(config, stack, cross=cross), axis_size=stack.num_layers)()
+        self.relative_positions = RelativePositions(config, stack) if stack.positions == "relative" else None
         self.final_norm = Norm(config, stack) if stack.final_norm else None
+        self.final_dropout = Dropout(config.dropout.final)
         self.config, self.stack = config, stack
 
     def __call__(
@@ -99,6 +102,9 @@ class Stack(nnx.Module):
         """Runs all layers; returns the residual stream, what `capture` asks for, and the cache with x in it."""
         graph, layers = nnx.split(self.blocks, nnx.Param)
         rotation, blocks_key = rotary_angles(self.config, self.stack, positions), site_key(dropout_key, "blocks")
+        if self.relative_positions is not None:
+            slots = x.shape[1] if cache is None else cache.is_token.shape[1]
+            mask = replace(mask, bias=self.relative_positions(mask, x.shape[1], slots))
 
         def layer(x: Array, parameters: Any, key: Array | None, cache: LayerCache | None) -> tuple[Any, ...]:
             block = nnx.merge(graph, parameters)
@@ -120,7 +126,8 @@ class Stack(nnx.Module):
             each_captured, remembered = zip(*results, strict=True)
             captured = jax.tree.map(lambda *each: jnp.stack(each), *each_captured)
             cache = cache._replace(layers=remembered)
-        return (x if self.final_norm is None else self.final_norm(x)), captured, cache
+        x = x if self.final_norm is None else self.final_norm(x)
+        return self.final_dropout(x, site_key(dropout_key, "final_dropout")), captured, cache
 
 
 def _one(layers: Any, number: int) -> Any:

@@ -25,7 +25,7 @@ from parity_tests.draws import Worst, dependences, judged, largest
 from parity_tests.faults import Fault
 from parity_tests.training_pair import TrainingPair, same_path
 
-RATES = DropoutConfig(embedding=0.4, attention=0.3, residual=0.5, feedforward=0.6)
+RATES = DropoutConfig(embedding=0.4, attention=0.3, residual=0.5, feedforward=0.6, final=0.45)
 """All different, so that no site can have that of another; near a half, where a few draws tell much."""
 CLASSIFYING = replace(RATES, pooler=0.45, classifier=0.35)
 """For a model that classifies texts."""
@@ -62,6 +62,8 @@ def rate_of(site: str) -> float:
         return CLASSIFYING.pooler if "pooler" in site else CLASSIFYING.classifier
     if site.endswith("_residual_dropout"):
         return RATES.residual
+    if site.endswith("final_dropout"):
+        return RATES.final
     return RATES.feedforward if "feedforward" in site else RATES.attention
 
 

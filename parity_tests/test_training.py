@@ -23,7 +23,7 @@ Record = Callable[[str, Measured], None]
 TRAINABLE = {name: config for name, config in CONFIGS.items() if config.predicts_tokens}
 """Without a head there is nothing to train against."""
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=10, clip_norm=0.5, weight_decay=0.1)
-DROPOUT = DropoutConfig(embedding=0.1, attention=0.2, residual=0.15, feedforward=0.25)
+DROPOUT = DropoutConfig(embedding=0.1, attention=0.2, residual=0.15, feedforward=0.25, final=0.3)
 
 
 def batches(config: TransformerConfig, steps: int) -> list[Tensors]:
@@ -127,7 +127,7 @@ def test_gate_6_trajectory(name: str, length: int, record: Record) -> None:
     ],
 )
 def test_gate_7_dropout(name: str, record: Record) -> None:
-    """All four rates on; PyTorch drops what JAX dropped: gates 1, 2 and 5 hold as they do without."""
+    """All rates on; PyTorch drops what JAX dropped: gates 1, 2 and 5 hold as they do without."""
     config = replace(TRAINABLE[name], dropout=DROPOUT)
     models = Pair(config, weights_for(config, 0.02), "float64", optimised=False, dropout_seed=7)
     for padding, std in product(PADDINGS, REGIMES.values()):
@@ -159,6 +159,8 @@ def rate_at(site: str) -> float:
         return DROPOUT.embedding
     if site.endswith("residual_dropout"):
         return DROPOUT.residual
+    if site.endswith("final_dropout"):
+        return DROPOUT.final
     return DROPOUT.feedforward if "feedforward" in site else DROPOUT.attention
 
 

@@ -32,6 +32,7 @@ BAD_STACKS: list[tuple[dict[str, Any], str]] = [
     ({"norm_eps": 0.0}, "norm_eps is 0.0"),
     ({"position_base": float("inf")}, "position_base is inf"),
     ({"token_types": -1}, "token_types is -1"),
+    ({"relative_buckets": 0}, "relative_buckets is 0"),
 ]
 BAD_MODELS: list[tuple[dict[str, Any], str]] = [
     ({}, "neither encoder nor decoder"),
@@ -39,6 +40,18 @@ BAD_MODELS: list[tuple[dict[str, Any], str]] = [
     ({"decoder": StackConfig(num_heads=7)}, "divisible by the number of heads"),
     ({"decoder": StackConfig(num_heads=1), "d_model": 7}, "even width"),
     ({"decoder": StackConfig(positions="rotary", head_width=5)}, "rotary positions need an even one"),
+    (
+        {"encoder": StackConfig(positions="relative", relative_buckets=5)},
+        "relative_buckets is 5; expected at least 4, and an even number, in an encoder",
+    ),
+    (
+        {"decoder": StackConfig(positions="relative", relative_buckets=1)},
+        "relative_buckets is 1; expected at least 2",
+    ),
+    (
+        {"decoder": StackConfig(positions="relative", relative_max_distance=16)},
+        "relative_max_distance is 16; expected more than 16",
+    ),
     ({"decoder": StackConfig(), "shared_embedding": True}, "only one stack"),
     ({"decoder": StackConfig(), "head": "none", "tied_head": True}, "head is 'none'"),
     ({"encoder": StackConfig(), "head": "classify_tokens"}, "expected a number of classes"),

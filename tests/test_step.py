@@ -102,7 +102,7 @@ def test_remat_keeps_less(remat: Remat) -> None:
 
 
 def test_dropout_follows_from_key_and_step() -> None:
-    config = dataclasses.replace(CONFIG, dropout=DropoutConfig(0.1, 0.1, 0.1, 0.1))
+    config = dataclasses.replace(CONFIG, dropout=DropoutConfig(0.1, 0.1, 0.1, 0.1, 0.1))
     net = transformer(config)
     step = jax.jit(train_step(net, TX))
     state = init_state(net, TX, jax.random.key(0))

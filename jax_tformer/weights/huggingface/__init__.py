@@ -31,7 +31,14 @@ def config_from_huggingface(config: Mapping[str, object]) -> TransformerConfig:
 
     Raises InputError for unknown classes, and for settings that our config cannot express.
     """
-    return read_settings(_family(_architecture(config)), config)
+    if config.get("quantization_config") is not None:
+        raise InputError("quantization_config is set in the Hugging Face config; expected weights of floating point")
+    return read_settings(family_of(config), config)
+
+
+def family_of(config: Mapping[str, object]) -> Family:
+    """Returns the tables of the class that a config.json names; raises InputError for unknown classes."""
+    return _family(_architecture(config))
 
 
 def from_huggingface(config: Mapping[str, object], weights: Weights) -> tuple[TransformerConfig, Arrays]:
@@ -42,7 +49,7 @@ def from_huggingface(config: Mapping[str, object], weights: Weights) -> tuple[Tr
     `config_from_huggingface` does, and WeightsError for arrays that do not fit.
     """
     ours = config_from_huggingface(config)
-    return ours, read_rows(_family(_architecture(config)).rows(ours), ours, weights)
+    return ours, read_rows(family_of(config).rows(ours), ours, weights)
 
 
 def to_huggingface(architecture: str, config: TransformerConfig, weights: Weights) -> tuple[dict[str, object], Arrays]:

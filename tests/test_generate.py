@@ -16,7 +16,7 @@ from jax_tformer.data.tokenizer_sources import load_tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import TextData
 from jax_tformer.run.generate_options import GenerateOptions
-from jax_tformer.run.texts import Reader, Text, batched, read_references, read_standard_input
+from jax_tformer.run.texts import Reader, Room, Text, batched, read_references, read_standard_input
 from tests.speaking import CONTEXT, TARGET_LENGTH, Program, write_runs
 
 ROOT = Path(__file__).parents[1]
@@ -133,7 +133,7 @@ def test_one_compilation_serves_all_lengths_and_batches(program: Program, run: s
 
 
 def test_standard_input_is_read_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = Reader(data := TextData(context_length=CONTEXT), build_tokenizer_for(data), 9)
+    read = Reader(Room.of_run(data := TextData(context_length=CONTEXT)), build_tokenizer_for(data), 9)
     reading, writing = os.pipe()
     with open(reading) as stream, open(writing, "wb", buffering=0) as sink:
         monkeypatch.setattr(sys, "stdin", stream)

@@ -17,6 +17,7 @@ from jax_tformer.data.batches import (
     shuffled,
     thinned_out,
 )
+from jax_tformer.data.framing import pair_framing
 from jax_tformer.data.text_files import read_json_lines, read_lines
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError, require
@@ -86,14 +87,16 @@ def split_pairs(pairs: Sequence[Pair], fraction: float) -> tuple[list[Pair], lis
 class PairBatcher:
     """Makes batches of pairs, padded to the S source and T target tokens of `data`, with start and end tokens.
 
+    A tokenizer with a framing puts its own tokens around sources and targets, as the checkpoint that it is of.
+
     Raises InputError if the tokenizer lacks a start, end or padding token.
     """
 
     def __init__(self, data: PairData, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.source_length, self.target_length = data.source_length, data.target_length
-        self.start_id = tokenizer.require("start", "for pairs")
-        self.end_id = tokenizer.require("end", "for pairs")
+        self.framing = framing = pair_framing(tokenizer)
+        self.start_id, self.around = framing.start_id or 0, framing.size
         self.pad_id = tokenizer.require("pad", "for pairs")
 
     def encode(self, pairs: Sequence[Pair]) -> list[PairIds]:
@@ -103,8 +106,8 @@ class PairBatcher:
         return list(zip(sources, targets, strict=True))
 
     def fits(self, pair: PairIds) -> bool:
-        """Whether the source fits with its end token, and the target with its start token."""
-        return len(pair[0]) < self.source_length and len(pair[1]) < self.target_length
+        """Whether the source and the target fit, each with the tokens around it."""
+        return len(pair[0]) + self.around <= self.source_length and len(pair[1]) + self.around <= self.target_length
 
     def batch(self, pairs: Sequence[PairIds]) -> Batch:
         """Makes a batch of `pairs`, which must fit.
@@ -112,8 +115,8 @@ class PairBatcher:
         It holds "source": int32[B, S], "source_mask": bool[B, S], "labels" and "target" (the labels shifted right):
         int32[B, T], and "target_mask": bool[B, T]. Masks are True at real tokens; elsewhere labels are IGNORED.
         """
-        source, source_mask = self._ended([source for source, _ in pairs], self.source_length)
-        labels, target_mask = self._ended([target for _, target in pairs], self.target_length)
+        source, source_mask = self._framed([source for source, _ in pairs], self.source_length)
+        labels, target_mask = self._framed([target for _, target in pairs], self.target_length)
         return {
             "source": source,
             "source_mask": source_mask,
@@ -122,14 +125,17 @@ class PairBatcher:
             "labels": np.where(target_mask, labels, np.int32(IGNORED)),
         }
 
-    def _ended(self, rows: Sequence[np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the rows with end token and padding, int32[B, length], and where they are not padding."""
-        lengths = np.array([len(row) for row in rows])[:, None]
-        places = np.arange(length)
+    def _framed(self, rows: Sequence[np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the rows with what is around them and padding, int32[B, length], and where they are not padding."""
+        lengths, before = np.array([len(row) for row in rows])[:, None], self.framing.before
+        # Counted from the first token of the text.
+        places = np.arange(length) - len(before)
         ids = np.full((len(rows), length), self.pad_id, np.int32)
-        ids[places < lengths] = np.concatenate(rows)
-        ids[places == lengths] = self.end_id
-        return ids, places <= lengths
+        ids[:, : len(before)] = before
+        ids[(places >= 0) & (places < lengths)] = np.concatenate(rows)
+        for number, id in enumerate(self.framing.after):
+            ids[places == lengths + number] = id
+        return ids, places < lengths + len(self.framing.after)
 
 
 def shift_right(ids: np.ndarray, start_id: int) -> np.ndarray:
@@ -152,7 +158,7 @@ def _files(data: PairData, training: TrainingConfig, batcher: PairBatcher) -> Pi
     encoded = dict(zip(pairs, batcher.encode(pairs), strict=True))
     fitting = [pair for pair in pairs if batcher.fits(encoded[pair])]
     lengths = np.array([[len(source), len(target)] for source, target in map(encoded.__getitem__, pairs)])
-    left_out = _left_out(lengths, data)
+    left_out = _left_out(lengths, data, batcher.around)
     training_pairs, held_out_pairs = split_pairs(fitting, data.held_out)
     because = f" ({left_out.removeprefix('warning: ')})" if left_out else ""
     require(
@@ -173,9 +179,9 @@ def _files(data: PairData, training: TrainingConfig, batcher: PairBatcher) -> Pi
     )
 
 
-def _left_out(lengths: np.ndarray, data: PairData) -> str:
+def _left_out(lengths: np.ndarray, data: PairData, around: int) -> str:
     """Says how many pairs with these `lengths`, int[N, 2], are too long, as a warning if many; "" if none are."""
-    most = np.array([data.source_length, data.target_length]) - 1
+    most = np.array([data.source_length, data.target_length]) - around
     longer = lengths > most
     count, total = int(longer.any(axis=1).sum()), len(lengths)
     if not count:
@@ -188,7 +194,9 @@ def _left_out(lengths: np.ndarray, data: PairData) -> str:
     told = f"{count:,} of {total:,} pairs ({count / total:.1%}) are left out: {' and '.join(sides)}"
     if count <= _FEW * total:
         return told
-    source, target = np.maximum(np.quantile(lengths, 1 - _REST / 2, axis=0, method="higher") + 1, most + 1).tolist()
+    source, target = np.maximum(
+        np.quantile(lengths, 1 - _REST / 2, axis=0, method="higher") + around, most + around
+    ).tolist()
     return (
         f"warning: {told}; --data.source-length {source} and --data.target-length {target} "
         f"would keep {1 - _REST:.0%} of them all"
@@ -197,8 +205,8 @@ def _left_out(lengths: np.ndarray, data: PairData) -> str:
 
 def _dates(data: PairData, training: TrainingConfig, batcher: PairBatcher) -> Pipeline:
     longest = [(source, dates.LAST_DAY.isoformat()) for source in dates.longest_sources()]
-    source_length = 1 + max(len(source) for source, _ in batcher.encode(longest))
-    target_length = 1 + max(len(target) for _, target in batcher.encode(longest))
+    source_length = batcher.around + max(len(source) for source, _ in batcher.encode(longest))
+    target_length = batcher.around + max(len(target) for _, target in batcher.encode(longest))
     require(
         source_length <= data.source_length and target_length <= data.target_length,
         f"source_length is {data.source_length} and target_length is {data.target_length}; "

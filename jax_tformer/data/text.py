@@ -10,6 +10,7 @@ import numpy as np
 import tokenizers
 
 from jax_tformer.data.batches import IGNORED, Batch, MakeBatch, Pipeline, fingerprint, shuffled, thinned_out
+from jax_tformer.data.framing import Framing
 from jax_tformer.data.text_files import blocks, read_json_lines, read_utf8
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError, require
@@ -133,8 +134,19 @@ def text_pipeline(data: TextData, training: TrainingConfig, tokenizer: Tokenizer
     masking = None
     if isinstance(data, MaskedTextData):
         masking = data.masked, tokenizer.require("mask", "to mask text with"), tokenizer.ordinary_ids
-    length = data.context_length if masking else data.context_length + 1
-    first = [] if masking or tokenizer.start_id is None else [tokenizer.start_id]
+    framing, around = tokenizer.framing, 0
+    if masking:
+        # Every window of a checkpoint's tokenizer is framed, like the texts that the checkpoint has read.
+        around, first = 0 if framing is None else framing.size, list[int]()
+    elif framing is not None:
+        first = list(framing.before)
+    else:
+        first = [] if tokenizer.start_id is None else [tokenizer.start_id]
+    require(
+        around < data.context_length,
+        f"context_length is {data.context_length}; expected more than the {around} special tokens of every window",
+    )
+    length = data.context_length - around if masking else data.context_length + 1
     text = load_text(data)
     training_text, held_out_text = split_text(text, data.held_out)
     ids, held_out_ids = token_stream(tokenizer, training_text, first), token_stream(tokenizer, held_out_text, first)
@@ -144,12 +156,15 @@ def text_pipeline(data: TextData, training: TrainingConfig, tokenizer: Tokenizer
             f"the {name} part of the text has {len(part):,} tokens; expected at least {length:,}, for one window; "
             "give more text, a smaller --data.context-length or another --data.held-out",
         )
-    rows, held_out_rows = windows(ids, length, data.stride), windows(held_out_ids, length, data.context_length)
+    rows, held_out_rows = windows(ids, length, data.stride), windows(held_out_ids, length, data.context_length - around)
 
     def batches_of(rows: np.ndarray) -> MakeBatch:
         def make_batch(items: np.ndarray, generator: np.random.Generator) -> Batch:
             chosen = rows[items].astype(np.int32)
-            return mask_tokens(chosen, generator, *masking) if masking else _next_tokens(chosen)
+            if not masking:
+                return _next_tokens(chosen)
+            batch = mask_tokens(chosen, generator, *masking)
+            return batch if framing is None else _framed(batch, framing)
 
         return make_batch
 
@@ -159,6 +174,20 @@ def text_pipeline(data: TextData, training: TrainingConfig, tokenizer: Tokenizer
         fingerprint=fingerprint([text], tokenizer, data, training),
         bytes_per_token=None if masking else len(held_out_text) / (len(held_out_ids) - len(first)),
     )
+
+
+def _framed(batch: Batch, framing: Framing) -> Batch:
+    """Puts special tokens around each row, which nobody has to restore."""
+
+    def around(rows: np.ndarray, before: Sequence[int], after: Sequence[int]) -> np.ndarray:
+        sides = (np.broadcast_to(np.array(ids, np.int32), (len(rows), len(ids))) for ids in (before, after))
+        return np.concatenate([next(sides), rows, next(sides)], axis=1)
+
+    nothing = ([IGNORED] * len(framing.before), [IGNORED] * len(framing.after))
+    return {
+        "tokens": around(batch["tokens"], framing.before, framing.after),
+        "labels": around(batch["labels"], *nothing),
+    }
 
 
 def _next_tokens(rows: np.ndarray) -> Batch:

@@ -6,10 +6,12 @@ import os
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from jax_tformer.data.framing import follow_settings, read_framing
 from jax_tformer.data.tokenizers import BYTES, FIELDS, ONE_CHARACTER, Role, Tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import TokenizerConfig
@@ -104,9 +106,13 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     if not path.exists():
         raise InputError(f"{path} does not exist; expected a tokenizer there, as a run or Hugging Face saves it")
     text = read_text(path, _LARGEST)
-    roles = _read_roles(Path(folder))
+    roles, settings = _read_roles(Path(folder)), read_settings(Path(folder))
+    where = str(Path(folder) / "tokenizer_config.json")
+    framing = read_framing(settings["framing"], where) if "framing" in settings else None
     try:
-        return Tokenizer(tokenizers.Tokenizer.from_str(text), roles)
+        backend = tokenizers.Tokenizer.from_str(text)
+        follow_settings(backend, settings, special_tokens(settings))
+        return Tokenizer(backend, roles, framing)
     except Exception as error:  # the library raises nothing narrower
         reason = " ".join(str(error).split())
         raise InputError(f"{path} is not a tokenizer ({reason}); restore it, or start a new run") from error
@@ -126,25 +132,42 @@ def tokenizer_digests(folder: str | os.PathLike[str]) -> dict[str, str]:
     Reads the files, because another version of the library may write a `Tokenizer` differently. Raises InputError as
     `load_tokenizer` does.
     """
+    framing = {name: value for name, value in read_settings(Path(folder)).items() if name == "framing"}
     said = {
         "tokenizer.json": read_json(Path(folder) / "tokenizer.json", _LARGEST),
-        "tokenizer_config.json": _read_roles(Path(folder)),
+        "tokenizer_config.json": {**_read_roles(Path(folder)), **framing},
     }
     texts = {name: json.dumps(content, sort_keys=True) for name, content in said.items()}
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 
-def _read_roles(folder: Path) -> dict[Role, str]:
-    named: dict[str, str] = {}
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Reads special_tokens_map.json and tokenizer_config.json, as far as they exist; the second one counts.
+
+    Raises InputError if one is damaged.
+    """
+    found: dict[str, Any] = {}
     for path in (folder / name for name in _SETTINGS):
-        if not path.exists():
-            continue
-        settings = read_json(path)
-        if not isinstance(settings, dict):
-            raise InputError(f"{path} is not a JSON object; restore it, or start a new run")
-        for field, token in settings.items():
-            content = token.get("content") if isinstance(token, dict) else token
-            if field.endswith("_token") and isinstance(content, str):
-                named[field] = content
+        if path.exists():
+            settings = read_json(path)
+            if not isinstance(settings, dict):
+                raise InputError(f"{path} is not a JSON object; restore it, or start a new run")
+            # A null says nothing.
+            found |= {name: value for name, value in settings.items() if value is not None}
+    return found
+
+
+def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the special tokens that `read_settings` has found, by Hugging Face's names ("bos_token")."""
+    contents = {
+        name: token.get("content") if isinstance(token, dict) else token
+        for name, token in settings.items()
+        if name.endswith("_token")
+    }
+    return {name: content for name, content in contents.items() if isinstance(content, str)}
+
+
+def _read_roles(folder: Path) -> dict[Role, str]:
+    named = special_tokens(read_settings(folder))
     found = {role: next((named[field] for field in fields if field in named), None) for role, fields in FIELDS.items()}
     return {role: token for role, token in found.items() if token is not None}

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import tokenizers
 
+from jax_tformer.data.framing import Framing, added_ids
 from jax_tformer.data.text_files import BLOCK, Pieces, blocks
 from jax_tformer.errors import InputError
 from jax_tformer.files import write_text
@@ -40,16 +41,19 @@ class Tokenizer:
 
     Attributes: `vocab_size`, the highest id (special tokens included) plus one; `id_type`, uint16 or int32, the NumPy
     type that holds all ids; `start_id`, `end_id`, `pad_id` and `mask_id`, None if no token has that role. Without a
-    padding token (GPT-2), the end token pads.
+    padding token (GPT-2), the end token pads. `framing` has the special tokens around the texts of a checkpoint; with
+    None, each kind of data adds its own.
 
     Raises InputError if the token of a role has no id.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, roles: Mapping[Role, str]) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, roles: Mapping[Role, str], framing: Framing | None = None
+    ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._roles = dict(roles)
+        self._roles, self.framing = dict(roles), framing
         if "end" in roles:
             self._roles.setdefault("pad", roles["end"])
         vocabulary = backend.get_vocab(with_added_tokens=True)
@@ -71,6 +75,11 @@ class Tokenizer:
         outline = json.loads(backend.to_str())
         self._table = _table(outline, self._special)
         self._piece_end = _piece_end(outline)
+
+    def framed(self, start_id: int | None = None, end_ids: tuple[int, ...] | None = None) -> "Tokenizer":
+        """Returns this tokenizer with the `framing` of its post-processor; end_ids None: its end token."""
+        ends = end_ids if end_ids is not None else () if self.end_id is None else (self.end_id,)
+        return Tokenizer(self._backend, self._roles, Framing(*added_ids(self._backend), start_id, ends))
 
     def require(self, role: Role, purpose: str) -> int:
         """Returns the id of the token with this role; raises InputError with the `purpose` if there is none."""
@@ -164,11 +173,15 @@ class Tokenizer:
     @cached_property
     def _json(self) -> str:
         # Takes 0.2 s for the vocabulary of GPT-2, and both the cache and the fingerprint need it.
-        return json.dumps({"tokenizer": json.loads(self._backend.to_str()), "roles": self._roles}, sort_keys=True)
+        framing = {} if self.framing is None else {"framing": self.framing._asdict()}
+        said = {"tokenizer": json.loads(self._backend.to_str()), "roles": self._roles, **framing}
+        return json.dumps(said, sort_keys=True)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes `tokenizer.json` and `tokenizer_config.json`, which the AutoTokenizer of transformers reads too."""
-        settings = {FIELDS[role][0]: token for role, token in self._roles.items()}
+        settings: dict[str, Any] = {FIELDS[role][0]: token for role, token in self._roles.items()}
+        if self.framing is not None:
+            settings["framing"] = self.framing._asdict()
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         Path(folder).mkdir(parents=True, exist_ok=True)
         # tokenizer.json is written last, so that its roles exist if it does.

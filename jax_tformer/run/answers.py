@@ -50,10 +50,14 @@ class Answerer:
         self._net, self._tokenizer, self._decoding = net, tokenizer, decoding
         # Done once here instead of in every batch.
         self._params = layers_apart(params, single=single)
-        self._end = tokenizer.end_id if ends else None
         self._translates = net.config.encoder is not None
-        start = tokenizer.start_id if self._translates else None
-        self._options: dict[str, Any] = {"end_id": self._end, "start_id": start, "seed": seed, "context": context}
+        start, framing = tokenizer.start_id, tokenizer.framing
+        end_ids = () if tokenizer.end_id is None else (tokenizer.end_id,)
+        if framing is not None:
+            start, end_ids = framing.start_id, framing.end_ids
+        self._ends = end_ids if ends else ()
+        self._options: dict[str, Any] = {"end_id": self._ends or None, "seed": seed, "context": context}
+        self._options["start_id"] = start if self._translates else None
         self._rows = 1
 
     def answers(self, texts: Sequence[Text]) -> list[list[Completion]]:
@@ -81,7 +85,7 @@ class Answerer:
         pieces = TextStream(self._tokenizer, self._before(text))
         tokens = stream(self._net, self._params, [text.ids], self._decoding, limits=[text.limit], **self._options)
         for token in (int(each.item()) for each in tokens):
-            yield "" if token == self._end else pieces.push(token)
+            yield "" if token in self._ends else pieces.push(token)
         yield pieces.finish()
 
     def _before(self, text: Text) -> list[int]:
@@ -89,6 +93,6 @@ class Answerer:
         return [] if self._translates else text.ids
 
     def _completion(self, text: Text, tokens: list[int], score: float | None) -> Completion:
-        finished = tokens[-1] == self._end
+        finished = tokens[-1] in self._ends
         tokens = tokens[:-1] if finished else tokens
         return Completion(added_text(self._tokenizer, self._before(text), tokens), tokens, finished, score)

@@ -22,7 +22,7 @@ from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData
 from jax_tformer.model.functional import AnyTransformer, Params, transformer
 from jax_tformer.run.answers import Answerer
 from jax_tformer.run.startup import compiler_options, for_other_shapes
-from jax_tformer.run.texts import Reader, Text
+from jax_tformer.run.texts import Reader, Room, Text
 from jax_tformer.sharding import computing_on, place_batch
 from jax_tformer.training.step import evaluation_step, forward
 
@@ -56,7 +56,7 @@ class Evaluator:
             figures["val_bits_per_byte"] = loss / math.log(2) / self._pipeline.bytes_per_token
         if self._translator and isinstance(self._data, PairData) and self._pipeline.examples:
             sources, targets = zip(*self._pipeline.examples, strict=True)
-            read = Reader(self._data, self._tokenizer, self._data.target_length)
+            read = Reader(Room.of_run(self._data), self._tokenizer, self._data.target_length)
             greedy = DecodingConfig(max_new_tokens=self._data.target_length)
             answers = Answerer(self._translator, params, self._tokenizer, greedy).best(map(read, sources))
             scores = translation_scores(answers, targets)
@@ -83,7 +83,7 @@ def sample_text(
         return _restored(net, params, held_out(), tokenizer, sample.count)
     if isinstance(data, PairData):
         examples = (held_out().examples or [])[: sample.count]
-        read = Reader(data, tokenizer, data.target_length)
+        read = Reader(Room.of_run(data), tokenizer, data.target_length)
         answerer = Answerer(net, params, tokenizer, replace(decoding, max_new_tokens=data.target_length), seed=seed)
         return _translations(examples, answerer.best(read(source) for source, _ in examples))
     if tokenizer.start_id is not None:

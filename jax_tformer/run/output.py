@@ -25,15 +25,16 @@ def speak_utf8() -> None:
 
 
 class TextOutput:
-    """Prints prompts with their continuations, and translations alone, one per line. Several answers get headings."""
+    """Prints prompts with their continuations, or answers `alone`, one per line. Several answers get headings."""
 
-    def __init__(self, *, translates: bool) -> None:
-        self._translates = translates
+    def __init__(self, kind: str, *, alone: bool) -> None:
+        """`kind` is what the texts are called: "prompt"."""
+        self._kind, self._alone = kind, alone
 
     def answers(self, text: Text, completions: Sequence[Completion]) -> None:
         """Prints the answers to one text."""
         for number, completion in enumerate(completions, 1):
-            heading = [] if self._translates and len(completions) == 1 else self._of(text)
+            heading = [] if self._alone and len(completions) == 1 else self._of(text)
             if completion.score is not None and len(completions) > 1:
                 heading.append(f"beam {number}, score {completion.score:.4f}")
             elif len(completions) > 1:
@@ -42,7 +43,7 @@ class TextOutput:
 
     def stream(self, text: Text, pieces: Iterable[str]) -> list[str]:
         """Prints the only answer to one text as it is made; returns the pieces."""
-        return self._print([] if self._translates else self._of(text), text, pieces)
+        return self._print([] if self._alone else self._of(text), text, pieces)
 
     def scores(self, scores: TranslationScores) -> None:
         """Prints scores to standard error."""
@@ -50,12 +51,12 @@ class TextOutput:
 
     def _of(self, text: Text) -> list[str]:
         """Which text is answered, where there may be several."""
-        return [] if text.place is None else [f"{'source' if self._translates else 'prompt'} {text.number}"]
+        return [] if text.place is None else [f"{self._kind} {text.number}"]
 
     def _print(self, heading: Sequence[str], text: Text, pieces: Iterable[str]) -> list[str]:
         if heading:
             print(f"--- {', '.join(heading)} ---")
-        say("" if self._translates else text.text, end="")
+        say("" if self._alone else text.text, end="")
         printed = []
         try:
             for piece in pieces:
@@ -71,8 +72,9 @@ class TextOutput:
 class JsonOutput:
     """Prints one JSON object per line, with the number of the line that it answers if there are several."""
 
-    def __init__(self, *, translates: bool) -> None:
-        self._kind = "source" if translates else "prompt"
+    def __init__(self, kind: str) -> None:
+        """`kind` is what the texts are called: "prompt"."""
+        self._kind = kind
 
     def answers(self, text: Text, completions: Sequence[Completion]) -> None:
         """Prints the object of one text."""

@@ -19,7 +19,7 @@ from jax_tformer.experiment import ExperimentConfig
 from jax_tformer.files import differences, from_dict, not_regular, parse_json, read_json, to_dict, write_json
 
 _LONGEST_LINE = 1 << 20
-_BEFORE_CONFIG = re.compile(r"lock|tokenizer(_config)?\.json(\.partial)?|config\.json\.partial")
+_BEFORE_CONFIG = re.compile(r"lock|origin|tokenizer(_config)?\.json(\.partial)?|config\.json\.partial")
 """Files that a job killed at its start may have left; a new job overwrites them."""
 
 
@@ -46,11 +46,20 @@ class RunFolder:
         """Samples of the finished model."""
         self.summary = path / "summary.json"
         """The figures of the finished run."""
+        self.origin = path / "origin"
+        """What the Hugging Face folder said that the run began with: its config, generation settings, tokenizer."""
         self._lock: IO[str] | None = None
 
     def holds_run(self) -> bool:
         """Whether a run was begun here."""
         return self.config.exists()
+
+    def holds_checkpoint(self) -> bool:
+        """Whether the folder is a Hugging Face model's; raises InputError if its config.json is damaged."""
+        if not self.config.is_file():
+            return False
+        values = read_json(self.config)
+        return isinstance(values, dict) and ("model_type" in values or "architectures" in values)
 
     def check(self) -> None:
         """Raises InputError if the folder is a file, holds something else, or is not writable."""
@@ -97,7 +106,7 @@ class RunFolder:
         if isinstance(values, dict) and ("model_type" in values or "architectures" in values):
             raise InputError(
                 f"{self.path} holds a Hugging Face model ({values.get('model_type')}), not a run; expected a folder "
-                "that train.py has written; jax_tformer.weights.huggingface loads GPT-2, BERT and BART in Python"
+                "that train.py has written; generate.py opens it as it is, and train.py --init trains it"
             )
 
     def _where_runs_are(self) -> str:

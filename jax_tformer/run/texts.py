@@ -1,11 +1,12 @@
 """Reads texts from a flag, a file or standard input, and makes tokens that fit the model."""
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from jax_tformer.data.framing import Framing, pair_framing
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError, require
 from jax_tformer.experiment import PairData, TextData
@@ -15,6 +16,8 @@ from jax_tformer.terminal import one_line
 T = TypeVar("T")
 Line = tuple[str, int, str]
 """A text, its line number (from 1), and its place for messages."""
+ReadText = Callable[..., "Text"]
+"""Makes a Text of a text, its line number and its place."""
 _PER_LINE = "expected a reference for each source, line by line"
 
 
@@ -32,30 +35,58 @@ class Text(NamedTuple):
     """Its place for messages, like "line 3 of FILE"; None if it is the only text."""
 
 
-class Reader:
-    """Makes a Text of a prompt or a source, for a model that was trained on `data`.
+class Room(NamedTuple):
+    """How much text a model takes."""
 
-    An answer gets at most `most` new tokens. If fewer fit, that is the limit or, with `exactly`, an error; with `slide`
-    prompts continue beyond the context. Raises InputError if translations lack a start or end token.
+    translates: bool
+    """Whether it answers a source, and does not continue a prompt."""
+    tokens: int | None
+    """The most tokens of a source, or of a prompt with its answer; None: any number."""
+    name: str
+    """What these are called: "the model's context"."""
+
+    @classmethod
+    def of_run(cls, data: TextData | PairData) -> "Room":
+        """Returns the room of a model that was trained on `data`."""
+        if isinstance(data, PairData):
+            return cls(True, data.source_length, "the run's data.source_length")
+        return cls(False, data.context_length, "the model's context")
+
+
+class Reader:
+    """Makes a Text of a prompt or a source, for a model that takes as much as `room` says.
+
+    An answer gets at most `most` new tokens, and a prompt with its answer at most `longest` tokens. If fewer fit, that
+    is the limit or, with `exactly`, an error; with `slide` prompts continue beyond the context. A tokenizer with a
+    framing puts its own tokens around texts, else a prompt follows the start token, if there is one, and an end token
+    follows a source. Raises InputError if translations lack a start or end token.
     """
 
     def __init__(
-        self, data: TextData | PairData, tokenizer: Tokenizer, most: int, *, exactly: bool = False, slide: bool = False
+        self,
+        room: Room,
+        tokenizer: Tokenizer,
+        most: int,
+        *,
+        longest: int | None = None,
+        exactly: bool = False,
+        slide: bool = False,
     ) -> None:
-        self._tokenizer, self._most, self._exactly, self._slide = tokenizer, most, exactly, slide
-        self.translates = isinstance(data, PairData)
-        self._room = data.source_length if isinstance(data, PairData) else data.context_length
-        if self.translates:
-            tokenizer.require("start", "for pairs")
-            self._first, self._last = list[int](), [tokenizer.require("end", "for pairs")]
+        self._tokenizer, self._most, self._longest, self._room = tokenizer, most, longest, room
+        self._exactly, self._slide = exactly, slide
+        self.translates = room.translates
+        if room.translates:
+            framing = pair_framing(tokenizer)
         else:
-            self._first, self._last = [] if tokenizer.start_id is None else [tokenizer.start_id], []
+            framing = tokenizer.framing or Framing(() if tokenizer.start_id is None else (tokenizer.start_id,), ())
+        self._framing = framing
 
-    def __call__(self, text: str, number: int = 1, place: str | None = None) -> Text:
-        """Encodes `text`; raises InputError, which names the place, if the model cannot take it."""
+    def __call__(self, text: str, number: int = 1, place: str | None = None, ids: list[int] | None = None) -> Text:
+        """Encodes `text`, or takes its `ids`; raises InputError, which names the place, if the model cannot take it."""
         text = text.strip() if self.translates else text
         try:
-            ids = [*self._first, *self._tokenizer.encode(text).tolist(), *self._last]
+            if ids is None:
+                ids = [*self._framing.before, *self._tokenizer.encode(text).tolist(), *self._framing.after]
             limit = self._source(text, len(ids)) if self.translates else self._prompt(len(ids))
         except InputError as error:
             raise InputError(f"{place}: {error}" if place else str(error)) from None
@@ -63,37 +94,73 @@ class Reader:
 
     def _source(self, text: str, tokens: int) -> int:
         """Returns the most new tokens for a source of this many tokens."""
-        told = f"the source {text[:40]!r} has {tokens - 1} tokens; expected at most {self._room - 1}"
-        require(tokens <= self._room, f"{told}, the run's data.source_length less the end token; shorten it")
+        room, around = self._room.tokens, self._framing.size
+        told = "the end token" if around == 1 else f"{around} special tokens"
+        if room is not None:
+            told = f"expected at most {room - around}, {self._room.name} less {told}; shorten it"
+            require(tokens <= room, f"the source {text[:40]!r} has {tokens - around} tokens; {told}")
         return self._most
 
     def _prompt(self, tokens: int) -> int:
         """Returns the most new tokens for a prompt of this many tokens."""
-        room, most = self._room, self._most
         require(tokens > 0, "the prompt has no tokens; expected at least one; give a longer text")
-        told = f"the prompt has {tokens} tokens{' with the start token' if self._first else ''}"
+        told = f"the prompt has {tokens} tokens"
+        if self._framing.size:
+            told += " with the start token" if self._tokenizer.framing is None else " with its special tokens"
+        most = self._most
+        if self._longest is not None:
+            expected = f"expected fewer than {self._longest}, the checkpoint's max_length; give --max-new-tokens"
+            require(tokens < self._longest, f"{told}; {expected}")
+            most = min(most, self._longest - tokens)
+        room, name = self._room.tokens, self._room.name
+        if room is None:
+            return most
         if self._slide:
-            require(tokens <= room, f"{told}; expected at most {room}, the model's context; shorten it")
+            require(tokens <= room, f"{told}; expected at most {room}, {name}; shorten it")
             return most
         if self._exactly:
-            told += f" and --max-new-tokens is {most}; expected at most {room} together, the model's context"
+            told += f" and --max-new-tokens is {most}; expected at most {room} together, {name}"
             mend = "make one of them smaller"
         else:
-            told += f"; expected at most {room - 1}, the model's context of {room} less one new token"
+            told += f"; expected at most {room - 1}, {name} of {room} less one new token"
             mend = "shorten it"
         fits = tokens + (most if self._exactly else 1) <= room
         require(fits, f"{told}; {mend}, or let the model write beyond its context with --slide")
         return min(most, room - tokens)
 
 
-def read_file(path: Path, read: Reader) -> list[Text]:
+def open_texts(
+    only: str | None,
+    file: Path | None,
+    read: ReadText,
+    *,
+    typed: bool = False,
+    at_once: bool = True,
+) -> Iterable[Text]:
+    """Makes texts of `only`, else of the lines of `file`, else of standard input (None, or "-") line by line.
+
+    A file is read `at_once`, or else line by line as its texts are asked for. Raises InputError as `read_file` and
+    `read_standard_input`.
+    """
+    if only is not None:
+        return [read(only)]
+    if file is not None and str(file) != "-":
+        return read_file(file, read) if at_once else _read_lines(file, read)
+    return read_standard_input(read, typed=typed)
+
+
+def read_file(path: Path, read: ReadText) -> list[Text]:
     """Reads the lines of a file that are not blank; raises InputError if there are none or `read` refuses one."""
-    texts = [read(*line) for line in _file_lines(path) if line[0].strip()]
-    require(bool(texts), f"{path} is empty; expected a text on each line")
-    return texts
+    return list(_read_lines(path, read))
 
 
-def read_standard_input(read: Reader, *, typed: bool = False) -> Iterator[Text]:
+def _read_lines(path: Path, read: ReadText) -> Iterator[Text]:
+    lines = [line for line in _file_lines(path) if line[0].strip()]
+    require(bool(lines), f"{path} is empty; expected a text on each line")
+    return (read(*line) for line in lines)
+
+
+def read_standard_input(read: ReadText, *, typed: bool = False) -> Iterator[Text]:
     """Yields the lines of standard input that are not blank as they arrive; raises InputError as `read_file`.
 
     With `typed`, prints the error for a text that the model cannot take, and continues with the next line.

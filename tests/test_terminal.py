@@ -37,7 +37,7 @@ def test_what_is_shown() -> None:
 @pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
 def test_answers_on_a_terminal_and_in_a_pipe(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", stream)
-    text = TextOutput(translates=False)
+    text = TextOutput("prompt", alone=False)
     text.answers(TEXT, [ANSWER])
     assert text.stream(TEXT, iter(["wa", "s\x1b"])) == ["wa", "s\x1b"]
     say(TITLE)
@@ -45,7 +45,7 @@ def test_answers_on_a_terminal_and_in_a_pipe(stream: io.StringIO, monkeypatch: p
     assert stream.getvalue() == (visible(raw) if stream.isatty() else raw)
     stream.truncate(0)
     stream.seek(0)
-    JsonOutput(translates=False).answers(TEXT, [ANSWER])
+    JsonOutput("prompt").answers(TEXT, [ANSWER])
     assert json.loads(stream.getvalue())["completions"][0]["text"] == ANSWER.text
     assert ("\x9b" in stream.getvalue()) != stream.isatty()
 

@@ -43,7 +43,8 @@ def read_framing(values: Any, where: str) -> Framing:
     ids = [*values["before"], *values["after"], *values["end_ids"], values["start_id"] or 0]
     if not all(type(id) is int and id >= 0 for id in ids):
         raise InputError(f"{where} holds ids that are no whole numbers of at least 0; restore it")
-    return Framing(*(tuple(value) if isinstance(value, list) else value for value in map(values.get, fields)))
+    before, after, end_ids = (tuple(values[name]) for name in ("before", "after", "end_ids"))
+    return Framing(before, after, values["start_id"], end_ids)
 
 
 def added_ids(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -132,10 +132,12 @@ def tokenizer_digests(folder: str | os.PathLike[str]) -> dict[str, str]:
     Reads the files, because another version of the library may write a `Tokenizer` differently. Raises InputError as
     `load_tokenizer` does.
     """
-    framing = {name: value for name, value in read_settings(Path(folder)).items() if name == "framing"}
+    roles: dict[str, Any] = dict(_read_roles(Path(folder)))
+    if "framing" in (settings := read_settings(Path(folder))):
+        roles["framing"] = settings["framing"]
     said = {
         "tokenizer.json": read_json(Path(folder) / "tokenizer.json", _LARGEST),
-        "tokenizer_config.json": {**_read_roles(Path(folder)), **framing},
+        "tokenizer_config.json": roles,
     }
     texts = {name: json.dumps(content, sort_keys=True) for name, content in said.items()}
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}

@@ -52,7 +52,7 @@ class Answerer:
         self._params = layers_apart(params, single=single)
         self._translates = net.config.encoder is not None
         start, framing = tokenizer.start_id, tokenizer.framing
-        end_ids = () if tokenizer.end_id is None else (tokenizer.end_id,)
+        end_ids: tuple[int, ...] = () if tokenizer.end_id is None else (tokenizer.end_id,)
         if framing is not None:
             start, end_ids = framing.start_id, framing.end_ids
         self._ends = end_ids if ends else ()

@@ -68,7 +68,9 @@ def read_defaults(settings: Mapping[str, Any], *, translates: bool, where: str) 
         for name, neutral in _NEUTRAL.items()
         if name in given and given[name] not in neutral and given[name] != []
     ]
-    decoding = {name: given[name] for name in ("repetition_penalty", "early_stopping") if name in given}
+    decoding: dict[str, Any] = {}
+    for name in ("repetition_penalty", "early_stopping"):
+        decoding |= {name: given[name]} if name in given else {}
     beams = given.get("num_beams", 1)
     if beams > 1:
         decoding |= {"num_beams": beams, "length_penalty": float(given.get("length_penalty", 1.0))}
@@ -111,8 +113,10 @@ def _constraints(given: Mapping[str, Any], translates: bool, ignored: list[str])
     if "forced_bos_token_id" in given and translates:
         found["forced_bos_token_id"] = given["forced_bos_token_id"]
     last = given.get("forced_eos_token_id")
-    if isinstance(last, list):
-        last = last[0] if len(last) == 1 else ignored.append("several forced_eos_token_id")
+    if isinstance(last, list) and len(last) != 1:
+        ignored.append(f"forced_eos_token_id {last}")
+        last = None
+    last = last[0] if isinstance(last, list) else last
     return found if last is None else found | {"forced_eos_token_id": last}
 
 

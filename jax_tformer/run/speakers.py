@@ -89,7 +89,7 @@ def _of_folder(options: GenerateOptions, path: Path) -> Speaker:
     require(options.checkpoint == "newest", f"{path} is a Hugging Face folder; --checkpoint is for runs")
     origin = read_origin(path)
     config = config_from_huggingface(origin.config)
-    if "tokenizer.json" not in origin.files:
+    if not (path / "tokenizer.json").exists():
         raise InputError(
             f"{path} has no tokenizer.json; expected one, as save_pretrained of a fast tokenizer writes it"
         )

@@ -132,7 +132,7 @@ def tokenizer_digests(folder: str | os.PathLike[str]) -> dict[str, str]:
     Reads the files, because another version of the library may write a `Tokenizer` differently. Raises InputError as
     `load_tokenizer` does.
     """
-    roles: dict[str, Any] = dict(_read_roles(Path(folder)))
+    roles: dict[str, Any] = {str(role): token for role, token in _read_roles(Path(folder)).items()}
     if "framing" in (settings := read_settings(Path(folder))):
         roles["framing"] = settings["framing"]
     said = {

@@ -89,9 +89,9 @@ class Pair(Bridge):
     def _ours(self, params: Params, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
         outputs = forward(self.net, params, batch, dropout_key=self.key, capture=True)
         activations = {"logits": outputs.logits}
-        if outputs.pooled is not None:
-            activations["pooled"] = outputs.pooled
         if self.config.head == "none":
+            if outputs.pooled is not None:
+                activations["pooled"] = outputs.pooled
             high = jnp.promote_types(outputs.logits.dtype, jnp.float32)
             loss = jnp.stack([jnp.square(x.astype(high)).mean() for x in activations.values()]).sum()
         else:
@@ -109,10 +109,10 @@ class Pair(Bridge):
     def _theirs(self, model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         output: Outputs = apply_theirs(model, batch)
         activations = {"logits": output.logits}
-        if output.pooled is not None:
-            activations["pooled"] = output.pooled
         # A model without a head has no labels to meet: any smooth function of its outputs shows its gradients.
         if self.config.head == "none":
+            if output.pooled is not None:
+                activations["pooled"] = output.pooled
             high = torch.promote_types(output.logits.dtype, torch.float32)
             loss = torch.stack([x.to(high).square().mean() for x in activations.values()]).sum()
         else:

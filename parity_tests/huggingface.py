@@ -65,11 +65,16 @@ class Oracle:
         for tensor in self._kept().values():
             tensor.grad = None
         with _told_positions(self.model, self.entry.position_tables, arrays), self.whole():
-            logits = self.model(**self._inputs(arrays))[0]
-        activations = {"logits": logits, **self._captured}
+            output = self.model(**self._inputs(arrays))
+        outputs = {"logits": output[0]}
+        if (pooled := getattr(output, "pooler_output", None)) is not None:
+            outputs["pooled"] = pooled
+        activations = outputs | self._captured
         if self.config.head == "none":
-            loss = logits.square().mean()
+            loss = torch.stack([x.square().mean() for x in outputs.values()]).sum()
         else:
+            # The class of a text is the label of one token.
+            logits = output[0] if output[0].ndim == 3 else output[0][:, None]
             loss = cross_entropy(logits, arrays["labels"])
             losses = F.cross_entropy(logits.flatten(0, 1), arrays["labels"].flatten(), reduction="none")
             activations["loss of each token"] = losses.view(arrays["labels"].shape)
@@ -91,6 +96,9 @@ class Oracle:
         `comparable`), has to be left out.
         """
         batch = batch_for(self.config, padding, seed)
+        if (padding_token := self.model.config.pad_token_id) is not None:
+            # PyTorch does not train the row of this token.
+            batch["tokens"][batch["tokens"] == padding_token] = padding_token + 1
         return {name: array[:-1] for name, array in batch.items()} if self.config.head == "none" else batch
 
     def _kept(self) -> dict[str, torch.Tensor]:
@@ -111,7 +119,7 @@ class Oracle:
             inputs["attention_mask"] = arrays["mask"].long()
             # Hugging Face counts from the start of the row unless it is told.
             if not self.entry.position_tables:
-                inputs["position_ids"] = position_ids(arrays["tokens"], arrays["mask"])
+                inputs["position_ids"] = position_ids(arrays["tokens"], arrays["mask"]) + self.entry.first_position
         if "token_types" in arrays:
             inputs["token_type_ids"] = arrays["token_types"]
         return inputs
@@ -184,6 +192,9 @@ def comparable(config: TransformerConfig, batch: Tensors, activations: Mapping[s
     seen = {"encoder": np.broadcast_to(some, source.shape), "decoder": (before > 0) & some}
     # Logits and losses stand on the last stack.
     seen["output"] = seen["encoder" if config.decoder is None else "decoder"]
+    seen["pooled"] = some[:, 0]
+    if config.head == "classify_text":
+        seen["output"] = some[:, 0]
 
     def there(name: str, array: np.ndarray) -> np.ndarray:
         side, kind = name.split(".")[0], name.split(".")[-1]

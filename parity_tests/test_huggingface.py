@@ -48,7 +48,9 @@ def results(name: str, weights: Tensors, batch: Tensors, dtype: Dtype) -> tuple[
     )
 
 
-@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.deep] * entry.further) for name, entry in ENTRIES.items()]
+)
 def test_gates_1_2_and_3(name: str, record: Record) -> None:
     label, (_, oracle) = f"huggingface {name}", sides(name, "float64")
     for std in REGIMES.values():

@@ -1,7 +1,17 @@
-"""BERT, without a head and as a masked language model."""
+"""BERT, without a head and with its three heads."""
 
-from transformers import AutoModel, AutoModelForMaskedLM
-from transformers.models.bert import BertForMaskedLM, BertModel
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+from transformers.models.bert import (
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+)
 
 from parity_tests.cases import VOCABULARY
 from parity_tests.oracles.entry import Entry
@@ -32,7 +42,6 @@ ENTRIES = {
             },
             "other sizes": {"type_vocab_size": 3, "num_attention_heads": 8, "num_hidden_layers": 1},
         },
-        dropped=frozenset({"pooler.dense.weight", "pooler.dense.bias"}),
         no_longer_written=_NO_LONGER_WRITTEN,
     ),
     "bert masked": Entry(
@@ -42,6 +51,23 @@ ENTRIES = {
         stacks=_STACKS,
         variants={"ReLU": {"hidden_act": "relu"}, "untied": {"tie_word_embeddings": False}},
         dropped_untied=frozenset({"cls.predictions.bias"}),
+        no_longer_written=_NO_LONGER_WRITTEN,
+    ),
+    "bert texts": Entry(
+        kind=BertForSequenceClassification,
+        auto=AutoModelForSequenceClassification,
+        settings=_SETTINGS | {"num_labels": 3},
+        stacks=_STACKS,
+        variants={"two classes": {"num_labels": 2}},
+        no_longer_written=_NO_LONGER_WRITTEN,
+    ),
+    "bert tokens": Entry(
+        kind=BertForTokenClassification,
+        auto=AutoModelForTokenClassification,
+        settings=_SETTINGS | {"num_labels": 5},
+        stacks=_STACKS,
+        further=True,
+        variants={"two classes": {"num_labels": 2}},
         no_longer_written=_NO_LONGER_WRITTEN,
     ),
 }

@@ -24,11 +24,15 @@ class Entry:
     attention weights, as the second of what they return."""
     variants: Mapping[str, Settings] = field(default_factory=dict)
     """Name -> changes of `settings`; each has to change our config."""
+    further: bool = False
+    """Whether its gates 1 to 3 are in the longer suite alone: its parts stand in another entry's, too."""
     islands: bool = False
     """Whether it computes some things in float32 whatever its type, so that the float64 oracle needs `Float64`."""
     position_tables: Mapping[str, str] = field(default_factory=dict)
     """Ids of the batch -> the position table that counts from the start of the row and has to be told otherwise; the
     model takes no positions then."""
+    first_position: int = 0
+    """The position that it gives to the first token."""
     dropped: frozenset[str] = frozenset()
     """Arrays that it saves and we have no place for."""
     dropped_untied: frozenset[str] = frozenset()

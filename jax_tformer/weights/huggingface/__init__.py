@@ -3,7 +3,7 @@
 Every file of this folder that defines `FAMILIES` adds its classes; see docs/adding-a-family.md.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -26,19 +26,16 @@ FAMILIES: dict[str, Family] = {
 """Class in `transformers`, which config.json names under `architectures` -> its tables."""
 
 
-def config_from_huggingface(config: Mapping[str, object]) -> TransformerConfig:
+def config_from_huggingface(config: Mapping[str, object], names: Collection[str] | None = None) -> TransformerConfig:
     """Returns our config of the model that a config.json (parsed) describes, computing in float32.
 
-    Raises InputError for unknown classes, and for settings that our config cannot express.
+    `names` are those of its arrays: some parts, such as the pooler of BertModel, are there if their arrays are. Without
+    names, the model has the parts that the class has by default. Raises InputError for unknown classes, and for
+    settings that our config cannot express.
     """
-    if config.get("quantization_config") is not None:
-        raise InputError("quantization_config is set in the Hugging Face config; expected weights of floating point")
-    return read_settings(family_of(config), config)
-
-
-def family_of(config: Mapping[str, object]) -> Family:
-    """Returns the tables of the class that a config.json names; raises InputError for unknown classes."""
-    return _family(_architecture(config))
+    family = _family(_architecture(config))
+    ours = read_settings(family, config)
+    return ours if names is None else family.adapted(ours, names)
 
 
 def from_huggingface(config: Mapping[str, object], weights: Weights) -> tuple[TransformerConfig, Arrays]:
@@ -48,8 +45,10 @@ def from_huggingface(config: Mapping[str, object], weights: Weights) -> tuple[Tr
     `names.from_reference(weights, transformer(config).shapes)` makes our parameters. Raises InputError as
     `config_from_huggingface` does, and WeightsError for arrays that do not fit.
     """
-    ours = config_from_huggingface(config)
-    return ours, read_rows(family_of(config).rows(ours), ours, weights)
+    weights = weights if isinstance(weights, Mapping) else list(weights)
+    names = {name if isinstance(name, str) else name[0] for name in weights}
+    ours = config_from_huggingface(config, names)
+    return ours, read_rows(_family(_architecture(config)).rows(ours), ours, weights)
 
 
 def to_huggingface(architecture: str, config: TransformerConfig, weights: Weights) -> tuple[dict[str, object], Arrays]:

@@ -92,6 +92,13 @@ class Family:
     fixed: Settings
     """Fields of config.json that change the function; only this value, the default, is supported."""
     rows: Callable[[TransformerConfig], tuple[Row, ...]]
+    flatten: Callable[[Settings], Settings] = lambda config: config
+    """Comes before the table when a config.json is read: brings what stands in nested objects, in older fields or in
+    lists of layers into fields of their own, which the table can name. Raises InputError for what it cannot bring."""
+    nest: Callable[[Settings], Settings] = lambda written: written
+    """Inverts `flatten`; comes after the table when a config.json is written."""
+    adapted: Callable[[TransformerConfig, Collection[str]], TransformerConfig] = lambda config, names: config
+    """Changes our config by the names of their arrays, where these tell of parts that config.json does not mention."""
 
 
 def read_settings(family: Family, config: Settings) -> TransformerConfig:
@@ -99,6 +106,7 @@ def read_settings(family: Family, config: Settings) -> TransformerConfig:
 
     Raises InputError for settings that our config cannot express, and for values of a wrong type.
     """
+    config = family.flatten(config)
     for name, only in family.fixed.items():
         if (given := config.get(name)) not in (None, only):
             raise InputError(f"{name} is {given!r} in the Hugging Face config; only {only!r} is supported")
@@ -123,13 +131,15 @@ def write_settings(family: Family, config: TransformerConfig) -> dict[str, objec
     for side in ("encoder", "decoder"):
         if (getattr(config, side) is None) != (getattr(family.template, side) is None):
             raise InputError(f"a model of type {family.model_type!r} and this config do not both have an {side}")
-    written = {"model_type": family.model_type, **family.fixed}
+    table: dict[str, object] = {"model_type": family.model_type, **family.fixed}
     for setting in family.settings:
         value = flat[setting.ours[0]]
         names = [name for name, meaning in (setting.values or {value: value}).items() if meaning == value]
         # A value without a name is read back as the default, so the comparison below finds it.
-        written[setting.theirs] = names[0] if names else None
-    read = replace(read_settings(family, written), compute=config.compute)
+        table[setting.theirs] = names[0] if names else None
+    written = dict(family.nest(table))
+    arrays = [row.theirs for row in family.rows(config)]
+    read = replace(family.adapted(read_settings(family, written), arrays), compute=config.compute)
     if read != config:
         lost = "; ".join(differences(to_dict(read), to_dict(config)))
         raise InputError(f"a model of type {family.model_type!r} cannot express this (possible -> asked): {lost}")

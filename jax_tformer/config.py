@@ -7,12 +7,14 @@ Every choice that changes a number is a field, so nothing depends on a framework
 import ast
 import dataclasses
 import inspect
+import math
 import sys
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 from jax_tformer.errors import (
+    InputError,
     require,
     require_choice,
     require_field,
@@ -27,6 +29,7 @@ AttentionScale = Literal["head_width", "model_width", "none"]
 Dtype = Literal["float64", "float32", "bfloat16"]
 Head = Literal["none", "linear", "transform", "classify_tokens", "classify_text"]
 Initializer = Literal["normal", "xavier_uniform"]
+LoraTarget = Literal["query", "key", "value", "output", "gate", "up", "down", "all"]
 Norm = Literal["layernorm", "rmsnorm"]
 NormPlacement = Literal["pre", "post"]
 Pooler = Literal["none", "tanh", "relu"]
@@ -227,6 +230,46 @@ class ComputeConfig:
 
 @described
 @dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters (LoRA; Hu et al., 2021): x W + scale * (x A) B, of which only A and B train."""
+
+    rank: int = 8
+    """R, the columns of A and rows of B."""
+    alpha: float = 16.0
+    """The adapters' scale is alpha / rank."""
+    targets: tuple[LoraTarget, ...] = ("query", "value")
+    """The projections with adapters, in every layer and both stacks; all: every one that the model has."""
+    dropout: float = 0.0
+    """Of the adapters' inputs."""
+    rank_stabilized: bool = False
+    """Scale by alpha / sqrt(rank) instead (rsLoRA; Kalajdzievski, 2023)."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "rank")
+        require_finite(self, "alpha", above=0)
+        require_fraction(self, "dropout")
+        allowed = get_args(LoraTarget)
+        require_field(
+            isinstance(self.targets, tuple)
+            and 0 < len(self.targets) == len(set(self.targets))
+            and set(self.targets) <= set(allowed)
+            and (self.targets == ("all",) or "all" not in self.targets),
+            "targets",
+            f"is {self.targets!r}; expected all, or some of {', '.join(allowed[:-1])}, each once",
+        )
+
+    @property
+    def scale(self) -> float:
+        """What the product of the adapters is multiplied by."""
+        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
+
+    def adapts(self, target: str) -> bool:
+        """Whether the projections of this name have adapters."""
+        return target in self.targets or "all" in self.targets
+
+
+@described
+@dataclass(frozen=True)
 class TransformerConfig:
     """A transformer: an encoder-decoder if it has both stacks, or encoder-only or decoder-only."""
 
@@ -258,6 +301,8 @@ class TransformerConfig:
     """Initialise the last projection of each residual branch smaller, by (branches in the stack)^-0.5, as GPT-2."""
     dropout: DropoutConfig = field(default_factory=DropoutConfig)
     """The dropout rates; all apply only where a dropout key is given."""
+    lora: LoraConfig | None = None
+    """Low-rank adapters. With them, nothing else trains; None: no adapters, and everything trains."""
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     """In which arithmetic and in which order the layers are computed."""
 
@@ -313,6 +358,8 @@ class TransformerConfig:
                 f"dropout.{rate} is {getattr(self.dropout, rate)}, but head is {self.head!r} and pooler is "
                 f"{self.pooler!r}; expected 0 for a part that the model does not have",
             )
+        if self.lora is not None:
+            self._check_lora(self.lora)
 
     def _check_widths(self, stack: StackConfig) -> None:
         require(
@@ -328,6 +375,33 @@ class TransformerConfig:
             stack.positions != "rotary" or self.head_width(stack) % 2 == 0,
             f"the head width is {self.head_width(stack)}; rotary positions need an even one",
         )
+
+    def _check_lora(self, lora: LoraConfig) -> None:
+        stacks = [stack for stack in (self.encoder, self.decoder) if stack is not None]
+        require(
+            "gate" not in lora.targets or any(stack.gated for stack in stacks),
+            "lora.targets has gate, and no stack is gated; expected other targets, or all",
+        )
+        adapted = {
+            name: sizes
+            for stack in stacks
+            for name, sizes in self.projections(stack).items()
+            if lora.adapts(name) and lora.rank > min(sizes)
+        }
+        for name, (inputs, outputs) in adapted.items():
+            raise InputError(
+                f"lora.rank is {lora.rank}, and {name} has a matrix of {inputs} x {outputs}; "
+                f"expected a rank of at most {min(inputs, outputs)}"
+            )
+
+    def projections(self, stack: StackConfig) -> dict[str, tuple[int, int]]:
+        """The projections of each layer of `stack`, by name: (inputs, outputs)."""
+        queries = stack.num_heads * self.head_width(stack)
+        shared = (stack.key_value_heads or stack.num_heads) * self.head_width(stack)
+        model, inner = self.d_model, stack.feedforward_width
+        found = {"query": (model, queries), "key": (model, shared), "value": (model, shared), "output": (queries, model)}
+        found |= {"gate": (model, inner)} if stack.gated else {}
+        return found | {"up": (model, inner), "down": (inner, model)}
 
     @property
     def predicts_tokens(self) -> bool:

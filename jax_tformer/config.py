@@ -415,6 +415,11 @@ class TransformerConfig:
         assert stack is not None  # checked on construction
         return stack
 
+    @property
+    def drops(self) -> bool:
+        """Whether any rate of dropout is above 0."""
+        return self.dropout.drops or (self.lora is not None and self.lora.dropout > 0)
+
     def head_width(self, stack: StackConfig) -> int:
         """C, the width of one head of `stack`."""
         return stack.head_width or self.d_model // stack.num_heads

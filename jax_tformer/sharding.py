@@ -15,6 +15,7 @@ from jax_tformer.errors import InputError
 from jax_tformer.experiment import MeshConfig
 from jax_tformer.model.functional import Params
 from jax_tformer.model.kernels import Kernel, split_by
+from jax_tformer.model.lora import trained
 
 if TYPE_CHECKING:
     from jax_tformer.training.step import TrainState
@@ -30,6 +31,20 @@ LOGICAL_AXES: dict[str, tuple[str | None, ...]] = {
     "gate.kernel": ("embed", "feedforward"),
     "up.kernel": ("embed", "feedforward"),
     "down.kernel": ("feedforward", "embed"),
+    "query.lora.a": ("embed", None),
+    "key.lora.a": ("embed", None),
+    "value.lora.a": ("embed", None),
+    "output.lora.a": ("heads", None, None),
+    "gate.lora.a": ("embed", None),
+    "up.lora.a": ("embed", None),
+    "down.lora.a": ("feedforward", None),
+    "query.lora.b": (None, "heads", None),
+    "key.lora.b": (None, "heads", None),
+    "value.lora.b": (None, "heads", None),
+    "output.lora.b": (None, "embed"),
+    "gate.lora.b": (None, "feedforward"),
+    "up.lora.b": (None, "feedforward"),
+    "down.lora.b": (None, "embed"),
     "gate.bias": ("feedforward",),
     "up.bias": ("feedforward",),
     "tokens.embedding": ("vocabulary", "embed"),
@@ -108,7 +123,7 @@ def state_shardings(mesh: Mesh, tx: optax.GradientTransformation, state: "TrainS
     replicated = NamedSharding(mesh, PartitionSpec())
     parameters = parameter_shardings(mesh, state.params)
     opt_state = optax.tree_utils.tree_map_params(
-        tx, lambda _, sharding: sharding, state.opt_state, parameters, transform_non_params=lambda _: replicated
+        tx, lambda _, sharding: sharding, state.opt_state, trained(parameters), transform_non_params=lambda _: replicated
     )
     return state._replace(params=parameters, opt_state=opt_state, step=replicated, key=replicated)  # type: ignore[arg-type]
 

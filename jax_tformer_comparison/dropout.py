@@ -46,6 +46,12 @@ def dropout_sites(config: TransformerConfig, batch: Mapping[str, Any]) -> dict[s
                 sites[f"{block}.{attention}_residual_dropout"] = (rates.residual, (rows, length, model))
             sites[f"{block}.feedforward.dropout"] = (rates.feedforward, (rows, length, stack.feedforward_width))
             sites[f"{block}.feedforward_residual_dropout"] = (rates.residual, (rows, length, model))
+            for module in (*lengths, "feedforward") if config.lora is not None else ():
+                for name, (width, _) in config.projections(stack).items():
+                    inside = (name in ("gate", "up", "down")) == (module == "feedforward")
+                    if inside and config.lora is not None and config.lora.adapts(name):
+                        read = lengths[module] if name in ("key", "value") else length
+                        sites[f"{block}.{module}.{name}.lora.dropout"] = config.lora.dropout, (rows, read, width)
         sites[f"{side}.final_dropout"] = (rates.final, (rows, length, model))
     if config.pooler != "none":
         sites["pooler.dropout"] = (rates.pooler, (rows, model))

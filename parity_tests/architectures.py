@@ -6,7 +6,7 @@ from typing import Any, get_args
 from hypothesis import strategies as st
 
 from jax_tformer import config as choices
-from jax_tformer.config import ComputeConfig, DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.config import ComputeConfig, DropoutConfig, LoraConfig, StackConfig, TransformerConfig
 from parity_tests.cases import Lengths, kinds
 
 Strategy = st.SearchStrategy[Any]
@@ -91,6 +91,24 @@ def stacks(draw: st.DrawFn, longest: int) -> dict[str, Any]:
 
 
 @st.composite
+def loras(draw: st.DrawFn, config: TransformerConfig) -> LoraConfig | None:
+    """Adapters that fit all matrices of `config`, or none."""
+    if draw(few(True, True, False)):
+        return None
+    found = [config.projections(stack) for stack in (config.encoder, config.decoder) if stack is not None]
+    names = sorted({name for projections in found for name in projections})
+    chosen = draw(st.just(["all"]) | st.lists(st.sampled_from(names), min_size=1, unique=True))
+    smallest = min(min(sizes) for projections in found for sizes in projections.values())
+    return LoraConfig(
+        rank=draw(st.integers(1, min(3, smallest))),
+        alpha=draw(few(1.0, 3.0)),
+        targets=tuple(chosen),
+        dropout=draw(few(0.0, 0.3)),
+        rank_stabilized=draw(st.booleans()),
+    )
+
+
+@st.composite
 def configs(draw: st.DrawFn, longest: int) -> dict[str, Any]:
     """Fields of a TransformerConfig; every field is drawn."""
     kind = draw(few("encoder-decoder", "decoder-only", "encoder-only"))
@@ -104,7 +122,7 @@ def configs(draw: st.DrawFn, longest: int) -> dict[str, Any]:
     # A rate that nothing reads is refused.
     drops = {"pooler": pooler != "none", "classifier": classifies}
     # A width that suits the heads of both stacks, the halves of a rotation and the pairs of sinusoids.
-    return {
+    drawn = {
         "vocab_size": draw(few(2, 7, 61)),
         "d_model": draw(few(8, 16)),
         "encoder": encoder,
@@ -129,6 +147,7 @@ def configs(draw: st.DrawFn, longest: int) -> dict[str, Any]:
             unroll=draw(few(1, 2)),
         ),
     }
+    return drawn | {"lora": draw(loras(TransformerConfig(**drawn)))}
 
 
 @st.composite

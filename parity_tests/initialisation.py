@@ -9,6 +9,7 @@ Nothing here reads what the library's modules declare, and shapes come from the 
   layers (Radford et al., 2019, section 2.3): two a layer. Its released code has 0.01 for positions; ours has 0.02 there
   too, as later implementations do.
 - BERT: N(0, 0.02^2), in the original truncated at two deviations, which ours is not.
+- LoRA (Hu et al., 2021, section 4.1): B starts at zero; A is "random Gaussian" in the paper and uniform in PEFT and ours.
 """
 
 import math
@@ -38,6 +39,10 @@ def expected(config: TransformerConfig, path: str) -> Expected:
     *place, layer, leaf = path.split(".")
     if leaf in ("bias", "scale"):
         return ZEROS if leaf == "bias" else ONES
+    if layer == "lora":
+        # PEFT's: nn.init.kaiming_uniform_(A, a=sqrt(5)), which is U(-a, a) with a = inputs^-0.5.
+        stack = config.decoder if place[0] == "decoder" else config.encoder
+        return ZEROS if leaf == "b" else Expected("uniform", 1 / math.sqrt(3 * fans(config, stack, place[-1])[0]))
     glorot = config.initializer == "xavier_uniform"
     if leaf == "embedding":
         by_width = glorot and layer == "tokens"

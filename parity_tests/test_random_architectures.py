@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
-from jax_tformer.config import ComputeConfig, DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.config import ComputeConfig, DropoutConfig, LoraConfig, StackConfig, TransformerConfig
 from jax_tformer.model import kernels
 from parity.measure import Measured, ParityError, compared
 from parity_tests.architectures import Case, cases, configs, stacks
@@ -20,7 +20,7 @@ from parity_tests.bridge import Pair, known_zeros
 from parity_tests.cases import Lengths, batch_for, weights_for
 from parity_tests.test_decoding import CACHED, model_of, stepwise
 
-CONFIGS = (TransformerConfig, StackConfig, DropoutConfig, ComputeConfig)
+CONFIGS = (TransformerConfig, StackConfig, DropoutConfig, LoraConfig, ComputeConfig)
 
 QUICK = settings(
     deadline=None,

@@ -11,6 +11,7 @@ import torch
 from jax_tformer.config import Dtype, TransformerConfig
 from jax_tformer.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.model.functional import transformer
+from jax_tformer.model.lora import trained
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import TrainState, train_step
 from jax_tformer.weights.names import from_reference, to_reference
@@ -78,11 +79,11 @@ class TrainingPair:
         """The path over these batches, and the dropout masks that were drawn: one list a step, one dict a part."""
         params = jax.tree.map(jnp.asarray, from_reference(self.weights, self.net.shapes))
         key = jax.random.key_data(jax.random.key(self.training.seed))
-        state = TrainState(params, self._tx.init(params), jnp.zeros((), jnp.int32), key)
+        state = TrainState(params, self._tx.init(trained(params)), jnp.zeros((), jnp.int32), key)
         losses, norms, masks = [], [], []
         for batch in batches:
             arrays = {name: jnp.asarray(array) for name, array in batch.items()}
-            if self.config.dropout.drops:
+            if self.config.drops:
                 masks.append(jax.tree.map(np.asarray, self._record(state, arrays)))
             state, metrics = self._step(state, arrays)
             losses.append(metrics.loss)

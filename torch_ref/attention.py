@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from torch_ref.dropout import Dropout
-from torch_ref.layers import high
+from torch_ref.layers import Linear, high
 from torch_ref.positions import rotate
 
 
@@ -68,10 +68,10 @@ class Attention(nn.Module):
         self.heads, self.groups = stack.num_heads, stack.num_heads // (stack.key_value_heads or stack.num_heads)
         self.width = config.head_width(stack)
         shared = self.heads // self.groups * self.width
-        self.query = nn.Linear(config.d_model, self.heads * self.width, bias=stack.query_bias)
-        self.key = nn.Linear(config.d_model, shared, bias=stack.key_bias)
-        self.value = nn.Linear(config.d_model, shared, bias=stack.value_bias)
-        self.output = nn.Linear(self.heads * self.width, config.d_model, bias=stack.output_bias)
+        self.query = Linear(config.d_model, self.heads * self.width, config, "query", stack.query_bias)
+        self.key = Linear(config.d_model, shared, config, "key", stack.key_bias)
+        self.value = Linear(config.d_model, shared, config, "value", stack.value_bias)
+        self.output = Linear(self.heads * self.width, config.d_model, config, "output", stack.output_bias)
         widths = {"head_width": self.width, "model_width": config.d_model, "none": 1}
         self.scale = 1 / math.sqrt(widths[stack.attention_scale])
         self.rotary_base = stack.position_base if stack.positions == "rotary" else None

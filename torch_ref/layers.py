@@ -7,13 +7,38 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.config import LoraConfig, StackConfig, TransformerConfig
 from torch_ref.dropout import Dropout
 
 
 def high(x: Tensor) -> Tensor:
     """x in float32, or in float64 if it already is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class Linear(nn.Linear):
+    """x W^T + b, and LoRA's change of it if `target`, the projection's name, is one of its targets."""
+
+    def __init__(self, inputs: int, outputs: int, config: TransformerConfig, target: str, bias: bool):
+        super().__init__(inputs, outputs, bias=bias)
+        adapted = config.lora is not None and config.lora.adapts(target)
+        self.lora = Adapter(inputs, outputs, config.lora) if adapted and config.lora else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y if self.lora is None else (high(y) + self.lora(x)).to(y.dtype)
+
+
+class Adapter(nn.Module):
+    """scale * (x A^T) B^T, of low rank (Hu et al., 2021, section 4.1)."""
+
+    def __init__(self, inputs: int, outputs: int, lora: LoraConfig):
+        super().__init__()
+        self.a, self.b = nn.Linear(inputs, lora.rank, bias=False), nn.Linear(lora.rank, outputs, bias=False)
+        self.scale, self.dropout = lora.scale, Dropout(lora.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return high(self.b(self.a(self.dropout(x)))) * self.scale
 
 
 class Norm(nn.Module):
@@ -39,9 +64,9 @@ class FeedForward(nn.Module):
     def __init__(self, config: TransformerConfig, stack: StackConfig):
         super().__init__()
         sizes, bias = (config.d_model, stack.feedforward_width), stack.feedforward_bias
-        self.gate = nn.Linear(*sizes, bias=bias) if stack.gated else None
-        self.up = nn.Linear(*sizes, bias=bias)
-        self.down = nn.Linear(stack.feedforward_width, config.d_model, bias=bias)
+        self.gate = Linear(*sizes, config, "gate", bias) if stack.gated else None
+        self.up = Linear(*sizes, config, "up", bias)
+        self.down = Linear(stack.feedforward_width, config.d_model, config, "down", bias)
         self.activation = activation(stack.activation)
         self.dropout = Dropout(config.dropout.feedforward)
 

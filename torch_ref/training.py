@@ -49,14 +49,22 @@ def learning_rate(config: OptimizerConfig, n: int, steps: int) -> float:
 
 
 def adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """torch.optim.AdamW with weight decay on matrices and tables, none on biases and norms."""
+    """torch.optim.AdamW with weight decay on matrices and tables, none on biases and norms, of what trains."""
+    trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
-        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
     betas = (config.beta1, config.beta2)
     groups = [group for group in groups if group["params"]]
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, eps=config.eps)
+
+
+def freeze(model: nn.Module) -> None:
+    """Freezes everything but the adapters of LoRA, if the model has any."""
+    names = [name for name, _ in model.named_parameters() if ".lora." in name]
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not names or name in names)
 
 
 class StepMetrics(NamedTuple):
@@ -79,6 +87,7 @@ class Trainer:
         optimizer: OptimizerConfig,
         training: TrainingConfig,
     ) -> None:
+        freeze(model)
         self.model = model.train()
         self.optimizer = adamw(model, optimizer)
         self.config, self.training = optimizer, training

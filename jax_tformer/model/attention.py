@@ -109,10 +109,12 @@ class Attention(nnx.Module):
         model, heads = (config.d_model,), (stack.num_heads, width)
         self.key_value_heads = stack.key_value_heads or stack.num_heads
         shared = (self.key_value_heads, width)
-        self.query = Linear(model, heads, config, bias=stack.query_bias)
-        self.key = Linear(model, shared, config, bias=stack.key_bias)
-        self.value = Linear(model, shared, config, bias=stack.value_bias)
-        self.output = Linear(heads, model, config, bias=stack.output_bias, residual_branches=residual_branches)
+        self.query = Linear(model, heads, config, bias=stack.query_bias, target="query")
+        self.key = Linear(model, shared, config, bias=stack.key_bias, target="key")
+        self.value = Linear(model, shared, config, bias=stack.value_bias, target="value")
+        self.output = Linear(
+            heads, model, config, bias=stack.output_bias, residual_branches=residual_branches, target="output"
+        )
         widths = {"head_width": width, "model_width": config.d_model, "none": 1}
         self.scale = 1 / math.sqrt(widths[stack.attention_scale])
         self.dropout = Dropout(config.dropout.attention)
@@ -134,10 +136,10 @@ class Attention(nnx.Module):
         With a cache, writes memory's keys and values to it from slot `mask.first` on (None: writes nothing), and x
         attends to all that it then holds. If the cache has fewer sequences than x, neighbours in x share one.
         """
-        query = self.query(x)
+        query = self.query(x, dropout_key)
         query = query if rotation is None else rotate(query, rotation)
         if memory is not None:
-            key, value = self.key(memory), self.value(memory)
+            key, value = self.key(memory, dropout_key), self.value(memory, dropout_key)
             key = key if rotation is None else rotate(key, rotation)
             cache = None if cache is None else cache.write(key, value, mask.first)
         slots = key.shape[1] if cache is None else cache.key.shape[1]
@@ -161,7 +163,7 @@ class Attention(nnx.Module):
             )
         # Computed separately, because the fast implementations never hold all weights at once.
         weights = attention_weights(query, key, mask, scale=self.scale) if capture else None
-        return self.output(output), weights, cache
+        return self.output(output, dropout_key), weights, cache
 
 
 class Captured(NamedTuple):

@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Key
 
-from jax_tformer.config import Activation, StackConfig, TransformerConfig
+from jax_tformer.config import Activation, LoraConfig, LoraTarget, StackConfig, TransformerConfig
 
 PROJECTION = "projection"
 """The name of the result of a Linear, bias included, by which `rematerialized` makes the backward pass keep it."""
@@ -102,7 +102,8 @@ class Linear(nnx.Module):
 
     The product runs on flattened tokens, `[B*T, in] @ [in, out]`: XLA then transposes the small weight gradient
     and not the large activations. `residual_branches` is the number of branches in the stack if this projection ends
-    one of them (see `residual_init_scale`), otherwise 1.
+    one of them (see `residual_init_scale`), otherwise 1. `target` is its name among the targets of LoRA; None: it never
+    has adapters.
     """
 
     def __init__(
@@ -113,24 +114,55 @@ class Linear(nnx.Module):
         *,
         bias: bool,
         residual_branches: int = 1,
+        target: LoraTarget | None = None,
     ) -> None:
         scale = residual_branches**-0.5 if config.residual_init_scale else 1.0
         start = projection_start(config, math.prod(inputs), math.prod(outputs), scale)
         self.kernel = parameter(inputs + outputs, config, start)
         self.bias = parameter(outputs, config, ZEROS) if bias else None
-        self.dtype, self.inputs, self.outputs = config.compute.dtype, inputs, outputs
+        self.dtype, self.inputs, self.outputs, self.target = config.compute.dtype, inputs, outputs, target
+        adapted = config.lora is not None and target is not None and config.lora.adapts(target)
+        self.lora = Adapter(inputs, outputs, config, config.lora) if adapted and config.lora else None
 
-    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Projects `[..., *inputs]` to `[..., *outputs]`."""
+    def __call__(self, x: Float[Array, "..."], dropout_key: Key[Array, ""] | None = None) -> Float[Array, "..."]:
+        """Projects `[..., *inputs]` to `[..., *outputs]`; `dropout_key` is that of the module around this one."""
         dtype, width = dtype_of(self.dtype), math.prod(self.inputs)
         leading = x.shape[: x.ndim - len(self.inputs)]
-        y = x.reshape(-1, width).astype(dtype) @ self.kernel[...].reshape(width, -1).astype(dtype)
+        x = x.reshape(-1, width).astype(dtype)
+        y = x @ self.kernel[...].reshape(width, -1).astype(dtype)
+        # Gradients of biases and adapters are sums over tokens in the type of these additions; bfloat16 would round
+        # them away.
+        high = accumulator(dtype)
         if self.bias is not None:
-            # The bias's gradient is a sum over tokens in the type of this addition; bfloat16 would round it away.
-            high = accumulator(dtype)
-            y = (y.astype(high) + self.bias[...].reshape(1, -1).astype(high)).astype(dtype)
-        named: Array = checkpoint_name(y, PROJECTION)
+            y = y.astype(high) + self.bias[...].reshape(1, -1).astype(high)
+        if self.lora is not None and self.target is not None:
+            y = y.astype(high) + self.lora(x, site_key(site_key(dropout_key, self.target), "lora"))
+        named: Array = checkpoint_name(y.astype(dtype), PROJECTION)
         return named.reshape(leading + self.outputs)
+
+
+class Adapter(nnx.Module):
+    """scale * (x A) B, of rank R: what LoRA (Hu et al., 2021, section 4.1) adds to a projection x W that stays as it is.
+
+    B starts at zero, so that training starts from the projection alone, and A as in PEFT: U(-a, a), a = inputs^-0.5.
+    A B is never added to W here: the gradient of W, as large as W, would then be computed on the way to theirs.
+    """
+
+    def __init__(
+        self, inputs: tuple[int, ...], outputs: tuple[int, ...], config: TransformerConfig, lora: LoraConfig
+    ) -> None:
+        start = Start("uniform", math.prod(inputs) ** -0.5)
+        self.a = parameter((*inputs, lora.rank), config, start)
+        self.b = parameter((lora.rank, *outputs), config, ZEROS)
+        self.scale, self.rank = lora.scale, lora.rank
+        self.dropout = Dropout(lora.dropout)
+
+    def __call__(self, x: Float[Array, "N I"], dropout_key: Key[Array, ""] | None) -> Float[Array, "N O"]:
+        """Computes the change of the projection of flattened tokens, in at least float32."""
+        x = self.dropout(x, site_key(dropout_key, "dropout"))
+        narrow = checkpoint_name(x @ self.a[...].reshape(-1, self.rank).astype(x.dtype), PROJECTION)
+        wide = narrow @ self.b[...].reshape(self.rank, -1).astype(x.dtype)
+        return wide.astype(accumulator(x.dtype)) * self.scale
 
 
 class Norm(nnx.Module):
@@ -162,19 +194,19 @@ class FeedForward(nnx.Module):
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, residual_branches: int) -> None:
         model, inner, bias = (config.d_model,), (stack.feedforward_width,), stack.feedforward_bias
-        self.gate = Linear(model, inner, config, bias=bias) if stack.gated else None
-        self.up = Linear(model, inner, config, bias=bias)
-        self.down = Linear(inner, model, config, bias=bias, residual_branches=residual_branches)
+        self.gate = Linear(model, inner, config, bias=bias, target="gate") if stack.gated else None
+        self.up = Linear(model, inner, config, bias=bias, target="up")
+        self.down = Linear(inner, model, config, bias=bias, residual_branches=residual_branches, target="down")
         self.activation = stack.activation
         self.dropout = Dropout(config.dropout.feedforward)
 
     def __call__(self, x: Float[Array, "B T D"], dropout_key: Key[Array, ""] | None = None) -> Float[Array, "B T D"]:
         """Applies the same two (or three) projections at every position."""
         if self.gate is None:
-            hidden = activate(self.up(x), self.activation)
+            hidden = activate(self.up(x, dropout_key), self.activation)
         else:
-            hidden = activate(self.gate(x), self.activation) * self.up(x)
-        return self.down(self.dropout(hidden, site_key(dropout_key, "dropout")))
+            hidden = activate(self.gate(x, dropout_key), self.activation) * self.up(x, dropout_key)
+        return self.down(self.dropout(hidden, site_key(dropout_key, "dropout")), dropout_key)
 
 
 def activate(x: Array, activation: Activation) -> Array:

@@ -11,8 +11,8 @@ from jax_tformer.experiment import OptimizerConfig
 from jax_tformer.model.functional import Params
 from jax_tformer.model.layers import accumulator
 
-DECAYED = ("kernel", "embedding")
-"""Leaves with weight decay: matrices and tables, whatever axes they have."""
+DECAYED = ("kernel", "embedding", "a", "b")
+"""Leaves with weight decay: matrices, LoRA's A and B, and tables, whatever axes they have."""
 
 
 def learning_rate(config: OptimizerConfig, steps: int) -> Callable[[Array], Array]:

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int, Key, UInt32
 from jax_tformer.model.functional import AnyTransformer, Params
 from jax_tformer.model.heads import Outputs
 from jax_tformer.model.layers import accumulator
+from jax_tformer.model.lora import joined, split, trained
 from jax_tformer.model.transformer import DecoderOnly, EncoderDecoder
 from jax_tformer.training.linear_loss import linear_cross_entropy
 from jax_tformer.training.optimizer import global_norm
@@ -27,6 +28,7 @@ class TrainState(NamedTuple):
 
     params: Params
     opt_state: optax.OptState
+    """Of what trains: all parameters, or the adapters alone."""
     step: Int[Array, ""]
     """n, the number of updates; ~n (-n - 1) once update n + 1 was not finite, after which parameters do not change."""
     key: UInt32[Array, " words"]
@@ -100,7 +102,7 @@ def dropout_keys(net: AnyTransformer, state: "TrainState", accumulation: int) ->
 
     The keys depend only on the state's key and the step's number, so a resumed run draws the same masks.
     """
-    if not net.config.dropout.drops:
+    if not net.config.drops:
         return None
     key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
     return key[None] if accumulation == 1 else jax.random.split(key, accumulation)
@@ -117,7 +119,7 @@ def init_state(net: AnyTransformer, tx: optax.GradientTransformation, key: Key[A
     """Makes the state of step 0: new parameters, and the optimizer's initial state."""
     init_key, dropout_key = jax.random.split(key)
     params = net.init(init_key)
-    return TrainState(params, tx.init(params), jnp.zeros((), jnp.int32), jax.random.key_data(dropout_key))
+    return TrainState(params, tx.init(trained(params)), jnp.zeros((), jnp.int32), jax.random.key_data(dropout_key))
 
 
 def train_step(
@@ -130,14 +132,15 @@ def train_step(
     """Makes the function (state, batch) -> (state, metrics); jit it with its state donated.
 
     Gradients are those of the loss summed over the whole batch and divided by the number of labels that count, in
-    however many parts (`accumulation`) they are computed. A step whose loss or gradient norm is not finite changes no
-    parameter, nor does any later step, so that its cause can be found.
+    however many parts (`accumulation`) they are computed. With adapters (`net.config.lora`), only they have gradients
+    and change. A step whose loss or gradient norm is not finite changes no parameter, nor does any later step, so that
+    its cause can be found.
     """
 
-    def total_loss(params: Params, part: Batch, dropout_key: Array | None) -> tuple[Array, Array]:
-        return batch_loss(net, params, part, label_smoothing, dropout_key=dropout_key)
+    def gradients(params: Params, frozen: Params, batch: Batch, keys: Array | None) -> Sums:
+        def total_loss(params: Params, part: Batch, dropout_key: Array | None) -> tuple[Array, Array]:
+            return batch_loss(net, joined(params, frozen), part, label_smoothing, dropout_key=dropout_key)
 
-    def gradients(params: Params, batch: Batch, keys: Array | None) -> Sums:
         differentiate = jax.value_and_grad(total_loss, has_aux=True)
         if accumulation == 1:
             (loss, counted), grads = differentiate(params, batch, None if keys is None else keys[0])
@@ -159,15 +162,16 @@ def train_step(
         return sums
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        loss, counted, grads = gradients(state.params, batch, dropout_keys(net, state, accumulation))
+        before, frozen = split(state.params)
+        loss, counted, grads = gradients(before, frozen, batch, dropout_keys(net, state, accumulation))
         count = jnp.maximum(counted, 1)
-        grads = jax.tree.map(lambda g, p: (g / count).astype(p.dtype), grads, state.params)
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        grads = jax.tree.map(lambda g, p: (g / count).astype(p.dtype), grads, before)
+        updates, opt_state = tx.update(grads, state.opt_state, before)
         metrics = StepMetrics(loss / count, global_norm(grads), tokens_read(batch))
         finite = jnp.isfinite(metrics.loss) & jnp.isfinite(metrics.gradient_norm) & (state.step >= 0)
-        params = jax.tree.map(lambda p, update: jnp.where(finite, p + update, p).astype(p.dtype), state.params, updates)
+        after = jax.tree.map(lambda p, update: jnp.where(finite, p + update, p).astype(p.dtype), before, updates)
         number = jnp.where(finite, state.step + 1, jnp.minimum(state.step, ~state.step))
-        return TrainState(params, opt_state, number, state.key), metrics
+        return TrainState(joined(after, frozen), opt_state, number, state.key), metrics
 
     return step
 

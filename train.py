@@ -39,6 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     from jax_tformer.data.tokenizer_sources import load_run_tokenizer
     from jax_tformer.data.tokenizers import check_vocabulary
     from jax_tformer.model.functional import transformer
+    from jax_tformer.model.lora import merge_lora, trained
     from jax_tformer.run.checkpoints import Checkpoints
     from jax_tformer.run.evaluation import Evaluator, sample_text
     from jax_tformer.run.preparing import compile_beside, describe_compute, fit_to_devices, prepare
@@ -96,6 +97,9 @@ def main(arguments: Sequence[str]) -> int:
     log = MetricsLog(run, start)
     with Interruption() as stop, ProgressLine(start, training.steps, stop.unheard) as line, checkpoints:
         line.say(f"{run.path}: {parameters:,} parameters, steps {start} to {training.steps}, {devices}")
+        if model.lora is not None:
+            adapters = sum(leaf.size for leaf in jax.tree.leaves(trained(state.params)))
+            line.say(f"{adapters:,} of them train: adapters of rank {model.lora.rank} (LoRA)")
         line.say(f"computed with {describe_compute(net.config, mesh, shape['labels'].shape[1])}")
         for note in (*plan.notes, *notes, *pipeline.notes, *resumption.notes, *log.notes):
             line.say(note)
@@ -134,8 +138,8 @@ def main(arguments: Sequence[str]) -> int:
         return stop.status
 
     # 7. The results.
-    speaker = transformer(for_other_shapes(net.config))
-    samples = sample_text(speaker, state.params, experiment, tokenizer, lambda: pipeline)
+    speaker, params = merge_lora(transformer(for_other_shapes(net.config)), state.params)
+    samples = sample_text(speaker, params, experiment, tokenizer, lambda: pipeline)
     figures = {**reporter.speed, "wall_seconds": resumption.seconds, "parameters": parameters}
     say(finish(run, number, figures, samples))
     return 0

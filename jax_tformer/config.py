@@ -263,9 +263,9 @@ class LoraConfig:
         """What the product of the adapters is multiplied by."""
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
 
-    def adapts(self, target: str) -> bool:
-        """Whether the projections of this name have adapters."""
-        return target in self.targets or "all" in self.targets
+    def adapts(self, target: str | None) -> bool:
+        """Whether the projections of this name have adapters; False for None."""
+        return target is not None and (target in self.targets or "all" in self.targets)
 
 
 @described
@@ -399,7 +399,12 @@ class TransformerConfig:
         queries = stack.num_heads * self.head_width(stack)
         shared = (stack.key_value_heads or stack.num_heads) * self.head_width(stack)
         model, inner = self.d_model, stack.feedforward_width
-        found = {"query": (model, queries), "key": (model, shared), "value": (model, shared), "output": (queries, model)}
+        found = {
+            "query": (model, queries),
+            "key": (model, shared),
+            "value": (model, shared),
+            "output": (queries, model),
+        }
         found |= {"gate": (model, inner)} if stack.gated else {}
         return found | {"up": (model, inner), "down": (inner, model)}
 

@@ -65,7 +65,7 @@ def from_dict(kind: type[C], values: Any, *, where: str) -> C:
     if not isinstance(values, dict):
         raise InputError(f"{where} holds {type(values).__name__}; expected an object with the fields of a config")
     try:
-        return dacite.from_dict(kind, values, dacite.Config(strict=True, type_hooks={float: _as_float}))
+        return dacite.from_dict(kind, values, dacite.Config(strict=True, type_hooks={float: _as_float}, cast=[tuple]))
     except (dacite.DaciteError, InputError) as error:
         raise InputError(f"{where} is not a valid {kind.__name__}: {' '.join(str(error).split())}") from error
 

@@ -123,7 +123,11 @@ def state_shardings(mesh: Mesh, tx: optax.GradientTransformation, state: "TrainS
     replicated = NamedSharding(mesh, PartitionSpec())
     parameters = parameter_shardings(mesh, state.params)
     opt_state = optax.tree_utils.tree_map_params(
-        tx, lambda _, sharding: sharding, state.opt_state, trained(parameters), transform_non_params=lambda _: replicated
+        tx,
+        lambda _, sharding: sharding,
+        state.opt_state,
+        trained(parameters),
+        transform_non_params=lambda _: replicated,
     )
     return state._replace(params=parameters, opt_state=opt_state, step=replicated, key=replicated)  # type: ignore[arg-type]
 

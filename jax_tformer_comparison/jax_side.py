@@ -9,6 +9,7 @@ import numpy as np
 from jax_tformer.config import TransformerConfig
 from jax_tformer.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.model.functional import transformer
+from jax_tformer.model.lora import trained
 from jax_tformer.run.startup import compiler_options, set_up_jax
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import TrainState, init_state, train_step
@@ -50,7 +51,7 @@ class JaxSide:
                 # Copies, because NumPy's memory cannot be donated.
                 params = jax.tree.map(jnp.array, from_reference(typed, self.net.shapes))
                 zero = jnp.zeros((), jnp.int32)
-                state = TrainState(params, self._tx.init(params), zero, jax.random.key_data(key))
+                state = TrainState(params, self._tx.init(trained(params)), zero, jax.random.key_data(key))
         # Placed explicitly, like every later state; otherwise the second step would be compiled again.
         self._state = jax.block_until_ready(jax.device_put(state, self._device))
 

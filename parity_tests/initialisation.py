@@ -9,7 +9,7 @@ Nothing here reads what the library's modules declare, and shapes come from the 
   layers (Radford et al., 2019, section 2.3): two a layer. Its released code has 0.01 for positions; ours has 0.02 there
   too, as later implementations do.
 - BERT: N(0, 0.02^2), in the original truncated at two deviations, which ours is not.
-- LoRA (Hu et al., 2021, section 4.1): B starts at zero; A is "random Gaussian" in the paper and uniform in PEFT and ours.
+- LoRA (Hu et al., 2021, section 4.1): B starts at zero. A is normal in the paper, and uniform in PEFT and in ours.
 """
 
 import math

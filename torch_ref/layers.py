@@ -21,8 +21,8 @@ class Linear(nn.Linear):
 
     def __init__(self, inputs: int, outputs: int, config: TransformerConfig, target: str, bias: bool):
         super().__init__(inputs, outputs, bias=bias)
-        adapted = config.lora is not None and config.lora.adapts(target)
-        self.lora = Adapter(inputs, outputs, config.lora) if adapted and config.lora else None
+        lora = config.lora
+        self.lora = Adapter(inputs, outputs, lora) if lora is not None and lora.adapts(target) else None
 
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)

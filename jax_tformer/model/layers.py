@@ -121,8 +121,8 @@ class Linear(nnx.Module):
         self.kernel = parameter(inputs + outputs, config, start)
         self.bias = parameter(outputs, config, ZEROS) if bias else None
         self.dtype, self.inputs, self.outputs, self.target = config.compute.dtype, inputs, outputs, target
-        adapted = config.lora is not None and target is not None and config.lora.adapts(target)
-        self.lora = Adapter(inputs, outputs, config, config.lora) if adapted and config.lora else None
+        lora = config.lora
+        self.lora = Adapter(inputs, outputs, config, lora) if lora is not None and lora.adapts(target) else None
 
     def __call__(self, x: Float[Array, "..."], dropout_key: Key[Array, ""] | None = None) -> Float[Array, "..."]:
         """Projects `[..., *inputs]` to `[..., *outputs]`; `dropout_key` is that of the module around this one."""
@@ -130,8 +130,7 @@ class Linear(nnx.Module):
         leading = x.shape[: x.ndim - len(self.inputs)]
         x = x.reshape(-1, width).astype(dtype)
         y = x @ self.kernel[...].reshape(width, -1).astype(dtype)
-        # Gradients of biases and adapters are sums over tokens in the type of these additions; bfloat16 would round
-        # them away.
+        # The bias's gradient is a sum over tokens in the type of this addition; bfloat16 would round it away.
         high = accumulator(dtype)
         if self.bias is not None:
             y = y.astype(high) + self.bias[...].reshape(1, -1).astype(high)
@@ -142,7 +141,7 @@ class Linear(nnx.Module):
 
 
 class Adapter(nnx.Module):
-    """scale * (x A) B, of rank R: what LoRA (Hu et al., 2021, section 4.1) adds to a projection x W that stays as it is.
+    """scale * (x A) B, of rank R: what LoRA (Hu et al., 2021, section 4.1) adds to a frozen projection x W.
 
     B starts at zero, so that training starts from the projection alone, and A as in PEFT: U(-a, a), a = inputs^-0.5.
     A B is never added to W here: the gradient of W, as large as W, would then be computed on the way to theirs.
@@ -162,7 +161,8 @@ class Adapter(nnx.Module):
         x = self.dropout(x, site_key(dropout_key, "dropout"))
         narrow = checkpoint_name(x @ self.a[...].reshape(-1, self.rank).astype(x.dtype), PROJECTION)
         wide = narrow @ self.b[...].reshape(self.rank, -1).astype(x.dtype)
-        return wide.astype(accumulator(x.dtype)) * self.scale
+        scaled: Array = wide.astype(accumulator(x.dtype)) * self.scale
+        return scaled
 
 
 class Norm(nnx.Module):

@@ -90,5 +90,3 @@ def add_lora(
     adapted = transformer(dataclasses.replace(net.config, lora=lora))
     fresh = jax.jit(lambda key: trained(adapted.init(key)))(key)
     return adapted, joined(fresh, params)
-
-

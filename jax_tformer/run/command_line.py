@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 from jax_tformer.errors import InputError, TrainingFailed
 from jax_tformer.terminal import one_line
@@ -45,7 +45,8 @@ def parse(
     told, prog, description = io.StringIO(), as_called(prog), as_called(description)
     extra = {} if default is None else {"default": default}
     if short_names:
-        meanings = ", ".join(f"{short} for {name}" for short, name in short_names.items())
+        fields = {short: "FIELD" if short.endswith(".") else "" for short in short_names}
+        meanings = ", ".join(f"{short}{fields[short]} for {name}{fields[short]}" for short, name in short_names.items())
         description = f"{description}\n\nShort names: {meanings}."
     try:
         with contextlib.redirect_stderr(told):
@@ -55,7 +56,7 @@ def parse(
                 description=description,
                 args=[long_name(argument, short_names) for argument in arguments],
                 config=(tyro.conf.AvoidSubcommands,),
-                registry=_whole_numbers(),
+                registry=_ways_to_write(),
                 **extra,
             )
             return found
@@ -84,11 +85,16 @@ def as_called(text: str) -> str:
 def long_name(argument: str, short_names: Mapping[str, str]) -> str:
     """Replaces a short flag in `argument` by the full one."""
     flag, equals, value = argument.partition("=")
-    return short_names.get(flag.replace("_", "-"), flag) + equals + value
+    name = flag.replace("_", "-")
+    for short, full in short_names.items():
+        # A short name that ends in a dot stands for the beginnings of flags.
+        if name == short or (short.endswith(".") and name.startswith(short)):
+            return full + name[len(short) :] + equals + value
+    return argument
 
 
-def _whole_numbers() -> "ConstructorRegistry":
-    """Makes tyro read fields of type int, or int or None, as whole numbers, also like 1e3."""
+def _ways_to_write() -> "ConstructorRegistry":
+    """Makes tyro read fields of type int, or int or None, as whole numbers, also like 1e3, and lists like a,b,c."""
     from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
     registry = ConstructorRegistry()
@@ -104,6 +110,18 @@ def _whole_numbers() -> "ConstructorRegistry":
             instance_from_str=lambda texts: None if absent and texts == ["None"] else _whole_number(texts[0]),
             is_instance=lambda value: absent if value is None else type(value) is int,
             str_from_instance=lambda value: [str(value)],
+        )
+
+    @registry.primitive_rule
+    def list_rule(field: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[tuple[str, ...]] | None:
+        if get_origin(field.type) is not tuple or get_origin(item := get_args(field.type)[0]) is not Literal:
+            return None
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar=f"{{{'|'.join(get_args(item))}}},...",
+            instance_from_str=lambda texts: tuple(name.strip() for name in texts[0].split(",")),
+            is_instance=lambda value: isinstance(value, tuple),
+            str_from_instance=lambda value: [",".join(value)],
         )
 
     return registry

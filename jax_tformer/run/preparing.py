@@ -19,6 +19,7 @@ from jax_tformer.errors import InputError
 from jax_tformer.experiment import TrainingConfig
 from jax_tformer.model.functional import AnyTransformer, transformer
 from jax_tformer.model.kernels import choose_implementation
+from jax_tformer.model.lora import joined, split, trained
 from jax_tformer.model.masks import Mask
 from jax_tformer.run.startup import compiler_options
 from jax_tformer.sharding import abstract_batch, abstract_state, computing_on, state_shardings
@@ -141,8 +142,8 @@ def choose_remat(
     kept: tuple[Remat, ...] = ("none", "dots")
     for remat in kept:
         net = transformer(dataclasses.replace(config, compute=dataclasses.replace(config.compute, remat=remat)))
-        # Parameters, gradients, and Adam's two moments.
-        weights = 4 * _bytes(net.shapes) / weights_split
+        # Parameters, and of those that train the gradients and Adam's two moments.
+        weights = (_bytes(net.shapes) + 3 * _bytes(trained(net.shapes))) / weights_split
         if weights + kept_bytes(net, part) / rows_split <= _ROOM * limit:
             return remat
     return "full"
@@ -153,10 +154,12 @@ def kept_bytes(net: AnyTransformer, part: Mapping[str, jax.ShapeDtypeStruct]) ->
     key = jax.eval_shape(lambda: jax.random.key(0))
 
     def forward(params: Any, batch: Any, key: Any) -> Any:
-        def loss(params: Any) -> Any:
-            return batch_loss(net, params, batch, dropout_key=key)[0]
+        trains, frozen = split(params)
 
-        return jax.vjp(loss, params)[1]
+        def loss(params: Any) -> Any:
+            return batch_loss(net, joined(params, frozen), batch, dropout_key=key)[0]
+
+        return jax.vjp(loss, trains)[1]
 
     return max(0, _bytes(jax.eval_shape(forward, net.shapes, dict(part), key)) - _bytes(net.shapes))
 

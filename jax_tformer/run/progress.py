@@ -24,6 +24,7 @@ from jax_tformer.errors import TrainingFailed
 from jax_tformer.experiment import ExperimentConfig
 from jax_tformer.model.functional import AnyTransformer, Params
 from jax_tformer.model.layers import accumulator
+from jax_tformer.model.lora import joined, split
 from jax_tformer.run.results import MetricsLog, Row, described
 from jax_tformer.sharding import computing_on, place_batch
 from jax_tformer.terminal import visible
@@ -266,7 +267,8 @@ def first_not_finite(
 
     def squared_gradients(params: Params, part: DeviceBatch, key: DropoutKey) -> Params:
         """Returns the terms of the squared norm, because squares overflow before the numbers do."""
-        gradients = jax.grad(lambda params: batch_loss(net, params, part, dropout_key=key)[0])(params)
+        trains, frozen = split(params)
+        gradients = jax.grad(lambda trains: batch_loss(net, joined(trains, frozen), part, dropout_key=key)[0])(trains)
         squared: Params = jax.tree.map(lambda g: jnp.square(g.astype(accumulator(g.dtype))), gradients)
         return squared
 

@@ -20,13 +20,16 @@ from jaxtyping import PyTree
 
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError
-from jax_tformer.files import read_json, sync, write_json
+from jax_tformer.files import combined_hash, read_json, read_text, sync, write_json
 from jax_tformer.model.functional import AnyTransformer, Params, transformer
+from jax_tformer.model.lora import joined, merge_lora, split
 from jax_tformer.run.run_folder import RunFolder
 from jax_tformer.run.startup import for_other_shapes, set_up_jax
 
 Which = int | Literal["best"] | None
 """The number of a step, the best by held-out loss, or None for the newest."""
+FROZEN = "frozen"
+"""The entry of `extra` with a digest of the parameters that do not train."""
 HELD_OUT_LOSS = "val_loss"
 """The entry of `extra` that is lowest for the best step."""
 EXTRA_FILE = "extra.json"
@@ -62,6 +65,7 @@ class Trained(NamedTuple):
 def load_trained(run: RunFolder, step: Which = None) -> Trained:
     """Loads the model from its newest intact checkpoint, from that of `step`, or from the best by held-out loss.
 
+    Adapters are merged into the parameters that they change.
     Raises InputError if the run has no such checkpoint, if one of its files is damaged, or if config.json or the
     tokenizer are not those that the checkpoint was made with.
     """
@@ -69,9 +73,35 @@ def load_trained(run: RunFolder, step: Which = None) -> Trained:
     tokenizer = run.read_tokenizer(config.vocab_size)
     set_up_jax(config)
     net = transformer(for_other_shapes(config))
-    restored = load_parameters(run.checkpoints, net.shapes, step)
+    trained, frozen = split(net.shapes)
+    restored = load_parameters(run.checkpoints, trained, step)
     run.require_recorded(restored.extra, restored.step)
-    return Trained(net, restored.state, tokenizer, restored.step, restored.skipped)
+    params = joined(restored.state, load_frozen(run, frozen, restored.extra) if frozen else {})
+    return Trained(*merge_lora(net, params), tokenizer, restored.step, restored.skipped)
+
+
+def load_frozen(run: RunFolder, abstract_params: PyTree, extra: Mapping[str, Any]) -> Params:
+    """Loads the parameters that the adapters of a checkpoint (its `extra`) were trained beside.
+
+    Raises InputError if they are missing, damaged, or not those that the checkpoint recorded.
+    """
+    if not numbered(run.frozen):
+        raise InputError(f"{run.frozen} is missing, and holds what the adapters of the run change; put back a copy")
+    recorded, there = extra.get(FROZEN), frozen_digest(run)
+    if recorded != there:
+        raise InputError(f"{run.frozen} is not the one that the checkpoint was made with; put back a copy of that")
+    restored = restore(run.frozen.absolute(), {"params": abstract_params})
+    assert restored is not None  # or it would have raised
+    params: Params = restored.state["params"]
+    return params
+
+
+def frozen_digest(run: RunFolder) -> str | None:
+    """Returns a digest of what does not train in a run with adapters; None if it is not saved, or its list is gone."""
+    try:
+        return combined_hash([read_text(run.frozen / "0" / CHECKSUM_FILE)])
+    except InputError:
+        return None
 
 
 def load_parameters(folder: Path, abstract_params: PyTree, step: Which = None) -> Restored:

@@ -13,8 +13,10 @@ from jax_tformer.data.tokenizer_sources import tokenizer_digests
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
 from jax_tformer.files import changed_fields, shortened, to_dict
+from jax_tformer.model.functional import Params
+from jax_tformer.model.lora import joined, split
 from jax_tformer.run.checkpoints import Checkpoints
-from jax_tformer.run.restoring import HELD_OUT_LOSS
+from jax_tformer.run.restoring import FROZEN, HELD_OUT_LOSS, frozen_digest, load_frozen
 from jax_tformer.run.run_folder import RunFolder
 from jax_tformer.training.step import TrainState
 
@@ -88,6 +90,7 @@ class Resumption:
         self._run = run
         self._checkpoints, self._fingerprint, self._experiment = checkpoints, fingerprint, experiment
         self._earlier, self._started, self._best, self._saved = 0.0, started, math.inf, 0
+        self._frozen_saved = False
         self.notes: list[str] = []
         """The damaged checkpoints that were skipped, and why."""
 
@@ -103,7 +106,8 @@ class Resumption:
         tokenizer has changed since the run began, if no checkpoint is intact, or if they hold other arrays or more
         steps than wanted.
         """
-        restored = self._checkpoints.restore(abstract._asdict())
+        trained, frozen = split(abstract.params)
+        restored = self._checkpoints.restore(abstract._replace(params=trained)._asdict())
         if restored is None:
             return None
         self._run.require_recorded(restored.extra, restored.step)
@@ -127,10 +131,11 @@ class Resumption:
                 f"the run has done {reached} steps, and {steps} are wanted; expected more than {reached} "
                 "(--report shows the results of a run)"
             )
+        params = joined(restored.state["params"], load_frozen(self._run, frozen, restored.extra) if frozen else {})
         self._earlier = seconds
-        self._best = self._checkpoints.best_loss()
+        self._best, self._frozen_saved = self._checkpoints.best_loss(), True
         self.notes += restored.skipped
-        return TrainState(**restored.state)
+        return TrainState(**{**restored.state, "params": params})
 
     @cached_property
     def _tokenizer(self) -> dict[str, str]:
@@ -149,6 +154,7 @@ class Resumption:
         A state with finite numbers may still be broken, so that every run from it fails at the next step.
         `held_out_loss` is that of this state, if known.
         """
+        trained, frozen = split(state.params)
         extra = {
             "batches": batches.get_state(),
             "fingerprint": self._fingerprint,
@@ -157,10 +163,23 @@ class Resumption:
             "tokenizer": self._tokenizer,
             HELD_OUT_LOSS: held_out_loss,
         }
+        if frozen:
+            extra[FROZEN] = self._save_frozen(frozen)
         if held_out_loss is not None:
             self._best = min(self._best, held_out_loss)
         self._saved = int(state.step)
-        self._checkpoints.begin(self._saved, state._asdict(), extra)
+        self._checkpoints.begin(self._saved, state._replace(params=trained)._asdict(), extra)
+
+    def _save_frozen(self, frozen: Params) -> str | None:
+        """Saves what does not train, unless this session has saved or restored it, and returns its digest.
+
+        Waits until it is on the disk: a checkpoint of adapters is worth nothing without it.
+        """
+        if not self._frozen_saved:
+            with Checkpoints(self._run.frozen, keep=1) as checkpoints:
+                checkpoints.save(0, {"params": frozen}, {})
+            self._frozen_saved = True
+        return frozen_digest(self._run)
 
     def finite(self, step: int) -> None:
         """Keeps the state saved before `step`, because the loss and gradients of `step` are finite."""

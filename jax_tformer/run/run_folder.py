@@ -32,6 +32,8 @@ class RunFolder:
         """The complete experiment, which decides all results of the run."""
         self.checkpoints = path / "checkpoints"
         """Parameters, optimizer state and position in the data, by step."""
+        self.frozen = path / "frozen"
+        """The parameters that do not train, saved once beside the checkpoints of a run with adapters."""
         self.saved = path / "saved.json"
         """The step of the newest checkpoint, which tells a run that lost its checkpoints from a new one."""
         self.metrics = path / "metrics.jsonl"

@@ -2,12 +2,14 @@
 
 import argparse
 import contextlib
+import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from jax_tformer.config import LoraConfig
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
 from jax_tformer.files import changed_fields, shortened, to_dict, user_path
@@ -21,8 +23,9 @@ SHORT_NAMES = {
     "--steps": "--training.steps",
     "--lr": "--optimizer.learning-rate",
     "--batch-size": "--training.batch-size",
+    "--lora.": "--model.lora.",
 }
-"""Short flag -> the flag that it stands for."""
+"""Short flag -> the flag that it stands for. One that ends in a dot stands for the beginnings of flags."""
 _PLACES = ("data.path", "data.target_path")
 _USAGE = """usage: train.py [EXPERIMENT] [--run FOLDER] [--resume auto|no] [--FIELD VALUE ...]
        train.py --run FOLDER [--FIELD VALUE ...]
@@ -34,6 +37,9 @@ running, stopped or finished. Without an experiment and a folder, trains python-
 
 experiments:
 {experiments}
+
+--lora.rank 8 trains low-rank adapters alone (LoRA); so does any other --lora.FIELD, and with one of them --help shows
+all: --lora.alpha, --lora.targets query,value, --lora.dropout, --lora.rank-stabilized.
 
 train.py EXPERIMENT --help shows every field with its default and meaning; --steps, --lr and --batch-size are short for
 --training.steps, --optimizer.learning-rate and --training.batch-size."""
@@ -97,12 +103,13 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
             notes = _own_settings(before, name, rest)
     elif folder.holds_run() and where.resume == "no" and not named:
         raise InputError("--resume no starts a new run: name the experiment, as in train.py EXPERIMENT --run FOLDER")
+    start = _with_adapters(before or preset.config, rest)
     options = parse(
         TrainOptions,
         rest,
         prog=prog,
         description=f"the run in {folder.path}" if before else preset.description,
-        default=TrainOptions(**vars(before or preset.config)),
+        default=TrainOptions(**vars(start)),
         short_names=SHORT_NAMES,
     )
     experiment = ExperimentConfig(**{field: getattr(options, field) for field in vars(preset.config)})
@@ -115,6 +122,14 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
         )
     name_said = name if named else None
     return TrainPlan(name_said, experiment, folder.path, options.resume == "auto", options.report, before, notes)
+
+
+def _with_adapters(experiment: ExperimentConfig, arguments: Sequence[str]) -> ExperimentConfig:
+    """Returns `experiment`, with adapters if it has none and a flag describes them."""
+    asked = any(long_name(argument, SHORT_NAMES).startswith("--model.lora.") for argument in arguments)
+    if not asked or experiment.model.lora is not None:
+        return experiment
+    return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, lora=LoraConfig()))
 
 
 def _require_same_experiment(folder: "RunFolder", run: ExperimentConfig, name: str) -> None:

@@ -42,8 +42,8 @@ def test_the_page_and_the_drawing_are_what_the_sources_say() -> None:
     [
         (
             "jax_tformer/model/attention.py",
-            "query = self.query(x)",
-            "query = self.query(x) * 2",
+            "query = self.query(x, dropout_key)",
+            "query = self.query(x, dropout_key) * 2",
             "walkthrough.md is not",
         ),
         ("torch_ref/transformer.py", "norm(x + h)", "norm(h + x)", "walkthrough.md is not what the sources say"),

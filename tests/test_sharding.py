@@ -105,8 +105,13 @@ def test_every_logical_name_is_in_use_and_nothing_large_is_left_whole() -> None:
     """A parameter that the table forgets would be copied to every device."""
     mesh = jax.sharding.AbstractMesh((1, 2, 2), ("data", "fsdp", "tensor"))
     used = set()
-    adapted = {"gpt2 with adapters": replace(ARCHITECTURES["gpt2"], lora=LoraConfig(targets=("all",)))}
-    for name, config in (ARCHITECTURES | adapted).items():
+    vaswani = ARCHITECTURES["vaswani-base"]
+    relative = vaswani.decoder and replace(vaswani.decoder, positions="relative")
+    others = {
+        "adapters": replace(ARCHITECTURES["gpt2"], lora=LoraConfig(targets=("all",))),
+        "relative positions": replace(vaswani, decoder=relative),
+    }
+    for name, config in (ARCHITECTURES | others).items():
         shapes = transformer(config).shapes
         shardings = parameter_shardings(mesh, shapes)  # type: ignore[arg-type]
         for (path, leaf), sharding in zip(

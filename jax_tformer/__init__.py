@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jax_tformer.model.functional import Transformer, transformer
     from jax_tformer.presets import ARCHITECTURES, EXPERIMENTS
     from jax_tformer.pretrained.loading import load_pretrained
+    from jax_tformer.pretrained.saving import save_pretrained
     from jax_tformer.weights.files import load_weights, save_weights
     from jax_tformer.weights.names import from_reference, to_reference
 
@@ -41,6 +42,7 @@ _HOMES = {
     "generate": "decoding.generation",
     "load_pretrained": "pretrained.loading",
     "load_weights": "weights.files",
+    "save_pretrained": "pretrained.saving",
     "save_weights": "weights.files",
     "score": "decoding.scoring",
     "stream": "decoding.generation",
@@ -62,6 +64,7 @@ __all__ = [
     "generate",
     "load_pretrained",
     "load_weights",
+    "save_pretrained",
     "save_weights",
     "score",
     "stream",

@@ -16,6 +16,7 @@ from jax_tformer.data.tokenizers import BYTES, FIELDS, ONE_CHARACTER, Role, Toke
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import TokenizerConfig
 from jax_tformer.files import kept, read_json, read_text, user_path
+from jax_tformer.hub import hub_folder
 
 _SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")
 _HUB_FILES = ["tokenizer.json", *_SETTINGS]
@@ -93,24 +94,7 @@ def _load_huggingface(name: str | None, revision: str | None) -> Tokenizer:
             raise InputError(f"the tokenizer {name!r} is a folder, which has no revision; leave it out")
         return load_tokenizer(user_path(name))
     # Tokenizer.from_pretrained would not fetch the files that hold the roles.
-    from huggingface_hub import model_info, snapshot_download
-
-    try:
-        if revision is None:
-            newest = model_info(name).sha
-        else:
-            folder = snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES)
-    except Exception as error:  # network, proxy, hub and name errors share no base class
-        raise InputError(
-            f"the tokenizer {name!r} is no folder here and the Hugging Face hub did not give it "
-            f"({type(error).__name__}); expected a folder with tokenizer.json, or a hub name and a network"
-        ) from error
-    if revision is None:
-        raise InputError(
-            f"the tokenizer {name!r} comes from the hub, where it may change; expected the commit to use; "
-            f"the newest is --data.tokenizer.revision {newest}"
-        )
-    return load_tokenizer(folder)
+    return load_tokenizer(hub_folder("tokenizer", name, revision, "--data.tokenizer.revision", _HUB_FILES))
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:

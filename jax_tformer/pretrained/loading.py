@@ -1,50 +1,142 @@
 """Opens a folder that Hugging Face's `save_pretrained` wrote."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import jax
-import safetensors
+import numpy as np
+from flax import traverse_util
 from jax.sharding import Mesh
-from safetensors.numpy import load_file
 
 from jax_tformer.config import Dtype
 from jax_tformer.data.tokenizer_sources import load_tokenizer
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.files import user_path
+from jax_tformer.hub import hub_folder
 from jax_tformer.model.functional import AnyTransformer, Params, transformer
-from jax_tformer.pretrained.origin import read_origin
+from jax_tformer.model.layers import dtype_of
+from jax_tformer.pretrained.origin import TOKENIZER_FILES, Origin, read_origin
+from jax_tformer.pretrained.tensor_files import TYPES, Stored, open_tensors
 from jax_tformer.sharding import parameter_shardings
-from jax_tformer.weights.huggingface import from_huggingface
-from jax_tformer.weights.names import from_reference
+from jax_tformer.weights.huggingface import config_from_huggingface, family_of
+from jax_tformer.weights.huggingface.tables import known_names, our_views
+from jax_tformer.weights.names import listed, parameter_views
+from jax_tformer.weights.views import Region, View, read
 
-WEIGHTS = "model.safetensors"
+_HUB_FILES = ["config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"]
 
 
 def load_pretrained(
     folder_or_name: str | Path, *, dtype: Dtype | None = None, mesh: Mesh | None = None, revision: str | None = None
 ) -> tuple[AnyTransformer, Params, Tokenizer | None]:
-    """Loads a Hugging Face folder: returns the net, its parameters, and the tokenizer (None: the folder has none).
+    """Loads a Hugging Face folder: returns the net, its parameters, and the tokenizer (None if the folder has none).
 
-    `dtype` is the type of parameters and arithmetic; None keeps the stored one (float16 becomes float32, because our
-    arithmetic has no float16). With a `mesh` (of `jax_tformer.sharding.make_mesh`) each device gets its part.
-    `net.origin` holds what the folder says beyond our config.
+    `folder_or_name` is a folder, or a name on the hub with the commit to use as `revision`. Weights are safetensors, in
+    one file or in shards. They are read part by part, so that the memory stays near that of the parameters.
 
-    Raises InputError for folders that cannot be read in full, unsupported classes and settings, and weights that do
-    not fit.
+    `dtype` is the type of parameters and arithmetic. None keeps the stored type, of several the widest; float16 becomes
+    float32. With a `mesh` (of `jax_tformer.sharding.make_mesh`) each device reads its own part, else the default device
+    gets all. `net.origin` holds what the folder says beyond our config; `save_pretrained` writes it back.
+
+    Raises InputError, before any weight is read, for classes and settings that we do not have, for files that are
+    missing, truncated or pickles, for weights that do not fit config.json (WeightsError), and for a tokenizer of
+    another vocabulary.
     """
-    folder = user_path(folder_or_name)
+    folder = _folder(folder_or_name, revision)
     origin = read_origin(folder)
+    config = config_from_huggingface(origin.config)
+    tokenizer = load_tokenizer(folder) if "tokenizer.json" in origin.files else None
+    if tokenizer is not None:
+        _require_vocabulary(folder, origin, tokenizer, config.vocab_size or 0)
+    with open_tensors(folder) as stored:
+        config = config_from_huggingface(origin.config, stored)
+        rows = family_of(origin.config).rows(config)
+        used = {name: stored[name] for name, known in known_names(rows, config, stored).items() if known is not None}
+        _require_types(folder, used)
+        types = {name: tensor.type for name, tensor in used.items()}
+        origin = replace(origin, types=types, converted=dtype is not None)
+        config = config.with_dtype(_usable(dtype or origin.dtype))
+        net = transformer(config)
+        net.origin = origin
+        params = _placed(parameter_views(our_views(rows, config, stored), net.shapes), net.shapes, mesh)
+    return net, params, tokenizer
+
+
+def _folder(folder_or_name: str | Path, revision: str | None) -> Path:
+    path = user_path(folder_or_name)
+    if path.is_dir():
+        if revision is not None:
+            raise InputError(f"{path} is a folder, which has no revision; leave it out")
+        return path
+    if path.exists():
+        raise InputError(f"{path} is a file; expected its folder, with config.json and the weights as safetensors")
+    return hub_folder("model", str(folder_or_name), revision, "revision", [*_HUB_FILES, *TOKENIZER_FILES])
+
+
+def _require_vocabulary(folder: Path, origin: Origin, tokenizer: Tokenizer, rows: int) -> None:
+    """Tables may have more rows than the tokenizer has ids (they are padded), but no id may be beyond either."""
+    if tokenizer.vocab_size > rows:
+        raise InputError(
+            f"{folder} has a tokenizer of {tokenizer.vocab_size:,} ids and a model of {rows:,}; expected at most as "
+            "many ids as the model's table has rows; is it the tokenizer of another model?"
+        )
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"):
+        id = origin.config.get(name)
+        if type(id) is int and tokenizer.vocab_size <= id < rows:
+            raise InputError(
+                f"{folder} has a tokenizer of {tokenizer.vocab_size:,} ids, but {name} is {id}; expected an id of the "
+                "tokenizer; is it the tokenizer of another model?"
+            )
+
+
+def _require_types(folder: Path, used: Mapping[str, Stored]) -> None:
+    if unread := {name for name, tensor in used.items() if tensor.type not in TYPES}:
+        types = ", ".join(sorted({used[name].type for name in unread}))
+        raise InputError(
+            f"{folder} stores {listed(unread, 2)} as {types}; expected {', '.join(TYPES)}; load a copy that is not "
+            "quantised"
+        )
+
+
+def _usable(dtype: Dtype) -> Dtype:
+    """Returns `dtype`; raises InputError for another name, and for float64 where JAX would make it float32."""
+    if dtype not in get_args(Dtype):
+        raise InputError(f"dtype is {dtype!r}; expected one of {', '.join(get_args(Dtype))}, or None")
     try:
-        weights = load_file(folder / WEIGHTS)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise InputError(f"cannot read {folder / WEIGHTS}: {' '.join(str(error).split())}") from error
-    config, reference = from_huggingface(origin.config, weights)
-    config = config.with_dtype(dtype or "float32")
-    net = transformer(config)
-    net.origin = origin
-    typed = {name: array.astype(config.compute.parameter_dtype) for name, array in reference.items()}
-    params = from_reference(typed, net.shapes)
-    placed = jax.device_put(params, None if mesh is None else parameter_shardings(mesh, net.shapes))
-    tokenizer = load_tokenizer(folder) if (folder / "tokenizer.json").exists() else None
-    return net, placed, tokenizer
+        dtype_of(dtype)
+    except ValueError as error:
+        raise InputError(f"{error}; or load with dtype='float32'") from error
+    return dtype
+
+
+def _placed(views: Mapping[str, View], shapes: Params, mesh: Mesh | None) -> Params:
+    """Reads parameter after parameter onto the devices; of a mesh, each gets only its part."""
+    declared = traverse_util.flatten_dict(shapes, sep=".")
+    shardings = {} if mesh is None else traverse_util.flatten_dict(parameter_shardings(mesh, shapes), sep=".")
+    placed = {}
+    for path, view in views.items():
+        dtype = np.dtype(declared[path].dtype)
+        if mesh is None:
+            placed[path] = jax.device_put(read(view, dtype))
+        else:
+            placed[path] = _spread(view, dtype, shardings[path])
+    params: Params = traverse_util.unflatten_dict(placed, sep=".")
+    return params
+
+
+def _spread(view: View, dtype: np.dtype, sharding: jax.sharding.NamedSharding) -> jax.Array:
+    parts: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
+
+    def part(index: tuple[slice, ...] | None) -> np.ndarray:
+        assert index is not None  # parameters are arrays
+        region: Region = tuple(slice(*along.indices(size)[:2]) for along, size in zip(index, view.shape, strict=True))
+        # Devices that hold copies share what was read.
+        key = tuple((along.start, along.stop) for along in region)
+        if key not in parts:
+            parts[key] = read(view, dtype, region)
+        return parts[key]
+
+    return jax.make_array_from_callback(view.shape, sharding, part)

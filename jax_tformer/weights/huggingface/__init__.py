@@ -33,9 +33,16 @@ def config_from_huggingface(config: Mapping[str, object], names: Collection[str]
     names, the model has the parts that the class has by default. Raises InputError for unknown classes, and for
     settings that our config cannot express.
     """
-    family = _family(_architecture(config))
+    if config.get("quantization_config") is not None:
+        raise InputError("quantization_config is set in the Hugging Face config; expected weights of floating point")
+    family = family_of(config)
     ours = read_settings(family, config)
     return ours if names is None else family.adapted(ours, names)
+
+
+def family_of(config: Mapping[str, object]) -> Family:
+    """Returns the tables of the class that a config.json names; raises InputError for unknown classes."""
+    return _family(_architecture(config))
 
 
 def from_huggingface(config: Mapping[str, object], weights: Weights) -> tuple[TransformerConfig, Arrays]:
@@ -48,7 +55,7 @@ def from_huggingface(config: Mapping[str, object], weights: Weights) -> tuple[Tr
     weights = weights if isinstance(weights, Mapping) else list(weights)
     names = {name if isinstance(name, str) else name[0] for name in weights}
     ours = config_from_huggingface(config, names)
-    return ours, read_rows(_family(_architecture(config)).rows(ours), ours, weights)
+    return ours, read_rows(family_of(config).rows(ours), ours, weights)
 
 
 def to_huggingface(architecture: str, config: TransformerConfig, weights: Weights) -> tuple[dict[str, object], Arrays]:

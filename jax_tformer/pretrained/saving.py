@@ -99,7 +99,8 @@ def _described(net: AnyTransformer, architecture: str | None) -> tuple[str, dict
             return name, _settings(family, net.config)
         except InputError as error:
             problems.append(str(error))
-    nearest = min(problems, key=len)
+    # Of the classes with the same stacks, the one with the fewest differences.
+    nearest = min(problems, key=lambda problem: ("do not both have" in problem, problem.count(";"), len(problem)))
     raise InputError(f"no class can express this config, of {', '.join(FAMILIES)}; the nearest: {nearest}")
 
 

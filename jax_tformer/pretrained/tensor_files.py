@@ -157,11 +157,11 @@ def _read_header(opened: ExitStack, path: Path) -> dict[str, Stored]:
         }
     except (OSError, ValueError, KeyError, struct.error, safetensors.SafetensorError) as error:
         with open(path, "rb") as damaged:
-            start = damaged.read(4)
-        if start.startswith((b"PK", b"\x80")):
-            raise InputError(
-                f"{path} is a pickle by another name, which can run code when it is read; {_CONVERT}"
-            ) from error
+            start = damaged.read(8)
+        # Safetensors begin with the length of a header of less than 4 GB.
+        if start.startswith(b"PK\x03\x04") or (start.startswith(b"\x80") and any(start[4:])):
+            problem = "is a pickle by another name, which is not read, because it can run code"
+            raise InputError(f"{path} {problem}; {_CONVERT}") from error
         reason = " ".join(str(error).split())
         raise InputError(f"{path} is truncated or damaged ({reason}); restore it, or load it again") from error
 
@@ -180,8 +180,8 @@ def _nothing(folder: Path) -> str:
     pickles = [name for name in names if name.endswith((*_PICKLES, ".bin.index.json"))]
     if pickles:
         return (
-            f"{folder} holds {pickles[0]} and no {WEIGHTS}; such files can run code when they are read, so they are "
-            f"not; {_CONVERT}"
+            f"{folder} holds {pickles[0]} and no {WEIGHTS}; expected safetensors, since reading other files can run "
+            f"code; {_CONVERT}"
         )
     return f"{folder} has neither {WEIGHTS} nor {INDEX}; expected the weights in one of them; restore the folder"
 

@@ -1,0 +1,36 @@
+"""A small GPT-2 in a folder, as `save_pretrained` writes it, for tests that open, damage or measure it."""
+
+from pathlib import Path
+
+import jax
+import tokenizers
+
+from jax_tformer import StackConfig, TransformerConfig, save_pretrained, transformer
+from jax_tformer.data.tokenizers import Tokenizer
+from jax_tformer.model.functional import AnyTransformer, Params
+
+STACK = StackConfig(
+    num_layers=2,
+    num_heads=4,
+    feedforward_width=48,
+    activation="gelu_tanh",
+    norm_placement="pre",
+    final_norm=True,
+    positions="learned",
+    max_positions=20,
+)
+CONFIG = TransformerConfig(vocab_size=40, d_model=16, decoder=STACK, tied_head=True, residual_init_scale=True)
+
+
+def words(count: int) -> Tokenizer:
+    """A tokenizer of so many words; w0 ends a text."""
+    model = tokenizers.models.WordLevel({f"w{id}": id for id in range(count)}, "w0")
+    return Tokenizer(tokenizers.Tokenizer(model), {"end": "w0"})
+
+
+def save_small(folder: Path, **options: int | str) -> tuple[AnyTransformer, Params]:
+    """Writes the folder; returns its net and parameters."""
+    net = transformer(CONFIG)
+    params = net.init(jax.random.key(3))
+    save_pretrained(folder, net, params, words(40), **options)  # type: ignore[arg-type]
+    return net, params

@@ -1,0 +1,165 @@
+"""What loading and saving take: bytes read, memory, devices; and what comes along from folder to folder."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from jax_tformer import TransformerConfig, load_pretrained, save_pretrained, transformer
+from jax_tformer.pretrained import tensor_files
+from jax_tformer.pretrained.origin import read_origin, write_origin
+from jax_tformer.pretrained.tensor_files import open_tensors
+from jax_tformer.weights import views
+from tests.pretrained_folders import STACK, save_small
+
+
+def leaves_equal(first: Any, second: Any) -> None:
+    assert jax.tree.structure(first) == jax.tree.structure(second)
+    for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    net, params = save_small(tmp_path / "model", max_shard_size="9KB")
+    again, loaded, tokenizer = load_pretrained(tmp_path / "model")
+    assert again.config == net.config
+    assert tokenizer is not None
+    assert tokenizer.end_id == 0
+    leaves_equal(loaded, params)
+    assert (again.origin.architecture, again.origin.generation["eos_token_id"]) == ("GPT2LMHeadModel", 0)
+    # The origin is no part of the net's identity: compiled functions are shared.
+    assert again == net
+    assert hash(again) == hash(net)
+    # A changed config changes config.json, and leaves what it says beyond our config.
+    path = tmp_path / "model/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_size": 16, "told": [1]}))
+    again, loaded, tokenizer = load_pretrained(tmp_path / "model")
+    longer = jnp.concatenate([loaded["embedding"]["positions"]["embedding"]] * 2)
+    loaded["embedding"]["positions"]["embedding"] = longer
+    grown = type(again)(replace(again.config, decoder=replace(again.config.output_stack, max_positions=40)))
+    grown.origin = again.origin
+    save_pretrained(tmp_path / "grown", grown, loaded, tokenizer)
+    said = json.loads((tmp_path / "grown/config.json").read_text())
+    assert (said["n_positions"], said["n_embd"], said["told"]) == (40, 16, [1])
+    assert "hidden_size" not in said  # as n_embd says it
+    assert load_pretrained(tmp_path / "grown")[0].config == grown.config
+
+
+def test_an_origin_goes_along_with_a_run(tmp_path: Path) -> None:
+    save_small(tmp_path / "model")
+    origin = read_origin(tmp_path / "model")
+    (tmp_path / "run").mkdir()
+    write_origin(tmp_path / "run", origin)
+    assert read_origin(tmp_path / "run") == origin
+
+
+class Counted:
+    """Counts what is read of files."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bytes = self.calls = 0
+        read = tensor_files.Stored._read
+
+        def counted(stored: Any, data: Any, begin: int) -> None:
+            self.bytes += len(data)
+            self.calls += 1
+            read(stored, data, begin)
+
+        monkeypatch.setattr(tensor_files.Stored, "_read", counted)
+
+
+def test_a_part_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = np.arange(300 * 2048, dtype=np.float32).reshape(300, 2048)
+    save_file({"x": matrix, "scalar": np.full((), 3.0), "none": np.zeros((0, 4))}, tmp_path / "model.safetensors")
+    counted = Counted(monkeypatch)
+    with open_tensors(tmp_path) as stored:
+        for region, calls, read in (
+            ((slice(10, 20), slice(0, 2048)), 1, 10 * 2048 * 4),
+            ((slice(10, 20), slice(1024, 2048)), 10, 10 * 1024 * 4),
+            # Less than a page apart: the disk would read what lies between them anyway.
+            ((slice(10, 20), slice(100, 110)), 1, 10 * 2048 * 4),
+            ((slice(7, 8), slice(100, 110)), 1, 40),
+        ):
+            counted.bytes = counted.calls = 0
+            np.testing.assert_array_equal(stored["x"][region], matrix[region])
+            assert (counted.calls, counted.bytes) == (calls, read)
+        assert views.read(stored["scalar"]) == 3
+        assert views.read(stored["none"]).shape == (0, 4)
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jax_tformer import load_pretrained, save_pretrained
+from jax_tformer.experiment import MeshConfig
+from jax_tformer.pretrained import tensor_files
+from jax_tformer.sharding import make_mesh
+
+folder = Path(sys.argv[1])
+
+def peak():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) * 1024
+
+def more(work):
+    open("/proc/self/clear_refs", "w").write("5")
+    before = peak()
+    result = work()
+    return peak() - before, result
+
+# Peak memory, of a program that has loaded and saved something before.
+small = load_pretrained(folder / "small")
+save_pretrained(folder / "warm", *small)
+taken, (net, params, tokenizer) = more(lambda: load_pretrained(folder / "large"))
+size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+assert size > 150e6
+assert size <= taken <= 1.2 * size, (taken, size)
+taken, _ = more(lambda: save_pretrained(folder / "copy", net, params, tokenizer))
+assert taken < 50e6, taken
+
+# Eight devices.
+mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), rows=4)
+tensor_files._PAGE, read = 1, []
+plain = tensor_files.Stored._read
+tensor_files.Stored._read = lambda stored, data, begin: (read.append(len(data)), plain(stored, data, begin))
+net, params, tokenizer = load_pretrained(folder / "small", mesh=mesh)
+for one, other in zip(jax.tree.leaves(params), jax.tree.leaves(small[1]), strict=True):
+    assert np.array_equal(one, other)
+kernel = params["decoder"]["blocks"]["feedforward"]["up"]["kernel"]
+assert {shard.data.shape for shard in kernel.addressable_shards} == {(2, 8, 24)}
+# What several devices hold is read once.
+assert sum(read) == sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+save_pretrained(folder / "again", net, params, tokenizer)
+for path in (folder / "small").iterdir():
+    assert (folder / "again" / path.name).read_bytes() == path.read_bytes()
+"""
+
+
+def test_peak_memory_and_devices(tmp_path: Path) -> None:
+    """Loading takes at most 1.2 times the parameters, saving next to nothing; each device reads its part."""
+    save_small(tmp_path / "small")
+    stack = replace(STACK, num_layers=10, num_heads=8, feedforward_width=2048)
+    net = transformer(TransformerConfig(vocab_size=20000, d_model=512, decoder=stack, tied_head=True))
+    params = jax.tree.map(lambda leaf: np.full(leaf.shape, 0.1, np.float32), net.shapes)
+    save_pretrained(tmp_path / "large", net, params, max_shard_size="60MB")
+    environment = os.environ | {
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+    }
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -7,6 +7,7 @@ import pytest
 
 from jax_tformer.presets import ARCHITECTURES, EXPERIMENTS
 from parity_tests import ParityError
+from parity_tests.test_pretrained import saved
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -16,6 +17,8 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 @pytest.mark.parametrize("block", BLOCKS, ids=[f"block {i}" for i in range(1, len(BLOCKS) + 1)])
 def test_code_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    if 'load_pretrained("gpt2")' in block:
+        saved("gpt2", tmp_path / "gpt2", dtype="float32")
     names: dict[str, object] = {}
     exec(compile(block, "README.md", "exec"), names)
     assert "assert" in block, "a block that asserts nothing could print anything"

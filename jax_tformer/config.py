@@ -4,15 +4,12 @@ The configs are frozen dataclasses that check themselves when they are made. Thi
 Every choice that changes a number is a field, so nothing depends on a framework's default.
 """
 
-import ast
 import dataclasses
-import inspect
 import math
-import sys
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Literal, TypeVar, get_args
+from typing import Literal, get_args
 
+from jax_tformer.described import described
 from jax_tformer.errors import (
     InputError,
     require,
@@ -31,54 +28,52 @@ Head = Literal["none", "linear", "transform", "classify_tokens", "classify_text"
 Initializer = Literal["normal", "xavier_uniform"]
 LoraTarget = Literal["query", "key", "value", "output", "gate", "up", "down", "all"]
 Norm = Literal["layernorm", "rmsnorm"]
-NormPlacement = Literal["pre", "post"]
+NormPlacement = Literal["pre", "post", "sandwich"]
 Pooler = Literal["none", "tanh", "relu"]
 Positions = Literal["sinusoidal_interleaved", "sinusoidal_half", "learned", "rotary", "relative", "none"]
 Remat = Literal["auto", "none", "dots", "full"]
-C = TypeVar("C", bound=type)
+RotaryScaling = Literal["none", "linear", "llama3"]
 
 
-def described(kind: C) -> C:
-    """Adds an "Attributes" section to a dataclass's docstring, from the strings below its fields.
+@described
+@dataclass(frozen=True)
+class RotaryConfig:
+    """What rotary positions (Su et al., 2021) turn, and how their angles are stretched for texts beyond training."""
 
-    The source is read only when somebody asks for the docstring.
-    """
-    kind.__doc__ = _FieldDocs(inspect.cleandoc(kind.__doc__ or ""))  # type: ignore[assignment]
-    return kind
+    width: int | None = None
+    """Columns of each head that turn, from the first on; None: all."""
+    scaling: RotaryScaling = "none"
+    """linear: angles divided by `factor`; llama3: only those of long waves, and those between in part."""
+    factor: float = 1.0
+    """Divides the scaled angles."""
+    low_frequency_factor: float = 1.0
+    """llama3: waves that turn fewer times than this in `original_positions` are divided by the whole factor."""
+    high_frequency_factor: float = 4.0
+    """llama3: waves that turn more often than this in `original_positions` are not divided."""
+    original_positions: int = 8192
+    """llama3: length of the texts that the model was first trained on."""
+    window_base: float | None = None
+    """Base of the wavelengths in layers with the stack's window, which are never scaled; None: as in the others."""
 
-
-class _FieldDocs:
-    """Takes the place of a class's docstring and builds it on access; without source, returns the original."""
-
-    def __init__(self, docstring: str) -> None:
-        self._docstring = docstring
-
-    def __get__(self, instance: object, owner: type) -> str:
-        descriptions: dict[str, str] = {}
-        for parent in reversed(owner.__mro__):
-            descriptions |= _descriptions(parent.__module__).get(parent.__qualname__, {})
-        names = [field.name for field in dataclasses.fields(owner)]
-        # One line per field, however long: tyro shows this text in --help, and would show line breaks too.
-        lines = [f"    {name}: {descriptions[name]}" for name in names if name in descriptions]
-        return "\n".join([self._docstring, "", "Attributes:", *lines]) if lines else self._docstring
-
-
-@cache
-def _descriptions(module: str) -> dict[str, dict[str, str]]:
-    """{class: {field: the string below it}} of a module; empty if its source is not available."""
-    try:
-        tree = ast.parse(inspect.getsource(sys.modules[module]))
-    except (OSError, TypeError, KeyError):
-        return {}
-    found: dict[str, dict[str, str]] = {}
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            fields = found.setdefault(node.name, {})
-            for line, below in zip(node.body, node.body[1:], strict=False):
-                match line, below:
-                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                        fields[name] = " ".join(text.split())
-    return found
+    def __post_init__(self) -> None:
+        if self.width is not None:
+            require_positive(self, "width")
+        require_choice(self, "scaling", RotaryScaling)
+        require_finite(self, "factor", "low_frequency_factor", "high_frequency_factor", above=0)
+        require_positive(self, "original_positions")
+        if self.window_base is not None:
+            require_finite(self, "window_base", above=0)
+        require(
+            self.low_frequency_factor < self.high_frequency_factor,
+            f"low_frequency_factor is {self.low_frequency_factor} and high_frequency_factor is "
+            f"{self.high_frequency_factor}; expected the first to be lower",
+        )
+        of_llama3 = ("low_frequency_factor", "high_frequency_factor", "original_positions")
+        unread = {"linear": of_llama3, "none": ("factor", *of_llama3), "llama3": ()}[self.scaling]
+        for name in unread:
+            value, unset = getattr(self, name), getattr(RotaryConfig, name)
+            because = f"and scaling is {self.scaling!r}; expected {unset!r}, since nothing reads it"
+            require(value == unset, f"{name} is {value!r}, {because}")
 
 
 @described
@@ -98,8 +93,14 @@ class StackConfig:
     """Width of one head; None: d_model / num_heads."""
     window: int | None = None
     """Self-attention reaches positions less than this many places away; None: all."""
-    attention_scale: AttentionScale = "head_width"
-    """Multiplies attention scores by head_width^-0.5, by d_model^-0.5, or by 1 (none)."""
+    window_layers: tuple[bool, ...] | None = None
+    """Which layers the window applies to, repeated along the stack and cut off at its end; None: all."""
+    attention_scale: AttentionScale | int = "head_width"
+    """Multiplies attention scores by head_width^-0.5, d_model^-0.5, n^-0.5 for a whole number n, or 1 (none)."""
+    score_cap: float | None = None
+    """Bounds the scaled scores smoothly: cap * tanh(score / cap); None: no bound."""
+    query_key_norm: bool = False
+    """Normalise the queries and keys of each head, before they turn."""
     query_bias: bool = True
     """Bias of the query projections."""
     key_bias: bool = True
@@ -117,11 +118,15 @@ class StackConfig:
     norm: Norm = "layernorm"
     """Kind of normalisation."""
     norm_placement: NormPlacement = "post"
-    """pre: x + f(norm(x)); post: norm(x + f(x))."""
+    """pre: x + f(norm(x)); post: norm(x + f(x)); sandwich: x + norm'(f(norm(x)))."""
+    parallel: bool = False
+    """Attention and feed-forward read the same x: x + attention(norm(x)) + feedforward(norm'(x)); pre-norm."""
     norm_eps: float = 1e-5
     """Added to the variance (or the mean square) inside the root."""
     norm_bias: bool = True
     """Bias of the normalisations; must be False for RMSNorm, which has none."""
+    norm_unit_offset: bool = False
+    """Normalisations multiply by 1 + scale, and scale starts at 0, instead of scale, which starts at 1."""
     final_norm: bool = False
     """Normalise after the last layer."""
     embedding_norm: bool = False
@@ -132,13 +137,17 @@ class StackConfig:
     """Sines in even and cosines in odd columns, all sines then all cosines, a learned table, rotary, a learned bias of
     the scores by distance (relative), or none."""
     max_positions: int | None = None
-    """Rows of the learned position table; None for other positions."""
+    """The most tokens in a text; learned positions have so many rows, and only for others it may be None: any."""
+    position_offset: int = 0
+    """Rows before that of the first position in a learned table; nothing reads them."""
     position_base: float = 10000.0
     """Base of the sinusoidal and rotary wavelengths."""
     relative_buckets: int = 32
     """Rows of the table of relative positions; half of a side's are for one distance each (Raffel et al., 2020)."""
     relative_max_distance: int = 128
     """Relative positions: from this distance on all are alike; below, the other half's buckets grow with distance."""
+    rotary: RotaryConfig = field(default_factory=RotaryConfig)
+    """Which columns rotary positions turn, and the scaling of their angles."""
     token_types: int = 0
     """Rows of the token-type (segment) table; 0: no table."""
 
@@ -147,7 +156,12 @@ class StackConfig:
         for name in ("key_value_heads", "head_width", "window", "max_positions"):
             if getattr(self, name) is not None:
                 require_positive(self, name)
-        require_choice(self, "attention_scale", AttentionScale)
+        if isinstance(self.attention_scale, str):
+            require_choice(self, "attention_scale", AttentionScale)
+        else:
+            require_positive(self, "attention_scale")
+        if self.score_cap is not None:
+            require_finite(self, "score_cap", above=0)
         require_choice(self, "activation", Activation)
         require_choice(self, "norm", Norm)
         require_choice(self, "norm_placement", NormPlacement)
@@ -158,21 +172,63 @@ class StackConfig:
             self.norm == "layernorm" or not self.norm_bias,
             "norm is 'rmsnorm' and norm_bias is True; expected norm_bias False, since RMSNorm has no bias",
         )
-        require(
-            isinstance(self.token_types, int) and self.token_types >= 0,
-            f"token_types is {self.token_types!r}; expected a whole number of at least 0",
-        )
+        for name in ("token_types", "position_offset"):
+            value = getattr(self, name)
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            require(whole and value >= 0, f"{name} is {value!r}; expected a whole number of at least 0")
         key_value_heads = self.key_value_heads or self.num_heads
         require(
             self.num_heads % key_value_heads == 0,
             f"num_heads is {self.num_heads} and key_value_heads is {key_value_heads}; "
             "expected a number of heads that the key/value heads divide",
         )
+        self._check_positions()
+        self._check_layers()
+
+    def _check_positions(self) -> None:
         require(
-            (self.positions == "learned") == (self.max_positions is not None),
-            f"positions is {self.positions!r} and max_positions is {self.max_positions}; "
-            "expected max_positions with learned positions, and None otherwise",
+            self.positions != "learned" or self.max_positions is not None,
+            "positions is 'learned' and max_positions is None; expected max_positions with learned positions",
         )
+        require(
+            self.positions == "learned" or not self.position_offset,
+            f"positions is {self.positions!r} and position_offset is {self.position_offset}; expected 0, since only "
+            "learned positions have a table",
+        )
+        require(
+            self.positions == "rotary" or self.rotary == RotaryConfig(),
+            f"positions is {self.positions!r} and rotary is set; expected rotary positions, or rotary left as it is",
+        )
+        require(
+            self.window is not None or self.rotary.window_base is None,
+            f"rotary.window_base is {self.rotary.window_base} and window is None; expected a window, or None",
+        )
+
+    def _check_layers(self) -> None:
+        require(
+            not self.parallel or self.norm_placement == "pre",
+            f"parallel is set and norm_placement is {self.norm_placement!r}; expected 'pre'",
+        )
+        pattern = self.window_layers
+        if pattern is None:
+            return
+        require(self.window is not None, "window_layers is set and window is None; expected both, or neither")
+        # A mixed pattern alone: with one kind of layer, window or no window says it.
+        mixed = isinstance(pattern, tuple) and set(pattern[: self.num_layers]) == {True, False}
+        require(
+            mixed and len(pattern) <= self.num_layers and all(isinstance(each, bool) for each in pattern),
+            f"window_layers is {pattern!r}; expected True and False, for at most {self.num_layers} layers",
+        )
+
+    @property
+    def table_positions(self) -> int:
+        """The rows of a learned position table."""
+        return (self.max_positions or 0) + self.position_offset
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer of the pattern, which the stack repeats; without a pattern of one layer alone."""
+        return tuple(self.window if windowed else None for windowed in self.window_layers or (True,))
 
 
 @described
@@ -293,6 +349,10 @@ class TransformerConfig:
     """Use the transposed token table of the last stack as vocabulary projection."""
     head_bias: bool = False
     """Bias of the vocabulary projection."""
+    head_scale: bool = False
+    """Multiply the input of the vocabulary projection by d_model^-0.5."""
+    logit_cap: float | None = None
+    """Bounds the logits smoothly: cap * tanh(logit / cap); None: no bound."""
     initializer: Initializer = "normal"
     """normal: standard deviation initializer_std; xavier_uniform: by fan-in and fan-out, token tables d_model^-0.5."""
     initializer_std: float = 0.02
@@ -322,9 +382,16 @@ class TransformerConfig:
             not self.shared_embedding or (self.encoder is not None and self.decoder is not None),
             "shared_embedding is set, but there is only one stack; expected an encoder and a decoder",
         )
+        of_head = ("tied_head", "head_bias", "head_scale", "logit_cap")
         require(
-            self.predicts_tokens or not (self.tied_head or self.head_bias),
-            f"tied_head or head_bias is set, but head is {self.head!r}; expected 'linear' or 'transform'",
+            self.predicts_tokens or not any(getattr(self, name) for name in of_head),
+            f"one of {', '.join(of_head)} is set, but head is {self.head!r}; expected 'linear' or 'transform'",
+        )
+        if self.logit_cap is not None:
+            require_finite(self, "logit_cap", above=0)
+        require(
+            self.encoder is None or self.decoder is None or not self.decoder.parallel,
+            "decoder.parallel is set and there is an encoder; expected False, since cross-attention comes in between",
         )
         self._check_classification()
         for stack in filter(None, (self.encoder, self.decoder)):
@@ -371,9 +438,14 @@ class TransformerConfig:
             not stack.positions.startswith("sinusoidal") or self.d_model % 2 == 0,
             f"d_model is {self.d_model}; sinusoidal positions need an even width",
         )
+        turned, width = stack.rotary.width, self.head_width(stack)
         require(
-            stack.positions != "rotary" or self.head_width(stack) % 2 == 0,
-            f"the head width is {self.head_width(stack)}; rotary positions need an even one",
+            stack.positions != "rotary" or turned is not None or width % 2 == 0,
+            f"the head width is {width}; rotary positions need an even one",
+        )
+        require(
+            turned is None or (turned % 2 == 0 and turned <= width),
+            f"rotary.width is {turned} and the head width is {width}; expected an even number of its columns",
         )
 
     def _check_lora(self, lora: LoraConfig) -> None:
@@ -428,6 +500,11 @@ class TransformerConfig:
     def head_width(self, stack: StackConfig) -> int:
         """C, the width of one head of `stack`."""
         return stack.head_width or self.d_model // stack.num_heads
+
+    def scale_width(self, stack: StackConfig) -> int:
+        """The n of `attention_scale`: scores are multiplied by n^-0.5."""
+        widths = {"head_width": self.head_width(stack), "model_width": self.d_model, "none": 1}
+        return widths[stack.attention_scale] if isinstance(stack.attention_scale, str) else stack.attention_scale
 
     def with_vocab_size(self, vocab_size: int) -> "TransformerConfig":
         """This config with `vocab_size`, unless it already has a size."""

@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jax_tformer.config import TransformerConfig, described
+from jax_tformer.config import TransformerConfig
+from jax_tformer.described import described
 from jax_tformer.errors import require, require_choice, require_finite, require_fraction, require_positive
 
 TokenizerKind = Literal["bytes", "characters", "bpe", "huggingface"]

@@ -6,7 +6,7 @@ from typing import Any, get_args
 from hypothesis import strategies as st
 
 from jax_tformer import config as choices
-from jax_tformer.config import ComputeConfig, DropoutConfig, LoraConfig, StackConfig, TransformerConfig
+from jax_tformer.config import ComputeConfig, DropoutConfig, LoraConfig, RotaryConfig, StackConfig, TransformerConfig
 from parity_tests.cases import Lengths, kinds
 
 Strategy = st.SearchStrategy[Any]
@@ -52,20 +52,26 @@ def few(*numbers: Any) -> Strategy:
 
 
 @st.composite
-def stacks(draw: st.DrawFn, longest: int) -> dict[str, Any]:
+def stacks(draw: st.DrawFn, longest: int, *, may_be_parallel: bool = True) -> dict[str, Any]:
     """Fields of a StackConfig for sequences of up to `longest`; every field is drawn."""
     heads, norm, positions = draw(few(1, 2, 4)), draw(one_of(choices.Norm)), draw(one_of(choices.Positions))
     # Those of an encoder are for two sides.
     shared, buckets = draw(few(None, 1, 2)), draw(few(4, 6, 10, 32))
     width = draw(few(None, 2, 4, 6) if positions == "rotary" else few(None, 1, 3, 4))
+    layers, window = draw(st.integers(1, 3)), draw(few(None, None, 1, 2, 4))
+    placement = draw(one_of(choices.NormPlacement))
+    patterns = [(True, False), (False, True), (False, True, True)] if window is not None else []
     return {
-        "num_layers": draw(st.integers(1, 3)),
+        "num_layers": layers,
         "num_heads": heads,
         "feedforward_width": draw(few(1, 5, 16)),
         "key_value_heads": shared if shared is None or heads % shared == 0 else None,
         "head_width": width,
-        "window": draw(few(None, None, 1, 2, 4)),
-        "attention_scale": draw(one_of(choices.AttentionScale)),
+        "window": window,
+        "window_layers": draw(few(None, *(each for each in patterns if len(each) <= layers))),
+        "attention_scale": draw(one_of(choices.AttentionScale) | few(3)),
+        "score_cap": draw(few(None, None, 2.0)),
+        "query_key_norm": draw(st.booleans()),
         "query_bias": draw(st.booleans()),
         "key_bias": draw(st.booleans()),
         "value_bias": draw(st.booleans()),
@@ -74,18 +80,22 @@ def stacks(draw: st.DrawFn, longest: int) -> dict[str, Any]:
         "activation": draw(one_of(choices.Activation)),
         "gated": draw(st.booleans()),
         "norm": norm,
-        "norm_placement": draw(one_of(choices.NormPlacement)),
+        "norm_placement": placement,
+        "parallel": may_be_parallel and placement == "pre" and draw(st.booleans()),
+        "norm_unit_offset": draw(st.booleans()),
         "norm_eps": draw(few(1e-12, 1e-6, 1e-5, 1e-2)),
         "norm_bias": norm == "layernorm" and draw(st.booleans()),
         "final_norm": draw(st.booleans()),
         "embedding_norm": draw(st.booleans()),
         "embedding_scale": draw(st.booleans()),
         "positions": positions,
-        "max_positions": draw(st.integers(longest, longest + 3)) if positions == "learned" else None,
+        "max_positions": draw(st.integers(longest, longest + 3)) if positions == "learned" or draw(few(0, 1)) else None,
+        "position_offset": draw(few(0, 2)) if positions == "learned" else 0,
         "position_base": draw(few(10000.0, 10.0, 500000.0)),
         "relative_buckets": buckets,
         # Beyond the distances with a bucket each, even if all buckets are for one side.
         "relative_max_distance": buckets // 2 + draw(few(1, 4, 96)),
+        "rotary": draw(rotations(window)) if positions == "rotary" else RotaryConfig(),
         "token_types": draw(few(0, 1, 3)),
     }
 
@@ -109,11 +119,27 @@ def loras(draw: st.DrawFn, config: TransformerConfig) -> LoraConfig | None:
 
 
 @st.composite
+def rotations(draw: st.DrawFn, window: int | None) -> RotaryConfig:
+    """What rotary positions turn and how they are scaled; short waves and long ones, and some in between."""
+    scaling = draw(one_of(choices.RotaryScaling))
+    long = {"low_frequency_factor": 0.5, "high_frequency_factor": 2.0, "original_positions": 9}
+    return RotaryConfig(
+        width=draw(few(None, 2)),
+        scaling=scaling,
+        factor=1.0 if scaling == "none" else draw(few(4.0, 0.5)),
+        window_base=None if window is None else draw(few(None, 100.0)),
+        **(long if scaling == "llama3" else {}),
+    )
+
+
+@st.composite
 def configs(draw: st.DrawFn, longest: int) -> dict[str, Any]:
     """Fields of a TransformerConfig; every field is drawn."""
     kind = draw(few("encoder-decoder", "decoder-only", "encoder-only"))
     encoder = None if kind == "decoder-only" else StackConfig(**draw(stacks(longest)))
-    decoder = None if kind == "encoder-only" else StackConfig(**draw(stacks(longest)))
+    decoder = None
+    if kind != "encoder-only":
+        decoder = StackConfig(**draw(stacks(longest, may_be_parallel=kind == "decoder-only")))
     alone = kind == "encoder-only"
     head = draw(one_of(choices.Head).filter(lambda head: alone or not head.startswith("classify")))
     poolers = {"classify_text": few("tanh", "relu"), "none": one_of(choices.Pooler) if alone else few("none")}
@@ -133,6 +159,8 @@ def configs(draw: st.DrawFn, longest: int) -> dict[str, Any]:
         "classes": draw(few(2, 5)) if classifies else None,
         "tied_head": predicts and draw(st.booleans()),
         "head_bias": predicts and draw(st.booleans()),
+        "head_scale": predicts and draw(st.booleans()),
+        "logit_cap": draw(few(None, None, 2.0)) if predicts else None,
         # These three decide how weights start, not what is computed from them.
         "initializer": draw(one_of(choices.Initializer)),
         "initializer_std": draw(few(0.02, 1.0)),

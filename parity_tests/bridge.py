@@ -161,14 +161,13 @@ def known_zeros(config: TransformerConfig, gradients: Tensors) -> dict[str, floa
     """The gradients that are zero in exact arithmetic, with the global norm to measure them against.
 
     A key bias adds the same number to all scores of a query, which the softmax takes out again (not so where a
-    rotation stands between them).
+    rotation, a norm or a bound stands between them).
     """
     scale = float(np.sqrt(sum(float(np.square(g.astype(np.float64)).sum()) for g in gradients.values())))
-    rotary = {
-        side for side in ("encoder", "decoder") if (stack := getattr(config, side)) and stack.positions == "rotary"
-    }
-    return {
-        name: scale
-        for name in gradients
-        if name.endswith("key.bias") and not (name.split(".")[0] in rotary and ".self_attention." in name)
-    }
+
+    def taken_out(name: str) -> bool:
+        stack = getattr(config, name.split(".")[0])
+        turned = stack.positions == "rotary" and ".self_attention." in name
+        return not (turned or stack.query_key_norm or stack.score_cap is not None)
+
+    return {name: scale for name in gradients if name.endswith("key.bias") and taken_out(name)}

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from torch_ref import attention, heads, training, transformer
-from torch_ref import positions as positions_of
+from torch_ref import attention, blocks, heads, training, transformer
 from torch_ref.dropout import Dropout
 
 
@@ -82,8 +81,8 @@ def later_positions(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def interleaved_rotation(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def rotate(x: Tensor, positions: Tensor, base: float) -> Tensor:
-        angle = positions_of.angles(positions, x.shape[-1], base)[:, None]
+    def rotate(x: Tensor, angle: Tensor) -> Tensor:
+        angle = angle[:, None]
         even, odd = x[..., 0::2], x[..., 1::2]
         turned = even * angle.cos() - odd * angle.sin(), odd * angle.cos() + even * angle.sin()
         return torch.stack(turned, dim=-1).flatten(-2)
@@ -221,14 +220,14 @@ MODEL = (
     config_fault("LayerNorm: eps 1e-6 instead of 1e-5", norm_eps=1e-6),
     code_fault("LayerNorm: unbiased variance", F, "layer_norm", unbiased_variance),
     config_fault("attention scaled by model width", attention_scale="model_width"),
-    code_fault("causal mask leaks one token", transformer, "visible", leaking_causal_mask),
-    code_fault("decoder ignores its padding mask", transformer, "visible", without_padding_mask),
+    code_fault("causal mask leaks one token", blocks, "visible", leaking_causal_mask),
+    code_fault("decoder ignores its padding mask", blocks, "visible", without_padding_mask),
     code_fault("positions off by one", transformer, "position_ids", later_positions),
     code_fault("rotary: interleaved instead of halves", attention, "rotate", interleaved_rotation),
     code_fault("cross-attention: query and memory swapped", attention.Attention, "forward", swapped_cross_attention),
     code_fault("tied head untied", heads.Head, "forward", untied_head),
     config_fault("post-norm instead of pre-norm", norm_placement="post"),
-    code_fault("residual from the normalised input", transformer.Block, "_add", swapped_residual),
+    code_fault("residual from the normalised input", blocks.Block, "_add", swapped_residual),
     code_fault("padding_idx: one row gets no gradient", F, "embedding", padding_index),
 )
 """Gates 1 and 2."""

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from jax_tformer.decoding import beam, strategies
-from jax_tformer.model import attention, kernels, layers, positions, transformer
+from jax_tformer.model import attention, blocks, kernels, layers, positions, transformer
 from jax_tformer.model.attention import Attention, Cache, KeyValue
 from jax_tformer.model.layers import Norm, accumulator
 from jax_tformer.model.masks import Mask
@@ -179,9 +179,7 @@ ONE_PASS = code_fault("LayerNorm: one-pass variance", Norm, "__call__", one_pass
 """Gate 3."""
 NARROW_SOFTMAX = code_fault("softmax computed in bfloat16", kernels, "accumulator", no_higher)
 NARROW_WEIGHTS = code_fault("captured weights computed in bfloat16", attention, "accumulator", no_higher)
-NARROW_ANGLES = code_fault(
-    "rotary angles computed in bfloat16", transformer, "rotary_angles", narrow_where(lambda *_: True)
-)
+NARROW_ANGLES = code_fault("rotary angles computed in bfloat16", blocks, "rotary_angles", narrow_where(lambda *_: True))
 """Gate 4."""
 NARROW_PARTS = (
     code_fault("logits rounded to bfloat16", narrow_parts.Head, "__call__", rounded_result),

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from torch import Tensor
 
 from jax_tformer.model import attention, masks, transformer
+from jax_tformer.model.blocks import Block
 from jax_tformer.model.masks import Mask
-from jax_tformer.model.transformer import Block
 from parity_tests.faults import code_fault
-from torch_ref import transformer as reference
+from torch_ref import blocks as reference
 
 
 def seen_as(change: Callable[[Mask], Mask]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from jax_tformer.model import attention, functional, layers, transformer
+from jax_tformer.model.blocks import Block
 from jax_tformer.model.embedding import Table
 from jax_tformer.model.layers import FeedForward, Linear, Start
-from jax_tformer.model.transformer import Block
 from jax_tformer.training import step
 from jax_tformer_comparison import dropout
 from parity_tests.faults import Fault, code_fault

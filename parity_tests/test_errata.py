@@ -20,11 +20,11 @@ from torch.nn import functional as F
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.model.attention import Attention, attention_weights
+from jax_tformer.model.blocks import Block
 from jax_tformer.model.embedding import InputEmbedding
 from jax_tformer.model.functional import AnyTransformer, Params, transformer
 from jax_tformer.model.layers import FeedForward
 from jax_tformer.model.masks import Mask, position_ids
-from jax_tformer.model.transformer import Block
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.weights.names import from_reference, slots
 from parity.measure import FLOAT64_BAR, relative_error

@@ -23,12 +23,12 @@ from jax_tformer.config import TransformerConfig
 from jax_tformer.data.pairs import shift_right
 from jax_tformer.data.text import windows
 from jax_tformer.model.attention import attend, attention_weights
+from jax_tformer.model.blocks import Block, Stack
 from jax_tformer.model.functional import AnyTransformer, Params, transformer
 from jax_tformer.model.heads import Outputs
 from jax_tformer.model.layers import Norm
 from jax_tformer.model.masks import Mask, position_ids
 from jax_tformer.model.positions import angles, sinusoidal
-from jax_tformer.model.transformer import Block, Stack
 from jax_tformer.presets import ARCHITECTURES
 from parity.measure import FLOAT64_BAR, relative_error
 from parity_tests.bridge import Pair

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.config import DropoutConfig, RotaryConfig, StackConfig, TransformerConfig
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig, TrainingConfig
 from jax_tformer.files import differences, from_dict, to_dict
@@ -28,7 +28,18 @@ BAD_STACKS: list[tuple[dict[str, Any], str]] = [
     ({"norm": "rmsnorm"}, "RMSNorm has no bias"),
     ({"norm_placement": "middle"}, "'pre', 'post'"),
     ({"positions": "learned"}, "expected max_positions with learned positions"),
-    ({"max_positions": 10}, "expected max_positions with learned positions"),
+    ({"max_positions": 0}, "max_positions is 0"),
+    ({"position_offset": 2}, "only learned positions have a table"),
+    ({"position_offset": -1}, "position_offset is -1"),
+    ({"attention_scale": 0}, "attention_scale is 0"),
+    ({"attention_scale": "width"}, "expected one of 'head_width'"),
+    ({"score_cap": 0.0}, "score_cap is 0.0"),
+    ({"rotary": RotaryConfig(width=4)}, "expected rotary positions"),
+    ({"positions": "rotary", "rotary": RotaryConfig(window_base=10.0)}, "expected a window"),
+    ({"parallel": True}, "norm_placement is 'post'; expected 'pre'"),
+    ({"window_layers": (True, False)}, "window is None"),
+    ({"window": 4, "window_layers": (True, True)}, "expected True and False"),
+    ({"window": 4, "window_layers": (False,) * 6 + (True,)}, "for at most 6 layers"),
     ({"norm_eps": 0.0}, "norm_eps is 0.0"),
     ({"position_base": float("inf")}, "position_base is inf"),
     ({"token_types": -1}, "token_types is -1"),
@@ -52,6 +63,10 @@ BAD_MODELS: list[tuple[dict[str, Any], str]] = [
         {"decoder": StackConfig(positions="relative", relative_max_distance=16)},
         "relative_max_distance is 16; expected more than 16",
     ),
+    ({"decoder": StackConfig(positions="rotary", rotary=RotaryConfig(width=66))}, "rotary.width is 66"),
+    ({"decoder": StackConfig(positions="rotary", rotary=RotaryConfig(width=3))}, "expected an even number"),
+    ({"encoder": StackConfig(), "decoder": StackConfig(norm_placement="pre", parallel=True)}, "cross-attention"),
+    ({"decoder": StackConfig(), "logit_cap": -1.0}, "logit_cap is -1.0"),
     ({"decoder": StackConfig(), "shared_embedding": True}, "only one stack"),
     ({"decoder": StackConfig(), "head": "none", "tied_head": True}, "head is 'none'"),
     ({"encoder": StackConfig(), "head": "classify_tokens"}, "expected a number of classes"),
@@ -84,6 +99,24 @@ BAD_MODELS: list[tuple[dict[str, Any], str]] = [
 def test_bad_stacks(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as error:
         StackConfig(**fields)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"width": 0}, "width is 0"),
+        ({"scaling": "yarn"}, "expected one of 'none', 'linear', 'llama3'"),
+        ({"factor": 2.0}, "factor is 2.0, and scaling is 'none'; expected 1.0"),
+        ({"scaling": "linear", "factor": 2.0, "original_positions": 10}, "original_positions is 10, and scaling is"),
+        ({"scaling": "llama3", "low_frequency_factor": 4.0}, "expected the first to be lower"),
+        ({"window_base": 0.0}, "window_base is 0.0"),
+    ],
+)
+def test_bad_rotary(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        RotaryConfig(**fields)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 

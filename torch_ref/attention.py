@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from torch_ref.dropout import Dropout
-from torch_ref.layers import Linear, high
-from torch_ref.positions import rotate
+from torch_ref.layers import Linear, Norm, high, soft_cap
+from torch_ref.positions import rotary_angles, rotate
 
 
 def visible(
@@ -63,8 +63,9 @@ def position_ids(tokens: Tensor, is_token: Tensor | None, segments: Tensor | Non
 class Attention(nn.Module):
     """softmax(scale * Q K^T) V over heads; queries come from x, keys and values from memory."""
 
-    def __init__(self, config: TransformerConfig, stack: StackConfig):
+    def __init__(self, config: TransformerConfig, stack: StackConfig, window: int | None = None):
         super().__init__()
+        self.config, self.stack, self.window = config, stack, window
         self.heads, self.groups = stack.num_heads, stack.num_heads // (stack.key_value_heads or stack.num_heads)
         self.width = config.head_width(stack)
         shared = self.heads // self.groups * self.width
@@ -72,9 +73,9 @@ class Attention(nn.Module):
         self.key = Linear(config.d_model, shared, config, "key", stack.key_bias)
         self.value = Linear(config.d_model, shared, config, "value", stack.value_bias)
         self.output = Linear(self.heads * self.width, config.d_model, config, "output", stack.output_bias)
-        widths = {"head_width": self.width, "model_width": config.d_model, "none": 1}
-        self.scale = 1 / math.sqrt(widths[stack.attention_scale])
-        self.rotary_base = stack.position_base if stack.positions == "rotary" else None
+        self.query_norm = Norm(config, stack, self.width) if stack.query_key_norm else None
+        self.key_norm = Norm(config, stack, self.width) if stack.query_key_norm else None
+        self.scale = 1 / math.sqrt(config.scale_width(stack))
         self.dropout = Dropout(config.dropout.attention)
 
     def forward(
@@ -91,10 +92,14 @@ class Attention(nn.Module):
             return x.unflatten(-1, (-1, self.width)).transpose(1, 2)
 
         query, key, value = heads(self.query(x)), heads(self.key(memory)), heads(self.value(memory))
-        if self.rotary_base is not None and positions is not None:
-            query, key = rotate(query, positions, self.rotary_base), rotate(key, positions, self.rotary_base)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        if self.stack.positions == "rotary" and positions is not None:
+            angle = rotary_angles(self.config, self.stack, positions, self.window)
+            query, key = rotate(query, angle), rotate(key, angle)
         key, value = key.repeat_interleave(self.groups, dim=1), value.repeat_interleave(self.groups, dim=1)
         scores = high(high(query) @ high(key).transpose(-2, -1)) * self.scale
+        scores = scores if self.stack.score_cap is None else soft_cap(scores, self.stack.score_cap)
         scores = scores if bias is None else scores + high(bias)
         if mask is not None:
             scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)

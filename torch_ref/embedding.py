@@ -19,7 +19,7 @@ class InputEmbedding(nn.Module):
         assert config.vocab_size is not None
         self.tokens = nn.Embedding(config.vocab_size, config.d_model) if tokens else None
         learned = stack.positions == "learned"
-        self.positions = nn.Embedding(stack.max_positions or 0, config.d_model) if learned else None
+        self.positions = nn.Embedding(stack.table_positions, config.d_model) if learned else None
         self.token_types = nn.Embedding(stack.token_types, config.d_model) if stack.token_types else None
         self.norm = Norm(config, stack) if stack.embedding_norm else None
         self.dropout = Dropout(config.dropout.embedding)
@@ -30,7 +30,7 @@ class InputEmbedding(nn.Module):
         if self.stack.embedding_scale:
             x = x * math.sqrt(x.shape[-1])
         if self.positions is not None:
-            x = x + self.positions(positions)
+            x = x + self.positions(positions + self.stack.position_offset)
         elif self.stack.positions.startswith("sinusoidal"):
             interleaved = self.stack.positions == "sinusoidal_interleaved"
             positions = positions.to(high(x).dtype)

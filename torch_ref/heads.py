@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from jax_tformer.config import TransformerConfig
 from torch_ref.dropout import Dropout
-from torch_ref.layers import Norm, activation, high
+from torch_ref.layers import Norm, activation, high, soft_cap
 
 
 class Head(nn.Module):
@@ -24,12 +24,16 @@ class Head(nn.Module):
         self.weight = None if config.tied_head else nn.Parameter(torch.empty(config.vocab_size, config.d_model))
         self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if config.head_bias else None
         self.activation = activation(stack.activation)
+        self.scale, self.cap = config.d_model**-0.5 if config.head_scale else None, config.logit_cap
 
     def forward(self, x: Tensor, table: nn.Embedding) -> Tensor:
         if self.dense is not None and self.norm is not None:
             x = self.norm(self.activation(self.dense(x)))
+        if self.scale is not None:
+            x = x * self.scale
         weight, bias = table.weight if self.weight is None else self.weight, self.bias
-        return high(F.linear(high(x), high(weight), None if bias is None else high(bias)))
+        logits = high(F.linear(high(x), high(weight), None if bias is None else high(bias)))
+        return logits if self.cap is None else soft_cap(logits, self.cap)
 
 
 class Pooler(nn.Module):

@@ -42,16 +42,21 @@ class Adapter(nn.Module):
 
 
 class Norm(nn.Module):
-    """LayerNorm, weight * (x - mean) / sqrt(var + eps) + bias, or RMSNorm, without mean and bias."""
+    """LayerNorm, weight * (x - mean) / sqrt(var + eps) + bias, or RMSNorm, without mean and bias.
 
-    def __init__(self, config: TransformerConfig, stack: StackConfig):
+    With norm_unit_offset 1 + weight takes the place of weight. `width` is that of the last axis; None: D.
+    """
+
+    def __init__(self, config: TransformerConfig, stack: StackConfig, width: int | None = None):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(config.d_model))
-        self.bias = nn.Parameter(torch.zeros(config.d_model)) if stack.norm_bias else None
-        self.kind, self.eps = stack.norm, stack.norm_eps
+        width = config.d_model if width is None else width
+        self.weight = nn.Parameter(torch.zeros(width) if stack.norm_unit_offset else torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if stack.norm_bias else None
+        self.kind, self.eps, self.offset = stack.norm, stack.norm_eps, stack.norm_unit_offset
 
     def forward(self, x: Tensor) -> Tensor:
         shape, weight = x.shape[-1:], high(self.weight)
+        weight = 1 + weight if self.offset else weight
         if self.kind == "rmsnorm":
             return F.rms_norm(high(x), shape, weight, self.eps).to(x.dtype)
         bias = None if self.bias is None else high(self.bias)
@@ -84,3 +89,8 @@ def activation(name: str) -> nn.Module:
         "gelu_tanh": nn.GELU(approximate="tanh"),
         "silu": nn.SiLU(),
     }[name]
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap): bounds x smoothly."""
+    return cap * torch.tanh(x / cap)

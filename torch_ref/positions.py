@@ -3,19 +3,46 @@
 B batch, T length, D model width, H heads, C head width. Angles are in the type of the positions given.
 """
 
+import math
 from itertools import count
 
 import torch
 from torch import Tensor, nn
 
-from jax_tformer.config import StackConfig
+from jax_tformer.config import RotaryConfig, StackConfig, TransformerConfig
 from torch_ref.layers import high
 
 
-def angles(positions: Tensor, width: int, base: float) -> Tensor:
-    """position / base^(2i / width), `[B, T, width / 2]`."""
+def angles(positions: Tensor, width: int, base: float, scaling: RotaryConfig | None = None) -> Tensor:
+    """position / base^(2i / width), `[B, T, width / 2]`, with the waves that `scaling` stretches."""
     denominator = torch.pow(base, torch.arange(0, width, 2, dtype=positions.dtype) / width)
+    if scaling is not None:
+        denominator = scaled(denominator, scaling)
     return positions[..., None] / denominator.to(positions.device)
+
+
+def scaled(denominator: Tensor, scaling: RotaryConfig) -> Tensor:
+    """linear: all waves are `factor` times as long; llama3: the long ones, and those between in part."""
+    if scaling.scaling == "none":
+        return denominator
+    if scaling.scaling == "linear":
+        return denominator * scaling.factor
+    wavelength = 2 * math.pi * denominator
+    longest = scaling.original_positions / scaling.low_frequency_factor
+    shortest = scaling.original_positions / scaling.high_frequency_factor
+    between = scaling.original_positions / wavelength - scaling.low_frequency_factor
+    kept = between / (scaling.high_frequency_factor - scaling.low_frequency_factor)
+    frequency = (1 - kept) / (denominator * scaling.factor) + kept / denominator
+    stretched = torch.where(wavelength > longest, denominator * scaling.factor, 1 / frequency)
+    return torch.where(wavelength < shortest, denominator, stretched)
+
+
+def rotary_angles(config: TransformerConfig, stack: StackConfig, positions: Tensor, window: int | None) -> Tensor:
+    """The angles of a layer with this window, `[B, T, c]`, c pairs of columns."""
+    width = stack.rotary.width or config.head_width(stack)
+    if window is not None and stack.rotary.window_base is not None:
+        return angles(positions, width, stack.rotary.window_base)
+    return angles(positions, width, stack.position_base, stack.rotary)
 
 
 def sinusoidal(positions: Tensor, width: int, base: float, interleaved: bool) -> Tensor:
@@ -26,12 +53,17 @@ def sinusoidal(positions: Tensor, width: int, base: float, interleaved: bool) ->
     return torch.cat([angle.sin(), angle.cos()], dim=-1)
 
 
-def rotate(x: Tensor, positions: Tensor, base: float) -> Tensor:
-    """Rotary positions: rotates columns i and i + C/2 of `[B, H, T, C]` by the angle of their position."""
-    angle = angles(positions, x.shape[-1], base)[:, None]
+def rotate(x: Tensor, angle: Tensor) -> Tensor:
+    """Rotary positions: rotates columns i and i + c of `[B, H, T, C]` by the c angles of their position.
+
+    c is C / 2, or less: then the columns from 2c on stay.
+    """
+    angle = angle[:, None]
     cosine, sine = torch.cat([angle.cos()] * 2, dim=-1), torch.cat([angle.sin()] * 2, dim=-1)
-    first, second = high(x).chunk(2, dim=-1)
-    return (high(x) * cosine + torch.cat([-second, first], dim=-1) * sine).to(x.dtype)
+    turning, staying = high(x).split([cosine.shape[-1], x.shape[-1] - cosine.shape[-1]], dim=-1)
+    first, second = turning.chunk(2, dim=-1)
+    turned = turning * cosine + torch.cat([-second, first], dim=-1) * sine
+    return torch.cat([turned, staying], dim=-1).to(x.dtype)
 
 
 class RelativePositions(nn.Module):

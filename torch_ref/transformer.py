@@ -1,25 +1,15 @@
-"""The three transformers, put together from `layers` and `attention`; beside jax_tformer/model/transformer.py."""
+"""The three transformers, put together from embeddings, stacks and heads; beside jax_tformer/model/transformer.py."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from jax_tformer.config import StackConfig, TransformerConfig
-from torch_ref.attention import Attention, position_ids, visible
-from torch_ref.dropout import Dropout
+from jax_tformer.config import TransformerConfig
+from torch_ref.attention import position_ids
+from torch_ref.blocks import Captured, Masks, Stack
 from torch_ref.embedding import InputEmbedding
 from torch_ref.heads import Classifier, Head, Pooler
-from torch_ref.layers import FeedForward, Norm, high
-from torch_ref.positions import RelativePositions
-
-
-class Captured(NamedTuple):
-    """Per layer: the residual stream after it `[B, T, D]` and its attention weights `[B, H, T, S]`."""
-
-    hidden: list[Tensor]
-    self_attention: list[Tensor]
-    cross_attention: list[Tensor]
 
 
 class Outputs(NamedTuple):
@@ -29,77 +19,6 @@ class Outputs(NamedTuple):
     encoder: Captured | None
     decoder: Captured | None
     pooled: Tensor | None = None
-
-
-class Block(nn.Module):
-    """One layer: post-norm as in the paper, norm(x + f(x)), or pre-norm, x + f(norm(x))."""
-
-    def __init__(self, config: TransformerConfig, stack: StackConfig, cross: bool):
-        super().__init__()
-        self.self_attention, self.self_attention_norm = Attention(config, stack), Norm(config, stack)
-        self.cross_attention = Attention(config, stack) if cross else None
-        self.cross_attention_norm = Norm(config, stack) if cross else None
-        self.feedforward, self.feedforward_norm = FeedForward(config, stack), Norm(config, stack)
-        self.self_attention_residual_dropout = Dropout(config.dropout.residual)
-        self.cross_attention_residual_dropout = Dropout(config.dropout.residual) if cross else None
-        self.feedforward_residual_dropout = Dropout(config.dropout.residual)
-        self.pre = stack.norm_placement == "pre"
-
-    def forward(
-        self,
-        x: Tensor,
-        mask: Tensor | None,
-        positions: Tensor,
-        memory: Tensor | None = None,
-        memory_mask: Tensor | None = None,
-        bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The residual stream after the layer, self-attention weights, cross-attention weights."""
-        cross_weights = None
-        h = self.self_attention_norm(x) if self.pre else x
-        h, self_weights = self.self_attention(h, h, mask, positions, bias)
-        x = self._add(x, self.self_attention_residual_dropout(h), self.self_attention_norm)
-        if self.cross_attention is not None and self.cross_attention_norm is not None and memory is not None:
-            assert self.cross_attention_residual_dropout is not None
-            h = self.cross_attention_norm(x) if self.pre else x
-            h, cross_weights = self.cross_attention(h, memory, memory_mask)
-            x = self._add(x, self.cross_attention_residual_dropout(h), self.cross_attention_norm)
-        h = self.feedforward(self.feedforward_norm(x) if self.pre else x)
-        x = self._add(x, self.feedforward_residual_dropout(h), self.feedforward_norm)
-        return x, self_weights, cross_weights
-
-    def _add(self, x: Tensor, h: Tensor, norm: Norm) -> Tensor:
-        return x + h if self.pre else norm(x + h)
-
-
-class Stack(nn.Module):
-    """num_layers blocks, then the final norm if there is one."""
-
-    def __init__(self, config: TransformerConfig, stack: StackConfig, *, causal: bool, cross: bool = False):
-        super().__init__()
-        self.blocks = nn.ModuleList(Block(config, stack, cross) for _ in range(stack.num_layers))
-        relative = stack.positions == "relative"
-        self.relative_positions = RelativePositions(stack, causal) if relative else None
-        self.final_norm = Norm(config, stack) if stack.final_norm else None
-        self.final_dropout = Dropout(config.dropout.final)
-
-    def forward(
-        self,
-        x: Tensor,
-        mask: Tensor | None,
-        positions: Tensor,
-        memory: Tensor | None = None,
-        memory_mask: Tensor | None = None,
-    ) -> tuple[Tensor, Captured]:
-        captured = Captured([], [], [])
-        bias = None if self.relative_positions is None else self.relative_positions(x.shape[1])
-        for block in self.blocks:
-            x, self_weights, cross_weights = block(x, mask, positions.to(high(x).dtype), memory, memory_mask, bias)
-            captured.hidden.append(x)
-            captured.self_attention.append(self_weights)
-            if cross_weights is not None:
-                captured.cross_attention.append(cross_weights)
-        return self.final_dropout(x if self.final_norm is None else self.final_norm(x)), captured
 
 
 class SingleStack(nn.Module):
@@ -114,7 +33,7 @@ class SingleStack(nn.Module):
         self,
         stack: Stack,
         tokens: Tensor,
-        seen: Tensor | None,
+        seen: Masks,
         mask: Tensor | None,
         types: Tensor | None,
         segments: Tensor | None,
@@ -132,7 +51,7 @@ class DecoderOnly(SingleStack):
     def __init__(self, config: TransformerConfig):
         super().__init__(config)
         assert config.decoder is not None
-        self.decoder, self.window = Stack(config, config.decoder, causal=True), config.decoder.window
+        self.decoder = Stack(config, config.decoder, causal=True)
 
     def forward(
         self,
@@ -143,7 +62,7 @@ class DecoderOnly(SingleStack):
         prefix: Tensor | None = None,
     ) -> Outputs:
         """`mask` is True at tokens; `segments` numbers the texts of a row; tokens of the `prefix` see one another."""
-        seen = visible(tokens, causal=True, window=self.window, is_token=mask, segments=segments, prefix=prefix)
+        seen = self.decoder.masks(tokens, is_token=mask, segments=segments, prefix=prefix)
         logits, captured = self.run(self.decoder, tokens, seen, mask, token_types, segments)
         return Outputs(logits, None, captured)
 
@@ -154,7 +73,7 @@ class EncoderOnly(SingleStack):
     def __init__(self, config: TransformerConfig):
         super().__init__(config)
         assert config.encoder is not None
-        self.encoder, self.window = Stack(config, config.encoder, causal=False), config.encoder.window
+        self.encoder = Stack(config, config.encoder, causal=False)
         self.pooler = None if config.pooler == "none" else Pooler(config)
         self.classifier = None if config.classes is None else Classifier(config)
 
@@ -166,7 +85,7 @@ class EncoderOnly(SingleStack):
         segments: Tensor | None = None,
     ) -> Outputs:
         """`mask` is True at tokens; `segments` numbers the texts of a row."""
-        seen = visible(tokens, causal=False, window=self.window, is_token=mask, segments=segments)
+        seen = self.encoder.masks(tokens, is_token=mask, segments=segments)
         x, captured = self.run(self.encoder, tokens, seen, mask, token_types, segments)
         pooled = None if self.pooler is None else self.pooler(x)
         logits = x if self.classifier is None else self.classifier(x if pooled is None else pooled)
@@ -185,7 +104,6 @@ class EncoderDecoder(nn.Module):
         self.target_embedding = InputEmbedding(config, config.decoder, tokens=not config.shared_embedding)
         self.decoder = Stack(config, config.decoder, causal=True, cross=True)
         self.head = Head(config) if config.predicts_tokens else None
-        self.windows = config.encoder.window, config.decoder.window
 
     def forward(
         self,
@@ -199,12 +117,12 @@ class EncoderDecoder(nn.Module):
         """Masks are True at tokens; a target's segment sees the source's segment of the same number."""
         source_table = self.source_embedding.tokens
         positions = position_ids(source, source_mask, source_segments)
-        seen = visible(source, causal=False, window=self.windows[0], is_token=source_mask, segments=source_segments)
+        seen = self.encoder.masks(source, is_token=source_mask, segments=source_segments)
         memory, encoder = self.encoder(self.source_embedding(source, positions, source_table), seen, positions)
 
         table = self.target_embedding.tokens or source_table
         positions = position_ids(target, target_mask, target_segments)
-        seen = visible(target, causal=True, window=self.windows[1], is_token=target_mask, segments=target_segments)
+        seen = self.decoder.masks(target, is_token=target_mask, segments=target_segments)
         memory_mask = None if source_mask is None else source_mask[:, None, None]
         if source_segments is not None and target_segments is not None:
             same = target_segments[:, None, :, None] == source_segments[:, None, None, :]

@@ -17,6 +17,7 @@ from jax_tformer.model.layers import (
     PROJECTION,
     Dropout,
     Linear,
+    Norm,
     accumulator,
     dropout,
     dtype_of,
@@ -115,8 +116,9 @@ class Attention(nnx.Module):
         self.output = Linear(
             heads, model, config, bias=stack.output_bias, residual_branches=residual_branches, target="output"
         )
-        widths = {"head_width": width, "model_width": config.d_model, "none": 1}
-        self.scale = 1 / math.sqrt(widths[stack.attention_scale])
+        self.query_norm = Norm(config, stack, width=width) if stack.query_key_norm else None
+        self.key_norm = Norm(config, stack, width=width) if stack.query_key_norm else None
+        self.scale = 1 / math.sqrt(config.scale_width(stack))
         self.dropout = Dropout(config.dropout.attention)
         self.implementation = config.compute.attention
 
@@ -136,11 +138,10 @@ class Attention(nnx.Module):
         With a cache, writes memory's keys and values to it from slot `mask.first` on (None: writes nothing), and x
         attends to all that it then holds. If the cache has fewer sequences than x, neighbours in x share one.
         """
-        query = self.query(x, dropout_key)
-        query = query if rotation is None else rotate(query, rotation)
+        query = self._placed(self.query(x, dropout_key), self.query_norm, rotation)
         if memory is not None:
-            key, value = self.key(memory, dropout_key), self.value(memory, dropout_key)
-            key = key if rotation is None else rotate(key, rotation)
+            key = self._placed(self.key(memory, dropout_key), self.key_norm, rotation)
+            value = self.value(memory, dropout_key)
             cache = None if cache is None else cache.write(key, value, mask.first)
         slots = key.shape[1] if cache is None else cache.key.shape[1]
         shape = (len(x), query.shape[2], x.shape[1], slots)
@@ -164,6 +165,11 @@ class Attention(nnx.Module):
         # Computed separately, because the fast implementations never hold all weights at once.
         weights = attention_weights(query, key, mask, scale=self.scale) if capture else None
         return self.output(output, dropout_key), weights, cache
+
+    def _placed(self, heads: Array, norm: Norm | None, rotation: Rotation | None) -> Array:
+        """Normalises queries or keys, where the stack does, and then turns them by their positions."""
+        heads = heads if norm is None else norm(heads)
+        return heads if rotation is None else rotate(heads, rotation)
 
 
 class Captured(NamedTuple):
@@ -250,7 +256,7 @@ def within(
         if prefix is not None:
             prefixes = prefix, jax.lax.dynamic_update_slice_in_dim(jnp.zeros_like(is_token), prefix, first, axis=1)
     numbers = None if segments is None else (segments, segments)
-    return positions, Mask(causal, stack.window, is_token, numbers, prefixes, first), cache
+    return positions, Mask(causal, stack.window, is_token, numbers, prefixes, first, cap=stack.score_cap), cache
 
 
 def rematerialized(layer: Callable[Given, Made], remat: Remat) -> Callable[Given, Made]:

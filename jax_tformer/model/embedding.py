@@ -37,7 +37,7 @@ class InputEmbedding(nnx.Module):
         token_std = std if config.initializer == "normal" else config.d_model**-0.5
         self.tokens = Table(config.vocab_size, config, std=token_std) if tokens else None
         learned = stack.positions == "learned"
-        self.positions = Table(stack.max_positions or 0, config, std=std) if learned else None
+        self.positions = Table(stack.table_positions, config, std=std) if learned else None
         self.token_types = Table(stack.token_types, config, std=std) if stack.token_types else None
         self.norm = Norm(config, stack) if stack.embedding_norm else None
         self.dropout = Dropout(config.dropout.embedding)
@@ -51,17 +51,17 @@ class InputEmbedding(nnx.Module):
         types: Int[Array, "B T"] | None = None,
         dropout_key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B T D"]:
-        """Embeds `ids` by `table`; raises InputError if the sequence is longer than the learned positions."""
+        """Embeds `ids` by `table`; raises InputError if the sequence is longer than `max_positions`."""
         x = table(ids)
         if self.stack.embedding_scale:
             x = x * math.sqrt(x.shape[-1])
+        longest = self.stack.max_positions
+        if longest is not None and ids.shape[1] > longest:
+            raise InputError(
+                f"the sequence has {ids.shape[1]} tokens and the model {longest} positions; give a shorter sequence"
+            )
         if self.positions is not None:
-            if ids.shape[1] > (self.stack.max_positions or 0):
-                raise InputError(
-                    f"the sequence has {ids.shape[1]} tokens and the model {self.stack.max_positions} learned "
-                    "positions; give a shorter sequence"
-                )
-            x = x + self.positions(positions)
+            x = x + self.positions(positions + self.stack.position_offset)
         elif self.stack.positions.startswith("sinusoidal"):
             interleaved = self.stack.positions == "sinusoidal_interleaved"
             x = x + sinusoidal(positions, x.shape[-1], self.stack.position_base, interleaved, x.dtype)

@@ -20,6 +20,7 @@ from jax_tformer.model.layers import (
     parameter,
     projection_start,
     site_key,
+    soft_cap,
 )
 
 
@@ -59,12 +60,13 @@ class Head(nnx.Module):
         self.kernel = None if config.tied_head else parameter((width, config.vocab_size), config, start)
         self.bias = parameter((config.vocab_size,), config, ZEROS) if config.head_bias else None
         self.activation, self.dtype = stack.activation, config.compute.dtype
+        self.scale, self.cap = config.d_model**-0.5 if config.head_scale else None, config.logit_cap
 
     def transformed(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Returns the input of the vocabulary projection."""
-        if self.dense is None or self.norm is None:
-            return x
-        return self.norm(activate(self.dense(x), self.activation))
+        if self.dense is not None and self.norm is not None:
+            x = self.norm(activate(self.dense(x), self.activation))
+        return x if self.scale is None else x * self.scale
 
     def projection(self, table: Table) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
         """Returns the matrix (a row per token) and the bias of the vocabulary projection."""
@@ -82,6 +84,7 @@ class Head(nnx.Module):
         logits = jnp.matmul(x.reshape(-1, x.shape[-1]), kernel, preferred_element_type=accumulator(x.dtype))
         if bias is not None:
             logits = logits + bias.reshape(1, -1).astype(logits.dtype)
+        logits = logits if self.cap is None else soft_cap(logits, self.cap)
         return logits.reshape(*x.shape[:-1], -1)
 
 

@@ -75,6 +75,8 @@ def _refusal(implementation: str, mask: Mask, drops: bool) -> str | None:
         return "cannot drop attention weights; expected 'auto', 'einsum' or 'blocks', or dropout.attention 0"
     if mask.bias is not None:
         return "adds no bias; expected 'auto', 'einsum' or 'blocks'"
+    if mask.cap is not None:
+        return "bounds no scores; expected 'auto', 'einsum' or 'blocks', or score_cap None"
     if implementation == "pallas" and (mask.window is not None or mask.prefix is not None):
         return "knows neither windows nor prefixes; expected 'auto' or 'einsum'"
     return None

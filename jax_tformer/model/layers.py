@@ -168,24 +168,28 @@ class Adapter(nnx.Module):
 class Norm(nnx.Module):
     """LayerNorm (Ba et al., 2016), scale * (x - mean) / sqrt(var + eps) + bias, or RMSNorm (Zhang & Sennrich, 2019).
 
-    RMSNorm has neither mean nor bias. The variance is the mean of squared deviations, in two passes, because mean(x^2)
-    - mean(x)^2 loses all digits if the mean is large.
+    RMSNorm has neither mean nor bias. With `norm_unit_offset`, 1 + scale takes the place of scale. The variance is the
+    mean of squared deviations, in two passes, because mean(x^2) - mean(x)^2 loses all digits if the mean is large.
+    `width` is that of the last axis; None: D.
     """
 
-    def __init__(self, config: TransformerConfig, stack: StackConfig) -> None:
-        self.scale = parameter((config.d_model,), config, ONES)
-        self.bias = parameter((config.d_model,), config, ZEROS) if stack.norm_bias else None
-        self.kind, self.eps = stack.norm, stack.norm_eps
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, width: int | None = None) -> None:
+        shape = (width or config.d_model,)
+        self.scale = parameter(shape, config, ZEROS if stack.norm_unit_offset else ONES)
+        self.bias = parameter(shape, config, ZEROS) if stack.norm_bias else None
+        self.kind, self.eps, self.offset = stack.norm, stack.norm_eps, stack.norm_unit_offset
 
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    def __call__(self, x: Float[Array, "B T *D"]) -> Float[Array, "B T *D"]:
         """Normalises over the last axis."""
         high = x.astype(accumulator(x.dtype))
         if self.kind == "layernorm":
             high = high - high.mean(-1, keepdims=True)
         high = high * jax.lax.rsqrt(jnp.square(high).mean(-1, keepdims=True) + self.eps)
-        high = high * self.scale[...].reshape(1, 1, -1).astype(high.dtype)
+        last = (1,) * (x.ndim - 1) + (-1,)
+        scale = self.scale[...].reshape(last).astype(high.dtype)
+        high = high * (1 + scale if self.offset else scale)
         if self.bias is not None:
-            high = high + self.bias[...].reshape(1, 1, -1).astype(high.dtype)
+            high = high + self.bias[...].reshape(last).astype(high.dtype)
         return high.astype(x.dtype)
 
 
@@ -230,3 +234,8 @@ def activate(x: Array, activation: Activation) -> Array:
 def gelu(x: Array) -> Array:
     """Computes x Phi(x) by the error function; `jax.nn.gelu` uses its complement, 2.6 times as slow on CPU."""
     return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
+
+
+def soft_cap(x: Array, cap: float) -> Array:
+    """Bounds x smoothly by -cap and cap: cap * tanh(x / cap) (Gemma 2, 2024, section 2)."""
+    return cap * jnp.tanh(x / cap)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_tformer.errors import InputError
+from jax_tformer.model.layers import soft_cap
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Mask:
     """The place of the first query: 0, or the first free slot of a cache."""
     bias: Float[Array, "#B #H #T #S"] | None = None
     """Added to the scaled scores; hides nothing."""
+    cap: float | None = None
+    """Bounds the scaled scores smoothly, before the bias (see `soft_cap`)."""
 
     def boolean(
         self, length: int, slots: int, rows: slice = slice(None), columns: slice = slice(None)
@@ -78,7 +81,9 @@ class Mask:
         rows: slice = slice(None),
         columns: slice = slice(None),
     ) -> Float[Array, "B H t s"]:
-        """Computes attention weights of some queries and keys from their scores: adds the bias, and hides keys."""
+        """Computes attention weights of some queries and keys from their scores: bound, add the bias, hide keys."""
+        if self.cap is not None:
+            scores = soft_cap(scores, self.cap)
         if self.bias is not None:
             _, _, queries, keys = self.bias.shape
             every = slice(None)

@@ -8,16 +8,40 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.config import RotaryConfig, StackConfig, TransformerConfig
 from jax_tformer.model.layers import Start, accumulator, dtype_of, parameter
 from jax_tformer.model.masks import Mask
 
 
-def angles(positions: Int[Array, "#B T"], width: int, base: float, dtype: jnp.dtype) -> Float[Array, "#B T W"]:
-    """position / base^(2i / width) for i = 0 .. width/2 - 1 (paper, section 3.5); radians, in at least float32."""
+def angles(
+    positions: Int[Array, "#B T"], width: int, base: float, dtype: jnp.dtype, scaling: RotaryConfig | None = None
+) -> Float[Array, "#B T W"]:
+    """position / base^(2i / width) for i = 0 .. width/2 - 1 (paper, section 3.5); radians, in at least float32.
+
+    `scaling` says what divides the angles of rotary positions.
+    """
     dtype = accumulator(dtype)
     denominator = jnp.power(jnp.asarray(base, dtype), jnp.arange(0, width, 2, dtype=dtype) / width)
+    if scaling is not None and scaling.scaling != "none":
+        denominator = scaled(denominator, scaling)
     return positions[:, :, None].astype(dtype) / denominator[None, None, :]
+
+
+def scaled(denominator: Float[Array, " W"], scaling: RotaryConfig) -> Float[Array, " W"]:
+    """Stretches the waves of rotary positions for texts longer than those of training.
+
+    linear: all by `factor` (Chen et al., 2023). llama3: only the long ones (Llama 3.1's config, 2024). A wave that
+    turns more than `high_frequency_factor` times in `original_positions` stays as it is, one that turns less than
+    `low_frequency_factor` times is stretched in full, and the frequencies in between are mixed.
+    """
+    if scaling.scaling == "none":
+        return denominator
+    if scaling.scaling == "linear":
+        return denominator * scaling.factor
+    turns = scaling.original_positions / (2 * math.pi * denominator)
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    kept = jnp.clip((turns - low) / (high - low), 0, 1)
+    return denominator / (kept + (1 - kept) / scaling.factor)
 
 
 def sinusoidal(
@@ -42,24 +66,33 @@ class Rotation(NamedTuple):
     sine: Float[Array, "#B T c"]
 
 
-def rotary_angles(config: TransformerConfig, stack: StackConfig, positions: Int[Array, "#B T"]) -> Rotation | None:
-    """Computes the rotary angles of `positions` once for all layers; returns None without rotary positions."""
+def rotary_angles(
+    config: TransformerConfig, stack: StackConfig, positions: Int[Array, "#B T"], window: int | None
+) -> Rotation | None:
+    """Computes the rotary angles of `positions` for all layers with this window; None without rotary positions."""
     if stack.positions != "rotary":
         return None
-    angle = angles(positions, config.head_width(stack), stack.position_base, dtype_of(config.compute.dtype))
+    width, dtype = stack.rotary.width or config.head_width(stack), dtype_of(config.compute.dtype)
+    if window is not None and stack.rotary.window_base is not None:
+        angle = angles(positions, width, stack.rotary.window_base, dtype)
+    else:
+        angle = angles(positions, width, stack.position_base, dtype, stack.rotary)
     return Rotation(jnp.cos(angle), jnp.sin(angle))
 
 
 def rotate(x: Float[Array, "B T H C"], rotation: Rotation) -> Float[Array, "B T H C"]:
     """Rotary positions (Su et al., 2021): rotates columns i and i + C/2 by the angle of their position.
 
-    Hugging Face stores weights for this pairing of the two halves. Computes in the type of the angles and returns that
-    of x.
+    Hugging Face stores weights for this pairing of the two halves. With fewer angles than C/2, the columns after the
+    turned ones stay. Computes in the type of the angles and returns that of x.
     """
     cosine, sine = (part[:, :, None, :] for part in rotation)
-    first, second = jnp.split(x.astype(cosine.dtype), 2, axis=-1)
-    turned = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
-    return turned.astype(x.dtype)
+    half = cosine.shape[-1]
+    high = x.astype(cosine.dtype)
+    first, second = high[..., :half], high[..., half : 2 * half]
+    turned = [first * cosine - second * sine, second * cosine + first * sine]
+    rest = [] if 2 * half == x.shape[-1] else [high[..., 2 * half :]]
+    return jnp.concatenate(turned + rest, axis=-1).astype(x.dtype)
 
 
 class RelativePositions(nnx.Module):

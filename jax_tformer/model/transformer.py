@@ -1,138 +1,15 @@
-"""The three transformers, made of `layers` and `attention`, the same as in torch_ref/transformer.py."""
+"""The three transformers, made of embeddings, stacks and heads, the same as in torch_ref/transformer.py."""
 
-from dataclasses import replace
-from functools import partial
-from typing import Any
-
-import jax
-import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.config import TransformerConfig
 from jax_tformer.errors import require
-from jax_tformer.model.attention import Attention, Cache, Captured, LayerCache, empty_cache, rematerialized, within
+from jax_tformer.model.attention import Cache, Captured, empty_cache, within
+from jax_tformer.model.blocks import Stack
 from jax_tformer.model.embedding import InputEmbedding, Table
 from jax_tformer.model.heads import Outputs, ReadOut
-from jax_tformer.model.layers import Dropout, FeedForward, Norm, site_key
+from jax_tformer.model.layers import site_key
 from jax_tformer.model.masks import Mask
-from jax_tformer.model.positions import RelativePositions, Rotation, rotary_angles
-
-
-class Block(nnx.Module):
-    """One layer: post-norm as in the paper, norm(x + f(x)), or pre-norm, x + f(norm(x))."""
-
-    def __init__(self, config: TransformerConfig, stack: StackConfig, *, cross: bool) -> None:
-        branches = stack.num_layers * (3 if cross else 2)
-        self.self_attention = Attention(config, stack, residual_branches=branches)
-        self.self_attention_norm = Norm(config, stack)
-        self.cross_attention = Attention(config, stack, residual_branches=branches) if cross else None
-        self.cross_attention_norm = Norm(config, stack) if cross else None
-        self.feedforward = FeedForward(config, stack, residual_branches=branches)
-        self.feedforward_norm = Norm(config, stack)
-        self.residual_dropout = Dropout(config.dropout.residual)
-        self.pre = stack.norm_placement == "pre"
-
-    def __call__(
-        self,
-        x: Float[Array, "B T D"],
-        mask: Mask,
-        rotation: Rotation | None = None,
-        memory: Float[Array, "B S D"] | None = None,
-        memory_mask: Mask | None = None,
-        *,
-        dropout_key: Key[Array, ""] | None = None,
-        cache: LayerCache | None = None,
-        capture: bool = False,
-    ) -> tuple[Float[Array, "B T D"], Captured | None, LayerCache | None]:
-        """Returns the residual stream after the layer, what `capture` asks for, and the cache with x in it.
-
-        `memory` is the encoder's output. If it is None, a cache provides its keys and values.
-        """
-        key, cross_weights = partial(site_key, dropout_key), None
-        own, cross = (None, None) if cache is None else cache
-        h = self.self_attention_norm(x) if self.pre else x
-        h, self_weights, own = self.self_attention(
-            h, h, mask, rotation, dropout_key=key("self_attention"), cache=own, capture=capture
-        )
-        x = self._add(x, h, self.self_attention_norm, key("self_attention_residual_dropout"))
-        if self.cross_attention is not None and self.cross_attention_norm is not None and memory_mask is not None:
-            h = self.cross_attention_norm(x) if self.pre else x
-            h, cross_weights, cross = self.cross_attention(
-                h, memory, memory_mask, dropout_key=key("cross_attention"), cache=cross, capture=capture
-            )
-            x = self._add(x, h, self.cross_attention_norm, key("cross_attention_residual_dropout"))
-        h = self.feedforward(self.feedforward_norm(x) if self.pre else x, key("feedforward"))
-        x = self._add(x, h, self.feedforward_norm, key("feedforward_residual_dropout"))
-        captured = None if self_weights is None else Captured(x, self_weights, cross_weights)
-        return x, captured, None if own is None else LayerCache(own, cross)
-
-    def _add(self, x: Array, h: Array, norm: Norm, key: Array | None) -> Array:
-        h = self.residual_dropout(h, key)
-        return x + h if self.pre else norm(x + h)
-
-
-class Stack(nnx.Module):
-    """num_layers blocks, then the final norm if there is one.
-
-    The layers share arrays with a leading L axis. In training, `lax.scan` runs one compiled layer over that axis, so
-    compile time does not grow with depth. With a cache, the layers run one by one, because a scan would copy each
-    layer's weights before reading them, which is most of the cost of a token.
-    """
-
-    def __init__(self, config: TransformerConfig, stack: StackConfig, *, cross: bool = False) -> None:
-        self.blocks = nnx.vmap(lambda: Block(config, stack, cross=cross), axis_size=stack.num_layers)()
-        self.relative_positions = RelativePositions(config, stack) if stack.positions == "relative" else None
-        self.final_norm = Norm(config, stack) if stack.final_norm else None
-        self.final_dropout = Dropout(config.dropout.final)
-        self.config, self.stack = config, stack
-
-    def __call__(
-        self,
-        x: Float[Array, "N T D"],
-        mask: Mask,
-        positions: Int[Array, "#N T"],
-        memory: Float[Array, "N S D"] | None = None,
-        memory_mask: Mask | None = None,
-        *,
-        dropout_key: Key[Array, ""] | None = None,
-        cache: Cache | None = None,
-        capture: bool = False,
-    ) -> tuple[Float[Array, "N T D"], Captured | None, Cache | None]:
-        """Runs all layers; returns the residual stream, what `capture` asks for, and the cache with x in it."""
-        graph, layers = nnx.split(self.blocks, nnx.Param)
-        rotation, blocks_key = rotary_angles(self.config, self.stack, positions), site_key(dropout_key, "blocks")
-        if self.relative_positions is not None:
-            slots = x.shape[1] if cache is None else cache.is_token.shape[1]
-            mask = replace(mask, bias=self.relative_positions(mask, x.shape[1], slots))
-
-        def layer(x: Array, parameters: Any, key: Array | None, cache: LayerCache | None) -> tuple[Any, ...]:
-            block = nnx.merge(graph, parameters)
-            return block(x, mask, rotation, memory, memory_mask, dropout_key=key, cache=cache, capture=capture)
-
-        captured: Captured | None
-        if cache is None:
-            fold = jax.vmap(jax.random.fold_in, (None, 0))
-            keys = None if blocks_key is None else fold(blocks_key, jnp.arange(self.stack.num_layers))
-            compute = self.config.compute
-            body = rematerialized(lambda x, inputs: layer(x, inputs[0], inputs[1], None)[:2], compute.remat)
-            unroll = min(compute.unroll, self.stack.num_layers)
-            x, captured = jax.lax.scan(body, x, (layers, keys), unroll=unroll)
-        else:
-            results = []
-            for number, own in enumerate(cache.layers):
-                x, *rest = layer(x, _one(layers, number), site_key(blocks_key, number), own)
-                results.append(rest)
-            each_captured, remembered = zip(*results, strict=True)
-            captured = jax.tree.map(lambda *each: jnp.stack(each), *each_captured)
-            cache = cache._replace(layers=remembered)
-        x = x if self.final_norm is None else self.final_norm(x)
-        return self.final_dropout(x, site_key(dropout_key, "final_dropout")), captured, cache
-
-
-def _one(layers: Any, number: int) -> Any:
-    """Returns the parameters of one layer."""
-    return nnx.map_state(lambda _, parameter: parameter.replace(parameter.get_value()[number]), layers)
 
 
 class SingleStack(ReadOut):
@@ -296,7 +173,8 @@ class EncoderDecoder(ReadOut):
         message = "there are segments of one side alone; expected source_segments and target_segments, or neither"
         require((source_segments is None) == (target_segments is None), message)
         segments = None if source_segments is None or target_segments is None else (target_segments, source_segments)
-        memory_mask, key = Mask(is_token=source_mask, segments=segments), site_key(dropout_key, "decoder")
+        memory_mask = Mask(is_token=source_mask, segments=segments, cap=self.decoder.stack.score_cap)
+        key = site_key(dropout_key, "decoder")
         x = self.target_embedding(target, positions, self.table, dropout_key=site_key(dropout_key, "target_embedding"))
         x, captured, cache = self.decoder(
             x, seen, positions, memory, memory_mask, dropout_key=key, cache=cache, capture=capture

@@ -16,7 +16,7 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int
 
 from jax_tformer.data.batches import IGNORED
-from jax_tformer.model.layers import accumulator
+from jax_tformer.model.layers import accumulator, soft_cap
 
 LOGITS_AT_ONCE = 2**26
 """The most logits at once: 256 MB in float32."""
@@ -30,40 +30,47 @@ def linear_cross_entropy(
     bias: Float[Array, " V"] | None,
     labels: Int[Array, "B T"],
     label_smoothing: float = 0.0,
+    cap: float | None = None,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
     """Returns the cross-entropy of the logits x table^T + bias, summed over the labels that count, and their number.
 
-    The sum is in nats.
+    The sum is in nats. With a `cap`, the logits are bounded by it (see `soft_cap`).
     """
     width, vocabulary = x.shape[-1], len(table)
     flat, targets = x.reshape(-1, width), labels.reshape(-1)
     if x.dtype != accumulator(x.dtype):
         table = jnp.pad(table, ((0, -vocabulary % _LANES), (0, 0)))
     counted = (targets != IGNORED).sum()
-    return _summed(flat, table, bias, targets, vocabulary, label_smoothing), counted
+    return _summed(flat, table, bias, targets, vocabulary, label_smoothing, cap), counted
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(4, 5))
-def _summed(x: Array, table: Array, bias: Array | None, labels: Array, vocabulary: int, smoothing: float) -> Array:
+@partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6))
+def _summed(
+    x: Array, table: Array, bias: Array | None, labels: Array, vocabulary: int, smoothing: float, cap: float | None
+) -> Array:
     narrow = table.astype(x.dtype)
 
     def add(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
         rows, targets = part
-        losses, _ = _losses(_logits(rows, narrow, bias, vocabulary), targets, vocabulary, smoothing)
+        losses, _ = _losses(_logits(rows, narrow, bias, vocabulary, cap), targets, vocabulary, smoothing)
         return total + losses.sum(), None
 
     return jax.lax.scan(add, jnp.zeros((), accumulator(x.dtype)), _parts(x, labels, len(table)))[0]
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(4, 5))
+@partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6))
 def _with_gradients(
-    x: Array, table: Array, bias: Array | None, labels: Array, vocabulary: int, smoothing: float
+    x: Array, table: Array, bias: Array | None, labels: Array, vocabulary: int, smoothing: float, cap: float | None
 ) -> tuple[Array, tuple[Array, Array, Array | None]]:
     """Returns the loss, and its gradients by x, table and bias."""
     high, narrow = accumulator(x.dtype), table.astype(x.dtype)
 
     def part(rows: Array, targets: Array) -> tuple[Array, Array, tuple[Array, Array]]:
-        losses, by_logits = _losses(_logits(rows, narrow, bias, vocabulary), targets, vocabulary, smoothing)
+        logits = _logits(rows, narrow, bias, vocabulary, cap)
+        losses, by_logits = _losses(logits, targets, vocabulary, smoothing)
+        if cap is not None:
+            # tanh' = 1 - tanh^2; the columns beyond the vocabulary have no gradient.
+            by_logits = by_logits * (1 - jnp.square(jnp.maximum(logits, -cap) / cap))
         by_bias = by_logits.sum(0)
         by_logits = by_logits.astype(x.dtype)
         by_table = jnp.einsum("nv,nd->vd", by_logits, rows, preferred_element_type=high)
@@ -87,23 +94,25 @@ def _with_gradients(
 
 
 @_with_gradients.defjvp
-def _with_gradients_jvp(vocabulary: int, smoothing: float, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
+def _with_gradients_jvp(
+    vocabulary: int, smoothing: float, cap: float | None, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> Any:
     """Does what JAX would do by default, but makes JAX treat the function as a whole.
 
     Without this rule, reverse mode would move constants as large as a part of the logits out of the loop and keep them.
     """
-    return jax.jvp(lambda *given: _with_gradients.fun(*given, vocabulary, smoothing), primals, tangents)
+    return jax.jvp(lambda *given: _with_gradients.fun(*given, vocabulary, smoothing, cap), primals, tangents)
 
 
 @partial(_summed.defjvp, symbolic_zeros=True)
 def _summed_jvp(
-    vocabulary: int, smoothing: float, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+    vocabulary: int, smoothing: float, cap: float | None, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[Array, Array]:
     """Returns the loss and its change, gradient * tangent, whose transpose in the backward pass is gradient * factor.
 
     Everything else is computed before the transposition, and so only once.
     """
-    loss, gradients = _with_gradients(*primals, vocabulary, smoothing)
+    loss, gradients = _with_gradients(*primals, vocabulary, smoothing, cap)
     moved = jnp.zeros_like(loss)
     for gradient, tangent in zip(gradients, tangents[:3], strict=True):
         if gradient is not None and not isinstance(tangent, SymbolicZero):
@@ -125,12 +134,13 @@ def _parts(x: Array, labels: Array, vocabulary: int) -> tuple[Array, Array]:
     return rows.reshape(-1, parts, x.shape[1]).swapaxes(0, 1), targets.reshape(-1, parts).T
 
 
-def _logits(x: Array, table: Array, bias: Array | None, vocabulary: int) -> Float[Array, "N V"]:
+def _logits(x: Array, table: Array, bias: Array | None, vocabulary: int, cap: float | None) -> Float[Array, "N V"]:
     """Computes logits in at least float32; columns beyond the vocabulary are minus infinity."""
     logits = jnp.einsum("nd,vd->nv", x, table, preferred_element_type=accumulator(x.dtype))
     beyond = len(table) - vocabulary
     if bias is not None:
         logits = logits + jnp.pad(bias, (0, beyond)).astype(logits.dtype)[None]
+    logits = logits if cap is None else soft_cap(logits, cap)
     if not beyond:
         return logits
     return jnp.where((jnp.arange(len(table)) < vocabulary)[None], logits, -jnp.inf)

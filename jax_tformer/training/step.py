@@ -88,7 +88,8 @@ def batch_loss(
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
     """Returns the summed cross-entropy of a batch in nats, and the number of labels that count."""
     hidden = forward(net, params, batch, dropout_key=dropout_key).hidden
-    return linear_cross_entropy(hidden, *net.bind(params).projection(), batch["labels"], label_smoothing)
+    matrix, bias = net.bind(params).projection()
+    return linear_cross_entropy(hidden, matrix, bias, batch["labels"], label_smoothing, net.config.logit_cap)
 
 
 def split_batch(batch: Batch, parts: int) -> Batch:

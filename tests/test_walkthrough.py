@@ -42,11 +42,11 @@ def test_the_page_and_the_drawing_are_what_the_sources_say() -> None:
     [
         (
             "jax_tformer/model/attention.py",
-            "query = self.query(x, dropout_key)",
-            "query = self.query(x, dropout_key) * 2",
+            "query = self._placed(self.query(x, dropout_key),",
+            "query = self._placed(self.query(x * 2, dropout_key),",
             "walkthrough.md is not",
         ),
-        ("torch_ref/transformer.py", "norm(x + h)", "norm(h + x)", "walkthrough.md is not what the sources say"),
+        ("torch_ref/blocks.py", "norm(x + h)", "norm(h + x)", "walkthrough.md is not what the sources say"),
         ("docs/draw_architecture.py", "WIDTH = 700", "WIDTH = 701", "architecture.svg is not what the sources say"),
         ("jax_tformer/model/masks.py", "distance", "apart", "Mask.boolean: 0 statements begin with 'distance ='"),
         (

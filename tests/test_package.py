@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 import jax_tformer
-from jax_tformer import ARCHITECTURES, DecodingConfig, StackConfig, TransformerConfig, config, transformer
+from jax_tformer import ARCHITECTURES, DecodingConfig, StackConfig, TransformerConfig, transformer
+from jax_tformer import described as described_module
 from jax_tformer.config import ComputeConfig, DropoutConfig
 from jax_tformer.experiment import (
     MaskedTextData,
@@ -70,11 +71,11 @@ def test_without_source_the_docstring_is_what_it_was(monkeypatch: pytest.MonkeyP
         raise OSError("could not get source code")
 
     monkeypatch.setattr(inspect, "getsource", nowhere)
-    config._descriptions.cache_clear()
+    described_module._descriptions.cache_clear()
     try:
         assert DropoutConfig.__doc__ == "The dropout rates; all apply only where a dropout key is given."
     finally:
-        config._descriptions.cache_clear()
+        described_module._descriptions.cache_clear()
 
 
 def test_a_model_shows_its_shape() -> None:

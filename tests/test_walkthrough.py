@@ -63,7 +63,12 @@ def test_the_page_and_the_drawing_are_what_the_sources_say() -> None:
         ),
         ("docs/walkthrough.template.md", "](parity.md)", "](proof.md)", "the link proof.md leads nowhere"),
         ("docs/walkthrough.template.md", "](parity.md)", "](#proof)", "the link #proof leads nowhere"),
-        ("docs/walkthrough.template.md", "denominator = ... return", "return ... denominator =", "stands before"),
+        (
+            "docs/walkthrough.template.md",
+            "denominator = jnp.power | return",
+            "return | denominator = jnp.power",
+            "stands before",
+        ),
     ],
 )
 def test_what_has_drifted_is_named(file: str, old: str, new: str, said: str, tmp_path: Path) -> None:

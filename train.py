@@ -35,13 +35,15 @@ def main(arguments: Sequence[str]) -> int:
     import jax
 
     from jax_tformer.data.batches import check_batch_ids
-    from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
+    from jax_tformer.data.pipeline import build_pipeline
     from jax_tformer.data.tokenizer_sources import load_run_tokenizer
     from jax_tformer.data.tokenizers import check_vocabulary
     from jax_tformer.model.functional import transformer
     from jax_tformer.model.lora import merge_lora, trained
     from jax_tformer.run.checkpoints import Checkpoints
     from jax_tformer.run.evaluation import Evaluator, sample_text
+    from jax_tformer.run.exporting import export_pretrained
+    from jax_tformer.run.fine_tuning import given_parameters, new_tokenizer
     from jax_tformer.run.preparing import compile_beside, describe_compute, fit_to_devices, prepare
     from jax_tformer.run.progress import ProgressLine, Reporter, first_not_finite
     from jax_tformer.run.results import MetricsLog, finish
@@ -59,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     mesh = make_mesh(experiment.mesh, training.batch_size // training.accumulation)
 
     # 3. The data. A continued run keeps its tokenizer.
-    tokenizer = load_run_tokenizer(run.path) if continues else build_tokenizer_for(experiment.data)
+    tokenizer = load_run_tokenizer(run.path) if continues else new_tokenizer(experiment)
     model = experiment.model.with_vocab_size(tokenizer.vocab_size)
     experiment = dataclasses.replace(experiment, model=model)
     changes, notes = permitted_changes(plan.before if continues else None, experiment)
@@ -67,9 +69,11 @@ def main(arguments: Sequence[str]) -> int:
     pipeline = build_pipeline(experiment.data, training, tokenizer)
     shape = pipeline.evaluation[0]
 
-    # 4. The model, its optimizer and their step. Whatever does not fit is refused before anything is written.
+    # 4. The model, its optimizer and their step, and the weights of its checkpoint. Whatever does not fit is refused
+    # before anything is written.
     net = transformer(fit_to_devices(model, shape, mesh, training.accumulation))
     prepared = prepare(net, optimizer(experiment.optimizer, training.steps), mesh, training, shape)
+    given = None if continues else given_parameters(experiment, mesh)
 
     # 5. The run: from its newest checkpoint, or from step 0.
     batches = pipeline.train_iterator()
@@ -81,12 +85,15 @@ def main(arguments: Sequence[str]) -> int:
         say(f"the run that was in {run.path} is now in {moved}")
     if state is not None and int(state.step) == training.steps == run.ended_at():
         run.unlock()
+        if plan.export is not None:
+            say(export_pretrained(run, plan.export))
+            return 0
         say(f"the run in {run.path} is complete; --steps N continues it, --run FOLDER or --resume no starts another")
         return 0
     compiling = compile_beside(prepared.step)
     if state is None:
         run.create(experiment, tokenizer)
-        state = prepared.first_state()
+        state = prepared.first_state(given)
     number = start = int(state.step)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     devices = f"{mesh.size} {jax.devices()[0].device_kind} device(s)"
@@ -142,6 +149,8 @@ def main(arguments: Sequence[str]) -> int:
     samples = sample_text(speaker, params, experiment, tokenizer, lambda: pipeline)
     figures = {**reporter.speed, "wall_seconds": resumption.seconds, "parameters": parameters}
     say(finish(run, number, figures, samples))
+    if plan.export is not None:
+        say(export_pretrained(run, plan.export))
     return 0
 
 

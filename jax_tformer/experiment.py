@@ -271,8 +271,15 @@ class ExperimentConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     sample: SampleConfig = field(default_factory=SampleConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
+    init: str | None = None
+    """Hugging Face folder whose weights, architecture and tokenizer the run begins with; None: new weights."""
 
     def __post_init__(self) -> None:
+        require(
+            self.init is None or self.data.tokenizer.kind == "huggingface",
+            f"init is {self.init!r} and the tokenizer is of kind {self.data.tokenizer.kind!r}; expected the "
+            "checkpoint's own tokenizer: leave --data.tokenizer out",
+        )
         kind = type(self.data).__name__
         stacks = (self.model.encoder is not None, self.model.decoder is not None)
         expected = {"TextData": (False, True), "MaskedTextData": (True, False), "PairData": (True, True)}[kind]

@@ -198,6 +198,23 @@ _DATES_STACK = StackConfig(
     num_layers=2, num_heads=4, feedforward_width=192, norm_placement="pre", final_norm=True, embedding_scale=True
 )
 
+_MASKED_DATA = MaskedTextData(
+    source="python-docs", context_length=128, tokenizer=TokenizerConfig("bpe", vocab_size=1024)
+)
+_MASKED_DOCS = ExperimentConfig(
+    model=TransformerConfig(
+        d_model=128,
+        encoder=replace(
+            _BERT_STACK, num_layers=4, num_heads=4, feedforward_width=512, max_positions=128, token_types=0
+        ),
+        head="transform",
+        tied_head=True,
+        head_bias=True,
+    ),
+    data=_MASKED_DATA,
+    optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100, weight_decay=0.01),
+    training=TrainingConfig(steps=800, batch_size=16, evaluate_every=200, checkpoint_every=200),
+)
 EXPERIMENTS: dict[str, Experiment] = {
     "python-docs": Experiment(
         "decoder-only on the Python language reference that ships inside CPython",
@@ -224,22 +241,11 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "masked-docs": Experiment(
         "encoder-only: restore masked tokens of the Python language reference",
-        ExperimentConfig(
-            model=TransformerConfig(
-                d_model=128,
-                encoder=replace(
-                    _BERT_STACK, num_layers=4, num_heads=4, feedforward_width=512, max_positions=128, token_types=0
-                ),
-                head="transform",
-                tied_head=True,
-                head_bias=True,
-            ),
-            data=MaskedTextData(
-                source="python-docs", context_length=128, tokenizer=TokenizerConfig("bpe", vocab_size=1024)
-            ),
-            optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100, weight_decay=0.01),
-            training=TrainingConfig(steps=800, batch_size=16, evaluate_every=200, checkpoint_every=200),
-        ),
+        _MASKED_DOCS,
+    ),
+    "masked": Experiment(
+        "encoder-only, restores masked tokens of your own text: --data.path FILE, FOLDER or 'GLOB'",
+        replace(_MASKED_DOCS, data=replace(_MASKED_DATA, source="files")),
     ),
     "text": Experiment("decoder-only on your own text: --data.path FILE, FOLDER or 'GLOB'", _TEXT),
     "pairs": Experiment(

@@ -72,10 +72,17 @@ def follow_settings(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], 
     first, last = (
         tokens.get(f"{role}_token") if settings.get(f"add_{role}_token") else None for role in ("bos", "eos")
     )
-    ids = {token: backend.token_to_id(token) for token in (first, last) if token is not None}
-    if None not in ids.values():
-        template = [*([first] if first else []), "$A", *([last] if last else [])]
-        backend.post_processor = TemplateProcessing(single=template, special_tokens=list(ids.items()))
+    sides = [() if token is None else (token,) for token in (first, last)]
+    before, after = (tuple(id for token in side if (id := backend.token_to_id(token)) is not None) for side in sides)
+    if len(before) + len(after) == sum(map(len, sides)):
+        backend.post_processor = template(backend, Framing(before, after))
+
+
+def template(backend: tokenizers.Tokenizer, framing: Framing) -> TemplateProcessing:
+    """Returns the post-processor that adds the tokens of `framing`."""
+    tokens = {id: backend.id_to_token(id) for id in (*framing.before, *framing.after)}
+    single = [*map(tokens.get, framing.before), "$A", *map(tokens.get, framing.after)]
+    return TemplateProcessing(single=single, special_tokens=[(token, id) for id, token in tokens.items()])
 
 
 def pair_framing(tokenizer: "Tokenizer") -> Framing:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import tokenizers
 
-from jax_tformer.data.framing import Framing, added_ids
+from jax_tformer.data.framing import Framing, added_ids, template
 from jax_tformer.data.text_files import BLOCK, Pieces, blocks
 from jax_tformer.errors import InputError
 from jax_tformer.files import write_text
@@ -80,6 +80,12 @@ class Tokenizer:
         """Returns this tokenizer with the `framing` of its post-processor; end_ids None: its end token."""
         ends = end_ids if end_ids is not None else () if self.end_id is None else (self.end_id,)
         return Tokenizer(self._backend, self._roles, Framing(*added_ids(self._backend), start_id, ends))
+
+    def adding(self, framing: Framing) -> "Tokenizer":
+        """Returns a tokenizer for other programs, which adds the tokens of `framing` by itself."""
+        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        backend.post_processor = template(backend, framing)
+        return Tokenizer(backend, self._roles)
 
     def require(self, role: Role, purpose: str) -> int:
         """Returns the id of the token with this role; raises InputError with the `purpose` if there is none."""

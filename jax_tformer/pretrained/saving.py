@@ -66,7 +66,7 @@ def save_pretrained(
             f"the tokenizer has {tokenizer.vocab_size:,} ids and the model's table {rows:,} rows; expected at most "
             "as many; save the model with the tokenizer that it was trained with"
         )
-    chosen, said = _described(net, architecture)
+    chosen, said = described(net, architecture)
     origin: Origin | None = net.origin if net.origin is not None and net.origin.architecture == chosen else None
     tensors, types = _tensors(net, params, chosen, origin, dtype)
     config = _config_json(net, chosen, said, types, tokenizer)
@@ -86,8 +86,11 @@ def save_pretrained(
         raise InputError(f"cannot write {out}: {error.strerror}; expected a place with room for it") from error
 
 
-def _described(net: AnyTransformer, architecture: str | None) -> tuple[str, dict[str, object]]:
-    """Returns the class, and the fields of config.json that say what our config says."""
+def described(net: AnyTransformer, architecture: str | None = None) -> tuple[str, dict[str, object]]:
+    """Returns the class (this one, or the first that can), and the fields of config.json that say what our config says.
+
+    Raises InputError if none can express the config.
+    """
     if architecture is not None and architecture not in FAMILIES:
         raise InputError(f"architecture is {architecture!r}; expected one of {', '.join(FAMILIES)}")
     if architecture is not None or net.origin is not None:

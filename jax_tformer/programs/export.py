@@ -4,11 +4,12 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
-from jax_tformer.errors import InputError
+from jax_tformer.config import Dtype
+from jax_tformer.errors import InputError, require
 from jax_tformer.files import user_path
 from jax_tformer.run.command_line import checkpoint_step, parse
 
@@ -23,18 +24,34 @@ class ExportOptions:
     """A new or empty folder, for model.safetensors, config.json and the files of the tokenizer."""
     checkpoint: str = "newest"
     """newest, best (by held-out loss), or the step of a checkpoint that the run still has."""
+    huggingface: bool = False
+    """Write what Hugging Face's from_pretrained opens, instead of PyTorch's names for torch_ref."""
+    architecture: str | None = None
+    """With --huggingface, the class, such as GPTNeoXForCausalLM; None: that of the run's --init, or the first that can
+    express the model."""
+    dtype: Dtype | Literal["float16"] | None = None
+    """With --huggingface, the type of the weights there; None: as they are."""
 
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(ExportOptions, arguments, prog="jax-tformer export", description=__doc__ or "")
     step, out = checkpoint_step(options.checkpoint), user_path(options.out)
+    for name in ("architecture", "dtype"):
+        told = f"--{name} is {getattr(options, name)!r} without --huggingface; expected both, or neither"
+        require(options.huggingface or getattr(options, name) is None, told)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} is there already; expected a new or empty folder")
 
     from jax_tformer.run.run_folder import RunFolder
 
     run = RunFolder(user_path(options.run))
-    run.read_config()
+    experiment = run.read_config()
+    if options.huggingface:
+        from jax_tformer.run.exporting import export_pretrained, require_expressible
+
+        require_expressible(experiment, options.architecture)
+        print(export_pretrained(run, out, step, architecture=options.architecture, dtype=options.dtype))
+        return 0
 
     import safetensors
 

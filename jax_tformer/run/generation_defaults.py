@@ -4,9 +4,13 @@ Their meanings are those of `transformers`: what is absent there has its default
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jax_tformer.errors import InputError
+
+if TYPE_CHECKING:
+    from jax_tformer.pretrained.origin import Origin
 
 _IDS = ("bos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id")
 _WHOLE = ("max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "top_k", *_IDS)
@@ -56,6 +60,15 @@ class GenerationDefaults(NamedTuple):
     translates: bool
     ignored: tuple[str, ...]
     """The settings that we do not have, each with its value."""
+
+
+def defaults_of(origin: "Origin", folder: Path, *, translates: bool) -> tuple[GenerationDefaults, Path]:
+    """Returns the defaults of the checkpoint in `folder`, and the file that says them; raises as `read_defaults`."""
+    settings, where = dict(origin.config), folder / "config.json"
+    if origin.generation is not None:
+        start = {name: settings.get(name) for name in ("decoder_start_token_id", "bos_token_id")}
+        settings, where = start | dict(origin.generation), folder / "generation_config.json"
+    return read_defaults(settings, translates=translates, where=str(where)), where
 
 
 def read_defaults(settings: Mapping[str, Any], *, translates: bool, where: str) -> GenerationDefaults:

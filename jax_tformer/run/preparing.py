@@ -52,8 +52,8 @@ class Prepared(NamedTuple):
 
     abstract: TrainState
     """The shape, type and sharding of every array, to restore a checkpoint into."""
-    first_state: Callable[[], TrainState]
-    """Computes the state at step 0."""
+    first_state: Callable[..., TrainState]
+    """Computes the state at step 0, of new parameters or of `given` ones, which it donates."""
     step: jax.stages.Lowered
     """(state, batch) -> (state, metrics), traced but not compiled; donates the state."""
 
@@ -79,7 +79,12 @@ def prepare(
     )
     with computing_on(mesh):
         lowered = update.lower(abstract, abstract_batch(mesh, batch))
-    initialise = jax.jit(first_state, out_shardings=shardings, compiler_options=compiler_options(once=True))
+    initialise = jax.jit(
+        first_state,
+        out_shardings=shardings,
+        donate_argnames=("given",),
+        compiler_options=compiler_options(once=True),
+    )
     return Prepared(abstract, initialise, lowered)
 
 

@@ -16,7 +16,7 @@ from jax_tformer.data.tokenizer_sources import load_run_tokenizer, tokenizer_dig
 from jax_tformer.data.tokenizers import Tokenizer, check_vocabulary
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
-from jax_tformer.files import differences, from_dict, not_regular, parse_json, read_json, to_dict, write_json
+from jax_tformer.files import differences, from_dict, not_regular, parse_json, read_json, to_dict, user_path, write_json
 
 _LONGEST_LINE = 1 << 20
 _BEFORE_CONFIG = re.compile(r"lock|origin|tokenizer(_config)?\.json(\.partial)?|config\.json\.partial")
@@ -171,10 +171,17 @@ class RunFolder:
         write_json(self.config, to_dict(experiment))
 
     def create(self, experiment: ExperimentConfig, tokenizer: Tokenizer) -> None:
-        """Makes the folder and writes the tokenizer and, last, config.json, which makes it a run."""
+        """Makes the folder and writes the tokenizer, what the run begins with and, last, config.json, which makes it
+        a run."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             tokenizer.save(self.path)
+            if experiment.init is not None:
+                # Imported here because only such runs need it.
+                from jax_tformer.pretrained.origin import read_origin, write_origin
+
+                self.origin.mkdir(exist_ok=True)
+                write_origin(self.origin, read_origin(user_path(experiment.init)))
             write_json(self.config, to_dict(experiment))
         except OSError as error:
             raise InputError(f"cannot write to {self.path}: {error.strerror}; choose another --run") from error

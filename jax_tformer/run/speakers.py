@@ -112,19 +112,15 @@ def _of_checkpoint(
     load: "Callable[[], Trained]",
 ) -> Speaker:
     """Makes the speaker of a model that generates as the files in `folder` say."""
-    from jax_tformer.run.generation_defaults import read_defaults
+    from jax_tformer.run.generation_defaults import defaults_of
 
     if config.decoder is None or config.head == "none":
         raise InputError(
             f"{options.run} holds an encoder ({origin.architecture}); only decoder-only and encoder-decoder models "
             "generate text; give the folder of one"
         )
-    translates, where = config.encoder is not None, folder / "config.json"
-    settings = dict(origin.config)
-    if origin.generation is not None:
-        start = {name: settings.get(name) for name in ("decoder_start_token_id", "bos_token_id")}
-        settings, where = start | dict(origin.generation), folder / "generation_config.json"
-    defaults = read_defaults(settings, translates=translates, where=str(where))
+    translates = config.encoder is not None
+    defaults, where = defaults_of(origin, folder, translates=translates)
     tokenizer = tokenizer.framed(defaults.start_id, defaults.end_ids or None)
     positions = config.decoder.max_positions
     decoding = options.decoding_of_checkpoint(defaults, str(where), positions if translates else None)

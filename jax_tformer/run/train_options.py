@@ -28,12 +28,14 @@ SHORT_NAMES = {
 """Short flag -> the flag that it stands for. One that ends in a dot stands for the beginnings of flags."""
 _PLACES = ("data.path", "data.target_path")
 _USAGE = """usage: train.py [EXPERIMENT] [--run FOLDER] [--resume auto|no] [--FIELD VALUE ...]
+       train.py text|pairs|masked --init HUGGING_FACE_FOLDER [--export FOLDER] [--FIELD VALUE ...]
        train.py --run FOLDER [--FIELD VALUE ...]
        train.py --run FOLDER --report [--sample.FIELD VALUE ...]
 
 Trains a transformer. If the folder holds a run, continues it with the run's own settings; flags may change those that
 its results so far do not depend on, such as --steps. --report draws loss.png and samples of a run, whether it is
-running, stopped or finished. Without an experiment and a folder, trains python-docs.
+running, stopped or finished. --init fine-tunes the model in a Hugging Face folder, and --export writes such a folder.
+Without an experiment and a folder, trains python-docs.
 
 experiments:
 {experiments}
@@ -53,6 +55,8 @@ class TrainOptions(ExperimentConfig):
     """The run's folder; None: runs/EXPERIMENT. If it holds a run, that run continues."""
     resume: Literal["auto", "no"] = "auto"
     """auto: continue the run in the folder; no: start a new one, and move the old one aside."""
+    export: Path | None = None
+    """At the end, write the model to this new folder, which Hugging Face's from_pretrained opens."""
     report: bool = False
     """Train nothing: draw loss.png and samples.txt of a run in any state; --sample.FIELD changes how it samples."""
 
@@ -71,6 +75,8 @@ class TrainPlan:
     """Whether to report on the run in the folder, and train nothing."""
     before: ExperimentConfig | None
     """The experiment of the run to continue, without the flags that change it; None for a new run."""
+    export: Path | None
+    """Where to write the model for Hugging Face in the end."""
     notes: list[str]
     """Notes for the user, a line each."""
 
@@ -89,7 +95,8 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("--run")
     first.add_argument("--resume")
-    where = argparse.Namespace(run=None, resume=None)
+    first.add_argument("--init")
+    where = argparse.Namespace(run=None, resume=None, init=None)
     with contextlib.suppress(argparse.ArgumentError):  # `parse` reports it
         first.parse_known_args(rest, where)
     named = list(arguments[:1]) == [name] or where.run is None
@@ -103,7 +110,7 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
             notes = _own_settings(before, name, rest)
     elif folder.holds_run() and where.resume == "no" and not named:
         raise InputError("--resume no starts a new run: name the experiment, as in train.py EXPERIMENT --run FOLDER")
-    start = _with_adapters(before or preset.config, rest)
+    start = _with_adapters(_start(folder, before, preset.config, where.init), rest)
     options = parse(
         TrainOptions,
         rest,
@@ -120,8 +127,39 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
             f"there is no run in {folder.path} to continue; check the path, or name the experiment to begin "
             f"there, as in train.py EXPERIMENT --run {folder.path}"
         )
+    if before is None and experiment.init is not None:
+        from jax_tformer.run.fine_tuning import require_same_architecture
+
+        require_same_architecture(experiment, start)
+    export = None if options.export is None else user_path(options.export)
+    if export is not None:
+        from jax_tformer.run.exporting import require_expressible, require_new_folder
+
+        require_new_folder(export)
+        require_expressible(experiment)
     name_said = name if named else None
-    return TrainPlan(name_said, experiment, folder.path, options.resume == "auto", options.report, before, notes)
+    return TrainPlan(
+        name_said, experiment, folder.path, options.resume == "auto", options.report, before, export, notes
+    )
+
+
+def _start(
+    folder: "RunFolder", before: ExperimentConfig | None, preset: ExperimentConfig, init: str | None
+) -> ExperimentConfig:
+    """Returns the experiment that flags change: of the run `before`, of the checkpoint `init`, or the preset."""
+    if init is None or init == "None":
+        return before or preset
+    if before is None:
+        from jax_tformer.run.fine_tuning import experiment_from
+
+        return experiment_from(preset, init)
+    if before.init != init:
+        began = "new weights" if before.init is None else before.init
+        raise InputError(
+            f"{folder.path} holds a run that began with {began}; expected the same --init to continue it; leave that "
+            "out, or start again with a new --run or --resume no"
+        )
+    return before
 
 
 def _with_adapters(experiment: ExperimentConfig, arguments: Sequence[str]) -> ExperimentConfig:

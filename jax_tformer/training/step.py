@@ -116,10 +116,15 @@ def tokens_read(batch: Batch) -> Int[Array, ""]:
     return jnp.stack([tokens.sum() for tokens in read]).sum()
 
 
-def init_state(net: AnyTransformer, tx: optax.GradientTransformation, key: Key[Array, ""]) -> TrainState:
-    """Makes the state of step 0: new parameters, and the optimizer's initial state."""
+def init_state(
+    net: AnyTransformer, tx: optax.GradientTransformation, key: Key[Array, ""], given: Params | None = None
+) -> TrainState:
+    """Makes the state of step 0: the `given` parameters (without adapters), or new ones, and the optimizer's state."""
     init_key, dropout_key = jax.random.split(key)
     params = net.init(init_key)
+    if given is not None:
+        # Adapters are new.
+        params = joined(trained(params), given) if net.config.lora is not None else given
     return TrainState(params, tx.init(trained(params)), jnp.zeros((), jnp.int32), jax.random.key_data(dropout_key))
 
 

@@ -1,0 +1,114 @@
+"""Begins a run with a Hugging Face folder: its architecture, its tokenizer, its weights.
+
+The run keeps the folder's settings and tokenizer in RUN/origin, and does not need the folder again once it has saved a
+checkpoint.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jax.sharding import Mesh
+
+from jax_tformer.config import TransformerConfig
+from jax_tformer.data.pipeline import build_tokenizer_for
+from jax_tformer.data.tokenizer_sources import load_tokenizer
+from jax_tformer.data.tokenizers import Tokenizer
+from jax_tformer.errors import InputError, require
+from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData, TokenizerConfig
+from jax_tformer.files import changed_fields, shortened, to_dict, user_path
+from jax_tformer.pretrained.loading import load_pretrained
+from jax_tformer.pretrained.origin import Origin, read_origin
+from jax_tformer.run.generation_defaults import defaults_of
+from jax_tformer.weights.huggingface import config_from_huggingface
+
+if TYPE_CHECKING:
+    from jax_tformer.model.functional import Params
+
+_LEARNING_RATE = 5e-5
+"""What `transformers` fine-tunes with by default; the experiments' own rates are for new weights."""
+_FREE = ("dropout", "compute", "lora")
+"""Parts of a model's config that a fine-tuning may choose."""
+
+
+def experiment_from(preset: ExperimentConfig, init: str) -> ExperimentConfig:
+    """Returns `preset` with the architecture and the tokenizer of the Hugging Face folder `init`.
+
+    Raises InputError if the folder is none, if we do not have its class or a setting, or if such a model does not suit
+    the data of `preset`.
+    """
+    folder = user_path(init)
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}; expected that of a Hugging Face model after --init")
+    origin = read_origin(folder)
+    model, data = config_from_huggingface(origin.config), preset.data
+    _require_kind(folder, origin, model, preset)
+    if not (folder / "tokenizer.json").exists():
+        raise InputError(f"{folder} has no tokenizer.json; expected one, as save_pretrained of a fast tokenizer writes")
+    tokenizer = TokenizerConfig("huggingface", name=init)
+    if isinstance(data, PairData):
+        data = replace(
+            data,
+            tokenizer=tokenizer,
+            source_length=_within(data.source_length, model.encoder),
+            target_length=_within(data.target_length, model.decoder),
+        )
+    else:
+        context = _within(data.context_length, model.output_stack)
+        data = replace(data, tokenizer=tokenizer, context_length=context)
+    optimizer = replace(preset.optimizer, learning_rate=_LEARNING_RATE)
+    return replace(preset, model=model, data=data, optimizer=optimizer, init=init)
+
+
+def require_same_architecture(experiment: ExperimentConfig, begun: ExperimentConfig) -> None:
+    """Raises InputError if flags have changed what the checkpoint decides; `begun` is what `experiment_from` said."""
+    free = {name: getattr(experiment.model, name) for name in _FREE}
+    changed = changed_fields(to_dict(replace(begun.model, **free)), to_dict(experiment.model))
+    told = [f"model.{name} is {asked!r} and there {there!r}" for name, (there, asked) in changed.items()]
+    require(
+        not told,
+        f"the checkpoint {begun.init} decides its architecture, and flags contradict it: {shortened(told)}; leave them "
+        "out (model.dropout, model.compute and --lora may change)",
+    )
+    require(
+        experiment.data.tokenizer == begun.data.tokenizer,
+        f"the checkpoint {begun.init} has a tokenizer of its own; leave --data.tokenizer out",
+    )
+
+
+def new_tokenizer(experiment: ExperimentConfig) -> Tokenizer:
+    """Makes the tokenizer of a new run: that of its checkpoint, or the one that its data describes."""
+    if experiment.init is None:
+        return build_tokenizer_for(experiment.data)
+    folder = user_path(experiment.init)
+    defaults, _ = defaults_of(read_origin(folder), folder, translates=isinstance(experiment.data, PairData))
+    return load_tokenizer(folder).framed(defaults.start_id, defaults.end_ids or None)
+
+
+def given_parameters(experiment: ExperimentConfig, mesh: Mesh) -> "Params | None":
+    """Reads the weights of a new run's checkpoint, each device its part; returns None if the run has no checkpoint."""
+    if experiment.init is None:
+        return None
+    return load_pretrained(experiment.init, dtype=experiment.model.compute.parameter_dtype, mesh=mesh)[1]
+
+
+def _require_kind(folder: Path, origin: Origin, model: TransformerConfig, preset: ExperimentConfig) -> None:
+    stacks = (model.encoder is not None, model.decoder is not None)
+    kinds = {(False, True): "text", (True, False): "masked", (True, True): "pairs"}
+    wanted = "pairs" if isinstance(preset.data, PairData) else "text"
+    wanted = "masked" if isinstance(preset.data, MaskedTextData) else wanted
+    require(
+        kinds[stacks] == wanted,
+        f"{folder} holds a {origin.architecture}, which trains on {kinds[stacks]}; expected a model for {wanted}; "
+        f"name the experiment {kinds[stacks]}",
+    )
+    require(
+        model.predicts_tokens,
+        f"{folder} holds a {origin.architecture}, whose head is {model.head!r}; expected a head that predicts tokens "
+        f"({'BertForMaskedLM' if wanted == 'masked' else 'a class for causal or conditional generation'} or the like)",
+    )
+
+
+def _within(length: int, stack: object) -> int:
+    positions = getattr(stack, "max_positions", None)
+    return length if positions is None else min(length, positions)

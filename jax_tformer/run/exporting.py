@@ -1,6 +1,5 @@
 """Writes the model of a run as a folder that Hugging Face's `from_pretrained` opens."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from jax_tformer.data.framing import Framing
@@ -9,6 +8,7 @@ from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData
 from jax_tformer.model.functional import transformer
+from jax_tformer.model.lora import without_adapters
 from jax_tformer.pretrained.origin import read_origin
 from jax_tformer.pretrained.saving import StoredDtype, described, save_pretrained
 from jax_tformer.run.restoring import Which, load_trained
@@ -24,7 +24,7 @@ def require_new_folder(out: Path) -> None:
 def require_expressible(experiment: ExperimentConfig, architecture: str | None = None) -> None:
     """Raises InputError if no class of `transformers`, or not this one, can express the model of a run."""
     if experiment.init is None:
-        described(transformer(replace(experiment.model.with_vocab_size(1), lora=None)), architecture)
+        described(transformer(without_adapters(experiment.model.with_vocab_size(1))), architecture)
 
 
 def export_pretrained(

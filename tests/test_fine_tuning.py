@@ -1,0 +1,204 @@
+"""train.py --init: a run begins with a Hugging Face folder, needs it no more, and is written back."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import generate
+import train
+from jax_tformer import load_pretrained, save_pretrained
+from jax_tformer.__main__ import PROGRAMS
+from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.data.tokenizer_sources import build_tokenizer, load_tokenizer
+from jax_tformer.experiment import TokenizerConfig
+from jax_tformer.model.functional import Params, transformer
+from jax_tformer.programs import export
+from jax_tformer.run.restoring import load_trained
+from jax_tformer.run.run_folder import RunFolder
+from tests.small_runs import TEXT, Refuse
+
+TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
+LAYER = {"num_layers": 2, "num_heads": 2, "feedforward_width": 32, "positions": "learned", "max_positions": 64}
+SHORT = [
+    *("--data.context-length", "16", "--training.batch-size", "2", "--training.evaluate-batches", "1"),
+    *("--sample.max-new-tokens", "4", "--sample.count", "1", "--optimizer.schedule", "constant"),
+]
+
+
+def save_gpt2(folder: Path) -> None:
+    """A tiny GPT-2 on bytes with a chat template, as somebody might have put it on the hub."""
+    layer = StackConfig(**LAYER, activation="gelu_tanh", norm_placement="pre", final_norm=True)
+    rates = DropoutConfig(embedding=0.1, attention=0.1, residual=0.1)
+    tokenizer = build_tokenizer(TokenizerConfig("bytes"), [], {"start": "<|endoftext|>", "end": "<|endoftext|>"})
+    net = transformer(
+        TransformerConfig(
+            vocab_size=tokenizer.vocab_size,
+            d_model=16,
+            decoder=layer,
+            tied_head=True,
+            initializer_std=0.3,
+            residual_init_scale=True,
+            dropout=rates,
+        )
+    )
+    save_pretrained(folder, net, net.init(jax.random.key(1)), tokenizer)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the checkpoint gpt2, a text, and the run of two steps that began with the one on the other."""
+    place = tmp_path_factory.mktemp("fine-tuned")
+    save_gpt2(place / "gpt2")
+    (place / "text.txt").write_text(TEXT)
+    arguments = ["text", "--init", str(place / "gpt2"), "--data.path", str(place / "text.txt"), *SHORT]
+    assert train.main([*arguments, "--steps", "2", "--run", str(place / "run"), "--export", str(place / "out")]) == 0
+    return place
+
+
+def equal(ours: Params, theirs: Params) -> bool:
+    return jax.tree.all(jax.tree.map(lambda a, b: bool((np.asarray(a) == np.asarray(b)).all()), ours, theirs))
+
+
+def weights(folder: Path) -> Params:
+    return load_pretrained(folder)[1]
+
+
+def trained(run: Path) -> Params:
+    return load_trained(RunFolder(run)).params
+
+
+def test_a_run_begins_with_the_weights(made: Path, folder: Path) -> None:
+    arguments = ["text", "--init", str(made / "gpt2"), "--data.path", str(made / "text.txt"), *SHORT]
+    still = ["--lr", "1e-30", "--steps", "1", "--mesh.data", "1", "--model.dropout.residual", "0.3"]
+    assert train.main([*arguments, *still, "--run", "still", "--export", "same"]) == 0
+    net, params, _ = load_pretrained("same")
+    # A step of this rate changes zeros alone.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-25), params, weights(made / "gpt2"))
+    assert net.config.dropout.residual == 0.3
+    assert not equal(params, trained(made / "run"))
+
+
+def test_a_run_needs_its_folder_no_more(made: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(made / "gpt2", "gpt2")
+    arguments = ["text", "--init", "gpt2", "--data.path", str(made / "text.txt"), *SHORT]
+    assert train.main([*arguments, "--run", "run", "--steps", "2"]) == 0
+    shutil.rmtree("gpt2")
+    capsys.readouterr()
+    # The same command, and then the folder alone.
+    assert train.main([*arguments, "--run", "run", "--steps", "3"]) == 0
+    assert train.main(["--run", "run", "--steps", "4"]) == 0
+    straight = ["text", "--init", str(made / "gpt2"), "--data.path", str(made / "text.txt"), *SHORT]
+    assert train.main([*straight, "--run", "straight", "--steps", "4"]) == 0
+    assert equal(trained(Path("run")), trained(Path("straight")))
+    assert json.loads(Path("run/config.json").read_text())["init"] == "gpt2"
+
+
+def test_what_is_exported_is_what_was_trained(made: Path) -> None:
+    _, params, tokenizer = load_pretrained(made / "out")
+    assert equal(params, trained(made / "run"))
+    assert tokenizer is not None
+    assert tokenizer.to_json() == load_tokenizer(made / "gpt2").to_json()
+    for name in ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (made / "out" / name).read_bytes() == (made / "gpt2" / name).read_bytes()
+    before, after = (json.loads((made / name / "config.json").read_text()) for name in ("gpt2", "out"))
+    assert after == before
+
+
+def test_runs_and_folders_answer_alike(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for name in ("run", "out"):
+        for flags in (["--prompt", "It was"], ["--prompt", "It was", "--chat", "--system", "Be brief"]):
+            capsys.readouterr()
+            assert generate.main([str(made / name), *flags, "--json"]) == 0
+            said.append(capsys.readouterr().out)
+    assert said[:2] == said[2:]
+    assert said[0] != said[1]
+
+
+@pytest.mark.deep
+def test_an_export_of_new_weights(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("text.txt").write_text(TEXT)
+    shape = ["--model.decoder.positions", "learned", "--model.decoder.max-positions", "16", "--model.d-model", "16"]
+    small = ["--model.decoder.num-layers", "1", "--model.decoder.num-heads", "2", "--data.tokenizer.kind", "bytes"]
+    small += ["--data.tokenizer.vocab-size", "None"]
+    assert train.main(["text", "--data.path", "text.txt", *SHORT, *shape, *small, "--steps", "1", "--run", "run"]) == 0
+    assert "export" in PROGRAMS
+    assert export.main(["run", "out", "--huggingface", "--architecture", "GPT2LMHeadModel"]) == 0
+    said = []
+    for name in ("run", "out"):
+        capsys.readouterr()
+        assert generate.main([name, "--prompt", "It", "--json", "--temperature", "0", "--max-new-tokens", "5"]) == 0
+        said.append(capsys.readouterr().out)
+    # The tokenizer of the folder adds the start token, as the run does.
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["text", "--init", "nowhere"], "there is no folder nowhere; expected that of a Hugging Face model"),
+        (["text", "--init", "."], "has no config.json"),
+        (["text", "--init", "gpt2", "--model.d-model", "32"], "model.d_model is 32 and there 16"),
+        (["text", "--init", "gpt2", "--model.decoder.num-layers", "3"], "model.decoder.num_layers is 3 and there 2"),
+        (["text", "--init", "gpt2", "--data.tokenizer.name", "other"], "leave --data.tokenizer out"),
+        (["text", "--init", "gpt2", "--data.context-length", "65"], "context_length is 65"),
+        (["pairs", "--init", "gpt2"], "holds a GPT2LMHeadModel, which trains on text; expected a model for pairs"),
+        (["masked", "--init", "gpt2"], "name the experiment text"),
+        (["text", "--init", "gpt2", "--run", "run"], "holds a run that began with "),
+        (["--run", "gpt2"], "train.py --init trains it"),
+        (["text", "--init", "gpt2", "--export", "gpt2"], "gpt2 is there already; expected a new or empty folder"),
+        (["text", "--init", "unknown"], "'SomeModel' is not a known Hugging Face class; expected one of"),
+        (["text", "--init", "silent"], "has no tokenizer.json"),
+        (["text", "--init", "broken"], "model.safetensors"),
+    ],
+)
+def test_what_cannot_be_fine_tuned(
+    made: Path, folder: Path, refuse: Refuse, arguments: list[str], message: str
+) -> None:
+    for name in ("gpt2", "run", "text.txt"):
+        subprocess.run(["cp", "-r", str(made / name), name], check=True)
+    for name in ("unknown", "silent", "broken"):
+        shutil.copytree("gpt2", name)
+    settings = json.loads(Path("unknown/config.json").read_text())
+    Path("unknown/config.json").write_text(json.dumps({**settings, "architectures": ["SomeModel"]}))
+    Path("silent/tokenizer.json").unlink()
+    Path("broken/model.safetensors").write_bytes(Path("broken/model.safetensors").read_bytes()[:-100])
+    place = ["--data.path", "text.txt"] if "--init" in arguments else []
+    assert message in refuse(*arguments, *place)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gpt2", "--prompt", "It", "--checkpoint", "best"], "--checkpoint is for runs"),
+        (["gpt2", "--source", "It"], "give --prompt, not --source"),
+        (["gpt2", "--prompt", "x" * 70], "the prompt has 70 tokens; expected at most 63, the model's context of 64"),
+        (["gpt2", "--prompt", "It", "--max-new-tokens", "63"], "expected at most 64 together, the model's context"),
+        (["plain", "--prompt", "It", "--chat"], "has no chat template"),
+        (["refusing", "--prompt", "It", "--chat"], "refuses this (only assistants here)"),
+        (["damaged", "--prompt", "It", "--chat"], "is damaged"),
+        (["gpt2", "--prompt", "It", "--system", "x"], "--system is given without --chat"),
+        (["odd", "--prompt", "It"], "top_k is 'many' in odd/generation_config.json; expected a whole number"),
+        (["cold", "--prompt", "It"], "temperature is -1.0"),
+        (["encoder", "--prompt", "It"], "holds an encoder (BertForMaskedLM)"),
+        (["silent", "--prompt", "It"], "has no tokenizer.json"),
+    ],
+)
+def test_what_cannot_be_asked(made: Path, folder: Path, refuse: Refuse, arguments: list[str], message: str) -> None:
+    for name in ("gpt2", "plain", "refusing", "damaged", "odd", "cold", "silent", "encoder"):
+        shutil.copytree(made / "gpt2", name)
+    Path("plain/chat_template.jinja").unlink()
+    Path("refusing/chat_template.jinja").write_text("{{ raise_exception('only assistants here') }}")
+    Path("damaged/chat_template.jinja").write_text("{% for")
+    Path("odd/generation_config.json").write_text('{"top_k": "many"}')
+    Path("cold/generation_config.json").write_text('{"do_sample": true, "temperature": -1}')
+    Path("silent/tokenizer.json").unlink()
+    encoder = {"architectures": ["BertForMaskedLM"], "model_type": "bert", "vocab_size": 257}
+    Path("encoder/config.json").write_text(json.dumps(encoder))
+    assert message in refuse(*arguments, program="generate.py")

@@ -48,6 +48,7 @@ ENTRIES = {
         auto=AutoModelForSequenceClassification,
         settings=_SETTINGS | {"num_labels": 3},
         stacks=_STACKS,
+        further=True,
         variants={"two classes": {"num_labels": 2}},
     ),
     "distilbert tokens": Entry(

@@ -25,7 +25,7 @@ class Entry:
     variants: Mapping[str, Settings] = field(default_factory=dict)
     """Name -> changes of `settings`; each has to change our config."""
     further: bool = False
-    """Whether its gates 1 to 3 are in the longer suite alone: its parts stand in another entry's, too."""
+    """Whether all its parts are in another entry's too: it needs gates 1 and 2 only, in the longer suite."""
     islands: bool = False
     """Whether it computes some things in float32 whatever its type, so that the float64 oracle needs `Float64`."""
     position_tables: Mapping[str, str] = field(default_factory=dict)

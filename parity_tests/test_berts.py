@@ -1,0 +1,175 @@
+"""What is special in BERT, RoBERTa and DistilBERT: poolers, labels, the places of dropout, positions, full size."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from torch import Tensor
+from transformers.models.bert import BertConfig, BertForMaskedLM
+
+from jax_tformer import load_pretrained, save_pretrained
+from jax_tformer.config import DropoutConfig
+from jax_tformer.errors import InputError
+from jax_tformer.model.functional import transformer
+from jax_tformer.weights.huggingface import config_from_huggingface, from_huggingface, to_huggingface
+from jax_tformer.weights.names import from_reference, to_reference
+from parity.measure import Measured, compared, relative_error
+from parity_tests.cases import weights_for
+from parity_tests.huggingface import Oracle, config_json
+from parity_tests.oracles import ENTRIES
+from torch_ref import reference
+from torch_ref.dropout import inject
+
+Record = Callable[[str, Measured], None]
+TOKENS = np.arange(2, 2 + 2 * 7).reshape(2, 7)
+
+
+@pytest.mark.parametrize("name", ["bert"])
+def test_a_model_without_its_pooler(name: str, tmp_path: Path) -> None:
+    """config.json does not tell of it, the arrays do; there and back bit for bit, and transformers opens it."""
+    kind = ENTRIES[name].kind
+    theirs = kind(kind.config_class(**ENTRIES[name].settings), add_pooling_layer=False).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    net, params, _ = load_pretrained(tmp_path / "theirs")
+    assert net.config.pooler == "none"
+    assert "pooler" not in params
+    save_pretrained(tmp_path / "ours", net, params, None)
+    ours, stored = (load_file(tmp_path / folder / "model.safetensors") for folder in ("ours", "theirs"))
+    assert {key: array.tobytes() for key, array in ours.items()} == {k: array.tobytes() for k, array in stored.items()}
+    opened, told = kind.from_pretrained(tmp_path / "ours", add_pooling_layer=False, output_loading_info=True)
+    assert not (told["missing_keys"] or told["unexpected_keys"])
+    with torch.no_grad():
+        same = opened.eval()(torch.from_numpy(TOKENS))[0], theirs(torch.from_numpy(TOKENS))[0]
+    assert torch.equal(*same)
+    # One with its pooler is another config, and is written as such.
+    pooled = Oracle(name)
+    assert pooled.config.pooler == "tanh"
+    assert "pooler.dense.weight" in to_huggingface(kind.__name__, pooled.config, weights_for(pooled.config, 0.02))[1]
+
+
+def test_names_of_classes_survive(tmp_path: Path) -> None:
+    """They change no number, so that they are no part of our config; a change of another setting leaves them be."""
+    oracle = Oracle("bert texts", id2label={0: "no", 1: "maybe", 2: "yes"}, problem_type="multi_label_classification")
+    oracle.model.save_pretrained(tmp_path / "theirs")
+    net, params, _ = load_pretrained(tmp_path / "theirs")
+    assert net.config.classes == 3
+    save_pretrained(tmp_path / "ours", net, params, None)
+    ours, theirs = (json.loads((tmp_path / folder / "config.json").read_text()) for folder in ("ours", "theirs"))
+    assert ours == theirs
+    assert ours["id2label"] == {"0": "no", "1": "maybe", "2": "yes"}
+    assert ours["problem_type"] == "multi_label_classification"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "expected"),
+    [
+        ("bert texts", {}, DropoutConfig(0.1, 0.1, 0.1, classifier=0.1)),
+        ("bert texts", {"hidden_dropout_prob": 0.3}, DropoutConfig(0.3, 0.1, 0.3, classifier=0.3)),
+        ("bert tokens", {"classifier_dropout": 0.0}, DropoutConfig(0.1, 0.1, 0.1)),
+        ("distilbert texts", {"dropout": 0.3}, DropoutConfig(0.3, 0.1, 0.3, classifier=0.2)),
+        ("distilbert texts", {"seq_classif_dropout": 0.5}, DropoutConfig(0.1, 0.1, 0.1, classifier=0.5)),
+        ("distilbert tokens", {"dropout": 0.3}, DropoutConfig(0.3, 0.1, 0.3, classifier=0.3)),
+    ],
+)
+def test_rates_of_dropout(name: str, settings: dict[str, Any], expected: DropoutConfig) -> None:
+    assert Oracle(name, **settings).config.dropout == expected
+
+
+@contextmanager
+def told_masks(masks: list[Tensor], rate: float) -> Iterator[None]:
+    """While this is on, torch's dropout layers with this rate use these masks, one after another."""
+    right = torch.nn.Dropout.forward
+
+    def forward(self: torch.nn.Dropout, x: Tensor) -> Tensor:
+        if self.p != rate:
+            return right(self, x)
+        mask = masks.pop(0)
+        assert mask.shape == x.shape
+        return x * mask / (1 - rate)
+
+    with patch.object(torch.nn.Dropout, "forward", forward):
+        yield
+
+
+@pytest.mark.parametrize("name", ["bert texts", "bert tokens", "distilbert texts", "distilbert tokens"])
+def test_classifiers_drop_where_theirs_do(name: str, record: Record) -> None:
+    """With all other rates 0, and the same masks, logits of training agree."""
+    rate = 0.375
+    none = {
+        "bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": rate},
+        "distilbert": {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": rate},
+    }["distilbert" if name.startswith("distilbert") else "bert"]
+    oracle = Oracle(name, **none)
+    if name == "distilbert tokens":
+        # Its one rate is that of the encoder, too.
+        oracle.model.dropout.p = rate
+    dropout = DropoutConfig(classifier=rate, pooler=rate if name == "roberta texts" else 0.0)
+    config = oracle.config.with_dtype("float64")
+    assert config.dropout == dropout or name == "distilbert tokens"
+    raw = oracle.random_weights(0.2, 0)
+    oracle.load(raw)
+    ours = reference(config).eval()
+    ours.load_state_dict({k: torch.from_numpy(x) for k, x in from_huggingface(oracle.json, raw)[1].items()})
+    rng, ids = np.random.default_rng(0), torch.from_numpy(TOKENS)
+    shape = (2, config.d_model) if config.head == "classify_text" else (*TOKENS.shape, config.d_model)
+    sites = ["pooler.dropout"] * (dropout.pooler > 0) + ["classifier.dropout"]
+    masks = {site: torch.from_numpy(rng.random(shape) > rate) for site in sites}
+    ours.classifier.dropout.p = rate  # type: ignore[union-attr]
+    inject(ours, masks)
+    with torch.no_grad():
+        plain = oracle.model(ids).logits.numpy()
+        oracle.model.train()
+        with told_masks(list(masks.values()), rate):
+            theirs = oracle.model(ids).logits.numpy()
+        logits = ours(ids).logits.numpy()
+    assert np.abs(theirs - plain).max() > 1e-3
+    record(f"huggingface {name}", compared("7 dropout", {"logits": logits}, {"logits": theirs}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"architectures": ["BertForTokenClassification"], "id2label": ["no", "yes"]}, "id2label is ['no', 'yes']"),
+        ({"architectures": ["BertForTokenClassification"], "num_labels": 0}, "classes is 0"),
+        ({"architectures": ["BertModel"], "position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ({"architectures": ["BertForMaskedLM"], "is_decoder": True}, "is_decoder"),
+        ({"architectures": ["DistilBertModel"], "activation": "mish"}, "activation is 'mish'"),
+        ({"architectures": ["BertForNextSentencePrediction"]}, "expected one of"),
+    ],
+)
+def test_what_we_do_not_have_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        config_from_huggingface(settings)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.deep
+def test_bert_base_at_full_size(record: Record) -> None:
+    """109,514,298 parameters; the logits of a short text in float32, beside the truth in float64."""
+    torch.manual_seed(0)
+    theirs = BertForMaskedLM(BertConfig(attn_implementation="eager")).eval()
+    assert sum(p.numel() for p in theirs.parameters()) == 109_514_298
+    state = {name: tensor.numpy() for name, tensor in theirs.state_dict().items()}
+    config, weights = from_huggingface(config_json(theirs), state)
+    params = from_reference(weights, transformer(config).shapes)
+    ids = np.random.default_rng(0).integers(0, 30522, (2, 12))
+    ours = np.asarray(jax.jit(transformer(config).apply)(params, jnp.asarray(ids, jnp.int32)))
+    with torch.no_grad():
+        single = theirs(torch.from_numpy(ids)).logits.numpy()
+        exact = theirs.double()(torch.from_numpy(ids)).logits.numpy()
+    assert ours.dtype == np.float32
+    errors = [relative_error(logits, exact) for logits in (ours, single)]
+    record("bert-base, full size", Measured("3 float32 / allowed", errors[0] / (2.5 * errors[1] + 2.0**-23), 1.0))
+    # And back, bit for bit.
+    back = to_huggingface("BertForMaskedLM", config, to_reference(params))[1]
+    assert {name: array.tobytes() for name, array in back.items()} == {name: state[name].tobytes() for name in back}

@@ -147,16 +147,31 @@ def _tensors(
 def _config_json(
     net: AnyTransformer, chosen: str, said: dict[str, object], types: Mapping[str, str], tokenizer: Tokenizer | None
 ) -> dict[str, Any]:
-    """Returns config.json: as it was, with what has changed since."""
+    """Returns config.json: as it was, with what has changed since.
+
+    A setting that still says the same keeps its words: the names of the classes, say, if their number is the same.
+    """
     dtype = DTYPES[Counter(types.values()).most_common(1)[0][0]]
     origin: Origin | None = net.origin
     if origin is None or origin.architecture != chosen:
-        return {"architectures": [chosen], **said, **_special_ids(net, tokenizer), "dtype": dtype}
+        # Of RoBERTa, a setting decides the padding token.
+        return {"architectures": [chosen], **_special_ids(net, tokenizer), **said, "dtype": dtype}
     config = dict(origin.config)
-    if replace(config_from_huggingface(config, types), compute=net.config.compute) != net.config:
+
+    def says_the_same(config: dict[str, Any]) -> bool:
+        with suppress(InputError):
+            return replace(config_from_huggingface(config, types), compute=net.config.compute) == net.config
+        return False
+
+    if not says_the_same(config):
         for setting in FAMILIES[chosen].settings:
             config.pop(setting.synonym or "", None)
         config |= said
+        for name in said.keys() & origin.config.keys() - {"label2id"}:
+            if says_the_same(config | {name: origin.config[name]}):
+                config[name] = origin.config[name]
+        if "label2id" in origin.config and config.get("id2label") == origin.config.get("id2label"):
+            config["label2id"] = origin.config["label2id"]
     if dict(types) != {name: origin.types.get(name) for name in types}:
         config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
     return config

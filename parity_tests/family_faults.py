@@ -1,0 +1,152 @@
+"""Faults of what single families of Hugging Face models have: kinds of layers by turns, caps, norms, rotation."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from jax_tformer.config import RotaryConfig, StackConfig, TransformerConfig
+from parity_tests.cases import VOCABULARY
+from parity_tests.faults import Fault, code_fault
+from torch_ref import attention, blocks, positions
+
+GEMMA = TransformerConfig(
+    vocab_size=VOCABULARY,
+    d_model=24,
+    decoder=StackConfig(
+        num_layers=3,
+        num_heads=2,
+        key_value_heads=1,
+        head_width=8,
+        feedforward_width=32,
+        window=3,
+        window_layers=(True, False),
+        attention_scale=12,
+        score_cap=2.0,
+        query_key_norm=True,
+        activation="gelu_tanh",
+        gated=True,
+        norm="rmsnorm",
+        norm_bias=False,
+        norm_placement="sandwich",
+        norm_unit_offset=True,
+        final_norm=True,
+        embedding_scale=True,
+        positions="rotary",
+        rotary=RotaryConfig(
+            scaling="llama3",
+            factor=4.0,
+            low_frequency_factor=0.05,
+            high_frequency_factor=2.0,
+            original_positions=12,
+            window_base=100.0,
+        ),
+    ),
+    tied_head=True,
+    logit_cap=3.0,
+)
+"""All that Gemma 2 and 3 and Llama 3 have at once. An odd number of layers cuts the pattern off."""
+NEOX = TransformerConfig(
+    vocab_size=VOCABULARY,
+    d_model=24,
+    decoder=StackConfig(
+        num_layers=2,
+        num_heads=3,
+        feedforward_width=32,
+        activation="gelu_erf",
+        norm_placement="pre",
+        parallel=True,
+        final_norm=True,
+        positions="rotary",
+        rotary=RotaryConfig(width=4),
+    ),
+)
+"""GPT-NeoX's parallel branches, and a part of each head that turns."""
+
+
+class Otherwise(NamedTuple):
+    """The reference reads a config in which fields differ from ours."""
+
+    name: str
+    stack: Mapping[str, Any] = {}
+    model: Mapping[str, Any] = {}
+
+    def of(self, config: TransformerConfig) -> TransformerConfig:
+        """`config` with the fault."""
+        assert config.decoder is not None
+        return replace(config, decoder=replace(config.decoder, **self.stack), **self.model)
+
+
+def _rotary(**changes: Any) -> dict[str, Any]:
+    assert GEMMA.decoder is not None
+    return {"rotary": replace(GEMMA.decoder.rotary, **changes)}
+
+
+CONFIGS = (
+    (GEMMA, Otherwise("windows: the pattern begins a layer late", {"window_layers": (False, True)})),
+    (GEMMA, Otherwise("windows: in all layers", {"window_layers": None})),
+    (GEMMA, Otherwise("rotary: one base for all layers", _rotary(window_base=None))),
+    (GEMMA, Otherwise("rotary: base of the layers with a window in the others", {"position_base": 100.0})),
+    (GEMMA, Otherwise("rotary: long waves not stretched", _rotary(factor=1.0))),
+    (GEMMA, Otherwise("rotary: frequencies between not mixed", _rotary(low_frequency_factor=1.99))),
+    (GEMMA, Otherwise("scores: scaled by the head's width", {"attention_scale": "head_width"})),
+    (GEMMA, Otherwise("scores: not capped", {"score_cap": None})),
+    (GEMMA, Otherwise("logits: not capped", {}, {"logit_cap": None})),
+    (GEMMA, Otherwise("norm: offset of the scale forgotten", {"norm_unit_offset": False})),
+    (NEOX, Otherwise("parallel: the feed-forward reads the sum", {"parallel": False})),
+)
+
+
+def heads_as_they_are(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Queries and keys, `[B, H, T, C]`, are not normalised; the residual stream is."""
+    return lambda self, x: x if x.ndim == 4 else right(self, x)
+
+
+def cap_twice(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, cap: right(right(x, cap), cap)
+
+
+def last_columns_turned(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, angle: right(x.flip(-1), angle).flip(-1)
+
+
+def scaled_everywhere(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The angles of layers with the window are stretched like those of the others."""
+
+    def rotary_angles(config: TransformerConfig, stack: StackConfig, at: Tensor, window: int | None) -> Tensor:
+        if window is None:
+            return right(config, stack, at, window)
+        base = stack.rotary.window_base or stack.position_base
+        return positions.angles(at, stack.rotary.width or config.head_width(stack), base, stack.rotary)
+
+    return rotary_angles
+
+
+def without_output_norm(right: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(self: Any, *args: Any) -> Any:
+        kept, self.feedforward_output_norm = self.feedforward_output_norm, None
+        try:
+            return right(self, *args)
+        finally:
+            self.feedforward_output_norm = kept
+
+    return forward
+
+
+def summed_in_parallel(right: Callable[..., Any]) -> Callable[..., Any]:
+    def before(self: Any, x: Tensor, norm: Any) -> Tensor:
+        """Both branches read the norm of the first."""
+        return right(self, x, self.self_attention_norm)
+
+    return before
+
+
+CODE: tuple[tuple[TransformerConfig, Fault], ...] = (
+    (GEMMA, code_fault("rotary: scaled in layers with the window too", attention, "rotary_angles", scaled_everywhere)),
+    (GEMMA, code_fault("sandwich: feed-forward's output not normalised", blocks.Block, "forward", without_output_norm)),
+    (GEMMA, code_fault("queries and keys not normalised", attention.Norm, "forward", heads_as_they_are)),
+    (GEMMA, code_fault("scores: capped twice", attention, "soft_cap", cap_twice)),
+    (NEOX, code_fault("rotary: the last columns turn", attention, "rotate", last_columns_turned)),
+    (NEOX, code_fault("parallel: one norm for both branches", blocks.Block, "_before", summed_in_parallel)),
+)

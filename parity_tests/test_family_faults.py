@@ -1,0 +1,56 @@
+"""Gates 1 and 2 see the faults of what single families have."""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import pytest
+
+from jax_tformer.config import TransformerConfig
+from parity.measure import Measured, compared
+from parity.pairs import Result
+from parity_tests.bridge import Pair
+from parity_tests.cases import Lengths, batch_for, weights_for
+from parity_tests.family_faults import CODE, CONFIGS, GEMMA, NEOX, Otherwise
+from parity_tests.faults import Fault
+from torch_ref import reference
+
+LENGTHS = Lengths(batch=3, source=2, target=11)
+
+
+@lru_cache(maxsize=2)
+def ours(config: TransformerConfig) -> tuple[Pair, dict[str, object], Result]:
+    pair = Pair(config, weights_for(config, 0.2), "float64", optimised=False)
+    batch = batch_for(config, "right", lengths=LENGTHS)
+    return pair, batch, pair.run_jax(batch)
+
+
+def gates(mine: Result, theirs: Result) -> list[Measured]:
+    return [
+        compared("1 activations", mine.activations, theirs.activations),
+        compared("2 gradients", mine.gradients, theirs.gradients),
+    ]
+
+
+@pytest.mark.parametrize("config", [GEMMA, NEOX], ids=["gemma", "neox"])
+def test_without_a_fault_both_gates_are_green(config: TransformerConfig) -> None:
+    pair, batch, mine = ours(config)
+    assert all(measured.passed for measured in gates(mine, pair.run_torch(batch)))
+
+
+@pytest.mark.parametrize(("config", "fault"), CONFIGS, ids=lambda value: getattr(value, "name", ""))
+def test_faults_of_configs(
+    config: TransformerConfig, fault: Otherwise, report: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair, batch, mine = ours(config)
+    model = reference(fault.of(pair.config)).eval()
+    model.load_state_dict(pair.module.state_dict())
+    monkeypatch.setattr(pair, "module", model)
+    report(fault.name, "reference", gates(mine, pair.run_torch(batch)))
+
+
+@pytest.mark.parametrize(("config", "fault"), CODE, ids=lambda value: getattr(value, "name", ""))
+def test_faults_of_code(config: TransformerConfig, fault: Fault, report: Callable[..., None]) -> None:
+    pair, batch, mine = ours(config)
+    with fault.plant():
+        theirs = pair.run_torch(batch)
+    report(fault.name, "reference", gates(mine, theirs))

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from jax_tformer.config import Dtype, TransformerConfig
-from jax_tformer.weights.huggingface import config_from_huggingface, from_huggingface
+from jax_tformer.weights.huggingface import from_huggingface
 from parity.islands import Float64
 from parity.pairs import Result, Tensors, from_torch, to_torch
 from parity_tests.cases import batch_for
@@ -31,13 +31,15 @@ class Oracle:
         config = kind.config_class(**{**self.entry.settings, **settings}, attn_implementation="eager")
         with self.whole():
             self.model = kind(config).eval()
+            self.entry.prepare(self.model)
         self._fresh = {name: tensor.detach().double().numpy() for name, tensor in self._kept().items()}
         # Buffers that are not saved keep their type, as in `from_pretrained`: frequencies of rotations are no bfloat16.
-        for tensor in self._kept().values():
+        for tensor in (*self.model.parameters(), *self._kept().values()):
             tensor.data = tensor.data.to(getattr(torch, dtype))
+        for tensor in self._kept().values():
             tensor.requires_grad_()
         self.json = config_json(self.model)
-        self.config: TransformerConfig = config_from_huggingface(self.json)
+        self.config: TransformerConfig = from_huggingface(self.json, self._fresh)[0]
         self._captured: dict[str, torch.Tensor] = {}
         self._watch()
 
@@ -103,7 +105,7 @@ class Oracle:
 
     def _kept(self) -> dict[str, torch.Tensor]:
         """What the model saves, tied arrays once: its parameters, and the bias of logits that BART has as a buffer."""
-        saved = self.model.state_dict().keys()
+        saved = self.model.state_dict().keys() - set(self.model._keys_to_ignore_on_save or ())
         tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
         return {name: tensor for name, tensor in tensors if name in saved}
 
@@ -127,7 +129,8 @@ class Oracle:
     def _watch(self) -> None:
         def keep(name: str, part: int | None = None) -> Callable[..., None]:
             def hook(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-                self._captured[name] = output if part is None else output[part]
+                whole = part is None and not isinstance(output, tuple)
+                self._captured[name] = output if whole else output[part or 0]
 
             return hook
 
@@ -135,7 +138,8 @@ class Oracle:
             for layer, block in enumerate(self.model.base_model.get_submodule(blocks)):
                 block.register_forward_hook(keep(f"{side}.{layer}.hidden"))
                 for module, kind in attentions.items():
-                    block.get_submodule(module).register_forward_hook(keep(f"{side}.{layer}.{kind}", 1))
+                    returning = block.get_submodule(module)
+                    returning.register_forward_hook(keep(f"{side}.{layer}.{kind}", self.entry.weights_at))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What BART alone has: position tables with two rows too many, four copies of the token table, two unlike stacks."""
+"""What BART alone has: position tables with an offset, four copies of the token table, two unlike stacks."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from parity_tests.test_huggingface_weights import bytes_lost
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_nothing_reads_the_rows_that_are_dropped(padding: str) -> None:
+def test_nothing_reads_the_rows_before_the_positions(padding: str) -> None:
     """The first two of BART's position tables: any values leave all else as it is, and get no gradient."""
     oracle = Oracle("bart")
     weights, batch = oracle.random_weights(0.2, 0), oracle.batch(padding, 0)
@@ -63,6 +63,7 @@ def test_the_copies_of_tied_tables() -> None:
         ({"shared_embedding": False}, "shared_embedding: true -> false"),
         ({"head_bias": False}, "head_bias: true -> false"),
         ({"decoder": {"max_positions": 39}}, "decoder.max_positions: 40 -> 39"),
+        ({"decoder": {"position_offset": 0}}, "decoder.position_offset: 2 -> 0"),
         ({"decoder": {"embedding_scale": True}}, "decoder.embedding_scale: false -> true"),
         ({"encoder": {"final_norm": True}}, "encoder.final_norm: false -> true"),
         ({"encoder": {"norm_eps": 1e-6}}, "encoder.norm_eps: 1e-05 -> 1e-06"),

@@ -69,7 +69,7 @@ def save_pretrained(
     chosen, said = described(net, architecture)
     origin: Origin | None = net.origin if net.origin is not None and net.origin.architecture == chosen else None
     tensors, types = _tensors(net, params, chosen, origin, dtype)
-    config = _config_json(net, chosen, said, types, tokenizer)
+    config = _config_json(net, chosen, said, tensors, types, tokenizer)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         # Beside it first: a folder by that name is complete.
@@ -145,7 +145,12 @@ def _tensors(
 
 
 def _config_json(
-    net: AnyTransformer, chosen: str, said: dict[str, object], types: Mapping[str, str], tokenizer: Tokenizer | None
+    net: AnyTransformer,
+    chosen: str,
+    said: dict[str, object],
+    tensors: Mapping[str, View],
+    types: Mapping[str, str],
+    tokenizer: Tokenizer | None,
 ) -> dict[str, Any]:
     """Returns config.json: as it was, with what has changed since.
 
@@ -160,7 +165,7 @@ def _config_json(
 
     def says_the_same(config: dict[str, Any]) -> bool:
         with suppress(InputError):
-            return replace(config_from_huggingface(config, types), compute=net.config.compute) == net.config
+            return replace(config_from_huggingface(config, tensors), compute=net.config.compute) == net.config
         return False
 
     if not says_the_same(config):

@@ -1,6 +1,6 @@
 """What the harness has to know of a class of Hugging Face models."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,11 +21,15 @@ class Entry:
     """Those of its reduced config: at most 32 wide, no token with a meaning of its own, no dropout that matters."""
     stacks: Mapping[str, tuple[str, Mapping[str, str]]]
     """Side of ours -> where its layers are in their base model, and which modules of a layer return which of our
-    attention weights, as the second of what they return."""
+    attention weights."""
     variants: Mapping[str, Settings] = field(default_factory=dict)
     """Name -> changes of `settings`; each has to change our config."""
     further: bool = False
     """Whether all its parts are in another entry's too: it needs gates 1 and 2 only, in the longer suite."""
+    weights_at: int = 1
+    """Which of the things that these modules return the weights are, counted from 0."""
+    prepare: Callable[[PreTrainedModel], object] = lambda model: None
+    """Does to a new or loaded model what its class does only on the way from a file, or only in float32."""
     islands: bool = False
     """Whether it computes some things in float32 whatever its type, so that the float64 oracle needs `Float64`."""
     position_tables: Mapping[str, str] = field(default_factory=dict)

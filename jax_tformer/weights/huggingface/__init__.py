@@ -3,7 +3,7 @@
 Every file of this folder that defines `FAMILIES` adds its classes; see docs/adding-a-family.md.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -13,11 +13,13 @@ from jax_tformer.weights.huggingface.tables import (
     Arrays,
     Family,
     Weights,
-    read_rows,
+    our_views,
     read_settings,
     write_rows,
     write_settings,
 )
+from jax_tformer.weights.names import once
+from jax_tformer.weights.views import View, read
 
 _FILES = (import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__))
 FAMILIES: dict[str, Family] = {
@@ -26,18 +28,20 @@ FAMILIES: dict[str, Family] = {
 """Class in `transformers`, which config.json names under `architectures` -> its tables."""
 
 
-def config_from_huggingface(config: Mapping[str, object], names: Collection[str] | None = None) -> TransformerConfig:
+def config_from_huggingface(
+    config: Mapping[str, object], weights: Mapping[str, View] | None = None
+) -> TransformerConfig:
     """Returns our config of the model that a config.json (parsed) describes, computing in float32.
 
-    `names` are those of its arrays: some parts, such as the pooler of BertModel, are there if their arrays are. Without
-    names, the model has the parts that the class has by default. Raises InputError for unknown classes, and for
-    settings that our config cannot express.
+    `weights` are its arrays: some parts, such as the pooler of BertModel, are there if their arrays are. Without them,
+    the model has the parts that the class has by default. Raises InputError for unknown classes, and for settings that
+    our config cannot express.
     """
     if config.get("quantization_config") is not None:
         raise InputError("quantization_config is set in the Hugging Face config; expected weights of floating point")
     family = family_of(config)
     ours = read_settings(family, config)
-    return ours if names is None else family.adapted(ours, names)
+    return ours if weights is None else family.adapted(ours, weights)
 
 
 def family_of(config: Mapping[str, object]) -> Family:
@@ -52,10 +56,10 @@ def from_huggingface(config: Mapping[str, object], weights: Weights) -> tuple[Tr
     `names.from_reference(weights, transformer(config).shapes)` makes our parameters. Raises InputError as
     `config_from_huggingface` does, and WeightsError for arrays that do not fit.
     """
-    weights = weights if isinstance(weights, Mapping) else list(weights)
-    names = {name if isinstance(name, str) else name[0] for name in weights}
-    ours = config_from_huggingface(config, names)
-    return ours, read_rows(family_of(config).rows(ours), ours, weights)
+    given, doubled = once(weights)
+    ours = config_from_huggingface(config, given)
+    views = our_views(family_of(config).rows(ours), ours, given, doubled)
+    return ours, {name: read(view) for name, view in views.items()}
 
 
 def to_huggingface(architecture: str, config: TransformerConfig, weights: Weights) -> tuple[dict[str, object], Arrays]:

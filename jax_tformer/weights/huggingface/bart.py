@@ -3,7 +3,7 @@
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.weights.huggingface.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, pair
 
-_STACK = StackConfig(
+STACK = StackConfig(
     num_layers=12,
     num_heads=16,
     feedforward_width=4096,
@@ -11,12 +11,14 @@ _STACK = StackConfig(
     embedding_norm=True,
     positions="learned",
     max_positions=1024,
+    # fairseq kept rows for padding, which no position uses.
+    position_offset=2,
 )
 LARGE = TransformerConfig(
     vocab_size=50265,
     d_model=1024,
-    encoder=_STACK,
-    decoder=_STACK,
+    encoder=STACK,
+    decoder=STACK,
     shared_embedding=True,
     tied_head=True,
     head_bias=True,
@@ -52,9 +54,6 @@ FIXED = {
 }
 """`pad_token_id` is not read, as with BERT, nor are the other ids, which only their `generate` uses."""
 
-OFFSET = 2
-"""Position p is row p + 2 of their table. No position uses the first two rows, which fairseq kept for padding."""
-
 
 def _attention(theirs: str, ours: str) -> tuple[Row, ...]:
     names = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
@@ -64,7 +63,7 @@ def _attention(theirs: str, ours: str) -> tuple[Row, ...]:
 def _stack(side: str, embedding: str) -> tuple[Row, ...]:
     theirs, ours = f"model.{side}.layers.*", f"{side}.blocks.*"
     return (
-        Row(f"model.{side}.embed_positions.weight", (f"{embedding}.positions.weight",), idle=OFFSET),
+        Row(f"model.{side}.embed_positions.weight", (f"{embedding}.positions.weight",)),
         *pair(f"model.{side}.layernorm_embedding", f"{embedding}.norm", VECTOR),
         *_attention(f"{theirs}.self_attn", f"{ours}.self_attention"),
         *pair(f"{theirs}.self_attn_layer_norm", f"{ours}.self_attention_norm", VECTOR),

@@ -1,12 +1,13 @@
 """The tables of BERT (Devlin et al., 2018): without a head, as a masked language model, and as a classifier."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from jax_tformer.config import DropoutConfig, TransformerConfig
 from jax_tformer.errors import InputError
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.weights.huggingface.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, Settings, pair
+from jax_tformer.weights.views import View
 
 SETTINGS = (
     Setting("vocab_size", ("vocab_size",)),
@@ -90,9 +91,9 @@ def bare(config: TransformerConfig) -> tuple[Row, ...]:
     return (*encoder(), *(() if config.pooler == "none" else pair("pooler.dense", "pooler.dense")))
 
 
-def with_or_without_pooler(config: TransformerConfig, names: Collection[str]) -> TransformerConfig:
+def with_or_without_pooler(config: TransformerConfig, weights: Mapping[str, View]) -> TransformerConfig:
     """Returns the config without its pooler if no array is called so: config.json does not tell."""
-    return config if any(name.endswith("pooler.dense.weight") for name in names) else replace(config, pooler="none")
+    return config if any(name.endswith("pooler.dense.weight") for name in weights) else replace(config, pooler="none")
 
 
 def _masked(config: TransformerConfig) -> tuple[Row, ...]:

@@ -21,7 +21,7 @@ from jax_tformer.errors import InputError
 from jax_tformer.files import differences, from_dict, to_dict
 from jax_tformer.model.functional import transformer
 from jax_tformer.weights.names import WeightsError, listed, once, reference_shape, require_fit, slots
-from jax_tformer.weights.views import Part, Rearranged, Region, Stacked, View, read, same_bytes
+from jax_tformer.weights.views import Part, Rearranged, Stacked, View, read, same_bytes
 
 Arrays = dict[str, np.ndarray]
 Settings = Mapping[str, object]
@@ -72,8 +72,6 @@ class Row(NamedTuple):
     ours: tuple[str, ...] | None
     """Our arrays that it becomes; None: deliberately dropped, and may be absent."""
     axes: str = MATRIX
-    idle: int = 0
-    """How many leading rows of theirs are never used: reading drops them, writing makes them zero."""
 
 
 def pair(theirs: str, ours: str, axes: str = MATRIX) -> tuple[Row, Row]:
@@ -97,8 +95,9 @@ class Family:
     lists of layers into fields of their own, which the table can name. Raises InputError for what it cannot bring."""
     nest: Callable[[Settings], Settings] = lambda written: written
     """Inverts `flatten`; comes after the table when a config.json is written."""
-    adapted: Callable[[TransformerConfig, Collection[str]], TransformerConfig] = lambda config, names: config
-    """Changes our config by the names of their arrays, where these tell of parts that config.json does not mention."""
+    adapted: Callable[[TransformerConfig, Mapping[str, View]], TransformerConfig] = lambda config, weights: config
+    """Changes our config by what only their arrays tell: parts that config.json does not mention, or ties. Raises
+    WeightsError for arrays that no row reads and that the config contradicts."""
 
 
 def read_settings(family: Family, config: Settings) -> TransformerConfig:
@@ -138,7 +137,9 @@ def write_settings(family: Family, config: TransformerConfig) -> dict[str, objec
         # A value without a name is read back as the default, so the comparison below finds it.
         table[setting.theirs] = names[0] if names else None
     written = dict(family.nest(table))
-    arrays = [row.theirs for row in family.rows(config)]
+    # Stand-ins for the arrays that will be written: alike where they hold the same array of ours.
+    held = {row.theirs: row.ours for row in family.rows(config) if row.ours is not None}
+    arrays = {name: np.array(ours) for name, ours in held.items()}
     read = replace(family.adapted(read_settings(family, written), arrays), compute=config.compute)
     if read != config:
         lost = "; ".join(differences(to_dict(read), to_dict(config)))
@@ -163,7 +164,6 @@ class Place(NamedTuple):
     shape: tuple[int, ...]
     ours: tuple[str, ...]
     axes: str
-    idle: int
     tied: bool
     """Whether an earlier place holds the same numbers."""
 
@@ -199,7 +199,7 @@ def our_views(
     for place in places:
         if place.theirs not in given:
             continue
-        parts = Rearranged(_Used(given[place.theirs], place.idle), place.axes, {"n": len(place.ours)})
+        parts = Rearranged(given[place.theirs], place.axes, {"n": len(place.ours)})
         for number, name in enumerate(place.ours):
             part = Part(parts, number)
             if name in ours and not same_bytes(part, ours[name]):
@@ -260,41 +260,8 @@ def their_views(
             raise WeightsError(f"{', '.join(place.ours)} become one array; expected one type, not several")
         chosen = not place.tied if names is None or place.ours[0] not in written else place.theirs in names
         if chosen:
-            theirs[place.theirs] = _Padded(Rearranged(Stacked(parts), _inverse(place.axes)), place.idle)
+            theirs[place.theirs] = Rearranged(Stacked(parts), _inverse(place.axes))
     return theirs
-
-
-class _Used:
-    """A view without its first rows, which are idle."""
-
-    def __init__(self, source: View, idle: int) -> None:
-        self._source, self._idle = source, idle
-        self.shape = (source.shape[0] - idle, *source.shape[1:])
-        self.dtype, self.strides = source.dtype, source.strides
-
-    def __getitem__(self, region: Region) -> np.ndarray:
-        first, *rest = region
-        return self._source[(slice(first.start + self._idle, first.stop + self._idle), *rest)]
-
-
-class _Padded:
-    """A view below idle rows of zeros."""
-
-    def __init__(self, source: View, idle: int) -> None:
-        self._source, self._idle = source, idle
-        self.shape = (source.shape[0] + idle, *source.shape[1:])
-        self.dtype, self.strides = source.dtype, source.strides
-
-    def __getitem__(self, region: Region) -> np.ndarray:
-        first, *rest = region
-        start, stop = (max(edge - self._idle, 0) for edge in (first.start, first.stop))
-        block = (
-            self._source[(slice(start, stop), *rest)]
-            if stop > start
-            else np.zeros((0, *(part.stop - part.start for part in rest)), self.dtype)
-        )
-        zeros = np.zeros((first.stop - first.start - len(block), *block.shape[1:]), self.dtype)
-        return np.concatenate([zeros, block])
 
 
 @lru_cache(maxsize=8)
@@ -314,8 +281,7 @@ def _places(rows: tuple[Row, ...], shapes: Mapping[str, tuple[int, ...]]) -> lis
             if absent := [name for name in ours if name not in shapes]:
                 raise WeightsError(f"{theirs} becomes {listed(absent)}, which a model of this config does not have")
             whole = einops.rearrange(np.empty((len(ours), *shapes[ours[0]]), bool), _inverse(row.axes))
-            shape = (row.idle + whole.shape[0], *whole.shape[1:])
-            places.append(Place(theirs, shape, ours, row.axes, row.idle, ours[0] in filled))
+            places.append(Place(theirs, whole.shape, ours, row.axes, ours[0] in filled))
             filled.update(ours)
     if unfilled := shapes.keys() - filled:
         raise WeightsError(f"this family has nothing that becomes {listed(unfilled)}")

@@ -1,0 +1,107 @@
+"""What T5 and Marian alone have: activations in one word, ties that only the arrays tell, positions in the file."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jax_tformer.config import Activation, DropoutConfig
+from jax_tformer.errors import InputError
+from jax_tformer.weights.huggingface import config_from_huggingface, from_huggingface, to_huggingface
+from jax_tformer.weights.names import WeightsError
+from parity_tests.huggingface import Oracle
+from parity_tests.test_huggingface_weights import bytes_lost
+
+T5 = {"architectures": ["T5ForConditionalGeneration"]}
+MARIAN = {"architectures": ["MarianMTModel"]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "activation", "gated"),
+    [
+        ({}, "relu", False),
+        ({"feed_forward_proj": "gelu"}, "gelu_erf", False),
+        ({"feed_forward_proj": "gated-gelu"}, "gelu_tanh", True),
+        ({"feed_forward_proj": "gated-silu"}, "silu", True),
+        # What newer versions save beside it is what they compute.
+        ({"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu", "is_gated_act": True}, "gelu_erf", True),
+    ],
+)
+def test_the_activation_of_a_t5(fields: dict[str, Any], activation: Activation, gated: bool) -> None:
+    stack = config_from_huggingface(T5 | fields).encoder
+    assert stack is not None
+    assert (stack.activation, stack.gated) == (activation, gated)
+
+
+def test_the_rate_of_a_t5_is_of_all_that_it_drops() -> None:
+    assert config_from_huggingface(T5 | {"dropout_rate": 0.3}).dropout == DropoutConfig(0.3, 0.3, 0.3, 0.3, 0.3)
+
+
+@pytest.mark.parametrize(("tie", "scale"), [(False, None), (True, False), (True, True)])
+def test_the_arrays_of_a_t5_tell_whether_its_head_is_tied(tie: bool, scale: bool | None) -> None:
+    """Older versions save whether it is, and newer ones always that it is."""
+    oracle = Oracle("t5 1.1")
+    fields = {"tie_word_embeddings": tie, "scale_decoder_outputs": scale}
+    weights = oracle.random_weights(0.02, 0)
+    config, ours = from_huggingface(oracle.json | fields, weights)
+    assert not config.tied_head
+    assert config.head_scale == bool(scale)
+    np.testing.assert_array_equal(ours["head.weight"], weights["lm_head.weight"])
+
+    table = weights["shared.weight"]
+    copies = {"encoder.embed_tokens.weight": table, "decoder.embed_tokens.weight": table, "lm_head.weight": table}
+    tied, ours = from_huggingface(oracle.json | fields, weights | copies)
+    assert tied.tied_head
+    assert "head.weight" not in ours
+
+
+def test_positions_in_the_file_of_a_marian() -> None:
+    oracle = Oracle("marian")
+    weights = oracle.random_weights(0.02, 0)
+    names = [f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")]
+    stored = {name: oracle.model.get_parameter(name).detach().numpy() for name in names}
+    without = from_huggingface(oracle.json, weights)[1]
+    for dtype in (np.float64, np.float32, np.float16):
+        kept = {name: table.astype(dtype) for name, table in stored.items()}
+        assert bytes_lost(from_huggingface(oracle.json, weights | kept)[1], without).passed
+    table = stored[names[1]]
+    interleaved = np.stack(np.split(table, 2, axis=1), axis=-1).reshape(table.shape)
+    for wrong in (interleaved, table[1:], np.roll(table, 2, axis=0), table * np.nan):
+        with pytest.raises(WeightsError, match=r"model\.decoder\.embed_positions\.weight is not the table of sines"):
+            from_huggingface(oracle.json, weights | {names[1]: wrong})
+
+
+@pytest.mark.parametrize(
+    ("tie", "share", "tied", "shared"),
+    [(True, True, True, True), (True, False, True, False), (False, True, False, False), (False, False, False, False)],
+)
+def test_the_tables_of_a_marian(tie: bool, share: bool, tied: bool, shared: bool) -> None:
+    oracle = Oracle("marian", tie_word_embeddings=tie, share_encoder_decoder_embeddings=share)
+    assert (oracle.config.tied_head, oracle.config.shared_embedding) == (tied, shared)
+    raw = oracle.random_weights(0.2, 0)
+    arrays = to_huggingface("MarianMTModel", *from_huggingface(oracle.json, raw))[1]
+    assert raw.keys() - arrays.keys() == ({"model.shared.weight"} if share and not tie else set())
+    assert bytes_lost(arrays, {name: raw[name] for name in arrays}).passed
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (T5 | {"feed_forward_proj": "gated-gelu-new"}, "feed_forward_proj is 'gated-gelu-new'"),
+        (T5 | {"feed_forward_proj": "tanh"}, "dense_act_fn is 'tanh'"),
+        (T5 | {"is_encoder_decoder": False}, "only True is supported"),
+        (T5 | {"relative_attention_num_buckets": 7}, "relative_buckets is 7"),
+        (T5 | {"relative_attention_max_distance": 8}, "relative_max_distance is 8"),
+        (T5 | {"dropout_rate": 1.0}, "from 0 to below 1"),
+        (MARIAN | {"decoder_vocab_size": 9}, "decoder_vocab_size is 9 in the Hugging Face config and vocab_size is"),
+        (MARIAN | {"static_position_embeddings": False}, "only True is supported"),
+        (MARIAN | {"normalize_before": True}, "only False is supported"),
+        (MARIAN | {"decoder_layerdrop": 0.1}, r"only 0\.0 is supported"),
+        (MARIAN | {"share_encoder_decoder_embeddings": "no"}, "share_encoder_decoder_embeddings|shared_embedding"),
+        (MARIAN | {"activation_function": "tanh"}, "activation_function is 'tanh'"),
+    ],
+)
+def test_settings_that_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        config_from_huggingface(fields)
+    assert "\n" not in str(error.value)

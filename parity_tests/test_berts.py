@@ -34,7 +34,33 @@ Record = Callable[[str, Measured], None]
 TOKENS = np.arange(2, 2 + 2 * 7).reshape(2, 7)
 
 
-@pytest.mark.parametrize("name", ["bert"])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("bert texts", 109_483_778),
+        ("bert tokens", 108_893_186),
+        ("roberta", 124_644_864),
+        ("roberta masked", 124_696_665),
+        ("roberta texts", 124_646_402),
+        ("roberta tokens", 124_055_810),
+        ("distilbert", 66_362_880),
+        ("distilbert masked", 66_985_530),
+        ("distilbert texts", 66_955_010),
+        ("distilbert tokens", 66_364_418),
+    ],
+)
+def test_absent_settings_are_their_defaults(name: str, count: int) -> None:
+    """`count` parameters, theirs and ours."""
+    kind = ENTRIES[name].kind
+    with torch.device("meta"):
+        model = kind(kind.config_class())
+    assert sum(p.numel() for p in model.parameters()) == count
+    ours = config_from_huggingface(config_json(model))
+    assert sum(leaf.size for leaf in jax.tree.leaves(transformer(ours).shapes)) == count
+    assert config_from_huggingface({"architectures": [kind.__name__]}) == ours
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta"])
 def test_a_model_without_its_pooler(name: str, tmp_path: Path) -> None:
     """config.json does not tell of it, the arrays do; there and back bit for bit, and transformers opens it."""
     kind = ENTRIES[name].kind
@@ -83,6 +109,8 @@ def test_names_of_classes_survive(tmp_path: Path) -> None:
         ("bert texts", {}, DropoutConfig(0.1, 0.1, 0.1, classifier=0.1)),
         ("bert texts", {"hidden_dropout_prob": 0.3}, DropoutConfig(0.3, 0.1, 0.3, classifier=0.3)),
         ("bert tokens", {"classifier_dropout": 0.0}, DropoutConfig(0.1, 0.1, 0.1)),
+        ("roberta texts", {"classifier_dropout": 0.3}, DropoutConfig(0.1, 0.1, 0.1, pooler=0.3, classifier=0.3)),
+        ("roberta tokens", {"hidden_dropout_prob": 0.3}, DropoutConfig(0.3, 0.1, 0.3, classifier=0.3)),
         ("distilbert texts", {"dropout": 0.3}, DropoutConfig(0.3, 0.1, 0.3, classifier=0.2)),
         ("distilbert texts", {"seq_classif_dropout": 0.5}, DropoutConfig(0.1, 0.1, 0.1, classifier=0.5)),
         ("distilbert tokens", {"dropout": 0.3}, DropoutConfig(0.3, 0.1, 0.3, classifier=0.3)),
@@ -108,14 +136,15 @@ def told_masks(masks: list[Tensor], rate: float) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", ["bert texts", "bert tokens", "distilbert texts", "distilbert tokens"])
+@pytest.mark.parametrize(
+    "name", ["bert texts", "bert tokens", "distilbert texts", "distilbert tokens", "roberta texts", "roberta tokens"]
+)
 def test_classifiers_drop_where_theirs_do(name: str, record: Record) -> None:
     """With all other rates 0, and the same masks, logits of training agree."""
     rate = 0.375
-    none = {
-        "bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": rate},
-        "distilbert": {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": rate},
-    }["distilbert" if name.startswith("distilbert") else "bert"]
+    none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": rate}
+    if name.startswith("distilbert"):
+        none = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": rate}
     oracle = Oracle(name, **none)
     if name == "distilbert tokens":
         # Its one rate is that of the encoder, too.
@@ -151,6 +180,9 @@ def test_classifiers_drop_where_theirs_do(name: str, record: Record) -> None:
         ({"architectures": ["BertModel"], "position_embedding_type": "relative_key"}, "position_embedding_type"),
         ({"architectures": ["BertForMaskedLM"], "is_decoder": True}, "is_decoder"),
         ({"architectures": ["DistilBertModel"], "activation": "mish"}, "activation is 'mish'"),
+        ({"architectures": ["RobertaForMaskedLM"], "hidden_act": "relu"}, "hidden_act is 'relu'"),
+        ({"architectures": ["RobertaModel"], "pad_token_id": "<pad>"}, "pad_token_id is '<pad>'"),
+        ({"architectures": ["RobertaModel"], "pad_token_id": 600}, "max_positions is -89"),
         ({"architectures": ["BertForNextSentencePrediction"]}, "expected one of"),
     ],
 )
@@ -159,6 +191,34 @@ def test_what_we_do_not_have_is_refused_by_name(settings: dict[str, Any], messag
         config_from_huggingface(settings)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("padding_token", [1, 0, 5])
+@pytest.mark.parametrize("name", ["roberta masked", "roberta tokens", "roberta texts"])
+def test_roberta_counts_positions_from_its_padding_token(name: str, padding_token: int, record: Record) -> None:
+    """Told nothing but the mask, it leaves out the padding token, on either side, and so do we by the mask.
+
+    A text's class is read from the first position, which padding on the left takes: there it has a position in theirs
+    that no token has.
+    """
+    oracle = Oracle(name, pad_token_id=padding_token)
+    assert oracle.config.encoder is not None
+    assert oracle.config.encoder.position_offset == padding_token + 1
+    raw = oracle.random_weights(0.2, 0)
+    oracle.load(raw)
+    model = reference(oracle.config.with_dtype("float64")).eval()
+    model.load_state_dict({k: torch.from_numpy(x) for k, x in from_huggingface(oracle.json, raw)[1].items()})
+    for padding in ("right",) if name == "roberta texts" else ("right", "left"):
+        batch = oracle.batch(padding, 0)
+        tokens, mask = batch["tokens"][:-1], batch["mask"][:-1]
+        tokens = np.where(mask, tokens, padding_token)
+        assert (tokens == padding_token).any()
+        assert not (tokens[mask] == padding_token).any()
+        with torch.no_grad():
+            theirs = oracle.model(torch.from_numpy(tokens), torch.from_numpy(mask.astype(np.int64))).logits.numpy()
+            ours = model(torch.from_numpy(tokens), torch.from_numpy(mask)).logits.numpy()
+        shown = np.full(len(ours), True) if name == "roberta texts" else mask
+        record(f"huggingface {name}", compared("1 activations", {"logits": ours[shown]}, {"logits": theirs[shown]}))
 
 
 @pytest.mark.deep

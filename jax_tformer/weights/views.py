@@ -12,7 +12,7 @@ import numpy as np
 
 Region = tuple[slice, ...]
 """A slice with start and stop for each axis."""
-_BLOCK = 2**24
+_BLOCK = 2**22
 """About as many bytes are copied at a time."""
 
 
@@ -51,7 +51,7 @@ def read(view: View, dtype: np.dtype[Any] | None = None, region: Region | None =
 
 
 def blocks(view: View) -> list[Region]:
-    """Returns the regions of `view` along its first axis that hold about 16 MB each, in order."""
+    """Returns the regions of `view` along its first axis that hold about 4 MB each, in order."""
     if not view.shape or not math.prod(view.shape):
         return [whole(view)]
     row = math.prod(view.shape[1:]) * view.dtype.itemsize
@@ -145,15 +145,15 @@ class Stacked:
 
     def __init__(self, sources: Sequence[View]) -> None:
         first = sources[0]
-        self._sources = sources
+        self.sources = sources
         self.shape = (len(sources), *first.shape)
         self.dtype = first.dtype
         self.strides = (max(first.strides, default=1) * max(first.shape, default=1), *first.strides)
 
     def __getitem__(self, region: Region) -> np.ndarray:
         if region[0].stop - region[0].start == 1:
-            return self._sources[region[0].start][region[1:]][None]
-        return np.stack([source[region[1:]] for source in self._sources[region[0]]])
+            return self.sources[region[0].start][region[1:]][None]
+        return np.stack([source[region[1:]] for source in self.sources[region[0]]])
 
 
 class Part:
@@ -186,6 +186,10 @@ def _groups(side: str) -> list[list[str]]:
 
 def _copy(view: View, region: Region, out: np.ndarray) -> None:
     """Copies a region into `out`, in blocks that lie together where they are stored."""
+    if isinstance(view, Stacked):
+        for number, source in enumerate(view.sources[region[0]]):
+            _copy(source, region[1:], out[number])
+        return
     extents = out.shape
     size = math.prod(extents) * max(out.itemsize, view.dtype.itemsize)
     axes = [axis for axis, extent in enumerate(extents) if extent > 1]

@@ -9,7 +9,9 @@ from transformers import PreTrainedModel
 from jax_tformer.decoding.generation import generate
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.model.functional import AnyTransformer, Params
-from jax_tformer.weights.huggingface import FAMILIES, from_huggingface, to_huggingface
+from jax_tformer.weights.huggingface import FAMILIES, from_huggingface
+from jax_tformer.weights.huggingface.tables import their_views
+from jax_tformer.weights.views import read
 from parity_tests.generation import greedy_margins, huggingface_generate
 from parity_tests.huggingface import Oracle
 from parity_tests.oracles import ENTRIES
@@ -26,11 +28,18 @@ DECODERS = [
 
 @lru_cache(maxsize=1)
 def sides(name: str) -> tuple[AnyTransformer, Params, PreTrainedModel]:
-    """Ours and theirs, with sharp attention: else random answers are one token over and over."""
+    """Ours and theirs, with sharp attention and small token tables: else answers are one token over and over."""
     oracle = Oracle(name)
-    weights = from_huggingface(oracle.json, oracle.random_weights(0.2, 0))[1]
-    sharp = {key: array * (4 if key.endswith(("query.weight", "key.weight")) else 1) for key, array in weights.items()}
-    oracle.load(to_huggingface(ENTRIES[name].kind.__name__, oracle.config, sharp)[1])
+    raw = oracle.random_weights(0.2, 0)
+    weights = from_huggingface(oracle.json, raw)[1]
+    factors = {"query.weight": 4.0, "key.weight": 4.0, "tokens.weight": 0.2}
+    sharp = {
+        key: array * next((factor for end, factor in factors.items() if key.endswith(end)), 1.0)
+        for key, array in weights.items()
+    }
+    rows = FAMILIES[ENTRIES[name].kind.__name__].rows(oracle.config)
+    # By the names of the model, which its files may not have.
+    oracle.load({key: read(view) for key, view in their_views(rows, oracle.config, sharp, names=raw).items()})
     return *model_of(oracle.config, sharp), oracle.model
 
 

@@ -9,14 +9,14 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import einops
 import numpy as np
 from flax import traverse_util
 from numpy.typing import ArrayLike
 
-from jax_tformer.config import Activation, TransformerConfig
+from jax_tformer.config import Activation, StackConfig, TransformerConfig
 from jax_tformer.errors import InputError
 from jax_tformer.files import differences, from_dict, to_dict
 from jax_tformer.model.functional import transformer
@@ -60,6 +60,8 @@ class Setting(NamedTuple):
     """Another name by which Hugging Face reads the field."""
     default: Callable[[Settings], object] | None = None
     """Computes the value of an absent field from our fields read so far, by name; None: the template's value."""
+    nullable: bool = False
+    """Whether null means None in our fields too; otherwise null means the default, as an absent field does."""
 
 
 class Row(NamedTuple):
@@ -72,6 +74,8 @@ class Row(NamedTuple):
     ours: tuple[str, ...] | None
     """Our arrays that it becomes; None: deliberately dropped, and may be absent."""
     axes: str = MATRIX
+    sizes: tuple[tuple[str, int], ...] = ()
+    """Sizes that `axes` names and shapes leave open, such as the number of heads."""
 
 
 def pair(theirs: str, ours: str, axes: str = MATRIX) -> tuple[Row, Row]:
@@ -100,6 +104,30 @@ class Family:
     WeightsError for arrays that no row reads and that the config contradicts."""
 
 
+def linear(theirs: str, ours: str, bias: bool, axes: str = MATRIX) -> tuple[Row, ...]:
+    """Makes the rows of a projection that may have a bias."""
+    return pair(theirs, ours, axes)[: 2 if bias else 1]
+
+
+def canonical(config: TransformerConfig) -> TransformerConfig:
+    """Returns a config of the same function in which words, and None, stand for the numbers that they would mean."""
+
+    def stack(old: StackConfig | None) -> StackConfig | None:
+        if old is None:
+            return None
+        numbers: dict[str | int, int] = {"none": 1, "model_width": config.d_model, "head_width": config.head_width(old)}
+        words: dict[int, Any] = {number: word for word, number in numbers.items()}
+        scale = numbers.get(old.attention_scale, old.attention_scale)
+        return replace(
+            old,
+            key_value_heads=None if old.key_value_heads == old.num_heads else old.key_value_heads,
+            head_width=None if old.head_width == config.d_model / old.num_heads else old.head_width,
+            attention_scale=words.get(int(scale), scale),
+        )
+
+    return replace(config, encoder=stack(config.encoder), decoder=stack(config.decoder))
+
+
 def read_settings(family: Family, config: Settings) -> TransformerConfig:
     """Returns our config for a config.json; absent and null settings mean Hugging Face's defaults.
 
@@ -116,9 +144,12 @@ def read_settings(family: Family, config: Settings) -> TransformerConfig:
             given = config.get(setting.synonym)
         if given is not None:
             flat |= dict.fromkeys(setting.ours, _translated(setting, given))
+        elif setting.nullable and setting.theirs in config:
+            flat |= dict.fromkeys(setting.ours, None)
         elif setting.default is not None:
             flat |= dict.fromkeys(setting.ours, setting.default(flat))
-    return from_dict(TransformerConfig, traverse_util.unflatten_dict(flat, sep="."), where="the Hugging Face config")
+    read = from_dict(TransformerConfig, traverse_util.unflatten_dict(flat, sep="."), where="the Hugging Face config")
+    return canonical(read)
 
 
 def write_settings(family: Family, config: TransformerConfig) -> dict[str, object]:
@@ -130,6 +161,11 @@ def write_settings(family: Family, config: TransformerConfig) -> dict[str, objec
     for side in ("encoder", "decoder"):
         if (getattr(config, side) is None) != (getattr(family.template, side) is None):
             raise InputError(f"a model of type {family.model_type!r} and this config do not both have an {side}")
+    # Numbers that None stands for, which not every reader works out.
+    for side in ("encoder", "decoder"):
+        if (stack := getattr(config, side)) is not None:
+            flat[f"{side}.key_value_heads"] = stack.key_value_heads or stack.num_heads
+            flat[f"{side}.head_width"] = config.head_width(stack)
     table: dict[str, object] = {"model_type": family.model_type, **family.fixed}
     for setting in family.settings:
         value = flat[setting.ours[0]]
@@ -139,7 +175,7 @@ def write_settings(family: Family, config: TransformerConfig) -> dict[str, objec
     written = dict(family.nest(table))
     # Stand-ins for the arrays that will be written: alike where they hold the same array of ours.
     held = {row.theirs: row.ours for row in family.rows(config) if row.ours is not None}
-    arrays = {name: np.array(ours) for name, ours in held.items()}
+    arrays, config = {name: np.array(ours) for name, ours in held.items()}, canonical(config)
     read = replace(family.adapted(read_settings(family, written), arrays), compute=config.compute)
     if read != config:
         lost = "; ".join(differences(to_dict(read), to_dict(config)))
@@ -164,6 +200,7 @@ class Place(NamedTuple):
     shape: tuple[int, ...]
     ours: tuple[str, ...]
     axes: str
+    sizes: dict[str, int]
     tied: bool
     """Whether an earlier place holds the same numbers."""
 
@@ -199,7 +236,7 @@ def our_views(
     for place in places:
         if place.theirs not in given:
             continue
-        parts = Rearranged(given[place.theirs], place.axes, {"n": len(place.ours)})
+        parts = Rearranged(given[place.theirs], place.axes, place.sizes | {"n": len(place.ours)})
         for number, name in enumerate(place.ours):
             part = Part(parts, number)
             if name in ours and not same_bytes(part, ours[name]):
@@ -260,7 +297,7 @@ def their_views(
             raise WeightsError(f"{', '.join(place.ours)} become one array; expected one type, not several")
         chosen = not place.tied if names is None or place.ours[0] not in written else place.theirs in names
         if chosen:
-            theirs[place.theirs] = Rearranged(Stacked(parts), _inverse(place.axes))
+            theirs[place.theirs] = Rearranged(Stacked(parts), _inverse(place.axes), place.sizes)
     return theirs
 
 
@@ -280,8 +317,9 @@ def _places(rows: tuple[Row, ...], shapes: Mapping[str, tuple[int, ...]]) -> lis
             theirs, ours = row.theirs.replace("*", layer), tuple(name.replace("*", layer) for name in row.ours)
             if absent := [name for name in ours if name not in shapes]:
                 raise WeightsError(f"{theirs} becomes {listed(absent)}, which a model of this config does not have")
-            whole = einops.rearrange(np.empty((len(ours), *shapes[ours[0]]), bool), _inverse(row.axes))
-            places.append(Place(theirs, whole.shape, ours, row.axes, ours[0] in filled))
+            sizes = dict(row.sizes)
+            whole = einops.rearrange(np.empty((len(ours), *shapes[ours[0]]), bool), _inverse(row.axes), **sizes)
+            places.append(Place(theirs, whole.shape, ours, row.axes, sizes, ours[0] in filled))
             filled.update(ours)
     if unfilled := shapes.keys() - filled:
         raise WeightsError(f"this family has nothing that becomes {listed(unfilled)}")

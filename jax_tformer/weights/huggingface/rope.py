@@ -1,0 +1,68 @@
+"""Rotary positions in a config.json: an object `rope_parameters`, or the older `rope_theta` and `rope_scaling`."""
+
+from collections.abc import Mapping
+
+from jax_tformer.errors import InputError
+from jax_tformer.weights.huggingface.tables import Setting, Settings
+
+PREFIX = "rope_parameters."
+_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+_READ = {"default": (), "linear": ("factor",), "llama3": _LLAMA3}
+"""Kind of scaling -> what it reads, besides the base."""
+
+SETTINGS = (
+    Setting(f"{PREFIX}rope_theta", ("decoder.position_base",)),
+    Setting(
+        f"{PREFIX}rope_type", ("decoder.rotary.scaling",), {"default": "none", "linear": "linear", "llama3": "llama3"}
+    ),
+    Setting(f"{PREFIX}factor", ("decoder.rotary.factor",)),
+    Setting(f"{PREFIX}low_freq_factor", ("decoder.rotary.low_frequency_factor",)),
+    Setting(f"{PREFIX}high_freq_factor", ("decoder.rotary.high_frequency_factor",)),
+    Setting(f"{PREFIX}original_max_position_embeddings", ("decoder.rotary.original_positions",)),
+)
+
+
+def rope_object(config: Settings, name: str = "rope_parameters") -> dict[str, object]:
+    """Returns a field of `config` that should hold an object; {} for null and for an absent one."""
+    given = config.get(name)
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise InputError(f"{name} is {given!r} in the Hugging Face config; expected an object")
+    return dict(given)
+
+
+def flatten(config: Settings) -> dict[str, object]:
+    """Returns `config` with a field `rope_parameters.NAME` for each NAME that the table of settings has."""
+    rope = rope_object(config, "rope_scaling") or rope_object(config)
+    rope.setdefault("rope_theta", config.get("rope_theta"))
+    turning = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if turning not in (None, 1):
+        raise InputError(f"partial_rotary_factor is {turning!r} in the Hugging Face config; only 1.0 is supported")
+    return {**config, **flat_rope(rope, config.get("max_position_embeddings"))}
+
+
+def flat_rope(rope: Settings, positions: object) -> dict[str, object]:
+    """Returns what an object of rotary positions says, as flat fields; `positions` are those of the whole model.
+
+    Leaves out what its kind of scaling does not read. Raises InputError if something that it reads is absent.
+    """
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    read = _READ.get(kind, ()) if isinstance(kind, str) else ()
+    given = {"original_max_position_embeddings": positions, **rope}
+    if absent := [name for name in read if name not in rope and name != "original_max_position_embeddings"]:
+        raise InputError(f"{PREFIX}rope_type is {kind!r} in the Hugging Face config, and {absent[0]} is missing")
+    known = {name: given[name] for name in ("rope_theta", *read) if name in given}
+    return {f"{PREFIX}{name}": value for name, value in (known | {"rope_type": kind}).items()}
+
+
+def nest(written: Settings) -> dict[str, object]:
+    """Inverts `flatten`, in the newer of the two forms."""
+    rest = {name: value for name, value in written.items() if not name.startswith(PREFIX)}
+    return {**rest, "rope_parameters": nested_rope(written)}
+
+
+def nested_rope(written: Settings) -> dict[str, object]:
+    """Inverts `flat_rope`."""
+    kept = ("rope_type", "rope_theta", *_READ[str(written[f"{PREFIX}rope_type"])])
+    return {name: written[f"{PREFIX}{name}"] for name in kept}

@@ -67,9 +67,17 @@ class DropoutConfig:
     """Of the first position, before the pooler."""
     classifier: float = 0.0
     """Of the input of a classification head."""
+    attention_output: float | None = None
+    """Instead of the residual rate, of the outputs of attention; None: the residual rate."""
 
     def __post_init__(self) -> None:
-        require_fraction(self, *(field.name for field in dataclasses.fields(self)))
+        rates = (field.name for field in dataclasses.fields(self))
+        require_fraction(self, *(name for name in rates if getattr(self, name) is not None))
+
+    @property
+    def of_attention_output(self) -> float:
+        """The rate of the outputs of attention."""
+        return self.residual if self.attention_output is None else self.attention_output
 
     @property
     def drops(self) -> bool:

@@ -43,7 +43,7 @@ def dropout_sites(config: TransformerConfig, batch: Mapping[str, Any]) -> dict[s
             for attention, keys in lengths.items():
                 shape = (rows, stack.num_heads, length, keys)
                 sites[f"{block}.{attention}.dropout"] = (rates.attention, shape)
-                sites[f"{block}.{attention}_residual_dropout"] = (rates.residual, (rows, length, model))
+                sites[f"{block}.{attention}_residual_dropout"] = (rates.of_attention_output, (rows, length, model))
             sites[f"{block}.feedforward.dropout"] = (rates.feedforward, (rows, length, stack.feedforward_width))
             sites[f"{block}.feedforward_residual_dropout"] = (rates.residual, (rows, length, model))
             for module in (*lengths, "feedforward") if config.lora is not None else ():

@@ -23,6 +23,7 @@ from jax_tformer.errors import InputError
 from jax_tformer.model.functional import transformer
 from jax_tformer.weights.huggingface import config_from_huggingface, from_huggingface, to_huggingface
 from jax_tformer.weights.names import from_reference, to_reference
+from jax_tformer_comparison.dropout import dropout_sites
 from parity.measure import FLOAT32, Measured, compared, relative_error
 from parity_tests.cases import weights_for
 from parity_tests.huggingface import Oracle, config_json
@@ -111,9 +112,13 @@ def test_names_of_classes_survive(tmp_path: Path) -> None:
         ("bert tokens", {"classifier_dropout": 0.0}, DropoutConfig(0.1, 0.1, 0.1)),
         ("roberta texts", {"classifier_dropout": 0.3}, DropoutConfig(0.1, 0.1, 0.1, pooler=0.3, classifier=0.3)),
         ("roberta tokens", {"hidden_dropout_prob": 0.3}, DropoutConfig(0.3, 0.1, 0.3, classifier=0.3)),
-        ("distilbert texts", {"dropout": 0.3}, DropoutConfig(0.3, 0.1, 0.3, classifier=0.2)),
-        ("distilbert texts", {"seq_classif_dropout": 0.5}, DropoutConfig(0.1, 0.1, 0.1, classifier=0.5)),
-        ("distilbert tokens", {"dropout": 0.3}, DropoutConfig(0.3, 0.1, 0.3, classifier=0.3)),
+        ("distilbert texts", {"dropout": 0.3}, DropoutConfig(0.3, 0.1, 0.3, attention_output=0.0, classifier=0.2)),
+        (
+            "distilbert texts",
+            {"seq_classif_dropout": 0.5},
+            DropoutConfig(0.1, 0.1, 0.1, attention_output=0.0, classifier=0.5),
+        ),
+        ("distilbert tokens", {"dropout": 0.3}, DropoutConfig(0.3, 0.1, 0.3, attention_output=0.0, classifier=0.3)),
     ],
 )
 def test_rates_of_dropout(name: str, settings: dict[str, Any], expected: DropoutConfig) -> None:
@@ -136,39 +141,42 @@ def told_masks(masks: list[Tensor], rate: float) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(
-    "name", ["bert texts", "bert tokens", "distilbert texts", "distilbert tokens", "roberta texts", "roberta tokens"]
-)
-def test_classifiers_drop_where_theirs_do(name: str, record: Record) -> None:
-    """With all other rates 0, and the same masks, logits of training agree."""
-    rate = 0.375
-    none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": rate}
-    if name.startswith("distilbert"):
-        none = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": rate}
-    oracle = Oracle(name, **none)
-    if name == "distilbert tokens":
-        # Its one rate is that of the encoder, too.
-        oracle.model.dropout.p = rate
-    dropout = DropoutConfig(classifier=rate, pooler=rate if name == "roberta texts" else 0.0)
-    config = oracle.config.with_dtype("float64")
-    assert config.dropout == dropout or name == "distilbert tokens"
+@pytest.mark.parametrize("name", ["roberta tokens", "distilbert texts"])
+def test_a_net_of_our_own_is_written(name: str, tmp_path: Path) -> None:
+    """Dropout that the class does not have is left out: it changes nothing of what the model computes."""
+    config = replace(Oracle(name).config, dropout=DropoutConfig(residual=0.2, feedforward=0.3))
+    net = transformer(config)
+    params = net.init(jax.random.key(0))
+    save_pretrained(tmp_path, net, params, None)
+    theirs = ENTRIES[name].auto.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        logits = theirs(torch.from_numpy(TOKENS)).logits.numpy()
+    ours = np.asarray(jax.jit(net.apply)(params, jnp.asarray(TOKENS)))
+    assert relative_error(ours, logits) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["texts", "tokens"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
+def test_they_drop_where_we_do(family: str, kind: str, record: Record) -> None:
+    """Logits of training agree, where theirs takes our masks in their order: as many, and of the same shapes."""
+    name, rate, ids = f"{family} {kind}", 0.375, torch.from_numpy(TOKENS)
+    rates = {"hidden_dropout_prob": rate, "attention_probs_dropout_prob": 0.0}
+    if family == "distilbert":
+        rates = {"dropout": rate, "attention_dropout": 0.0, "seq_classif_dropout": rate}
+    oracle = Oracle(name, **rates)
     raw = oracle.random_weights(0.2, 0)
     oracle.load(raw)
-    ours = reference(config).eval()
+    ours = reference(oracle.config.with_dtype("float64")).eval()
     ours.load_state_dict({k: torch.from_numpy(x) for k, x in from_huggingface(oracle.json, raw)[1].items()})
-    rng, ids = np.random.default_rng(0), torch.from_numpy(TOKENS)
-    shape = (2, config.d_model) if config.head == "classify_text" else (*TOKENS.shape, config.d_model)
-    sites = ["pooler.dropout"] * (dropout.pooler > 0) + ["classifier.dropout"]
-    masks = {site: torch.from_numpy(rng.random(shape) > rate) for site in sites}
-    ours.classifier.dropout.p = rate  # type: ignore[union-attr]
+    rng, sites = np.random.default_rng(0), dropout_sites(oracle.config, {"tokens": TOKENS})
+    masks = {site: torch.from_numpy(rng.random(shape) > rate) for site, (own, shape) in sites.items() if own > 0}
+    left = list(masks.values())
     inject(ours, masks)
-    with torch.no_grad():
-        plain = oracle.model(ids).logits.numpy()
-        oracle.model.train()
-        with told_masks(list(masks.values()), rate):
-            theirs = oracle.model(ids).logits.numpy()
+    oracle.model.train()
+    with torch.no_grad(), told_masks(left, rate):
+        theirs = oracle.model(ids).logits.numpy()
         logits = ours(ids).logits.numpy()
-    assert np.abs(theirs - plain).max() > 1e-3
+    assert not left
     record(f"huggingface {name}", compared("7 dropout", {"logits": logits}, {"logits": theirs}))
 
 

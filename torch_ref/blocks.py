@@ -35,8 +35,8 @@ class Block(nn.Module):
         self.cross_attention_output_norm = Norm(config, stack) if cross and sandwich else None
         self.feedforward, self.feedforward_norm = FeedForward(config, stack), Norm(config, stack)
         self.feedforward_output_norm = Norm(config, stack) if sandwich else None
-        self.self_attention_residual_dropout = Dropout(config.dropout.residual)
-        self.cross_attention_residual_dropout = Dropout(config.dropout.residual) if cross else None
+        self.self_attention_residual_dropout = Dropout(config.dropout.of_attention_output)
+        self.cross_attention_residual_dropout = Dropout(config.dropout.of_attention_output) if cross else None
         self.feedforward_residual_dropout = Dropout(config.dropout.residual)
         self.placement, self.parallel = stack.norm_placement, stack.parallel
 

@@ -35,7 +35,8 @@ class Block(nnx.Module):
         self.feedforward = FeedForward(config, stack, residual_branches=branches)
         self.feedforward_norm = Norm(config, stack)
         self.feedforward_output_norm = Norm(config, stack) if sandwich else None
-        self.residual_dropout = Dropout(config.dropout.residual)
+        self.attention_residual_dropout = Dropout(config.dropout.of_attention_output)
+        self.feedforward_residual_dropout = Dropout(config.dropout.residual)
         self.post, self.parallel = stack.norm_placement == "post", stack.parallel
 
     def __call__(
@@ -61,23 +62,26 @@ class Block(nnx.Module):
             h, h, mask, rotation, dropout_key=key("self_attention"), cache=own, capture=capture
         )
         norms = self.self_attention_norm, self.self_attention_output_norm
-        x = self._add(x, h, *norms, key("self_attention_residual_dropout"))
+        dropout = self.attention_residual_dropout
+        x = self._add(x, h, *norms, dropout, key("self_attention_residual_dropout"))
         if self.cross_attention is not None and self.cross_attention_norm is not None and memory_mask is not None:
             h = x if self.post else self.cross_attention_norm(x)
             h, cross_weights, cross = self.cross_attention(
                 h, memory, memory_mask, dropout_key=key("cross_attention"), cache=cross, capture=capture
             )
             norms = self.cross_attention_norm, self.cross_attention_output_norm
-            x = self._add(x, h, *norms, key("cross_attention_residual_dropout"))
+            x = self._add(x, h, *norms, dropout, key("cross_attention_residual_dropout"))
         h = entering if self.parallel else x
         h = self.feedforward(h if self.post else self.feedforward_norm(h), key("feedforward"))
         norms = self.feedforward_norm, self.feedforward_output_norm
-        x = self._add(x, h, *norms, key("feedforward_residual_dropout"))
+        x = self._add(x, h, *norms, self.feedforward_residual_dropout, key("feedforward_residual_dropout"))
         captured = None if self_weights is None else Captured(x, self_weights, cross_weights)
         return x, captured, None if own is None else LayerCache(own, cross)
 
-    def _add(self, x: Array, h: Array, norm: Norm, output_norm: Norm | None, key: Array | None) -> Array:
-        h = self.residual_dropout(h if output_norm is None else output_norm(h), key)
+    def _add(
+        self, x: Array, h: Array, norm: Norm, output_norm: Norm | None, dropout: Dropout, key: Array | None
+    ) -> Array:
+        h = dropout(h if output_norm is None else output_norm(h), key)
         return norm(x + h) if self.post else x + h
 
 

@@ -116,7 +116,9 @@ def _settings(family: Family, config: TransformerConfig) -> dict[str, object]:
     for candidate in (config, fresh):
         with suppress(InputError):
             return write_settings(family, candidate)
-    return write_settings(family, replace(fresh, dropout=DropoutConfig()))
+    # What no setting names is the family's own.
+    none = DropoutConfig(attention_output=template.dropout.attention_output)
+    return write_settings(family, replace(fresh, dropout=none))
 
 
 def _tensors(

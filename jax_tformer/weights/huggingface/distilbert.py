@@ -67,7 +67,11 @@ def _tokens(config: TransformerConfig) -> tuple[Row, ...]:
 
 _BERT = ARCHITECTURES["bert-base"]
 assert isinstance(_BERT.encoder, StackConfig)
-_TEMPLATE = replace(_BERT, encoder=replace(_BERT.encoder, num_layers=6, token_types=0))
+_TEMPLATE = replace(
+    _BERT,
+    encoder=replace(_BERT.encoder, num_layers=6, token_types=0),
+    dropout=replace(_BERT.dropout, attention_output=0.0),
+)
 _OF_TEXTS = replace(bert.of_texts(_TEMPLATE, replace(_TEMPLATE.dropout, classifier=0.2)), pooler="relu")
 _OF_TOKENS = bert.of_tokens(_TEMPLATE, replace(_TEMPLATE.dropout, classifier=0.1))
 _TEXT_SETTINGS = (*_settings(), bert.CLASSES, Setting("seq_classif_dropout", ("dropout.classifier",)))

@@ -59,7 +59,9 @@ def merge_lora(net: AnyTransformer, params: Params) -> tuple[AnyTransformer, Par
     """
     if net.config.lora is None:
         return net, params
-    return transformer(without_adapters(net.config)), jax.jit(merged, static_argnums=0)(net.config.lora, params)
+    plain = transformer(without_adapters(net.config))
+    plain.origin = net.origin
+    return plain, jax.jit(merged, static_argnums=0)(net.config.lora, params)
 
 
 def merged(lora: LoraConfig, params: Params) -> Params:
@@ -88,5 +90,6 @@ def add_lora(
     if net.config.lora is not None:
         raise InputError("the model has adapters already; expected one without, as merge_lora returns")
     adapted = transformer(dataclasses.replace(net.config, lora=lora))
+    adapted.origin = net.origin
     fresh = jax.jit(lambda key: trained(adapted.init(key)))(key)
     return adapted, joined(fresh, params)

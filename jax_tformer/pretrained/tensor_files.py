@@ -95,6 +95,13 @@ def open_tensors(folder: Path) -> Iterator[dict[str, Stored]]:
             raise InputError(_nothing(folder))
 
 
+@contextmanager
+def open_file(folder: Path, name: str) -> Iterator[dict[str, Stored]]:
+    """Opens one file of safetensors in a folder; raises InputError as `open_tensors` does."""
+    with ExitStack() as opened:
+        yield _read_header(opened, inside(folder, name))
+
+
 def inside(folder: Path, name: str) -> Path:
     """Returns the path of a regular file in a folder; raises InputError if it is missing, or really elsewhere.
 

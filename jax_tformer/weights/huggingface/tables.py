@@ -306,6 +306,11 @@ def _shapes(config: TransformerConfig) -> Mapping[str, tuple[int, ...]]:
     return {name: reference_shape(slot) for name, slot in slots(transformer(config).shapes).items()}
 
 
+def places_of(rows: tuple[Row, ...], config: TransformerConfig) -> list[Place]:
+    """Returns the rows of all layers; raises WeightsError unless they fill exactly the arrays of `config`."""
+    return _places(rows, _shapes(config))
+
+
 def _places(rows: tuple[Row, ...], shapes: Mapping[str, tuple[int, ...]]) -> list[Place]:
     """Expands the rows to all layers; raises WeightsError unless they fill exactly our arrays (`shapes`)."""
     places: list[Place] = []

@@ -14,13 +14,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jax_tformer.config import ComputeConfig, DropoutConfig, StackConfig, TransformerConfig
+    from jax_tformer.config import ComputeConfig, DropoutConfig, LoraConfig, StackConfig, TransformerConfig
     from jax_tformer.decoding.generation import generate, stream
     from jax_tformer.decoding.scoring import score
     from jax_tformer.decoding.settings import DecodingConfig
     from jax_tformer.errors import InputError
     from jax_tformer.model.functional import Transformer, transformer
+    from jax_tformer.model.lora import add_lora, merge_lora
     from jax_tformer.presets import ARCHITECTURES, EXPERIMENTS
+    from jax_tformer.pretrained.adapters import load_adapters, save_adapters
     from jax_tformer.pretrained.loading import load_pretrained
     from jax_tformer.pretrained.saving import save_pretrained
     from jax_tformer.weights.files import load_weights, save_weights
@@ -35,13 +37,18 @@ _HOMES = {
     "DecodingConfig": "decoding.settings",
     "DropoutConfig": "config",
     "InputError": "errors",
+    "LoraConfig": "config",
     "StackConfig": "config",
     "Transformer": "model.functional",
     "TransformerConfig": "config",
+    "add_lora": "model.lora",
     "from_reference": "weights.names",
     "generate": "decoding.generation",
+    "load_adapters": "pretrained.adapters",
     "load_pretrained": "pretrained.loading",
     "load_weights": "weights.files",
+    "merge_lora": "model.lora",
+    "save_adapters": "pretrained.adapters",
     "save_pretrained": "pretrained.saving",
     "save_weights": "weights.files",
     "score": "decoding.scoring",
@@ -57,13 +64,18 @@ __all__ = [
     "DecodingConfig",
     "DropoutConfig",
     "InputError",
+    "LoraConfig",
     "StackConfig",
     "Transformer",
     "TransformerConfig",
+    "add_lora",
     "from_reference",
     "generate",
+    "load_adapters",
     "load_pretrained",
     "load_weights",
+    "merge_lora",
+    "save_adapters",
     "save_pretrained",
     "save_weights",
     "score",

@@ -18,6 +18,7 @@ from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.files import sync, user_path, write_json
 from jax_tformer.model.functional import AnyTransformer, Params
+from jax_tformer.model.lora import merge_lora
 from jax_tformer.pretrained.origin import CONFIG, GENERATION, Origin
 from jax_tformer.pretrained.tensor_files import TYPES
 from jax_tformer.pretrained.tensor_writing import parse_size, write_tensors
@@ -49,12 +50,15 @@ def save_pretrained(
     arrays were stored (unless `load_pretrained` was given a `dtype`), all that config.json said beyond our config, and
     the tokenizer's files as they were. Any other net becomes the first class that can express its config.
 
+    Adapters are merged into the parameters that they change; `save_adapters` writes them alone.
+
     `architecture` names the class in `transformers`, and `dtype` the type to store. The folder is written beside
     itself and then moved into place, so a folder by that name is complete.
 
     Raises InputError if the folder holds something, if no class (or not this one) can express the config, if `params`
     are not those of `net` (WeightsError), or if the tokenizer has ids beyond the model's table.
     """
+    net, params = merge_lora(net, params)
     out, most = user_path(folder), parse_size(max_shard_size)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} is there already; expected a new or empty folder")

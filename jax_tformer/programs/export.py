@@ -26,9 +26,11 @@ class ExportOptions:
     """newest, best (by held-out loss), or the step of a checkpoint that the run still has."""
     huggingface: bool = False
     """Write what Hugging Face's from_pretrained opens, instead of PyTorch's names for torch_ref."""
+    adapters: bool = False
+    """Write only the adapters of a run with --lora, in the format of PEFT; without it they are merged."""
     architecture: str | None = None
-    """With --huggingface, the class, such as GPTNeoXForCausalLM; None: that of the run's --init, or the first that can
-    express the model."""
+    """With --huggingface or --adapters, the class, such as GPTNeoXForCausalLM; None: that of the run's --init, or with
+    --huggingface the first that can express the model."""
     dtype: Dtype | Literal["float16"] | None = None
     """With --huggingface, the type of the weights there; None: as they are."""
 
@@ -38,7 +40,12 @@ def main(arguments: Sequence[str]) -> int:
     step, out = checkpoint_step(options.checkpoint), user_path(options.out)
     for name in ("architecture", "dtype"):
         told = f"--{name} is {getattr(options, name)!r} without --huggingface; expected both, or neither"
-        require(options.huggingface or getattr(options, name) is None, told)
+        served = options.huggingface or (options.adapters and name == "architecture")
+        require(served or getattr(options, name) is None, told)
+    require(
+        not (options.huggingface and options.adapters),
+        "there are --huggingface and --adapters; expected one of them: the whole model, or its adapters alone",
+    )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} is there already; expected a new or empty folder")
 
@@ -46,6 +53,12 @@ def main(arguments: Sequence[str]) -> int:
 
     run = RunFolder(user_path(options.run))
     experiment = run.read_config()
+    if options.adapters:
+        from jax_tformer.run.exporting import export_adapters
+
+        require(experiment.model.lora is not None, f"{run.path} has no adapters; leave --adapters out")
+        print(export_adapters(run, out, step, architecture=options.architecture))
+        return 0
     if options.huggingface:
         from jax_tformer.run.exporting import export_pretrained, require_expressible
 

@@ -9,6 +9,7 @@ from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData
 from jax_tformer.model.functional import transformer
 from jax_tformer.model.lora import without_adapters
+from jax_tformer.pretrained.adapters import save_adapters
 from jax_tformer.pretrained.origin import read_origin
 from jax_tformer.pretrained.saving import StoredDtype, described, save_pretrained
 from jax_tformer.run.restoring import Which, load_trained
@@ -51,6 +52,20 @@ def export_pretrained(
     save_pretrained(out, net, trained.params, tokenizer, architecture=architecture, dtype=dtype)
     names = ", ".join(sorted(path.name for path in out.iterdir()))
     return f"step {trained.step} of {run.path} is in {out}/: {names}"
+
+
+def export_adapters(run: RunFolder, out: Path, step: Which = None, *, architecture: str | None = None) -> str:
+    """Writes the adapters of a checkpoint in the format of PEFT to the new folder `out`; returns a line that says so.
+
+    They are for the folder that the run began with; without one, for a model of the class `architecture` with the
+    parameters that the run began with. Raises InputError as `load_trained` and `save_adapters` do.
+    """
+    trained = load_trained(run, step, merge=False)
+    net, base = trained.net, run.read_config().init
+    net.origin = read_origin(run.origin) if run.origin.exists() else None
+    save_adapters(out, net, trained.params, architecture=architecture, base=base)
+    names = ", ".join(sorted(path.name for path in out.iterdir()))
+    return f"the adapters of step {trained.step} of {run.path} are in {out}/: {names}"
 
 
 def _adding(tokenizer: Tokenizer, experiment: ExperimentConfig) -> Tokenizer:

@@ -62,10 +62,11 @@ class Trained(NamedTuple):
     skipped: tuple[str, ...]
 
 
-def load_trained(run: RunFolder, step: Which = None) -> Trained:
+def load_trained(run: RunFolder, step: Which = None, *, merge: bool = True) -> Trained:
     """Loads the model from its newest intact checkpoint, from that of `step`, or from the best by held-out loss.
 
-    Adapters are merged into the parameters that they change.
+    Adapters are merged into the parameters that they change, unless `merge` is False.
+
     Raises InputError if the run has no such checkpoint, if one of its files is damaged, or if config.json or the
     tokenizer are not those that the checkpoint was made with.
     """
@@ -77,7 +78,8 @@ def load_trained(run: RunFolder, step: Which = None) -> Trained:
     restored = load_parameters(run.checkpoints, trained, step)
     run.require_recorded(restored.extra, restored.step)
     params = joined(restored.state, load_frozen(run, frozen, restored.extra) if frozen else {})
-    return Trained(*merge_lora(net, params), tokenizer, restored.step, restored.skipped)
+    net, params = merge_lora(net, params) if merge else (net, params)
+    return Trained(net, params, tokenizer, restored.step, restored.skipped)
 
 
 def load_frozen(run: RunFolder, abstract_params: PyTree, extra: Mapping[str, Any]) -> Params:

@@ -1,0 +1,262 @@
+"""Low-rank adapters against those of PEFT: forward passes, folders both ways, training, and what must be refused."""
+
+import copy
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import peft
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from jax_tformer.config import DropoutConfig, LoraConfig, TransformerConfig
+from jax_tformer.errors import InputError
+from jax_tformer.experiment import OptimizerConfig, TrainingConfig
+from jax_tformer.model.functional import AnyTransformer, Params, transformer
+from jax_tformer.model.lora import add_lora, is_adapter, joined, merge_lora, split
+from jax_tformer.pretrained.adapters import load_adapters, save_adapters
+from jax_tformer.weights.huggingface import from_huggingface
+from jax_tformer.weights.names import from_reference
+from parity.measure import Measured, compared
+from parity_tests.bridge import Pair, identity
+from parity_tests.cases import SWITCHES, Lengths, batch_for, weights_for
+from parity_tests.faults import code_fault
+from parity_tests.huggingface import Oracle
+from parity_tests.initialisation import gate
+from parity_tests.test_initialisation import drawn
+from parity_tests.training_pair import TrainingPair, same_path
+from torch_ref import layers, training
+
+ALL = LoraConfig(3, 6.0, ("all",))
+SOME = LoraConfig(2, 3.0, ("query", "value", "down"), rank_stabilized=True)
+
+
+class Model(NamedTuple):
+    """A model of `transformers` with random weights, and ours with the same."""
+
+    oracle: Oracle
+    net: AnyTransformer
+    params: Params
+
+    @property
+    def architecture(self) -> str:
+        return str(self.oracle.json["architectures"][0])
+
+    def adapted(self, lora: LoraConfig) -> tuple[AnyTransformer, Params]:
+        """Ours with random adapters."""
+        rng = np.random.default_rng(1)
+        net, params = add_lora(self.net, self.params, lora, jax.random.key(0))
+        adapters, rest = split(params)
+        return net, joined(jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.3, x.shape)), adapters), rest)
+
+    def opened(self, folder: Path) -> peft.PeftModel:
+        """Theirs with the adapters of a folder; a key that is missing or unexpected there is an error."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            warnings.filterwarnings("ignore", message="fan_in_fan_out")
+            model = copy.deepcopy(self.oracle.model)
+            return peft.PeftModel.from_pretrained(model, folder, autocast_adapter_dtype=False)
+
+    def logits(self, net: AnyTransformer, params: Params) -> np.ndarray:
+        return np.asarray(net.apply(params, *(jnp.asarray(ids) for ids in self.ids())))
+
+    def their_logits(self, model: Any) -> np.ndarray:
+        names = ("input_ids", "decoder_input_ids")
+        with torch.no_grad():
+            given = {name: torch.from_numpy(ids).long() for name, ids in zip(names, self.ids(), strict=False)}
+            return model(**given).logits.numpy()
+
+    def ids(self) -> list[np.ndarray]:
+        batch = batch_for(self.net.config, "none", 1)
+        return [batch[name] for name in ("source", "target", "tokens") if name in batch]
+
+
+_MODELS: dict[str, Model] = {}
+
+
+def model_of(name: str) -> Model:
+    if name not in _MODELS:
+        oracle = Oracle(name)
+        weights = oracle.random_weights(0.1, 0)
+        oracle.load(weights)
+        config, arrays = from_huggingface(oracle.json, weights)
+        net = transformer(config.with_dtype("float64"))
+        _MODELS[name] = Model(oracle, net, jax.tree.map(jnp.asarray, from_reference(arrays, net.shapes)))
+    return _MODELS[name]
+
+
+def same(first: Params, second: Params) -> bool:
+    return jax.tree.structure(first) == jax.tree.structure(second) and all(
+        np.asarray(a).tobytes() == np.asarray(b).tobytes()
+        for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    )
+
+
+deep = pytest.mark.deep
+
+
+@pytest.mark.parametrize(
+    ("name", "lora"),
+    [
+        # One A of several projections there, and one each here: c_attn.
+        pytest.param("gpt2", SOME, id="gpt2, some"),
+        pytest.param("gpt2", ALL, id="gpt2, all"),
+        pytest.param("bart", SOME, id="bart, some", marks=deep),
+        # The end of one module's name is that of another's, too: output.dense.
+        pytest.param("bert masked", SOME, id="bert, some", marks=deep),
+        pytest.param("bert masked", ALL, id="bert, all", marks=deep),
+        pytest.param("bart", ALL, id="bart, all", marks=deep),
+        pytest.param("distilbert masked", SOME, id="distilbert, some", marks=deep),
+    ],
+)
+def test_peft_computes_the_same(name: str, lora: LoraConfig, tmp_path: Path, record: Callable[..., None]) -> None:
+    model = model_of(name)
+    net, params = model.adapted(lora)
+    save_adapters(tmp_path / "ours", net, params, architecture=model.architecture)
+    theirs = model.opened(tmp_path / "ours")
+    expected = {"logits": model.their_logits(theirs)}
+    record("LoRA", compared("1 activations", {"logits": model.logits(net, params)}, expected))
+    record("LoRA", compared("1 activations", {"logits": model.logits(*merge_lora(net, params))}, expected))
+    assert np.abs(expected["logits"] - model.logits(model.net, model.params)).max() > 0.01
+
+    again, more = load_adapters(tmp_path / "ours", model.net, model.params, architecture=model.architecture)
+    assert again.config.lora == lora
+    assert same(more, params)
+
+    # What PEFT writes is laid out otherwise where modules are fused, and computes the same.
+    theirs.save_pretrained(tmp_path / "theirs")
+    written = json.loads((tmp_path / "theirs" / "adapter_config.json").read_text())
+    if not written["rank_pattern"]:
+        other = load_adapters(tmp_path / "theirs", model.net, model.params, architecture=model.architecture)
+        record("LoRA", compared("1 activations", {"logits": model.logits(*other)}, expected))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that PEFT wrote, with adapters of c_attn and both c_proj."""
+    config = peft.LoraConfig(r=3, lora_alpha=6, target_modules=["c_attn", "c_proj"], init_lora_weights=False)
+    torch.manual_seed(0)
+    theirs = peft.get_peft_model(copy.deepcopy(model_of("gpt2").oracle.model), config, autocast_adapter_dtype=False)
+    theirs.save_pretrained(tmp_path / "theirs")
+    return tmp_path / "theirs"
+
+
+def load(folder: Path) -> tuple[AnyTransformer, Params]:
+    model = model_of("gpt2")
+    return load_adapters(folder, model.net, model.params, architecture=model.architecture)
+
+
+def test_a_folder_of_peft_comes_back_the_same(folder: Path, tmp_path: Path, record: Callable[..., None]) -> None:
+    model = model_of("gpt2")
+    net, params = load(folder)
+    assert net.config.lora == LoraConfig(3, 6.0, ("query", "key", "value", "output", "down"))
+    expected = {"logits": model.their_logits(model.opened(folder))}
+    record("LoRA", compared("1 activations", {"logits": model.logits(net, params)}, expected))
+    save_adapters(tmp_path / "ours", net, params, architecture=model.architecture)
+    files = [load_file(path / "adapter_model.safetensors") for path in (folder, tmp_path / "ours")]
+    assert files[0].keys() == files[1].keys()
+    assert all(files[0][name].tobytes() == files[1][name].tobytes() for name in files[0])
+
+
+def test_every_damaged_or_strange_folder_is_refused_in_one_line(folder: Path) -> None:
+    config, file = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+    said, arrays = json.loads(config.read_text()), load_file(file)
+
+    def refused(changes: dict[str, Any], others: dict[str, np.ndarray] | None = None) -> str:
+        config.write_text(json.dumps(said | changes))
+        save_file(arrays if others is None else others, file, metadata={"format": "pt"})
+        with pytest.raises(InputError) as error:
+            load(folder)
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    first, *rest = arrays
+    assert "has peft_type 'IA3'; expected 'LORA'" in refused({"peft_type": "IA3"})
+    assert "has use_dora True, which our adapters cannot express" in refused({"use_dora": True})
+    assert "has modules_to_save ['lm_head'], which our" in refused({"modules_to_save": ["lm_head"]})
+    assert "has init_lora_weights 'pissa', which changes the model" in refused({"init_lora_weights": "pissa"})
+    assert "has r 0; expected a number above 0" in refused({"r": 0})
+    assert "has 3 rows, and adapter_config.json says rank 4" in refused({"r": 4})
+    assert "its alphas are 6.0, 12.0; expected the same" in refused({"alpha_pattern": {"c_attn": 12}})
+    assert "1 modules with one of lora_A and lora_B alone (" in refused({}, {name: arrays[name] for name in rest})
+    assert "1 not for a projection of this model (base_model.model.lm_head.lora_A.weight)" in refused(
+        {}, arrays | {"base_model.model.lm_head.lora_A.weight": arrays[first]}
+    )
+    a = next(name for name in arrays if name.endswith("c_attn.lora_A.weight"))
+    assert ".lora_A is [3, 5], expected [3, 32]" in refused({}, arrays | {a: arrays[a][:, :5].copy()})
+    last = {name: array for name, array in arrays.items() if ".h.0.mlp" not in name}
+    assert "it leaves out decoder.blocks.0.feedforward.down.lora.a.weight" in refused({}, last)
+    config.write_text(json.dumps(said))
+    with pytest.raises(InputError, match="does not hold adapters for this model: "):
+        load_adapters(folder, (bart := model_of("bart")).net, bart.params, architecture=bart.architecture)
+    file.rename(folder / "adapter_model.bin")
+    with pytest.raises(InputError, match=r"holds adapter_model\.bin .* safe_serialization=True"):
+        load(folder)
+    config.unlink()
+    with pytest.raises(InputError, match=r"has no adapter_config\.json"):
+        load(folder)
+
+
+def test_adapters_that_are_not_there_are_not_saved(tmp_path: Path) -> None:
+    model = model_of("gpt2")
+    with pytest.raises(InputError, match="has no adapters to save"):
+        save_adapters(tmp_path / "ours", model.net, model.params, architecture=model.architecture)
+    net, params = model.adapted(SOME)
+    with pytest.raises(InputError, match="architecture is None; expected one of"):
+        save_adapters(tmp_path / "ours", net, params)
+    assert not list(tmp_path.iterdir())
+
+
+ADAPTED: TransformerConfig = replace(
+    SWITCHES["switches-decoder-only"],
+    lora=LoraConfig(3, 5.0, ("all",), dropout=0.1),
+    dropout=DropoutConfig(0.1, 0.1, 0.1, 0.1),
+)
+
+
+def test_training_takes_the_same_path(record: Callable[[str, Measured], None], report: Callable[..., None]) -> None:
+    """Gate 7, and the fault that the reference trains everything."""
+    weights = weights_for(ADAPTED, 0.1)
+    pair = TrainingPair(
+        ADAPTED,
+        weights,
+        OptimizerConfig(warmup_steps=2),
+        TrainingConfig(steps=4),
+        "float64",
+        optimised=False,
+    )
+    batches = [batch_for(ADAPTED, "right", seed, Lengths(4)) for seed in range(4)]
+    ours, masks = pair.follow_jax(batches)
+    record("LoRA", same_path("7 dropout", ADAPTED, ours, pair.follow_torch(batches, masks)))
+    changed = {name for name in weights if ours.parameters[name].tobytes() != weights[name].tobytes()}
+    assert changed == {name for name in weights if ".lora." in name}
+    fault = code_fault("everything trains beside adapters", training, "freeze", lambda right: lambda model: None)
+    with fault.plant():
+        theirs = pair.follow_torch(batches, masks)
+    report(fault.name, "reference", [same_path("7 dropout", ADAPTED, ours, theirs)])
+
+
+def test_faults_of_adapters(report: Callable[..., None]) -> None:
+    config = replace(
+        ADAPTED, dropout=DropoutConfig(), lora=replace(ADAPTED.lora, dropout=0.0) if ADAPTED.lora else None
+    )
+    batch = batch_for(config, "right")
+    pair = Pair(config, weights_for(config, 0.1), "float64", optimised=False)
+    unscaled = code_fault(
+        "LoRA: no alpha / rank", layers.Adapter, "forward", lambda right: lambda self, x: self.b(self.a(x))
+    )
+    with unscaled.plant():
+        report(unscaled.name, "reference", list(identity(pair, batch)))
+
+
+def test_adapters_start_as_pefts_do(record: Callable[[str, Measured], None]) -> None:
+    """Gate 10."""
+    found = {path: array for path, array in drawn(ADAPTED).items() if is_adapter(tuple(path.split(".")))}
+    record("LoRA", gate(ADAPTED, found))

@@ -56,8 +56,8 @@ wheel: .venv-hashed/made
 # Of every version all that is published, so that the file serves every platform. PyTorch's builds come from several places.
 hashes: .venv/made
 	@$(PIP) pip-tools
-	@{ echo "# constraints.txt with hashes, but for torch: make hashes writes it, make wheel installs it."; \
-	  grep -v '^torch==' constraints.txt | $(BIN)/python -m piptools compile --quiet --generate-hashes --allow-unsafe \
+	@{ echo "# constraints.txt with hashes, but for torch and what needs it: make hashes writes it, make wheel installs it."; \
+	  grep -v -E '^(accelerate|peft|torch)==' constraints.txt | $(BIN)/python -m piptools compile --quiet --generate-hashes --allow-unsafe \
 	  --strip-extras --no-annotate --no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 	  --no-emit-options --output-file - - | grep -v -e '^$$' -e '^#'; } > constraints-hashes.partial
 	@mv constraints-hashes.partial constraints-hashes.txt

@@ -61,7 +61,7 @@ def modules(rows: tuple[Row, ...], config: TransformerConfig) -> dict[str, Modul
         if f".{STACKED}." in ours[0] and place.ours[0].endswith(".weight") and ours[0].split(".")[-1] in _NAMES:
             name = place.theirs.removesuffix(".weight")
             outputs, inputs = place.shape[::-1] if place.axes.startswith("i ") else place.shape
-            found[name] = Module(name, ours, place.axes, dict(getattr(place, "sizes", {})), outputs, inputs)
+            found[name] = Module(name, ours, place.axes, place.sizes, outputs, inputs)
     return found
 
 

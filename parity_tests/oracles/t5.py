@@ -62,7 +62,7 @@ ENTRIES = {
     "t5": T5,
     "t5 1.1": replace(
         T5,
-        settings={**T5.settings, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        settings={**T5.settings, "d_kv": 8, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
         variants={"ungated": {"feed_forward_proj": "gelu_new"}},
         further=True,
     ),

@@ -11,7 +11,7 @@ from torch import Tensor
 from jax_tformer.model import positions
 from jax_tformer.model.positions import RelativePositions
 from parity_tests.faults import code_fault
-from torch_ref import transformer as reference
+from torch_ref import blocks
 
 
 def later_edges(right: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
@@ -57,7 +57,7 @@ LIBRARY = (
     code_fault("relative positions: earlier and later exchanged", positions, "relative_buckets", turned),
 )
 """Gate 1."""
-_BLOCK = (reference.Block, "forward")
+_BLOCK = (blocks.Block, "forward")
 REFERENCE = (
     code_fault("relative positions: in the first layer alone", *_BLOCK, in_the_first_layer(lambda bias: None)),
     code_fault("relative positions: only the first layer trains them", *_BLOCK, in_the_first_layer(Tensor.detach)),

@@ -183,6 +183,7 @@ def test_what_cannot_be_fine_tuned(
         (["plain", "--prompt", "It", "--chat"], "has no chat template"),
         (["refusing", "--prompt", "It", "--chat"], "refuses this (only assistants here)"),
         (["damaged", "--prompt", "It", "--chat"], "is damaged"),
+        (["escaping", "--prompt", "It", "--chat"], "refuses this (access to attribute '__class__'"),
         (["gpt2", "--prompt", "It", "--system", "x"], "--system is given without --chat"),
         (["odd", "--prompt", "It"], "top_k is 'many' in odd/generation_config.json; expected a whole number"),
         (["cold", "--prompt", "It"], "temperature is -1.0"),
@@ -191,10 +192,11 @@ def test_what_cannot_be_fine_tuned(
     ],
 )
 def test_what_cannot_be_asked(made: Path, folder: Path, refuse: Refuse, arguments: list[str], message: str) -> None:
-    for name in ("gpt2", "plain", "refusing", "damaged", "odd", "cold", "silent", "encoder"):
+    for name in ("gpt2", "plain", "refusing", "damaged", "escaping", "odd", "cold", "silent", "encoder"):
         shutil.copytree(made / "gpt2", name)
     Path("plain/chat_template.jinja").unlink()
     Path("refusing/chat_template.jinja").write_text("{{ raise_exception('only assistants here') }}")
+    Path("escaping/chat_template.jinja").write_text("{{ messages.__class__.__mro__ }}")
     Path("damaged/chat_template.jinja").write_text("{% for")
     Path("odd/generation_config.json").write_text('{"top_k": "many"}')
     Path("cold/generation_config.json").write_text('{"do_sample": true, "temperature": -1}')

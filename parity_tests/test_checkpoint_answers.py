@@ -1,0 +1,122 @@
+"""generate.py FOLDER chooses the tokens that `transformers` chooses with the folder's own generation settings."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer, BartConfig, BartForConditionalGeneration, GPT2Config, GPT2LMHeadModel
+
+import generate
+from parity_tests.small_tokenizers import TEXTS, byte_level
+
+NEW = 12
+MANY = list(range(3, 330, 4))
+"""So many ends that answers come to one."""
+DECODERS: dict[str, dict[str, Any]] = {
+    "greedy": {"max_new_tokens": NEW},
+    "penalty, several ends": {"repetition_penalty": 1.3, "eos_token_id": MANY, "max_new_tokens": NEW},
+    "never": {"suppress_tokens": [40, 41, 45], "bad_words_ids": [[77], [80]], "max_new_tokens": NEW},
+    "forced end": {"forced_eos_token_id": 2, "max_length": 40},
+    "fewest": {"min_new_tokens": 6, "eos_token_id": MANY, "max_new_tokens": NEW},
+    "beams, several ends": {"num_beams": 3, "eos_token_id": MANY, "max_new_tokens": NEW},
+    "beams, penalties": {"num_beams": 3, "length_penalty": 2.0, "repetition_penalty": 1.2, "max_new_tokens": NEW},
+}
+TRANSLATORS: dict[str, dict[str, Any]] = {
+    "as BART": {"forced_bos_token_id": 1, "forced_eos_token_id": 2, "eos_token_id": MANY, "max_length": NEW},
+    "as BART for summaries": {
+        "num_beams": 4,
+        "length_penalty": -2.0,
+        "early_stopping": True,
+        "min_length": 7,
+        "max_length": NEW,
+        "forced_bos_token_id": 1,
+        "forced_eos_token_id": 2,
+        "eos_token_id": MANY,
+    },
+    "as Marian": {
+        "num_beams": 2,
+        "decoder_start_token_id": 0,
+        "bad_words_ids": [[0]],
+        "max_length": NEW,
+        "eos_token_id": MANY,
+    },
+}
+
+
+def gpt2(folder: Path) -> Any:
+    torch.manual_seed(0)
+    tokenizer = byte_level()
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 96, "initializer_range": 0.6}
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    return kept(folder, GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer) + 3, **sizes, **ids)), tokenizer)
+
+
+def bart(folder: Path) -> Any:
+    torch.manual_seed(1)
+    tokenizer = byte_level(adds="around")
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "max_position_embeddings": 96, "init_std": 0.6}
+    sizes |= {
+        f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in (("attention_heads", 2), ("ffn_dim", 32))
+    }
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 2}
+    return kept(folder, BartForConditionalGeneration(BartConfig(vocab_size=len(tokenizer), **sizes, **ids)), tokenizer)
+
+
+def kept(folder: Path, model: Any, tokenizer: Any) -> Any:
+    model = model.double().eval()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model
+
+
+QUICK = ("penalty, several ends", "beams, several ends", "as BART for summaries")
+
+
+@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.deep)], ids=["quick", "deep"])
+@pytest.mark.parametrize(("make", "variants"), [(gpt2, DECODERS), (bart, TRANSLATORS)], ids=["GPT-2", "BART"])
+def test_answers(
+    make: Any, variants: dict[str, Any], quick: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "checkpoint"
+    model = make(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    translates = model.config.is_encoder_decoder
+    chosen = {name: settings for name, settings in variants.items() if (name in QUICK) == quick}
+    texts = [text.replace("\n", " ").strip() for text in TEXTS]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    plain = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    plain |= {"decoder_start_token_id": 2} if translates else {}
+    lengths = set()
+    for name, settings in chosen.items():
+        model.generation_config = type(model.generation_config)(**{**plain, **settings})
+        model.generation_config.save_pretrained(folder)
+        capsys.readouterr()
+        assert generate.main([str(folder), "--file", str(tmp_path / "texts.txt"), "--json", "--dtype", "float64"]) == 0
+        output = capsys.readouterr()
+        assert "not honoured" not in output.err
+        for line, text in zip(output.out.splitlines(), texts, strict=True):
+            answer = json.loads(line)["completions"][0]
+            # One by one: in a batch the lengths of transformers count padding.
+            given = torch.tensor([tokenizer(text).input_ids])
+            made = model.generate(given, attention_mask=torch.ones_like(given))[
+                0, 1 if translates else given.shape[1] :
+            ]
+            ends = model.generation_config.eos_token_id
+            last = [made[-1].item()] if made[-1].item() in (ends if isinstance(ends, list) else [ends]) else []
+            assert answer["finished"] == bool(last), name
+            assert answer["tokens"] + last == made.tolist(), name
+            lengths.add(len(made))
+    assert len(lengths) > 1, "answers should end at different places"
+
+
+def test_what_is_not_honoured_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gpt2(tmp_path)
+    capsys.readouterr()
+    odd = {"typical_p": 0.9, "no_repeat_ngram_size": 3, "top_p": 0.5, "penalty_alpha": 0.6, "renormalize_logits": True}
+    (tmp_path / "generation_config.json").write_text(json.dumps({**odd, "use_cache": True, "max_new_tokens": 2}))
+    assert generate.main([str(tmp_path), "--prompt", "It", "--json"]) == 0
+    note = capsys.readouterr().err.splitlines()[0]
+    assert note.startswith("not honoured, of ")
+    assert note.endswith("typical_p 0.9, no_repeat_ngram_size 3, penalty_alpha 0.6, renormalize_logits True")

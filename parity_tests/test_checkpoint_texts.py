@@ -1,0 +1,94 @@
+"""Prompts and conversations become the ids that `transformers` makes of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from jax_tformer.data.tokenizer_sources import load_tokenizer, read_settings, special_tokens
+from jax_tformer.run.chat import Conversation, read_chat_template
+from jax_tformer.run.texts import Reader, Room
+from parity_tests.small_tokenizers import TEXTS, byte_level, saved, sentence_pieces, word_pieces
+
+GPT2 = Path(__file__).parents[2] / "shared" / "data" / "gpt2"
+CHATML = """{% for message in messages %}
+{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+TURNS = """{{ bos_token }}
+{%- for message in messages -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) and messages[0]['role'] != 'system' -%}
+        {{ raise_exception('roles must alternate') }}
+    {%- endif -%}
+    {%- if message['role'] == 'system' -%}{%- continue -%}{%- endif -%}
+    {{- '<|' + message['role'] + '|> ' + message['content'] | trim }}
+    {%- if message['role'] == 'assistant' -%}{% generation %}{{ eos_token }}{% endgeneration %}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
+DATA = """{%- set ns = namespace(count=0) -%}
+{%- for message in messages -%}{%- set ns.count = ns.count + 1 -%}
+{{ ns.count }}: {{ message | tojson }} {{ dict(a=1) | tojson(indent=2) }}
+{% endfor -%}
+{% if tools is none and strftime_now('%Y') | length == 4 %}{{ pad_token }}{% endif %}"""
+CONVERSATIONS: list[list[dict[str, str]]] = [
+    [{"role": "user", "content": "It was <b>"}],
+    [
+        {"role": "system", "content": 'Be "brief"\n'},
+        {"role": "user", "content": " To be "},
+        {"role": "assistant", "content": "or not"},
+        {"role": "user", "content": "é 的"},
+    ],
+]
+
+
+def ids_of(folder: Path) -> list[list[int]]:
+    read = Reader(Room(False, None, ""), load_tokenizer(folder).framed(), 1)
+    return [read(text).ids for text in TEXTS]
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        pytest.param(lambda: byte_level(), id="GPT-2"),
+        pytest.param(lambda: byte_level(adds="around"), id="RoBERTa"),
+        pytest.param(lambda: byte_level(add_bos_token=True), id="OPT"),
+        pytest.param(lambda: byte_level(adds="around", add_bos_token=False, add_eos_token=True), id="told otherwise"),
+        pytest.param(lambda: word_pieces(), id="BERT"),
+        pytest.param(lambda: sentence_pieces(), id="T5"),
+        pytest.param(lambda: sentence_pieces(adds="before"), id="Llama"),
+    ],
+)
+def test_prompts(tokenizer: Any, tmp_path: Path) -> None:
+    theirs = saved(tokenizer(), tmp_path)
+    assert ids_of(tmp_path) == [theirs(text).input_ids for text in TEXTS]
+
+
+@pytest.mark.skipif(not GPT2.exists(), reason="there is no copy of GPT-2's tokenizer here")
+def test_prompts_of_gpt2() -> None:
+    theirs = AutoTokenizer.from_pretrained(GPT2)
+    assert ids_of(GPT2) == [theirs(text).input_ids for text in TEXTS]
+
+
+@pytest.mark.parametrize("template", [CHATML, TURNS, DATA], ids=["ChatML", "turns", "data"])
+@pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json", "by name"])
+def test_conversations(template: str, place: str, tmp_path: Path) -> None:
+    tokenizer = byte_level(adds="before")
+    tokenizer.chat_template = {"default": template, "other": "nothing"} if place == "by name" else template
+    tokenizer.save_pretrained(tmp_path, save_jinja_files=place == "chat_template.jinja")
+    assert (tmp_path / "chat_template.jinja").exists() == (place == "chat_template.jinja")
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    settings = read_settings(tmp_path)
+    ours = read_chat_template(tmp_path, settings, special_tokens(settings))
+    assert ours is not None
+    for messages in CONVERSATIONS:
+        text = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert ours.render(messages) == text
+    # Said one after the other, with the answers between.
+    framed = load_tokenizer(tmp_path).framed()
+    read = Reader(Room(False, None, ""), framed, 1)
+    talk = Conversation(ours, read, lambda text: framed.encode(text).tolist(), CONVERSATIONS[1][0]["content"])
+    talk(CONVERSATIONS[1][1]["content"])
+    talk.hear(CONVERSATIONS[1][2]["content"])
+    ids = talk(CONVERSATIONS[1][3]["content"]).ids
+    assert ids == theirs.apply_chat_template(CONVERSATIONS[1], add_generation_prompt=True).input_ids

@@ -26,6 +26,7 @@ def main(arguments: Sequence[str]) -> int:
         raise InputError("a comparison needs PyTorch; in the repository, pip install '.[parity]' adds it") from error
 
     from jax_tformer.run.startup import set_up_jax
+    from jax_tformer_comparison.checkpoint import checkpoint_weights, transformers_side
     from jax_tformer_comparison.jax_side import JaxSide, full_precision
     from jax_tformer_comparison.machine import common_device, describe_machine, jax_device
     from jax_tformer_comparison.progress import LiveView
@@ -52,7 +53,9 @@ def main(arguments: Sequence[str]) -> int:
     # 4. The sides: the JAX library, the PyTorch reference, and the reference in float64 as the truth.
     given = (experiment.optimizer, experiment.training, device)
     theirs = TorchSide("PyTorch", model, *given, plan.torch_compile)
-    sides = Sides(JaxSide(model, *given), theirs, None)
+    sides = Sides(
+        JaxSide(model, *given, checkpoint_weights(plan)), theirs, None, transformers_side(plan, model, *given)
+    )
     parameters = sum(math.prod(shape) for shape in sides.torch.shapes().values())
     if plan.needs_truth(parameters):
         sides = sides._replace(truth=TorchSide("float64", model.with_dtype("float64"), *given))
@@ -61,7 +64,8 @@ def main(arguments: Sequence[str]) -> int:
     record, stopped, alone = Record(plan.dtype), None, {}
     with Interruption() as stop, LiveView(plan.steps, len(plan.seeds), (sides.jax, sides.torch)) as view:
         truth = " and the float64 truth" if sides.truth else ""
-        view.say(f"{plan.name}: {parameters:,} parameters, JAX, PyTorch{truth} in {plan.dtype} on {device}")
+        third = ", transformers" if sides.transformers else ""
+        view.say(f"{plan.name}: {parameters:,} parameters, JAX, PyTorch{third}{truth} in {plan.dtype} on {device}")
         failure: Exception | None = None
         try:
             for seed in plan.seeds:

@@ -24,9 +24,14 @@ class JaxSide:
     name = "JAX"
 
     def __init__(
-        self, model: TransformerConfig, optimization: OptimizerConfig, training: TrainingConfig, device: str
+        self,
+        model: TransformerConfig,
+        optimization: OptimizerConfig,
+        training: TrainingConfig,
+        device: str,
+        initial: Tensors | None = None,
     ) -> None:
-        """`model` must have a vocab_size; `device` is "cpu" or "gpu"."""
+        """`model` must have a vocab_size; `device` is "cpu" or "gpu"; `initial` are the weights of a checkpoint."""
         self.net, self._compute = transformer(model), model.compute
         self._device = jax.local_devices(backend=device)[0]
         self._tx = optimizer(optimization, training.steps)
@@ -34,6 +39,7 @@ class JaxSide:
         step = train_step(self.net, self._tx, accumulation=accumulation, label_smoothing=training.label_smoothing)
         self._step = jax.jit(step, donate_argnums=0, compiler_options=compiler_options(model.compute.dtype))
         self._record = jax.jit(masks_of_step(self.net, accumulation=accumulation))
+        self._initial = initial
         self._state: TrainState
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -41,7 +47,8 @@ class JaxSide:
         return {name: reference_shape(slot) for name, slot in slots(self.net.shapes).items()}
 
     def start(self, seed: int, weights: Tensors | None) -> None:
-        """Resets the training to `weights`, or to those that train.py would draw with this seed."""
+        """Resets the training to `weights`, or to those that train.py would begin with for this seed."""
+        weights = self._initial if weights is None else weights
         with jax.default_device(self._device):
             key = jax.random.key(seed)
             if weights is None:

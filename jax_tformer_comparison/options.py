@@ -1,5 +1,7 @@
 """The options of compare.py: the fields of an experiment, and how to compare it."""
 
+import argparse
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,10 +26,11 @@ from jax_tformer.run.train_options import SHORT_NAMES, chosen_experiment
 DEFAULT_EXPERIMENT = "dates"
 """The experiment with the shortest steps."""
 _USAGE = """usage: compare.py [EXPERIMENT] [--steps N] [--out FOLDER] [--dtype float64|float32|bfloat16]
-                  [--dropout off|shared] [--seeds N] [--torch-compile] [--FIELD VALUE ...]
+                  [--init FOLDER] [--dropout off|shared] [--seeds N] [--torch-compile] [--FIELD VALUE ...]
 
 Trains the JAX model and the PyTorch reference side by side, from the same weights on the same batches, and
 writes a report: report.html, report.json, curves.csv and pictures. Without EXPERIMENT, trains dates.
+With --init, fine-tunes the model of a Hugging Face folder, in transformers as well.
 Exit status: 0 within the bars, or if there is no bar (bfloat16, --truth no); 1 beyond the bars or not
 comparable; 2 for bad input.
 
@@ -48,6 +51,8 @@ class CompareOptions:
     data: TextData | MaskedTextData | PairData
     optimizer: OptimizerConfig
     training: TrainingConfig
+    init: str | None = None
+    """Hugging Face folder whose model is fine-tuned, in `transformers` too; None: new weights."""
     steps: int | None = None
     """Steps to compare, from the first; None: 300, or 100 in float64, or fewer if the training is shorter.
     Rounding grows: after about 130 steps of dates even two float64 trainings are more than 1e-12 apart."""
@@ -99,8 +104,8 @@ def read_plan(arguments: Sequence[str]) -> Plan:
     """
     name, rest = chosen_experiment(arguments, DEFAULT_EXPERIMENT, _USAGE)
     preset = EXPERIMENTS[name]
-    config = preset.config
-    default = CompareOptions(config.model, config.data, config.optimizer, config.training)
+    config = _begun(preset.config, rest)
+    default = CompareOptions(config.model, config.data, config.optimizer, config.training, config.init)
     options = parse(
         CompareOptions,
         rest,
@@ -111,9 +116,14 @@ def read_plan(arguments: Sequence[str]) -> Plan:
         short_names={short: long for short, long in SHORT_NAMES.items() if short != "--steps"},
     )
     model = _model(options, config.model)
+    experiment = ExperimentConfig(model, options.data, options.optimizer, options.training, init=options.init)
+    if experiment.init is not None:
+        from jax_tformer.run.fine_tuning import require_same_architecture
+
+        require_same_architecture(experiment, config)
     return Plan(
         name=name,
-        experiment=ExperimentConfig(model, options.data, options.optimizer, options.training),
+        experiment=experiment,
         out=user_path(options.out or Path("runs") / f"{name}-comparison"),
         steps=_steps(options),
         seeds=_seeds(options),
@@ -123,6 +133,20 @@ def read_plan(arguments: Sequence[str]) -> Plan:
         torch_compile=options.torch_compile,
         memory=options.memory,
     )
+
+
+def _begun(preset: ExperimentConfig, arguments: Sequence[str]) -> ExperimentConfig:
+    """Returns the experiment that flags change: that of the checkpoint of --init, or the preset."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    first.add_argument("--init")
+    found = argparse.Namespace(init=None)
+    with contextlib.suppress(argparse.ArgumentError):  # `parse` reports it
+        first.parse_known_args(list(arguments), found)
+    if found.init is None:
+        return preset
+    from jax_tformer.run.fine_tuning import experiment_from
+
+    return experiment_from(preset, found.init)
 
 
 def _steps(options: CompareOptions) -> int:

@@ -47,6 +47,8 @@ class SeedRecord:
     torch: list[StepFigures] = field(default_factory=list)
     truth: list[StepFigures] = field(default_factory=list)
     """The float64 training; empty if it is not part of the comparison."""
+    transformers: list[StepFigures] = field(default_factory=list)
+    """The same model in `transformers`; empty if it is not part of the comparison."""
     parameters: dict[str, ParameterError] = field(default_factory=dict)
     """Errors by parameter after `parameters_step`; empty before that."""
     parameters_step: int = 0
@@ -67,18 +69,18 @@ class SeedRecord:
         """Returns |loss - loss| of two sides in nats, float64[steps]."""
         return np.abs(self.losses(one) - self.losses(other))
 
-    def relative_difference(self) -> np.ndarray:
-        """Returns |JAX - PyTorch| / |PyTorch| of the losses, float64[steps]."""
-        ours, theirs = self.losses("jax"), self.losses("torch")
+    def relative_difference(self, side: str = "torch") -> np.ndarray:
+        """Returns |JAX - PyTorch| / |PyTorch| of the losses, float64[steps]; `side` may be "transformers"."""
+        ours, theirs = self.losses("jax"), self.losses(side)
         return np.abs(ours - theirs) / np.where(ours == theirs, 1.0, np.abs(theirs))
 
-    def judged(self) -> int:
+    def judged(self, side: str = "torch") -> int:
         """Counts the steps that gate 6 judges: until PyTorch's distance from the truth reaches PARTED, at least one."""
-        return max(int((np.maximum.accumulate(self.distance("torch", "truth")) < PARTED).sum()), 1)
+        return max(int((np.maximum.accumulate(self.distance(side, "truth")) < PARTED).sum()), 1)
 
-    def allowed(self) -> np.ndarray:
+    def allowed(self, side: str = "torch") -> np.ndarray:
         """Returns the bar of gate 6 at every step that it judges, float64[judged], in nats."""
-        theirs = np.maximum.accumulate(self.distance("torch", "truth")[: self.judged()])
+        theirs = np.maximum.accumulate(self.distance(side, "truth")[: self.judged(side)])
         theirs = np.maximum(theirs, theirs[:AT_LEAST][-1])
         return TRAJECTORY_FACTOR * theirs + TRAJECTORY_FLOOR
 
@@ -104,6 +106,11 @@ class Record:
     def has_truth(self) -> bool:
         """Whether every step was also taken in float64."""
         return bool(self.begun) and all(len(seed.truth) >= seed.steps for seed in self.begun)
+
+    @property
+    def has_transformers(self) -> bool:
+        """Whether every step was also taken in `transformers`."""
+        return bool(self.begun) and all(len(seed.transformers) >= seed.steps for seed in self.begun)
 
     def seconds(self, side: str) -> np.ndarray:
         """Returns the seconds of all steps of "jax" or "torch" but the very first, which also compiles."""
@@ -136,32 +143,37 @@ class Record:
             found = [_loss_verdict(self.begun)]
             if errors := {name: error.difference for name, error in self.parameters().items()}:
                 found.append(worst("5, parameters", errors, FLOAT64_BAR))
-            return found
+            return [*found, _loss_verdict(self.begun, "transformers")] if self.has_transformers else found
         if self.dtype == "float32" and self.has_truth:
-            return [gate6(seed) for seed in self.begun]
+            others = [gate6(seed, "transformers") for seed in self.begun if self.has_transformers]
+            return [*(gate6(seed) for seed in self.begun), *others]
         return []
 
 
-def gate6(seed: SeedRecord) -> Measured:
+def gate6(seed: SeedRecord, side: str = "torch") -> Measured:
     """Judges gate 6 for one seed: at every step, the largest |JAX - truth| so far against 3 times PyTorch's + 1e-6.
 
     Takes PyTorch's over at least the first 20 steps, since a single loss may be right by luck. Returns the step that is
     nearest to its bar or furthest beyond it, in nats. A single bar for all steps would allow JAX at the first step what
-    PyTorch needs at the last.
+    PyTorch needs at the last. With `side` "transformers", its training is the one that JAX may not be worse than.
     """
-    bars = seed.allowed()
+    bars = seed.allowed(side)
     ours = np.maximum.accumulate(seed.distance("jax", "truth")[: len(bars)])
     place = int((ours / bars).argmax())
-    return Measured("6", float(ours[place]), float(bars[place]), f"seed {seed.seed}, step {place + 1}")
+    return Measured("6", float(ours[place]), float(bars[place]), f"seed {seed.seed}, step {place + 1}{_beside(side)}")
 
 
-def _loss_verdict(seeds: Sequence[SeedRecord]) -> Measured:
+def _loss_verdict(seeds: Sequence[SeedRecord], side: str = "torch") -> Measured:
     differences = {
-        f"seed {seed.seed}, step {place + 1}": float(seed.relative_difference()[place])
+        f"seed {seed.seed}, step {place + 1}{_beside(side)}": float(seed.relative_difference(side)[place])
         for seed in seeds
-        for place in [int(seed.relative_difference().argmax())]
+        for place in [int(seed.relative_difference(side).argmax())]
     }
     return worst("5, loss", differences, FLOAT64_BAR)
+
+
+def _beside(side: str) -> str:
+    return "" if side == "torch" else f", beside {side}"
 
 
 def parameter_errors(

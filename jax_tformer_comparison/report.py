@@ -2,6 +2,7 @@
 
 import csv
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from jax_tformer_comparison.record import PARTED, Record, SeedRecord
 from jax_tformer_comparison.report_plots import difference_figure, loss_figure, parameter_figure, save_png
 from jax_tformer_comparison.side_by_side import Needs
 from parity.answer import Difference
-from parity.measure import FLOAT64_BAR, TRAJECTORY_FACTOR, TRAJECTORY_FLOOR
+from parity.measure import FLOAT64_BAR, TRAJECTORY_FACTOR, TRAJECTORY_FLOOR, Measured
 
 FILES = ("report.html", "report.json", "curves.csv", "loss.png", "difference.png", "parameters.png")
 SIDES = {"jax": "JAX", "torch": "PyTorch"}
+THIRD = {"transformers": "transformers"}
+"""The side that takes part if the model began as a checkpoint of Hugging Face."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Findings:
         stopped = [Statement(f"Stopped: {self.stopped}. The findings so far follow.", None)]
         if not self.record.begun:
             return stopped
-        return (stopped if self.stopped else []) + [*self._exactness(), self._speed()]
+        return (stopped if self.stopped else []) + [*self._exactness(), *self._transformers(), self._speed()]
 
     def _exactness(self) -> list[Statement]:
         if self.record.dtype == "float64":
@@ -74,6 +77,24 @@ class Findings:
         if not self.record.has_truth:
             return [self._difference()]
         return self._gate6() if self.record.dtype == "float32" else [self._distances()]
+
+    def _transformers(self) -> list[Statement]:
+        """The same training in `transformers`, if it took part."""
+        record = self.record
+        if not record.has_transformers:
+            return []
+        apart = max(float(seed.distance("jax", "transformers").max()) for seed in record.begun)
+        verdicts = [verdict for verdict in record.verdicts() if verdict.name.endswith("transformers")]
+        passed = all(verdict.passed for verdict in verdicts) if verdicts else None
+        text = f"The loss of transformers itself is at most {apart:.1e} nats from that of JAX over {self._steps()}."
+        if verdicts:
+            tightest = max(verdicts, key=lambda verdict: verdict.worst / verdict.bar)
+            against = "relative to it" if record.dtype == "float64" else "from the float64 training"
+            text += (
+                f" JAX is nearest to its bar at {tightest.name}, {tightest.worst:.1e} {against}, where "
+                f"{tightest.bar:.1e} is allowed."
+            )
+        return [Statement(text, passed)]
 
     def _steps(self) -> str:
         return f"{self.record.steps} step{'s' if self.record.steps > 1 else ''}"
@@ -88,7 +109,7 @@ class Findings:
                 f"{verdict.worst:.1e} ({verdict.name}); the bar is {verdict.bar:.0e}.{since}",
                 verdict.passed,
             )
-            for verdict, subject, place in zip(self.record.verdicts(), subjects, places, strict=False)
+            for verdict, subject, place in zip(_of_torch(self.record.verdicts()), subjects, places, strict=False)
         ]
 
     def _first_beyond(self) -> str:
@@ -126,7 +147,7 @@ class Findings:
     def _gate6(self) -> list[Statement]:
         record = self.record
         judged = sum(seed.judged() for seed in record.begun)
-        tightest = max(record.verdicts(), key=lambda verdict: verdict.worst / verdict.bar)
+        tightest = max(_of_torch(record.verdicts()), key=lambda verdict: verdict.worst / verdict.bar)
         among = "" if judged == record.steps else f" of the {judged} steps that gate 6 judges"
         found = [
             Statement(
@@ -160,6 +181,8 @@ class Findings:
             return Statement("One step is too few to measure speed, because it also compiles.", None)
         compiled = ", compiled" if self.plan.torch_compile else ""
         text = f"A step takes {ours:.1f} ms in JAX and {theirs:.1f} ms in PyTorch{compiled}"
+        if self.record.has_transformers:
+            text += f" (transformers: {1000 * _median(self.record.seconds('transformers')):.1f} ms)"
         others = self.record.other_work()
         if quiet(others):
             text += f": JAX needs {ours / theirs:.2f} times PyTorch's time"
@@ -188,11 +211,21 @@ class Findings:
             "seeds": [seed_figures(seed) for seed in self.record.begun],
             "spread": spread(self.record),
             "parameter_errors": {name: error._asdict() for name, error in self.record.parameters().items()},
-            "speed": {side: speed_figures(self.record, side) for side in SIDES},
+            "speed": {side: speed_figures(self.record, side) for side in shown_sides(self.record)},
             "alone": {side: asdict(x) if isinstance(x, Needs) else {"error": x} for side, x in self.alone.items()},
             "other_work": self.record.other_work(),
             "machine": self.machine.as_dict() | {"torch_threads": self.torch_threads},
         }
+
+
+def shown_sides(record: Record) -> dict[str, str]:
+    """Returns the sides whose losses and times are shown, with their names."""
+    return SIDES | THIRD if record.has_transformers else SIDES
+
+
+def _of_torch(verdicts: Sequence[Measured]) -> list[Measured]:
+    """Leaves out the verdicts beside `transformers`."""
+    return [verdict for verdict in verdicts if not verdict.name.endswith("transformers")]
 
 
 def _median(values: np.ndarray) -> float:
@@ -210,6 +243,9 @@ def seed_figures(seed: SeedRecord) -> dict[str, Any]:
         "parameters_step": seed.parameters_step,
         "largest_relative_difference": float(seed.relative_difference().max()),
     }
+    if len(seed.transformers) >= seed.steps:
+        figures["loss_transformers"] = seed.transformers[-1].loss
+        figures["largest_difference_transformers"] = float(seed.distance("jax", "transformers").max())
     if len(seed.truth) >= seed.steps:
         figures["loss_truth"] = seed.truth[-1].loss
         for side in SIDES:
@@ -289,6 +325,7 @@ def write_curves(record: Record, path: Path) -> None:
     """Writes one line for each seed and step, with all digits."""
     columns = ["seed", "step", "tokens", "loss_jax", "loss_torch", "loss_truth"]
     columns += ["gradient_norm_jax", "gradient_norm_torch", "seconds_jax", "seconds_torch"]
+    columns += ["loss_transformers", "seconds_transformers"] if record.has_transformers else []
     with open(path, "w", encoding="utf-8", newline="") as stream:
         rows = csv.writer(stream)
         rows.writerow(columns)
@@ -297,4 +334,6 @@ def write_curves(record: Record, path: Path) -> None:
             for step, (jax, torch, exact) in enumerate(zip(seed.jax, seed.torch, truth, strict=False), 1):
                 losses = [jax.loss, torch.loss, exact]
                 norms = [jax.gradient_norm, torch.gradient_norm]
-                rows.writerow([seed.seed, step, jax.tokens, *losses, *norms, jax.seconds, torch.seconds])
+                other = seed.transformers[step - 1 : step] if record.has_transformers else []
+                third = [figure for figures in other for figure in (figures.loss, figures.seconds)]
+                rows.writerow([seed.seed, step, jax.tokens, *losses, *norms, jax.seconds, torch.seconds, *third])

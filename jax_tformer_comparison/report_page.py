@@ -1,10 +1,10 @@
 """Makes report.html, a single page that loads nothing else."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
 
 from jax_tformer_comparison.record import PARTED, Record, gate6
-from jax_tformer_comparison.report import SIDES, Findings, speed_figures, spread
+from jax_tformer_comparison.report import SIDES, Findings, shown_sides, speed_figures, spread
 from jax_tformer_comparison.report_plots import difference_figure, loss_figure, parameter_figure, to_svg
 from jax_tformer_comparison.side_by_side import ALONE_STEPS, Needs
 from parity.answer import Difference
@@ -64,6 +64,7 @@ def _curves(record: Record) -> str:
 
 def _seeds(record: Record) -> str:
     header = ["seed", "steps", "last loss, JAX", "PyTorch", "apart by"]
+    header += ["transformers", "from JAX by"] if record.has_transformers else []
     judged = record.dtype == "float32" and record.has_truth
     header += ["JAX from truth", "PyTorch"] if record.has_truth else []
     header += ["gate 6 judges", "finds", "allows"] if judged else []
@@ -71,6 +72,8 @@ def _seeds(record: Record) -> str:
     for seed in record.begun:
         row = [str(seed.seed), str(seed.steps), f"{seed.jax[-1].loss:.6f}", f"{seed.torch[-1].loss:.6f}"]
         row.append(f"{seed.distance('jax', 'torch').max():.1e}")
+        if record.has_transformers:
+            row += [f"{seed.transformers[-1].loss:.6f}", f"{seed.distance('jax', 'transformers').max():.1e}"]
         if record.has_truth:
             row += [f"{seed.distance(side, 'truth').max():.1e}" for side in SIDES]
         if judged:
@@ -135,39 +138,41 @@ _ALONE = (
 
 def _speed(findings: Findings) -> str:
     record, alone = findings.record, findings.alone
-    figures = {side: speed_figures(record, side) for side in SIDES}
+    sides = shown_sides(record)
+    figures = {side: speed_figures(record, side) for side in sides}
     spread_of = {
         side: [f"{figures[side][f'percentile_{p}_milliseconds']:.1f}" for p in (10, 90)]
         if "median_milliseconds" in figures[side]
         else ["", ""]
-        for side in SIDES
+        for side in sides
     }
     rows = [
-        ["ms a step, median", *_cells(figures, "median_milliseconds", "{:.1f}")],
-        ["ms a step, 10th to 90th percentile", *(" to ".join(spread_of[side]) for side in SIDES)],
-        ["tokens/s", *_cells(figures, "tokens_per_second", "{:,.0f}")],
-        ["first step, s, compilation included", *_cells(figures, "first_step_seconds", "{:.1f}")],
+        ["ms a step, median", *_cells(figures, "median_milliseconds", "{:.1f}", sides)],
+        ["ms a step, 10th to 90th percentile", *(" to ".join(spread_of[side]) for side in sides)],
+        ["tokens/s", *_cells(figures, "tokens_per_second", "{:,.0f}", sides)],
+        ["first step, s, compilation included", *_cells(figures, "first_step_seconds", "{:.1f}", sides)],
     ]
     both = {side: vars(x) for side, x in alone.items() if isinstance(x, Needs)}
     for name, field, unit, form in _ALONE:
         needed = {side: {field: x[field] / unit} for side, x in both.items() if x[field] is not None}
         if needed:
-            rows.append([f"alone: {name}", *_cells(needed, field, form)])
+            rows.append([f"alone: {name}", *_cells(needed, field, form, sides)])
     failed = [f"{SIDES[side]} alone was not measured: {x}." for side, x in alone.items() if isinstance(x, str)]
     notes = [*failed, *_speed_notes(findings)]
-    return f"<h2>Speed and memory</h2>\n{table(['', *SIDES.values()], rows)}\n" + "\n".join(
+    return f"<h2>Speed and memory</h2>\n{table(['', *sides.values()], rows)}\n" + "\n".join(
         f'<p class="note">{escape(note)}</p>' for note in notes
     )
 
 
-def _cells(figures: Mapping[str, Mapping[str, float | None]], name: str, form: str) -> list[str]:
-    values = [figures.get(side, {}).get(name) for side in SIDES]
+def _cells(figures: Mapping[str, Mapping[str, float | None]], name: str, form: str, sides: Iterable[str]) -> list[str]:
+    values = [figures.get(side, {}).get(name) for side in sides]
     return ["" if value is None else form.format(value) for value in values]
 
 
 def _speed_notes(findings: Findings) -> list[str]:
     record = findings.record
     notes = [
+        *(["transformers takes its step after the two others."] if record.has_transformers else []),
         "Both train in one process, a step each in turn, and the order changes with every step: JAX, PyTorch, "
         "PyTorch, JAX. A step's time runs from a batch on the device to finished updated parameters "
         "(block_until_ready; synchronize on a GPU). It does not include loading batches, drawing masks or this report. "

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.data.batches import check_batch_ids
-from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
+from jax_tformer.data.pipeline import build_pipeline
 from jax_tformer.data.tokenizers import check_vocabulary
 from jax_tformer.experiment import ExperimentConfig
+from jax_tformer.run.fine_tuning import new_tokenizer
 from jax_tformer.run.startup import allocator_settings
 from jax_tformer.terminal import Interruption
 from jax_tformer_comparison.jax_side import JaxSide
@@ -33,7 +34,7 @@ class Batches:
 
     def __init__(self, experiment: ExperimentConfig, steps: int) -> None:
         self._experiment, self._steps = experiment, steps
-        self._tokenizer = build_tokenizer_for(experiment.data)
+        self._tokenizer = new_tokenizer(experiment)
         self.vocab_size = experiment.model.vocab_size or self._tokenizer.vocab_size
         """Rows of the model's token table."""
         check_vocabulary(self._tokenizer, self.vocab_size)
@@ -55,6 +56,8 @@ class Sides(NamedTuple):
     torch: Side
     truth: Side | None
     """The float64 training, if there is one."""
+    transformers: Side | None = None
+    """The same model in `transformers`, if it began as one of its checkpoints."""
 
 
 def start(sides: Sides, seed: int) -> dict[str, Tensors]:
@@ -64,7 +67,7 @@ def start(sides: Sides, seed: int) -> dict[str, Tensors]:
     """
     sides.jax.start(seed, None)
     weights = sides.jax.parameters()
-    for side in (sides.torch, sides.truth):
+    for side in (sides.torch, sides.truth, sides.transformers):
         if side is not None:
             side.start(seed, weights)
     return {"jax": weights, "torch": sides.torch.parameters()}
@@ -100,6 +103,8 @@ def compare_seed(
             theirs = sides.torch.step(batch, masks)
             ours = sides.jax.step(batch, masks)
         require_same_step(number, ours, theirs)
+        if sides.transformers is not None:
+            record.transformers.append(sides.transformers.step(batch, None))
         exact = None if sides.truth is None else sides.truth.step(batch, masks)
         record.jax.append(ours)
         record.torch.append(theirs)

@@ -76,6 +76,9 @@ class TorchSide:
                 # torch takes no bfloat16 from NumPy, but float32 holds every bfloat16 exactly.
                 known = array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
                 own[name].copy_(torch.from_numpy(np.array(known)))
+        self._train(seed)
+
+    def _train(self, seed: int) -> None:
         torch.manual_seed(seed)
         self._trainer = Trainer(self._model, self._optimization, self._training)
 

@@ -53,7 +53,7 @@ class TransformersSide(TorchSide):
             raise ParityError(f"transformers has no {sorted(unknown)[0]}, which our tables write")
         with torch.no_grad():
             for name, array in theirs.items():
-                own[name].copy_(torch.from_numpy(array.astype("float64")))
+                own[name].copy_(torch.from_numpy(array.astype("float64")).view(own[name].shape))
         inner.tie_weights()  # type: ignore[operator]
         self._train(seed)
 
@@ -64,7 +64,10 @@ class TransformersSide(TorchSide):
 
     def parameters(self) -> dict[str, Any]:
         """Returns the current parameters, by the names of torch_ref."""
-        theirs = {name: tensor.detach().cpu().numpy() for name, tensor in self._model.inner.state_dict().items()}
+        theirs = {
+            name: tensor.detach().cpu().numpy().reshape(self._model.saved.get(name, tensor.shape))
+            for name, tensor in self._model.inner.state_dict().items()
+        }
         return from_huggingface(self._settings.to_dict(), theirs)[1]
 
     def _build(self) -> nn.Module:
@@ -78,11 +81,24 @@ class TransformersSide(TorchSide):
 
 
 class _Adapter(nn.Module):
-    """Takes batches as torch_ref's models do. Never draws dropout, whatever the folder says."""
+    """Takes batches as torch_ref's models do. Never draws dropout, whatever the folder says.
+
+    Trains the numbers that are saved as buffers too: the bias of BART's and Marian's logits, which is a parameter of
+    ours. `saved` has their shapes.
+    """
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
+        self.saved: dict[str, torch.Size] = {}
+        for name, buffer in [*inner.named_buffers()]:
+            if name in inner.state_dict() and buffer.is_floating_point():
+                place, _, leaf = name.rpartition(".")
+                owner = inner.get_submodule(place)
+                self.saved[name] = buffer.shape
+                delattr(owner, leaf)
+                # A vector: weight decay is for matrices.
+                owner.register_parameter(leaf, nn.Parameter(buffer.flatten()))
         inner.config.use_cache = False  # type: ignore[union-attr, unused-ignore]
 
     def train(self, mode: bool = True) -> "_Adapter":

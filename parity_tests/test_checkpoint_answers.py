@@ -33,7 +33,7 @@ TRANSLATORS: dict[str, dict[str, Any]] = {
         "max_length": NEW,
         "forced_bos_token_id": 1,
         "forced_eos_token_id": 2,
-        "eos_token_id": MANY,
+        "eos_token_id": [2, 106, 297],
     },
     "as Marian": {
         "num_beams": 2,

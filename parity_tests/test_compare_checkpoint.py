@@ -1,0 +1,77 @@
+"""compare.py --init: fine-tuning a checkpoint in JAX, in torch_ref and in `transformers` is one and the same."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+import torch
+from transformers import BartConfig, BartForConditionalGeneration, BertConfig, BertForMaskedLM, GPT2Config
+from transformers import GPT2LMHeadModel as GPT2
+
+import compare
+from jax_tformer.run.command_line import run_program
+from parity_tests.small_tokenizers import CORPUS, byte_level, word_pieces
+
+HEADS = {f"{side}_attention_heads": 2 for side in ("encoder", "decoder")}
+WIDTHS = {f"{side}_ffn_dim": 32 for side in ("encoder", "decoder")}
+BERT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+MODELS: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
+    "text": (GPT2, GPT2Config, byte_level, {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}),
+    "masked": (BertForMaskedLM, BertConfig, word_pieces, {**BERT, "max_position_embeddings": 64}),
+    "pairs": (
+        BartForConditionalGeneration,
+        BartConfig,
+        lambda: byte_level(adds="around"),
+        {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, **HEADS, **WIDTHS, "decoder_start_token_id": 2},
+    ),
+}
+SHORT = ["--batch-size", "2", "--steps", "3", "--no-memory", "--out", "report"]
+
+
+@pytest.fixture(autouse=True)
+def single_precision() -> None:
+    """float64 is on where a program asks for it: as in a new process."""
+    jax.config.update("jax_enable_x64", False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "gates"),
+    [
+        ("text", "float64", ["5, loss", "5, parameters", "5, loss"]),
+        pytest.param("text", "float32", ["6", "6"], marks=pytest.mark.deep),
+        pytest.param("masked", "float64", ["5, loss", "5, parameters", "5, loss"], marks=pytest.mark.deep),
+        pytest.param("pairs", "float64", ["5, loss", "5, parameters", "5, loss"], marks=pytest.mark.deep),
+    ],
+)
+def test_three_sides(kind: str, dtype: str, gates: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model, config, make, sizes = MODELS[kind]
+    tokenizer = make()
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    model(config(vocab_size=len(tokenizer), **sizes, **ids)).save_pretrained("checkpoint")
+    tokenizer.save_pretrained("checkpoint")
+    data = ["--data.path", "text.txt", "--data.context-length", "12"]
+    Path("text.txt").write_text("\n".join(CORPUS * 20))
+    if kind == "pairs":
+        Path("pairs.tsv").write_text("".join(f"{number} {CORPUS[0]}\t{number} is it\n" for number in range(40)))
+        data = ["--data.path", "pairs.tsv", "--data.source-length", "90", "--data.target-length", "40"]
+    arguments = [kind, "--init", "checkpoint", *data, *SHORT, "--dtype", dtype]
+    monkeypatch.setattr(sys, "argv", ["compare.py", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        run_program(compare.main, "compare.py")
+    assert stop.value.code == 0
+    found = json.loads(Path("report/report.json").read_text())
+    assert [verdict["gate"] for verdict in found["verdicts"]] == gates
+    assert found["passed"] is True
+    assert found["speed"].keys() == {"jax", "torch", "transformers"}
+    rows = list(csv.DictReader(Path("report/curves.csv").read_text().splitlines()))
+    losses = {side: [float(row[f"loss_{side}"]) for row in rows] for side in ("jax", "torch", "transformers")}
+    assert losses["transformers"] == pytest.approx(losses["jax"], rel=1e-12 if dtype == "float64" else 1e-5)
+    assert len(set(losses["jax"])) == 3
+    page = Path("report/report.html").read_text()
+    assert "The loss of transformers itself is at most" in page

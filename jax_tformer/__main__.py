@@ -13,6 +13,7 @@ PROGRAMS = {
     "generate": ("jax_tformer.programs.generate", "let a trained model complete or translate"),
     "compare": ("jax_tformer_comparison.program", "train in JAX and PyTorch side by side; a report"),
     "parity": ("parity_tests.program", "prove here that the models equal the PyTorch reference"),
+    "from-flax": ("jax_tformer.programs.from_flax", "write a flax_model.msgpack as safetensors"),
     "export": ("jax_tformer.programs.export", "write a run's model as safetensors, config and tokenizer"),
 }
 """Program -> the module with its `main`, and what it does. compare and parity need torch."""
@@ -39,7 +40,7 @@ def main() -> None:
 
 
 def _refused(name: str) -> int:
-    lines = [f"  {name:<8}  {what}" for name, (_, what) in PROGRAMS.items()]
+    lines = [f"  {name:<9}  {what}" for name, (_, what) in PROGRAMS.items()]
     usage = "\n".join(["usage: jax-tformer PROGRAM ...", "", *lines, "", "jax-tformer PROGRAM --help says more."])
     if name in ("", "-h", "--help"):
         print(usage)

@@ -19,7 +19,7 @@ from jax_tformer.hub import hub_folder
 from jax_tformer.model.functional import AnyTransformer, Params, transformer
 from jax_tformer.model.layers import dtype_of
 from jax_tformer.pretrained.origin import TOKENIZER_FILES, Origin, read_origin
-from jax_tformer.pretrained.tensor_files import TYPES, Stored, open_tensors
+from jax_tformer.pretrained.tensor_files import TYPES, open_tensors
 from jax_tformer.sharding import parameter_shardings
 from jax_tformer.weights.huggingface import config_from_huggingface, family_of
 from jax_tformer.weights.huggingface.tables import known_names, our_views
@@ -47,22 +47,45 @@ def load_pretrained(
     """
     folder = _folder(folder_or_name, revision)
     origin = read_origin(folder)
-    config = config_from_huggingface(origin.config)
-    tokenizer = load_tokenizer(folder) if "tokenizer.json" in origin.files else None
-    if tokenizer is not None:
-        _require_vocabulary(folder, origin, tokenizer, config.vocab_size or 0)
+    tokenizer = matching_tokenizer(folder, origin)
     with open_tensors(folder) as stored:
-        config = config_from_huggingface(origin.config, stored)
-        rows = family_of(origin.config).rows(config)
-        used = {name: stored[name] for name, known in known_names(rows, config, stored).items() if known is not None}
-        _require_types(folder, used)
-        types = {name: tensor.type for name, tensor in used.items()}
-        origin = replace(origin, types=types, converted=dtype is not None)
-        config = config.with_dtype(_usable(dtype or origin.dtype))
-        net = transformer(config)
-        net.origin = origin
-        params = _placed(parameter_views(our_views(rows, config, stored), net.shapes), net.shapes, mesh)
+        types = {name: tensor.type for name, tensor in stored.items()}
+        net, params = assembled(folder, origin, stored, types, dtype=dtype, mesh=mesh)
     return net, params, tokenizer
+
+
+def matching_tokenizer(folder: Path, origin: Origin) -> Tokenizer | None:
+    """Loads the folder's tokenizer, if it has one; raises InputError if its ids are not those of the model."""
+    config = config_from_huggingface(origin.config)
+    if "tokenizer.json" not in origin.files:
+        return None
+    tokenizer = load_tokenizer(folder)
+    _require_vocabulary(folder, origin, tokenizer, config.vocab_size or 0)
+    return tokenizer
+
+
+def assembled(
+    folder: Path,
+    origin: Origin,
+    stored: Mapping[str, View],
+    types: Mapping[str, str],
+    *,
+    dtype: Dtype | None = None,
+    mesh: Mesh | None = None,
+) -> tuple[AnyTransformer, Params]:
+    """Makes the net of config.json, and reads its parameters from the arrays `stored`; see `load_pretrained`.
+
+    `types` are the arrays' types as safetensors calls them.
+    """
+    config = config_from_huggingface(origin.config, stored)
+    rows = family_of(origin.config).rows(config)
+    used = {name: types[name] for name, known in known_names(rows, config, stored).items() if known is not None}
+    _require_types(folder, used)
+    origin = replace(origin, types=used, converted=dtype is not None)
+    config = config.with_dtype(_usable(dtype or origin.dtype))
+    net = transformer(config)
+    net.origin = origin
+    return net, _placed(parameter_views(our_views(rows, config, stored), net.shapes), net.shapes, mesh)
 
 
 def _folder(folder_or_name: str | Path, revision: str | None) -> Path:
@@ -92,11 +115,11 @@ def _require_vocabulary(folder: Path, origin: Origin, tokenizer: Tokenizer, rows
             )
 
 
-def _require_types(folder: Path, used: Mapping[str, Stored]) -> None:
-    if unread := {name for name, tensor in used.items() if tensor.type not in TYPES}:
-        types = ", ".join(sorted({used[name].type for name in unread}))
+def _require_types(folder: Path, types: Mapping[str, str]) -> None:
+    if unread := {name for name, type_ in types.items() if type_ not in TYPES}:
+        found = ", ".join(sorted({types[name] for name in unread}))
         raise InputError(
-            f"{folder} stores {listed(unread, 2)} as {types}; expected {', '.join(TYPES)}; load a copy that is not "
+            f"{folder} stores {listed(unread, 2)} as {found}; expected {', '.join(TYPES)}; load a copy that is not "
             "quantised"
         )
 

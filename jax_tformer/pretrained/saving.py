@@ -20,7 +20,7 @@ from jax_tformer.files import sync, user_path, write_json
 from jax_tformer.model.functional import AnyTransformer, Params
 from jax_tformer.model.lora import merge_lora
 from jax_tformer.pretrained.origin import CONFIG, GENERATION, Origin
-from jax_tformer.pretrained.tensor_files import TYPES
+from jax_tformer.pretrained.tensor_files import STORED
 from jax_tformer.pretrained.tensor_writing import parse_size, write_tensors
 from jax_tformer.weights.huggingface import FAMILIES, config_from_huggingface
 from jax_tformer.weights.huggingface.tables import Family, known_names, their_views, write_settings
@@ -28,8 +28,6 @@ from jax_tformer.weights.names import WeightsError, reference_views, require_fit
 from jax_tformer.weights.views import Region, View
 
 StoredDtype = Literal["float64", "float32", "bfloat16", "float16"]
-STORED: dict[str, str] = {dtype.name: type_ for type_, dtype in TYPES.items()}
-"""Type -> what safetensors calls it."""
 DTYPES = {type_: dtype for dtype, type_ in STORED.items()}
 
 

@@ -26,6 +26,8 @@ TYPES: dict[str, np.dtype[Any]] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 """The types of weights that we read, as safetensors calls them."""
+STORED = {dtype.name: type_ for type_, dtype in TYPES.items()}
+"""NumPy's name of a type -> what safetensors calls it."""
 _OTHER_TYPES = {
     **{f"{kind}{bits}": np.dtype(f"{kind.lower()}{bits // 8}") for kind in "IU" for bits in (8, 16, 32, 64)},
     "BOOL": np.dtype(bool),

@@ -1,0 +1,134 @@
+"""The weights of Flax models become what PyTorch has for them, bit for bit; the page that says so is true."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import flax.serialization
+import msgpack
+import numpy as np
+import pytest
+from flax import traverse_util
+
+from jax_tformer import InputError
+from jax_tformer.pretrained.flax_weights import load_flax
+from jax_tformer.programs import from_flax
+from parity_tests.flax_folders import flax_tree, save_flax
+from parity_tests.huggingface import Oracle
+from parity_tests.oracles import ENTRIES
+from parity_tests.test_pretrained import opened, saved, stored
+
+ROOT = Path(__file__).parents[1]
+WITH_FLAX = ("gpt2", "bert", "roberta", "distilbert", "bart", "marian", "t5", "opt", "llama", "mistral", "gemma")
+"""The families that had Flax models, of those that we have, as the names of the entries begin."""
+NAMES = [name for name in ENTRIES if name.split()[0] in WITH_FLAX]
+FIRST = ("gpt2", "bert masked", "bart")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FIRST else pytest.param(name, marks=pytest.mark.deep) for name in NAMES]
+)
+def test_the_weights_are_those_of_pytorch(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    oracle = Oracle(name, "float32")
+    oracle.load(oracle.random_weights(0.2, 3))
+    save_flax(oracle, tmp_path / "flax")
+    assert from_flax.main([str(tmp_path / "flax"), str(tmp_path / "out")]) == 0
+    assert f"{type(oracle.model).__name__} of " in capsys.readouterr().out
+    model, told = opened(oracle, tmp_path / "out")
+    assert not told["missing_keys"]
+    assert not told["unexpected_keys"]
+    theirs = oracle.model.state_dict()
+    for key, tensor in model.state_dict().items():
+        np.testing.assert_array_equal(tensor.numpy(), theirs[key].numpy(), err_msg=key)
+
+
+def test_what_older_folders_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards with slashes in the names, arrays in pieces, a class called Flax..., the tokenizer beside them."""
+    oracle = saved("gpt2", tmp_path / "flax", dtype="float32")
+    config = json.loads((tmp_path / "flax/config.json").read_text()) | {"architectures": ["FlaxGPT2LMHeadModel"]}
+    (tmp_path / "flax/config.json").write_text(json.dumps(config))
+    (tmp_path / "flax/model.safetensors").unlink()
+    flat = {"/".join(key): array for key, array in traverse_util.flatten_dict(flax_tree(oracle)).items()}
+    names = sorted(flat)
+    monkeypatch.setattr(flax.serialization, "MAX_CHUNK_SIZE", 1000)
+    files = {}
+    for number, part in enumerate((names[:9], names[9:]), 1):
+        file = f"flax_model-{number:05}-of-00002.msgpack"
+        data = flax.serialization.to_bytes({name: flat[name] for name in part})
+        assert b"__msgpack_chunked_array__" in data
+        (tmp_path / "flax" / file).write_bytes(data)
+        files |= dict.fromkeys(part, file)
+    (tmp_path / "flax/flax_model.msgpack.index.json").write_text(json.dumps({"weight_map": files}))
+    assert from_flax.main([str(tmp_path / "flax"), str(tmp_path / "out"), "--max-shard-size", "60KB"]) == 0
+    assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
+    oracle.model.save_pretrained(tmp_path / "torch")
+    ours, theirs = stored(tmp_path / "out"), stored(tmp_path / "torch")
+    assert ours.keys() == theirs.keys()
+    assert all(ours[name].tobytes() == theirs[name].tobytes() for name in theirs)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "flax" / name).read_bytes()
+
+
+def packed(shape: Any, dtype: str, content: bytes, kind: int = 1) -> bytes:
+    """msgpack of one array as Flax writes it."""
+    array = msgpack.ExtType(kind, msgpack.packb((shape, dtype, content), use_bin_type=True))
+    return bytes(msgpack.packb({"transformer": {"x": array}}))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (packed([3], "float32", bytes(12))[:-4], "truncated or damaged"),
+        (packed([3], "float32", bytes(12)) + b"more", "4 bytes follow the weights"),
+        (packed([4], "float32", bytes(12)), r"12 bytes for an array of \[4\]"),
+        (packed([1 << 40, 1 << 40], "float32", bytes(12)), "12 bytes for an array of"),
+        (packed([-3], "float32", bytes(12)), r"12 bytes for an array of \[-3\]"),
+        (packed([3], "object", bytes(12)), "an array of type b'object'"),
+        (packed([3], "float32", bytes(12), kind=7), "an object of kind 7"),
+        (packed([3], "float32", bytes(12)), r"missing .* unexpected \(transformer\.x\)"),
+        (msgpack.packb({"x": {"y": 3}}), r"holds int where an array should be \(x/y\)"),
+        (msgpack.packb([1]), "holds list where an array should be"),
+        (b"\x81" * 5000, "truncated or damaged"),
+        (b"", "truncated or damaged"),
+        (b"\x80\x04\x95 a pickle", "follow the weights|truncated or damaged"),
+        (None, "has neither flax_model.msgpack nor"),
+    ],
+)
+def test_damaged_files(content: bytes | None, message: str, tmp_path: Path) -> None:
+    config = {"architectures": ["GPT2LMHeadModel"], "n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 11}
+    (tmp_path / "flax").mkdir()
+    (tmp_path / "flax/config.json").write_text(json.dumps(config))
+    if content is not None:
+        (tmp_path / "flax/flax_model.msgpack").write_bytes(content)
+    with pytest.raises(InputError, match=message) as error:
+        from_flax.main([str(tmp_path / "flax"), str(tmp_path / "out")])
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_folders(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is no folder"):
+        load_flax(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="is there already"):
+        from_flax.main([str(tmp_path), str(Path(__file__).parent)])
+    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+    for files, message in (
+        ({"x": "../x.msgpack"}, "names '../x.msgpack'"),
+        ({"x": "x.bin"}, "names 'x.bin'"),
+        ({}, "no"),
+    ):
+        (tmp_path / "flax_model.msgpack.index.json").write_text(json.dumps({"weight_map": files}))
+        with pytest.raises(InputError, match=message):
+            load_flax(tmp_path)
+
+
+def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/from-flax.md").read_text("utf-8"), re.DOTALL)
+    saved("gpt2", tmp_path / "gpt2", dtype="float32")
+    save_flax(Oracle("gpt2", "float32"), tmp_path / "gpt2-flax")
+    monkeypatch.chdir(tmp_path)
+    assert len(blocks) == 2
+    for block in blocks:
+        assert "assert" in block
+        exec(compile(block, "from-flax.md", "exec"), {})

@@ -116,7 +116,8 @@ def test_bad_folders(tmp_path: Path) -> None:
     for files, message in (
         ({"x": "../x.msgpack"}, "names '../x.msgpack'"),
         ({"x": "x.bin"}, "names 'x.bin'"),
-        ({}, "no"),
+        ({}, "has no weight_map"),
+        ({"x": "x.msgpack"}, "x.msgpack does not exist"),
     ):
         (tmp_path / "flax_model.msgpack.index.json").write_text(json.dumps({"weight_map": files}))
         with pytest.raises(InputError, match=message):

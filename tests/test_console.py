@@ -57,7 +57,8 @@ def test_the_programs_are_listed(arguments: tuple[str, ...], call: Console) -> N
 
 def test_an_unknown_program_is_refused(call: Console) -> None:
     message = (
-        "jax-tformer: error: there is no program 'trian'; expected one of train, generate, compare, parity, export\n"
+        "jax-tformer: error: there is no program 'trian'; expected one of train, generate, compare, parity, "
+        "from-flax, export\n"
     )
     assert call("trian", "dates") == (2, "", message)
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tformer.model import attention, functional, layers, transformer
+from jax_tformer.model import attention, blocks, embedding, functional, heads, layers, transformer
 from jax_tformer.model.blocks import Block
 from jax_tformer.model.embedding import Table
 from jax_tformer.model.layers import FeedForward, Linear, Start
@@ -22,7 +22,7 @@ from jax_tformer.training import step
 from jax_tformer_comparison import dropout
 from parity_tests.faults import Fault, code_fault
 
-FORWARD = (layers, attention, transformer)
+FORWARD = (layers, attention, embedding, blocks, heads, transformer)
 """Where the forward pass asks for keys and masks of dropout."""
 
 

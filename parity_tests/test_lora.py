@@ -60,7 +60,6 @@ class Model(NamedTuple):
         """Theirs with the adapters of a folder; a key that is missing or unexpected there is an error."""
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
-            warnings.filterwarnings("ignore", message="fan_in_fan_out")
             model = copy.deepcopy(self.oracle.model)
             return peft.PeftModel.from_pretrained(model, folder, autocast_adapter_dtype=False)
 
@@ -69,7 +68,7 @@ class Model(NamedTuple):
 
     def their_logits(self, model: Any) -> np.ndarray:
         names = ("input_ids", "decoder_input_ids")
-        with torch.no_grad():
+        with torch.no_grad(), self.oracle.whole():
             given = {name: torch.from_numpy(ids).long() for name, ids in zip(names, self.ids(), strict=False)}
             return model(**given).logits.numpy()
 
@@ -114,6 +113,10 @@ deep = pytest.mark.deep
         pytest.param("bert masked", ALL, id="bert, all", marks=deep),
         pytest.param("bart", ALL, id="bart, all", marks=deep),
         pytest.param("distilbert masked", SOME, id="distilbert, some", marks=deep),
+        # Queries, keys and values fused head by head.
+        pytest.param("gpt_neox", SOME, id="gpt_neox, some", marks=deep),
+        pytest.param("llama", ALL, id="llama, all", marks=deep),
+        pytest.param("t5", ALL, id="t5, all", marks=deep),
     ],
 )
 def test_peft_computes_the_same(name: str, lora: LoraConfig, tmp_path: Path, record: Callable[..., None]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from benchmarks import depth, memory, train_step
+from benchmarks import depth, lora, memory, train_step
 from benchmarks.bounds import Products, of_type, training_flops
 from benchmarks.sides import OURS, REFERENCE
 from benchmarks.sides.reference import Reference
@@ -118,6 +118,18 @@ def test_memory(tmp_path: Path) -> None:
         for side in case["sides"].values():
             assert min(side["libraries"], side["first_step_peak"], side["later_peak"]) > 1e7
             assert side["own"] == max(side["later_peak"] - side["libraries"], 1)
+
+
+@pytest.mark.deep
+def test_lora(tmp_path: Path) -> None:
+    (case,) = figures(lora.main, tmp_path / "lora.json")["cases"]
+    assert case["sides"].keys() == {"ours, LoRA", "theirs, LoRA", "ours, all", "theirs, all"}
+    assert case["agreed"]
+    assert max(case["disagreement"].values()) < 1e-5
+    for side in case["sides"].values():
+        assert 0 < side["step_seconds"]["low"] <= side["step_seconds"]["median"] <= side["step_seconds"]["high"]
+        assert min(side["peak_memory"], side["own"]) > 0
+        assert side["losses"][1] < side["losses"][0]
 
 
 @pytest.mark.deep

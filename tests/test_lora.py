@@ -13,14 +13,17 @@ from flax import traverse_util
 
 import generate
 import train
+from jax_tformer import load_adapters, load_pretrained
 from jax_tformer.config import LoraConfig, StackConfig, TransformerConfig
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import OptimizerConfig
 from jax_tformer.model.functional import Params, transformer
 from jax_tformer.model.lora import add_lora, is_adapter, joined, merge_lora, split, trained
+from jax_tformer.programs import export
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import init_state, train_step
 from tests.small_runs import TEXT, TINY, Refuse
+from tests.test_fine_tuning import SHORT, save_gpt2
 
 STACK = StackConfig(
     num_layers=2, num_heads=2, feedforward_width=40, norm_placement="pre", gated=True, activation="silu"
@@ -232,3 +235,26 @@ def test_other_adapters_need_another_run(adapted: Path, refuse: Refuse) -> None:
 def test_a_run_without_adapters_gets_none(run: Path, refuse: Refuse) -> None:
     message = refuse("--run", "run", "--lora.rank", "2", "--training.steps", "3")
     assert "the results of this run so far would be different with model.lora: null -> " in message
+
+
+def test_a_checkpoint_is_adapted_and_its_adapters_are_exported(folder: Path) -> None:
+    """With --init: the folder's weights stay as they are, and come back merged, or with the adapters beside them."""
+    save_gpt2(folder / "gpt2")
+    (folder / "text.txt").write_text(TEXT)
+    arguments = ["text", "--init", "gpt2", "--data.path", "text.txt", *SHORT, "--steps", "3", "--lr", "1e-2"]
+    assert train.main([*arguments, "--run", "run", *COMMAND, "--export", "merged"]) == 0
+    assert export.main(["run", "adapters", "--adapters"]) == 0
+
+    net, params, _ = load_pretrained(folder / "gpt2")
+    adapted, more = load_adapters(folder / "adapters", net, params)
+    assert adapted.config.lora == LoraConfig(2, 16.0, ("value", "down"), 0.1)
+    expected = flat(load_pretrained(folder / "merged")[1])
+    found = flat(merge_lora(adapted, more)[1])
+    assert all((expected[path] == array).all() for path, array in found.items())
+    changed = {path[-2] for path, array in flat(params).items() if (expected[path] != array).any()}
+    assert changed == {"value", "down"}
+
+    with pytest.raises(InputError, match="expected one of them"):
+        export.main(["run", "other", "--adapters", "--huggingface"])
+    with pytest.raises(InputError, match=r"has no adapter_config\.json"):
+        load_adapters(folder / "merged", net, params)

@@ -69,7 +69,8 @@ def save_adapters(
     arrays = {f"{PREFIX}{name}.lora_A.weight": a for name, (a, _) in theirs.items()}
     arrays |= {f"{PREFIX}{name}.lora_B.weight": b for name, (_, b) in theirs.items()}
     names = {row.theirs.removesuffix(".weight").replace("*", "0") for row in rows} | found.keys()
-    said = _written(net.config.lora, {name: len(a) for name, (a, _) in theirs.items()}, names, base)
+    inputs_first = any(found[name].inputs_first for name in theirs)
+    said = _written(net.config.lora, {name: len(a) for name, (a, _) in theirs.items()}, names, base, inputs_first)
     metadata = {"format": "pt", _KEY: json.dumps(to_dict(net.config.lora))}
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -134,8 +135,13 @@ def _rows(net: AnyTransformer, architecture: str | None) -> tuple[Row, ...]:
     return FAMILIES[chosen].rows(without_adapters(net.config))
 
 
-def _written(lora: LoraConfig, ranks: Mapping[str, int], names: Collection[str], base: str | None) -> dict[str, Any]:
-    """Returns the fields of adapter_config.json for modules of these ranks; `names` are those of all modules."""
+def _written(
+    lora: LoraConfig, ranks: Mapping[str, int], names: Collection[str], base: str | None, inputs_first: bool
+) -> dict[str, Any]:
+    """Returns the fields of adapter_config.json for modules of these ranks; `names` are those of all modules.
+
+    `inputs_first`: whether their weights are transposed, as in GPT-2.
+    """
     rank, others = min(ranks.values()), set(names) - ranks.keys()
     wider = {name: size for name, size in ranks.items() if size != rank}
     patterns = {shortest(name, set(names) - wider.keys()): size for name, size in wider.items()}
@@ -151,6 +157,7 @@ def _written(lora: LoraConfig, ranks: Mapping[str, int], names: Collection[str],
         "r": rank,
         "lora_alpha": alpha(rank),
         "lora_dropout": lora.dropout,
+        "fan_in_fan_out": inputs_first,
         "use_rslora": lora.rank_stabilized,
         "target_modules": sorted({shortest(name, others) for name in ranks}),
         "rank_pattern": patterns,

@@ -39,17 +39,18 @@ class Module(NamedTuple):
 
     def split(self, b: np.ndarray) -> list[np.ndarray]:
         """Splits a B into those of our projections."""
-        laid = b.T if self._inputs_first else b
+        laid = b.T if self.inputs_first else b
         return list(einops.rearrange(laid, self.axes, n=len(self.ours), **self.sizes))
 
     def fuse(self, parts: Iterable[np.ndarray]) -> np.ndarray:
         """Inverts `split`."""
         before, after = self.axes.split(" -> ")
         laid = einops.rearrange(np.stack(list(parts)), f"{after} -> {before}", **self.sizes)
-        return np.ascontiguousarray(laid.T if self._inputs_first else laid)
+        return np.ascontiguousarray(laid.T if self.inputs_first else laid)
 
     @property
-    def _inputs_first(self) -> bool:
+    def inputs_first(self) -> bool:
+        """Whether its weight is `[inputs, outputs]`, as in GPT-2's Conv1D."""
         return self.axes.startswith("i ")
 
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import compare
+from jax_tformer.config import DropoutConfig
 from jax_tformer.run.command_line import run_program
 from jax_tformer.terminal import Interruption
 from jax_tformer_comparison import where
@@ -277,7 +278,7 @@ def test_dropout_rates() -> None:
     own = read_plan(["pairs", "--data.path", "x.tsv", "--dropout", "shared"]).experiment.model.dropout
     assert (own.residual, own.attention) == (0.1, 0.0)
     all_four = read_plan(["pairs", "--data.path", "x.tsv", "--dropout", "shared", "--dropout-rate", "0.3"])
-    assert dataclasses.astuple(all_four.experiment.model.dropout) == (0.3,) * 4
+    assert all_four.experiment.model.dropout == DropoutConfig(0.3, 0.3, 0.3, 0.3)
 
 
 def test_truth_where_it_is_affordable() -> None:

@@ -48,7 +48,7 @@ def test_a_mistyped_short_name_too(typed: str, meant: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "PATH is missing: The folder of a run; see generate.py --help"),
+        ([], "PATH is missing: The folder of a run, or of a Hugging Face model; see generate.py --help"),
         (["runs/dates", "--prompt"], "--prompt has no value; see generate.py --help"),
     ],
 )

@@ -70,7 +70,7 @@ def test_a_program_is_called_as_the_user_called_it(call: Console, tmp_path: Path
     assert "train.py" not in out
     status, out, err = call("generate", "--help")
     assert (status, err) == (0, "")
-    assert "`jax-tformer generate RUN --prompt TEXT`" in out
+    assert "`jax-tformer generate FOLDER --prompt TEXT`" in out
     assert ".py" not in out
     status, out, err = call("train", "dates", "--training.steps", "-1")
     assert (status, out) == (2, "")

@@ -52,7 +52,7 @@ class GenerateOptions:
     """What to generate, and how. Without --prompt, --source or --file, reads texts from standard input."""
 
     run: Annotated[Path, tyro.conf.Positional]
-    """The folder of a run, or of a Hugging Face model; that one's settings count where no flag says otherwise."""
+    """The folder of a run, or of a Hugging Face model."""
     prompt: str | None = None
     """Text to continue, for a decoder-only model."""
     source: str | None = None

@@ -63,7 +63,7 @@ class CompareOptions:
     dropout: Literal["off", "shared"] = "off"
     """off: all rates are 0; shared: PyTorch gets the masks that JAX draws."""
     dropout_rate: float | None = None
-    """Of embedding, attention, residual and feedforward, if shared; None: the experiment's rates, or 0.1 if it has none."""
+    """Of embedding, attention, residual and feedforward; None: the experiment's rates, or 0.1 if it has none."""
     seeds: int = 1
     """Number of runs, with training.seed, training.seed + 1 and so on; each has its own weights and batches."""
     truth: Literal["auto", "yes", "no"] = "auto"

@@ -1,16 +1,26 @@
 """What T5 and Marian alone have: activations in one word, ties that only the arrays tell, positions in the file."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
 
 from jax_tformer.config import Activation, DropoutConfig
 from jax_tformer.errors import InputError
 from jax_tformer.weights.huggingface import config_from_huggingface, from_huggingface, to_huggingface
 from jax_tformer.weights.names import WeightsError
+from jax_tformer_comparison.dropout import dropout_sites
+from parity.measure import Measured, compared
 from parity_tests.huggingface import Oracle
 from parity_tests.test_huggingface_weights import bytes_lost
+from torch_ref import reference
+from torch_ref.dropout import inject
 
 T5 = {"architectures": ["T5ForConditionalGeneration"]}
 MARIAN = {"architectures": ["MarianMTModel"]}
@@ -82,6 +92,45 @@ def test_the_tables_of_a_marian(tie: bool, share: bool, tied: bool, shared: bool
     arrays = to_huggingface("MarianMTModel", *from_huggingface(oracle.json, raw))[1]
     assert raw.keys() - arrays.keys() == ({"model.shared.weight"} if share and not tie else set())
     assert bytes_lost(arrays, {name: raw[name] for name in arrays}).passed
+
+
+@contextmanager
+def told_masks(masks: list[Tensor]) -> Iterator[None]:
+    """While this is on, torch drops by these masks, one after another."""
+
+    def dropout(x: Tensor, p: float, training: bool = True, inplace: bool = False) -> Tensor:
+        if not training or p == 0:
+            return x
+        mask = masks.pop(0)
+        assert mask.shape == x.shape
+        return x * mask / (1 - p)
+
+    with patch.object(functional, "dropout", dropout):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("name", "rates"), [("t5", ["dropout_rate"]), ("marian", ["dropout", "attention_dropout", "activation_dropout"])]
+)
+def test_they_drop_where_we_do(name: str, rates: list[str], record: Callable[[str, Measured], None]) -> None:
+    """Logits of training agree, where theirs takes our masks in their order: as many, and of the same shapes."""
+    rate = 0.375
+    oracle = Oracle(name, **dict.fromkeys(rates, rate))
+    ours = reference(oracle.config.with_dtype("float64")).eval()
+    raw, batch = oracle.random_weights(0.2, 0), oracle.batch("none", 0)
+    oracle.load(raw)
+    ours.load_state_dict({key: torch.from_numpy(x) for key, x in from_huggingface(oracle.json, raw)[1].items()})
+    rng, sites = np.random.default_rng(0), dropout_sites(oracle.config, batch)
+    masks = {site: torch.from_numpy(rng.random(shape) > rate) for site, (own, shape) in sites.items() if own > 0}
+    inject(ours, masks)
+    left, ids = list(masks.values()), [torch.from_numpy(batch[side]) for side in ("source", "target")]
+    oracle.model.train()
+    with torch.no_grad():
+        with oracle.whole(), told_masks(left):
+            theirs = oracle.model(input_ids=ids[0], decoder_input_ids=ids[1]).logits
+        logits = ours(*ids).logits
+    assert not left
+    record(f"huggingface {name}", compared("7 dropout", {"logits": logits.numpy()}, {"logits": theirs.numpy()}))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,9 @@ from jax_tformer.weights.huggingface import config_from_huggingface, from_huggin
 from jax_tformer.weights.names import WeightsError
 from jax_tformer_comparison.dropout import dropout_sites
 from parity.measure import Measured, compared
+from parity_tests.cases import VOCABULARY
 from parity_tests.huggingface import Oracle
+from parity_tests.test_decoding import model_of
 from parity_tests.test_huggingface_weights import bytes_lost
 from torch_ref import reference
 from torch_ref.dropout import inject
@@ -131,6 +135,21 @@ def test_they_drop_where_we_do(name: str, rates: list[str], record: Callable[[st
         logits = ours(*ids).logits
     assert not left
     record(f"huggingface {name}", compared("7 dropout", {"logits": logits.numpy()}, {"logits": theirs.numpy()}))
+
+
+@pytest.mark.deep
+def test_positions_beyond_500(record: Callable[[str, Measured], None]) -> None:
+    """With the usual buckets: far beyond the largest distance, over several blocks of queries."""
+    oracle = Oracle("t5", relative_attention_num_buckets=32, relative_attention_max_distance=128)
+    raw = oracle.random_weights(0.2, 0)
+    oracle.load(raw)
+    net, params = model_of(oracle.config, from_huggingface(oracle.json, raw)[1])
+    source, target = (np.random.default_rng(seed).integers(0, VOCABULARY, (2, 600)) for seed in (0, 1))
+    with torch.no_grad(), oracle.whole():
+        ids = {"input_ids": torch.from_numpy(source), "decoder_input_ids": torch.from_numpy(target)}
+        theirs = oracle.model(**ids).logits.numpy()
+    ours = np.asarray(jax.jit(net.apply)(params, jnp.asarray(source), jnp.asarray(target)))
+    record("huggingface t5", compared("1 activations", {"logits": ours}, {"logits": theirs}))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.model import kernels
 from jax_tformer.model.positions import first_distances, relative_buckets
 from parity.measure import Measured, compared
 from parity.pairs import Result, Tensors
@@ -39,6 +40,12 @@ PAIRS = TransformerConfig(
     decoder=replace(STACK, relative_buckets=7, relative_max_distance=9, window=12),
 )
 LENGTHS = Lengths(batch=3, source=15, target=14)
+
+
+@pytest.fixture(autouse=True)
+def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention in blocks of 4 queries: these sequences would otherwise fit into one block."""
+    monkeypatch.setattr(kernels, "block_length", lambda length: 4)
 
 
 @pytest.mark.parametrize("causal", [True, False])

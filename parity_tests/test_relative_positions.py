@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -90,6 +89,7 @@ def test_gates_1_and_2(models: Pair, batch: Tensors, record: Callable[[str, Meas
         record("relative positions", figure)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("fault", position_faults.LIBRARY, ids=lambda fault: fault.name)
 def test_a_fault_of_the_library(fault: Fault, models: Pair, batch: Tensors, report: Callable[..., None]) -> None:
     with fault.plant():
@@ -116,8 +116,11 @@ def gate_8() -> Measured:
     return compared(CACHED, {"logits": step_by_step}, {"logits": full})
 
 
-def test_from_a_cache(record: Callable[[str, Measured], None], report: Callable[..., None]) -> None:
-    with jax.enable_x64(True):
-        record("relative positions", gate_8())
-        with position_faults.CACHED.plant():
-            report(position_faults.CACHED.name, "library", [gate_8()])
+def test_from_a_cache(record: Callable[[str, Measured], None]) -> None:
+    record("relative positions", gate_8())
+
+
+@pytest.mark.deep
+def test_a_fault_of_the_cache(report: Callable[..., None]) -> None:
+    with position_faults.CACHED.plant():
+        report(position_faults.CACHED.name, "library", [gate_8()])

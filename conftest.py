@@ -24,7 +24,10 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What `make parity-deep` asks for."""
-    message = "draw 3,000 random architectures from this seed, instead of 150 that are always the same"
+    message = (
+        "draw 3,000 random architectures from this seed, instead of 150 that are always the same; "
+        "and take every Hugging Face model through every gate"
+    )
     parser.addoption("--deep", type=int, metavar="SEED", help=message)
 
 

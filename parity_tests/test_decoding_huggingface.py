@@ -17,13 +17,13 @@ from parity_tests.huggingface import Oracle
 from parity_tests.oracles import ENTRIES
 from parity_tests.test_decoding import BEAMS, START, Record, beams_of, differing, model_of, room, uneven_prompts
 
-QUICK: tuple[str, ...] = ("gpt2",)
-"""What `make test` runs; the others are deep."""
 DECODERS = [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.deep)
+    name
     for name, entry in ENTRIES.items()
     if (template := FAMILIES[entry.kind.__name__].template).decoder is not None and template.head != "none"
 ]
+UNLIKE = ["gemma3", "gpt_neox", "llama", "mistral"]
+"""Those whose steps no other test of gate 8 takes: windows, kinds of layers, parallel branches, shared keys."""
 
 
 @lru_cache(maxsize=1)
@@ -43,9 +43,17 @@ def sides(name: str) -> tuple[AnyTransformer, Params, PreTrainedModel]:
     return *model_of(oracle.config, sharp), oracle.model
 
 
-@pytest.mark.parametrize("name", DECODERS)
-def test_tokens_of_hugging_face(name: str, record: Record) -> None:
-    """Greedy and beams, from prompts (or sources) of uneven lengths, with an end token that comes."""
+@pytest.mark.deep
+def test_tokens_of_hugging_face(pytestconfig: pytest.Config, record: Record) -> None:
+    """Greedy and beams, from prompts (or sources) of uneven lengths, with an end token that comes.
+
+    With --deep, of all models that can generate.
+    """
+    for name in UNLIKE if pytestconfig.getoption("--deep") is None else DECODERS:
+        _same_tokens(name, record)
+
+
+def _same_tokens(name: str, record: Record) -> None:
     net, params, model = sides(name)
     prompts, new = uneven_prompts(net.config, rows=6), room(net.config)
     start: dict[str, Any] = {} if net.config.encoder is None else {"start_id": START}

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,9 +18,9 @@ from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig
 from jax_tformer.model.layers import activate
 from jax_tformer.weights.huggingface import FAMILIES, from_huggingface
 from jax_tformer.weights.huggingface.tables import ACTIVATIONS, CONV1D, MATRIX, read_rows
-from parity.measure import BFLOAT16, BFLOAT16_VALUES, Measured, ParityError, Sample, compared, quality
+from parity.measure import BFLOAT16, BFLOAT16_VALUES, FLOAT32, Measured, ParityError, Quality, Sample, compared, quality
 from parity.pairs import Result, Tensors
-from parity_tests.bridge import Pair, known_zeros
+from parity_tests.bridge import Pair, known_zeros, parity_options
 from parity_tests.cases import CONFIGS, PADDINGS, REGIMES
 from parity_tests.huggingface import Narrowed, Oracle, comparable, masked
 from parity_tests.oracles import ENTRIES, VARIANTS
@@ -28,6 +29,9 @@ from parity_tests.test_models import DRAWS_BFLOAT16
 Record = Callable[[str, Measured], None]
 FIRST = [name for name, entry in ENTRIES.items() if not entry.further]
 FURTHER = [name for name, entry in ENTRIES.items() if entry.further]
+DECODERS = [name for name in FURTHER if FAMILIES[ENTRIES[name].kind.__name__].template.decoder is not None]
+UNLIKE = ["gemma3", "gpt_neox"]
+"""Decoders whose parts no other of them has."""
 
 
 @lru_cache(maxsize=2)
@@ -85,9 +89,13 @@ def test_gates_1_2_and_3(name: str, record: Record) -> None:
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("name", FIRST)
-def test_gate_4(name: str, record: Record) -> None:
-    """bfloat16, with weights that it holds, beside Hugging Face's own."""
+def test_gate_4(pytestconfig: pytest.Config, record: Record) -> None:
+    """bfloat16, with weights that it holds, beside Hugging Face's own; with --deep, of all first entries."""
+    for name in ["bert", "llama"] if pytestconfig.getoption("--deep") is None else FIRST:
+        _gate_4(name, record)
+
+
+def _gate_4(name: str, record: Record) -> None:
     exact, narrow = Oracle(name), Oracle(name, "bfloat16")
     start = from_huggingface(exact.json, exact.random_weights(0.02, 0))[1]
     pair = Pair(exact.config, start, "bfloat16", optimised=False)
@@ -107,6 +115,42 @@ def test_gate_4(name: str, record: Record) -> None:
         record(f"huggingface {name}", quality("4 bfloat16 / allowed", samples, BFLOAT16))
         values = [sample.without(start) for sample in samples]
         record(f"huggingface {name}", replace(quality("4 bfloat16 / allowed", values, BFLOAT16_VALUES), ulps={}))
+
+
+@pytest.mark.deep
+def test_gates_3_and_4_of_the_forward_pass(pytestconfig: pytest.Config, record: Record) -> None:
+    """Half of what there is to compile: what narrow types do to gradients, the first entries show.
+
+    With --deep, of all decoders.
+    """
+    for name in UNLIKE if pytestconfig.getoption("--deep") is None else DECODERS:
+        _narrow_forward(name, record)
+
+
+def _narrow_forward(name: str, record: Record) -> None:
+    exact, start = Oracle(name), Oracle(name).random_weights(0.02, 0)
+    start = from_huggingface(exact.json, start)[1]
+    cases: tuple[tuple[Dtype, int, str, Quality], ...] = (
+        ("float32", 5, "3 float32 / allowed", FLOAT32),
+        ("bfloat16", 11, "4 bfloat16 / allowed", BFLOAT16_VALUES),
+    )
+    for dtype, draws, gate, allowed in cases:
+        narrow, pair = Oracle(name, dtype), Pair(exact.config, start, dtype, optimised=dtype == "float32")
+        options = parity_options(dtype, optimised=dtype == "float32")
+        # Bound now: the loop goes on to another pair.
+        forward = jax.jit(partial(lambda ours, *given: ours(*given)[1], pair.ours), compiler_options=options)
+        for std, padding in ((0.02, "left"), (0.2, "right")):
+            samples = []
+            for seed in range(draws):
+                raw, batch = exact.random_weights(std, seed), exact.batch(padding, seed)
+                weights = {key: array.astype(pair.dtype).astype(np.float64) for key, array in raw.items()}
+                exact.load(weights)
+                narrow.load(weights)
+                pair.load(from_huggingface(exact.json, weights)[1])
+                ours = {key: np.asarray(x) for key, x in forward(pair.params, jax.device_put(masked(batch))).items()}
+                others = (Result(side.run(batch).activations) for side in (narrow, exact))
+                samples.append(sampled(exact.config, batch, Result(ours), *others))
+            record(f"huggingface {name}", quality(gate, samples, allowed))
 
 
 def sampled(config: TransformerConfig, batch: Tensors, ours: Result, theirs: Result, truth: Result) -> Sample:

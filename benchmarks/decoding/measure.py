@@ -9,7 +9,7 @@ from benchmarks.bounds import best_way, cache_bytes, weight_bytes
 from benchmarks.session import Session, by_turns, gathered, spread
 from benchmarks.sides import HUGGING_FACE, OURS, REFERENCE, Decoded, draw_prompts
 from benchmarks.training_cases import tiny
-from jax_tformer.config import TransformerConfig
+from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer_comparison.machine import Neighbours
 from jax_tformer_comparison.sides import Alone, Here, SideFailed
@@ -19,6 +19,32 @@ TIE = 1e-4
 _OURS, _THEIRS, _STATIC, _REFERENCE, _READING = "ours", "hugging face", "hugging face static", "reference", "reading"
 _CASE_SECONDS = 60.0
 """After this long, the sides of a case get no third turn."""
+
+LLAMA = TransformerConfig(
+    vocab_size=32000,
+    d_model=768,
+    decoder=StackConfig(
+        num_layers=12,
+        num_heads=12,
+        key_value_heads=4,
+        feedforward_width=2048,
+        query_bias=False,
+        key_bias=False,
+        value_bias=False,
+        output_bias=False,
+        feedforward_bias=False,
+        activation="silu",
+        gated=True,
+        norm="rmsnorm",
+        norm_placement="pre",
+        norm_eps=1e-6,
+        norm_bias=False,
+        final_norm=True,
+        positions="rotary",
+        max_positions=2048,
+    ),
+)
+"""The shape of a Llama with about as many parameters as the smallest GPT-2: 124,668,672."""
 
 Sides = dict[str, Alone | Here]
 
@@ -86,6 +112,14 @@ def suites(*, quick: bool) -> tuple[Suite, ...]:
                 Case(batch=8, prompt=128, new_tokens=128, rounds=3, reference_tokens=3),
             ),
             Windows(prompts=(96, 864), count=64, slots=1024, rounds=2),
+        ),
+        Suite(
+            "llama",
+            LLAMA,
+            (
+                Case(batch=1, prompt=128, new_tokens=128, rounds=4, reference_tokens=0),
+                Case(batch=8, prompt=128, new_tokens=128, rounds=3, reference_tokens=0),
+            ),
         ),
         Suite(
             "vaswani-base",

@@ -1,6 +1,6 @@
 """Hugging Face's models as sides: `generate` with each kind of cache; training with their own losses and kernels.
 
-GPT-2 and BERT have our weights; a BART of our shape has weights of its own.
+GPT-2, Llama and BERT have our weights; a BART of our shape has weights of its own.
 """
 
 import math
@@ -20,6 +20,8 @@ from transformers import (
     CompileConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     StoppingCriteria,
     StoppingCriteriaList,
 )
@@ -45,6 +47,9 @@ def same_model(config: TransformerConfig) -> Any:
         tied = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
         return _load(BertForMaskedLM, BertConfig, tied, config, _drawn(config), {})
     if config.encoder is None:
+        if config.decoder.gated:
+            no_ids = {"bos_token_id": None, "eos_token_id": None}
+            return _load(LlamaForCausalLM, LlamaConfig, set(), config, _drawn(config), no_ids)
         return gpt2_with(config, _drawn(config))
     torch.manual_seed(0)
     return BartForConditionalGeneration(

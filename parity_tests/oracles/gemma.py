@@ -45,6 +45,7 @@ ENTRIES = {
             "windows alone": {"layer_types": [_WINDOW] * 3},
             "no window": {"layer_types": [_FULL] * 3, "attention_bias": True},
         },
+        further=True,
         islands=True,
         no_longer_written=_UNUSED,
     ),

@@ -31,6 +31,7 @@ ENTRIES = {
                 "layer_norm_eps": 1e-2,
             },
         },
+        further=True,
         islands=True,
     )
 }

@@ -72,6 +72,8 @@ class Difference:
     @property
     def heading(self) -> str:
         """In which of the stages they part."""
+        if self.stage == "parameters" and self.ours is not None:
+            return "they read different weights, by their map"
         return _WHERE[self.stage]
 
     @property

@@ -16,8 +16,8 @@ from parity.locate import located
 from parity.measure import ParityError
 from parity.one_step import Optimizer, stepped
 from parity.pairs import Bridge, Tensors, to_torch
-from parity.projection import projection
-from parity.sides import Sides, double, in_double, is_array
+from parity.projection import double, projection
+from parity.sides import Sides, in_double, is_array
 from parity.torch_side import tensors_of
 from parity.weight_maps import WeightMap, Weights, paths
 
@@ -63,10 +63,6 @@ def first_difference(
     named = inputs if isinstance(inputs, Mapping) else {str(n): array for n, array in enumerate(inputs)}
     arrays = {key: _given(key, array) for key, array in named.items()}
     positional = not isinstance(inputs, Mapping)
-    try:
-        module = _evaluated(module)
-    except (RuntimeError, ValueError, NotImplementedError) as error:
-        raise ParityError(f"theirs cannot be copied in float64 ({_reason(error)}); expected a plain module") from error
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         parameters, buffers = _followed(lambda: tensors_of(module))
         tensors = parameters | buffers
@@ -74,11 +70,12 @@ def first_difference(
         if weights is not None:
             mapping = Weights(weights, tensors, like=params if like is None else like, optional=buffers)
             back = mapping.back
-            if params is None:
-                params = mapping.tree(mapping.flat(tensors, in_double))
-            elif wrong := wrong_weights(mapping.back(params), tensors, name):
+            if params is not None and (wrong := wrong_weights(mapping.back(params), tensors, name)):
                 return wrong
-        params = jax.tree.map(lambda leaf: in_double(leaf) if is_array(leaf) else leaf, params)
+
+        def made() -> Any:
+            held = mapping.tree(mapping.flat(tensors, in_double)) if params is None else params
+            return jax.tree.map(lambda leaf: in_double(leaf) if is_array(leaf) else leaf, held)
 
         def run_ours(params: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
             return _by_name(ours(params, *inputs.values()) if positional else ours(params, **inputs))
@@ -86,12 +83,12 @@ def first_difference(
         def run_theirs(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
             return _by_name(module(*inputs.values()) if positional else module(**inputs))
 
-        here, there = _outputs(run_ours, run_theirs, module, params, arrays)
+        here, there = _outputs(run_ours, run_theirs, _copy(module), made(), arrays)
         names = _common(here, there)
         mine, their = ({name: pair[side] for name, pair in names.items()} for side in (0, 1))
         holds = None if weights is None else mapping.ours_to_theirs
         losses = _with_loss(run_ours, mine), _with_loss(run_theirs, their)
-        sides = Sides(*losses, module, params, arrays, back, holds=holds)
+        sides = Sides(*losses, lambda: _copy(module), made, arrays, back, holds=holds)
         found = _followed(lambda: located(sides, backward=backward and back is not None, name=name))
         if not found and optimizer is not None and back is not None:
             found = _followed(lambda: stepped(sides, mapping.into, optimizer, name))
@@ -128,13 +125,23 @@ def _with_loss(run: Callable[..., dict[str, Any]], names: Mapping[str, str]) -> 
 def difference_of(bridge: Bridge, batch: Tensors, *, name: str = "pair") -> Difference:
     """The same for a pair that gates are run on: with its loss, and the weights that it holds."""
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        module = deepcopy(bridge.module).double()
-        sides = Sides(bridge.ours, bridge.theirs, module, bridge.params, batch, bridge.back)
+        sides = Sides(
+            bridge.ours,
+            bridge.theirs,
+            lambda: deepcopy(bridge.module).double(),
+            lambda: bridge.params,
+            batch,
+            bridge.back,
+        )
         return located(sides, backward=True, name=name)
 
 
-def _evaluated(module: nn.Module) -> nn.Module:
-    return deepcopy(module).double().eval()
+def _copy(module: nn.Module) -> nn.Module:
+    """In float64, without dropout."""
+    try:
+        return deepcopy(module).double().eval()
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        raise ParityError(f"theirs cannot be copied in float64 ({_reason(error)}); expected a plain module") from error
 
 
 def _outputs(

@@ -43,7 +43,8 @@ class Moments:
         self.sums = np.zeros(5)
         self.two: set[float] = set()
         """The distinct values, as long as there are at most two."""
-        flat = np.asarray(array).reshape(-1)
+        # As it lies in memory: the order of the elements says nothing here, and a large matrix is not copied.
+        flat = np.asarray(array).ravel(order="K")
         # Sums of powers are taken of numbers of about 1, so that none of them overflows or vanishes.
         self.unit = float(np.abs(finite(flat[:_SLICE])).max(initial=0.0)) or 1.0
         for start in range(0, flat.size, _SLICE):

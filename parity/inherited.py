@@ -46,12 +46,22 @@ def origin_of_order(
                 return Origin(None, False, f"axes {axes[0]} and {axes[1]} of what both read are exchanged", True)
             if state == "other":
                 return _walk(ours, theirs, equal, i, j, array)
+    read = set(theirs.rows[second.number].inputs)
+    for i in ours.rows[first.number].inputs if checked else ():
+        for j in [] if ours.rows[i].data else [j for j in equal.ours.get(i, ()) if j in read][:1]:
+            if _order(ours, theirs, i, j, array) == "other":
+                return _walk(ours, theirs, equal, i, j, array)
     return Origin(None, checked)
 
 
 def _order(ours: Values, theirs: Values, i: int, j: int, array: Callable[[Values, int], np.ndarray | None]) -> str:
     here, there = array(ours, i), array(theirs, j)
-    return "unknown" if here is None or there is None else order(here, there)
+    if here is None or there is None:
+        return "unknown"
+    state = order(here, there)
+    # A table repeats some of its numbers, so that not every order shows; whole parts of it do.
+    constant = not ours.rows[i].data and len(np.unique(here)) > 2
+    return "other" if state == "unknown" and constant and swapped_blocks(here, there) else state
 
 
 def _walk(
@@ -71,10 +81,12 @@ def _mixed_before(
     ours: Values, theirs: Values, equal: Equal, i: int, j: int, array: Callable[[Values, int], np.ndarray | None]
 ) -> tuple[int, int] | None:
     """An input of ours whose equal among their inputs, near or far, is in another order."""
-    behind = _behind(theirs, j)
-    for k in _behind(ours, i):
+    table = not ours.rows[i].data
+    behind = [*([j] if table else []), *_behind(theirs, j)]
+    for k in [*([i] if table else []), *_behind(ours, i)]:
         for m in equal.ours.get(k, ()):
-            if m in behind and _order(ours, theirs, k, m, array) == "other":
+            # A table may be copied on one side alone, to the shape of what it is added to.
+            if m in behind and (k, m) != (i, j) and _order(ours, theirs, k, m, array) == "other":
                 return k, m
     return None
 
@@ -82,7 +94,8 @@ def _mixed_before(
 def _behind(values: Values, number: int, depth: int = 6) -> list[int]:
     """The values that a value was made from, near ones first."""
     found, layer = [], [number]
+    data = values.rows[number].data
     for _ in range(depth):
-        layer = [k for i in layer for k in values.rows[i].inputs if values.rows[k].data and k not in found]
+        layer = [k for i in layer for k in values.rows[i].inputs if values.rows[k].data == data and k not in found]
         found += layer
     return list(dict.fromkeys(found))

@@ -1,6 +1,6 @@
 """Runs a function of JAX step by step: every value of its jaxpr, with inner programs and loops run in their places."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,23 +31,30 @@ class Known(NamedTuple):
 
 def values_of_jax(
     function: Callable[..., dict[str, Any]],
-    args: Sequence[Any],
+    arguments: Callable[[], Sequence[Any]],
     names: Sequence[tuple[Kind, str]],
     *,
     keep: frozenset[int] = frozenset(),
 ) -> Values:
-    """Every value that `function(*args)` computes; it returns a dict by name, whose values become the outputs.
+    """Every value that `function(*arguments())` computes; it returns a dict by name, whose values become the outputs.
 
-    `names` are (kind, name) of the leaves of `args`, in the order of the tree: "parameter" or "input".
+    `names` are (kind, name) of the leaves of the arguments, in the order of the tree: "parameter" or "input". Those
+    that nobody else holds are let go after their last use.
     """
-    closed = jax.make_jaxpr(lambda *args: _tagged(function(*args)))(*args)
-    order = sorted(jax.eval_shape(function, *args))
+    order: list[str] = []
+
+    def in_order(*args: Any) -> list[Any]:
+        outputs = function(*args)
+        order[:] = sorted(outputs)
+        return [outputs[name] for name in order]
+
+    args = arguments()
+    closed = jax.make_jaxpr(in_order)(*args)
+    leaves = jax.tree.leaves(args)[::-1]
+    del args
     run = _Run(Values("ours", keep=keep))
-    given = [
-        Known(leaf, run.values.add(Value(kind, kind, name=name), leaf))
-        for (kind, name), leaf in zip(names, jax.tree.leaves(args), strict=True)
-    ]
-    results = run.program(closed.jaxpr, run.constants(closed.consts), given, ())
+    given = [Known(leaves[-1], run.values.add(Value(kind, kind, name=name), leaves.pop())) for kind, name in names]
+    results = run.program(closed.jaxpr, run.constants(closed.consts), (given.pop(0) for _ in names), ())
     for name, known in zip(order, results, strict=True):
         number = run.constants([known.array])[0].number if known.number is None else known.number
         assert number is not None
@@ -56,8 +63,27 @@ def values_of_jax(
     return run.values
 
 
-def _tagged(outputs: dict[str, Any]) -> list[Any]:
-    return [outputs[name] for name in sorted(outputs)]
+class _Rows:
+    """What the iterations of a scan put out, in one array that is filled row by row: a model may lie in it."""
+
+    def __init__(self, whole: Any) -> None:
+        """`whole` says shape and dtype of the array."""
+        self.numbers: list[int | None] = [None] * whole.shape[0]
+        self._keys: list[Any] = [None] * whole.shape[0]
+        """Of random numbers, which NumPy cannot hold."""
+        self._whole = None if _is_key(whole) else np.empty(whole.shape, whole.dtype)
+
+    def put(self, i: int, known: Known) -> None:
+        """The output of iteration `i`."""
+        self.numbers[i] = known.number
+        if self._whole is None:
+            self._keys[i] = known.array
+        else:
+            self._whole[i] = known.array
+
+    def array(self) -> Any:
+        """All of them."""
+        return jnp.stack(self._keys) if self._whole is None else self._whole
 
 
 class _Run:
@@ -74,7 +100,7 @@ class _Run:
         return [Known(array, self.values.add(Value("constant", "constant"), array)) for array in arrays]
 
     def program(
-        self, jaxpr: Jaxpr, consts: Sequence[Known], given: Sequence[Known], layer: tuple[int, ...]
+        self, jaxpr: Jaxpr, consts: Sequence[Known], given: Iterable[Known], layer: tuple[int, ...]
     ) -> list[Known]:
         """Runs a program; each array is let go after its last use."""
         environment = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, given, strict=True))
@@ -160,17 +186,17 @@ class _Run:
         first, state = params["num_consts"], params["num_carry"]
         shared, carry, stacked = ins[:first], ins[first : first + state], ins[first + state :]
         consts = self.constants(inner.consts)
-        rows: list[list[Known]] = []
+        made = [_Rows(variable.aval) for variable in eqn.outvars[state:]]
         for i in range(length)[:: -1 if backwards else 1]:
             xs = [self._row(known, i, (*layer, i)) for known in stacked]
             results = self.program(inner.jaxpr, consts, [*shared, *carry, *xs], (*layer, i))
             carry = results[:state]
-            rows.append(results[state:])
-        rows = rows[:: -1 if backwards else 1]
+            for rows, known in zip(made, results[state:], strict=True):
+                rows.put(i, known)
         outputs = []
-        for column in zip(*rows, strict=True):
-            array = jnp.stack([known.array for known in column])
-            numbers = tuple(known.number for known in column if known.number is not None)
+        for rows in made:
+            array = rows.array()
+            numbers = tuple(number for number in rows.numbers if number is not None)
             row = Value("operation", "stack of layers", numbers, place=self._place(eqn), layer=layer)
             row.backward = self._backward(eqn)
             # The rows say it all; the whole is looked at where somebody compares it by name.
@@ -180,7 +206,8 @@ class _Run:
         return [*carry, *outputs]
 
     def _row(self, known: Known, i: int, layer: tuple[int, ...]) -> Known:
-        array = known.array[i]
+        # NumPy's row of an array is no copy.
+        array = (known.array if _is_key(known.array) else np.asarray(known.array))[i]
         if known.number is None:
             return Known(array, None)
         before = self.values.rows[known.number]
@@ -234,6 +261,11 @@ def _library_function(eqn: JaxprEqn) -> str:
     about = getattr(getattr(inner, "jaxpr", inner), "debug_info", None)
     source = getattr(about, "func_src_info", None) or ""
     return source.split(" at ")[0] if any(part in source for part in _LIBRARIES) else ""
+
+
+def _is_key(array: Any) -> bool:
+    """Whether these are keys of random numbers."""
+    return bool(jnp.issubdtype(array.dtype, jax.dtypes.extended))
 
 
 def _number(literal: Any) -> float:

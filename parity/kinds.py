@@ -5,7 +5,7 @@ Each finder looks for one kind and says a sentence only where the numbers prove 
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -135,7 +135,7 @@ def _factor(scene: Scene) -> str | None:
         alike = sum(math.isclose(factor, found[-1], rel_tol=1e-9) for factor in found)
         chance = backward or abs(found[-1] + 1) <= BAR
         if alike >= 3 or not chance:
-            return f"ours is {_called(found[-1])} times theirs"
+            return f"ours is {_called(found[-1], _sizes(scene))} times theirs"
     if backward:
         return None
     for values, start, name, without in (
@@ -153,24 +153,28 @@ def _factor(scene: Scene) -> str | None:
         on = [(start.number, j) if values is scene.ours else (i, start.number) for i, j in pairs]
         once = among(values, data).multiples(row.features, data)
         if once and abs(once[0][1] - 1) > BAR and any(meet_the_same(scene, k, m) for k, m in on):
-            return f"{name} multiplies by {_called(once[0][1])} here, {without} does not"
+            return f"{name} multiplies by {_called(once[0][1], _sizes(scene))} here, {without} does not"
     return None
 
 
-def _called(factor: float) -> str:
-    """A number, and what it may be: a root, a quotient, a keep rate."""
-    if abs(factor + 1) < BAR:
-        return "-1"
-    size = abs(factor)
+def _called(factor: float, sizes: Collection[int] = ()) -> str:
+    """A number, and what it may be: a root, a quotient, a keep rate.
+
+    `sizes` are those of the axes around: 8 may be the root of a width of 64, where there is such a width.
+    """
+    size, shown, sign = abs(factor), f"{factor:.6g}", "-" if factor < 0 else ""
     for n in range(2, 1 << 14):
         for value, name in ((math.sqrt(n), f"sqrt({n})"), (1 / math.sqrt(n), f"1/sqrt({n})")):
-            if math.isclose(size, value, rel_tol=1e-9) and not math.isclose(math.sqrt(n) % 1, 0, abs_tol=1e-12):
-                return f"{factor:.6g} ({'-' if factor < 0 else ''}{name})"
-        for value, name in ((float(n), f"{n}"), (1 / n, f"1/{n}")):
-            if math.isclose(size, value, rel_tol=1e-9):
-                root = math.isqrt(n)
-                also = f" = {name.replace(str(n), f'sqrt({n * n})')}" if n > 2 and name != f"{n}" else ""
-                return f"{factor:.6g} ({'-' if factor < 0 else ''}{name}{also})" if root else f"{factor:.6g}"
+            if not math.isclose(size, value, rel_tol=1e-9):
+                continue
+            if math.isqrt(n) ** 2 != n:
+                return f"{shown} ({sign}{name})"
+            if n in sizes:
+                return f"{shown} ({sign}{name}?)"
+            break
+        if any(math.isclose(size, value, rel_tol=1e-9) for value in (n, 1 / n)) and n * n not in sizes:
+            # A number that can be written out says as much as the quotient.
+            return shown if math.isclose(float(shown), factor, rel_tol=1e-12) else f"{shown} ({sign}1/{n})"
     for hundredth in range(1, 100):
         keep = 1 - hundredth / 100
         if math.isclose(size, 1 / keep, rel_tol=1e-9):
@@ -178,6 +182,14 @@ def _called(factor: float) -> str:
         if math.isclose(size, keep, rel_tol=1e-9):
             return f"{factor:.6g} (a dropout of {hundredth / 100:g}?)"
     return f"{factor:.9g}"
+
+
+def _sizes(scene: Scene) -> set[int]:
+    """Of the axes around."""
+    here, there = (*scene.here.agreed, *scene.ours_near), (*scene.there.agreed, *scene.theirs_near)
+    return {
+        size for side, near in ((scene.ours, here), (scene.theirs, there)) for i in near for size in side.rows[i].shape
+    }
 
 
 def _missing_term(scene: Scene) -> str | None:

@@ -12,7 +12,7 @@ from parity.answer import Difference, Stage
 from parity.fingerprints import BAR, Index, fingerprint
 from parity.inherited import Origin, origin_of_order
 from parity.parts import made_of
-from parity.read_weights import other_weights
+from parity.read_weights import is_code, other_weights
 from parity.regions import Equal, Start, anchors, paired, paired_backward, starts
 from parity.scene import Scene
 from parity.values import Site, Values
@@ -94,7 +94,7 @@ class Lens:
             order = f"the same numbers in another order{said}"
             places = self._made(ours, site[0]), self._made(theirs, site[1])
             return Difference("parameters" if leaf else stage, *places, (), order, True, True, **about)
-        wrong = self._read_by_both(first, second, equal) if together else None
+        wrong, code = self._read_by_both(first, second, equal) if together else (None, False)
         if origin.exchanged and wrong is None:
             places = self._places(first, second, None)
             return Difference(stage, *places, (), f"{origin.said}: perhaps two weights are", False, False, **about)
@@ -104,11 +104,10 @@ class Lens:
         kind = wrong or (kinds.kind(scene) if together else None)
         places = self._places(first, second, kind)
         agreed = tuple((ours.site(i), theirs.site(j)) for i, j in scene.shared)
-        if wrong:
+        if wrong and not code:
+            stage = "parameters"
             about |= {"parameters": (wrong,)}
-        return Difference(
-            "parameters" if wrong else stage, *places, agreed, kind, together, together and origin.checked, **about
-        )
+        return Difference(stage, *places, agreed, kind, together, together and origin.checked, **about)
 
     def _starts(
         self, equal: Equal, bad_ours: Sequence[int], bad_theirs: Sequence[int]
@@ -183,8 +182,8 @@ class Lens:
             number = after[0]
         return values.site(number)
 
-    def _read_by_both(self, first: Start, second: Start, equal: Equal) -> str | None:
-        """What is wrong with the weights that the two places read: another one, or transposed."""
+    def _read_by_both(self, first: Start, second: Start, equal: Equal) -> tuple[str | None, bool]:
+        """What is wrong with the weights that the two places read, another one or transposed; whether the code is."""
         held = {path: key for key, rows in self.sides.held_by.items() for path, _ in rows}
         for i in first.agreed:
             leaf = self.ours.leaf(i)
@@ -199,10 +198,11 @@ class Lens:
                 if other not in same and (same - {None}) and self.ours.rows[i].shape and held:
                     right = ", ".join(sorted(self.theirs.rows[k].name for k in same if k is not None))
                     if self._would_agree(first, i, second, j):
-                        return f"{mine} holds {right} where theirs reads {their}"
+                        code = is_code(self.ours, mine, their, self.sides.held_by)
+                        return f"ours reads {right}, as {mine}, where theirs reads {their}", code
                 if other in same and self._would_agree(first, i, second, j, transposed=True):
-                    return f"{mine} holds {their} transposed"
-        return None
+                    return f"{mine} holds {their} transposed", False
+        return None, False
 
     def _would_agree(self, first: Start, i: int, second: Start, j: int, *, transposed: bool = False) -> bool:
         """Whether our product with their weight (or with ours transposed) has the numbers of their product."""

@@ -1,5 +1,8 @@
 """Runs both sides forward, then backward, and says where what differs begins."""
 
+import math
+from typing import NamedTuple
+
 import numpy as np
 
 from parity.answer import Difference
@@ -44,23 +47,31 @@ def _forward(sides: Sides, name: str) -> Difference:
 
 
 def _backward(sides: Sides, name: str) -> Difference:
-    ours, theirs = sides.run(backward=True, keep=(_NO, _NO))
-    lens = Lens(sides, ours, theirs, backward=True)
-    all_ours = [number for key, number in ours.outputs.items() if key.startswith(Sides.gradient(""))]
-    all_theirs = [number for key, number in theirs.outputs.items() if key.startswith(Sides.gradient(""))]
-    lens.want(all_ours, all_theirs)
-    here, there = sides.gradients(ours, theirs)
-    scale = float(np.sqrt(sum(float(np.square(g).sum()) for g in there.values())))
-    bad = {}
-    for key, gradient in there.items():
-        if key in sides.frozen or key not in here:
-            continue
-        zero = max(float(np.linalg.norm(here[key])), float(np.linalg.norm(gradient))) <= 1e-11 * scale
-        error = 0.0 if zero else error_of(here[key], gradient)
-        if not error <= 10 * FLOAT64_BAR:
-            bad[key] = error
+    ours = sides.run_ours(True)
+    here = sides.gradients(ours)
+    compared: dict[str, _Compared] = {}
+
+    def taken(key: str, gradient: np.ndarray) -> None:
+        nonlocal here
+        if key in compared and key not in here:
+            here = sides.gradients(sides.run_ours(True))  # they had to run again
+        compared[key] = _Compared.of(here.pop(key, None), gradient)
+
+    theirs = sides.run_theirs(True, taken=taken)
+    for key in here.keys() & set(sides.trained) - compared.keys():
+        compared[key] = _Compared.of(here[key], np.zeros(here[key].shape))
+    here.clear()
+    # What is tiny beside all gradients together is zero in exact arithmetic.
+    whole = math.hypot(*(found.theirs for found in compared.values()))
+    zero = 1e-11 * whole if math.isfinite(whole) else 0.0
+    bad = {
+        key: found
+        for key in sides.trained
+        if (found := compared.get(key)) and not found.size <= zero and not found.error <= 10 * FLOAT64_BAR
+    }
     if not bad:
         return Difference("none", counts=(len(ours.rows), len(theirs.rows)), name=name, opaque=opaque(ours, theirs))
+    lens = Lens(sides, ours, theirs, backward=True)
     forced_theirs = [theirs.outputs[Sides.gradient(key)] for key in bad if Sides.gradient(key) in theirs.outputs]
     forced_ours = []
     for key in bad:
@@ -71,11 +82,31 @@ def _backward(sides: Sides, name: str) -> Difference:
             value = ours.rows[number]
             stacked = value.operation == "stack of layers" and row is not None and len(value.inputs) == value.shape[0]
             forced_ours.append(value.inputs[row] if stacked and row is not None else number)
-    said = tuple(f"the gradient of {key}: {_how(here[key], there[key], error)}" for key, error in bad.items())
-    return lens.explained("backward", forced_ours, forced_theirs, said, bad, name)
+    said = tuple(f"the gradient of {key}: {found}" for key, found in bad.items())
+    errors = {key: found.error for key, found in bad.items()}
+    return lens.explained("backward", forced_ours, forced_theirs, said, errors, name)
 
 
-def _how(ours: np.ndarray, theirs: np.ndarray, error: float) -> str:
-    if ours.any() and theirs.any():
-        return f"{error:.1e}"
-    return f"zero in {'ours' if theirs.any() else 'theirs'}"
+class _Compared(NamedTuple):
+    """The gradient of one weight on both sides, in three numbers."""
+
+    ours: float
+    """Its norm; zero where ours has no such weight."""
+    theirs: float
+    error: float
+
+    @classmethod
+    def of(cls, ours: np.ndarray | None, theirs: np.ndarray) -> "_Compared":
+        size = float(np.linalg.norm(theirs))
+        return cls(0.0, size, 0.0) if ours is None else cls(float(np.linalg.norm(ours)), size, error_of(ours, theirs))
+
+    @property
+    def size(self) -> float:
+        """Of the larger one."""
+        return max(self.ours, self.theirs)
+
+    def __str__(self) -> str:
+        """The error, or on which side there is nothing."""
+        if self.ours and self.theirs:
+            return f"{self.error:.1e}"
+        return f"zero in {'ours' if self.theirs else 'theirs'}"

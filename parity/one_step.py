@@ -15,6 +15,7 @@ from parity.jax_values import values_of_jax
 from parity.lens import Lens, opaque
 from parity.pairs import Tensors, to_torch
 from parity.sides import Sides, is_array
+from parity.torch_side import tensors_of
 from parity.torch_values import values_of_torch
 from parity.values import Kind, Values
 
@@ -78,20 +79,19 @@ class _Step:
     def __init__(self, sides: Sides, into: Callable[[Tensors], Any], optimizer: Optimizer) -> None:
         self._sides, self._into, (self._transformation, self._make) = sides, into, optimizer
         self.held_by = sides.held_by
-        self.weights = {
-            key: np.array(parameter.detach().numpy())
-            for key, parameter in sides.module.named_parameters()
-            if parameter.requires_grad
-        }
+        module = sides.module()
+        parameters, buffers = tensors_of(module)
+        self._held = {key: array for key, array in (parameters | buffers).items() if array.dtype.kind == "f"}
+        self.weights = {key: parameters[key] for key in sides.trained}
         self.gradients = self._gradients()
 
     def _gradients(self) -> Tensors:
-        self._sides.run_theirs(True)
-        found = {
-            key: np.zeros_like(self.weights[key]) if p.grad is None else np.array(p.grad.numpy())
-            for key, p in self._sides.module.named_parameters()
-            if key in self.weights
-        }
+        found = {key: np.zeros_like(array) for key, array in self.weights.items()}
+
+        def taken(key: str, gradient: np.ndarray) -> None:
+            found[key] = gradient.copy()
+
+        self._sides.run_theirs(True, taken=taken)
         scale = float(np.sqrt(sum(float(np.square(g).sum()) for g in found.values())))
         return {key: g * (float(np.linalg.norm(g)) > 1e-11 * scale) for key, g in found.items()}
 
@@ -99,9 +99,9 @@ class _Step:
         """Ours: `optax.apply_updates` of the first update."""
         import optax
 
-        held = dict(self._sides.weights)
-        params = self._into(held)
-        gradients = self._into({key: self.gradients.get(key, np.zeros_like(array)) for key, array in held.items()})
+        params = self._into(self._held)
+        slopes = {key: self.gradients.get(key, np.zeros_like(array)) for key, array in self._held.items()}
+        gradients = self._into(slopes)
         flat, tree = jax.tree.flatten(params)
         places = [n for n, leaf in enumerate(flat) if is_array(leaf)]
         given = [jnp.asarray(flat[n]) for n in places]
@@ -118,32 +118,24 @@ class _Step:
         labels += [("input", Sides.gradient(name)) for name in names]
         self._whole: Any = tree
         self._flat, self._places = flat, places
-        return values_of_jax(step, (given, grads), labels, keep=keep)
+        return values_of_jax(step, lambda: (given, grads), labels, keep=keep)
 
     def run_theirs(self, backward: bool, keep: frozenset[int] = frozenset()) -> Values:
         """Theirs: `step()`, operation by operation."""
-        module = self._sides.module
+        module = self._sides.module()
         inputs = {}
-        with torch.no_grad():
-            for key, parameter in module.named_parameters():
-                if key in self.weights:
-                    parameter.copy_(to_torch(self.weights[key].copy()))
-                    parameter.grad = inputs[Sides.gradient(key)] = to_torch(self.gradients[key].copy())
+        for key, parameter in module.named_parameters():
+            if key in self.weights:
+                parameter.grad = inputs[Sides.gradient(key)] = to_torch(self.gradients[key].copy())
         optimizer = self._make([p for p in module.parameters() if p.requires_grad])
         for group in optimizer.param_groups:
             group["foreach"], group["fused"] = False, None
 
         def run() -> dict[str, torch.Tensor]:
             optimizer.step()
-            # Copies: the weights are put back afterwards.
-            return {_STEPPED + key: p.detach().clone() for key, p in module.named_parameters() if key in self.weights}
+            return {_STEPPED + key: p.detach() for key, p in module.named_parameters() if key in self.weights}
 
-        values = values_of_torch(module, run, inputs, keep=keep)
-        with torch.no_grad():
-            for key, parameter in module.named_parameters():
-                if key in self.weights:
-                    parameter.copy_(to_torch(self.weights[key].copy()))
-        return values
+        return values_of_torch(module, run, inputs, keep=keep)
 
     def by_name(self, ours: Values) -> Tensors:
         """Our weights after the step, by the module's names."""

@@ -83,6 +83,11 @@ def is_floating(dtype: np.dtype) -> bool:
     return np.issubdtype(dtype, np.floating) or dtype == bfloat16
 
 
+def double(array: np.ndarray) -> np.ndarray:
+    """In float64 what is floating, as it is what is not."""
+    return array.astype(np.float64, copy=False) if array.dtype.kind in "fV" else array
+
+
 def rounded(arrays: Mapping[str, np.ndarray], held_by: str, dtype: str) -> Tensors:
     """Floating arrays rounded to what `held_by` holds, as `dtype`; others as they are."""
     narrow, wide = (np.dtype(bfloat16 if name == "bfloat16" else name) for name in (held_by, dtype))

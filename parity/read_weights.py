@@ -28,7 +28,19 @@ def other_weights(
     wrong, missing = sorted(mine.keys() - their), sorted(their - mine.keys())
     if len(mine) != len(their) or not wrong or not missing:
         return None
-    return f"{mine[wrong[0]]} holds {', '.join(wrong)} where theirs reads {', '.join(missing)}"
+    return f"ours reads {', '.join(wrong)}, as {mine[wrong[0]]}, where theirs reads {', '.join(missing)}"
+
+
+def is_code(ours: Values, path: str, their: str, held_by: Held) -> bool:
+    """Whether it is the code that takes the wrong weight, at `path` in our parameters, and not the map.
+
+    So it is where the map gives that parameter their weight as well, as one of its layers, or gives it to a parameter
+    that ours never reads.
+    """
+    holders = {held for held, _ in held_by.get(their, ())}
+    live = ours.live()
+    read = {row.name for i, row in enumerate(ours.rows) if row.kind == "parameter" and i in live}
+    return bool(holders) and (path in holders or not holders & read)
 
 
 def _first_product(values: Values, near: Iterable[int]) -> int | None:

@@ -11,13 +11,14 @@ from torch import nn
 
 from parity.jax_values import values_of_jax
 from parity.measure import ParityError
-from parity.pairs import Tensors, from_torch, to_torch
-from parity.torch_values import values_of_torch
+from parity.memory import hand_back
+from parity.pairs import Tensors, to_torch
+from parity.projection import double
+from parity.torch_values import GRADIENT, SeveralPassesError, values_of_torch
 from parity.values import Kind, Values
 from parity.weight_maps import paths
 
 Outputs = Mapping[str, Any]
-_GRADIENT = "the gradient of "
 
 
 class Sides:
@@ -25,41 +26,46 @@ class Sides:
 
     `ours(params, inputs)` and `theirs(module, inputs)` return (loss, outputs by name); `back` turns a tree like
     `params` into tensors by the module's names, or is None where nobody has said which weight is which.
+
+    Weights lie in memory only while their side runs, so that a large model need not lie there twice.
     """
 
     def __init__(
         self,
         ours: Callable[[Any, dict[str, Any]], tuple[Any, Outputs]],
         theirs: Callable[[Any, dict[str, Any]], tuple[Any, Outputs]],
-        module: nn.Module,
-        params: Any,
+        module: Callable[[], nn.Module],
+        params: Callable[[], Any],
         inputs: Tensors,
         back: Callable[[Any], Tensors] | None,
         *,
         holds: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        """The module is in float64 already. `holds` are the module's weights by our paths, where that is known."""
+        """`module` makes a copy in float64, `params` a tree, for every run anew.
+
+        `holds` are the module's weights by our paths, where that is known.
+        """
         self.ours, self.theirs, self.back = ours, theirs, back
-        self.module = module
-        self.frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
+        self.module, self._params = module, params
+        self._at_once = False
+        """Whether gradients can be let go only after the way back."""
         self.inputs = {name: double(np.asarray(array)) for name, array in inputs.items()}
-        leaves, tree = jax.tree.flatten(params)
-        self._tree: Any = tree
-        self._arrays = {n: in_double(leaf) for n, leaf in enumerate(leaves) if is_array(leaf)}
-        self._rest = {n: leaf for n, leaf in enumerate(leaves) if n not in self._arrays}
-        self.names = [path for n, path in enumerate(paths(params)) if n in self._arrays]
-        self.weights: Tensors = {
-            name: from_torch(tensor)
-            for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]
-            if tensor.is_floating_point()
-        }
+        self.trained = [name for name, p in module().named_parameters() if p.requires_grad]
+        self._shapes, self._rest, self._tree, self.names = self._structure()
         self.held_by = self._tagged() if holds is None else _inverted(holds)
         """Name of the module's weight -> (path of ours, its row where layers are stacked, else None), by `back`."""
 
-    def params(self, arrays: Any = None) -> Any:
+    def _structure(self) -> tuple[dict[int, tuple[int, ...]], dict[int, Any], Any, list[str]]:
+        """Of our parameters: shapes by place, what is no array by place, the tree, and the arrays' paths."""
+        params = self._params()
+        leaves, tree = jax.tree.flatten(params)
+        shapes = {n: tuple(leaf.shape) for n, leaf in enumerate(leaves) if is_array(leaf)}
+        rest = {n: leaf for n, leaf in enumerate(leaves) if n not in shapes}
+        return shapes, rest, tree, [path for n, path in enumerate(paths(params)) if n in shapes]
+
+    def params(self, arrays: Sequence[Any]) -> Any:
         """The tree of our parameters, holding `arrays` in the place of its own."""
-        arrays = list(self._arrays.values()) if arrays is None else arrays
-        held = dict(zip(self._arrays, arrays, strict=True)) | self._rest
+        held = dict(zip(self._shapes, arrays, strict=True)) | self._rest
         return self._tree.unflatten([held[n] for n in range(len(held))])
 
     def _tagged(self) -> dict[str, list[tuple[str, int | None]]]:
@@ -67,13 +73,11 @@ class Sides:
             return {}
         # Numbers that say of which leaf and row they are find their way through any mapping.
         tags = []
-        for n, held in enumerate(self._arrays.values()):
-            array = np.asarray(held)
-            rows = np.arange(array.shape[0] if array.ndim else 1, dtype=np.float64)
+        shapes = list(self._shapes.values())
+        for n, shape in enumerate(shapes):
+            rows = np.arange(shape[0] if shape else 1, dtype=np.float64)
             tag = n + 1 + (rows + 1) / 2.0**20
-            tags.append(
-                np.broadcast_to(tag.reshape(-1, *[1] * (array.ndim - 1)) if array.ndim else tag[0], array.shape)
-            )
+            tags.append(np.broadcast_to(tag.reshape(-1, *[1] * (len(shape) - 1)) if shape else tag[0], shape))
         try:
             named = self.back(self.params([np.array(tag) for tag in tags]))
         except (ParityError, ValueError, TypeError, KeyError):
@@ -85,8 +89,8 @@ class Sides:
             for leaf in leaves:
                 rows = np.unique(array[np.floor(array) == leaf])
                 row = round((float(rows[0]) - leaf) * 2**20) - 1 if len(rows) == 1 else None
-                whole = list(self._arrays.values())[leaf - 1]
-                one = row is None or whole.ndim < 2 or whole.shape[0] == 1
+                whole = shapes[leaf - 1]
+                one = row is None or len(whole) < 2 or whole[0] == 1
                 found[name].append((self.names[leaf - 1], None if one else row))
         return found
 
@@ -113,55 +117,72 @@ class Sides:
             given = [array for array, m in zip(arrays, moving, strict=True) if m]
             (_, outputs), gradients = jax.value_and_grad(loss, has_aux=True)(given)
             names = [name for name, m in zip(self.names, moving, strict=True) if m]
-            named = {_GRADIENT + name: gradient for name, gradient in zip(names, gradients, strict=True)}
+            named = {GRADIENT + name: gradient for name, gradient in zip(names, gradients, strict=True)}
             return {**outputs, **named}
 
         inputs = {name: jnp.asarray(array) for name, array in sorted(self.inputs.items())}
         labels: list[tuple[Kind, str]] = [("parameter", name) for name in self.names]
         labels += [("input", name) for name in inputs]
-        return values_of_jax(both, (list(self._arrays.values()), inputs), labels, keep=keep)
 
-    def run_theirs(self, backward: bool, keep: frozenset[int] = frozenset()) -> Values:
-        """Their values."""
+        def arguments() -> tuple[list[jax.Array], dict[str, jax.Array]]:
+            return [in_double(leaf) for leaf in jax.tree.leaves(self._params()) if is_array(leaf)], inputs
+
+        hand_back()
+        return values_of_jax(both, arguments, labels, keep=keep)
+
+    def run_theirs(
+        self,
+        backward: bool,
+        keep: frozenset[int] = frozenset(),
+        *,
+        taken: Callable[[str, np.ndarray], None] = lambda name, gradient: None,
+    ) -> Values:
+        """Their values. Each gradient is given to `taken`, with the weight's name, and let go; the last call counts."""
+        try:
+            return self._run_theirs(backward, keep, taken)
+        except SeveralPassesError:
+            # A part of the module runs backward by itself: its weights get more than one gradient.
+            self._at_once = True
+            return self._run_theirs(backward, keep, taken)
+
+    def _run_theirs(
+        self,
+        backward: bool,
+        keep: frozenset[int],
+        taken: Callable[[str, np.ndarray], None],
+    ) -> Values:
+        module = self.module()
+        hand_back()
         inputs = {name: to_torch(array.copy()) for name, array in self.inputs.items()}
-        self.module.zero_grad(set_to_none=True)
+        module.zero_grad(set_to_none=True)
 
         def run() -> dict[str, torch.Tensor]:
-            loss, outputs = self.theirs(self.module, inputs)
-            found = dict(outputs)
+            loss, outputs = self.theirs(module, inputs)
             if backward:
                 if not loss.requires_grad:
                     raise ParityError(
                         "no gradient reaches a weight of theirs; backward=False compares what is returned alone"
                     )
                 loss.backward()
-                named = self.module.named_parameters()
-                found |= {_GRADIENT + name: p.grad for name, p in named if p.grad is not None}
-            return found
+            return dict(outputs)
 
-        constants = frozenset(
-            name for name, _ in self.module.named_buffers() if self.held_by and name not in self.held_by
-        )
-        return values_of_torch(self.module, run, inputs, constants=constants, keep=keep)
+        constants = frozenset(name for name, _ in module.named_buffers() if self.held_by and name not in self.held_by)
+        wanted = taken if backward else None
+        return values_of_torch(module, run, inputs, constants=constants, keep=keep, taken=wanted, at_once=self._at_once)
 
-    def gradients(self, ours: Values, theirs: Values) -> tuple[Tensors, Tensors]:
-        """(ours, theirs) by the module's names; zero where none arrived. The arrays must have been kept."""
+    def gradients(self, ours: Values) -> Tensors:
+        """Ours by the module's names, zero where none arrived. They are taken out of the arrays of `ours`."""
         assert self.back is not None
-        arrays = []
-        for name, array in zip(self.names, self._arrays.values(), strict=True):
-            number = ours.outputs.get(_GRADIENT + name)
-            arrays.append(np.zeros(array.shape) if number is None else ours.arrays[number])
-        here = self.back(self.params(arrays))
-        there = {}
-        for name, p in self.module.named_parameters():
-            number = theirs.outputs.get(_GRADIENT + name)
-            there[name] = np.zeros(tuple(p.shape)) if number is None else theirs.arrays[number]
-        return {name: here[name] for name in there if name in here}, there
+        arrays: list[Any] = []
+        for name, shape in zip(self.names, self._shapes.values(), strict=True):
+            number = ours.outputs.get(GRADIENT + name)
+            arrays.append(np.zeros(shape) if number is None else ours.arrays.pop(number))
+        return self.back(self.params(arrays))
 
     @staticmethod
     def gradient(name: str) -> str:
         """The output that is the gradient of a weight."""
-        return _GRADIENT + name
+        return GRADIENT + name
 
 
 def _inverted(holds: Mapping[str, Sequence[str]]) -> dict[str, list[tuple[str, int | None]]]:
@@ -182,8 +203,3 @@ def in_double(leaf: Any) -> jax.Array:
     """A leaf of a tree of parameters as an array of JAX, in float64 what is floating."""
     same = isinstance(leaf, jax.Array) and (leaf.dtype == np.float64 or not jnp.issubdtype(leaf.dtype, jnp.floating))
     return leaf if same else jnp.asarray(double(np.asarray(leaf)))
-
-
-def double(array: np.ndarray) -> np.ndarray:
-    """In float64 what is floating, as it is what is not."""
-    return array.astype(np.float64, copy=False) if array.dtype.kind in "fV" else array

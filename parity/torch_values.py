@@ -12,11 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch._decomp import get_decompositions
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from parity.values import Place, Value, Values
@@ -24,7 +25,13 @@ from parity.values import Place, Value, Values
 _TORCH = f"{Path(torch.__file__).parent}/"
 _HERE = f"{Path(__file__).parent}/"
 _LAYERS = tuple(f"{_TORCH}{part}/" for part in ("nn", "optim"))
+GRADIENT = "the gradient of "
+"""With the name of a weight: the output that is its gradient."""
 Key = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+class SeveralPassesError(Exception):
+    """A weight has got its gradient in more than one pass backward."""
 
 
 @cache
@@ -59,13 +66,22 @@ def values_of_torch(
     *,
     constants: frozenset[str] = frozenset(),
     keep: frozenset[int] = frozenset(),
+    taken: Callable[[str, np.ndarray], None] | None = None,
+    at_once: bool = False,
 ) -> Values:
     """Every value that `run` computes with `module`; it returns tensors by name, which become the outputs.
 
     `constants` names buffers that the other side has no parameter for. A fused attention is run as its single
-    operations. Raises whatever `run` raises.
+    operations. `taken` is given each gradient as soon as it is there, and the module lets go of it; or all of them
+    after the run, `at_once`. Raises whatever `run` raises, and SeveralPassesError for a gradient that comes in parts.
     """
     recorder = Recorder(Values("theirs", keep=keep))
+    trained = {name: p for name, p in module.named_parameters() if taken and p.requires_grad}
+
+    def hand_over(name: str) -> None:
+        if taken:
+            recorder.hand_over(name, trained[name], taken)
+
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         recorder.leaf("constant" if name in constants else "parameter", name, tensor)
     for name, tensor in inputs.items():
@@ -78,8 +94,14 @@ def values_of_torch(
             after = part.register_forward_hook(lambda *_: recorder.leave())
             stack.callback(before.remove)
             stack.callback(after.remove)
+        for name, parameter in () if at_once else trained.items():
+            complete = parameter.register_post_accumulate_grad_hook(lambda _, name=name: hand_over(name))
+            stack.callback(complete.remove)
         with recorder:
             outputs = run()
+    for name, parameter in trained.items():
+        if parameter.grad is not None:
+            hand_over(name)
     for name, tensor in outputs.items():
         recorder.values.outputs[name] = recorder.number(tensor)
         recorder.values.arrays[recorder.values.outputs[name]] = tensor.detach().cpu().numpy()
@@ -152,6 +174,17 @@ class Recorder(TorchDispatchMode):
         number = self.values.add(row, tensor)
         self._is(tensor, number)
         return number
+
+    def hand_over(self, name: str, parameter: torch.Tensor, taken: Callable[[str, np.ndarray], None]) -> None:
+        """The gradient of a weight is there: it is an output, is looked at, and let go."""
+        if GRADIENT + name in self.values.outputs:
+            raise SeveralPassesError
+        gradient = parameter.grad
+        assert gradient is not None
+        with _disable_current_modes():
+            self.values.outputs[GRADIENT + name] = self.number(gradient)
+            taken(name, gradient.numpy())
+        parameter.grad = None
 
     def _is(self, tensor: torch.Tensor, number: int) -> None:
         key = _key(tensor)

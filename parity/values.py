@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from parity.fingerprints import Index, as_numpy, fingerprint
+from parity.memory import hand_back
 
 Kind = Literal["parameter", "input", "constant", "operation"]
 _ADDS = re.compile(
@@ -24,6 +25,8 @@ _NOISE = 1e-12
 """A sum that is this small beside what it adds is zero in exact arithmetic: its digits are rounding errors."""
 _SMALL, _ROOM = 4 << 20, 96 << 20
 """Bytes of an array that is kept unasked, and of all of them."""
+_MANY = 1 << 29
+"""Bytes of arrays that were looked at, after which memory is handed back."""
 
 
 class Place(NamedTuple):
@@ -139,6 +142,7 @@ class Values:
     keep: frozenset[int] = frozenset()
     """Values whose numbers are asked for, whatever their size."""
     _spent: int = 0
+    _seen: int = 0
     _readers: list[list[int]] = field(default_factory=list)
     opaque: list[str] = field(default_factory=list)
     """Operations that count as one value, although there is a program inside."""
@@ -158,6 +162,10 @@ class Values:
             if value.noise:
                 value.features = None
             self._store(len(self.rows), numbers)
+            self._seen += numbers.nbytes
+            if self._seen > _MANY:
+                self._seen = 0
+                hand_back()
         else:
             value.data = value.backward or any(row.data for row in known)
         self.rows.append(value)

@@ -7,7 +7,7 @@ _TANH_OURS, _TANH_THEIRS = "GELU (tanh) in ours, GELU (erf) in theirs", "GELU (e
 _OURS_ALONE = "ours hands a gradient back here, theirs does not"
 _THEIRS_ALONE = "theirs hands a gradient back here, ours does not"
 KINDS: dict[tuple[str, str], tuple[str, ...]] = {
-    ("encoder_layers", "scores scaled by the model's width"): ("ours is 0.5 (1/2) times theirs",),
+    ("encoder_layers", "scores scaled by the model's width"): ("ours is 0.5",),
     ("encoder_layers", "GELU by tanh"): (_TANH_OURS,),
     ("encoder_layers", "LayerNorm with another eps"): ("1e-06 in ours, 1e-05 in theirs",),
     ("encoder_layers", "LayerNorm with the unbiased variance"): ("1.03226",),
@@ -27,7 +27,7 @@ KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     ("gru", "the state's bias left out"): ("theirs adds gru.bias_hh_l0",),
     ("gru", "embeddings scaled"): ("theirs multiplies by 3.4641 (sqrt(12)) here",),
     ("gru", "a layer with another's weights"): ("it is gru.weight_hh_l0",),
-    ("distilbert", "scores scaled by the model's width"): ("ours is 0.5 (1/2) times theirs",),
+    ("distilbert", "scores scaled by the model's width"): ("ours is 0.5",),
     ("distilbert", "the library's own eps"): ("1e-06 in ours, 1e-12 in theirs",),
     ("distilbert", "the library's own GELU"): (_TANH_OURS,),
     ("distilbert", "residual forgotten"): ("theirs adds the result of",),
@@ -60,7 +60,7 @@ KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     ("mixer", "the input of a branch detached"): (_THEIRS_ALONE,),
     ("our two stacks", "GELU: tanh instead of erf"): (_TANH_THEIRS,),
     ("our two stacks", "LayerNorm: eps 1e-6 instead of 1e-5"): ("1e-05 in ours, 1e-06 in theirs",),
-    ("our two stacks", "attention scaled by model width"): ("ours is 2 (2) times theirs",),
+    ("our two stacks", "attention scaled by model width"): ("ours is 2",),
     ("our two stacks", "causal mask leaks one token"): ("only ours masks key 1 from query 0",),
     ("our two stacks", "decoder ignores its padding mask"): ("the mask differs at 264 of 972 places: only ours",),
     ("our two stacks", "tied head untied"): (_OURS_ALONE,),

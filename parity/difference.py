@@ -122,7 +122,9 @@ def _with_loss(run: Callable[..., dict[str, Any]], names: Mapping[str, str]) -> 
     return with_loss
 
 
-def difference_of(bridge: Bridge, batch: Tensors, *, name: str = "pair") -> Difference:
+def difference_of(
+    bridge: Bridge, batch: Tensors, *, optimizer: Optimizer | None = None, name: str = "pair"
+) -> Difference:
     """The same for a pair that gates are run on: with its loss, and the weights that it holds."""
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         sides = Sides(
@@ -133,7 +135,8 @@ def difference_of(bridge: Bridge, batch: Tensors, *, name: str = "pair") -> Diff
             batch,
             bridge.back,
         )
-        return located(sides, backward=True, name=name)
+        found = located(sides, backward=True, name=name)
+        return found if found or optimizer is None else stepped(sides, bridge.into, optimizer, name)
 
 
 def _copy(module: nn.Module) -> nn.Module:

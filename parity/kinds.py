@@ -124,12 +124,15 @@ def _factor(scene: Scene) -> str | None:
     index = among(scene.theirs, scene.theirs_near)
     backward = scene.ours.rows[scene.here.number].backward
     found: list[float] = []
+    starts = False
     for i in scene.ours_near:
         row = scene.ours.rows[i]
         if row.features is not None and math.prod(row.shape) >= 16:
             # The last of theirs: either side may scale in several steps.
-            found += [factor for _, factor in index.multiples(row.features, scene.theirs_near)[-1:]]
-    if found and abs(found[-1] - 1) > BAR:
+            for j, factor in index.multiples(row.features, scene.theirs_near)[-1:]:
+                found.append(factor)
+                starts |= i == scene.here.number or j == scene.there.number
+    if found and starts and abs(found[-1] - 1) > BAR:
         # On the way back one such pair may be chance, as where one side writes a square and the other a product.
         # So may a sign be, as where one side writes x - y and the other y - x.
         alike = sum(math.isclose(factor, found[-1], rel_tol=1e-9) for factor in found)
@@ -208,7 +211,11 @@ def _missing_term(scene: Scene) -> str | None:
             held = set(equal.get(term, ())) | (set(equal.get(leaf, ())) if leaf is not None else set())
             adds_another = _is(other.rows[there.number].operation, "add") and len(there.agreed) > 1
             used = adds_another or any(
-                held & set(later.inputs) for later in other.rows[there.number : there.number + REACH]
+                held & set(later.inputs)
+                for later in [
+                    *(other.rows[k] for k in there.agreed if k not in goes_on),
+                    *other.rows[there.number : there.number + REACH],
+                ]
             )
             if goes_on and not used:
                 site = adder.site(term if leaf is None else leaf)

@@ -1,6 +1,7 @@
 """One step of an optimizer on both sides, from the same weights and the same gradients."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -48,19 +49,26 @@ def stepped(sides: Sides, into: Callable[[Tensors], Any], optimizer: Optimizer, 
         return Difference("none", counts=(len(ours.rows), len(theirs.rows)), name=name, opaque=opaque(ours, theirs))
     forced_ours = [number for path, number in ours.outputs.items() if step.holds(path.removeprefix(_STEPPED), bad)]
     forced_theirs = [theirs.outputs[_STEPPED + key] for key in bad]
-    said = tuple(f"the step of {key}: {error:.1e}{_how(step, key, updates)}" for key, error in bad.items())
-    return lens.explained("optimizer", forced_ours, forced_theirs, said, bad, name)
+    how = {key: _how(step, key, updates) for key in bad}
+    said = tuple(
+        f"the step of {key}: {error:.1e}" + (f" ({how[key]})" if how[key] else "") for key, error in bad.items()
+    )
+    found = lens.explained("optimizer", forced_ours, forced_theirs, said, bad, name)
+    alike = set(how.values())
+    # Each library arranges the formula of a step in its own way: what has no equal may be no difference.
+    kind = alike.pop() if len(alike) == 1 else ""
+    return replace(found, kind=f"{kind} (so in every weight that differs)" if kind else None, sure=False)
 
 
 def _how(step: "_Step", key: str, updates: list[Tensors]) -> str:
     """What proportion there is between two steps, or between their difference and the weight."""
     ours, theirs, weight = updates[0][key], updates[1][key], step.weights[key]
     if (factor := _proportion(ours, theirs)) is not None:
-        return f" (ours is {factor:.9g} times theirs)"
+        return f"ours is {factor:.9g} times theirs: another learning rate?"
     if (factor := _proportion(ours - theirs, weight)) is not None:
-        return f" (ours differs by {factor:.6g} times the weight: another decay)"
+        return f"ours differs by {factor:.6g} times the weight: another decay"
     if (factor := _proportion(ours - theirs, step.gradients[key])) is not None:
-        return f" (ours differs by {factor:.6g} times the gradient)"
+        return f"ours differs by {factor:.6g} times the gradient"
     return ""
 
 
@@ -102,21 +110,27 @@ class _Step:
         params = self._into(self._held)
         slopes = {key: self.gradients.get(key, np.zeros_like(array)) for key, array in self._held.items()}
         gradients = self._into(slopes)
-        flat, tree = jax.tree.flatten(params)
+        flat, structure = jax.tree.flatten(params)
+        tree: Any = structure
         places = [n for n, leaf in enumerate(flat) if is_array(leaf)]
         given = [jnp.asarray(flat[n]) for n in places]
         grads = [jnp.asarray(jax.tree.leaves(gradients)[n]) for n in places]
         names = self._sides.names
 
+        def in_tree(arrays: Any) -> Any:
+            # The tree as it is, so that masks by path find their weights; what is no array is left out of it.
+            held: dict[int, Any] = dict(zip(places, arrays, strict=True))
+            return tree.unflatten([held.get(n) for n in range(len(flat))])
+
         def step(arrays: Any, grads: Any) -> dict[str, Any]:
-            weights, slopes = dict(zip(names, arrays, strict=True)), dict(zip(names, grads, strict=True))
-            updates, _ = self._transformation.update(slopes, self._transformation.init(weights), weights)
-            moved: Mapping[str, Any] = optax.apply_updates(weights, updates)
-            return {_STEPPED + name: array for name, array in moved.items()}
+            weights = in_tree(arrays)
+            updates, _ = self._transformation.update(in_tree(grads), self._transformation.init(weights), weights)
+            moved = jax.tree.leaves(optax.apply_updates(weights, updates))
+            return {_STEPPED + name: array for name, array in zip(names, moved, strict=True)}
 
         labels: list[tuple[Kind, str]] = [("parameter", name) for name in names]
         labels += [("input", Sides.gradient(name)) for name in names]
-        self._whole: Any = tree
+        self._whole = tree
         self._flat, self._places = flat, places
         return values_of_jax(step, lambda: (given, grads), labels, keep=keep)
 
@@ -133,7 +147,7 @@ class _Step:
 
         def run() -> dict[str, torch.Tensor]:
             optimizer.step()
-            return {_STEPPED + key: p.detach() for key, p in module.named_parameters() if key in self.weights}
+            return {_STEPPED + key: p for key, p in module.named_parameters() if key in self.weights}
 
         return values_of_torch(module, run, inputs, keep=keep)
 

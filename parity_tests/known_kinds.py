@@ -77,5 +77,9 @@ KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     ("our text", "queries that see nothing see everything"): ("only theirs masks",),
     ("our text", "window: a place too many in the reference"): ("the mask differs at 24 of 1176 places: only ours",),
     ("our long", "attention: nothing hidden inside a block"): ("only theirs masks here",),
+    ("our training", "decay of biases and norms too"): ("another decay",),
+    ("our training", "optax's default weight decay"): ("another decay",),
+    ("our training", "schedule off by one"): ("ours is 0.5 times theirs: another learning rate",),
+    ("our training", "learning rate rounded to float32"): ("another learning rate",),
     ("our dropout", "dropout without dividing by 1 - rate"): ("1.1111", "0.9", "a dropout of 0.1"),
 }

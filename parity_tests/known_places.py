@@ -14,6 +14,7 @@ from parity_tests import faults, library_faults, mask_faults, quiet_faults, rand
 from parity_tests.bridge import Pair
 from parity_tests.cases import CONFIGS, VOCABULARY, Lengths, batch_for, weights_for
 from parity_tests.faults import Fault, changed_weight, faulty
+from parity_tests.small_configs import TWO_STACKS, of_one_length
 from torch_ref import reference
 
 
@@ -32,40 +33,16 @@ class OwnFault:
     planted: str = "theirs"
 
 
-_STACK = StackConfig(
-    num_layers=2,
-    num_heads=4,
-    feedforward_width=48,
-    activation="gelu_erf",
-    positions="rotary",
-    norm_placement="pre",
-    final_norm=True,
-)
-# As in the tests of these faults: what shows them.
-_TWO = TransformerConfig(
-    vocab_size=VOCABULARY,
-    d_model=32,
-    encoder=replace(_STACK, positions="sinusoidal_interleaved"),
-    decoder=_STACK,
-    tied_head=True,
-)
 _WINDOWED = StackConfig(num_layers=1, num_heads=2, feedforward_width=12, positions="sinusoidal_interleaved", window=5)
 _TEXT = TransformerConfig(vocab_size=VOCABULARY, d_model=8, decoder=_WINDOWED)
 _PAIR = replace(_TEXT, encoder=replace(_WINDOWED, window=4))
-_DROPS = replace(_TWO, dropout=DropoutConfig(0.1, 0.1, 0.1, 0.1))
+_DROPS = replace(TWO_STACKS, dropout=DropoutConfig(0.1, 0.1, 0.1, 0.1))
 _GROUPED = replace(CONFIGS["switches-decoder-only"], tied_head=True)
-
-
-def _padded() -> Tensors:
-    batch = batch_for(_TWO, "right", lengths=Lengths(source=9, target=9))
-    # The id that padding_idx names.
-    batch["target"][0, 3] = 0
-    return batch
 
 
 _MASKED = Lengths(batch=3, source=14, target=11)
 MODELS: dict[str, tuple[TransformerConfig, Callable[[], Tensors]]] = {
-    "two stacks": (_TWO, _padded),
+    "two stacks": (TWO_STACKS, of_one_length),
     mask_faults.TEXT: (_TEXT, lambda: batch_for(_TEXT, "right segments prefix", 1, _MASKED)),
     mask_faults.PAIR: (_PAIR, lambda: batch_for(_PAIR, "none segments", 1, _MASKED)),
     "long": (_GROUPED, lambda: batch_for(_GROUPED, "none", lengths=Lengths(batch=2, source=150))),

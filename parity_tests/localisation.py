@@ -20,7 +20,10 @@ from parity_tests.other_pairs.backward_faults import BACKWARD
 from parity_tests.other_pairs.forward_faults import FORWARD
 from parity_tests.other_pairs.pair import OtherPair
 from parity_tests.other_pairs.planting import PairFault, Planted, lines_with, planted
+from parity_tests.training_places import FAULTS as TRAINED
+from parity_tests.training_places import TrainingFault, difference_of_training
 
+TRAINING = "our training"
 Verdict = Literal["right", "not sure", "wrong", "missed"]
 """Wrong is the worst: another place, said without a doubt, or a kind that is not so."""
 Stage = Literal["forward", "backward"]
@@ -148,6 +151,19 @@ def _own_named(site: Site | None, places: frozenset[str]) -> bool:
     return site is not None and bool({site.module, site.function, Path(site.file).name} & places)
 
 
+def training_located(fault: TrainingFault) -> Located:
+    """The same for a fault of training: of the loss, or of the first update."""
+    with fault.plant():
+        before = time.perf_counter()
+        difference = difference_of_training(fault.fault.name)
+        seconds = time.perf_counter() - before
+    right = difference.stage == fault.stage and (
+        _own_named(difference.ours, fault.ours) and _own_named(difference.theirs, fault.theirs)
+    )
+    verdict = verdict_of(difference, right, KINDS.get((TRAINING, fault.fault.name), ()))
+    return Located(TRAINING, fault.fault.name, fault.planted, verdict, difference, seconds)
+
+
 def cases() -> list[Case]:
     """All faults: of the six pairs, forward and backward, and those of the suite."""
     named: tuple[tuple[Sequence[PairFault], Stage], ...] = ((FORWARD, "forward"), (BACKWARD, "backward"))
@@ -158,4 +174,5 @@ def cases() -> list[Case]:
             for fault in faults
         ),
         *(Case(f"our {f.model}", f.name, lambda f=f: own_located(f)) for f in OWN),  # type: ignore[misc]
+        *(Case(TRAINING, f.fault.name, lambda f=f: training_located(f)) for f in TRAINED),  # type: ignore[misc]
     ]

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.config import DropoutConfig
 from jax_tformer.decoding.generation import generate
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.experiment import OptimizerConfig, TrainingConfig
@@ -20,6 +20,7 @@ from parity_tests.bridge import Pair, known_zeros
 from parity_tests.cases import CONFIGS, OFF_CENTRE, VOCABULARY, Lengths, batch_for, weights_for
 from parity_tests.faults import Fault, changed_weight, faulty
 from parity_tests.generation import drivable, greedy_margins, huggingface_generate
+from parity_tests.small_configs import TWO_STACKS, of_one_length
 from parity_tests.test_decoding import CACHED, START, compared_beams, differing, model_of, stepwise, uneven_prompts
 from parity_tests.test_models import inputs, narrow_sample
 from parity_tests.test_training import batches
@@ -27,30 +28,11 @@ from parity_tests.test_weights import bytes_lost, noise
 from parity_tests.training_pair import Path, TrainingPair, same_path
 from torch_ref import reference
 
-STACK = StackConfig(
-    num_layers=2,
-    num_heads=4,
-    feedforward_width=48,
-    activation="gelu_erf",
-    positions="rotary",
-    norm_placement="pre",
-    final_norm=True,
-)
-# Rotation alone would not show a shift of all positions: it is relative.
-CONFIG = TransformerConfig(
-    vocab_size=VOCABULARY,
-    d_model=32,
-    encoder=replace(STACK, positions="sinusoidal_interleaved"),
-    decoder=STACK,
-    tied_head=True,
-)
-# Of one length, so that swapped cross-attention is no mere error of shapes; and with the id that padding_idx names.
-BATCH = batch_for(CONFIG, "right", lengths=Lengths(source=9, target=9))
-BATCH["target"][0, 3] = 0
+BATCH = of_one_length()
 
 
 def gates_1_and_2(ours: Result, theirs: Result) -> list[Measured]:
-    zeros = known_zeros(CONFIG, theirs.gradients)
+    zeros = known_zeros(TWO_STACKS, theirs.gradients)
     return [
         compared("1 activations", ours.activations, theirs.activations),
         compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros),
@@ -74,7 +56,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    return Pair(CONFIG, weights_for(CONFIG, 0.02), "float64", optimised=False)
+    return Pair(TWO_STACKS, weights_for(TWO_STACKS, 0.02), "float64", optimised=False)
 
 
 @pytest.fixture(scope="module")

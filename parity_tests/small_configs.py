@@ -1,0 +1,32 @@
+"""Small models that show the faults which are planted in them."""
+
+from dataclasses import replace
+
+from jax_tformer.config import StackConfig, TransformerConfig
+from parity.pairs import Tensors
+from parity_tests.cases import VOCABULARY, Lengths, batch_for
+
+STACK = StackConfig(
+    num_layers=2,
+    num_heads=4,
+    feedforward_width=48,
+    activation="gelu_erf",
+    positions="rotary",
+    norm_placement="pre",
+    final_norm=True,
+)
+TWO_STACKS = TransformerConfig(
+    vocab_size=VOCABULARY,
+    d_model=32,
+    encoder=replace(STACK, positions="sinusoidal_interleaved"),
+    decoder=STACK,
+    tied_head=True,
+)
+"""Rotation alone would not show a shift of all positions: it is relative."""
+
+
+def of_one_length() -> Tensors:
+    """For TWO_STACKS: swapped cross-attention is then no mere error of shapes. With the id that padding_idx names."""
+    batch = batch_for(TWO_STACKS, "right", lengths=Lengths(source=9, target=9))
+    batch["target"][0, 3] = 0
+    return batch

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from parity.measure import Measured, ParityError, assert_parity
     from parity.trial import judge
     from parity.values import Site
-    from parity.weight_maps import Weight, WeightMap
+    from parity.weight_maps import LEFT_OUT, Weight, WeightMap
     from parity.weight_match import WeightMatch
 
 _HOMES = {
+    "LEFT_OUT": "weight_maps",
     "Difference": "answer",
     "Measured": "measure",
     "ParityError": "measure",
@@ -39,6 +40,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "LEFT_OUT",
     "Difference",
     "Measured",
     "ParityError",

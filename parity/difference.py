@@ -70,7 +70,7 @@ def first_difference(
         if weights is not None:
             mapping = Weights(weights, tensors, like=params if like is None else like, optional=buffers)
             back = mapping.back
-            if params is not None and (wrong := wrong_weights(mapping.back(params), tensors, name)):
+            if params is not None and (wrong := wrong_weights(mapping.back(params), mapping.held(tensors), name)):
                 return wrong
 
         def made() -> Any:
@@ -88,7 +88,8 @@ def first_difference(
         mine, their = ({name: pair[side] for name, pair in names.items()} for side in (0, 1))
         holds = None if weights is None else mapping.ours_to_theirs
         losses = _with_loss(run_ours, mine), _with_loss(run_theirs, their)
-        sides = Sides(*losses, lambda: _copy(module), made, arrays, back, holds=holds)
+        held = dict if weights is None else mapping.held
+        sides = Sides(*losses, lambda: _copy(module), made, arrays, back, holds=holds, held=held)
         found = _followed(lambda: located(sides, backward=backward and back is not None, name=name))
         if not found and optimizer is not None and back is not None:
             found = _followed(lambda: stepped(sides, mapping.into, optimizer, name))

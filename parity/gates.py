@@ -1,6 +1,6 @@
 """The gates for a pair of your own: a function in JAX and a module in PyTorch that should be the same."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cache
 from typing import Any
@@ -14,10 +14,22 @@ from torch import nn
 from parity.answer import Difference
 from parity.difference import first_difference
 from parity.jax_side import called, jax_loss
-from parity.measure import BFLOAT16, FLOAT32, Measured, ParityError, Sample, compared, quality, worst, zero_scales
+from parity.measure import (
+    BFLOAT16,
+    FLOAT32,
+    FLOAT64_BAR,
+    Measured,
+    ParityError,
+    Sample,
+    compared,
+    quality,
+    relative_error,
+    worst,
+    zero_scales,
+)
 from parity.pairs import Bridge, Dtype, Result, Tensors
 from parity.projection import Inputs, rounded, varied
-from parity.torch_side import tensors_of, tied_names, torch_loss
+from parity.torch_side import tensors_of, tied_names, to_torch, torch_loss
 from parity.trees import is_floating
 from parity.weight_maps import WeightMap, Weights
 
@@ -43,7 +55,8 @@ def check_parity(
     Both return an array or a dict of arrays by the same names; `inputs` are the arguments in order, or by name in a
     dict. The weights are the module's; `weights` says where each of its parameters lies in `params`: nested dicts, or
     any pytree of which `like` is an example (an `nnx.State`, the variables of Linen, an Equinox module). It may name
-    buffers, too, such as running means: weights without a gradient. Those that it leaves out stay the module's own.
+    buffers, too, such as running means: weights without a gradient. Buffers that it does not name, and what it lists
+    under LEFT_OUT (a pooler, rows of a table that nothing reads), stay the module's own, and are not compared.
 
     Floating inputs and weights take the type of each gate: float64 for gates 1 (outputs), 2 (gradients of every
     parameter) and 5 (50 steps of AdamW with clipping), float32 for 3, bfloat16 for 4; gate 9 is the weight mapping,
@@ -57,8 +70,10 @@ def check_parity(
     sides, for a red gate and for what cannot be compared: names, shapes, dtypes, NaN on one side, a mapping that does
     not fit; ValueError for gates that do not exist, TypeError for arguments of another kind. The tensor that an error
     begins with is the first that differs, outputs in the order of the module's dict and parameters in that of the
-    module; all that differ are listed. Where gate 1 or 2 is red and `explain` is true, `first_difference` is asked
-    where the two part: its answer is the error's `difference`, and a note below its message.
+    module; all that differ are listed. Where gate 1, 2 or 5 is red and `explain` is true, `first_difference` is asked
+    where the two part, for gate 5 with the weights of the steps where its losses do: its answer is the error's
+    `difference`, and a note below its message. Gradients that are zero but for rounding are named instead, if there are
+    any.
     """
     if isinstance(gates, str) or not gates or (unknown := set(gates) - set(GATES)):
         given = gates if isinstance(gates, str) or not gates else sorted(unknown)
@@ -82,8 +97,12 @@ def check_parity(
             except ParityError as error:
                 named = ParityError(f"{name}: {error}")
                 named.figures = (*figures, *error.figures)
-                if explain and gate in ("1", "2"):
-                    named.difference = searched(ours, theirs, weights, inputs, like=like, name=name)
+                if explain and (gate in ("1", "2") or (gate == "5" and error.figures)):
+                    named.difference = pair.quiet(zero_gradients) if gate == "5" else ""
+                    for module in pair.parting() if gate == "5" else [theirs]:
+                        named.difference = named.difference or searched(
+                            ours, module, weights, inputs, like=like, name=name
+                        )
                     named.add_note(str(named.difference))
                 raise named from None
         return figures
@@ -157,6 +176,7 @@ class OwnPair:
             into=self.map.flat,
             back=self.map.back,
             dtype=dtype,
+            own=self.map.left_out,
         )
 
     def _call(self, flat: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]) -> Any:
@@ -166,7 +186,8 @@ class OwnPair:
     def conversion(self) -> Measured:
         """Gate 9."""
         there_and_back = self.map.back(self.map.into(self.weights))
-        lost = {key: float((array != there_and_back[key]).sum()) for key, array in self.weights.items()}
+        held = self.map.held(self.weights)
+        lost = {key: float((array != there_and_back[key]).sum()) for key, array in held.items()}
         return worst("9 numbers lost", lost, 0.0)
 
     def outputs(self) -> Measured:
@@ -185,7 +206,8 @@ class OwnPair:
         )
 
     def _trained(self, tensors: Tensors) -> Tensors:
-        return {key: array for key, array in tensors.items() if key not in self.frozen}
+        shared = {key: array for key, array in tensors.items() if key in self.weights and key not in self.frozen}
+        return self.map.held(shared)
 
     def quality(self, gate: str, dtype: Dtype, zero: Sequence[str]) -> Measured:
         """Gate 3 or 4."""
@@ -216,7 +238,7 @@ class OwnPair:
         first = bridge.run_torch(batch).gradients
         limit = 0.5 * float(np.sqrt(sum(np.square(gradient).sum() for gradient in first.values())))
         tx = optax.adamw(1e-3, weight_decay=0.1)
-        moving = {key: p for key, p in bridge.module.named_parameters() if key not in still}
+        moving = {key: p for key, p in bridge.module.named_parameters() if key in self.weights and key not in still}
         theirs = torch.optim.AdamW(list(moving.values()), lr=1e-3, weight_decay=0.1)
         moves = self.map.flat({key: np.full(array.shape, key not in still) for key, array in self.weights.items()})
         heard = self.map.flat({key: ~silent.get(key, np.zeros(x.shape, bool)) for key, x in self.weights.items()})
@@ -233,9 +255,15 @@ class OwnPair:
 
         params = {path: array for path, array in bridge.params.items() if path not in whole}
         state, losses = tx.init(params), []
+        self._parting: list[Tensors] = []
+        parted = False
         for _ in range(steps):
+            if not parted:
+                now = {key: np.array(array) for key, array in tensors_of(bridge.module)[0].items()}
+                self._parting = [*self._parting[-1:], now]
             params, state, loss = step(params, state, batch)
             torch_loss = bridge.run_torch(batch).activations[_LOSS]
+            parted = parted or relative_error(np.asarray(loss), torch_loss) > FLOAT64_BAR
             for key, p in moving.items():
                 if key in silent and p.grad is not None:
                     p.grad[torch.from_numpy(silent[key]).to(p.device)] = 0
@@ -244,10 +272,35 @@ class OwnPair:
             losses.append((np.asarray(loss), torch_loss))
         ours_losses, their_losses = map(np.stack, zip(*losses, strict=True))
         parameters, buffers = tensors_of(bridge.module)
-        module = _floating({key: (buffers | parameters)[key] for key in self.weights})
+        module = _floating(self.map.held({key: (buffers | parameters)[key] for key in self.weights}))
         back = _floating(self.map.back(params | whole))
         curve = f"{_LOSS}, step by step"
         return compared("5 optimizer", back | {curve: ours_losses}, module | {curve: their_losses})
+
+    def parting(self) -> Iterator[nn.Module]:
+        """The module in the last run of `optimizer`: at the step before the losses part, and where they do."""
+        for weights in self._parting:
+            module = deepcopy(self.theirs).double()
+            with torch.no_grad():
+                for name, parameter in module.named_parameters():
+                    parameter.copy_(to_torch(weights[name].copy()))
+            yield module
+
+    def quiet(self, zero: Sequence[str]) -> str:
+        """Which gradients are zero but for rounding, on both sides, and are not said to be; empty where none are."""
+        bridge, batch = self.bridge("float64"), rounded(self.inputs.arrays, "float64", "float64")
+        bridge.load(self.weights)
+        sides = [self._trained(side.gradients) for side in (bridge.run_jax(batch), bridge.run_torch(batch))]
+        scale = float(np.sqrt(sum(np.square(gradient).sum() for gradient in sides[1].values())))
+        sizes = {key: max(float(np.linalg.norm(side[key])) for side in sides) for key in sides[1]}
+        said = self._silent(zero)
+        found = [key for key, size in sizes.items() if size <= 1e-11 * scale and not said.get(key, np.False_).all()]
+        if not found:
+            return ""
+        return (
+            f"zero but for rounding, of which AdamW makes steps of full length: the gradients of {', '.join(found)}; "
+            f"name them in zero_gradients, where they have to be zero"
+        )
 
     def _silent(self, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Where in the module's parameters the gradient is said to be zero, by the module's names or by our paths."""

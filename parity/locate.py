@@ -55,7 +55,7 @@ def _backward(sides: Sides, name: str) -> Difference:
         nonlocal here
         if key in compared and key not in here:
             here = sides.gradients(sides.run_ours(True))  # they had to run again
-        compared[key] = _Compared.of(here.pop(key, None), gradient)
+        compared[key] = _Compared.of(here.pop(key, None), sides.held({key: gradient}).get(key, gradient))
 
     theirs = sides.run_theirs(True, taken=taken)
     for key in here.keys() & set(sides.trained) - compared.keys():

@@ -1,8 +1,10 @@
 """Proposes which of a torch module's numbers each JAX parameter holds, and runs both to be sure."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import einops
 import numpy as np
 from torch import nn
 
@@ -12,6 +14,7 @@ from parity.proposals import Matcher
 from parity.ties import verified
 from parity.trees import is_floating, paths
 from parity.trials import Runs, float64
+from parity.weight_maps import Weight, axes_of, layers_of
 from parity.weight_match import Confidence, MatchRow, WeightMatch, as_weight
 
 
@@ -67,7 +70,30 @@ def match_weights(
             green = False
             figures += f"; but the module's outputs depend on {', '.join(needed)}, which no row takes"
     rows = tuple(_row(proposal, green) for proposal in proposals)
-    return WeightMatch(rows, without, rest, green, figures)
+    idle = _idle(module, rows) if green else ()
+    return WeightMatch(rows, without, rest, green, figures, idle)
+
+
+def _idle(module: nn.Module, rows: Sequence[MatchRow]) -> tuple[str | Weight, ...]:
+    """The parameters that no row takes, and the rows of tables around those that one takes."""
+    parameters = {name: tuple(p.shape) for name, p in module.named_parameters()}
+    taken: dict[str, list[Weight]] = {}
+    for row in rows:
+        weight = Weight(row.theirs) if isinstance(row.theirs, str) else row.theirs
+        for name in layers_of(weight.name, parameters):
+            taken.setdefault(name, []).append(weight)
+    found: list[str | Weight] = [name for name in parameters if name not in taken]
+    for name, weights in taken.items():
+        if len(weights) > 1 or len(weights[0].part) != 1:
+            continue
+        [weight], [(axis, part)] = weights, weights[0].part.items()
+        if not isinstance(part, tuple):
+            continue
+        whole = einops.rearrange(np.empty(parameters[name], bool), weight.axes, **weight.sizes).shape
+        size = whole[axes_of(weight.axes.split(" -> ")[1]).index(axis)]
+        ends = [(start, stop) for start, stop in ((0, part[0]), (part[1], size)) if start < stop]
+        found += [replace(weight, name=name, part={axis: end}) for end in ends]
+    return tuple(found)
 
 
 def _row(proposal: Proposal, green: bool) -> MatchRow:

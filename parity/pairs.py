@@ -1,6 +1,6 @@
 """A pair: a function in JAX and a module in PyTorch that hold the same weights, run forward and backward."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -37,7 +37,8 @@ class Bridge:
 
     `ours(params, batch)` and `theirs(module, batch)` return (loss, activations by name); `into` turns the module's
     weights, by name, into the JAX parameters, and `back` does the reverse (it serves the gradients too).
-    `compiler_options` are XLA's; by default those of `exact_options`.
+    `compiler_options` are XLA's; by default those of `exact_options`. Parameters of the module that are its `own` stay
+    as they are.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class Bridge:
         back: Callable[[Any], Tensors],
         dtype: Dtype,
         compiler_options: Mapping[str, Any] | None = None,
+        own: Collection[str] = (),
     ) -> None:
+        self._own = frozenset(own)
         self.ours, self.theirs, self.module, self.into, self.back = ours, theirs, module, into, back
         self.dtype = np.dtype(bfloat16 if dtype == "bfloat16" else dtype)
         self._compiler_options = exact_options(dtype) if compiler_options is None else dict(compiler_options)
@@ -63,7 +66,7 @@ class Bridge:
         rounded = {name: self._rounded(array) for name, array in weights.items()}
         self.params: Any = jax.device_put(self.into(rounded))
         parameters, buffers = dict(self.module.named_parameters()), dict(self.module.named_buffers())
-        missing, unknown = parameters.keys() - rounded.keys(), rounded.keys() - {*parameters, *buffers}
+        missing, unknown = parameters.keys() - rounded.keys() - self._own, rounded.keys() - {*parameters, *buffers}
         if missing or unknown:
             raise ParityError(
                 f"only the module has the parameters {sorted(missing)}, only the weights have {sorted(unknown)}"

@@ -40,11 +40,14 @@ class Sides:
         back: Callable[[Any], Tensors] | None,
         *,
         holds: Mapping[str, Sequence[str]] | None = None,
+        held: Callable[[Tensors], Tensors] = dict,
     ) -> None:
         """`module` makes a copy in float64, `params` a tree, for every run anew.
 
-        `holds` are the module's weights by our paths, where that is known.
+        `holds` are the module's weights by our paths, where that is known; `held` makes zero of those of its numbers
+        that are not compared.
         """
+        self.held = held
         self.ours, self.theirs, self.back = ours, theirs, back
         self.module, self._params = module, params
         self._at_once = False
@@ -166,7 +169,8 @@ class Sides:
                 loss.backward()
             return dict(outputs)
 
-        constants = frozenset(name for name, _ in module.named_buffers() if self.held_by and name not in self.held_by)
+        named = [*module.named_parameters(), *module.named_buffers()]
+        constants = frozenset(name for name, _ in named if self.held_by and name not in self.held_by)
         wanted = taken if backward else None
         return values_of_torch(module, run, inputs, constants=constants, keep=keep, taken=wanted, at_once=self._at_once)
 

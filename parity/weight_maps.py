@@ -1,7 +1,7 @@
 """Which numbers of the module our parameters hold, and how one is made of the other, bit for bit, both ways."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,11 @@ import numpy as np
 from parity.measure import ParityError
 from parity.trees import is_array, is_floating, is_promised, nested, paths, replaced
 
-__all__ = ["Weight", "WeightMap", "Weights", "nested", "paths"]
+__all__ = ["LEFT_OUT", "Weight", "WeightMap", "Weights", "nested", "paths"]
+
+LEFT_OUT = "(left out)"
+"""In the place of one of our paths: a list of what nothing of ours holds, and nothing compares. `{LEFT_OUT:
+["pooler.dense.weight", "pooler.dense.bias"]}`; a `Weight` with a part for some rows of a tensor alone."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +37,10 @@ class Weight:
     belongs to other rows; together they must cover it exactly once."""
 
 
-WeightMap = Mapping[str, str | tuple[str, str] | Weight | None]
+WeightMap = Mapping[str, str | tuple[str, str] | Weight | list[str] | list[str | Weight] | None]
 """Dotted path in our parameters -> the module's tensor: its name, (its name, einops pattern from its axes to ours) or
-a `Weight`: `{"up.kernel": ("up.weight", "o i -> i o"), "up.bias": "up.bias"}`. None keeps what `like` has there."""
+a `Weight`: `{"up.kernel": ("up.weight", "o i -> i o"), "up.bias": "up.bias"}`. None keeps what `like` has there.
+Only LEFT_OUT has a list."""
 
 
 class Weights:
@@ -58,16 +63,20 @@ class Weights:
         """
         self.like = like
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        rows = {path: _as_weight(path, row) for path, row in weights.items() if row is not None}
-        layers = {path: _layers(row.name, shapes) for path, row in rows.items()}
-        _require_names(rows, layers, shapes, optional)
+        left = _left_out(weights.get(LEFT_OUT, []))
+        rows = {path: _as_weight(path, row) for path, row in weights.items() if row is not None and path != LEFT_OUT}
+        layers = {path: layers_of(row.name, shapes) for path, row in (rows | left).items()}
+        _require_names(rows | left, layers, shapes, optional)
         self._rows = {path: _Row(path, row, layers[path], shapes) for path, row in rows.items()}
+        self._left = [_Row(path, row, layers[path], shapes) for path, row in left.items()]
+        self.left_out = {name for row in self._left if not row.weight.part for name in row.names}
+        """Tensors of the module that nothing of ours holds, deliberately."""
         self._require_whole_tensors(shapes)
         self.shapes = {path: row.shape for path, row in self._rows.items()}
         """Of our parameters, by path."""
         self.ours_to_theirs = {path: row.names for path, row in self._rows.items()}
         """The names of the module's tensors that each of our parameters holds (parts of), layer by layer."""
-        self._require_paths([path for path, row in weights.items() if row is None])
+        self._require_paths([path for path, row in weights.items() if row is None and path != LEFT_OUT])
 
     def flat(
         self, tensors: Mapping[str, np.ndarray], convert: Callable[[np.ndarray], Any] = lambda array: array
@@ -103,6 +112,16 @@ class Weights:
             row.write(np.asarray(ours[path]), tensors)
         return tensors
 
+    def held(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What of the module's tensors, or of their gradients, is compared: numbers that are left out are zero."""
+        found = {name: array for name, array in tensors.items() if name not in self.left_out}
+        for row in self._left:
+            for name in row.names if row.weight.part else ():
+                if name in found:
+                    found[name] = np.array(found[name])
+                    found[name].reshape(-1)[row.places.ravel()] = 0
+        return found
+
     def _require_tensors(self, tensors: Mapping[str, np.ndarray]) -> None:
         for row in self._rows.values():
             if missing := [name for name in row.names if name not in tensors]:
@@ -115,7 +134,7 @@ class Weights:
     def _require_whole_tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Of tensors that are held in parts, every number belongs to one row."""
         rows_of: dict[str, list[_Row]] = {}
-        for row in self._rows.values():
+        for row in (*self._rows.values(), *self._left):
             for name in row.names if row.weight.part else ():
                 rows_of.setdefault(name, []).append(row)
         seen = set()
@@ -216,7 +235,7 @@ class _Row:
         sides = self.weight.axes.split(" -> ")
         if len(sides) != 2:
             raise self._unfit("' -> ' stands between its sides")
-        others = len(self.theirs) - (len(_axes(sides[0])) - 1)
+        others = len(self.theirs) - (len(axes_of(sides[0])) - 1)
         rest = " ".join(f"rest{number}" for number in range(others))
         return sides[0].replace("...", rest), sides[1].replace("...", rest)
 
@@ -241,7 +260,7 @@ class _Row:
 
     def _selection(self, whole: tuple[int, ...]) -> tuple[Any, ...]:
         """The index that takes the part out of the pattern's right side."""
-        axes = _axes(self._right)
+        axes = axes_of(self._right)
         if unknown := sorted(self.weight.part.keys() - set(axes)):
             raise ParityError(f"{self.path} is to be a part by {unknown}; {self.weight.axes!r} gives the axes {axes}")
         chosen: list[Any] = [slice(None)] * len(axes)
@@ -257,7 +276,7 @@ class _Row:
         return tuple(chosen)
 
 
-def _axes(side: str) -> list[str]:
+def axes_of(side: str) -> list[str]:
     """The axes of one side of a pattern; those in parentheses are one."""
     return re.findall(r"\([^)]*\)|\S+", side)
 
@@ -274,7 +293,14 @@ def _as_weight(path: str, row: Any) -> Weight:
     )
 
 
-def _layers(name: str, tensors: Collection[str]) -> tuple[str, ...]:
+def _left_out(given: Any) -> dict[str, Weight]:
+    """Rows of nothing of ours, by number."""
+    if not isinstance(given, Sequence) or isinstance(given, str) or not all(isinstance(x, str | Weight) for x in given):
+        raise ParityError(f"the weight mapping says {given!r} for LEFT_OUT; expected a list of names of the module")
+    return {f"{LEFT_OUT} {n}": _as_weight(LEFT_OUT, row) for n, row in enumerate(given)}
+
+
+def layers_of(name: str, tensors: Collection[str]) -> tuple[str, ...]:
     """The tensors that a name stands for, in the order of their layers."""
     if "{layer}" not in name:
         return (name,) if name in tensors else ()

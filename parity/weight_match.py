@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from parity.candidates import Candidate
-from parity.weight_maps import Weight, WeightMap
+from parity.weight_maps import LEFT_OUT, Weight, WeightMap
 
 Confidence = Literal["verified", "likely", "unsure"]
 """verified: both sides were run, and the outputs depend on it; likely: one candidate stands out; unsure: several do."""
@@ -38,11 +38,14 @@ class WeightMatch:
     """Whether gate 1, run on both with this map, was green, and every trained parameter that matters has a row."""
     figures: str
     """What was run, and what it showed."""
+    left_out: tuple[str | Weight, ...] = ()
+    """Parameters of the module, or parts of them, that no row takes and no output depends on, where verified."""
 
     @property
     def weights(self) -> WeightMap:
         """The map, for `check_parity` and `first_difference`."""
-        return {row.ours: row.theirs for row in self.rows}
+        rest: WeightMap = {LEFT_OUT: list(self.left_out)} if self.left_out else {}
+        return {**{row.ours: row.theirs for row in self.rows}, **rest}
 
     @property
     def unsure(self) -> tuple[MatchRow, ...]:
@@ -77,8 +80,12 @@ class WeightMatch:
             ("without an equal in the module", self.unmatched_ours),
             ("of the module, in no row", self.unmatched_theirs),
         ]
-        notes = [f"# {title}: {name} {what}" for title, names in rest for name, what in names.items()]
-        needed = ["from parity import Weight", ""] if any(isinstance(row.theirs, Weight) for row in self.rows) else []
+        notes = [f"# {title}: {name} {what}" for title, named in rest for name, what in named.items()]
+        if self.left_out:
+            body.append(f"    LEFT_OUT: [{', '.join(map(_literal, self.left_out))}],")
+        parts = any(isinstance(row, Weight) for row in (*(row.theirs for row in self.rows), *self.left_out))
+        names = ["LEFT_OUT"] * bool(self.left_out) + ["Weight"] * parts
+        needed = [f"from parity import {', '.join(names)}", ""] if names else []
         return "\n".join([*needed, "weights = {", *body, "}", *notes]) + "\n"
 
     def __str__(self) -> str:

@@ -28,6 +28,11 @@ class Change(NamedTuple):
     wrong: str
 
 
+Arrays = dict[str, np.ndarray]
+Converted = Callable[[Arrays], Mapping[str, np.ndarray]]
+"""From our parameters by path, those that are other than the map says."""
+
+
 @dataclass(frozen=True)
 class PairFault:
     """A fault, and the places that may be named for it: on the side that has it, and on the other."""
@@ -42,12 +47,40 @@ class PairFault:
     """Pieces of our lines that may be named (" #2" behind one: the second that has it)."""
     theirs: tuple[str, ...] = ()
     """Modules that may be named, by their whole paths; and, with a space in it, pieces of their lines."""
-    converted: Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]] | None = None
-    """Of our parameters by path: those that are other than the map says."""
+    converted: Converted | None = None
     parameters: tuple[str, ...] = ()
     """Names that must be among those that are told."""
     setting: tuple[Change, ...] = ()
     """Changes that make no difference by themselves: what the fault needs around it, on both sides."""
+
+
+def fault(
+    pair: str,
+    side: Side,
+    name: str,
+    right: str,
+    wrong: str,
+    *,
+    ours: tuple[str, ...] = (),
+    theirs: tuple[str, ...] = (),
+) -> PairFault:
+    """A line that is wrong; `ours` and `theirs` are places besides that line."""
+    return PairFault(name, pair, side, Change(right, wrong), ours, theirs)
+
+
+def conversion(pair: str, name: str, change: Converted, *parameters: str) -> PairFault:
+    """Parameters that were converted wrongly: they have other numbers than the map says."""
+    return PairFault(name, pair, "weights", converted=change, parameters=parameters)
+
+
+def swapped(first: str, second: str) -> Converted:
+    """Two parameters, each in the other's place."""
+    return lambda arrays: {first: arrays[second], second: arrays[first]}
+
+
+def turned(path: str, *axes: int) -> Converted:
+    """One parameter with its axes in another order."""
+    return lambda arrays: {path: arrays[path].transpose(axes)}
 
 
 class Planted(NamedTuple):

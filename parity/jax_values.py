@@ -1,6 +1,6 @@
 """Runs a function of JAX step by step: every value of its jaxpr, with inner programs and loops run in their places."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -148,8 +148,7 @@ class _Run:
         return self.program(inner, (), ins, layer)
 
     def _operation(self, eqn: JaxprEqn, ins: list[Known], layer: tuple[int, ...]) -> list[Known]:
-        made = eqn.primitive.bind(*(known.array for known in ins), **eqn.primitive.get_bind_params(eqn.params))
-        made = made if eqn.primitive.multiple_results else [made]
+        made = _made(eqn, [known.array for known in ins])
         place = self._place(eqn)
         backward = self._backward(eqn)
         outputs = []
@@ -261,6 +260,67 @@ def _library_function(eqn: JaxprEqn) -> str:
     about = getattr(getattr(inner, "jaxpr", inner), "debug_info", None)
     source = getattr(about, "func_src_info", None) or ""
     return source.split(" at ")[0] if any(part in source for part in _LIBRARIES) else ""
+
+
+def _made(eqn: JaxprEqn, arrays: Sequence[Any]) -> Sequence[Any]:
+    """The results of an operation.
+
+    NumPy does what has one right result to the last bit: numbers that are only moved, and single roundings in float64.
+    JAX would compile each of these for each shape.
+    """
+    name = eqn.primitive.name
+    if name in _MOVES and len(arrays) == 1 and not _is_key(arrays[0]):
+        return [_MOVES[name](np.asarray(arrays[0]), eqn.params)]
+    if name in _ROUNDED_ONCE and all(str(array.dtype) in ("float64", "bool") for array in arrays):
+        with np.errstate(all="ignore"):
+            return [np.asarray(_ROUNDED_ONCE[name](*map(np.asarray, arrays)))]
+    made = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(eqn.params))
+    return made if eqn.primitive.multiple_results else [made]
+
+
+_ROUNDED_ONCE: dict[str, Callable[..., np.ndarray]] = {
+    "add": np.add,
+    "add_any": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "neg": np.negative,
+    "sqrt": np.sqrt,
+    "square": np.square,
+    "max": np.maximum,
+    "min": np.minimum,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "and": np.logical_and,
+    "or": np.logical_or,
+    "not": np.logical_not,
+    "select_n": lambda which, *cases: np.where(which, cases[-1], cases[0]),
+}
+
+
+def _broadcast(array: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
+    sizes = [1] * len(params["shape"])
+    for axis, size in zip(params["broadcast_dimensions"], array.shape, strict=True):
+        sizes[axis] = size
+    return np.broadcast_to(array.reshape(sizes), params["shape"])
+
+
+def _slice(array: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
+    strides = params["strides"] or [1] * array.ndim
+    return array[tuple(map(slice, params["start_indices"], params["limit_indices"], strides))]
+
+
+_MOVES: dict[str, Callable[[np.ndarray, Mapping[str, Any]], np.ndarray]] = {
+    "reshape": lambda array, params: array.reshape(params["new_sizes"]),
+    "transpose": lambda array, params: array.transpose(params["permutation"]),
+    "squeeze": lambda array, params: array.squeeze(tuple(params["dimensions"])),
+    "broadcast_in_dim": _broadcast,
+    "slice": _slice,
+}
 
 
 def _is_key(array: Any) -> bool:

@@ -271,7 +271,7 @@ def _made(eqn: JaxprEqn, arrays: Sequence[Any]) -> Sequence[Any]:
     name = eqn.primitive.name
     if name in _MOVES and len(arrays) == 1 and not _is_key(arrays[0]):
         return [_MOVES[name](np.asarray(arrays[0]), eqn.params)]
-    if name in _ROUNDED_ONCE and all(str(array.dtype) in ("float64", "bool") for array in arrays):
+    if name in _ROUNDED_ONCE and all(_type(array) in ("float64", "float", "bool") for array in arrays):
         with np.errstate(all="ignore"):
             return [np.asarray(_ROUNDED_ONCE[name](*map(np.asarray, arrays)))]
     made = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(eqn.params))
@@ -323,9 +323,14 @@ _MOVES: dict[str, Callable[[np.ndarray, Mapping[str, Any]], np.ndarray]] = {
 }
 
 
+def _type(array: Any) -> str:
+    """The dtype of an array, or the type of a number that stands in the program."""
+    return str(getattr(array, "dtype", type(array).__name__))
+
+
 def _is_key(array: Any) -> bool:
     """Whether these are keys of random numbers."""
-    return bool(jnp.issubdtype(array.dtype, jax.dtypes.extended))
+    return hasattr(array, "dtype") and bool(jnp.issubdtype(array.dtype, jax.dtypes.extended))
 
 
 def _number(literal: Any) -> float:

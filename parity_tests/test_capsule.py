@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -166,6 +167,7 @@ sys.meta_path.insert(0, Missing())
 ALONE = {
     "jax": """
 import jax
+import jax.numpy as jnp
 import numpy as np
 from parity import Weight, judge, record
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from parity import ParityError, check_parity, judge, record
+from parity import ParityError, Weight, check_parity, judge, record
 from parity_tests.capsule_pair import INPUTS, WEIGHTS, module, ours, parameters, wrong
 
 ROOT = Path(__file__).parents[1]

@@ -1,4 +1,4 @@
-"""Training adapters side by side with PEFT: `python -m benchmarks.lora [--device gpu] [--quick]`."""
+"""Training adapters side by side with PEFT: `python -m benchmarks.lora [--device gpu] [--model gpt2] [--quick]`."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,20 +12,20 @@ from benchmarks.session import (
     make_table,
     megabytes,
     milliseconds,
+    model_option,
     other_work,
     run_benchmark,
     spread,
 )
 from benchmarks.sides import HUGGING_FACE, OURS
-from benchmarks.training_cases import TOLERANCE, BatchShape, architecture, bfloat16, small_gpt, tiny
-from jax_tformer.config import LoraConfig, TransformerConfig
+from benchmarks.training_cases import TOLERANCE, BatchShape, TrainingCase, architecture, bfloat16, small_gpt, tiny
+from jax_tformer.config import LoraConfig
 from jax_tformer_comparison.machine import Neighbours
 from jax_tformer_comparison.sides import Alone, Here
 
 _PEFT = "benchmarks.sides.adapters"
 _LORA = LoraConfig(rank=8, alpha=16.0, targets=("output", "up", "down"))
 """One module there for each of ours; queries, keys and values share one in GPT-2, which would have another rank."""
-_STEPS = 3
 _NOTES = (
     "ms a step: median of all steps (A B A B), in brackets min..max; forward, backward, clipping and AdamW, each step "
     "waited for; no dropout; the first of every turn is not counted. Eager PyTorch, AdamW as one kernel.",
@@ -42,24 +42,28 @@ _LABELS = {
 
 def main(arguments: Sequence[str]) -> int:
     """Status 1 where two sides disagree about the loss or one fails."""
-    return run_benchmark("lora", __doc__, arguments, _measure)
+    return run_benchmark("lora", __doc__, arguments, _measure, model_option)
 
 
 def _measure(session: Session) -> Report:
+    found = [_measure_case(session, case) for case in session.chosen(_cases(session))]
+    shown = [item for case in found for item in _shown(case)]
+    return Report({"cases": found}, shown, _NOTES, all(case["agreed"] for case in found))
+
+
+def _cases(session: Session) -> list[TrainingCase]:
     if session.quick:
-        config, shape = tiny(small_gpt()), BatchShape(2, 8)
-    elif session.device == "cpu":
-        config, shape = architecture("gpt2"), BatchShape(4, 128)
-    else:
-        config, shape = bfloat16(architecture("gpt2")), BatchShape(16, 1024)
-    case = _measure_case(session, config, shape)
-    return Report({"cases": [case]}, _shown(case), _NOTES, case["agreed"])
+        return [TrainingCase("small gpt", tiny(small_gpt()), BatchShape(2, 8), 1, 2)]
+    if session.device == "gpu":
+        return [TrainingCase("gpt2", bfloat16(architecture("gpt2")), BatchShape(16, 1024), 4, 10)]
+    small = TrainingCase("small gpt", small_gpt(), BatchShape(8, 256), 4, 3)
+    return [small, TrainingCase("gpt2", architecture("gpt2"), BatchShape(4, 128), 4, 3)]
 
 
-def _measure_case(session: Session, config: TransformerConfig, shape: BatchShape) -> dict[str, Any]:
-    others, rounds = Neighbours(), session.rounds(4)
+def _measure_case(session: Session, case: TrainingCase) -> dict[str, Any]:
+    others, rounds, config, shape = Neighbours(), session.rounds(case.rounds), case.config, case.shape
     adapted = replace(config, lora=_LORA)
-    session.say(f"gpt2, {shape} ...")
+    session.say(f"{case.name} ...")
     kinds = {"ours, LoRA": (OURS, adapted), "theirs, LoRA": (_PEFT, adapted)}
     kinds |= {"ours, all": (OURS, config), "theirs, all": (HUGGING_FACE, config)}
     sides = {
@@ -68,14 +72,15 @@ def _measure_case(session: Session, config: TransformerConfig, shape: BatchShape
     }
     try:
         first = {name: _first_step(side) for name, side in sides.items()}
-        turns = by_turns(list(sides), rounds, lambda name: _turn(sides[name]))
+        session.say("  all have taken their first step")
+        turns = by_turns(list(sides), rounds, lambda name: _turn(sides[name], case.steps))
         figures = {}
         for name, side in sides.items():
             peak, device = side.call("peak_memory"), side.call("device_memory")
             figures[name] = {
                 "label": _LABELS[name],
                 "step_seconds": spread([seconds for _, turn in turns[name] for seconds in turn]),
-                "steps": rounds * _STEPS,
+                "steps": rounds * case.steps,
                 "peak_memory": peak,
                 "device_memory": device,
                 # In one process for all (--quick) there may be nothing left.
@@ -94,7 +99,8 @@ def _measure_case(session: Session, config: TransformerConfig, shape: BatchShape
         for kind in ("LoRA", "all")
     }
     return {
-        "model": "gpt2",
+        "model": case.model,
+        "name": case.name,
         "shape": shape._asdict(),
         "dtype": config.compute.dtype,
         "lora": {"rank": _LORA.rank, "targets": list(_LORA.targets)},
@@ -114,10 +120,10 @@ def _first_step(side: Alone | Here) -> tuple[float, int]:
     return loss, libraries
 
 
-def _turn(side: Alone | Here) -> tuple[float, list[float]]:
+def _turn(side: Alone | Here, steps: int) -> tuple[float, list[float]]:
     """Takes one step that does not count, then those that do. Returns the first's loss, the others' seconds."""
     side.call("steps", 1)
-    return side.call("loss"), side.call("steps", _STEPS)
+    return side.call("loss"), side.call("steps", steps)
 
 
 def _shown(case: Mapping[str, Any]) -> list[Any]:
@@ -139,8 +145,7 @@ def _shown(case: Mapping[str, Any]) -> list[Any]:
         f"{verdict} in the first two steps: relative distance {apart}",
         *other_work(case["model"], case["other_work"]),
     ]
-    name = f"gpt2, {BatchShape(**case['shape'])}, {case['dtype']}"
-    table = make_table(name, ("", "ms a step", "MB", "its own"), rows, "jax_tformer, LoRA")
+    table = make_table(case["name"], ("", "ms a step", "MB", "its own"), rows, "jax_tformer, LoRA")
     return [table, *(f"  {line}" for line in lines)]
 
 

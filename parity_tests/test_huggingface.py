@@ -208,6 +208,11 @@ FAULTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "query and key swapped": ("gpt2", "transformer.h.*.attn.c_attn.weight", {"ours": FUSED}),
     "a square matrix transposed": ("gpt2", "transformer.h.*.attn.c_proj.weight", {"axes": MATRIX}),
     "heads before query, key and value": ("gpt2", "transformer.h.*.attn.c_attn.weight", {"axes": "i (o n) -> n o i"}),
+    "query, key and value before heads": (
+        "gpt_neox",
+        "gpt_neox.layers.*.attention.query_key_value.weight",
+        {"axes": "(n h c) i -> n (h c) i"},
+    ),
     "cross-attention transposed": ("bart", "model.decoder.layers.*.encoder_attn.q_proj.weight", {"axes": CONV1D}),
 }
 

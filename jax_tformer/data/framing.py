@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tokenizers
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 
 from jax_tformer.errors import InputError
@@ -12,8 +14,24 @@ if TYPE_CHECKING:
     from jax_tformer.data.tokenizers import Tokenizer
 
 _PROBES = ("a", "1", ".", "的")
-_OWN_TEMPLATES = ("Bert", "DistilBert", "T5", "Roberta", "Bart")
-"""Beginnings of classes in `transformers` that always add the same tokens, whatever add_bos_token says."""
+_CLS, _SEP = ("cls_token", "[CLS]"), ("sep_token", "[SEP]")
+_BEGIN, _END = ("cls_token", "<s>"), ("sep_token", "</s>")
+_OWN: Mapping[str, tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]] = {
+    "BertTokenizer": ((_CLS,), (_SEP,)),
+    "DistilBertTokenizer": ((_CLS,), (_SEP,)),
+    "RobertaTokenizer": ((_BEGIN,), (_END,)),
+    "BartTokenizer": ((_BEGIN,), (_END,)),
+    "T5Tokenizer": ((), (("eos_token", "</s>"),)),
+    "GPTNeoXTokenizer": ((), ()),
+}
+"""Class in `transformers` -> what it always puts before and after a text: Hugging Face's name of the token, and the
+token if the settings do not say."""
+_LETTERS = {
+    "lowercase": "do_lower_case",
+    "handle_chinese_chars": "tokenize_chinese_chars",
+    "strip_accents": "strip_accents",
+}
+"""Field of BertNormalizer -> its name in tokenizer_config.json."""
 
 
 class Framing(NamedTuple):
@@ -60,22 +78,27 @@ def added_ids(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int
 
 
 def follow_settings(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], tokens: Mapping[str, str]) -> None:
-    """Makes `backend` add the tokens that `transformers` adds.
+    """Makes `backend` encode as `transformers` does.
 
-    `settings` is tokenizer_config.json, `tokens` has the special tokens by name. If add_bos_token or add_eos_token is
-    set there, these count and not the post-processor of tokenizer.json.
+    `settings` is tokenizer_config.json, `tokens` has the special tokens by name. The post-processor of tokenizer.json
+    says which tokens are added, whatever add_bos_token and add_eos_token are; but some classes have their own. Spaces
+    and letters are treated as the settings say, if they do.
     """
-    kind = str(settings.get("tokenizer_class"))
-    asked = "add_bos_token" in settings or "add_eos_token" in settings or kind.startswith("GPTNeoX")
-    if not asked or kind.startswith(_OWN_TEMPLATES):
-        return
-    first, last = (
-        tokens.get(f"{role}_token") if settings.get(f"add_{role}_token") else None for role in ("bos", "eos")
-    )
-    sides = [() if token is None else (token,) for token in (first, last)]
-    before, after = (tuple(id for token in side if (id := backend.token_to_id(token)) is not None) for side in sides)
-    if len(before) + len(after) == sum(map(len, sides)):
-        backend.post_processor = template(backend, Framing(before, after))
+    kind = str(settings.get("tokenizer_class")).removesuffix("Fast")
+    if kind in _OWN:
+        sides = [[backend.token_to_id(tokens.get(*named)) for named in side] for side in _OWN[kind]]
+        before, after = (tuple(id for id in side if id is not None) for side in sides)
+        if None not in (*sides[0], *sides[1]) and added_ids(backend) != (before, after):
+            backend.post_processor = template(backend, Framing(before, after))
+    first, normalizer = backend.pre_tokenizer, backend.normalizer
+    if isinstance(first, ByteLevel) and isinstance(spaced := settings.get("add_prefix_space"), bool):
+        first.add_prefix_space = spaced
+        backend.pre_tokenizer = first
+    if isinstance(normalizer, BertNormalizer):
+        for name, theirs in _LETTERS.items():
+            if isinstance(given := settings.get(theirs), bool):
+                setattr(normalizer, name, given)
+        backend.normalizer = normalizer
 
 
 def template(backend: tokenizers.Tokenizer, framing: Framing) -> TemplateProcessing:

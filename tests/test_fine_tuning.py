@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -17,9 +18,12 @@ from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.data.tokenizer_sources import build_tokenizer, load_tokenizer
 from jax_tformer.experiment import TokenizerConfig
 from jax_tformer.model.functional import Params, transformer
+from jax_tformer.presets import EXPERIMENTS
 from jax_tformer.programs import export
+from jax_tformer.run.fine_tuning import experiment_from
 from jax_tformer.run.restoring import load_trained
 from jax_tformer.run.run_folder import RunFolder
+from jax_tformer.weights.huggingface import t5
 from tests.small_runs import TEXT, Refuse
 
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
@@ -137,6 +141,21 @@ def test_an_export_of_new_weights(folder: Path, capsys: pytest.CaptureFixture[st
         said.append(capsys.readouterr().out)
     # The tokenizer of the folder adds the start token, as the run does.
     assert said[0] == said[1]
+
+
+def test_the_arrays_tell_whether_t5_has_a_head_of_its_own(folder: Path) -> None:
+    """transformers 5 writes tie_word_embeddings as true, whatever the model is."""
+    small = {"num_layers": 1, "num_heads": 2, "head_width": 8, "feedforward_width": 16}
+    stack = replace(t5.SMALL.output_stack, **small)
+    config = replace(t5.SMALL, vocab_size=260, d_model=16, encoder=stack, decoder=stack, tied_head=False)
+    net, tokenizer = transformer(config), build_tokenizer(TokenizerConfig("bytes"), [], {"end": "</s>"})
+    save_pretrained("t5", net, net.init(jax.random.key(1)), tokenizer, architecture="T5ForConditionalGeneration")
+    settings = json.loads(Path("t5/config.json").read_text())
+    assert settings["tie_word_embeddings"] is False
+    Path("t5/config.json").write_text(json.dumps({**settings, "tie_word_embeddings": True}))
+    begun = experiment_from(EXPERIMENTS["pairs"].config, "t5").model
+    assert begun == load_pretrained("t5")[0].config
+    assert not begun.tied_head
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 from safetensors.numpy import save_file
 
 from jax_tformer import TransformerConfig, load_pretrained, save_pretrained, transformer
+from jax_tformer.decoding.generation import generate
+from jax_tformer.decoding.settings import DecodingConfig
+from jax_tformer.errors import InputError
 from jax_tformer.pretrained import tensor_files
 from jax_tformer.pretrained.origin import read_origin, write_origin
 from jax_tformer.pretrained.tensor_files import open_tensors
@@ -163,3 +167,21 @@ def test_peak_memory_and_devices(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_special_token_behind_the_table(tmp_path: Path) -> None:
+    """As Gemma 3 of 1B has one for images; without a role it is in no text of the model's own."""
+    net, params = save_small(tmp_path / "model")
+    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "model/tokenizer.json"))
+    backend.add_special_tokens(["<image>"])
+    backend.save(str(tmp_path / "model/tokenizer.json"))
+    _, _, tokenizer = load_pretrained(tmp_path / "model")
+    assert tokenizer is not None
+    assert (tokenizer.vocab_size, tokenizer.table_rows, tokenizer.encode("<image>").tolist()) == (41, 40, [40])
+    save_pretrained(tmp_path / "again", net, params, tokenizer)
+    with pytest.raises(InputError, match="40"):
+        generate(net, params, [[1, 40]], DecodingConfig())
+    settings = tmp_path / "model/tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"pad_token": "<image>"}))
+    with pytest.raises(InputError, match="tokenizer of 41 ids and a model of 40"):
+        load_pretrained(tmp_path / "model")

@@ -39,10 +39,10 @@ BYTES = [chr(byte if byte in _PRINTABLE else 256 + _OTHERS.index(byte)) for byte
 class Tokenizer:
     """A Hugging Face tokenizer, `backend`, with the special token of each role.
 
-    Attributes: `vocab_size`, the highest id (special tokens included) plus one; `id_type`, uint16 or int32, the NumPy
-    type that holds all ids; `start_id`, `end_id`, `pad_id` and `mask_id`, None if no token has that role. Without a
-    padding token (GPT-2), the end token pads. `framing` has the special tokens around the texts of a checkpoint; with
-    None, each kind of data adds its own.
+    Attributes: `vocab_size`, the highest id (special tokens included) plus one; `table_rows`, those that text and
+    roles need of a model's table; `id_type`, uint16 or int32, the NumPy type that holds all ids; `start_id`,
+    `end_id`, `pad_id` and `mask_id`, None if no token has that role. Without a padding token the end token pads.
+    `framing` has the special tokens around the texts of a checkpoint; with None, each kind of data adds its own.
 
     Raises InputError if the token of a role has no id.
     """
@@ -69,6 +69,8 @@ class Tokenizer:
         )
         added = backend.get_added_tokens_decoder()
         self._special = {token.content: id for id, token in added.items() if token.special}
+        needed = vocabulary.keys() - self._special.keys() | set(self._roles.values())
+        self.table_rows = max((vocabulary[token] for token in needed), default=-1) + 1
         # The longest one that matches counts.
         either = "|".join(map(re.escape, sorted(filter(None, self._special), key=len, reverse=True)))
         self._spelled = re.compile(either.encode()) if either else None
@@ -196,11 +198,11 @@ class Tokenizer:
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Raises InputError if the tokenizer has ids beyond the embedding of a model with `vocab_size`."""
-    if tokenizer.vocab_size > vocab_size:
+    """Raises InputError if the tokenizer needs more rows than the embedding of a model with `vocab_size` has."""
+    if tokenizer.table_rows > vocab_size:
         raise InputError(
-            f"the tokenizer has {tokenizer.vocab_size} ids and the model a vocabulary of {vocab_size}; "
-            f"expected at least {tokenizer.vocab_size}; leave --model.vocab-size out to have it follow the tokenizer"
+            f"the tokenizer has {tokenizer.table_rows} ids and the model a vocabulary of {vocab_size}; "
+            f"expected at least {tokenizer.table_rows}; leave --model.vocab-size out to have it follow the tokenizer"
         )
 
 

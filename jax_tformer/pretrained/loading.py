@@ -100,10 +100,13 @@ def _folder(folder_or_name: str | Path, revision: str | None) -> Path:
 
 
 def _require_vocabulary(folder: Path, origin: Origin, tokenizer: Tokenizer, rows: int) -> None:
-    """Tables may have more rows than the tokenizer has ids (they are padded), but no id may be beyond either."""
-    if tokenizer.vocab_size > rows:
+    """Tables may have more rows than the tokenizer has ids (they are padded), but no id may be beyond either.
+
+    Except for special tokens without a role, which are refused where a text has them.
+    """
+    if tokenizer.table_rows > rows:
         raise InputError(
-            f"{folder} has a tokenizer of {tokenizer.vocab_size:,} ids and a model of {rows:,}; expected at most as "
+            f"{folder} has a tokenizer of {tokenizer.table_rows:,} ids and a model of {rows:,}; expected at most as "
             "many ids as the model's table has rows; is it the tokenizer of another model?"
         )
     for name in ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"):

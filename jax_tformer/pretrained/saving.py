@@ -63,9 +63,9 @@ def save_pretrained(
     if dtype is not None and dtype not in STORED:
         raise InputError(f"dtype is {dtype!r}; expected one of {', '.join(STORED)}, or None")
     rows = net.config.vocab_size or 0
-    if tokenizer is not None and tokenizer.vocab_size > rows:
+    if tokenizer is not None and tokenizer.table_rows > rows:
         raise InputError(
-            f"the tokenizer has {tokenizer.vocab_size:,} ids and the model's table {rows:,} rows; expected at most "
+            f"the tokenizer has {tokenizer.table_rows:,} ids and the model's table {rows:,} rows; expected at most "
             "as many; save the model with the tokenizer that it was trained with"
         )
     chosen, said = described(net, architecture)

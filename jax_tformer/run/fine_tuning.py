@@ -19,6 +19,7 @@ from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData, T
 from jax_tformer.files import changed_fields, shortened, to_dict, user_path
 from jax_tformer.pretrained.loading import load_pretrained
 from jax_tformer.pretrained.origin import Origin, read_origin
+from jax_tformer.pretrained.tensor_files import open_tensors
 from jax_tformer.run.generation_defaults import defaults_of
 from jax_tformer.weights.huggingface import config_from_huggingface
 
@@ -41,7 +42,9 @@ def experiment_from(preset: ExperimentConfig, init: str) -> ExperimentConfig:
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}; expected that of a Hugging Face model after --init")
     origin = read_origin(folder)
-    model, data = config_from_huggingface(origin.config), preset.data
+    # The arrays tell what config.json does not, such as whether a T5 has a head of its own.
+    with open_tensors(folder) as stored:
+        model, data = config_from_huggingface(origin.config, stored), preset.data
     _require_kind(folder, origin, model, preset)
     if not (folder / "tokenizer.json").exists():
         raise InputError(f"{folder} has no tokenizer.json; expected one, as save_pretrained of a fast tokenizer writes")

@@ -16,6 +16,7 @@ import tokenizers
 from safetensors.numpy import save_file
 
 from jax_tformer import TransformerConfig, load_pretrained, save_pretrained, transformer
+from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding.generation import generate
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.errors import InputError
@@ -185,3 +186,15 @@ def test_a_special_token_behind_the_table(tmp_path: Path) -> None:
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"pad_token": "<image>"}))
     with pytest.raises(InputError, match="tokenizer of 41 ids and a model of 40"):
         load_pretrained(tmp_path / "model")
+
+
+def test_another_tokenizer_brings_its_special_ids(tmp_path: Path) -> None:
+    save_small(tmp_path / "model")
+    net, params, loaded = load_pretrained(tmp_path / "model")
+    words = {f"w{id}": id for id in range(40)}
+    other = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "w0")), {"end": "w7"})
+    for name, tokenizer, end in (("same", loaded, 0), ("other", other, 7)):
+        save_pretrained(tmp_path / name, net, params, tokenizer)
+        for file in ("config.json", "generation_config.json"):
+            said = json.loads((tmp_path / name / file).read_text())
+            assert (said["eos_token_id"], said["pad_token_id"], said["bos_token_id"]) == (end, end, None)

@@ -1,5 +1,6 @@
 """Writes a folder that Hugging Face's `from_pretrained` opens."""
 
+import json
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
@@ -71,7 +72,8 @@ def save_pretrained(
     chosen, said = described(net, architecture)
     origin: Origin | None = net.origin if net.origin is not None and net.origin.architecture == chosen else None
     tensors, types = _tensors(net, params, chosen, origin, dtype)
-    config = _config_json(net, chosen, said, tensors, types, tokenizer)
+    changed = _changed_ids(net.origin, tokenizer)
+    config = _config_json(net, chosen, said, tensors, types, tokenizer) | changed
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         # Beside it first: a folder by that name is complete.
@@ -79,7 +81,7 @@ def save_pretrained(
             whole = Path(beside) / out.name
             whole.mkdir()
             write_tensors(whole, tensors, types, most)
-            _write_tokenizer(whole, net, tokenizer)
+            _write_tokenizer(whole, net, tokenizer, changed)
             write_json(whole / CONFIG, config)
             for path in [*whole.iterdir(), whole]:
                 sync(path)
@@ -186,6 +188,16 @@ def _config_json(
     return config
 
 
+def _changed_ids(origin: Origin | None, tokenizer: Tokenizer | None) -> dict[str, int | None]:
+    """The special ids of the tokenizer, where they differ from those of the one that came with the model."""
+    loaded = None if origin is None or tokenizer is None else _as_loaded(origin.files)
+    if loaded is None:
+        return {}
+    names = {"bos_token_id": "start_id", "eos_token_id": "end_id", "pad_token_id": "pad_id"}
+    ids = {name: getattr(tokenizer, role) for name, role in names.items()}
+    return {name: id for name, id in ids.items() if id != getattr(loaded, names[name])}
+
+
 def _special_ids(net: AnyTransformer, tokenizer: Tokenizer | None) -> dict[str, int | None]:
     """The ids of the tokenizer; the defaults of the class would be those of its first checkpoint."""
     if tokenizer is None:
@@ -198,29 +210,37 @@ def _special_ids(net: AnyTransformer, tokenizer: Tokenizer | None) -> dict[str, 
     return ids
 
 
-def _write_tokenizer(folder: Path, net: AnyTransformer, tokenizer: Tokenizer | None) -> None:
-    """Writes generation_config.json and the tokenizer, in the files that it came in if the net came with it."""
+def _write_tokenizer(
+    folder: Path, net: AnyTransformer, tokenizer: Tokenizer | None, changed: Mapping[str, int | None]
+) -> None:
+    """Writes generation_config.json and the tokenizer, in the files that it came in if the net came with it.
+
+    `changed` are the special ids of another tokenizer.
+    """
     files = dict(net.origin.files) if net.origin is not None else {}
     generation = files.pop(GENERATION, None)
-    if tokenizer is not None and tokenizer.to_json() != _as_loaded(files):
+    loaded = _as_loaded(files)
+    if tokenizer is not None and (loaded is None or tokenizer.to_json() != loaded.to_json()):
         files = {}
         tokenizer.save(folder)
     for name, content in files.items():
         (folder / name).write_bytes(content)
     if generation is not None:
         (folder / GENERATION).write_bytes(generation)
+        if changed:
+            write_json(folder / GENERATION, {**json.loads(generation), **changed})
     elif net.origin is None and net.config.decoder is not None and tokenizer is not None:
         write_json(folder / GENERATION, _special_ids(net, tokenizer))
 
 
-def _as_loaded(files: Mapping[str, bytes]) -> str | None:
-    """Returns `to_json` of the tokenizer in these files; None if there is none."""
+def _as_loaded(files: Mapping[str, bytes]) -> Tokenizer | None:
+    """Returns the tokenizer in these files; None if there is none."""
     if "tokenizer.json" not in files:
         return None
     with tempfile.TemporaryDirectory() as folder:
         for name, content in files.items():
             (Path(folder) / name).write_bytes(content)
-        return load_tokenizer(folder).to_json()
+        return load_tokenizer(folder)
 
 
 class _OnDevices:

@@ -115,7 +115,7 @@ def swapped_residual(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The residual stream comes from the normalised input."""
 
     def _add(self: Any, x: Tensor, h: Tensor, norm: nn.Module) -> Tensor:
-        return norm(x) + h if self.pre else norm(x + h)
+        return norm(x + h) if self.placement == "post" else norm(x) + h
 
     return _add
 

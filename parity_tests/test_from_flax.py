@@ -38,9 +38,10 @@ def test_the_weights_are_those_of_pytorch(name: str, tmp_path: Path, capsys: pyt
     model, told = opened(oracle, tmp_path / "out")
     assert not told["missing_keys"]
     assert not told["unexpected_keys"]
-    theirs = oracle.model.state_dict()
-    for key, tensor in model.state_dict().items():
-        np.testing.assert_array_equal(tensor.numpy(), theirs[key].numpy(), err_msg=key)
+    theirs, ours = oracle.model.state_dict(), model.state_dict()
+    # What the file holds; Marian computes its position tables.
+    for key in stored(tmp_path / "out"):
+        np.testing.assert_array_equal(ours[key].numpy(), theirs[key].numpy(), err_msg=key)
 
 
 def test_what_older_folders_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

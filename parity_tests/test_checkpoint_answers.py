@@ -74,8 +74,15 @@ def kept(folder: Path, model: Any, tokenizer: Any) -> Any:
 QUICK = ("penalty, several ends", "beams, several ends", "as BART for summaries")
 
 
-@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.deep)], ids=["quick", "deep"])
-@pytest.mark.parametrize(("make", "variants"), [(gpt2, DECODERS), (bart, TRANSLATORS)], ids=["GPT-2", "BART"])
+@pytest.mark.parametrize(
+    ("make", "variants", "quick"),
+    [
+        pytest.param(gpt2, DECODERS, True, id="GPT-2"),
+        pytest.param(gpt2, DECODERS, False, id="GPT-2, more", marks=pytest.mark.deep),
+        pytest.param(bart, TRANSLATORS, True, id="BART", marks=pytest.mark.deep),
+        pytest.param(bart, TRANSLATORS, False, id="BART, more", marks=pytest.mark.deep),
+    ],
+)
 def test_answers(
     make: Any, variants: dict[str, Any], quick: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

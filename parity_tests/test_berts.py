@@ -141,7 +141,7 @@ def told_masks(masks: list[Tensor], rate: float) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", ["roberta tokens", "distilbert texts"])
+@pytest.mark.parametrize("name", [pytest.param("roberta tokens", marks=pytest.mark.deep), "distilbert texts"])
 def test_a_net_of_our_own_is_written(name: str, tmp_path: Path) -> None:
     """Dropout that the class does not have is left out: it changes nothing of what the model computes."""
     config = replace(Oracle(name).config, dropout=DropoutConfig(residual=0.2, feedforward=0.3))

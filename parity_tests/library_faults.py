@@ -163,11 +163,11 @@ def whole_blocks(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def through_float16(right: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-    def rearrange(array: np.ndarray, *args: Any, **sizes: int) -> np.ndarray:
-        narrow = array if array.dtype == bool else array.astype(np.float16).astype(array.dtype)
-        return right(narrow, *args, **sizes)
+    def read(view: Any) -> np.ndarray:
+        array = right(view)
+        return array.astype(np.float16).astype(array.dtype)
 
-    return rearrange
+    return read
 
 
 BLOCKS = (
@@ -210,5 +210,5 @@ DECODING = (
     code_fault("beams: hope for one token more", beam, "_hoped_length", one_token_longer),
 )
 """Gate 8."""
-THROUGH_FLOAT16 = code_fault("weights converted by way of float16", names.einops, "rearrange", through_float16)
+THROUGH_FLOAT16 = code_fault("weights converted by way of float16", names, "read", through_float16)
 """Gate 9."""

@@ -224,7 +224,6 @@ def test_what_is_no_run_is_named_before_jax_is_imported(tmp_path: Path) -> None:
         return ["generate.py", str(tmp_path / run), *(arguments or ("--prompt", "ab"))]
 
     expected = [
-        (generate("hugging-face"), "holds a Hugging Face model (gpt2), not a run; expected a folder that train.py"),
         (generate("code"), "holds no run (no config.json); expected a folder that train.py has written"),
         (generate("run/checkpoints"), "there is no run in"),
         (generate("lines.txt"), "is a file, not a run"),

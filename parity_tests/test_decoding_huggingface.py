@@ -27,6 +27,10 @@ UNLIKE = ["gemma3", "gpt_neox", "llama", "mistral", "t5"]
 positions."""
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    metafunc.parametrize("name", UNLIKE if metafunc.config.getoption("--deep") is None else DECODERS)
+
+
 @lru_cache(maxsize=1)
 def sides(name: str) -> tuple[AnyTransformer, Params, PreTrainedModel]:
     """Ours and theirs, with sharp attention and small token tables: else answers are one token over and over."""
@@ -45,16 +49,11 @@ def sides(name: str) -> tuple[AnyTransformer, Params, PreTrainedModel]:
 
 
 @pytest.mark.deep
-def test_tokens_of_hugging_face(pytestconfig: pytest.Config, record: Record) -> None:
+def test_tokens_of_hugging_face(name: str, record: Record) -> None:
     """Greedy and beams, from prompts (or sources) of uneven lengths, with an end token that comes.
 
     With --deep, of all models that can generate.
     """
-    for name in UNLIKE if pytestconfig.getoption("--deep") is None else DECODERS:
-        _same_tokens(name, record)
-
-
-def _same_tokens(name: str, record: Record) -> None:
     net, params, model = sides(name)
     prompts, new = uneven_prompts(net.config, rows=6), room(net.config)
     start: dict[str, Any] = {} if net.config.encoder is None else {"start_id": START}

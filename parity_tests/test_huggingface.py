@@ -32,6 +32,14 @@ FURTHER = [name for name, entry in ENTRIES.items() if entry.further]
 DECODERS = [name for name in FURTHER if FAMILIES[ENTRIES[name].kind.__name__].template.decoder is not None]
 UNLIKE = ["gemma3", "gpt_neox"]
 """Decoders whose parts no other of them has."""
+DEEPER = {"test_gate_4": (["bert", "llama"], FIRST), "test_gates_3_and_4_of_the_forward_pass": (UNLIKE, DECODERS)}
+"""Test -> the models that it takes, and with --deep."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.function.__name__ in DEEPER:
+        few, every = DEEPER[metafunc.function.__name__]
+        metafunc.parametrize("name", few if metafunc.config.getoption("--deep") is None else every)
 
 
 @lru_cache(maxsize=2)
@@ -89,13 +97,8 @@ def test_gates_1_2_and_3(name: str, record: Record) -> None:
 
 
 @pytest.mark.deep
-def test_gate_4(pytestconfig: pytest.Config, record: Record) -> None:
+def test_gate_4(name: str, record: Record) -> None:
     """bfloat16, with weights that it holds, beside Hugging Face's own; with --deep, of all first entries."""
-    for name in ["bert", "llama"] if pytestconfig.getoption("--deep") is None else FIRST:
-        _gate_4(name, record)
-
-
-def _gate_4(name: str, record: Record) -> None:
     exact, narrow = Oracle(name), Oracle(name, "bfloat16")
     start = from_huggingface(exact.json, exact.random_weights(0.02, 0))[1]
     pair = Pair(exact.config, start, "bfloat16", optimised=False)
@@ -118,16 +121,11 @@ def _gate_4(name: str, record: Record) -> None:
 
 
 @pytest.mark.deep
-def test_gates_3_and_4_of_the_forward_pass(pytestconfig: pytest.Config, record: Record) -> None:
+def test_gates_3_and_4_of_the_forward_pass(name: str, record: Record) -> None:
     """Half of what there is to compile: what narrow types do to gradients, the first entries show.
 
     With --deep, of all decoders.
     """
-    for name in UNLIKE if pytestconfig.getoption("--deep") is None else DECODERS:
-        _narrow_forward(name, record)
-
-
-def _narrow_forward(name: str, record: Record) -> None:
     exact, start = Oracle(name), Oracle(name).random_weights(0.02, 0)
     start = from_huggingface(exact.json, start)[1]
     cases: tuple[tuple[Dtype, int, str, Quality], ...] = (

@@ -41,6 +41,7 @@ OLDER: list[tuple[str, dict[str, Any]]] = [
     ("opt", {"word_embed_proj_dim": 768, "do_layer_norm_before": False, "dropout": 0.2}),
     ("gpt_neox", {"rotary_emb_base": 500, "rotary_pct": 0.5, "rope_theta": 3.0}),
     ("gpt_neox", {"rotary_pct": 1.0, "rope_scaling": {"type": "linear", "factor": 2.0}, "hidden_dropout": 0.1}),
+    ("starcoder2", {"rope_theta": 1e6, "sliding_window": 4096, "use_bias": False, "residual_dropout": 0.1}),
 ]
 
 

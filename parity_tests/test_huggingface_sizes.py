@@ -34,6 +34,7 @@ LONG: dict[str, dict[str, Any]] = {
     "gemma3": {"sliding_window": 64},
     "opt": {},
     "gpt_neox": {},
+    "starcoder2": {"sliding_window": 64},
 }
 """Entry -> what is changed for texts of 520 tokens, beside the number of positions."""
 

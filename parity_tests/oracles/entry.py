@@ -42,6 +42,6 @@ class Entry:
     dropped_untied: frozenset[str] = frozenset()
     """Those that only a tied model uses."""
     no_longer_written: frozenset[str] = frozenset()
-    """Settings that we write and the installed version has no longer, or has as null."""
+    """Settings that we write and the installed version does not (no longer, or never did), or writes as null."""
     generation: Settings = field(default_factory=dict)
     """What `generate` has to be told, so that it does nothing which ours does not do."""

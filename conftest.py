@@ -25,7 +25,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What `make parity-deep` asks for."""
     message = (
-        "draw 3,000 random architectures from this seed, instead of 150 that are always the same; "
+        "draw 3,000 random architectures from this seed, instead of 72 that are always the same; "
         "and take every Hugging Face decoder through gates 3, 4 and 8"
     )
     parser.addoption("--deep", type=int, metavar="SEED", help=message)

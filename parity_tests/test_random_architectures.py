@@ -1,6 +1,6 @@
 """Gates 1, 2 and 8 (its cache) on architectures that nobody chose: every field of the config, drawn at random.
 
-There are 150 examples and 18 caches, always the same, of which `make test` sees a sixth. `--deep SEED` draws 3,000
+There are 72 examples and 12 caches, always the same, of which `make test` sees a sixth. `--deep SEED` draws 3,000
 examples from that seed, and 360 caches.
 """
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
-from jax_tformer.config import ComputeConfig, DropoutConfig, LoraConfig, StackConfig, TransformerConfig
+from jax_tformer.config import ComputeConfig, DropoutConfig, LoraConfig, RotaryConfig, StackConfig, TransformerConfig
 from jax_tformer.model import kernels
 from parity.measure import Measured, ParityError, compared
 from parity_tests.architectures import Case, cases, configs, stacks
@@ -20,7 +20,7 @@ from parity_tests.bridge import Pair, known_zeros
 from parity_tests.cases import Lengths, batch_for, weights_for
 from parity_tests.test_decoding import CACHED, model_of, stepwise
 
-CONFIGS = (TransformerConfig, StackConfig, DropoutConfig, LoraConfig, ComputeConfig)
+CONFIGS = (TransformerConfig, StackConfig, RotaryConfig, DropoutConfig, LoraConfig, ComputeConfig)
 
 QUICK = settings(
     deadline=None,
@@ -71,7 +71,7 @@ def cached_figures(case: Case) -> list[Measured]:
 
 @part_by_part
 def test_random_architectures(part: int, record: Callable[[str, Measured], None], pytestconfig: pytest.Config) -> None:
-    hold(figures, cases(), part, 150, record, pytestconfig)
+    hold(figures, cases(), part, (72, 3000), record, pytestconfig)
 
 
 @part_by_part
@@ -79,23 +79,23 @@ def test_random_caches(part: int, record: Callable[[str, Measured], None], pytes
     speakers = cases().filter(
         lambda case: case.config.decoder is not None and case.config.predicts_tokens and "segments" not in case.kind
     )
-    hold(cached_figures, speakers, part, 18, record, pytestconfig)
+    hold(cached_figures, speakers, part, (12, 360), record, pytestconfig)
 
 
 def hold(
     figures: Callable[[Case], list[Measured]],
     drawn: SearchStrategy[Case],
     part: int,
-    examples: int,
+    examples: tuple[int, int],
     record: Callable[[str, Measured], None],
     pytestconfig: pytest.Config,
 ) -> None:
-    """Requires the figures of one part of `examples` cases (of 20 times as many with --deep); records the worst."""
+    """Requires the figures of one part of `examples` cases, the second number with --deep; records the worst."""
     start = pytestconfig.getoption("--deep")
     worst: dict[str, Measured] = {}
 
     @seed(part if start is None else 1000 + PARTS * start + part)
-    @settings(QUICK, max_examples=(examples if start is None else 20 * examples) // PARTS)
+    @settings(QUICK, max_examples=examples[start is not None] // PARTS)
     @given(drawn)
     def gates_hold(case: Case) -> None:
         try:

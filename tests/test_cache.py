@@ -57,7 +57,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return run
 
-    monkeypatch.setattr("tokenizers.trainers.BpeTrainer", noted("train", tokenizer_sources.trainers.BpeTrainer))
+    monkeypatch.setattr(tokenizer_sources.trainers, "BpeTrainer", noted("train", tokenizer_sources.trainers.BpeTrainer))
     monkeypatch.setattr(Tokenizer, "encode_text", noted("encode", Tokenizer.encode_text))
     return done
 

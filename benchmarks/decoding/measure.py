@@ -9,8 +9,9 @@ from benchmarks.bounds import best_way, cache_bytes, weight_bytes
 from benchmarks.session import Session, by_turns, gathered, spread
 from benchmarks.sides import HUGGING_FACE, OURS, REFERENCE, Decoded, draw_prompts
 from benchmarks.training_cases import tiny
-from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.config import TransformerConfig
 from jax_tformer.presets import ARCHITECTURES
+from jax_tformer.weights.huggingface import llama
 from jax_tformer_comparison.machine import Neighbours
 from jax_tformer_comparison.sides import Alone, Here, SideFailed
 
@@ -20,29 +21,10 @@ _OURS, _THEIRS, _STATIC, _REFERENCE, _READING = "ours", "hugging face", "hugging
 _CASE_SECONDS = 60.0
 """After this long, the sides of a case get no third turn."""
 
-LLAMA = TransformerConfig(
-    vocab_size=32000,
+LLAMA = replace(
+    llama.TEMPLATE,
     d_model=768,
-    decoder=StackConfig(
-        num_layers=12,
-        num_heads=12,
-        key_value_heads=4,
-        feedforward_width=2048,
-        query_bias=False,
-        key_bias=False,
-        value_bias=False,
-        output_bias=False,
-        feedforward_bias=False,
-        activation="silu",
-        gated=True,
-        norm="rmsnorm",
-        norm_placement="pre",
-        norm_eps=1e-6,
-        norm_bias=False,
-        final_norm=True,
-        positions="rotary",
-        max_positions=2048,
-    ),
+    decoder=replace(llama.STACK, num_layers=12, num_heads=12, key_value_heads=4, feedforward_width=2048),
 )
 """The shape of a Llama with about as many parameters as the smallest GPT-2: 124,668,672."""
 

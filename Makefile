@@ -6,12 +6,13 @@ BIN := .venv/bin
 CONSTRAINTS ?= constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
-.PHONY: help train test test-deep parity parity-deep bench bench-decoding lint wheel hashes clean
+.PHONY: help train test test-deep test-deeper parity parity-deep bench bench-decoding lint wheel hashes clean
 
 help:
 	@echo "make train [ARGS='EXPERIMENT --FIELD VALUE ...']   train a model; make train ARGS=--help lists experiments"
 	@echo "make test  [ARGS='-k NAME ...']                    prove that JAX and PyTorch agree; test the rest"
 	@echo "make test-deep [ARGS='-k NAME ...']                what is only depth: long paths, full sizes, benchmarks as programs"
+	@echo "make test-deeper [ARGS='-k NAME ...']              more of it, which .ci/run has no time for"
 	@echo "make parity [ARGS='-k gpt2 --out FOLDER ...']      run the parity gates alone; report: parity-report/parity.html"
 	@echo "make parity-deep [SEED=N]                          3,000 random architectures, every Hugging Face decoder in every type; 45 minutes or more"
 	@echo "make bench [ARGS='--device gpu ...']               speed and memory side by side with PyTorch; takes 15 minutes"
@@ -29,7 +30,10 @@ test: .venv/test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not deep' $(ARGS)
 
 test-deep: .venv/test
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m deep $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m 'deep and not deeper' $(ARGS)
+
+test-deeper: .venv/test
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m deeper $(ARGS)
 
 parity: .venv/test
 	@$(BIN)/python -m parity_tests $(ARGS)

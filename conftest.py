@@ -1,6 +1,7 @@
 """How the tests run: compiled in a hurry, shapes checked, with the measured parity figures at the end."""
 
 import os
+import zlib
 from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
@@ -29,6 +30,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "and take every Hugging Face decoder through gates 3, 4 and 8"
     )
     parser.addoption("--deep", type=int, metavar="SEED", help=message)
+
+
+DEEPER = {
+    "test_berts.py",
+    "test_checkpoint_answers.py",
+    "test_compare_checkpoint.py",
+    "test_decoding_huggingface.py",
+    "test_from_flax.py",
+    "test_heads.py",
+    "test_huggingface_sizes.py",
+    "test_lora.py",
+    "test_pretrained.py",
+}
+"""Files whose deep tests are for `make test-deeper`."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the deep tests that `.ci/run` has no time for: those of some files, and every second fault to be placed."""
+    for item in items:
+        placed = item.path.name == "test_localisation.py" and zlib.crc32(item.nodeid.encode()) % 2
+        if item.get_closest_marker("deep") and (placed or item.path.name in DEEPER):
+            item.add_marker("deeper")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -21,6 +21,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "forced end": {"forced_eos_token_id": 2, "max_length": 40},
     "fewest": {"min_new_tokens": 6, "eos_token_id": MANY, "max_new_tokens": NEW},
     "beams, several ends": {"num_beams": 3, "eos_token_id": MANY, "max_new_tokens": NEW},
+    "trigrams once, several ends": {"no_repeat_ngram_size": 3, "eos_token_id": MANY, "max_new_tokens": NEW},
     "beams, penalties": {"num_beams": 3, "length_penalty": 2.0, "repetition_penalty": 1.2, "max_new_tokens": NEW},
 }
 TRANSLATORS: dict[str, dict[str, Any]] = {
@@ -29,6 +30,7 @@ TRANSLATORS: dict[str, dict[str, Any]] = {
         "num_beams": 4,
         "length_penalty": -2.0,
         "early_stopping": True,
+        "no_repeat_ngram_size": 3,
         "min_length": 7,
         "max_length": NEW,
         "forced_bos_token_id": 1,
@@ -39,6 +41,7 @@ TRANSLATORS: dict[str, dict[str, Any]] = {
         "num_beams": 2,
         "decoder_start_token_id": 0,
         "bad_words_ids": [[0]],
+        "renormalize_logits": True,
         "max_length": NEW,
         "eos_token_id": MANY,
     },
@@ -121,9 +124,9 @@ def test_answers(
 def test_what_is_not_honoured_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gpt2(tmp_path)
     capsys.readouterr()
-    odd = {"typical_p": 0.9, "no_repeat_ngram_size": 3, "top_p": 0.5, "penalty_alpha": 0.6, "renormalize_logits": True}
+    odd = {"typical_p": 0.9, "encoder_no_repeat_ngram_size": 3, "top_p": 0.5, "penalty_alpha": 0.6}
     (tmp_path / "generation_config.json").write_text(json.dumps({**odd, "use_cache": True, "max_new_tokens": 2}))
     assert generate.main([str(tmp_path), "--prompt", "It", "--json"]) == 0
     note = capsys.readouterr().err.splitlines()[0]
     assert note.startswith("not honoured, of ")
-    assert note.endswith("typical_p 0.9, no_repeat_ngram_size 3, penalty_alpha 0.6, renormalize_logits True")
+    assert note.endswith("typical_p 0.9, encoder_no_repeat_ngram_size 3, penalty_alpha 0.6")

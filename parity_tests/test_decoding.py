@@ -244,6 +244,37 @@ def test_greedy_tokens_of_hugging_face(gpt2: tuple[AnyTransformer, Params, PreTr
         record("huggingface gpt2", differing(ours, theirs, margins))
 
 
+def alone(model: PreTrainedModel, prompts: list[list[int]], **settings: Any) -> list[list[Hypothesis]]:
+    """Theirs one by one: in a batch, padding counts among the tokens that may not repeat."""
+    return [huggingface_generate(model, [prompt], **settings)[0] for prompt in prompts]
+
+
+def repeating(count: int) -> list[list[int]]:
+    """Prompts of 1 to 12 tokens, of five kinds, so that some stand side by side again."""
+    rng = np.random.default_rng(3)
+    return [rng.integers(3, 8, length).tolist() for length in (1, 12, *rng.integers(2, 12, count - 2))]
+
+
+def test_ngrams_that_may_not_repeat(gpt2: tuple[AnyTransformer, Params, PreTrainedModel], record: Record) -> None:
+    net, params, model = gpt2
+    prompts, options = repeating(6), {"end_id": END, "use_cache": True}
+    free = alone(model, prompts, max_new_tokens=NEW, **options)
+    settings = {"max_new_tokens": NEW, "no_repeat_ngram_size": 3, **options}
+    theirs = alone(model, prompts, **settings)
+    assert theirs != free
+    margins = [greedy_margins(model, [prompt], **settings)[0] for prompt in prompts]
+    ours = generate(net, params, prompts, DecodingConfig(NEW, no_repeat_ngram_size=3), end_id=END)
+    record("huggingface gpt2", differing(ours, theirs, margins))
+    beams = {**BEAMS[1], "no_repeat_ngram_size": 2, "renormalize_logits": True, "repetition_penalty": 1.2}
+    theirs = alone(model, prompts, max_new_tokens=NEW, **beams, **options)
+    for less in ("no_repeat_ngram_size", "renormalize_logits"):
+        fewer = {name: value for name, value in beams.items() if name != less}
+        assert alone(model, prompts, max_new_tokens=NEW, **fewer, **options) != theirs
+    decoding = DecodingConfig(NEW, length_penalty_form="power", **beams)
+    for figure in compared_beams(generate(net, params, prompts, decoding, end_id=END), theirs):
+        record("huggingface gpt2", figure)
+
+
 @pytest.mark.parametrize("settings", BEAMS, ids=lambda settings: f"length penalty {settings['length_penalty']}")
 def test_beams_of_hugging_face(
     settings: dict[str, Any], gpt2: tuple[AnyTransformer, Params, PreTrainedModel], record: Record

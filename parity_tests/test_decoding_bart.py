@@ -70,6 +70,23 @@ def test_beams(settings: dict[str, Any], end_id: int | None, bart: Sides, record
         record("huggingface bart", figure)
 
 
+@pytest.mark.deep
+def test_ngrams_that_may_not_repeat(bart: Sides, record: Record) -> None:
+    """As in BART's own summaries, but bigrams: what counts is the start token and what was said, and not the source."""
+    net, params, model = bart
+    sources, options = uneven_prompts(net.config, rows=6), {"end_id": ENDS[0], "start_id": START}
+    settings = PLAIN | {"num_beams": 1, "max_new_tokens": NEW, "no_repeat_ngram_size": 2}
+    theirs = huggingface_generate(model, sources, **options, **settings)
+    assert theirs != huggingface_generate(model, sources, **options, **settings | {"no_repeat_ngram_size": 0})
+    margins = greedy_margins(model, sources, **options, **settings)
+    ours = generate(net, params, sources, DecodingConfig(NEW, no_repeat_ngram_size=2), **options)
+    record("huggingface bart", differing(ours, theirs, margins))
+    beams = {**BEAMS[2], "no_repeat_ngram_size": 2}
+    others = {name: value for name, value in PLAIN.items() if name not in beams}
+    for figure in beams_of(net, params, model, sources, beams, **options, **others):
+        record("huggingface bart", figure)
+
+
 def test_the_answers_are_worth_comparing(bart: Sides) -> None:
     """They differ, use many tokens, and some of them end."""
     net, _, model = bart

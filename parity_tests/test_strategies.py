@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from jax_tformer.decoding.constraints import Past, Place
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.strategies import process, rules_of
 from parity.measure import Measured, compared
-from parity_tests.cases import CONFIGS, VOCABULARY, weights_for
+from parity_tests.cases import CONFIGS, weights_for
 from parity_tests.generation import Float64, drivable
 from parity_tests.test_decoding import CACHED
 
@@ -25,13 +26,17 @@ SETTINGS: list[dict[str, Any]] = [
     {"repetition_penalty": 1.7},
     {"repetition_penalty": 0.8, "temperature": 1.5},
     {"temperature": 0.5, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.2},
+    {"no_repeat_ngram_size": 1, "repetition_penalty": 1.2},
+    {"no_repeat_ngram_size": 2, "temperature": 0.7},
 ]
+FORBIDDING = {"top_k", "top_p", "min_p", "no_repeat_ngram_size"}
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_processed_logits(settings: dict[str, Any], record: Callable[[str, Measured], None]) -> None:
     model = drivable(CONFIGS["gpt2"], weights_for(CONFIGS["gpt2"], 0.2))
-    prompts = torch.randint(0, VOCABULARY, (6, 5), generator=torch.Generator().manual_seed(0))
+    # From few tokens, so that some stand side by side again.
+    prompts = torch.randint(0, 6, (6, 12), generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
     with Float64():
         answer = model.generate(
@@ -48,16 +53,20 @@ def test_processed_logits(settings: dict[str, Any], record: Callable[[str, Measu
             **{"top_k": 0} | settings,
         )
     decoding, rows = DecodingConfig(**{"temperature": 1.0} | settings), np.arange(len(prompts))[:, None]
+    limits, ends, forbidden = jnp.full(len(prompts), 10), jnp.array([-1]), 0
     for step, (raw, processed) in enumerate(zip(answer.logits, answer.scores, strict=True)):
         seen = np.zeros(raw.shape, bool)
-        seen[rows, answer.sequences[:, : prompts.shape[1] + step].numpy()] = True
-        ours = process(jnp.asarray(raw.numpy()), rules_of(decoding), jnp.asarray(seen))
+        said = answer.sequences[:, : prompts.shape[1] + step].numpy()
+        seen[rows, said] = True
+        place = Place(jnp.asarray(step), limits, ends, Past.of(jnp.asarray(said), jnp.ones(said.shape, bool), 3))
+        ours = process(jnp.asarray(raw.numpy()), rules_of(decoding), jnp.asarray(seen), place)
         # Up to a constant a row, which the softmax takes out.
         ours, theirs = np.asarray(jax.nn.log_softmax(ours)), processed.log_softmax(-1).numpy()
         assert (np.isneginf(ours) == np.isneginf(theirs)).all()
         kept = np.where(np.isneginf(theirs), 0, 1)
-        assert (kept.sum() < kept.size) == bool(settings.keys() & {"top_k", "top_p", "min_p"})
+        forbidden += kept.size - kept.sum()
         figure = compared(
             CACHED, {"processed logits": np.where(kept, ours, 0)}, {"processed logits": np.where(kept, theirs, 0)}
         )
         record("huggingface gpt2", figure)
+    assert bool(forbidden) == bool(settings.keys() & FORBIDDING)

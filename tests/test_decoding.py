@@ -1,9 +1,10 @@
 """Decoding: what `generate` does is what plain Python loops over full forward passes do."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.decoding.fast import layers_apart
-from jax_tformer.decoding.generation import generate, stream
+from jax_tformer.decoding.generation import Generated, generate, stream
 from jax_tformer.decoding.loop import advance, row_keys, start
 from jax_tformer.decoding.scoring import score
 from jax_tformer.decoding.settings import DecodingConfig
@@ -136,6 +137,20 @@ def test_a_row_depends_on_seed_and_prompt_only(gpt: Model, form: str) -> None:
     assert together.rows(0) == together.rows(3), "equal prompts have equal samples"
     assert len({tuple(row) for row in together.rows(0)}) == 3, "samples of one prompt differ"
     assert generate(net, params, PROMPTS, decoding, seed=6).rows(0) != together.rows(0)
+
+
+def test_no_pair_of_tokens_comes_twice(gpt: Model) -> None:
+    """Also where the text slides and the pair was forgotten."""
+    net, params = gpt
+    free = generate(net, params, PROMPTS, DecodingConfig(21), context=8)
+    found = generate(net, params, PROMPTS, DecodingConfig(40, no_repeat_ngram_size=2), context=8)
+
+    def most(row: int, answer: Generated) -> int:
+        [new] = answer.rows(row)
+        return max(Counter(pairwise([*PROMPTS[row], *new])).values())
+
+    assert max(most(row, free) for row in range(4)) > 1
+    assert [most(row, found) for row in range(4)] == [1, 1, 1, 1]
 
 
 def test_beams_find_the_most_probable_sequence() -> None:

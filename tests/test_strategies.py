@@ -135,6 +135,7 @@ def test_top_p_equals_a_sort() -> None:
         ({"temperature": 1.0, "min_p": -0.1}, "min_p is -0.1"),
         ({"top_k": 5, "top_p": 0.5}, "top_k is 5; expected None at temperature 0, where nothing is drawn"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1; expected a whole number of at least 0"),
         ({"num_beams": 0}, "num_beams is 0"),
         ({"num_beams": 2, "temperature": 1.0}, "temperature is 1; expected 0 with a beam search"),
         (

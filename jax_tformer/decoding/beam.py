@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_tformer.decoding.constraints import Place
+from jax_tformer.decoding.constraints import Past, Place
 from jax_tformer.decoding.loop import extend, occurring, prefill, take_sequences
 from jax_tformer.decoding.strategies import Rules, restrict
 from jax_tformer.model.attention import Cache
@@ -95,7 +95,10 @@ def search(
         jnp.asarray(0, jnp.int32),
         jnp.asarray(False),
     )
-    beams = _extended(rules, beams, jnp.repeat(logits[:, None], width, axis=1), limits, end_ids)
+    prompts = None
+    if rules.no_repeat_ngram_size:
+        prompts = Past.of(jnp.repeat(prompt, width, axis=0), jnp.repeat(mask, width, axis=0), 0)
+    beams = _extended(rules, beams, jnp.repeat(logits[:, None], width, axis=1), limits, end_ids, prompts)
 
     def unfinished(beams: Beams) -> Array:
         return ((beams.made < limits) & ~_closed(rules, beams)).any()
@@ -103,7 +106,7 @@ def search(
     def one_more(beams: Beams) -> Beams:
         last = jax.lax.dynamic_index_in_dim(beams.running.tokens, beams.made - 1, axis=2, keepdims=False)
         logits, cache = extend(net, params, last.reshape(-1, 1), beams.cache)
-        return _extended(rules, beams._replace(cache=cache), logits.reshape(batch, width, -1), limits, end_ids)
+        return _extended(rules, beams._replace(cache=cache), logits.reshape(batch, width, -1), limits, end_ids, prompts)
 
     beams = jax.lax.while_loop(unfinished, one_more, beams)
     return beams.finished, beams.broken
@@ -116,15 +119,23 @@ def _closed(rules: Rules, beams: Beams) -> Bool[Array, " B"]:
 
 
 def _extended(
-    rules: Rules, beams: Beams, logits: Float[Array, "B W V"], limits: Int[Array, " B"], end_ids: Array
+    rules: Rules,
+    beams: Beams,
+    logits: Float[Array, "B W V"],
+    limits: Int[Array, " B"],
+    end_ids: Array,
+    prompts: Past | None,
 ) -> Beams:
-    """Returns the beams with one more token."""
+    """Returns the beams with one more token; `prompts` has as many rows as there are beams."""
     (batch, width, vocabulary), running, closed = logits.shape, beams.running, _closed(rules, beams)
     broken = jnp.isnan(logits).any((1, 2)) & ~closed & (beams.made < limits)
     log_probabilities = jax.nn.log_softmax(logits, axis=-1)
-    place = Place(beams.made, jnp.repeat(limits, width), end_ids)
+    past = None if prompts is None else _said(prompts, running.tokens, beams.made)
+    place = Place(beams.made, jnp.repeat(limits, width), end_ids, past)
     rows = None if beams.seen is None else beams.seen.reshape(-1, vocabulary)
     log_probabilities = restrict(log_probabilities.reshape(-1, vocabulary), rules, rows, place).reshape(logits.shape)
+    if rules.renormalize_logits:
+        log_probabilities = jax.nn.log_softmax(log_probabilities, axis=-1)
     total = (running.scores[:, :, None] + log_probabilities).reshape(batch, -1)
     scores, places = jax.lax.top_k(total, min(max(2, 1 + len(end_ids)) * width, total.shape[1]))
     origins, token = places // vocabulary, (places % vocabulary).astype(jnp.int32)
@@ -156,6 +167,12 @@ def _extended(
     return Beams(
         running, finished, improvable, seen, take_sequences(beams.cache, kept_rows), made, beams.broken | broken.any()
     )
+
+
+def _said(prompts: Past, tokens: Int[Array, "B W M"], made: Int[Array, ""]) -> Past:
+    """Returns the prompts with the first `made` tokens of the beams behind them."""
+    new = jnp.where(jnp.arange(tokens.shape[2]) < made, tokens, -1).reshape(-1, tokens.shape[2])
+    return Past(jnp.concatenate([prompts.tokens, new], axis=1), prompts.length + made)
 
 
 def _hoped_length(rules: Rules, made: Int[Array, ""], limits: Int[Array, " B"]) -> Int[Array, " B"]:

@@ -228,7 +228,9 @@ def _pieces(
     arrays, slots = asked.arrays(net)
     used, made, most = arrays[0].shape[1], 1, int(asked.limits.max())
     hashes = np.array([zlib.crc32(np.asarray(ids, "<i4").tobytes()) for ids in asked.ids], np.uint32)
-    state = start(net, rules, params, *arrays, ends, row_keys(jax.random.key(seed), hashes, samples), slots=slots)
+    keys = row_keys(jax.random.key(seed), hashes, samples)
+    room = rounded(most) if decoding.no_repeat_ngram_size else 0
+    state = start(net, rules, params, *arrays, ends, keys, slots=slots, room=room)
     _require_numbers(state.broken)
     yield (new := np.asarray(state.token)[:, None])
     # The tokens that a sliding text reads again, into a new cache.

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
-from jax_tformer.decoding.constraints import Place
+from jax_tformer.decoding.constraints import Past, Place
 from jax_tformer.decoding.strategies import Rules, choose
 from jax_tformer.model.attention import Cache, KeyValue
 from jax_tformer.model.functional import DecoderTransformer, Params
@@ -24,6 +24,8 @@ class State(NamedTuple):
     """Whether the row has ended."""
     seen: Bool[Array, "N V"] | None
     """The tokens in prompt and continuation; None without a repetition penalty."""
+    past: Past | None
+    """The texts; None where n-grams may repeat."""
     keys: Key[Array, " N"]
     limits: Int[Array, " N"]
     """The most new tokens of each row; the last of them ends it."""
@@ -33,7 +35,7 @@ class State(NamedTuple):
     """Whether a row that had not ended had NaN among its logits."""
 
 
-@partial(jax.jit, static_argnames=("net", "slots"))
+@partial(jax.jit, static_argnames=("net", "slots", "room"))
 def start(
     net: DecoderTransformer,
     rules: Rules,
@@ -45,10 +47,12 @@ def start(
     end_ids: Int[Array, " E"],
     keys: Key[Array, "B R"],
     slots: int,
+    room: int = 0,
 ) -> State:
     """Reads the prompts (`mask`: True at tokens) and chooses the first token of N = B * R rows, R for each prompt.
 
     `source` is the text that an encoder-decoder translates, with its mask; `keys` are those of `row_keys`.
+    Where n-grams may not repeat, `room` is at least the largest of `limits`.
     """
     logits, cache = prefill(net, params, prompt, mask, source, slots)
     samples = keys.shape[1]
@@ -58,6 +62,7 @@ def start(
         jnp.zeros(rows.shape, jnp.int32),
         jnp.zeros(rows.shape, bool),
         occurring(net, prompt, mask)[rows] if rules.repetition_penalty is not None else None,
+        Past.of(prompt[rows], mask[rows], room) if rules.no_repeat_ngram_size else None,
         keys.reshape(-1),
         limits[rows],
         jnp.asarray(0, jnp.int32),
@@ -179,13 +184,14 @@ def take_sequences(cache: Cache, chosen: Int[Array, " N"]) -> Cache:
 def chosen(rules: Rules, state: State, logits: Float[Array, "N V"], end_ids: Int[Array, " E"]) -> State:
     """Chooses the next token of each row from its logits; rows that have ended repeat the first end token."""
     keys = jax.vmap(jax.random.fold_in, (0, None))(state.keys, state.made)
-    place = Place(state.made, state.limits, end_ids)
+    place = Place(state.made, state.limits, end_ids, state.past)
     token = jnp.where(state.done, end_ids[0], choose(logits, keys, rules, state.seen, place)).astype(jnp.int32)
     made = state.made + 1
     return state._replace(
         token=token,
         done=state.done | jnp.isin(token, end_ids) | (made >= state.limits),
         seen=None if state.seen is None else state.seen.at[jnp.arange(len(token)), token].set(True),
+        past=None if state.past is None else state.past.then(token),
         made=made,
         broken=state.broken | (jnp.isnan(logits).any(-1) & ~state.done).any(),
     )

@@ -29,6 +29,9 @@ class DecodingConfig:
     """Draw only tokens at least p times as probable as the most probable one (Nguyen et al., 2024)."""
     repetition_penalty: float = 1.0
     """Divides positive and multiplies negative scores of tokens that have occurred (Keskar et al., 2019)."""
+    no_repeat_ngram_size: int = 0
+    """No n tokens in a row occur twice, the prompt of a decoder-only model included; 0: they may (Paulus et al., 2017,
+    forbid trigrams)."""
     min_new_tokens: int = 0
     """The fewest new tokens of a row, not counting its end token."""
     suppress_tokens: tuple[int, ...] = ()
@@ -37,6 +40,8 @@ class DecodingConfig:
     """The first new token of every row."""
     forced_eos_token_id: int | None = None
     """The last new token of a row that has as many as it may have."""
+    renormalize_logits: bool = False
+    """Make probabilities of a beam search sum to one again after penalties and constraints."""
     num_return_sequences: int = 1
     """Samples for each prompt; in a beam search, the n best."""
     num_beams: int = 1
@@ -54,7 +59,7 @@ class DecodingConfig:
         require_finite(self, "temperature", minimum=0)
         require_finite(self, "length_penalty")
         require_finite(self, "repetition_penalty", above=0)
-        for name in ("min_new_tokens", "forced_bos_token_id", "forced_eos_token_id"):
+        for name in ("no_repeat_ngram_size", "min_new_tokens", "forced_bos_token_id", "forced_eos_token_id"):
             value = getattr(self, name)
             known = value is None if name.startswith("forced") else False
             whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jax_tformer.decoding.constraints import Constraints, Place, constrain, constraints_of
+from jax_tformer.decoding.constraints import Constraints, Place, constrain, constraints_of, forbid_repeats
 from jax_tformer.decoding.settings import DecodingConfig, LengthPenaltyForm
 
 
@@ -27,6 +27,9 @@ class Rules:
     repetition_penalty: Float[Array, ""] | None
     length_penalty: Float[Array, ""]
     constraints: Constraints | None
+    no_repeat_ngram_size: int = field(metadata={"static": True})
+    """0: n-grams may repeat."""
+    renormalize_logits: bool = field(metadata={"static": True})
     top_k: int | None = field(metadata={"static": True})
     num_beams: int = field(metadata={"static": True})
     length_penalty_form: LengthPenaltyForm = field(metadata={"static": True})
@@ -46,6 +49,8 @@ def rules_of(decoding: DecodingConfig) -> Rules:
         repetition_penalty=number(decoding.repetition_penalty, 1.0),
         length_penalty=jnp.asarray(decoding.length_penalty, jnp.result_type(float)),
         constraints=constraints_of(decoding),
+        no_repeat_ngram_size=decoding.no_repeat_ngram_size,
+        renormalize_logits=decoding.renormalize_logits,
         top_k=decoding.top_k,
         num_beams=decoding.num_beams,
         length_penalty_form=decoding.length_penalty_form,
@@ -71,10 +76,10 @@ def choose(
 def process(
     logits: Float[Array, "N V"], rules: Rules, seen: Bool[Array, "N V"] | None, place: Place | None = None
 ) -> Float[Array, "N V"]:
-    """Applies repetition penalty, constraints, temperature, top-k, top-p and min-p.
+    """Applies what `restrict` does, then temperature, top-k, top-p and min-p.
 
     Logits are correct up to a constant per row. `seen` are the tokens that the row contains; None without a repetition
-    penalty. `place` may be None if there are no constraints.
+    penalty. `place` may be None if there are no constraints and n-grams may repeat.
     """
     logits = restrict(logits, rules, seen, place)
     if rules.temperature is not None:
@@ -93,9 +98,14 @@ def process(
 def restrict(
     scores: Float[Array, "N V"], rules: Rules, seen: Bool[Array, "N V"] | None, place: Place | None
 ) -> Float[Array, "N V"]:
-    """Applies what changes logits, or log-probabilities, without drawing: repetition penalty, then constraints."""
+    """Applies what changes logits, or log-probabilities, without drawing.
+
+    The repetition penalty comes first, then the ban of repeated n-grams, then constraints.
+    """
     if rules.repetition_penalty is not None and seen is not None:
         scores = penalize_repetition(scores, seen, rules.repetition_penalty.astype(scores.dtype))
+    if rules.no_repeat_ngram_size and place is not None and place.past is not None:
+        scores = forbid_repeats(scores, place.past, rules.no_repeat_ngram_size)
     if rules.constraints is not None and place is not None:
         scores = constrain(scores, rules.constraints, place)
     return scores

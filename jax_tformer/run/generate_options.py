@@ -38,6 +38,7 @@ class DecodingFlags(DecodingConfig):
     suppress_tokens: Annotated[tuple[int, ...], tyro.conf.Fixed, tyro.conf.Suppress] = ()
     forced_bos_token_id: Annotated[int | None, tyro.conf.Fixed, tyro.conf.Suppress] = None
     forced_eos_token_id: Annotated[int | None, tyro.conf.Fixed, tyro.conf.Suppress] = None
+    renormalize_logits: Annotated[bool, tyro.conf.Fixed, tyro.conf.Suppress] = False
     num_samples: int = 1
     """Samples for each text."""
     n_best: int = 1

@@ -13,15 +13,16 @@ if TYPE_CHECKING:
     from jax_tformer.pretrained.origin import Origin
 
 _IDS = ("bos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id")
-_WHOLE = ("max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "top_k", *_IDS)
+_LENGTHS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "top_k")
+_WHOLE = (*_LENGTHS, "no_repeat_ngram_size", *_IDS)
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "length_penalty")
-_OTHERS = ("eos_token_id", "forced_eos_token_id", "do_sample", "early_stopping", "suppress_tokens", "bad_words_ids")
+_FLAGS = ("do_sample", "renormalize_logits")
+_OTHERS = ("eos_token_id", "forced_eos_token_id", "early_stopping", "suppress_tokens", "bad_words_ids", *_FLAGS)
 _READ = (*_WHOLE, *_NUMBERS, *_OTHERS)
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "typical_p": (1.0,),
     "epsilon_cutoff": (0.0,),
     "eta_cutoff": (0.0,),
-    "no_repeat_ngram_size": (0,),
     "encoder_no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1.0,),
     "diversity_penalty": (0.0,),
@@ -33,7 +34,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "force_words_ids": (),
     "constraints": (),
     "penalty_alpha": (0.0,),
-    "renormalize_logits": (False,),
     "stop_strings": ([],),
     "max_time": (),
     "top_h": (),
@@ -82,7 +82,7 @@ def read_defaults(settings: Mapping[str, Any], *, translates: bool, where: str) 
         if name in given and given[name] not in neutral and given[name] != []
     ]
     decoding: dict[str, Any] = {}
-    for name in ("repetition_penalty", "early_stopping"):
+    for name in ("repetition_penalty", "no_repeat_ngram_size", "renormalize_logits", "early_stopping"):
         decoding |= {name: given[name]} if name in given else {}
     beams = given.get("num_beams", 1)
     if beams > 1:
@@ -142,7 +142,7 @@ def _require_kind(name: str, value: Any, where: str) -> None:
     elif name == "bad_words_ids":
         good = isinstance(value, list) and all(isinstance(word, list) and _are_ids(word) for word in value)
         expected = "lists of ids"
-    elif name == "do_sample":
+    elif name in _FLAGS:
         good, expected = isinstance(value, bool), "true or false"
     elif name == "early_stopping":
         good, expected = isinstance(value, bool) or value == "never", 'true, false or "never"'

@@ -74,7 +74,8 @@ class Feed:
 
         from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
         from jax_tformer.model.functional import transformer
-        from jax_tformer.sharding import make_mesh, state_shardings
+        from jax_tformer.run.preparing import state_shardings
+        from jax_tformer.sharding import make_mesh
         from jax_tformer.training.optimizer import optimizer
         from jax_tformer.training.step import init_state, train_step
 

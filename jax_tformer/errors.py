@@ -1,7 +1,10 @@
 """The one exception that means "the user can mend this", and the checks that raise it."""
 
 import math
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class InputError(ValueError):
@@ -27,6 +30,16 @@ def require(condition: bool, message: str) -> None:
     """Raises InputError(message) unless `condition` holds."""
     if not condition:
         raise InputError(message)
+
+
+def require_ids(ids: "np.ndarray", vocab_size: int) -> None:
+    """Raises InputError unless all `ids` are at least 0 and below `vocab_size`; JAX would silently return NaN."""
+    wrong = ids[(ids < 0) | (ids >= vocab_size)]
+    if wrong.size:
+        raise InputError(
+            f"a token has the id {int(wrong[0])}; expected ids from 0 to {vocab_size - 1}; "
+            "use the tokenizer that the model was trained with"
+        )
 
 
 def require_field(condition: bool, name: str, problem: str) -> None:

@@ -1,4 +1,4 @@
-"""Files: paths as users type them, small files written atomically and read strictly, and the cache folder.
+"""Files: paths and hub names as users type them, files and folders written as a whole, strict reading, and the cache.
 
 A run folder may come from a stranger. `read_text` and `read_json` therefore never wait for a pipe, never fill the
 memory, and fail only with an InputError.
@@ -12,8 +12,8 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,6 +44,34 @@ def user_path(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise InputError(f"{path} begins with the home of an unknown user; expected a full path") from error
+
+
+def hub_folder(what: str, name: str, revision: str | None, option: str, files: Sequence[str]) -> Path:
+    """The folder of a commit (`revision`) on the Hugging Face hub, in the hub's own cache.
+
+    Downloads those of its files that match the patterns `files`. `what` ("tokenizer") and `option`
+    ("--data.tokenizer.revision") are for messages. Raises InputError if the hub does not give it, and without a
+    revision: the message names the newest.
+    """
+    from huggingface_hub import model_info, snapshot_download
+
+    try:
+        if revision is None:
+            newest = model_info(name).sha
+        else:
+            folder = snapshot_download(name, revision=revision, allow_patterns=list(files))
+    except Exception as error:  # network, proxy, hub and name errors share no base class
+        inside = "tokenizer.json" if what == "tokenizer" else "config.json"
+        raise InputError(
+            f"the {what} {name!r} is no folder here and the Hugging Face hub did not give it "
+            f"({type(error).__name__}); expected a folder with {inside}, or a hub name and a network"
+        ) from error
+    if revision is None:
+        raise InputError(
+            f"the {what} {name!r} comes from the hub, where it may change; expected the commit to use; "
+            f"the newest is {option} {newest}"
+        )
+    return Path(folder)
 
 
 def sync(path: Path) -> None:
@@ -87,6 +115,25 @@ def write_text(path: Path, text: str) -> None:
     sync(partial)
     partial.replace(path)
     sync(path.parent)
+
+
+def require_new_folder(out: Path) -> None:
+    """Raises InputError if something is in `out`."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} is there already; expected a new or empty folder")
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder beside `out`, to write to, that takes its place in the end: a folder by that name is complete."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as beside:
+        whole = Path(beside) / out.name
+        whole.mkdir()
+        yield whole
+        for path in [*whole.iterdir(), whole]:
+            sync(path)
+        whole.replace(out)
 
 
 def read_json(path: Path, most: int = SMALL) -> Any:

@@ -5,20 +5,15 @@ The model never mentions devices. One device is the mesh 1 x 1 x 1, with the sam
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
-import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, get_abstract_mesh
 
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import MeshConfig
 from jax_tformer.model.functional import Params
 from jax_tformer.model.kernels import Kernel, split_by
-from jax_tformer.model.lora import trained
-
-if TYPE_CHECKING:
-    from jax_tformer.training.step import TrainState
 
 LOGICAL_AXES: dict[str, tuple[str | None, ...]] = {
     "query.kernel": ("embed", "heads", None),
@@ -118,31 +113,10 @@ def parameter_shardings(mesh: Mesh, shapes: Params) -> Params:
     return shardings
 
 
-def state_shardings(mesh: Mesh, tx: optax.GradientTransformation, state: "TrainState") -> Any:
-    """A TrainState with the sharding of every array; the optimizer's arrays are split like their parameters."""
-    replicated = NamedSharding(mesh, PartitionSpec())
-    parameters = parameter_shardings(mesh, state.params)
-    opt_state = optax.tree_utils.tree_map_params(
-        tx,
-        lambda _, sharding: sharding,
-        state.opt_state,
-        trained(parameters),
-        transform_non_params=lambda _: replicated,
-    )
-    return state._replace(params=parameters, opt_state=opt_state, step=replicated, key=replicated)  # type: ignore[arg-type]
-
-
 def place_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
     """Puts a batch on the devices, split by rows."""
     placed: dict[str, jax.Array] = jax.device_put(dict(batch), NamedSharding(mesh, BATCH))
     return placed
-
-
-def abstract_state(state: "TrainState", shardings: Any) -> Any:
-    """`state` as jax.ShapeDtypeStruct with shardings, which suffices to compile or to restore."""
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), state, shardings
-    )
 
 
 def abstract_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:

@@ -23,7 +23,8 @@ import jax, numpy as np
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.experiment import MeshConfig, OptimizerConfig
 from jax_tformer.model.functional import transformer
-from jax_tformer.sharding import make_mesh, place_batch, state_shardings
+from jax_tformer.run.preparing import state_shardings
+from jax_tformer.sharding import make_mesh, place_batch
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import init_state, train_step
 

@@ -13,13 +13,12 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_tformer.data.batches import check_ids
 from jax_tformer.data.pairs import shift_right
 from jax_tformer.data.text import windows
 from jax_tformer.data.text_files import Pieces
 from jax_tformer.data.tokenizer_sources import build_tokenizer, load_tokenizer
 from jax_tformer.data.tokenizers import PIECE_END, Role, Tokenizer, check_vocabulary
-from jax_tformer.errors import InputError
+from jax_tformer.errors import InputError, require_ids
 from jax_tformer.experiment import TokenizerConfig
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
@@ -237,11 +236,11 @@ def test_damaged_roles(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
-def test_check_ids_and_vocabulary() -> None:
-    check_ids(np.array([[0, 9]], np.int32), 10)
+def test_require_ids_and_vocabulary() -> None:
+    require_ids(np.array([[0, 9]], np.int32), 10)
     for wrong in (10, -1):
         with pytest.raises(InputError, match=f"the id {wrong}; expected ids from 0 to 9"):
-            check_ids(np.array([[0, wrong]], np.int32), 10)
+            require_ids(np.array([[0, wrong]], np.int32), 10)
     tokenizer = build_tokenizer(BYTES, [], {})
     check_vocabulary(tokenizer, 256)
     with pytest.raises(InputError, match="256 ids and the model a vocabulary of 255"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jax_tformer.errors import InputError
+from jax_tformer.errors import require_ids
 from jax_tformer.experiment import PairData, TextData, TrainingConfig
 from jax_tformer.files import combined_hash
 
@@ -140,18 +140,8 @@ def fingerprint(
     return combined_hash([json.dumps(settings, sort_keys=True), tokenizer.to_json(), *content])
 
 
-def check_ids(ids: np.ndarray, vocab_size: int) -> None:
-    """Raises InputError unless all `ids` are at least 0 and below `vocab_size`; JAX would silently return NaN."""
-    wrong = ids[(ids < 0) | (ids >= vocab_size)]
-    if wrong.size:
-        raise InputError(
-            f"a token has the id {int(wrong[0])}; expected ids from 0 to {vocab_size - 1}; "
-            "use the tokenizer that the model was trained with"
-        )
-
-
 def check_batch_ids(batch: Batch, vocab_size: int | None) -> None:
-    """Calls `check_ids` for every array of a batch that the model embeds."""
+    """Calls `require_ids` for every array of a batch that the model embeds."""
     for name in ("tokens", "source", "target"):
         if name in batch:
-            check_ids(batch[name], vocab_size or 0)
+            require_ids(batch[name], vocab_size or 0)

@@ -15,8 +15,7 @@ from jax_tformer.data.framing import follow_settings, read_framing
 from jax_tformer.data.tokenizers import BYTES, FIELDS, ONE_CHARACTER, Role, Tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import TokenizerConfig
-from jax_tformer.files import kept, read_json, read_text, user_path
-from jax_tformer.hub import hub_folder
+from jax_tformer.files import hub_folder, kept, read_json, read_text, user_path
 
 _SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")
 _HUB_FILES = ["tokenizer.json", *_SETTINGS]

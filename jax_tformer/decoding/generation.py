@@ -9,13 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tformer.data.batches import check_ids
 from jax_tformer.decoding.beam import search
 from jax_tformer.decoding.fast import layers_apart
 from jax_tformer.decoding.loop import advance, restart, row_keys, start
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.strategies import rules_of
-from jax_tformer.errors import InputError, require, require_field
+from jax_tformer.errors import InputError, require, require_field, require_ids
 from jax_tformer.model.functional import AnyTransformer, DecoderTransformer, EncoderOnlyTransformer, Params
 
 Ids = Sequence[int] | np.ndarray
@@ -179,11 +178,11 @@ def _asked(
     require(len(prompts) > 0, "there are no prompts; expected at least one")
     for number, prompt in enumerate(prompts, 1):
         require(len(prompt) > 0, f"prompt {number} of {len(prompts)} has no tokens; expected at least one")
-        check_ids(np.asarray(prompt), vocabulary)
+        require_ids(np.asarray(prompt), vocabulary)
     ends = () if end_id is None else (end_id,) if isinstance(end_id, int | np.integer) else tuple(end_id)
     start = () if start_id is None else (start_id,)
     forced = (token for token in (decoding.forced_bos_token_id, decoding.forced_eos_token_id) if token is not None)
-    check_ids(np.asarray([*ends, *start, *forced, *decoding.suppress_tokens], np.int64), vocabulary)
+    require_ids(np.asarray([*ends, *start, *forced, *decoding.suppress_tokens], np.int64), vocabulary)
     most = decoding.max_new_tokens
     allowed = np.full(len(prompts), most) if limits is None else np.minimum(limits, most)
     require(len(allowed) == len(prompts), f"there are {len(allowed)} limits; expected one a prompt, {len(prompts)}")

@@ -10,9 +10,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_tformer.config import StackConfig
-from jax_tformer.data.batches import check_ids
 from jax_tformer.decoding.generation import Ids, padded, require_positions, require_speaker, rounded
-from jax_tformer.errors import require
+from jax_tformer.errors import require, require_ids
 from jax_tformer.model.functional import AnyTransformer, DecoderOnlyTransformer, DecoderTransformer, Params
 
 
@@ -46,7 +45,7 @@ def score(
     require((sources is not None) == (encoder is not None), needed)
     rows = [[*begin, *text] for text in texts]
     for row in [*rows, *(sources or [])]:
-        check_ids(np.asarray(row, np.int64), net.config.vocab_size or 0)
+        require_ids(np.asarray(row, np.int64), net.config.vocab_size or 0)
     for number, row in enumerate(rows, 1):
         least = "one" if begin else "two"
         require(len(row) > 1, f"text {number} has no token to score; expected at least {least}")

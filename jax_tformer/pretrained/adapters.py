@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import re
-import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -16,7 +15,16 @@ from safetensors.numpy import save_file
 
 from jax_tformer.config import LoraConfig, LoraTarget
 from jax_tformer.errors import InputError
-from jax_tformer.files import from_dict, parse_json, read_json, sync, to_dict, user_path, write_json
+from jax_tformer.files import (
+    from_dict,
+    new_folder,
+    parse_json,
+    read_json,
+    require_new_folder,
+    to_dict,
+    user_path,
+    write_json,
+)
 from jax_tformer.model.functional import AnyTransformer, Params, transformer
 from jax_tformer.model.lora import joined, split, without_adapters
 from jax_tformer.pretrained.tensor_files import open_file
@@ -61,8 +69,7 @@ def save_adapters(
     out = user_path(folder)
     if net.config.lora is None:
         raise InputError("the model has no adapters to save; expected one with TransformerConfig.lora")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} is there already; expected a new or empty folder")
+    require_new_folder(out)
     rows = _rows(net, architecture)
     found = modules(rows, without_adapters(net.config))
     theirs = write_adapters(found, to_reference(split(params)[0]))
@@ -73,16 +80,9 @@ def save_adapters(
     said = _written(net.config.lora, {name: len(a) for name, (a, _) in theirs.items()}, names, base, inputs_first)
     metadata = {"format": "pt", _KEY: json.dumps(to_dict(net.config.lora))}
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        # Beside it first: a folder by that name is complete.
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as beside:
-            whole = Path(beside) / out.name
-            whole.mkdir()
+        with new_folder(out) as whole:
             save_file(arrays, whole / WEIGHTS, metadata=metadata)
             write_json(whole / CONFIG, said)
-            for path in [*whole.iterdir(), whole]:
-                sync(path)
-            whole.replace(out)
     except (OSError, safetensors.SafetensorError) as error:
         raise InputError(f"cannot write {out}: {' '.join(str(error).split())}") from error
 

@@ -17,12 +17,11 @@ from jax_tformer.config import DropoutConfig, TransformerConfig
 from jax_tformer.data.tokenizer_sources import load_tokenizer
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError
-from jax_tformer.files import sync, user_path, write_json
+from jax_tformer.files import new_folder, require_new_folder, user_path, write_json
 from jax_tformer.model.functional import AnyTransformer, Params
 from jax_tformer.model.lora import merge_lora
 from jax_tformer.pretrained.origin import CONFIG, GENERATION, Origin
-from jax_tformer.pretrained.tensor_files import STORED
-from jax_tformer.pretrained.tensor_writing import parse_size, write_tensors
+from jax_tformer.pretrained.tensor_files import STORED, parse_size, write_tensors
 from jax_tformer.weights.huggingface import FAMILIES, config_from_huggingface
 from jax_tformer.weights.huggingface.tables import Family, known_names, their_views, write_settings
 from jax_tformer.weights.names import WeightsError, reference_views, require_fit
@@ -59,8 +58,7 @@ def save_pretrained(
     """
     net, params = merge_lora(net, params)
     out, most = user_path(folder), parse_size(max_shard_size)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} is there already; expected a new or empty folder")
+    require_new_folder(out)
     if dtype is not None and dtype not in STORED:
         raise InputError(f"dtype is {dtype!r}; expected one of {', '.join(STORED)}, or None")
     rows = net.config.vocab_size or 0
@@ -75,17 +73,10 @@ def save_pretrained(
     changed = _changed_ids(net.origin, tokenizer)
     config = _config_json(net, chosen, said, tensors, types, tokenizer) | changed
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        # Beside it first: a folder by that name is complete.
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as beside:
-            whole = Path(beside) / out.name
-            whole.mkdir()
+        with new_folder(out) as whole:
             write_tensors(whole, tensors, types, most)
             _write_tokenizer(whole, net, tokenizer, changed)
             write_json(whole / CONFIG, config)
-            for path in [*whole.iterdir(), whole]:
-                sync(path)
-            whole.replace(out)
     except OSError as error:
         raise InputError(f"cannot write {out}: {error.strerror}; expected a place with room for it") from error
 

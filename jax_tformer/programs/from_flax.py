@@ -7,8 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from jax_tformer.errors import InputError
-from jax_tformer.files import user_path
+from jax_tformer.files import require_new_folder, user_path
 from jax_tformer.run.command_line import parse
 
 
@@ -27,8 +26,7 @@ class FromFlaxOptions:
 def main(arguments: Sequence[str]) -> int:
     options = parse(FromFlaxOptions, arguments, prog="jax-tformer from-flax", description=__doc__ or "")
     out = user_path(options.out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} is there already; expected a new or empty folder")
+    require_new_folder(out)
 
     import jax
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from jax_tformer.config import Remat, TransformerConfig
@@ -22,7 +22,7 @@ from jax_tformer.model.kernels import choose_implementation
 from jax_tformer.model.lora import joined, split, trained
 from jax_tformer.model.masks import Mask
 from jax_tformer.run.startup import compiler_options
-from jax_tformer.sharding import abstract_batch, abstract_state, computing_on, state_shardings
+from jax_tformer.sharding import abstract_batch, computing_on, parameter_shardings
 from jax_tformer.training.step import TrainState, batch_loss, init_state, train_step
 
 _ROOM = 0.8
@@ -86,6 +86,27 @@ def prepare(
         compiler_options=compiler_options(once=True),
     )
     return Prepared(abstract, initialise, lowered)
+
+
+def state_shardings(mesh: Mesh, tx: optax.GradientTransformation, state: TrainState) -> Any:
+    """A TrainState with the sharding of every array; the optimizer's arrays are split like their parameters."""
+    replicated = NamedSharding(mesh, PartitionSpec())
+    parameters = parameter_shardings(mesh, state.params)
+    opt_state = optax.tree_utils.tree_map_params(
+        tx,
+        lambda _, sharding: sharding,
+        state.opt_state,
+        trained(parameters),
+        transform_non_params=lambda _: replicated,
+    )
+    return state._replace(params=parameters, opt_state=opt_state, step=replicated, key=replicated)  # type: ignore[arg-type]
+
+
+def abstract_state(state: TrainState, shardings: Any) -> Any:
+    """`state` as jax.ShapeDtypeStruct with shardings, which suffices to compile or to restore."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), state, shardings
+    )
 
 
 def compile_beside(lowered: jax.stages.Lowered) -> Future[Callable[..., Any]]:

@@ -42,8 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     from jax_tformer.model.lora import merge_lora, trained
     from jax_tformer.run.checkpoints import Checkpoints
     from jax_tformer.run.evaluation import Evaluator, sample_text
-    from jax_tformer.run.exporting import export_pretrained
-    from jax_tformer.run.fine_tuning import given_parameters, new_tokenizer
+    from jax_tformer.run.huggingface import export_pretrained, given_parameters, new_tokenizer
     from jax_tformer.run.preparing import compile_beside, describe_compute, fit_to_devices, prepare
     from jax_tformer.run.progress import ProgressLine, Reporter, first_not_finite
     from jax_tformer.run.results import MetricsLog, finish

@@ -118,7 +118,7 @@ def read_plan(arguments: Sequence[str]) -> Plan:
     model = _model(options, config.model)
     experiment = ExperimentConfig(model, options.data, options.optimizer, options.training, init=options.init)
     if experiment.init is not None:
-        from jax_tformer.run.fine_tuning import require_same_architecture
+        from jax_tformer.run.huggingface import require_same_architecture
 
         require_same_architecture(experiment, config)
     return Plan(
@@ -144,7 +144,7 @@ def _begun(preset: ExperimentConfig, arguments: Sequence[str]) -> ExperimentConf
         first.parse_known_args(list(arguments), found)
     if found.init is None:
         return preset
-    from jax_tformer.run.fine_tuning import experiment_from
+    from jax_tformer.run.huggingface import experiment_from
 
     return experiment_from(preset, found.init)
 

@@ -12,7 +12,7 @@ from jax_tformer.data.batches import check_batch_ids
 from jax_tformer.data.pipeline import build_pipeline
 from jax_tformer.data.tokenizers import check_vocabulary
 from jax_tformer.experiment import ExperimentConfig
-from jax_tformer.run.fine_tuning import new_tokenizer
+from jax_tformer.run.huggingface import new_tokenizer
 from jax_tformer.run.startup import allocator_settings
 from jax_tformer.terminal import Interruption
 from jax_tformer_comparison.jax_side import JaxSide

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from jax_tformer.decoding.constraints import Past, Place
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.decoding.strategies import process, rules_of
+from jax_tformer.decoding.strategies import Past, Place, process, rules_of
 from parity.measure import Measured, compared
 from parity_tests.cases import CONFIGS, weights_for
 from parity_tests.generation import Float64, drivable

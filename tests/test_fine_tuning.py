@@ -20,7 +20,7 @@ from jax_tformer.experiment import TokenizerConfig
 from jax_tformer.model.functional import Params, transformer
 from jax_tformer.presets import EXPERIMENTS
 from jax_tformer.programs import export
-from jax_tformer.run.fine_tuning import experiment_from
+from jax_tformer.run.huggingface import experiment_from
 from jax_tformer.run.restoring import load_trained
 from jax_tformer.run.run_folder import RunFolder
 from jax_tformer.weights.huggingface import t5

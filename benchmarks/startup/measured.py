@@ -38,7 +38,7 @@ def chapters(arguments: Sequence[str]) -> None:
 
     import train
     from jax_tformer.data import pipeline
-    from jax_tformer.run import fine_tuning, results
+    from jax_tformer.run import huggingface, results
 
     compiled: list[tuple[float, str, float]] = []
 
@@ -49,7 +49,7 @@ def chapters(arguments: Sequence[str]) -> None:
             compiled.append((time.perf_counter(), f"{_FUNCTIONS.get(name, 'other functions')}: {kind}", duration_secs))
 
     jax.monitoring.register_event_duration_secs_listener(listen)
-    fine_tuning.new_tokenizer = timed("tokenizer", fine_tuning.new_tokenizer)
+    huggingface.new_tokenizer = timed("tokenizer", huggingface.new_tokenizer)
     pipeline.build_pipeline = timed("data", pipeline.build_pipeline)
     results.MetricsLog.__init__ = timed("metrics log", results.MetricsLog.__init__)  # type: ignore[method-assign]
     began = time.perf_counter()

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_tformer.decoding.constraints import Past, Place
 from jax_tformer.decoding.loop import extend, occurring, prefill, take_sequences
-from jax_tformer.decoding.strategies import Rules, restrict
+from jax_tformer.decoding.strategies import Past, Place, Rules, restrict
 from jax_tformer.model.attention import Cache
 from jax_tformer.model.functional import DecoderTransformer, Params
 

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
-from jax_tformer.decoding.constraints import Past, Place
-from jax_tformer.decoding.strategies import Rules, choose
+from jax_tformer.decoding.strategies import Past, Place, Rules, choose
 from jax_tformer.model.attention import Cache, KeyValue
 from jax_tformer.model.functional import DecoderTransformer, Params
 from jax_tformer.model.transformer import DecoderOnly

@@ -1,15 +1,47 @@
 """Chooses one token per row from logits `[N, V]`, in pure functions with the semantics of Hugging Face's `generate`."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jax_tformer.decoding.constraints import Constraints, Place, constrain, constraints_of, forbid_repeats
 from jax_tformer.decoding.settings import DecodingConfig, LengthPenaltyForm
+
+
+class Past(NamedTuple):
+    """The tokens of each of N rows so far: its prompt (of an encoder-decoder, the start token), and the new ones."""
+
+    tokens: Int[Array, "N H"]
+    """The last token of every row in the same column; -1 for padding before the prompt, and behind that column."""
+    length: Int[Array, ""]
+    """The number of columns up to the last token."""
+
+    @staticmethod
+    def of(prompt: Int[Array, "N P"], mask: Bool[Array, "N P"], room: int) -> "Past":
+        """Begins with prompts that are padded on the left, and leaves room for new tokens."""
+        tokens = jnp.pad(jnp.where(mask, prompt, -1), ((0, 0), (0, room)), constant_values=-1)
+        return Past(tokens, jnp.asarray(prompt.shape[1], jnp.int32))
+
+    def then(self, token: Int[Array, " N"]) -> "Past":
+        """Appends a token to each row."""
+        tokens = jax.lax.dynamic_update_slice_in_dim(self.tokens, token[:, None], self.length, axis=1)
+        return Past(tokens, self.length + 1)
+
+
+class Place(NamedTuple):
+    """The place of the next token in each of N rows."""
+
+    made: Int[Array, ""]
+    """How many new tokens the rows have."""
+    limits: Int[Array, " N"]
+    """The most new tokens of each row."""
+    end_ids: Int[Array, " E"]
+    """The tokens that end a row; -1 never occurs."""
+    past: Past | None = None
+    """What the rows have said; needed only where repeated n-grams are forbidden."""
 
 
 @jax.tree_util.register_dataclass
@@ -26,7 +58,14 @@ class Rules:
     min_p: Float[Array, ""] | None
     repetition_penalty: Float[Array, ""] | None
     length_penalty: Float[Array, ""]
-    constraints: Constraints | None
+    suppressed: Int[Array, " n"] | None
+    """Tokens that never come."""
+    fewest: Int[Array, ""] | None
+    """No end token comes before this many new tokens."""
+    first: Int[Array, ""] | None
+    """The first new token."""
+    last: Int[Array, ""] | None
+    """The last new token of a row that reaches its limit."""
     no_repeat_ngram_size: int = field(metadata={"static": True})
     """0: n-grams may repeat."""
     renormalize_logits: bool = field(metadata={"static": True})
@@ -42,13 +81,19 @@ def rules_of(decoding: DecodingConfig) -> Rules:
     def number(value: float | None, idle: float) -> Array | None:
         return None if value is None or value == idle else jnp.asarray(value, jnp.result_type(float))
 
+    def whole(value: int | tuple[int, ...] | None) -> Array | None:
+        return None if value is None else jnp.asarray(value, jnp.int32)
+
     return Rules(
         temperature=number(decoding.temperature, 0.0),
         top_p=number(decoding.top_p, 1.0),
         min_p=number(decoding.min_p, 0.0),
         repetition_penalty=number(decoding.repetition_penalty, 1.0),
         length_penalty=jnp.asarray(decoding.length_penalty, jnp.result_type(float)),
-        constraints=constraints_of(decoding),
+        suppressed=whole(decoding.suppress_tokens or None),
+        fewest=whole(decoding.min_new_tokens or None),
+        first=whole(decoding.forced_bos_token_id),
+        last=whole(decoding.forced_eos_token_id),
         no_repeat_ngram_size=decoding.no_repeat_ngram_size,
         renormalize_logits=decoding.renormalize_logits,
         top_k=decoding.top_k,
@@ -106,9 +151,44 @@ def restrict(
         scores = penalize_repetition(scores, seen, rules.repetition_penalty.astype(scores.dtype))
     if rules.no_repeat_ngram_size and place is not None and place.past is not None:
         scores = forbid_repeats(scores, place.past, rules.no_repeat_ngram_size)
-    if rules.constraints is not None and place is not None:
-        scores = constrain(scores, rules.constraints, place)
+    return scores if place is None else constrain(scores, rules, place)
+
+
+def constrain(scores: Float[Array, "N V"], rules: Rules, place: Place) -> Float[Array, "N V"]:
+    """Sets the scores of tokens that may not come here to -inf; a token that must come gets 0, and all others -inf."""
+    if rules.suppressed is not None:
+        scores = scores.at[:, rules.suppressed].set(-jnp.inf)
+    if rules.fewest is not None:
+        # An id beyond the vocabulary is dropped, and a negative one would count from the end.
+        ends = jnp.where(place.end_ids < 0, scores.shape[1], place.end_ids)
+        scores = jnp.where(place.made < rules.fewest, scores.at[:, ends].set(-jnp.inf, mode="drop"), scores)
+    if rules.first is not None:
+        scores = jnp.where(place.made == 0, _only(rules.first, scores), scores)
+    if rules.last is not None:
+        scores = jnp.where((place.made == place.limits - 1)[:, None], _only(rules.last, scores), scores)
     return scores
+
+
+def forbid_repeats(scores: Float[Array, "N V"], past: Past, size: int) -> Float[Array, "N V"]:
+    """Sets the scores of tokens that would end an n-gram of `size` tokens that the row contains already to -inf."""
+    (rows, columns), before = past.tokens.shape, size - 1
+    if columns < size:
+        return scores
+    # What the next token will stand behind; in a text that is too short there is -1 in it, and nothing repeats that.
+    begin = jnp.maximum(past.length - before, 0)
+    last = jax.lax.dynamic_slice_in_dim(past.tokens, begin, before, axis=1)
+    following = past.tokens[:, before:]
+    repeats = following >= 0
+    for place in range(before):
+        earlier = past.tokens[:, place : place + columns - before]
+        repeats &= (earlier == last[:, place, None]) & (earlier >= 0)
+    # An id beyond the vocabulary is dropped.
+    banned = jnp.where(repeats, following, scores.shape[1])
+    return scores.at[jnp.arange(rows)[:, None], banned].set(-jnp.inf, mode="drop")
+
+
+def _only(token: Int[Array, ""], scores: Float[Array, "N V"]) -> Float[Array, "1 V"]:
+    return jnp.where(jnp.arange(scores.shape[1]) == token, 0.0, -jnp.inf).astype(scores.dtype)[None]
 
 
 def best(logits: Float[Array, "N V"]) -> Int[Array, " N"]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax_tformer.config import Dtype
 from jax_tformer.errors import InputError
@@ -33,6 +33,36 @@ _LARGEST = 2**28
 _HOLDS: dict[str, Dtype] = {"F64": "float64", "F32": "float32", "F16": "float32", "BF16": "bfloat16"}
 """Stored type -> ours without loss. Our arithmetic has no float16: it overflows at 65,504, and TPUs lack it."""
 _BY_WIDTH: tuple[Dtype, ...] = ("float64", "float32", "bfloat16")
+_IDS = ("bos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id")
+_LENGTHS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "top_k")
+_WHOLE = (*_LENGTHS, "no_repeat_ngram_size", *_IDS)
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "length_penalty")
+_FLAGS = ("do_sample", "renormalize_logits")
+_OTHERS = ("eos_token_id", "forced_eos_token_id", "early_stopping", "suppress_tokens", "bad_words_ids", *_FLAGS)
+_READ = (*_WHOLE, *_NUMBERS, *_OTHERS)
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1.0,),
+    "diversity_penalty": (0.0,),
+    "num_beam_groups": (1,),
+    "guidance_scale": (1.0,),
+    "exponential_decay_length_penalty": (),
+    "sequence_bias": (),
+    "begin_suppress_tokens": ([],),
+    "force_words_ids": (),
+    "constraints": (),
+    "penalty_alpha": (0.0,),
+    "stop_strings": ([],),
+    "max_time": (),
+    "top_h": (),
+    "token_healing": (False,),
+    "watermarking_config": (),
+    "num_return_sequences": (1,),
+}
+"""Setting that changes what is generated, which we do not have -> the values with which it changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -105,3 +135,116 @@ def _bytes(path: Path) -> bytes:
     if len(content) > _LARGEST:
         raise InputError(f"{path} has more than {_LARGEST:,} bytes; expected a file of a tokenizer; restore it")
     return content
+
+
+class GenerationDefaults(NamedTuple):
+    """How a checkpoint generates where nobody says otherwise."""
+
+    decoding: dict[str, Any]
+    """Fields of DecodingConfig. There is a temperature if tokens are to be drawn."""
+    most: int | None
+    """The most new tokens of an answer."""
+    longest: int | None
+    """The most tokens of a prompt and its answer, or of a translation with its start token."""
+    start_id: int | None
+    """The first token that a decoder reads after an encoder."""
+    end_ids: tuple[int, ...]
+    """Any of these ends an answer; empty if the checkpoint does not say."""
+    translates: bool
+    ignored: tuple[str, ...]
+    """The settings that we do not have, each with its value."""
+
+
+def defaults_of(origin: Origin, folder: Path, *, translates: bool) -> tuple[GenerationDefaults, Path]:
+    """Returns the defaults of the checkpoint in `folder`, and the file that says them; raises as `read_defaults`."""
+    settings, where = dict(origin.config), folder / "config.json"
+    if origin.generation is not None:
+        start = {name: settings.get(name) for name in ("decoder_start_token_id", "bos_token_id")}
+        settings, where = start | dict(origin.generation), folder / "generation_config.json"
+    return read_defaults(settings, translates=translates, where=str(where)), where
+
+
+def read_defaults(settings: Mapping[str, Any], *, translates: bool, where: str) -> GenerationDefaults:
+    """Reads generation settings, those of an encoder-decoder if `translates`; raises InputError for a wrong value."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    for name in given.keys() & set(_READ):
+        _require_kind(name, given[name], where)
+    ignored = [
+        f"{name} {given[name]!r:.40}"
+        for name, neutral in _NEUTRAL.items()
+        if name in given and given[name] not in neutral and given[name] != []
+    ]
+    decoding: dict[str, Any] = {}
+    for name in ("repetition_penalty", "no_repeat_ngram_size", "renormalize_logits", "early_stopping"):
+        decoding |= {name: given[name]} if name in given else {}
+    beams = given.get("num_beams", 1)
+    if beams > 1:
+        decoding |= {"num_beams": beams, "length_penalty": float(given.get("length_penalty", 1.0))}
+        if given.get("do_sample"):
+            ignored.append("do_sample with num_beams")
+    elif given.get("do_sample"):
+        decoding["temperature"] = float(given.get("temperature", 1.0))
+        # Without a top_k, transformers takes 50.
+        decoding["top_k"] = given.get("top_k", 50) or None
+        decoding |= {name: float(given[name]) for name in ("top_p", "min_p") if name in given}
+    decoding |= _constraints(given, translates, ignored)
+    ends = given.get("eos_token_id", [])
+    return GenerationDefaults(
+        decoding,
+        given.get("max_new_tokens"),
+        None if "max_new_tokens" in given else given.get("max_length"),
+        given.get("decoder_start_token_id", given.get("bos_token_id")) if translates else None,
+        tuple(ends) if isinstance(ends, list) else (ends,),
+        translates,
+        tuple(ignored),
+    )
+
+
+def _constraints(given: Mapping[str, Any], translates: bool, ignored: list[str]) -> dict[str, Any]:
+    """Returns the fields of DecodingConfig that force or forbid tokens; adds to `ignored` what they cannot express."""
+    found: dict[str, Any] = {}
+    words = given.get("bad_words_ids", [])
+    single = [word[0] for word in words if len(word) == 1]
+    if len(single) < len(words):
+        ignored.append("bad_words_ids of several tokens")
+    if never := sorted({*given.get("suppress_tokens", []), *single}):
+        found["suppress_tokens"] = tuple(never)
+    fewest = given.get("min_new_tokens", 0)
+    if translates:
+        # Lengths of translations count the start token.
+        fewest = fewest or max(given.get("min_length", 0) - 1, 0)
+    elif given.get("min_length", 0) and not fewest:
+        ignored.append(f"min_length {given['min_length']}")
+    found |= {"min_new_tokens": fewest} if fewest else {}
+    if "forced_bos_token_id" in given and translates:
+        found["forced_bos_token_id"] = given["forced_bos_token_id"]
+    last = given.get("forced_eos_token_id")
+    if isinstance(last, list) and len(last) != 1:
+        ignored.append(f"forced_eos_token_id {last}")
+        last = None
+    last = last[0] if isinstance(last, list) else last
+    return found if last is None else found | {"forced_eos_token_id": last}
+
+
+def _require_kind(name: str, value: Any, where: str) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if name in _WHOLE:
+        good, expected = number and isinstance(value, int) and value >= 0, "a whole number of at least 0"
+    elif name in _NUMBERS:
+        good, expected = number, "a number"
+    elif name == "bad_words_ids":
+        good = isinstance(value, list) and all(isinstance(word, list) and _are_ids(word) for word in value)
+        expected = "lists of ids"
+    elif name in _FLAGS:
+        good, expected = isinstance(value, bool), "true or false"
+    elif name == "early_stopping":
+        good, expected = isinstance(value, bool) or value == "never", 'true, false or "never"'
+    else:
+        good = _are_ids(value if isinstance(value, list) else [value])
+        expected = "an id, or a list of ids"
+    if not good:
+        raise InputError(f"{name} is {value!r:.60} in {where}; expected {expected}")
+
+
+def _are_ids(values: list[Any]) -> bool:
+    return all(type(value) is int and value >= 0 for value in values)

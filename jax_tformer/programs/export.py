@@ -1,17 +1,20 @@
 """Write the model of a run for use elsewhere: weights, config and tokenizer, each in a file of its own."""
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from jax_tformer.config import Dtype
 from jax_tformer.errors import InputError, require
-from jax_tformer.files import user_path
+from jax_tformer.files import new_folder, require_new_folder, to_dict, user_path, write_json
 from jax_tformer.run.command_line import checkpoint_step, parse
+
+if TYPE_CHECKING:
+    from jax_tformer.run.restoring import Which
+    from jax_tformer.run.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -46,21 +49,18 @@ def main(arguments: Sequence[str]) -> int:
         not (options.huggingface and options.adapters),
         "there are --huggingface and --adapters; expected one of them: the whole model, or its adapters alone",
     )
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} is there already; expected a new or empty folder")
+    require_new_folder(out)
 
     from jax_tformer.run.run_folder import RunFolder
 
     run = RunFolder(user_path(options.run))
     experiment = run.read_config()
     if options.adapters:
-        from jax_tformer.run.exporting import export_adapters
-
         require(experiment.model.lora is not None, f"{run.path} has no adapters; leave --adapters out")
-        print(export_adapters(run, out, step, architecture=options.architecture))
+        print(export_adapters(run, out, step, options.architecture))
         return 0
     if options.huggingface:
-        from jax_tformer.run.exporting import export_pretrained, require_expressible
+        from jax_tformer.run.huggingface import export_pretrained, require_expressible
 
         require_expressible(experiment, options.architecture)
         print(export_pretrained(run, out, step, architecture=options.architecture, dtype=options.dtype))
@@ -68,22 +68,35 @@ def main(arguments: Sequence[str]) -> int:
 
     import safetensors
 
-    from jax_tformer.files import to_dict, write_json
     from jax_tformer.run.restoring import load_trained
     from jax_tformer.weights.files import save_weights
 
     trained = load_trained(run, step)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    # Beside it first: a folder by that name is complete.
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as beside:
-        whole = Path(beside) / out.name
+    with new_folder(out) as whole:
         trained.tokenizer.save(whole)
         write_json(whole / "config.json", to_dict(trained.net.config))
         try:
             save_weights(whole / "model.safetensors", trained.params, trained.net.config)
         except safetensors.SafetensorError as error:
             raise InputError(f"cannot write {out}: {' '.join(str(error).split())}") from error
-        names = ", ".join(sorted(path.name for path in whole.iterdir()))
-        whole.replace(out)
+    names = ", ".join(sorted(path.name for path in out.iterdir()))
     print(f"step {trained.step} of {run.path} is in {out}/: {names}")
     return 0
+
+
+def export_adapters(run: "RunFolder", out: Path, step: "Which", architecture: str | None) -> str:
+    """Writes the adapters of a checkpoint in the format of PEFT to the new folder `out`; returns a line that says so.
+
+    They are for the folder that the run began with; without one, for a model of the class `architecture` with the
+    parameters that the run began with. Raises InputError as `load_trained` and `save_adapters` do.
+    """
+    from jax_tformer.pretrained.adapters import save_adapters
+    from jax_tformer.pretrained.origin import read_origin
+    from jax_tformer.run.restoring import load_trained
+
+    trained = load_trained(run, step, merge=False)
+    net, base = trained.net, run.read_config().init
+    net.origin = read_origin(run.origin) if run.origin.exists() else None
+    save_adapters(out, net, trained.params, architecture=architecture, base=base)
+    names = ", ".join(sorted(path.name for path in out.iterdir()))
+    return f"the adapters of step {trained.step} of {run.path} are in {out}/: {names}"

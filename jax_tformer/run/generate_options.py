@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -14,7 +14,9 @@ from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.errors import FieldError, InputError, require
 from jax_tformer.experiment import MaskedTextData, PairData, TextData
 from jax_tformer.run.command_line import checkpoint_step, parse
-from jax_tformer.run.generation_defaults import GenerationDefaults
+
+if TYPE_CHECKING:
+    from jax_tformer.pretrained.origin import GenerationDefaults
 
 _PROMPT_TEMPERATURE = 0.8
 _DRAWING = ("top_k", "top_p", "min_p")
@@ -132,7 +134,7 @@ class GenerateOptions:
         with self.flags_in_errors():
             return DecodingConfig(**chosen)
 
-    def decoding_of_checkpoint(self, defaults: GenerationDefaults, where: str, most: int | None) -> DecodingConfig:
+    def decoding_of_checkpoint(self, defaults: "GenerationDefaults", where: str, most: int | None) -> DecodingConfig:
         """Returns the DecodingConfig for a checkpoint with these `defaults` of the file `where`; flags overrule.
 
         `most`: the most new tokens of a translation; None: no translation, or any number. Raises InputError for invalid
@@ -167,7 +169,7 @@ class GenerateOptions:
             with self.flags_in_errors():
                 raise
 
-    def _most(self, defaults: GenerationDefaults, allowed: int | None) -> int:
+    def _most(self, defaults: "GenerationDefaults", allowed: int | None) -> int:
         """Returns the most new tokens of an answer of a checkpoint, of which `allowed` are possible."""
         asked = self.decoding.max_new_tokens
         if asked is not None:

@@ -112,7 +112,7 @@ def _of_checkpoint(
     load: "Callable[[], Trained]",
 ) -> Speaker:
     """Makes the speaker of a model that generates as the files in `folder` say."""
-    from jax_tformer.run.generation_defaults import defaults_of
+    from jax_tformer.pretrained.origin import defaults_of
 
     if config.decoder is None or config.head == "none":
         raise InputError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from jax_tformer.config import LoraConfig
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
-from jax_tformer.files import changed_fields, shortened, to_dict, user_path
+from jax_tformer.files import changed_fields, require_new_folder, shortened, to_dict, user_path
 from jax_tformer.presets import DEFAULT_EXPERIMENT, EXPERIMENTS
 from jax_tformer.run.command_line import as_called, long_name, parse
 
@@ -128,12 +128,12 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
             f"there, as in train.py EXPERIMENT --run {folder.path}"
         )
     if before is None and experiment.init is not None:
-        from jax_tformer.run.fine_tuning import require_same_architecture
+        from jax_tformer.run.huggingface import require_same_architecture
 
         require_same_architecture(experiment, start)
     export = None if options.export is None else user_path(options.export)
     if export is not None:
-        from jax_tformer.run.exporting import require_expressible, require_new_folder
+        from jax_tformer.run.huggingface import require_expressible
 
         require_new_folder(export)
         require_expressible(experiment)
@@ -150,7 +150,7 @@ def _start(
     if init is None or init == "None":
         return before or preset
     if before is None:
-        from jax_tformer.run.fine_tuning import experiment_from
+        from jax_tformer.run.huggingface import experiment_from
 
         return experiment_from(preset, init)
     if before.init != init:

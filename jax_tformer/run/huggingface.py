@@ -1,4 +1,4 @@
-"""Begins a run with a Hugging Face folder: its architecture, its tokenizer, its weights.
+"""Begins a run with a Hugging Face folder (its architecture, tokenizer and weights), and writes its model as one.
 
 The run keeps the folder's settings and tokenizer in RUN/origin, and does not need the folder again once it has saved a
 checkpoint.
@@ -6,25 +6,26 @@ checkpoint.
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jax.sharding import Mesh
 
 from jax_tformer.config import TransformerConfig
+from jax_tformer.data.framing import Framing
 from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.data.tokenizer_sources import load_tokenizer
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError, require
 from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData, TokenizerConfig
 from jax_tformer.files import changed_fields, shortened, to_dict, user_path
+from jax_tformer.model.functional import Params, transformer
+from jax_tformer.model.lora import without_adapters
 from jax_tformer.pretrained.loading import load_pretrained
-from jax_tformer.pretrained.origin import Origin, read_origin
+from jax_tformer.pretrained.origin import Origin, defaults_of, read_origin
+from jax_tformer.pretrained.saving import StoredDtype, described, save_pretrained
 from jax_tformer.pretrained.tensor_files import open_tensors
-from jax_tformer.run.generation_defaults import defaults_of
+from jax_tformer.run.restoring import Which, load_trained
+from jax_tformer.run.run_folder import RunFolder
 from jax_tformer.weights.huggingface import config_from_huggingface
-
-if TYPE_CHECKING:
-    from jax_tformer.model.functional import Params
 
 _LEARNING_RATE = 5e-5
 """What `transformers` fine-tunes with by default; the experiments' own rates are for new weights."""
@@ -88,11 +89,43 @@ def new_tokenizer(experiment: ExperimentConfig) -> Tokenizer:
     return load_tokenizer(folder).framed(defaults.start_id, defaults.end_ids or None)
 
 
-def given_parameters(experiment: ExperimentConfig, mesh: Mesh) -> "Params | None":
+def given_parameters(experiment: ExperimentConfig, mesh: Mesh) -> Params | None:
     """Reads the weights of a new run's checkpoint, each device its part; returns None if the run has no checkpoint."""
     if experiment.init is None:
         return None
     return load_pretrained(experiment.init, dtype=experiment.model.compute.parameter_dtype, mesh=mesh)[1]
+
+
+def require_expressible(experiment: ExperimentConfig, architecture: str | None = None) -> None:
+    """Raises InputError if no class of `transformers`, or not this one, can express the model of a run."""
+    if experiment.init is None:
+        described(transformer(without_adapters(experiment.model.with_vocab_size(1))), architecture)
+
+
+def export_pretrained(
+    run: RunFolder,
+    out: Path,
+    step: Which = None,
+    *,
+    architecture: str | None = None,
+    dtype: StoredDtype | None = None,
+) -> str:
+    """Writes the model of a checkpoint to the new folder `out`; returns a line that says so.
+
+    A run that began with a Hugging Face folder keeps its class, its settings, its tokenizer's files and its chat
+    template. Raises InputError as `load_trained` and `save_pretrained` do.
+    """
+    experiment = run.read_config()
+    trained = load_trained(run, step)
+    net, tokenizer = trained.net, trained.tokenizer
+    if run.origin.exists():
+        net.origin = read_origin(run.origin)
+        tokenizer = load_tokenizer(run.origin)
+    else:
+        tokenizer = _adding(tokenizer, experiment)
+    save_pretrained(out, net, trained.params, tokenizer, architecture=architecture, dtype=dtype)
+    names = ", ".join(sorted(path.name for path in out.iterdir()))
+    return f"step {trained.step} of {run.path} is in {out}/: {names}"
 
 
 def _require_kind(folder: Path, origin: Origin, model: TransformerConfig, preset: ExperimentConfig) -> None:
@@ -115,3 +148,13 @@ def _require_kind(folder: Path, origin: Origin, model: TransformerConfig, preset
 def _within(length: int, stack: object) -> int:
     positions = getattr(stack, "max_positions", None)
     return length if positions is None else min(length, positions)
+
+
+def _adding(tokenizer: Tokenizer, experiment: ExperimentConfig) -> Tokenizer:
+    """Returns a tokenizer that itself adds what the batches of the run have around texts."""
+    before, after = list[int](), list[int]()
+    if isinstance(experiment.data, PairData):
+        after = [tokenizer.require("end", "for pairs")]
+    elif not isinstance(experiment.data, MaskedTextData) and tokenizer.start_id is not None:
+        before = [tokenizer.start_id]
+    return tokenizer.adding(Framing(tuple(before), tuple(after)))

@@ -198,6 +198,11 @@ def of_type(found: dict[str, list[float]], dtype: str) -> dict[str, list[float]]
     return {name: rates for name, rates in found.items() if name.split()[1] == dtype}
 
 
+def of_library(found: dict[str, list[float]], library: str) -> dict[str, list[float]]:
+    """Picks the products that `library`, "jax" or "torch", has computed."""
+    return {name: rates for name, rates in found.items() if name.split()[0] == library}
+
+
 def _seconds(call: Callable[[], Any], wait: Callable[[Any], Any], count: int) -> float:
     began = time.perf_counter()
     for _ in range(count):

@@ -131,6 +131,8 @@ class Session:
 
     def finish(self, found: Report) -> None:
         """Writes the figures with the machine, the notes and the seconds to the file; prints all but the figures."""
+        from rich.table import Table
+
         machine, out = describe_machine(self.device), self.options.out
         notes = [*found.notes, *_machine_notes(machine)]
         seconds = time.perf_counter() - self._began
@@ -140,6 +142,9 @@ class Session:
         versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
         self._console.print(f"\nmeasured on {machine}; device: {machine.device}; {versions}", highlight=False)
         for item in (*found.shown, "", *(f"- {note}" for note in notes)):
+            if isinstance(item, Table):
+                # A table is copied without what stands around it.
+                item.title = f"{item.title}; {machine}"
             self._console.print(item, highlight=False)
         self._console.print(f"written to {out} after {seconds:.0f} s", highlight=False, soft_wrap=True)
 

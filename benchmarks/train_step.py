@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.bounds import Shape, best_way, of_type, training_flops
+from benchmarks.bounds import Shape, best_way, of_library, of_type, training_flops
 from benchmarks.session import (
     Report,
     Session,
@@ -29,7 +29,8 @@ _NOTES = (
     "speed: that of the faster torch_ref, eager or compiled = 1. HF: Hugging Face's model with its own loss and "
     "attention kernels and AdamW as one kernel; the compiled torch_ref has that AdamW too.",
     "of rate: operations that a step needs (causal attention counted half), over what the fastest matrix product "
-    "found could do in that time; x floor is the inverse. The products are measured between the turns.",
+    "found could do in that time; x floor is the inverse. x own: the same by the fastest product of the side's own "
+    "library, JAX or torch. The products are measured between the turns.",
     "MB: the most that the side's process held from the first step on, compiler and libraries included (+ what was "
     "allocated on the accelerator). first s: the first step, compilation included.",
 )
@@ -47,12 +48,15 @@ def _measure(session: Session) -> Report:
     return Report({"cases": found}, shown, _NOTES, all(case["agreed"] for case in found))
 
 
-def measure_case(case: TrainingCase, session: Session) -> dict[str, Any]:
-    """Trains all sides of a case by turns, and multiplies matrices between; without torch.compile where it is quick."""
+def measure_case(case: TrainingCase, session: Session, *, alone: bool = False) -> dict[str, Any]:
+    """Trains all sides of a case by turns, and multiplies matrices between; without torch.compile where it is quick.
+
+    With `alone`, ours is the only side.
+    """
     session.say(f"{case.name} ...")
     others, absent, rounds = Neighbours(), dict[str, str](), session.rounds(case.rounds)
     products = session.start("benchmarks.bounds:Products", session.device, *_products(case, session))
-    sides = _start(case, session)
+    sides = _start(case, session, alone)
     try:
         first = _first_steps(case, sides, absent, session)
         turns = by_turns(
@@ -82,14 +86,16 @@ def measure_case(case: TrainingCase, session: Session) -> dict[str, Any]:
     return {**_compared(case, figures, rates), "absent": absent, "other_work": others.share()}
 
 
-def _start(case: TrainingCase, session: Session) -> dict[str, Alone | Here]:
+def _start(case: TrainingCase, session: Session, alone: bool) -> dict[str, Alone | Here]:
     given = (case.config, case.shape, session.device)
-    kinds: dict[str, tuple[Any, ...]] = {"ours": (OURS,), "reference": (REFERENCE,)}
-    if not session.quick:
-        kinds["reference compiled"] = (REFERENCE, True)
-    kinds["hugging face"] = (HUGGING_FACE,)
-    if not session.quick and session.device == "gpu":
-        kinds["hugging face compiled"] = (HUGGING_FACE, True)
+    kinds: dict[str, tuple[Any, ...]] = {"ours": (OURS,)}
+    if not alone:
+        kinds["reference"] = (REFERENCE,)
+        if not session.quick:
+            kinds["reference compiled"] = (REFERENCE, True)
+        kinds["hugging face"] = (HUGGING_FACE,)
+        if not session.quick and session.device == "gpu":
+            kinds["hugging face compiled"] = (HUGGING_FACE, True)
     return {
         name: session.start(f"{module}:training", *given, *compiled, uses_jax=module == OURS)
         for name, (module, *compiled) in kinds.items()
@@ -141,14 +147,18 @@ def _products(case: TrainingCase, session: Session) -> tuple[tuple[Shape, ...], 
 def _compared(case: TrainingCase, sides: dict[str, dict[str, Any]], rates: dict[str, list[float]]) -> dict[str, Any]:
     """Sets the sides beside the floor and the faster reference, and their losses beside ours."""
     compute, flops = case.config.compute.dtype, training_flops(case.config, *case.shape)
-    way, rate = best_way(of_type(rates, compute))
+    usable = of_type(rates, compute)
+    way, rate = best_way(usable)
+    own = {library: best_way(of_library(usable, library)) for library in ("jax", "torch")}
     floor = flops.needed / rate
     references = {name: side["step_seconds"]["median"] for name, side in sides.items() if name.startswith("reference")}
     faster = min(references, key=references.__getitem__, default=None)
-    for side in sides.values():
+    for name, side in sides.items():
         median = side["step_seconds"]["median"]
         reference = None if faster is None else references[faster] / median
+        _, own_rate = own["jax" if name == "ours" else "torch"]
         side |= {"of_rate": floor / median, "times_floor": median / floor, "times_reference": reference}
+        side["times_own_floor"] = median * own_rate / flops.needed
     disagreement = {
         name: max(abs(x - y) / abs(y) for x, y in zip(side["losses"], sides["ours"]["losses"], strict=True))
         for name, side in sides.items()
@@ -162,6 +172,7 @@ def _compared(case: TrainingCase, sides: dict[str, dict[str, Any]], rates: dict[
         "dtype": compute,
         "flops": {**flops._asdict(), "needed": flops.needed},
         "products": {"operations_per_second": rate, "way": way, "ways": rates},
+        "own_products": {name: {"way": way, "operations_per_second": rate} for name, (way, rate) in own.items()},
         "floor_seconds": floor,
         "faster_reference": faster,
         "sides": sides,
@@ -195,6 +206,7 @@ def _shown(case: Mapping[str, Any]) -> list[Any]:
             megabytes(side["peak_memory"], side["device_memory"]),
             f"{side['of_rate']:.0%}",
             f"{side['times_floor']:.2f}",
+            f"{side['times_own_floor']:.2f}",
             "" if speed is None else f"{speed:.2f}",
         ]
         rows.append(row)
@@ -202,7 +214,11 @@ def _shown(case: Mapping[str, Any]) -> list[Any]:
     lines = [
         f"floor: {1000 * case['floor_seconds']:.1f} ms/step for {flops['needed'] / 1e9:.1f} GFLOP "
         f"({flops['attention'] / flops['needed']:.0%} of it attention) at "
-        f"{rate['operations_per_second'] / 1e9:.1f} GFLOP/s ({rate['way']})"
+        f"{rate['operations_per_second'] / 1e9:.1f} GFLOP/s ({rate['way']})",
+        "the fastest product of each library: "
+        + "; ".join(
+            f"{own['operations_per_second'] / 1e9:.1f} GFLOP/s ({own['way']})" for own in case["own_products"].values()
+        ),
     ]
     if case["faster_reference"] is not None:
         ratio = case["sides"]["ours"]["times_reference"]
@@ -213,7 +229,7 @@ def _shown(case: Mapping[str, Any]) -> list[Any]:
     apart = ", ".join(f"{name} {distance:.1e}" for name, distance in case["disagreement"].items())
     lines.append(f"{verdict} in the first two steps: relative distance from ours {apart}")
     lines += other_work(case["model"], case["other_work"])
-    columns = ("", "ms a step", "tokens/s", "first s", "MB", "of rate", "x floor", "speed")
+    columns = ("", "ms a step", "tokens/s", "first s", "MB", "of rate", "x floor", "x own", "speed")
     return [make_table(case["name"], columns, rows, "jax_tformer"), *(f"  {line}" for line in lines)]
 
 

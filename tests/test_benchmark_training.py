@@ -72,6 +72,12 @@ def test_train_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert case["floor_seconds"] == case["flops"]["needed"] / case["products"]["operations_per_second"]
         assert case["faster_reference"] == "reference"
         assert sides["reference"]["times_reference"] == 1
+        # The common floor is that of the faster library.
+        own = {name: found["operations_per_second"] for name, found in case["own_products"].items()}
+        assert max(own.values()) == case["products"]["operations_per_second"]
+        for name, side in sides.items():
+            rate = own["jax" if name == "ours" else "torch"]
+            assert side["times_own_floor"] == pytest.approx(side["times_floor"] * rate / max(own.values()))
         for side in sides.values():
             first, second = side["losses"]
             # Of 50 ids none is known yet, and an update helps.

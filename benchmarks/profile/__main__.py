@@ -1,17 +1,14 @@
-"""Where the time of one training step goes: `python -m benchmarks.profile [--device gpu] [--out FILE] [--quick]`."""
+"""Where the time goes, of a training step or a token: `python -m benchmarks.profile [--device gpu] [--model NAME]`."""
 
-import math
 import statistics
 import sys
-import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.profile.instructions import COPIES, GROUPS, WAITING, instructions
+from benchmarks.decoding.measure import suites
+from benchmarks.profile.instructions import COPIES, GROUPS, WAITING
 from benchmarks.session import (
     Report,
     Session,
@@ -23,141 +20,65 @@ from benchmarks.session import (
     run_benchmark,
     spread,
 )
-from benchmarks.training_cases import OPTIMIZER, TRAINING, BatchShape, TrainingCase, cases, draw_batch
-from jax_tformer.config import TransformerConfig
-from jax_tformer.run.startup import compiler_options
+from benchmarks.sides import draw_prompts
+from benchmarks.training_cases import cases
 from jax_tformer_comparison.machine import Neighbours, cores
 
-_EXPENSIVE, _BEGIN = 10, "profiled from here"
-_UNKNOWN = {"group": "other", "source": "", "shape": ""}
-_WRAPPERS = ("while", "call", "conditional")
-"""Instructions whose time is that of others."""
+_EXPENSIVE = 10
+_TOKENS = 32
+"""So many steps of decoding make a turn."""
 
 
-class _Open:
-    """Something that runs on a thread: an instruction, or a task that one has handed out."""
+class Program(NamedTuple):
+    """What is profiled: training on one batch, or decoding after some prompts."""
 
-    def __init__(self, start: float, end: float, owner: str | None) -> None:
-        self.start, self.end, self.owner = start, end, owner
-        self.others = 0.0
-        """Nanoseconds that others took meanwhile, on the same thread."""
-
-
-def recorded_seconds(folder: Path) -> dict[str, float]:
-    """Instruction -> seconds, summed over threads, in the newest trace in `folder`, from the mark `_BEGIN` on.
-
-    On the processor an instruction hands out tasks to other threads, and that of a plain product ends long before its
-    tasks do. The profiler marks where a task is handed out (Record) and where it runs (StartRegion .. StopRegion): its
-    time belongs to the instruction that handed it out.
-    """
-    from jax.profiler import ProfileData
-
-    path = max(folder.glob("**/*.xplane.pb"), key=lambda path: path.stat().st_mtime)
-    events = []
-    for plane in ProfileData.from_file(str(path)).planes:
-        for number, thread in enumerate(plane.lines):
-            # On the host any thread may compute, whatever its name; a GPU has lines that sum others up.
-            if plane.name.startswith("/host") or "XLA" in thread.name or "Stream" in thread.name:
-                events += [(event.start_ns, -event.duration_ns, (plane.name, number), event) for event in thread.events]
-    first = next(start for start, _, _, event in events if event.name == _BEGIN)
-    totals: dict[str, float] = defaultdict(float)
-    running: dict[tuple[str, int], list[_Open]] = defaultdict(list)
-    owners: dict[int, str | None] = {}
-
-    def close(stack: list[_Open], now: float) -> None:
-        done = stack.pop()
-        taken = min(done.end, now) - done.start
-        if done.owner is not None and done.start >= first:
-            totals[done.owner] += taken - done.others
-        if stack:
-            stack[-1].others += taken
-
-    for start, negative, place, event in sorted(events, key=itemgetter(0, 1)):
-        stack, stats = running[place], dict(event.stats)
-        while stack and stack[-1].end <= start:
-            close(stack, start)
-        if "hlo_op" in stats and not event.name.startswith(_WRAPPERS):
-            stack.append(_Open(start, start - negative, event.name))
-        elif event.name.endswith("::Record"):
-            owners[stats["_p"]] = stack[-1].owner if stack else None
-        elif event.name.endswith("::StartRegion"):
-            stack.append(_Open(start, math.inf, owners.get(stats.get("_c", -1))))
-        elif event.name.endswith("::StopRegion") and stack:
-            close(stack, start)
-    for stack in running.values():
-        while stack:
-            close(stack, min(stack[-1].end, start))
-    return {name: taken / 1e9 for name, taken in totals.items()}
+    model: str
+    """What `--model` calls it."""
+    name: str
+    """For people."""
+    kind: str
+    """The class in traced.py."""
+    given: tuple[Any, ...]
+    """For that class."""
+    steps: int
+    """So many make a turn."""
 
 
-class Traced:
-    """One model that trains on one batch, watched by the profiler."""
-
-    def __init__(self, config: TransformerConfig, shape: BatchShape, device: str) -> None:
-        import jax
-        import jax.numpy as jnp
-
-        from jax_tformer.model.functional import transformer
-        from jax_tformer.training.optimizer import optimizer
-        from jax_tformer.training.step import init_state, train_step
-
-        net, tx = transformer(config), optimizer(OPTIMIZER, TRAINING.steps)
-        with jax.default_device(jax.local_devices(backend=device)[0]):
-            self._state = jax.jit(lambda key: init_state(net, tx, key))(jax.random.key(0))
-            self._batch = {name: jnp.array(ids) for name, ids in draw_batch(config, shape).items()}
-            step = jax.jit(train_step(net, tx), donate_argnums=0, compiler_options=compiler_options())
-            self._step = step.lower(self._state, self._batch).compile()
-        self._instructions = instructions(self._step.as_text() or "")
-
-    def steps(self, count: int) -> list[float]:
-        """Seconds of each, without the profiler."""
-        import jax
-
-        seconds = []
-        for _ in range(count):
-            began = time.perf_counter()
-            self._state, _ = jax.block_until_ready(self._step(self._state, self._batch))
-            seconds.append(time.perf_counter() - began)
-        return seconds
-
-    def profile(self, count: int) -> dict[str, Any]:
-        """`count` steps under the profiler: their seconds, and those of every instruction a step."""
-        import jax
-
-        with tempfile.TemporaryDirectory() as folder:
-            with jax.profiler.trace(folder):
-                # The first one waits for the profiler.
-                self.steps(1)
-                with jax.profiler.TraceAnnotation(_BEGIN):
-                    seconds = self.steps(count)
-            recorded = recorded_seconds(Path(folder))
-        found = []
-        for name, taken in sorted(recorded.items(), key=itemgetter(1), reverse=True):
-            known = self._instructions.get(name)
-            described = {"group": known.group(), "source": known.source(), "shape": known.shape} if known else _UNKNOWN
-            found.append({"name": name, **described, "seconds": taken / count})
-        return {"step_seconds": seconds, "instructions": found}
+def programs(device: str, *, quick: bool) -> list[Program]:
+    """All cases of training, and GPT-2 that decodes one row and several."""
+    found = [
+        Program(case.model, case.name, "Training", (case.config, case.shape, device), 2)
+        for case in cases(device, quick=quick)
+    ]
+    gpt2 = suites(quick=quick)[0]
+    for case in gpt2.cases:
+        prompts = draw_prompts(gpt2.config.vocab_size or 0, case.batch, case.prompt)
+        name = f"{gpt2.model} decoding, batch {case.batch}"
+        tokens = f"{name}, {case.prompt} + {case.new_tokens} tokens, {gpt2.config.compute.dtype}"
+        given = (gpt2.config, prompts, case.new_tokens, device)
+        found.append(Program(name, tokens, "Decoding", given, min(_TOKENS, case.new_tokens - 1)))
+    return found
 
 
-def measure(case: TrainingCase, session: Session) -> dict[str, Any]:
+def measure(program: Program, session: Session) -> dict[str, Any]:
     """Steps without the profiler and with it, by turns."""
-    session.say(f"{case.name} ...")
+    session.say(f"{program.name} ...")
     others = Neighbours()
-    side = session.start("benchmarks.profile.__main__:Traced", case.config, case.shape, session.device)
+    side = session.start(f"benchmarks.profile.traced:{program.kind}", *program.given)
     try:
         # The first steps fetch memory.
         side.call("steps", 2)
         rounds = session.rounds(1 if session.quick else 2)
-        turns = by_turns(["steps", "profile"], rounds, lambda which: side.call(which, 2))
+        turns = by_turns(["steps", "profile"], rounds, lambda which: side.call(which, program.steps))
     finally:
         side.close()
     steps = [seconds for found in turns["steps"] for seconds in found]
     threads = cores() if session.device == "cpu" else 1
-    return summary(case, threads, steps, turns["profile"]) | {"other_work": others.share()}
+    return summary(program, threads, steps, turns["profile"]) | {"other_work": others.share()}
 
 
-def summary(case: TrainingCase, threads: int, steps: list[float], profiles: list[dict[str, Any]]) -> dict[str, Any]:
-    """One model: seconds a step on all threads together, by group, and the instructions that take most."""
+def summary(program: Program, threads: int, steps: list[float], profiles: list[dict[str, Any]]) -> dict[str, Any]:
+    """One program: seconds a step on all threads together, by group, and the instructions that take most."""
     traced = [seconds for profile in profiles for seconds in profile["step_seconds"]]
     whole = threads * statistics.fmean(traced)
     groups: dict[str, float] = defaultdict(float)
@@ -168,8 +89,8 @@ def summary(case: TrainingCase, threads: int, steps: list[float], profiles: list
         kept["seconds"] += found["seconds"] / len(profiles)
     groups[WAITING] = max(whole - sum(groups.values()), 0.0)
     return {
-        "model": case.model,
-        "name": case.name,
+        "model": program.model,
+        "name": program.name,
         "threads": threads,
         "step_seconds": spread(steps),
         "traced_step_seconds": spread(traced),
@@ -182,7 +103,8 @@ def summary(case: TrainingCase, threads: int, steps: list[float], profiles: list
 
 def _tables(figures: Mapping[str, Any]) -> list[Any]:
     threads = figures["threads"]
-    step, traced = (milliseconds(figures[name], 0) for name in ("step_seconds", "traced_step_seconds"))
+    digits = 0 if figures["step_seconds"]["median"] > 0.1 else 1
+    step, traced = (milliseconds(figures[name], digits) for name in ("step_seconds", "traced_step_seconds"))
     title = f"{figures['name']}: {step} ms a step, {traced} with the profiler"
     rows = [(group, found["seconds"], found["share"]) for group, found in figures["groups"].items() if found["seconds"]]
     ordered = sorted(rows, key=lambda row: (row[0] == WAITING, -row[1]))
@@ -211,7 +133,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _measure(session: Session) -> Report:
-    models = [measure(case, session) for case in session.chosen(cases(session.device, quick=session.quick))]
+    chosen = session.chosen(programs(session.device, quick=session.quick))
+    models = [measure(program, session) for program in chosen]
     shown: list[Any] = []
     for found in models:
         shown += [*_tables(found), *other_work(found["model"], found["other_work"])]
@@ -219,8 +142,9 @@ def _measure(session: Session) -> Report:
 
 
 _NOTES = (
-    "ms a step: median, in brackets min..max. In the table, time is summed over the threads that XLA computes with, as "
-    "many as there are cores: with two of them, 100% are two seconds of a step of one.",
+    "ms a step: median, in brackets min..max; of decoding, a step is a token of every row, and a turn gives one "
+    "average. In the table, time is summed over the threads that XLA computes with, as many as there are cores: with "
+    "two of them, 100% are two seconds of a step of one.",
     f"'{WAITING}' is what the profiler recorded no work for: steps x threads, less all that is above it. An "
     "instruction that waits for tasks which other threads still compute counts as working.",
     "What XLA fuses counts where its result comes from, but with a product in it, as a product: the softmax of a row "

@@ -1,4 +1,4 @@
-"""What each instruction of a compiled training step is for, from XLA's text of the program and its table of sources."""
+"""What each instruction of a compiled step is for, from XLA's text of the program and its table of sources."""
 
 import re
 from collections import defaultdict
@@ -10,6 +10,7 @@ from typing import NamedTuple
 _LIBRARY = Path(__file__).resolve().parents[2] / "jax_tformer"
 PROJECTIONS, HEAD, COPIES = "projections: products", "loss and head", "copies, slices, zero-filling"
 ATTENTION, SOFTMAX, WAITING = "attention: products", "attention: softmax, masks", "waiting, scheduling"
+CHOOSING = "choosing the token"
 _GROUPS = {
     "Norm": "norms",
     "masks": SOFTMAX,
@@ -34,6 +35,9 @@ _GROUPS = {
     "keep_mask": "dropout",
     "site_key": "dropout",
     "Dropout": "dropout",
+    "strategies": CHOOSING,
+    "constraints": CHOOSING,
+    "loop": CHOOSING,
 }
 """Class, function or file that an operation comes from -> its group, unless it is a product or moves numbers only."""
 _OF_PRODUCTS = {
@@ -48,11 +52,14 @@ _OF_PRODUCTS = {
 }
 GROUPS = (
     *(PROJECTIONS, ATTENTION, HEAD, "norms", SOFTMAX, "activations", "biases", "residual sums", "embedding"),
-    *("optimizer", "positions", "dropout", COPIES, "other", WAITING),
+    *("optimizer", "positions", "dropout", CHOOSING, COPIES, "other", WAITING),
 )
+_PASSED_OVER = ("", "fast")
+"""Files whose lines say nothing: those of others, and decoding's layout of kernels, which any product may have."""
 _MOVES = {"copy", "transpose", "broadcast", "bitcast", "reshape", "slice", "dynamic-slice", "dynamic-update-slice"}
 _MOVES |= {"concatenate", "pad", "constant", "parameter"}
 _INSTRUCTION = re.compile(r"\s*(ROOT )?%([\w.\-]+) = (.*?)\s([a-z][\w\-]*)\(")
+_NAME = re.compile(r"%([\w.\-]+)")
 _FLOATS = re.compile(r"(f|bf)\d+\[\d")
 
 
@@ -66,16 +73,24 @@ class Instruction(NamedTuple):
     """Of a fusion: what is fused; the last one gives the result."""
     frames: tuple[tuple[str, str, int], ...]
     """(file, function, line), the innermost first."""
+    of_weights: bool = False
+    """Whether it reads an array of the whole program as it is, which in a loop over tokens only parameters are."""
 
     def group(self) -> str:
         """The row of the table that it belongs to."""
-        file, function = next(((_stem(file), name) for file, name, _ in self.frames if _stem(file)), ("", ""))
-        names = (function.split(".")[0], file)
-        if "dot" in {self.opcode, *(part.opcode for part in self.parts)} or self.opcode == "custom-call":
-            return next((_OF_PRODUCTS[name] for name in names if name in _OF_PRODUCTS), "other")
-        moved = [part for part in self.parts or (self,) if _FLOATS.match(part.shape)]
+        places = ((_stem(file), name) for file, name, _ in self.frames)
+        file, function = next((place for place in places if place[0] not in _PASSED_OVER), ("", ""))
+        names, parts = (function.split(".")[0], file), self.parts or (self,)
+        multiplies = "dot" in {part.opcode for part in parts}
+        if multiplies or self.opcode == "custom-call":
+            if found := next((_OF_PRODUCTS[name] for name in names if name in _OF_PRODUCTS), None):
+                return found
+            # XLA forgets where products of several matrices at once come from; the head's is of one.
+            if multiplies:
+                return PROJECTIONS if self.of_weights else ATTENTION
+        moved = [part for part in parts if _FLOATS.match(part.shape)] or parts
         last = [part.opcode for part in moved if part.opcode != "bitcast"][-1:]
-        if all(part.opcode in _MOVES for part in moved) or last[0].startswith("dynamic"):
+        if all(part.opcode in _MOVES for part in (*moved, parts[-1])) or "".join(last).startswith("dynamic"):
             return COPIES
         return next((_GROUPS[name] for name in names if name in _GROUPS), "other")
 
@@ -90,6 +105,7 @@ def instructions(text: str) -> dict[str, Instruction]:
     computations: dict[str, list[str]] = {}
     roots: dict[str, str] = {}
     found: dict[str, Instruction] = {}
+    branches = {name for listed in re.findall(r"branch_computations=\{(.*?)\}", text) for name in _NAME.findall(listed)}
     table = computation = ""
     for line in text.splitlines():
         if line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
@@ -104,9 +120,16 @@ def instructions(text: str) -> dict[str, Instruction]:
             called = re.search(r"calls=%([\w.\-]+)", line) if opcode == "fusion" else None
             names = computations[called[1]] if called else []
             inside = tuple(found[part] for part in sorted(names, key=lambda part: part in roots.values()))
+            read = [found[part] for part in _NAME.findall(line[instruction.end() :].partition(")")[0]) if part in found]
+            whole = any(part.opcode in ("get-tuple-element", "parameter") for part in read)
             frame = re.search(r"stack_frame_id=(\d+)", line)
-            frames = tuple(_frames(tables, frame[1])) if frame else inside[-1].frames if inside else ()
-            found[name] = Instruction(opcode, re.sub(r"\{[^}]*\}", "", shape), inside, frames)
+            if frame or opcode == "dot":
+                frames = tuple(_frames(tables, frame[1])) if frame else ()
+            else:
+                # Those of what it does last, or of what it reads.
+                frames = next((part.frames for part in (*reversed(inside), *read) if part.frames), ())
+            shape = re.sub(r"\{[^}]*\}", "", shape)
+            found[name] = Instruction(opcode, shape, inside, frames, whole and computation not in branches)
             computations[computation].append(name)
             if instruction[1]:
                 roots[computation] = name

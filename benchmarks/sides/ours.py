@@ -14,7 +14,7 @@ from jax_tformer.decoding.fast import layers_apart
 from jax_tformer.decoding.generation import generate, stream
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.experiment import MeshConfig
-from jax_tformer.model.functional import Params, transformer
+from jax_tformer.model.functional import AnyTransformer, Params, transformer
 from jax_tformer.run.preparing import fit_to_devices
 from jax_tformer.run.startup import compiler_options
 from jax_tformer.sharding import make_mesh
@@ -49,6 +49,14 @@ class Compilation:
             return time.perf_counter() - began
 
 
+def arranged(net: AnyTransformer, device: jax.Device, *, single: bool) -> Params:
+    """Draws the weights that all sides get, with the layers apart, for one row or for several."""
+    drawn = draw_weights({name: reference_shape(slot) for name, slot in slots(net.shapes).items()})
+    with jax.default_device(device):
+        weights = jax.device_put(from_reference(drawn, net.shapes), device)
+        return jax.block_until_ready(layers_apart(weights, single=single))
+
+
 class Decoding:
     """One model on one device, with the layers of its parameters apart."""
 
@@ -60,11 +68,7 @@ class Decoding:
     def _arrange(self, *, single: bool) -> None:
         """Lays the weights out for one row, or for several; it holds one form of them at a time."""
         self._single, self._params = single, Params()
-        drawn = draw_weights({name: reference_shape(slot) for name, slot in slots(self._net.shapes).items()})
-        with jax.default_device(self._device):
-            weights = jax.device_put(from_reference(drawn, self._net.shapes), self._device)
-            self._params = jax.block_until_ready(layers_apart(weights, single=single))
-        del drawn, weights
+        self._params = arranged(self._net, self._device, single=single)
         forget_peak()
 
     def decode(self, prompts: Sequence[Sequence[int]], new_tokens: int, room: int, beams: int) -> Decoded:

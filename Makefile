@@ -6,7 +6,7 @@ BIN := .venv/bin
 CONSTRAINTS ?= constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
-.PHONY: help train test test-deep test-deeper parity parity-deep bench bench-decoding lint wheel hashes clean
+.PHONY: help train test test-deep test-deeper parity parity-deep bench bench-decoding bench-check lint wheel hashes clean
 
 help:
 	@echo "make train [ARGS='EXPERIMENT --FIELD VALUE ...']   train a model; make train ARGS=--help lists experiments"
@@ -18,6 +18,7 @@ help:
 	@echo "make bench [ARGS='--device gpu ...']               speed and memory side by side with PyTorch; takes 15 minutes"
 	@echo "make bench BENCHMARKS='attention memory profile'    the others; takes 6 minutes"
 	@echo "make bench-decoding [ARGS='--device gpu ...']      decoding side by side with Hugging Face; takes 6 minutes"
+	@echo "make bench-check [ARGS='--part decoding ...']      what became slower than the figures kept for this processor; takes 5 minutes"
 	@echo "make lint                                          ruff and mypy"
 	@echo "make wheel                                         dist/*.whl, built with nothing but what constraints-hashes.txt names"
 	@echo "make hashes                                        write constraints-hashes.txt anew, after a change to constraints.txt"
@@ -48,6 +49,9 @@ bench: .venv/test
 
 bench-decoding: .venv/test
 	@$(BIN)/python -m benchmarks.decoding $(ARGS)
+
+bench-check: .venv/test
+	@$(BIN)/python -m benchmarks.check $(ARGS)
 
 lint: .venv/test
 	$(BIN)/ruff check .

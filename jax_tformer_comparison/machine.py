@@ -34,6 +34,8 @@ class Machine:
     """How many cores this process may use."""
     system: str
     versions: dict[str, str]
+    generation: str = ""
+    """Tells processors of one name apart, "family 25, model 17"; empty if unknown."""
 
     def __str__(self) -> str:
         """The line below figures: the CPU, and the accelerator if one computed."""
@@ -56,6 +58,9 @@ def describe_machine(device: str) -> Machine:
         cores=cores(),
         system=f"{platform.system()} {platform.release()}, {platform.machine()}",
         versions={"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        generation=", ".join(
+            f"{word} {fields[name]}" for word, name in (("family", "cpu family"), ("model", "model")) if name in fields
+        ),
     )
 
 

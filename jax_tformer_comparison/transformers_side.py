@@ -84,7 +84,8 @@ class _Adapter(nn.Module):
     """Takes batches as torch_ref's models do. Never draws dropout, whatever the folder says.
 
     Trains the numbers that are saved as buffers too: the bias of BART's and Marian's logits, which is a parameter of
-    ours. `saved` has their shapes.
+    ours. `saved` has their shapes. Trains the row of the padding token by look-ups, as ours does: a Marian begins with
+    it. A class without a head predicts with its token table.
     """
 
     def __init__(self, inner: nn.Module) -> None:
@@ -99,6 +100,9 @@ class _Adapter(nn.Module):
                 delattr(owner, leaf)
                 # A vector: weight decay is for matrices.
                 owner.register_parameter(leaf, nn.Parameter(buffer.flatten()))
+        for module in inner.modules():
+            if isinstance(module, nn.Embedding):
+                module.padding_idx = None
         inner.config.use_cache = False  # type: ignore[union-attr, unused-ignore]
 
     def train(self, mode: bool = True) -> "_Adapter":
@@ -119,5 +123,10 @@ class _Adapter(nn.Module):
             for name, array in given.items()
             if array is not None
         }
-        logits = self.inner(**arrays).logits
+        output = self.inner(**arrays)
+        if "logits" in output:
+            logits = output.logits
+        else:
+            table: nn.Embedding = self.inner.get_input_embeddings()  # type: ignore[operator]
+            logits = output[0] @ table.weight.T
         return SimpleNamespace(logits=logits if logits.dtype == torch.float64 else logits.float())

@@ -9,7 +9,7 @@ from torch import Tensor
 from jax_tformer.config import RotaryConfig, StackConfig, TransformerConfig
 from parity_tests.cases import VOCABULARY
 from parity_tests.faults import Fault, code_fault
-from torch_ref import attention, blocks, positions
+from torch_ref import attention, blocks, embedding
 
 GEMMA = TransformerConfig(
     vocab_size=VOCABULARY,
@@ -118,7 +118,7 @@ def scaled_everywhere(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if window is None:
             return right(config, stack, at, window)
         base = stack.rotary.window_base or stack.position_base
-        return positions.angles(at, stack.rotary.width or config.head_width(stack), base, stack.rotary)
+        return embedding.angles(at, stack.rotary.width or config.head_width(stack), base, stack.rotary)
 
     return rotary_angles
 

@@ -68,7 +68,8 @@ class Oracle:
             tensor.grad = None
         with _told_positions(self.model, self.entry.position_tables, arrays), self.whole():
             output = self.model(**self._inputs(arrays))
-        outputs = {"logits": output[0]}
+        first = self.entry.to_logits(self.model, output[0])
+        outputs = {"logits": first}
         if (pooled := getattr(output, "pooler_output", None)) is not None:
             outputs["pooled"] = pooled
         activations = outputs | self._captured
@@ -76,7 +77,7 @@ class Oracle:
             loss = torch.stack([x.square().mean() for x in outputs.values()]).sum()
         else:
             # The class of a text is the label of one token.
-            logits = output[0] if output[0].ndim == 3 else output[0][:, None]
+            logits = first if first.ndim == 3 else first[:, None]
             loss = cross_entropy(logits, arrays["labels"])
             losses = F.cross_entropy(logits.flatten(0, 1), arrays["labels"].flatten(), reduction="none")
             activations["loss of each token"] = losses.view(arrays["labels"].shape)

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from jax_tformer.decoding import beam, strategies
-from jax_tformer.model import attention, blocks, kernels, layers, positions, transformer
+from jax_tformer.model import attention, blocks, embedding, kernels, layers, transformer
 from jax_tformer.model.attention import Attention, Cache, KeyValue
 from jax_tformer.model.layers import Norm, accumulator
 from jax_tformer.model.masks import Mask
@@ -39,12 +39,12 @@ def no_higher(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def narrow_where(chosen: Callable[..., bool]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """In layers.py and positions.py: the type of the input, and no higher, in the calls that `chosen` chooses."""
+    """In layers.py and embedding.py: the type of the input, and no higher, in the calls that `chosen` chooses."""
 
     def wrong(right: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
             kept = no_higher(accumulator) if chosen(*args) else accumulator
-            with patch.object(layers, "accumulator", kept), patch.object(positions, "accumulator", kept):
+            with patch.object(layers, "accumulator", kept), patch.object(embedding, "accumulator", kept):
                 return right(*args)
 
         return call

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from torch import Tensor
 
-from jax_tformer.model import positions
-from jax_tformer.model.positions import RelativePositions
+from jax_tformer.model import embedding
+from jax_tformer.model.embedding import RelativePositions
 from parity_tests.faults import code_fault
 from torch_ref import blocks
 
@@ -52,9 +52,9 @@ def in_the_first_layer(change: Callable[[Tensor], Tensor | None]) -> Callable[[C
 
 
 LIBRARY = (
-    code_fault("relative positions: a bucket begins one too late", positions, "first_distances", later_edges),
-    code_fault("relative positions: a decoder's in both directions", positions, "relative_buckets", both_directions),
-    code_fault("relative positions: earlier and later exchanged", positions, "relative_buckets", turned),
+    code_fault("relative positions: a bucket begins one too late", embedding, "first_distances", later_edges),
+    code_fault("relative positions: a decoder's in both directions", embedding, "relative_buckets", both_directions),
+    code_fault("relative positions: earlier and later exchanged", embedding, "relative_buckets", turned),
 )
 """Gate 1."""
 _BLOCK = (blocks.Block, "forward")

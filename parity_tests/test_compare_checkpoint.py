@@ -9,25 +9,46 @@ from typing import Any
 import jax
 import pytest
 import torch
-from transformers import BartConfig, BartForConditionalGeneration, BertConfig, BertForMaskedLM, GPT2Config
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BartModel,
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    MarianConfig,
+    MarianMTModel,
+)
 from transformers import GPT2LMHeadModel as GPT2
+from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding as MarianPositions
 
 import compare
 from jax_tformer.run.command_line import run_program
+from parity_tests.oracles.marian import exact_table
 from parity_tests.small_tokenizers import CORPUS, byte_level, word_pieces
 
 HEADS = {f"{side}_attention_heads": 2 for side in ("encoder", "decoder")}
 WIDTHS = {f"{side}_ffn_dim": 32 for side in ("encoder", "decoder")}
+TRANSLATOR = {
+    **{"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "decoder_start_token_id": 2},
+    **HEADS,
+    **WIDTHS,
+}
 BERT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+def around() -> Any:
+    """A tokenizer that adds a token before and behind."""
+    return byte_level(adds="around")
+
+
 MODELS: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "text": (GPT2, GPT2Config, byte_level, {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}),
     "masked": (BertForMaskedLM, BertConfig, word_pieces, {**BERT, "max_position_embeddings": 64}),
-    "pairs": (
-        BartForConditionalGeneration,
-        BartConfig,
-        lambda: byte_level(adds="around"),
-        {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, **HEADS, **WIDTHS, "decoder_start_token_id": 2},
-    ),
+    "pairs": (BartForConditionalGeneration, BartConfig, around, TRANSLATOR),
+    "pairs, no head": (BartModel, BartConfig, around, TRANSLATOR),
+    # Begins with its padding token.
+    "pairs, Marian": (MarianMTModel, MarianConfig, around, TRANSLATOR | {"decoder_start_token_id": 0}),
 }
 SHORT = ["--batch-size", "2", "--steps", "3", "--no-memory", "--out", "report"]
 
@@ -44,11 +65,16 @@ def single_precision() -> None:
         ("text", "float64", ["5, loss", "5, parameters", "5, loss"]),
         pytest.param("text", "float32", ["6", "6"], marks=pytest.mark.deep),
         pytest.param("masked", "float64", ["5, loss", "5, parameters", "5, loss"], marks=pytest.mark.deep),
-        pytest.param("pairs", "float64", ["5, loss", "5, parameters", "5, loss"], marks=pytest.mark.deep),
+        *(
+            pytest.param(kind, "float64", ["5, loss", "5, parameters", "5, loss"], marks=pytest.mark.deep)
+            for kind in ("pairs", "pairs, no head", "pairs, Marian")
+        ),
     ],
 )
 def test_three_sides(kind: str, dtype: str, gates: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    # The class rounds it to float32 whatever its type.
+    monkeypatch.setattr(MarianPositions, "create_weight", lambda self: exact_table(*self.weight.shape))
     torch.manual_seed(0)
     model, config, make, sizes = MODELS[kind]
     tokenizer = make()
@@ -57,6 +83,7 @@ def test_three_sides(kind: str, dtype: str, gates: list[str], tmp_path: Path, mo
     tokenizer.save_pretrained("checkpoint")
     data = ["--data.path", "text.txt", "--data.context-length", "12"]
     Path("text.txt").write_text("\n".join(CORPUS * 20))
+    kind = kind.partition(",")[0]
     if kind == "pairs":
         Path("pairs.tsv").write_text("".join(f"{number} {CORPUS[0]}\t{number} is it\n" for number in range(40)))
         data = ["--data.path", "pairs.tsv", "--data.source-length", "90", "--data.target-length", "40"]

@@ -1,10 +1,16 @@
 """What BART alone has: position tables with an offset, four copies of the token table, two unlike stacks."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM
 
+from jax_tformer import load_pretrained, save_pretrained
 from jax_tformer.errors import InputError
 from jax_tformer.weights.huggingface import from_huggingface, to_huggingface
 from jax_tformer.weights.names import WeightsError
@@ -55,6 +61,27 @@ def test_the_copies_of_tied_tables() -> None:
     for name in copies:
         with pytest.raises(WeightsError, match=f"{name} should repeat"):
             from_huggingface(oracle.json, whole | {name: table + 1})
+
+
+def test_a_bare_model_predicts_with_its_token_table(tmp_path: Path) -> None:
+    """As AutoModelForSeq2SeqLM makes of facebook/bart-base; it is saved as the class that it was."""
+    oracle = Oracle("bart bare")
+    oracle.load(oracle.random_weights(0.2, 0))
+    oracle.model.save_pretrained(tmp_path / "theirs")
+    net, params, _ = load_pretrained(tmp_path / "theirs")
+    save_pretrained(tmp_path / "ours", net, params)
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
+    model, told = AutoModelForSeq2SeqLM.from_pretrained(
+        tmp_path / "ours", output_loading_info=True, attn_implementation="eager"
+    )
+    assert not told["missing_keys"]
+    assert not told["unexpected_keys"]
+    source, target = np.arange(14).reshape(2, 7) + 10, np.arange(8).reshape(2, 4) + 5
+    with torch.no_grad():
+        expected = model(torch.from_numpy(source), decoder_input_ids=torch.from_numpy(target)).logits.numpy()
+    found = jax.jit(net.apply)(params, source, target)
+    compared("1 activations", {"logits": np.asarray(found)}, {"logits": expected}).require()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What settings of the decoder families mean: older forms of config.json, kinds of layers, and what is refused."""
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,9 @@ OLDER: list[tuple[str, dict[str, Any]]] = [
     ("mistral", {"sliding_window": None, "rope_theta": 1e6, "head_dim": 64}),
     ("mistral", {"num_attention_heads": 16, "num_key_value_heads": 16, "sliding_window": 100}),
     ("qwen2", {"use_sliding_window": False, "sliding_window": 131072, "max_window_layers": 28, "rope_theta": 1e6}),
+    ("starcoder2", {"rope_parameters": {k: v for k, v in LLAMA3.items() if not k.startswith("orig")}}),
+    ("qwen2", {"num_attention_heads": 64}),
+    ("qwen2", {"num_attention_heads": 16, "num_key_value_heads": None}),
     ("qwen2", {"use_sliding_window": True, "num_hidden_layers": 30}),
     ("qwen2", {"use_sliding_window": True, "num_hidden_layers": 5}),
     ("qwen2", {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 2}),
@@ -50,7 +54,8 @@ def test_a_config_json_means_what_transformers_reads_in_it(name: str, settings: 
     """Whatever its form: `transformers` brings it into the newest one, and ours reads both."""
     kind = ENTRIES[name].kind
     architecture = {"architectures": [kind.__name__]}
-    newest = kind.config_class(**settings).to_dict()
+    # A copy: it writes into the objects that it is given.
+    newest = kind.config_class(**deepcopy(settings)).to_dict()
     ours = config_from_huggingface(settings | architecture)
     assert ours == config_from_huggingface(newest | architecture)
     assert ours != config_from_huggingface(architecture) or name == "qwen2"

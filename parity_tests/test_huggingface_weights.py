@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
-from transformers.models.bart import BartConfig, BartForConditionalGeneration
+from transformers.models.bart import BartConfig, BartForConditionalGeneration, BartModel
 from transformers.models.bert import BertConfig, BertForMaskedLM, BertModel
 from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from transformers.models.marian import MarianConfig, MarianMTModel
@@ -38,6 +38,7 @@ FULL_SIZE = [
     (GPT2LMHeadModel, GPT2Config, ARCHITECTURES["gpt2"], 124_439_808, 0),
     (BertForMaskedLM, BertConfig, ARCHITECTURES["bert-base"], 109_514_298, 0),
     (BertModel, BertConfig, None, 109_482_240, 0),
+    (BartModel, BartConfig, None, 406_291_456, 0),
     # With the bias of logits, a buffer there.
     (BartForConditionalGeneration, BartConfig, None, 406_291_456, 50_265),
     # That, and without the two tables of computed positions.
@@ -227,6 +228,8 @@ def test_writing_weights_that_do_not_fit() -> None:
         ("gpt2", {"activation_function": ["gelu"]}, "expected one of 'gelu'"),
         ("gpt2", {"n_layer": "3"}, "num_layers"),
         ("gpt2", {"n_head": 5}, "divisible"),
+        ("gpt2", {"num_hidden_layers": 12}, "n_layer is 3 and num_hidden_layers is 12 .* two names of one setting"),
+        ("bert tokens", {"num_labels": 7}, "id2label names 5 classes and num_labels is 7 .* expected one number"),
         ("gpt2", {"architectures": None}, "expected a list of one class"),
         ("gpt2", {"architectures": ["T5Model"]}, "'T5Model' is not a known"),
         ("gpt2", {"scale_attn_weights": "yes"}, "expected one of True, False"),
@@ -242,7 +245,7 @@ def test_writing_weights_that_do_not_fit() -> None:
         ("bart", {"is_encoder_decoder": False}, "only True is supported"),
         ("bart", {"scale_embedding": 2}, "scale_embedding|embedding_scale"),
         ("bart", {"decoder_attention_heads": 5}, "divisible"),
-        ("bart", {"architectures": ["BartModel"]}, "'BartModel' is not a known"),
+        ("bart", {"architectures": ["BartForQuestionAnswering"]}, "'BartForQuestionAnswering' is not a known"),
     ],
 )
 def test_settings_that_are_refused(name: str, change: dict[str, Any], message: str) -> None:

@@ -78,7 +78,8 @@ def opened(oracle: Oracle, folder: Path) -> tuple[Any, dict[str, Any]]:
 def logits(oracle: Oracle, model: Any, inputs: tuple[np.ndarray, ...]) -> np.ndarray:
     more = {"decoder_input_ids": torch.from_numpy(inputs[1])} if len(inputs) == 2 else {}
     with torch.no_grad(), oracle.whole():
-        return np.asarray(model(torch.from_numpy(inputs[0]), **more)[0])
+        output = model(torch.from_numpy(inputs[0]), **more)[0]
+        return np.asarray(oracle.entry.to_logits(model, output))
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])

@@ -11,7 +11,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.model import kernels
-from jax_tformer.model.positions import first_distances, relative_buckets
+from jax_tformer.model.embedding import first_distances, relative_buckets
 from parity.measure import Measured, compared
 from parity.pairs import Result, Tensors
 from parity_tests import position_faults
@@ -19,7 +19,7 @@ from parity_tests.bridge import Pair, identity
 from parity_tests.cases import VOCABULARY, Lengths, batch_for, weights_for
 from parity_tests.faults import Fault
 from parity_tests.test_decoding import CACHED, model_of, stepwise
-from torch_ref.positions import bucket
+from torch_ref.embedding import bucket
 
 # Distances reach all buckets, and far beyond the last; the decoder's and the encoder's differ.
 STACK = StackConfig(

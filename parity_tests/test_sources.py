@@ -24,11 +24,11 @@ from jax_tformer.data.pairs import shift_right
 from jax_tformer.data.text import windows
 from jax_tformer.model.attention import attend, attention_weights
 from jax_tformer.model.blocks import Block, Stack
+from jax_tformer.model.embedding import angles, sinusoidal
 from jax_tformer.model.functional import AnyTransformer, Params, transformer
 from jax_tformer.model.heads import Outputs
 from jax_tformer.model.layers import Norm
 from jax_tformer.model.masks import Mask, position_ids
-from jax_tformer.model.positions import angles, sinusoidal
 from jax_tformer.presets import ARCHITECTURES
 from parity.measure import FLOAT64_BAR, relative_error
 from parity_tests.bridge import Pair
@@ -53,7 +53,7 @@ from parity_tests.documents import (
     WEIGHTS,
     assert_prints,
 )
-from torch_ref import layers, positions, reference
+from torch_ref import embedding, layers, reference
 from torch_ref.attention import visible
 
 DOCUMENTS = Path(__file__).resolve().parents[2] / "shared" / "sources"
@@ -109,14 +109,14 @@ def test_position_denominators() -> None:
     assert single.dtype == jnp.float32
     assert_prints(single.astype(jnp.float64), DENOMINATORS)
     assert_prints(double, [1.0000, 21.5443, 464.1589])
-    assert_prints(1 / positions.angles(torch.ones(1, 1, dtype=torch.float64), 6, 10000.0)[0, 0], [1, 21.5443, 464.1589])
-    assert_prints(1 / positions.angles(torch.ones(1, 1), 6, 10000.0)[0, 0].double(), DENOMINATORS)
+    assert_prints(1 / embedding.angles(torch.ones(1, 1, dtype=torch.float64), 6, 10000.0)[0, 0], [1, 21.5443, 464.1589])
+    assert_prints(1 / embedding.angles(torch.ones(1, 1), 6, 10000.0)[0, 0].double(), DENOMINATORS)
 
 
 def test_position_table() -> None:
     ours = sinusoidal(position_ids(10, None), 6, interleaved=True, base=10000.0, dtype=jnp.dtype("float64"))
     assert_prints(ours[0], POSITIONS)
-    assert_prints(positions.sinusoidal(torch.arange(10.0)[None].double(), 6, 10000.0, interleaved=True)[0], POSITIONS)
+    assert_prints(embedding.sinusoidal(torch.arange(10.0)[None].double(), 6, 10000.0, interleaved=True)[0], POSITIONS)
 
 
 def test_causal_mask_of_size_ten() -> None:
@@ -154,11 +154,11 @@ def test_shapes_of_the_encoder_decoder_article() -> None:
     assert target[0].tolist() == [END_OF_TEXT, *source[0, :9].tolist()]
 
     model, ours, theirs = both_run(config, source, target)
-    for stack, embedding, ids in (
+    for stack, embed, ids in (
         (model.encoder, model.source_embedding, source),
         (model.decoder, model.target_embedding, target),
     ):
-        embedded = jax.eval_shape(partial(embedding, table=embedding.tokens), jnp.asarray(ids), position_ids(10, None))
+        embedded = jax.eval_shape(partial(embed, table=embed.tokens), jnp.asarray(ids), position_ids(10, None))
         jax.eval_shape(partial(article_steps, first_layer(stack)), embedded)
 
     assert ours.encoder is not None

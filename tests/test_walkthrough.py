@@ -50,13 +50,13 @@ def test_the_page_and_the_drawing_are_what_the_sources_say() -> None:
         ("docs/draw_architecture.py", "WIDTH = 700", "WIDTH = 701", "architecture.svg is not what the sources say"),
         ("jax_tformer/model/masks.py", "distance", "apart", "Mask.boolean: 0 statements begin with 'distance ='"),
         (
-            "torch_ref/positions.py",
+            "torch_ref/embedding.py",
             "def sinusoidal",
             "def waves",
-            "positions.py, sinusoidal: 0 are called 'sinusoidal'",
+            "embedding.py, sinusoidal: 0 are called 'sinusoidal'",
         ),
         (
-            "torch_ref/positions.py",
+            "torch_ref/embedding.py",
             "def angles",
             "def angles(): ...\ndef angles",
             "2 are called 'angles'; expected one",

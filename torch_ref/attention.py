@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from torch_ref.dropout import Dropout
+from torch_ref.embedding import rotary_angles, rotate
 from torch_ref.layers import Linear, Norm, high, soft_cap
-from torch_ref.positions import rotary_angles, rotate
 
 
 def visible(

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_tformer.config import AttentionImplementation, Remat, StackConfig, TransformerConfig
 from jax_tformer.errors import require
+from jax_tformer.model.embedding import Rotation, rotate
 from jax_tformer.model.kernels import attend_in_rows, choose_implementation, flat, is_kernel, kernel
 from jax_tformer.model.layers import (
     PROJECTION,
@@ -24,7 +25,6 @@ from jax_tformer.model.layers import (
     site_key,
 )
 from jax_tformer.model.masks import Mask, position_ids
-from jax_tformer.model.positions import Rotation, rotate
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")

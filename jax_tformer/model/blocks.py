@@ -12,9 +12,9 @@ from jaxtyping import Array, Float, Int, Key
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.model.attention import Attention, Cache, Captured, LayerCache, rematerialized
+from jax_tformer.model.embedding import RelativePositions, Rotation, rotary_angles
 from jax_tformer.model.layers import Dropout, FeedForward, Norm, site_key
 from jax_tformer.model.masks import Mask
-from jax_tformer.model.positions import RelativePositions, Rotation, rotary_angles
 
 Body = Callable[[Array, Any], tuple[Array, Any]]
 """(residual stream, parameters and key of a layer) -> (residual stream, what was captured)."""

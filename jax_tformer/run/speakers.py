@@ -115,8 +115,9 @@ def _of_checkpoint(
     from jax_tformer.pretrained.origin import defaults_of
 
     if config.decoder is None or config.head == "none":
+        kind = "an encoder" if config.decoder is None else "a model without a head"
         raise InputError(
-            f"{options.run} holds an encoder ({origin.architecture}); only decoder-only and encoder-decoder models "
+            f"{options.run} holds {kind} ({origin.architecture}); only decoder-only and encoder-decoder models "
             "generate text; give the folder of one"
         )
     translates = config.encoder is not None

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 Settings = Mapping[str, Any]
@@ -35,6 +36,8 @@ class Entry:
     position_tables: Mapping[str, str] = field(default_factory=dict)
     """Ids of the batch -> the position table that counts from the start of the row and has to be told otherwise; the
     model takes no positions then."""
+    to_logits: Callable[[Any, Tensor], Tensor] = lambda model, output: output
+    """Makes logits of the first output of a class without the head that ours has."""
     first_position: int = 0
     """The position that it gives to the first token."""
     dropped: frozenset[str] = frozenset()

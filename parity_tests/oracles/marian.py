@@ -11,13 +11,17 @@ from parity_tests.oracles.entry import Entry
 _BART = bart.ENTRIES["bart"]
 
 
+def exact_table(rows: int, width: int) -> torch.Tensor:
+    """A table of positions in float64."""
+    angles = np.arange(rows)[:, None] / 10000 ** (np.arange(0, width, 2) / width)
+    return torch.from_numpy(np.concatenate([np.sin(angles), np.cos(angles)], axis=1))
+
+
 def exact_positions(model: PreTrainedModel) -> None:
     """Computes the tables of positions in float64: the class rounds them to float32 whatever its type."""
     for side in ("encoder", "decoder"):
         table = model.get_submodule(f"model.{side}.embed_positions").weight
-        rows, width = table.shape
-        angles = np.arange(rows)[:, None] / 10000 ** (np.arange(0, width, 2) / width)
-        exact = torch.from_numpy(np.concatenate([np.sin(angles), np.cos(angles)], axis=1))
+        exact = exact_table(*table.shape)
         assert (table.double() - exact).abs().max() < 1e-2
         table.data = exact
 

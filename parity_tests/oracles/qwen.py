@@ -20,9 +20,11 @@ ENTRIES = {
             "window in all layers": WINDOW | {"max_window_layers": 0},
             "window in every other layer": WINDOW | {"layer_types": TURNS},
             "tied, scaled": {"tie_word_embeddings": True, **SCALINGS["scaled linearly"]},
+            "wide heads": {"head_dim": 12},
         },
         further=True,
         islands=True,
+        no_longer_written=frozenset({"head_dim"}),
     ),
     "qwen3": Entry(
         kind=Qwen3ForCausalLM,

@@ -1,7 +1,13 @@
-"""The tables of BART (Lewis et al., 2019), `transformers.BartForConditionalGeneration`."""
+"""The tables of BART (Lewis et al., 2019), `transformers.BartForConditionalGeneration` and `BartModel`.
+
+facebook/bart-base and bart-large are of the class BartModel, which has no head. Ours predicts with its token table, as
+`AutoModelForSeq2SeqLM` does with these files; that needs no array of its own, so that the model is saved as it came.
+"""
+
+from dataclasses import replace
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
-from jax_tformer.weights.huggingface.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, pair
+from jax_tformer.weights.huggingface.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, Settings, pair
 
 STACK = StackConfig(
     num_layers=12,
@@ -80,25 +86,62 @@ ROWS = (
     *_stack("decoder", "target_embedding"),
     *_attention("model.decoder.layers.*.encoder_attn", "decoder.blocks.*.cross_attention"),
     *pair("model.decoder.layers.*.encoder_attn_layer_norm", "decoder.blocks.*.cross_attention_norm", VECTOR),
-    # A buffer there, which is added to the logits but not trained.
-    Row("final_logits_bias", ("head.bias",), "1 (n o) -> n o"),
 )
 
 
-def rows(config: TransformerConfig) -> tuple[Row, ...]:
-    """Returns the rows of a BartForConditionalGeneration; untied it has three token tables, and `shared` is unused."""
+def _tables(config: TransformerConfig) -> tuple[str, str]:
+    """Returns the names of the encoder's and the decoder's token tables, which are one if they are shared."""
     source = "source_embedding.tokens.weight"
-    shared, tied = config.shared_embedding, config.tied_head
-    target = source if shared else "target_embedding.tokens.weight"
+    return source, source if config.shared_embedding else "target_embedding.tokens.weight"
+
+
+def _stacks(config: TransformerConfig) -> tuple[Row, ...]:
+    """Returns the rows of all but the head; untied it has three token tables, and `shared` is unused."""
+    source, target = _tables(config)
     return (
-        Row("model.shared.weight", (source,) if shared else None),
+        Row("model.shared.weight", (source,) if config.shared_embedding else None),
         Row("model.encoder.embed_tokens.weight", (source,)),
         Row("model.decoder.embed_tokens.weight", (target,)),
-        Row("lm_head.weight", (target if tied else "head.weight",)),
         *ROWS,
     )
 
 
+def rows(config: TransformerConfig) -> tuple[Row, ...]:
+    """Returns the rows of a BartForConditionalGeneration."""
+    return (
+        *_stacks(config),
+        Row("lm_head.weight", (_tables(config)[1] if config.tied_head else "head.weight",)),
+        # A buffer there, which is added to the logits but not trained.
+        Row("final_logits_bias", ("head.bias",), "1 (n o) -> n o"),
+    )
+
+
+def _bare(config: TransformerConfig) -> tuple[Row, ...]:
+    """Returns the rows of a BartModel; a tied head without a bias has no arrays."""
+    return tuple(row._replace(theirs=row.theirs.removeprefix("model.")) for row in _stacks(config))
+
+
+def _find_head(config: Settings) -> dict[str, object]:
+    """Says that tied tables serve as a head; untied, AutoModelForSeq2SeqLM would draw one."""
+    return {**config, "head": "none" if config.get("tie_word_embeddings") is False else "linear"}
+
+
+def _leave_head(written: Settings) -> dict[str, object]:
+    """Inverts `_find_head`."""
+    return {name: value for name, value in written.items() if name != "head"}
+
+
 FAMILIES = {
-    "BartForConditionalGeneration": Family(model_type="bart", template=LARGE, settings=SETTINGS, fixed=FIXED, rows=rows)
+    "BartForConditionalGeneration": Family(
+        model_type="bart", template=LARGE, settings=SETTINGS, fixed=FIXED, rows=rows
+    ),
+    "BartModel": Family(
+        model_type="bart",
+        template=replace(LARGE, head_bias=False),
+        settings=(*SETTINGS, Setting("head", ("head",))),
+        fixed=FIXED,
+        rows=_bare,
+        flatten=_find_head,
+        nest=_leave_head,
+    ),
 }

@@ -37,7 +37,13 @@ def count_labels(config: Settings) -> dict[str, object]:
     names = config.get("id2label")
     if names is not None and not isinstance(names, Mapping):
         raise InputError(f"id2label is {names!r} in the Hugging Face config; expected an object with a name per class")
-    return {**config, "classes": config.get("num_labels") if names is None else len(names)}
+    number = config.get("num_labels")
+    if names is not None and number not in (None, len(names)):
+        raise InputError(
+            f"id2label names {len(names)} classes and num_labels is {number!r} in the Hugging Face config; expected "
+            "one number of classes; remove the wrong one"
+        )
+    return {**config, "classes": number if names is None else len(names)}
 
 
 def classifier_nested(written: Settings) -> dict[str, object]:

@@ -82,7 +82,7 @@ def _flatten3(config: Settings) -> dict[str, object]:
         raise InputError(f"rope_parameters.{WINDOWED}.rope_type is {kind!r}; only 'default' is supported")
     every = config.get("sliding_window_pattern")
     every = every if isinstance(every, int) else 6
-    flat = {**config, **rope.flat_rope(whole, config.get("max_position_embeddings")), _LOCAL: local["rope_theta"]}
+    flat = {**config, **rope.flat_rope(whole), _LOCAL: local["rope_theta"]}
     flat = layer_types.flatten(flat, _window(config), _STACK.num_layers, lambda layer: (layer + 1) % every != 0)
     if flat["window"] is None:
         # No layer turns by the base of those with a window.

@@ -57,7 +57,7 @@ def _flatten(config: Settings) -> dict[str, object]:
     part, width = given.get("partial_rotary_factor", config.get("rotary_pct", 0.25)), _head_width(config)
     if not isinstance(part, int | float) or not 0 < part <= 1:
         raise InputError(f"rotary_pct is {part!r} in the Hugging Face config; expected a number above 0, at most 1")
-    flat = rope.flat_rope(given, config.get("max_position_embeddings"))
+    flat = rope.flat_rope(given)
     return {**config, **flat, "rotary_width": None if part == 1 else int(width * part)}
 
 

@@ -1,4 +1,7 @@
-"""The tables of Marian's translation models (Junczys-Dowmunt et al., 2018), `transformers.MarianMTModel`."""
+"""The tables of Marian's translation models (Junczys-Dowmunt et al., 2018), `transformers.MarianMTModel`.
+
+Translations begin with the padding token, and its row trains by these look-ups, unlike there (docs/known-issues.md).
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace

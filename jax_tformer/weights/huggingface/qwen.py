@@ -8,9 +8,10 @@ from dataclasses import replace
 from jax_tformer.weights.huggingface import layer_types, llama, rope
 from jax_tformer.weights.huggingface.tables import Family, Settings
 
-_STACK = replace(llama.STACK, feedforward_width=22016, max_positions=32768)
+_STACK = replace(llama.STACK, feedforward_width=22016, max_positions=32768, key_value_heads=32)
 _TEMPLATE = replace(llama.TEMPLATE, vocab_size=151936)
-_SETTINGS = (*llama.SETTINGS, llama.ACTIVATION, *layer_types.SETTINGS)
+# Qwen2's models obey a head_dim, which its configuration class does not have.
+_SETTINGS = (*llama.SETTINGS, llama.ACTIVATION, llama.HEAD_WIDTH, *layer_types.SETTINGS)
 
 
 def _flatten(config: Settings) -> dict[str, object]:
@@ -43,7 +44,7 @@ FAMILIES = {
     "Qwen3ForCausalLM": Family(
         model_type="qwen3",
         template=replace(_TEMPLATE, decoder=replace(_STACK, head_width=128, query_key_norm=True)),
-        settings=(*_SETTINGS, llama.HEAD_WIDTH, llama.ATTENTION_BIAS),
+        settings=(*_SETTINGS, llama.ATTENTION_BIAS),
         fixed={},
         rows=llama.rows,
         flatten=_flatten,

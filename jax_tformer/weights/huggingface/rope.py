@@ -10,6 +10,13 @@ _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_positi
 _READ = {"default": (), "linear": ("factor",), "llama3": _LLAMA3}
 """Kind of scaling -> what it reads, besides the base."""
 
+
+def _original_positions(read: Settings) -> object:
+    """The positions before scaling are, where nothing says so, those of the whole model."""
+    scaled = read["decoder.rotary.scaling"] == "llama3"
+    return read["decoder.max_positions" if scaled else "decoder.rotary.original_positions"]
+
+
 SETTINGS = (
     Setting(f"{PREFIX}rope_theta", ("decoder.position_base",)),
     Setting(
@@ -18,7 +25,11 @@ SETTINGS = (
     Setting(f"{PREFIX}factor", ("decoder.rotary.factor",)),
     Setting(f"{PREFIX}low_freq_factor", ("decoder.rotary.low_frequency_factor",)),
     Setting(f"{PREFIX}high_freq_factor", ("decoder.rotary.high_frequency_factor",)),
-    Setting(f"{PREFIX}original_max_position_embeddings", ("decoder.rotary.original_positions",)),
+    Setting(
+        f"{PREFIX}original_max_position_embeddings",
+        ("decoder.rotary.original_positions",),
+        default=_original_positions,
+    ),
 )
 
 
@@ -39,20 +50,19 @@ def flatten(config: Settings) -> dict[str, object]:
     turning = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if turning not in (None, 1):
         raise InputError(f"partial_rotary_factor is {turning!r} in the Hugging Face config; only 1.0 is supported")
-    return {**config, **flat_rope(rope, config.get("max_position_embeddings"))}
+    return {**config, **flat_rope(rope)}
 
 
-def flat_rope(rope: Settings, positions: object) -> dict[str, object]:
-    """Returns what an object of rotary positions says, as flat fields; `positions` are those of the whole model.
+def flat_rope(rope: Settings) -> dict[str, object]:
+    """Returns what an object of rotary positions says, as flat fields.
 
     Leaves out what its kind of scaling does not read. Raises InputError if something that it reads is absent.
     """
     kind = rope.get("rope_type", rope.get("type", "default"))
     read = _READ.get(kind, ()) if isinstance(kind, str) else ()
-    given = {"original_max_position_embeddings": positions, **rope}
     if absent := [name for name in read if name not in rope and name != "original_max_position_embeddings"]:
         raise InputError(f"{PREFIX}rope_type is {kind!r} in the Hugging Face config, and {absent[0]} is missing")
-    known = {name: given[name] for name in ("rope_theta", *read) if name in given}
+    known = {name: rope[name] for name in ("rope_theta", *read) if name in rope}
     return {f"{PREFIX}{name}": value for name, value in (known | {"rope_type": kind}).items()}
 
 

@@ -139,9 +139,7 @@ def read_settings(family: Family, config: Settings) -> TransformerConfig:
             raise InputError(f"{name} is {given!r} in the Hugging Face config; only {only!r} is supported")
     flat = traverse_util.flatten_dict(to_dict(family.template), sep=".")
     for setting in family.settings:
-        given = config.get(setting.theirs)
-        if given is None and setting.synonym is not None:
-            given = config.get(setting.synonym)
+        given = _given(setting, config)
         if given is not None:
             flat |= dict.fromkeys(setting.ours, _translated(setting, given))
         elif setting.nullable and setting.theirs in config:
@@ -181,6 +179,17 @@ def write_settings(family: Family, config: TransformerConfig) -> dict[str, objec
         lost = "; ".join(differences(to_dict(read), to_dict(config)))
         raise InputError(f"a model of type {family.model_type!r} cannot express this (possible -> asked): {lost}")
     return written
+
+
+def _given(setting: Setting, config: Settings) -> object:
+    """Returns the value by either name; None if it has none."""
+    value, other = config.get(setting.theirs), config.get(setting.synonym or "")
+    if value is not None and other is not None and value != other:
+        raise InputError(
+            f"{setting.theirs} is {value!r} and {setting.synonym} is {other!r} in the Hugging Face config, two names "
+            "of one setting; expected one value; remove the wrong one"
+        )
+    return other if value is None else value
 
 
 def _translated(setting: Setting, given: object) -> object:

@@ -73,7 +73,7 @@ class Model(NamedTuple):
             return model(**given).logits.numpy()
 
     def ids(self) -> list[np.ndarray]:
-        batch = batch_for(self.net.config, "none", 1)
+        batch = self.oracle.batch("none", 1)
         return [batch[name] for name in ("source", "target", "tokens") if name in batch]
 
 
@@ -117,6 +117,16 @@ deep = pytest.mark.deep
         pytest.param("gpt_neox", SOME, id="gpt_neox, some", marks=deep),
         pytest.param("llama", ALL, id="llama, all", marks=deep),
         pytest.param("t5", ALL, id="t5, all", marks=deep),
+        # Those whose modules have names of their own.
+        pytest.param("opt", ALL, id="opt, all", marks=deep),
+        pytest.param("starcoder2", ALL, id="starcoder2, all", marks=deep),
+        pytest.param("marian", SOME, id="marian, some", marks=deep),
+        pytest.param("roberta masked", SOME, id="roberta, some", marks=deep),
+        # Llama's descendants: biases, norms of queries and keys, windows, norms behind the branches.
+        *(
+            pytest.param(name, lora, id=f"{name}, {'all' if lora is ALL else 'some'}", marks=deep)
+            for name, lora in (("mistral", SOME), ("qwen2", SOME), ("qwen3", ALL), ("gemma2", ALL), ("gemma3", SOME))
+        ),
     ],
 )
 def test_peft_computes_the_same(name: str, lora: LoraConfig, tmp_path: Path, record: Callable[..., None]) -> None:

@@ -32,7 +32,12 @@ FURTHER = [name for name, entry in ENTRIES.items() if entry.further]
 DECODERS = [name for name in FURTHER if FAMILIES[ENTRIES[name].kind.__name__].template.decoder is not None]
 UNLIKE = ["gemma3", "gpt_neox"]
 """Decoders whose parts no other of them has."""
-DEEPER = {"test_gate_4": (["bert", "llama"], FIRST), "test_gates_3_and_4_of_the_forward_pass": (UNLIKE, DECODERS)}
+HEADS = [pytest.param(name, marks=pytest.mark.deeper) for name in ("roberta texts", "roberta tokens")]
+"""RoBERTa's own heads, which read what BERT's do not."""
+DEEPER = {
+    "test_gate_4": (["bert", "llama"], FIRST),
+    "test_gates_3_and_4_of_the_forward_pass": ([*UNLIKE, *HEADS], [*DECODERS, *HEADS]),
+}
 """Test -> the models that it takes, and with --deep."""
 
 

@@ -40,7 +40,7 @@ parity: .venv/test
 	@$(BIN)/python -m parity_tests $(ARGS)
 
 parity-deep: .venv/test
-	$(BIN)/python -m pytest -n 2 parity_tests/test_random_architectures.py parity_tests/test_huggingface.py parity_tests/test_decoding_huggingface.py --deep $(or $(SEED),$(shell date +%s)) $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal parity_tests/test_random_architectures.py parity_tests/test_huggingface.py parity_tests/test_decoding_huggingface.py --deep $(or $(SEED),$(shell date +%s)) $(ARGS)
 
 BENCHMARKS := train_step startup depth input_pipeline
 

@@ -26,7 +26,7 @@ def figure(seconds: float, machine: float = 1.0, noise: float = 0.05) -> Figure:
 def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
     """Makes the check measure given seconds: of every case those of its first look, then of its second."""
 
-    def install(**looks: list[float]) -> list[str]:
+    def install(other_work: float = 0.0, **looks: list[float]) -> list[str]:
         """Returns the cases that were measured, in order."""
         cases = {"step": STEP, "token": TOKEN}
         asked: list[str] = []
@@ -34,7 +34,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
         def part(name: str, given: Iterator[float]) -> Any:
             def measure(session: Any) -> Found:
                 asked.append(name)
-                return Found({name: figure(next(given))}, 0.0)
+                return Found({name: figure(next(given))}, other_work)
 
             return measure
 
@@ -128,7 +128,15 @@ def test_a_processor_of_which_nothing_is_kept(plant: Plant, tmp_path: Path, caps
     shown = " ".join(capsys.readouterr().out.split())
     assert "no figures were kept for this processor" in shown
     assert "--keep keeps what this measures" in shown
+    assert "hides" not in shown
     assert not list((tmp_path / "kept").iterdir())
+    # Kept while others computed, it is a floor that holds nothing.
+    plant(step=[1.0], other_work=0.4)
+    assert run(tmp_path, "--keep") == 0
+    assert "hides what becomes slower" in " ".join(capsys.readouterr().out.split())
+    plant(token=[1.0])
+    assert run(tmp_path) == 0
+    assert "no figures were kept for any of these" in " ".join(capsys.readouterr().out.split())
 
 
 def test_keeping_adds_what_is_new_and_says_what_is_gone(

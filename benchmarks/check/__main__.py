@@ -14,7 +14,7 @@ from benchmarks.check.measure import PARTS, parts
 from benchmarks.check.verdicts import TOLERANCE, Verdict
 from benchmarks.session import Report, Session, make_table, other_work, run_benchmark
 from jax_tformer.errors import InputError, require
-from jax_tformer_comparison.machine import Machine, describe_machine
+from jax_tformer_comparison.machine import DISTURBED, Machine, describe_machine
 
 _KEPT = Path("benchmarks/kept")
 
@@ -60,13 +60,15 @@ def _measure(session: Session) -> Report:
         "cases": {verdict.name: _as_json(verdict) for verdict in verdicts},
         "measured": {name: asdict(measured) for name, measured in new.items()},
     }
-    known = [share for share in shares if share is not None]
+    busy = max((share for share in shares if share is not None), default=None)
     shown = [
         _table(verdicts),
         *_lines(verdicts, path, before, machine, kept=bool(kept)),
         *_unmeasured(verdicts, before, options.part),
-        *other_work("all of it", max(known, default=None)),
+        *other_work("all of it", busy),
     ]
+    if kept and busy is not None and busy > DISTURBED:
+        shown.append(f"what was kept in such minutes hides what becomes slower: delete {path} and keep it anew")
     return Report(figures, shown, _NOTES, not any(verdict.slower for verdict in verdicts))
 
 
@@ -124,9 +126,10 @@ def _lines(
     slower = [verdict for verdict in verdicts if verdict.slower]
     compared = [verdict for verdict in verdicts if verdict.kept is not None]
     found = []
-    if not before:
+    if not compared:
+        of_what = "any of these" if before else "this processor"
         what = "" if kept else "; --keep keeps what this measures"
-        found.append(f"no figures were kept for this processor ({path}), so nothing was compared{what}")
+        found.append(f"no figures were kept for {of_what} ({path}), so nothing was compared{what}")
     elif slower:
         found.append(
             f"[bold]{len(slower)} of {len(compared)} became slower: {'; '.join(v.name for v in slower)}[/bold]"

@@ -4,11 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
+from jax_tformer.data.framing import _FORCED as FORCED
 from jax_tformer.data.tokenizer_sources import load_tokenizer
+from parity_tests import small_tokenizers
 
 SPECIAL = ["<s>", "</s>", "<unk>", "<pad>", "[CLS]", "[SEP]", "[UNK]", "[PAD]", "[MASK]"]
 TEXTS = ("hello World", " Hi  thére", "A1. b")
@@ -90,3 +93,28 @@ def test_a_space_before_the_text(name: str, tmp_path: Path) -> None:
 def test_letters_of_bert(lower: bool, strip: bool | None, tmp_path: Path) -> None:
     settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower, "strip_accents": strip}
     require_equal(tmp_path, word_pieces(None), "bert", settings)
+
+
+@pytest.mark.parametrize("kind", ["sentence pieces", "word pieces", "bytes", "bytes, forced", "no decoder"])
+def test_spaces_before_punctuation(kind: str, tmp_path: Path) -> None:
+    """Taken out where tokenizer_config.json says so, as version 4 did by default; never of a BPE unless forced."""
+    make = {"sentence pieces": small_tokenizers.sentence_pieces, "word pieces": small_tokenizers.word_pieces}
+    tokenizer = make.get(kind, small_tokenizers.byte_level)(clean_up_tokenization_spaces=True)
+    if kind == "bytes, forced":
+        setattr(tokenizer, FORCED, True)
+        tokenizer.init_kwargs[FORCED] = True
+    theirs = small_tokenizers.saved(tokenizer, tmp_path)
+    if kind == "no decoder":
+        words = {word: id for id, word in enumerate([*small_tokenizers.SPECIAL, "do", "n't", ".", "'s", "'", ","])}
+        backend = Tokenizer(models.WordLevel(words, "<unk>"))
+        backend.add_special_tokens(small_tokenizers.SPECIAL)
+        backend.save(str(tmp_path / "tokenizer.json"))
+        theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs.clean_up_tokenization_spaces is True
+    ours, rng = load_tokenizer(tmp_path), np.random.default_rng(0)
+    changed = 0
+    for ids in rng.choice(ours.ordinary_ids, (50, 60)):
+        text = theirs.decode(ids, skip_special_tokens=True)
+        assert ours.decode(ids) == text
+        changed += text != theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert bool(changed) == (kind != "bytes")

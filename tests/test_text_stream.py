@@ -5,9 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import decoders, models
 
+from jax_tformer.data.framing import follow_settings
+from jax_tformer.data.text_stream import TextStream, added_text
 from jax_tformer.data.tokenizer_sources import build_tokenizer, load_tokenizer
-from jax_tformer.data.tokenizers import TextStream, Tokenizer, added_text
+from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.experiment import TokenizerConfig
 
 GPT2 = Path(__file__).parents[2] / "shared" / "data" / "gpt2"
@@ -86,3 +90,35 @@ def test_a_long_stream_costs_little(byte: int, monkeypatch: pytest.MonkeyPatch) 
         assert "".join(pieces) == decode(ids)
         # Garbage comes late, and comes.
         assert "".join(pieces[:-1]).startswith(decode(ids)[:-40])
+
+
+def test_spaces_that_are_taken_out_are_held_back() -> None:
+    """Whatever comes: what a later token would close up has not been returned yet."""
+    words = [
+        " ",
+        ".",
+        "'",
+        " '",
+        "n",
+        " n",
+        "n't",
+        "t",
+        "'s",
+        "s",
+        " v",
+        "ve",
+        "re",
+        "m",
+        "a",
+        "\N{REPLACEMENT CHARACTER}",
+    ]
+    backend = tokenizers.Tokenizer(models.WordLevel({word: id for id, word in enumerate(words)}, "a"))
+    backend.decoder = decoders.Fuse()
+    follow_settings(backend, {"clean_up_tokenization_spaces": True}, {})
+    tokenizer, rng, closed = Tokenizer(backend, {}), np.random.default_rng(0), 0
+    assert tokenizer.cleans_spaces
+    for ids in rng.integers(0, len(words), (300, 40)):
+        text = tokenizer.decode(ids)
+        assert "".join(pushed(tokenizer, ids)) == text
+        closed += len("".join(words[id] for id in ids)) - len(text)
+    assert closed > 500

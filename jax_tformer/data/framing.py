@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tokenizers
+from tokenizers import decoders
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
@@ -26,6 +27,13 @@ _OWN: Mapping[str, tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...
 }
 """Class in `transformers` -> what it always puts before and after a text: Hugging Face's name of the token, and the
 token if the settings do not say."""
+_CLEANED = (
+    *((f" {mark}", mark) for mark in ".?!,"),
+    (" ' ", "'"),
+    *((f" {ending}", ending) for ending in ("n't", "'m", "'s", "'ve", "'re")),
+)
+"""What clean_up_tokenization_spaces replaces in a decoded text, in this order, and by what."""
+_FORCED = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
 _LETTERS = {
     "lowercase": "do_lower_case",
     "handle_chinese_chars": "tokenize_chinese_chars",
@@ -78,11 +86,11 @@ def added_ids(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int
 
 
 def follow_settings(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], tokens: Mapping[str, str]) -> None:
-    """Makes `backend` encode as `transformers` does.
+    """Makes `backend` encode and decode as `transformers` does.
 
     `settings` is tokenizer_config.json, `tokens` has the special tokens by name. The post-processor of tokenizer.json
     says which tokens are added, whatever add_bos_token and add_eos_token are; but some classes have their own. Spaces
-    and letters are treated as the settings say, if they do.
+    and letters are treated as the settings say, if they do. The text of a BPE is not cleaned up.
     """
     kind = str(settings.get("tokenizer_class")).removesuffix("Fast")
     if kind in _OWN:
@@ -99,6 +107,22 @@ def follow_settings(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], 
             if isinstance(given := settings.get(theirs), bool):
                 setattr(normalizer, name, given)
         backend.normalizer = normalizer
+    cleans = settings.get("clean_up_tokenization_spaces") is True
+    if cleans and (not isinstance(backend.model, tokenizers.models.BPE) or settings.get(_FORCED) is True):
+        backend.decoder = _cleaning(backend.decoder)
+
+
+def _cleaning(decoder: Any) -> decoders.Sequence:
+    """Returns a decoder that takes spaces before punctuation out of the text of `decoder`."""
+    # Without one, the library joins tokens by spaces; no token begins with this.
+    first = decoders.WordPiece(prefix="\0", cleanup=False) if decoder is None else decoder
+    return decoders.Sequence([first, decoders.Fuse(), *(decoders.Replace(*pair) for pair in _CLEANED)])
+
+
+def cleans_spaces(decoder: Mapping[str, Any] | None) -> bool:
+    """Whether a decoder, as in tokenizer.json, is one of `follow_settings` that cleans spaces up."""
+    steps = [(step.get("pattern"), step.get("content")) for step in (decoder or {}).get("decoders", [])]
+    return steps[-len(_CLEANED) :] == [({"String": pattern}, content) for pattern, content in _CLEANED]
 
 
 def template(backend: tokenizers.Tokenizer, framing: Framing) -> TemplateProcessing:

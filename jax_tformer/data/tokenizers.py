@@ -1,4 +1,4 @@
-"""Encodes and decodes text with any Hugging Face tokenizer, and decodes a stream of ids as they arrive."""
+"""Encodes and decodes text with any Hugging Face tokenizer."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import tokenizers
 
-from jax_tformer.data.framing import Framing, added_ids, template
+from jax_tformer.data.framing import Framing, added_ids, cleans_spaces, template
 from jax_tformer.data.text_files import BLOCK, Pieces, blocks
 from jax_tformer.errors import InputError
 from jax_tformer.files import write_text
@@ -43,6 +43,7 @@ class Tokenizer:
     roles need of a model's table; `id_type`, uint16 or int32, the NumPy type that holds all ids; `start_id`,
     `end_id`, `pad_id` and `mask_id`, None if no token has that role. Without a padding token the end token pads.
     `framing` has the special tokens around the texts of a checkpoint; with None, each kind of data adds its own.
+    `cleans_spaces`: decoding takes spaces before punctuation out.
 
     Raises InputError if the token of a role has no id.
     """
@@ -77,6 +78,7 @@ class Tokenizer:
         outline = json.loads(backend.to_str())
         self._table = _table(outline, self._special)
         self._piece_end = _piece_end(outline)
+        self.cleans_spaces = cleans_spaces(outline["decoder"])
 
     def framed(self, start_id: int | None = None, end_ids: tuple[int, ...] | None = None) -> "Tokenizer":
         """Returns this tokenizer with the `framing` of its post-processor; end_ids None: its end token."""
@@ -296,55 +298,3 @@ def _utf8(text: str) -> bytes:
             f"the text holds a lone surrogate (U+{ord(text[error.start]):04X}) at character {error.start}; "
             "expected valid Unicode; was it read in the wrong encoding?"
         ) from error
-
-
-_UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-_HELD = 32
-"""How many replacement characters at the end are held back. Each stands for the bytes of an incomplete character, or
-(byte fallback) for one byte of it. A longer row is not text, and all but its last ones are returned."""
-_KEPT = 48
-"""How many tokens are decoded again as context of the next: more than are held back, and a character's bytes."""
-
-
-class TextStream:
-    """Decodes a stream: `push` takes a token and returns the text that is now certain; `finish` returns the rest.
-
-    Joined, the returned texts are what decoding all tokens at once adds to the text of `before`. Each token costs the
-    decoding of fewer than a hundred, however long the stream is.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, before: Iterable[int] = ()) -> None:
-        self._decode = tokenizer.decode
-        self._ids = list(before)[-_KEPT:]
-        self._sent = len(self._decode(self._ids))
-        """How many characters of the window's text have been returned or belong to `before`."""
-
-    def push(self, token: int) -> str:
-        """Returns the text that `token` makes certain: often its own, sometimes none, or that of several tokens."""
-        self._ids.append(token)
-        text = self._decode(self._ids)
-        unsure = min(len(text) - len(text.rstrip(_UNKNOWN)), _HELD)
-        new = text[self._sent : len(text) - unsure]
-        self._sent += len(new)
-        if len(self._ids) >= 2 * _KEPT:
-            self._shorten(text)
-        return new
-
-    def finish(self) -> str:
-        """Returns the text that was held back."""
-        return self._decode(self._ids)[self._sent :]
-
-    def _shorten(self, text: str) -> None:
-        """Drops all but the last tokens, if their text alone is the end of `text` and the rest was returned."""
-        ids = self._ids[-_KEPT:]
-        end = self._decode(ids)
-        forgotten = len(text) - len(end)
-        # A cut inside a character changes the text; then the next token will be tried.
-        if forgotten <= self._sent and text.endswith(end):
-            self._ids, self._sent = ids, self._sent - forgotten
-
-
-def added_text(tokenizer: Tokenizer, before: Iterable[int], tokens: Iterable[int]) -> str:
-    """Returns what `tokens` add to the text of the tokens before them."""
-    before = list(before)
-    return tokenizer.decode([*before, *tokens])[len(tokenizer.decode(before)) :]

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from jax_tformer.data.tokenizers import TextStream, Tokenizer, added_text
+from jax_tformer.data.text_stream import TextStream, added_text
+from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding.fast import layers_apart
 from jax_tformer.decoding.generation import generate, stream
 from jax_tformer.decoding.settings import DecodingConfig

@@ -22,7 +22,7 @@ from parity.pairs import Bridge, Result, Tensors
 from parity_tests.reference_loss import cross_entropy as cross_entropy_sum
 from parity_tests.reference_loss import mean_cross_entropy
 from torch_ref import Outputs, reference
-from torch_ref.dropout import inject
+from torch_ref.layers import inject
 from torch_ref.training import apply_to_batch as apply_theirs
 from torch_ref.training import cross_entropy
 

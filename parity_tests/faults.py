@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from torch_ref import attention, blocks, heads, training, transformer
-from torch_ref.dropout import Dropout
+from torch_ref.layers import Dropout
 
 
 class Fault(NamedTuple):

@@ -29,7 +29,7 @@ from parity_tests.cases import weights_for
 from parity_tests.huggingface import Oracle, config_json
 from parity_tests.oracles import ENTRIES
 from torch_ref import reference
-from torch_ref.dropout import inject
+from torch_ref.layers import inject
 
 Record = Callable[[str, Measured], None]
 TOKENS = np.arange(2, 2 + 2 * 7).reshape(2, 7)

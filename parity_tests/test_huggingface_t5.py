@@ -24,7 +24,7 @@ from parity_tests.huggingface import Oracle
 from parity_tests.test_decoding import model_of
 from parity_tests.test_huggingface_weights import bytes_lost
 from torch_ref import reference
-from torch_ref.dropout import inject
+from torch_ref.layers import inject
 
 T5 = {"architectures": ["T5ForConditionalGeneration"]}
 MARIAN = {"architectures": ["MarianMTModel"]}

@@ -16,7 +16,7 @@ from parity_tests.bridge import Pair, known_zeros
 from parity_tests.cases import CONFIGS, PADDINGS, REGIMES, Lengths, batch_for, weights_for
 from parity_tests.training_pair import TrainingPair, same_path
 from torch_ref import reference
-from torch_ref.dropout import Dropout, inject
+from torch_ref.layers import Dropout, inject
 
 Record = Callable[[str, Measured], None]
 

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from torch_ref.dropout import Dropout
 from torch_ref.embedding import rotary_angles, rotate
-from torch_ref.layers import Linear, Norm, high, soft_cap
+from torch_ref.layers import Dropout, Linear, Norm, high, soft_cap
 
 
 def visible(

@@ -6,9 +6,8 @@ from torch import Tensor, nn
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from torch_ref.attention import Attention, visible
-from torch_ref.dropout import Dropout
 from torch_ref.embedding import RelativePositions
-from torch_ref.layers import FeedForward, Norm, high
+from torch_ref.layers import Dropout, FeedForward, Norm, high
 
 Masks = dict[int | None, Tensor | None]
 """Window -> who sees whom in the layers with this window, `[B or 1, 1, T, T]`; None: all see all."""

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from jax_tformer.config import RotaryConfig, StackConfig, TransformerConfig
-from torch_ref.dropout import Dropout
-from torch_ref.layers import Norm, high
+from torch_ref.layers import Dropout, Norm, high
 
 
 class InputEmbedding(nn.Module):

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jax_tformer.config import TransformerConfig
-from torch_ref.dropout import Dropout
-from torch_ref.layers import Norm, activation, high, soft_cap
+from torch_ref.layers import Dropout, Norm, activation, high, soft_cap
 
 
 class Head(nn.Module):

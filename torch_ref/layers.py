@@ -3,17 +3,28 @@
 B batch, T length, D model width, H heads, C head width. Norms are in float32 at least, whatever the type of x.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jax_tformer.config import LoraConfig, StackConfig, TransformerConfig
-from torch_ref.dropout import Dropout
 
 
 def high(x: Tensor) -> Tensor:
     """x in float32, or in float64 if it already is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class Dropout(nn.Dropout):
+    """nn.Dropout; with `keep` (True = kept) exactly that mask, whether training or not."""
+
+    keep: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Zeroes what is not kept and divides the rest by 1 - p."""
+        return super().forward(x) if self.keep is None else (x / (1 - self.p)).masked_fill(~self.keep, 0.0)
 
 
 class Linear(nn.Linear):
@@ -94,3 +105,18 @@ def activation(name: str) -> nn.Module:
 def soft_cap(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap): bounds x smoothly."""
     return cap * torch.tanh(x / cap)
+
+
+def inject(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
+    """Gives each dropout site of `model` whose rate is above 0 its mask; an empty mapping takes all masks away.
+
+    `masks` are boolean, True = kept, by the name of the site (`decoder.blocks.0.feedforward.dropout`). Raises
+    ValueError, which lists both sides, unless there is one mask for each site with a rate above 0.
+    """
+    sites = {name: module for name, module in model.named_modules() if isinstance(module, Dropout)}
+    expected = {name for name, site in sites.items() if site.p > 0}
+    if masks and masks.keys() != expected:
+        without, unknown = sorted(expected - masks.keys()), sorted(masks.keys() - expected)
+        raise ValueError(f"dropout masks do not fit: sites without a mask {without}, masks without a site {unknown}")
+    for name, site in sites.items():
+        site.keep = masks.get(name)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 
 from jax_tformer.experiment import OptimizerConfig, TrainingConfig
-from torch_ref.dropout import inject
+from torch_ref.layers import inject
 from torch_ref.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Outputs
 
 Batch = Mapping[str, Tensor]

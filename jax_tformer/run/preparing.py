@@ -69,7 +69,9 @@ def prepare(
     first_state = jax.tree_util.Partial(init_state, net, tx, jax.random.key(training.seed))
     shapes = jax.eval_shape(first_state)
     shardings = state_shardings(mesh, tx, shapes)
-    abstract = abstract_state(shapes, shardings)
+    abstract = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
+    )
     require_room(abstract, mesh)
     update = jax.jit(
         train_step(net, tx, accumulation=training.accumulation, label_smoothing=training.label_smoothing),
@@ -100,13 +102,6 @@ def state_shardings(mesh: Mesh, tx: optax.GradientTransformation, state: TrainSt
         transform_non_params=lambda _: replicated,
     )
     return state._replace(params=parameters, opt_state=opt_state, step=replicated, key=replicated)  # type: ignore[arg-type]
-
-
-def abstract_state(state: TrainState, shardings: Any) -> Any:
-    """`state` as jax.ShapeDtypeStruct with shardings, which suffices to compile or to restore."""
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), state, shardings
-    )
 
 
 def compile_beside(lowered: jax.stages.Lowered) -> Future[Callable[..., Any]]:

@@ -139,19 +139,15 @@ def open_texts(
 ) -> Iterable[Text]:
     """Makes texts of `only`, else of the lines of `file`, else of standard input (None, or "-") line by line.
 
-    A file is read `at_once`, or else line by line as its texts are asked for. Raises InputError as `read_file` and
-    `read_standard_input`.
+    A file is read `at_once`, or else line by line as its texts are asked for. Leaves out blank lines. Raises InputError
+    if there are no others, or if `read` refuses one.
     """
     if only is not None:
         return [read(only)]
     if file is not None and str(file) != "-":
-        return read_file(file, read) if at_once else _read_lines(file, read)
+        lines = _read_lines(file, read)
+        return list(lines) if at_once else lines
     return read_standard_input(read, typed=typed)
-
-
-def read_file(path: Path, read: ReadText) -> list[Text]:
-    """Reads the lines of a file that are not blank; raises InputError if there are none or `read` refuses one."""
-    return list(_read_lines(path, read))
 
 
 def _read_lines(path: Path, read: ReadText) -> Iterator[Text]:
@@ -161,7 +157,7 @@ def _read_lines(path: Path, read: ReadText) -> Iterator[Text]:
 
 
 def read_standard_input(read: ReadText, *, typed: bool = False) -> Iterator[Text]:
-    """Yields the lines of standard input that are not blank as they arrive; raises InputError as `read_file`.
+    """Yields the lines of standard input that are not blank as they arrive; raises InputError as `open_texts`.
 
     With `typed`, prints the error for a text that the model cannot take, and continues with the next line.
     """

@@ -46,7 +46,10 @@ def config_from_huggingface(
 
 def family_of(config: Mapping[str, object]) -> Family:
     """Returns the tables of the class that a config.json names; raises InputError for unknown classes."""
-    return _family(_architecture(config))
+    named = config.get("architectures")
+    if not isinstance(named, list) or len(named) != 1:
+        raise InputError(f"architectures is {named!r} in the Hugging Face config; expected a list of one class")
+    return _family(str(named[0]))
 
 
 def from_huggingface(config: Mapping[str, object], weights: Weights) -> tuple[TransformerConfig, Arrays]:
@@ -71,13 +74,6 @@ def to_huggingface(architecture: str, config: TransformerConfig, weights: Weight
     family = _family(architecture)
     theirs = {"architectures": [architecture], **write_settings(family, config)}
     return theirs, write_rows(family.rows(config), config, weights)
-
-
-def _architecture(config: Mapping[str, object]) -> str:
-    named = config.get("architectures")
-    if not isinstance(named, list) or len(named) != 1:
-        raise InputError(f"architectures is {named!r} in the Hugging Face config; expected a list of one class")
-    return str(named[0])
 
 
 def _family(architecture: str) -> Family:

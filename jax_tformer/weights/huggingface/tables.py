@@ -230,7 +230,7 @@ def our_views(
 
     Raises WeightsError as `read_rows` does.
     """
-    places = _places(rows, _shapes(config))
+    places = places_of(rows, config)
     called = known_names(rows, config, weights)
     given = {known: weights[name] for name, known in called.items() if known is not None}
     doubled = [
@@ -260,7 +260,7 @@ def known_names(rows: tuple[Row, ...], config: TransformerConfig, names: Iterabl
     Files of the bare model leave out the first part ("wte.weight" for "transformer.wte.weight"), and old ones call the
     parameters of norms gamma and beta. A name without a place stays as it is.
     """
-    places = {place.theirs for place in _places(rows, _shapes(config))}
+    places = {place.theirs for place in places_of(rows, config)}
     dropped = re.compile(
         "|".join(re.escape(row.theirs).replace(r"\*", r"\d+") for row in rows if row.ours is None) or "(?!)"
     )
@@ -295,10 +295,9 @@ def their_views(
 
     Raises WeightsError as `write_rows` does.
     """
-    shapes = _shapes(config)
-    require_fit("config", weights, shapes, doubled)
+    require_fit("config", weights, _shapes(config), doubled)
     theirs: dict[str, View] = {}
-    places = _places(rows, shapes)
+    places = places_of(rows, config)
     written = {place.ours[0] for place in places if names is not None and place.theirs in names}
     for place in places:
         parts = [weights[name] for name in place.ours]
@@ -316,12 +315,8 @@ def _shapes(config: TransformerConfig) -> Mapping[str, tuple[int, ...]]:
 
 
 def places_of(rows: tuple[Row, ...], config: TransformerConfig) -> list[Place]:
-    """Returns the rows of all layers; raises WeightsError unless they fill exactly the arrays of `config`."""
-    return _places(rows, _shapes(config))
-
-
-def _places(rows: tuple[Row, ...], shapes: Mapping[str, tuple[int, ...]]) -> list[Place]:
-    """Expands the rows to all layers; raises WeightsError unless they fill exactly our arrays (`shapes`)."""
+    """Expands the rows to all layers; raises WeightsError unless they fill exactly the arrays of `config`."""
+    shapes = _shapes(config)
     places: list[Place] = []
     filled: set[str] = set()
     for row in rows:

@@ -58,9 +58,14 @@ def test_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cases["gpt2", 1]["agreement"].keys() == {"hugging face", "hugging face static", "reference"}
     assert report["suites"][0]["windows"]["positions"] == [5, 9]
     assert min(numbers(report["suites"][0]["windows"])) > 0
+    [first] = report["suites"][0]["first_tokens"]
+    assert (first["batch"], first["prompt"], set(first["sides"])) == (2, 4, {"ours", "hugging face"})
+    assert min(numbers(first)) > 0
+    for side in first["sides"].values():
+        assert side["prompt_tokens_per_second"] == pytest.approx(8 / side["seconds"]["median"])
 
     shown = capsys.readouterr().out
-    assert all(text in shown for text in ("gpt2, batch 2, greedy", "beam search", "HF, static cache", "GB/s"))
+    assert all(text in shown for text in ("gpt2, batch 2, greedy", "beam search", "HF, static cache", "GB/s", "ms to the first"))
 
 
 def test_bytes_of_the_bound() -> None:

@@ -54,7 +54,7 @@ def notes(read_megabytes: int) -> list[str]:
 
 
 def shown(figures: Mapping[str, Any]) -> list[Any]:
-    """A table a case, the cost by position."""
+    """A table a case, the cost by position, the time to the first token."""
     found: list[Any] = []
     for suite in figures["suites"]:
         busy = other_work(suite["model"], suite["other_work"])
@@ -63,6 +63,8 @@ def shown(figures: Mapping[str, Any]) -> list[Any]:
             found += [_case_table(suite["model"], case), *(f"  {line}" for line in _case_lines(case))]
         if suite["windows"] is not None:
             found.append(_windows_table(suite["model"], suite["windows"]))
+        if suite["first_tokens"]:
+            found.append(_first_tokens_table(suite["model"], suite["first_tokens"]))
     return found
 
 
@@ -120,6 +122,22 @@ def _windows_table(model: str, windows: Mapping[str, Any]) -> Any:
         for side in windows["sides"].values()
     ]
     return make_table(title, ("", f"ms/token at {early}", f"ms/token at {late}", "late / early"), rows)
+
+
+def _first_tokens_table(model: str, found: Sequence[Mapping[str, Any]]) -> Any:
+    rows = [
+        (
+            f"{shape['batch']} x {shape['prompt']}",
+            side["label"],
+            milliseconds(side["seconds"]),
+            f"{side['prompt_tokens_per_second']:.0f}",
+            f"{side['times_theirs']:.2f}",
+        )
+        for shape in found
+        for side in shape["sides"].values()
+    ]
+    columns = ("prompts", "", "ms to the first token", "prompt tokens/s", "speed")
+    return make_table(f"{model}, greedy: reading the prompts and choosing a token", columns, rows)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,14 @@ class Windows:
 
 
 @dataclass(frozen=True)
+class FirstTokens:
+    """The time until the first token comes, after prompts of each of `shapes`: rows, and tokens of each."""
+
+    shapes: tuple[tuple[int, int], ...]
+    rounds: int
+
+
+@dataclass(frozen=True)
 class Suite:
     """One model and its cases, in the order of their needs."""
 
@@ -68,6 +76,7 @@ class Suite:
     config: TransformerConfig
     cases: tuple[Case, ...]
     windows: Windows | None = None
+    first_tokens: FirstTokens | None = None
 
     @property
     def translates(self) -> bool:
@@ -80,9 +89,9 @@ def suites(*, quick: bool) -> tuple[Suite, ...]:
     gpt2, translator = ARCHITECTURES["gpt2"], ARCHITECTURES["vaswani-base"]
     if quick:
         case = Case(batch=2, prompt=4, new_tokens=4, rounds=2, reference_tokens=2)
-        windows = Windows(prompts=(4, 8), count=2, slots=16, rounds=1)
+        windows, first_tokens = Windows(prompts=(4, 8), count=2, slots=16, rounds=1), FirstTokens(((2, 4),), rounds=1)
         return (
-            Suite("gpt2", tiny(gpt2, 1), (case,), windows),
+            Suite("gpt2", tiny(gpt2, 1), (case,), windows, first_tokens),
             Suite("vaswani-base", tiny(translator, 1), (case, replace(case, beams=2, reference_tokens=0))),
         )
     return (
@@ -94,6 +103,7 @@ def suites(*, quick: bool) -> tuple[Suite, ...]:
                 Case(batch=8, prompt=128, new_tokens=128, rounds=3, reference_tokens=3),
             ),
             Windows(prompts=(96, 864), count=64, slots=1024, rounds=2),
+            FirstTokens(((1, 32), (1, 128), (1, 512), (1, 992), (8, 128)), rounds=5),
         ),
         Suite(
             "llama",
@@ -140,10 +150,11 @@ def measure_suite(suite: Suite, session: Session, reading: Alone | Here, *, alon
     try:
         cases = [_measure_case(suite, case, sides, reading, session) for case in suite.cases]
         windows = _measure_windows(suite, suite.windows, sides, session) if suite.windows else None
+        first = _measure_first_tokens(suite, suite.first_tokens, sides, session) if suite.first_tokens else []
     finally:
         for side in sides.values():
             side.close()
-    return {"model": suite.model, "cases": cases, "windows": windows, "other_work": others.share()}
+    return {"model": suite.model, "cases": cases, "windows": windows, "first_tokens": first, "other_work": others.share()}
 
 
 def _measure_case(suite: Suite, case: Case, sides: Sides, reading: Alone | Here, session: Session) -> dict[str, Any]:
@@ -278,6 +289,33 @@ def _measure_windows(suite: Suite, windows: Windows, sides: Sides, session: Sess
         }
     positions = [prompt + windows.count // 2 for prompt in windows.prompts]
     return {"slots": windows.slots, "count": windows.count, "positions": positions, "sides": found}
+
+
+def _measure_first_tokens(suite: Suite, asked: FirstTokens, sides: Sides, session: Session) -> list[dict[str, Any]]:
+    """Measures how long each shape of prompts takes to be read and to give a token, by ours and the dynamic cache."""
+    session.say(f"{suite.model}: the time to the first token ...")
+    found = []
+    for batch, length in asked.shapes:
+        prompts = draw_prompts(suite.config.vocab_size or 0, batch, length)
+
+        def measure(name: str, prompts: list[list[int]] = prompts) -> float:
+            return float(sides[name].call("decode", prompts, 1, 1, 1).seconds)
+
+        first_calls = {name: measure(name) for name in (_OURS, _THEIRS)}
+        turns = by_turns([*first_calls], session.rounds(asked.rounds), measure)
+        times = {name: spread(seconds) for name, seconds in turns.items()}
+        figures = {
+            name: {
+                "label": _label(name, suite, session),
+                "seconds": seconds,
+                "first_call_seconds": first_calls[name],
+                "prompt_tokens_per_second": batch * length / seconds["median"],
+                "times_theirs": times[_THEIRS]["median"] / seconds["median"],
+            }
+            for name, seconds in times.items()
+        }
+        found.append({"batch": batch, "prompt": length, "sides": figures})
+    return found
 
 
 def _label(name: str, suite: Suite, session: Session) -> str:

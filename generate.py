@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         decoding,
         seed=options.seed,
         context=speaker.context,
-        single=options.batch == decoding.num_beams == decoding.num_return_sequences == 1,
+        batch=options.batch,
     )
     # Frees the parameters; the Answerer has them in another layout.
     del trained

@@ -65,7 +65,10 @@ def test_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert side["prompt_tokens_per_second"] == pytest.approx(8 / side["seconds"]["median"])
 
     shown = capsys.readouterr().out
-    assert all(text in shown for text in ("gpt2, batch 2, greedy", "beam search", "HF, static cache", "GB/s", "ms to the first"))
+    assert all(
+        text in shown
+        for text in ("gpt2, batch 2, greedy", "beam search", "HF, static cache", "GB/s", "ms to the first")
+    )
 
 
 def test_bytes_of_the_bound() -> None:

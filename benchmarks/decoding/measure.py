@@ -154,7 +154,13 @@ def measure_suite(suite: Suite, session: Session, reading: Alone | Here, *, alon
     finally:
         for side in sides.values():
             side.close()
-    return {"model": suite.model, "cases": cases, "windows": windows, "first_tokens": first, "other_work": others.share()}
+    return {
+        "model": suite.model,
+        "cases": cases,
+        "windows": windows,
+        "first_tokens": first,
+        "other_work": others.share(),
+    }
 
 
 def _measure_case(suite: Suite, case: Case, sides: Sides, reading: Alone | Here, session: Session) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class Decoding(Traced):
 
     def __init__(self, config: TransformerConfig, prompts: Sequence[Sequence[int]], new_tokens: int, device: str):
         net, self._device = require_speaker(transformer(config)), jax.local_devices(backend=device)[0]
-        self._net, self._params = net, arranged(net, self._device, single=len(prompts) == 1)
+        self._net, self._params = net, arranged(net, self._device)
         asked = Prompts(prompts, np.full(len(prompts), new_tokens, np.int32), None, (-1,), None)
         with jax.default_device(self._device):
             (self._arrays, self._slots), self._ends = asked.arrays(net), jnp.array([-1], jnp.int32)

@@ -49,12 +49,12 @@ class Compilation:
             return time.perf_counter() - began
 
 
-def arranged(net: AnyTransformer, device: jax.Device, *, single: bool) -> Params:
-    """Draws the weights that all sides get, with the layers apart, for one row or for several."""
+def arranged(net: AnyTransformer, device: jax.Device) -> Params:
+    """Draws the weights that all sides get, laid out as decoding reads them fastest."""
     drawn = draw_weights({name: reference_shape(slot) for name, slot in slots(net.shapes).items()})
     with jax.default_device(device):
         weights = jax.device_put(from_reference(drawn, net.shapes), device)
-        return jax.block_until_ready(layers_apart(weights, single=single))
+        return jax.block_until_ready(layers_apart(weights))
 
 
 class Decoding:
@@ -63,19 +63,12 @@ class Decoding:
     def __init__(self, config: TransformerConfig, device: str) -> None:
         self._net, self._device = transformer(config), jax.local_devices(backend=device)[0]
         self._start_id = None if config.encoder is None else START_ID
-        self._arrange(single=True)
-
-    def _arrange(self, *, single: bool) -> None:
-        """Lays the weights out for one row, or for several; it holds one form of them at a time."""
-        self._single, self._params = single, Params()
-        self._params = arranged(self._net, self._device, single=single)
+        self._params = arranged(self._net, self._device)
         forget_peak()
 
     def decode(self, prompts: Sequence[Sequence[int]], new_tokens: int, room: int, beams: int) -> Decoded:
         """The cache has as many slots as these tokens need; `room` is for others."""
-        decoding, single = DecodingConfig(max_new_tokens=new_tokens, num_beams=beams), len(prompts) == beams == 1
-        if single != self._single:
-            self._arrange(single=single)
+        decoding = DecodingConfig(max_new_tokens=new_tokens, num_beams=beams)
         with jax.default_device(self._device):
             began = time.perf_counter()
             generated = generate(self._net, self._params, prompts, decoding, start_id=self._start_id)
@@ -84,8 +77,6 @@ class Decoding:
 
     def intervals(self, prompt: Sequence[int], count: int, room: int) -> list[float]:
         """Token by token through `stream`, so that the calls from Python are counted too."""
-        if not self._single:
-            self._arrange(single=True)
         with jax.default_device(self._device):
             tokens = stream(self._net, self._params, [prompt], DecodingConfig(max_new_tokens=room))
             times = [time.perf_counter() for _ in itertools.islice(tokens, count + 1)]

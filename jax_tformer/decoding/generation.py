@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tformer.decoding.beam import search
-from jax_tformer.decoding.fast import layers_apart
+from jax_tformer.decoding.fast import unstacked
 from jax_tformer.decoding.loop import advance, restart, row_keys, start
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.strategies import rules_of
@@ -122,7 +122,7 @@ def generate(
     are NaN, and a beam search that finds fewer than num_return_sequences sequences.
     """
     net, asked = require_speaker(net), _asked(net, prompts, decoding, limits, end_id, start_id, context)
-    params = layers_apart(params)
+    params = unstacked(params)
     if decoding.num_beams > 1:
         require(context is None, f"context is {context} and num_beams {decoding.num_beams}; expected one of them")
         return _beams(net, params, asked, decoding)
@@ -154,7 +154,7 @@ def stream(
     """
     require(decoding.num_beams == 1, f"num_beams is {decoding.num_beams}; a beam search knows its tokens at the end")
     net, asked = require_speaker(net), _asked(net, prompts, decoding, limits, end_id, start_id, context)
-    params = layers_apart(params)
+    params = unstacked(params)
     groups = asked.groups
     for pieces in zip_longest(*(_pieces(net, params, part, decoding, seed, at_once=False) for _, part in groups)):
         tokens = np.full((len(prompts), decoding.num_return_sequences), asked.end_ids[0], np.int32)

@@ -17,6 +17,7 @@ from jax_tformer.model.layers import (
     accumulator,
     activate,
     dtype_of,
+    multiply_by_rows,
     parameter,
     projection_start,
     site_key,
@@ -80,8 +81,11 @@ class Head(nnx.Module):
     def logits(self, x: Float[Array, "B T D"], table: Table) -> Float[Array, "B T V"]:
         """Computes the logits of the result of `transformed`."""
         matrix, bias = self.projection(table)
-        kernel = matrix.T.astype(dtype_of(self.dtype))
-        logits = jnp.matmul(x.reshape(-1, x.shape[-1]), kernel, preferred_element_type=accumulator(x.dtype))
+        matrix, flat, high = matrix.astype(dtype_of(self.dtype)), x.reshape(-1, x.shape[-1]), accumulator(x.dtype)
+        if self.kernel is None and len(flat) > 1:
+            logits = multiply_by_rows(flat, matrix, high)
+        else:
+            logits = jnp.matmul(flat, matrix.T, preferred_element_type=high)
         if bias is not None:
             logits = logits + bias.reshape(1, -1).astype(logits.dtype)
         logits = logits if self.cap is None else soft_cap(logits, self.cap)

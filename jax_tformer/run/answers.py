@@ -33,7 +33,7 @@ class Answerer:
     """A model that continues prompts or translates sources by a DecodingConfig.
 
     With `context`, a text with this many tokens drops the older half and continues. `ends` says whether the end token
-    ends an answer. `single` is faster, but then only one text may be answered at a time.
+    ends an answer. At most `batch` texts are answered at once.
     """
 
     def __init__(
@@ -46,11 +46,12 @@ class Answerer:
         seed: int = 0,
         context: int | None = None,
         ends: bool = True,
-        single: bool = False,
+        batch: int = 128,
     ) -> None:
         self._net, self._tokenizer, self._decoding = net, tokenizer, decoding
         # Done once here instead of in every batch.
-        self._params = layers_apart(params, single=single)
+        self._params = layers_apart(params, rows=batch * max(decoding.num_beams, decoding.num_return_sequences))
+        self._batch = batch
         self._translates = net.config.encoder is not None
         start, framing = tokenizer.start_id, tokenizer.framing
         end_ids: tuple[int, ...] = () if tokenizer.end_id is None else (tokenizer.end_id,)
@@ -77,9 +78,9 @@ class Answerer:
             for row, text in enumerate(texts)
         ]
 
-    def best(self, texts: Iterable[Text], batch_size: int = 128) -> list[str]:
+    def best(self, texts: Iterable[Text]) -> list[str]:
         """Returns the best or first answer to each text."""
-        return [found[0].text for batch in batched(texts, batch_size) for found in self.answers(batch)]
+        return [found[0].text for batch in batched(texts, self._batch) for found in self.answers(batch)]
 
     def stream(self, text: Text) -> Iterator[str]:
         """Streams the single answer to a text: a piece, perhaps empty, for every token, and a last one."""

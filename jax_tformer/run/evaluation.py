@@ -84,7 +84,8 @@ def sample_text(
     if isinstance(data, PairData):
         examples = (held_out().examples or [])[: sample.count]
         read = Reader(Room.of_run(data), tokenizer, data.target_length)
-        answerer = Answerer(net, params, tokenizer, replace(decoding, max_new_tokens=data.target_length), seed=seed)
+        decoding = replace(decoding, max_new_tokens=data.target_length)
+        answerer = Answerer(net, params, tokenizer, decoding, seed=seed, batch=max(len(examples), 1))
         return _translations(examples, answerer.best(read(source) for source, _ in examples))
     if tokenizer.start_id is not None:
         prompts = [[tokenizer.start_id]]
@@ -93,7 +94,9 @@ def sample_text(
     # At temperature 0 nothing is drawn, so all samples of a prompt would be equal.
     several = -(-sample.count // len(prompts)) if sample.temperature else 1
     decoding = replace(decoding, num_return_sequences=several)
-    answerer = Answerer(net, params, tokenizer, decoding, seed=seed, context=data.context_length, ends=False)
+    answerer = Answerer(
+        net, params, tokenizer, decoding, seed=seed, context=data.context_length, ends=False, batch=len(prompts)
+    )
     found = answerer.answers([Text("", prompt, sample.max_new_tokens) for prompt in prompts])
     rows = [[*prompt, *each.tokens] for prompt, of_prompt in zip(prompts, found, strict=True) for each in of_prompt]
     texts = map(tokenizer.decode, rows[: sample.count])

@@ -40,7 +40,8 @@ TRANSLATORS: dict[str, dict[str, Any]] = {
     "as Marian": {
         "num_beams": 2,
         "decoder_start_token_id": 0,
-        "bad_words_ids": [[0]],
+        # End tokens among them do not count.
+        "bad_words_ids": [[0], *([id] for id in MANY)],
         "renormalize_logits": True,
         "max_length": NEW,
         "eos_token_id": MANY,

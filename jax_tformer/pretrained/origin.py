@@ -187,23 +187,25 @@ def read_defaults(settings: Mapping[str, Any], *, translates: bool, where: str) 
         # Without a top_k, transformers takes 50.
         decoding["top_k"] = given.get("top_k", 50) or None
         decoding |= {name: float(given[name]) for name in ("top_p", "min_p") if name in given}
-    decoding |= _constraints(given, translates, ignored)
     ends = given.get("eos_token_id", [])
+    ends = ends if isinstance(ends, list) else [ends]
+    decoding |= _constraints(given, ends, translates, ignored)
     return GenerationDefaults(
         decoding,
         given.get("max_new_tokens"),
         None if "max_new_tokens" in given else given.get("max_length"),
         given.get("decoder_start_token_id", given.get("bos_token_id")) if translates else None,
-        tuple(ends) if isinstance(ends, list) else (ends,),
+        tuple(ends),
         translates,
         tuple(ignored),
     )
 
 
-def _constraints(given: Mapping[str, Any], translates: bool, ignored: list[str]) -> dict[str, Any]:
+def _constraints(given: Mapping[str, Any], ends: list[int], translates: bool, ignored: list[str]) -> dict[str, Any]:
     """Returns the fields of DecodingConfig that force or forbid tokens; adds to `ignored` what they cannot express."""
     found: dict[str, Any] = {}
-    words = given.get("bad_words_ids", [])
+    # An end token is no bad word, even if it is listed.
+    words = [word for word in given.get("bad_words_ids", []) if word not in [[end] for end in ends]]
     single = [word[0] for word in words if len(word) == 1]
     if len(single) < len(words):
         ignored.append("bad_words_ids of several tokens")

@@ -82,7 +82,8 @@ class Head(nnx.Module):
         """Computes the logits of the result of `transformed`."""
         matrix, bias = self.projection(table)
         matrix, flat, high = matrix.astype(dtype_of(self.dtype)), x.reshape(-1, x.shape[-1]), accumulator(x.dtype)
-        if self.kernel is None and len(flat) > 1:
+        if self.kernel is None and 1 < len(flat) == len(x):
+            # A new token of several sequences.
             logits = multiply_by_rows(flat, matrix, high)
         else:
             logits = jnp.matmul(flat, matrix.T, preferred_element_type=high)

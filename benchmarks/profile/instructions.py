@@ -78,12 +78,14 @@ class Instruction(NamedTuple):
 
     def group(self) -> str:
         """The row of the table that it belongs to."""
-        places = ((_stem(file), name) for file, name, _ in self.frames)
-        file, function = next((place for place in places if place[0] not in _PASSED_OVER), ("", ""))
-        names, parts = (function.split(".")[0], file), self.parts or (self,)
+        places = [(name.split(".")[0], _stem(file)) for file, name, _ in self.frames]
+        ours, parts = [place for place in places if place[1] not in _PASSED_OVER], self.parts or (self,)
+        names = ours[0] if ours else ()
         multiplies = "dot" in {part.opcode for part in parts}
         if multiplies or self.opcode == "custom-call":
-            if found := next((_OF_PRODUCTS[name] for name in names if name in _OF_PRODUCTS), None):
+            # What multiplies may be a function for all: then it is who has called it.
+            within = [name for place in ours for name in place] if multiplies else names
+            if found := next((_OF_PRODUCTS[name] for name in within if name in _OF_PRODUCTS), None):
                 return found
             # XLA forgets where products of several matrices at once come from; the head's is of one.
             if multiplies:
@@ -121,7 +123,10 @@ def instructions(text: str) -> dict[str, Instruction]:
             names = computations[called[1]] if called else []
             inside = tuple(found[part] for part in sorted(names, key=lambda part: part in roots.values()))
             read = [found[part] for part in _NAME.findall(line[instruction.end() :].partition(")")[0]) if part in found]
-            whole = any(part.opcode in ("get-tuple-element", "parameter") for part in read)
+            whole = any(
+                part.opcode in ("get-tuple-element", "parameter") or (part.opcode == "bitcast" and part.of_weights)
+                for part in read
+            )
             frame = re.search(r"stack_frame_id=(\d+)", line)
             if frame or opcode == "dot":
                 frames = tuple(_frames(tables, frame[1])) if frame else ()
@@ -137,13 +142,17 @@ def instructions(text: str) -> dict[str, Instruction]:
 
 
 def _frames(tables: Mapping[str, Mapping[str, str]], frame: str) -> Iterator[tuple[str, str, int]]:
-    while True:
-        location, parent = re.findall(r"\w+=(\d+)", tables["StackFrames"][frame])[:2]
-        file, function, line = re.findall(r"\w+=(\d+)", tables["FileLocations"][location])[:3]
-        yield tables["FileNames"][file].strip('"'), tables["FunctionNames"][function].strip('"'), int(line)
-        if parent in (frame, "0"):
-            return
-        frame = parent
+    # XLA prints the number of the caller's frame plus one; the first frame has no caller.
+    _, more = _numbers(tables["StackFrames"]["1"])[:2]
+    while int(frame) > 0:
+        location, parent = _numbers(tables["StackFrames"][frame])[:2]
+        file, function, line = _numbers(tables["FileLocations"][str(location)])[:3]
+        yield tables["FileNames"][str(file)].strip('"'), tables["FunctionNames"][str(function)].strip('"'), line
+        frame = str(parent - more)
+
+
+def _numbers(row: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\w+=(\d+)", row)]
 
 
 @cache

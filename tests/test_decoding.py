@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.decoding import generation
 from jax_tformer.decoding.fast import layers_apart
 from jax_tformer.decoding.generation import Generated, generate, stream
 from jax_tformer.decoding.loop import advance, row_keys, start
@@ -278,6 +279,20 @@ def test_layers_apart_or_together(gpt: Model) -> None:
             generate(net, apart, PROMPTS, DecodingConfig(9)).tokens
             == generate(net, params, PROMPTS, DecodingConfig(9)).tokens
         ).all()
+
+
+def test_a_cache_that_grows(gpt: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, params = gpt
+    decoding = DecodingConfig(140, temperature=1.0)
+    whole = generate(net, params, PROMPTS, decoding)
+    before = advance._cache_size()
+    monkeypatch.setattr(generation, "SHORT", 16)
+    assert [generation.held_slots(used, 192) for used in (1, 32, 33, 64)] == [64, 64, 192, 192]
+    found = generate(net, params, PROMPTS, decoding)
+    assert advance._cache_size() == before + 1, "a shorter cache has a program of its own"
+    assert (found.tokens == whole.tokens).all()
+    streamed = stream(net, params, PROMPTS, decoding)
+    assert (np.stack([*streamed], axis=2) == whole.tokens).all()
 
 
 @pytest.mark.parametrize("outputs", [6, 35, 127])

@@ -11,7 +11,7 @@ import numpy as np
 
 from jax_tformer.decoding.beam import search
 from jax_tformer.decoding.fast import unstacked
-from jax_tformer.decoding.loop import advance, restart, row_keys, start
+from jax_tformer.decoding.loop import advance, lengthened, restart, row_keys, start
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.strategies import rules_of
 from jax_tformer.errors import InputError, require, require_field, require_ids
@@ -21,6 +21,8 @@ Ids = Sequence[int] | np.ndarray
 """Token ids of one text."""
 STEP = 32
 """Lengths are rounded up to a multiple of this, so that prompts of many lengths need only one compilation."""
+SHORT = 256
+"""A long cache begins with so many slots. When they are full it gets four times as many: each length is compiled."""
 Arrays = tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array] | None, jax.Array]
 """Tokens `[B, P]`, padded on the left, and their mask; a translation's source and its mask; limits `[B]`."""
 
@@ -226,10 +228,12 @@ def _pieces(
     rules, ends, samples = rules_of(decoding), jnp.asarray(asked.end_ids, jnp.int32), decoding.num_return_sequences
     arrays, slots = asked.arrays(net)
     used, made, most = arrays[0].shape[1], 1, int(asked.limits.max())
+    # A step reads every slot, so there are few while the text is short.
+    held = held_slots(used, slots)
     hashes = np.array([zlib.crc32(np.asarray(ids, "<i4").tobytes()) for ids in asked.ids], np.uint32)
     keys = row_keys(jax.random.key(seed), hashes, samples)
     room = rounded(most) if decoding.no_repeat_ngram_size else 0
-    state = start(net, rules, params, *arrays, ends, keys, slots=slots, room=room)
+    state = start(net, rules, params, *arrays, ends, keys, slots=held, room=room)
     _require_numbers(state.broken)
     yield (new := np.asarray(state.token)[:, None])
     # The tokens that a sliding text reads again, into a new cache.
@@ -241,9 +245,12 @@ def _pieces(
             used = max(slots // 2, 1)
             tokens, mask = padded([text[-1 - used : -1] for text in texts], used, side="left")
             state = restart(net, params, state, jnp.asarray(tokens), jnp.asarray(mask), slots)
-        steps = min(most - made, slots - used) if at_once else 1
+        elif used == held:
+            held = held_slots(used, slots)
+            state = lengthened(state, held)
+        steps = min(most - made, held - used) if at_once else 1
         # The number of steps is traced and their room is static, so one compilation is enough.
-        state, tokens = advance(net, rules, params, state, ends, steps, slots if at_once else 1)
+        state, tokens = advance(net, rules, params, state, ends, steps, held if at_once else 1)
         _require_numbers(state.broken)
         count = int(state.made) - made
         made, used = made + count, used + count
@@ -277,6 +284,14 @@ def padded(rows: Sequence[Ids], length: int, *, side: Literal["left", "right"]) 
 def require_positions(limit: int | None, length: int, what: str) -> None:
     """Raises InputError if `what`, of `length` tokens, is longer than the learned positions of the model."""
     require(limit is None or length <= limit, f"{what} has {length} tokens; the model has {limit} learned positions")
+
+
+def held_slots(used: int, slots: int) -> int:
+    """Returns the slots of a cache of which `used` are filled and `slots` may be: a few more, or all of them."""
+    held = SHORT
+    while held < used + STEP:
+        held *= 4
+    return held if 2 * held <= slots else slots
 
 
 def rounded(length: int, limit: int | None = None, *, step: int = STEP) -> int:

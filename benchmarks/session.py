@@ -237,5 +237,5 @@ def _machine_notes(machine: Machine) -> list[str]:
         return []
     notes = ["On the processor every side has the allocator settings of jax_tformer.run.startup."]
     if machine.vendor == "AuthenticAMD":
-        notes.append("This is an AMD processor: torch multiplies matrices with MKL, which is slow on those.")
+        notes.append("This is an AMD processor: torch multiplies matrices with MKL, which is slow on some of them.")
     return notes

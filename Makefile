@@ -14,7 +14,7 @@ help:
 	@echo "make test-deep [ARGS='-k NAME ...']                what is only depth: long paths, full sizes, benchmarks as programs"
 	@echo "make test-deeper [ARGS='-k NAME ...']              more of it, which .ci/run has no time for"
 	@echo "make parity [ARGS='-k gpt2 --out FOLDER ...']      run the parity gates alone; report: parity-report/parity.html"
-	@echo "make parity-deep [SEED=N]                          3,000 random architectures, every Hugging Face decoder in every type; 45 minutes or more"
+	@echo "make parity-deep [SEED=N]                          3,000 random architectures, every Hugging Face model in every type; 45 minutes or more"
 	@echo "make bench [ARGS='--device gpu ...']               speed and memory side by side with PyTorch; takes 15 minutes"
 	@echo "make bench BENCHMARKS='attention memory profile'    the others; takes 6 minutes"
 	@echo "make bench-decoding [ARGS='--device gpu ...']      decoding side by side with Hugging Face; takes 6 minutes"

@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """What `make parity-deep` asks for."""
     message = (
         "draw 3,000 random architectures from this seed, instead of 72 that are always the same; "
-        "and take every Hugging Face decoder through gates 3, 4 and 8"
+        "and take every Hugging Face model through gates 3, 4 and 8"
     )
     parser.addoption("--deep", type=int, metavar="SEED", help=message)
 

@@ -92,7 +92,7 @@ def block_length(length: int) -> int:
 
     There are at most 32 blocks, because each is compiled separately.
     """
-    return max(64 if length <= 512 else 128, -(-length // 32))
+    return max(32 if length <= 64 else 64 if length <= 512 else 128, -(-length // 32))
 
 
 def attend_in_rows(

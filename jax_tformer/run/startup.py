@@ -31,9 +31,6 @@ _CACHE_WARNING = re.compile(
 )
 
 OPTIONS: dict[str, Options] = {
-    # XNNPACK's matrix products wait for one another's threads: a step of a small model (0.8 million parameters, 12 x 64
-    # tokens) takes 1.6 times as long with them; steps of 10 million parameters and more take the same time.
-    "cpu": {"xla_cpu_use_xnnpack": False},
     # Overlaps the exchange of gradients between devices with computation. Not measured yet.
     "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True},
 }

@@ -13,6 +13,7 @@ import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.decoding import generation
+from jax_tformer.decoding.beam import search
 from jax_tformer.decoding.fast import layers_apart
 from jax_tformer.decoding.generation import Generated, generate, stream
 from jax_tformer.decoding.loop import advance, row_keys, start
@@ -271,6 +272,19 @@ def test_a_cache_that_grows(gpt: Model, monkeypatch: pytest.MonkeyPatch) -> None
     assert (found.tokens == whole.tokens).all()
     streamed = stream(net, params, PROMPTS, decoding)
     assert (np.stack([*streamed], axis=2) == whole.tokens).all()
+
+
+@pytest.mark.parametrize("early_stopping", [True, False])
+def test_beams_in_a_cache_that_grows(gpt: Model, monkeypatch: pytest.MonkeyPatch, early_stopping: bool) -> None:
+    net, params = gpt
+    decoding = DecodingConfig(140, num_beams=3, num_return_sequences=2, early_stopping=early_stopping)
+    whole = generate(net, params, PROMPTS, decoding, end_id=4, limits=[140, 100, 12, 60])
+    before = search._cache_size()
+    monkeypatch.setattr(generation, "SHORT", 16)
+    found = generate(net, params, PROMPTS, decoding, end_id=4, limits=[140, 100, 12, 60])
+    assert search._cache_size() > before, "a shorter cache has a program of its own"
+    for ours, expected in zip(found, whole, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5)
 
 
 @pytest.mark.deep

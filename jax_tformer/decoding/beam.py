@@ -47,15 +47,19 @@ class Beams(NamedTuple):
     improvable: Bool[Array, " B"]
     """Whether an unfinished sequence might still overtake a finished one."""
     seen: Bool[Array, "B W V"] | None
+    prompts: Past | None
+    """The prompt of each of B * W sequences; None where n-grams may repeat."""
     cache: Cache
     made: Int[Array, ""]
     """How many tokens the unfinished sequences have."""
     broken: Bool[Array, ""]
     """Whether an unfinished sequence had NaN among its logits."""
+    closed: Bool[Array, " B"]
+    """Which prompts' finished sequences are final."""
 
 
 @partial(jax.jit, static_argnames=("net", "slots", "room"))
-def search(
+def start_search(
     net: DecoderTransformer,
     rules: Rules,
     params: Params,
@@ -66,12 +70,10 @@ def search(
     end_ids: Int[Array, " E"],
     slots: int,
     room: int,
-) -> tuple[Sequences, Bool[Array, ""]]:
-    """Searches for the `num_beams` best continuations of each prompt; also returns whether a logit was NaN.
+) -> Beams:
+    """Reads the prompts (see `start` in loop.py) and chooses the first token of W = `num_beams` sequences for each.
 
-    Every step considers the (1 + E) W best continuations of the W unfinished sequences, so that W of them do not end.
-    Those among the first W that end, or are as long as `limits` allows (at most `room`, M), compete for the W finished
-    places. The W best of those that do not end continue.
+    The cache has `slots` slots. No sequence gets more than `room` tokens (M).
     """
     batch, width = len(prompt), rules.num_beams
     logits, cache = prefill(net, params, prompt, mask, source, slots)
@@ -81,55 +83,56 @@ def search(
         jnp.full((batch, width), _NEVER, logits.dtype),
         jnp.zeros((batch, width), bool),
     )
-    seen = (
-        None if rules.repetition_penalty is None else jnp.repeat(occurring(net, prompt, mask)[:, None], width, axis=1)
-    )
+    rows = jnp.repeat(jnp.arange(batch), width)
     beams = Beams(
         # At first all beams are equal, so one of them is enough.
         nothing._replace(scores=nothing.scores.at[:, 0].set(0), exist=nothing.exist.at[:, 0].set(True)),
         nothing,
         jnp.ones(batch, bool),
-        seen,
-        take_sequences(cache, jnp.repeat(jnp.arange(batch), width)),
+        None if rules.repetition_penalty is None else occurring(net, prompt, mask)[rows].reshape(batch, width, -1),
+        Past.of(prompt[rows], mask[rows], 0) if rules.no_repeat_ngram_size else None,
+        take_sequences(cache, rows),
         jnp.asarray(0, jnp.int32),
         jnp.asarray(False),
+        jnp.zeros(batch, bool),
     )
-    prompts = None
-    if rules.no_repeat_ngram_size:
-        prompts = Past.of(jnp.repeat(prompt, width, axis=0), jnp.repeat(mask, width, axis=0), 0)
-    beams = _extended(rules, beams, jnp.repeat(logits[:, None], width, axis=1), limits, end_ids, prompts)
+    return _extended(rules, beams, jnp.repeat(logits[:, None], width, axis=1), limits, end_ids)
 
-    def unfinished(beams: Beams) -> Array:
-        return ((beams.made < limits) & ~_closed(rules, beams)).any()
+
+@partial(jax.jit, static_argnames="net", donate_argnames="beams")
+def search(
+    net: DecoderTransformer,
+    rules: Rules,
+    params: Params,
+    beams: Beams,
+    limits: Int[Array, " B"],
+    end_ids: Int[Array, " E"],
+    steps: Int[Array, ""],
+) -> Beams:
+    """Searches on for up to `steps` tokens, for which the cache must have room, or until it is over. Donates `beams`.
+
+    Every step considers the (1 + E) W best continuations of the W unfinished sequences, so that W of them do not end.
+    Those among the first W that end, or are as long as `limits` allows, compete for the W finished places. The W best
+    of those that do not end continue.
+    """
+    last = beams.made + steps
 
     def one_more(beams: Beams) -> Beams:
-        last = jax.lax.dynamic_index_in_dim(beams.running.tokens, beams.made - 1, axis=2, keepdims=False)
-        logits, cache = extend(net, params, last.reshape(-1, 1), beams.cache)
-        return _extended(rules, beams._replace(cache=cache), logits.reshape(batch, width, -1), limits, end_ids, prompts)
+        tokens = jax.lax.dynamic_index_in_dim(beams.running.tokens, beams.made - 1, axis=2, keepdims=False)
+        logits, cache = extend(net, params, tokens.reshape(-1, 1), beams.cache)
+        return _extended(rules, beams._replace(cache=cache), logits.reshape(*tokens.shape, -1), limits, end_ids)
 
-    beams = jax.lax.while_loop(unfinished, one_more, beams)
-    return beams.finished, beams.broken
-
-
-def _closed(rules: Rules, beams: Beams) -> Bool[Array, " B"]:
-    """Returns which prompts' finished sequences are final."""
-    full = beams.finished.exist.all(1) if rules.early_stopping is True else False
-    return ~beams.improvable | full
+    return jax.lax.while_loop(lambda beams: ~beams.closed.all() & (beams.made < last), one_more, beams)
 
 
 def _extended(
-    rules: Rules,
-    beams: Beams,
-    logits: Float[Array, "B W V"],
-    limits: Int[Array, " B"],
-    end_ids: Array,
-    prompts: Past | None,
+    rules: Rules, beams: Beams, logits: Float[Array, "B W V"], limits: Int[Array, " B"], end_ids: Int[Array, " E"]
 ) -> Beams:
-    """Returns the beams with one more token; `prompts` has as many rows as there are beams."""
-    (batch, width, vocabulary), running, closed = logits.shape, beams.running, _closed(rules, beams)
-    broken = jnp.isnan(logits).any((1, 2)) & ~closed & (beams.made < limits)
+    """Returns the beams with one more token."""
+    (batch, width, vocabulary), running = logits.shape, beams.running
+    broken = jnp.isnan(logits).any((1, 2)) & ~beams.closed
     log_probabilities = jax.nn.log_softmax(logits, axis=-1)
-    past = None if prompts is None else _said(prompts, running.tokens, beams.made)
+    past = None if beams.prompts is None else _said(beams.prompts, running.tokens, beams.made)
     place = Place(beams.made, jnp.repeat(limits, width), end_ids, past)
     rows = None if beams.seen is None else beams.seen.reshape(-1, vocabulary)
     log_probabilities = restrict(log_probabilities.reshape(-1, vocabulary), rules, rows, place).reshape(logits.shape)
@@ -144,7 +147,7 @@ def _extended(
     ends = jnp.isin(token, end_ids) | (made >= limits)[:, None]
 
     # Finished sequences, old and new.
-    enters = ends & (jnp.arange(scores.shape[1]) < width)[None] & longer.exist & ~closed[:, None]
+    enters = ends & (jnp.arange(scores.shape[1]) < width)[None] & longer.exist & ~beams.closed[:, None]
     new = longer._replace(scores=jnp.where(enters, scores / _penalty(rules, made, scores.dtype), _NEVER), exist=enters)
     both = Sequences(*(jnp.concatenate(pair, axis=1) for pair in zip(beams.finished, new, strict=True)))
     finished = both.best(width)
@@ -163,8 +166,17 @@ def _extended(
     hoped = running.scores[:, 0] / _penalty(rules, _hoped_length(rules, made, limits), scores.dtype)
     # Any sequence is better than a free place.
     improvable = beams.improvable & (~finished.exist.all(1) | (hoped > finished.scores.min(1)))
+    full = finished.exist.all(1) if rules.early_stopping is True else False
     return Beams(
-        running, finished, improvable, seen, take_sequences(beams.cache, kept_rows), made, beams.broken | broken.any()
+        running,
+        finished,
+        improvable,
+        seen,
+        beams.prompts,
+        take_sequences(beams.cache, kept_rows),
+        made,
+        beams.broken | broken.any(),
+        ~improvable | full | (made >= limits),
     )
 
 

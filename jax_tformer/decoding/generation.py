@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tformer.decoding.beam import search
+from jax_tformer.decoding.beam import search, start_search
 from jax_tformer.decoding.fast import unstacked
-from jax_tformer.decoding.loop import advance, lengthened, restart, row_keys, start
+from jax_tformer.decoding.loop import advance, grown, restart, row_keys, start
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.strategies import rules_of
 from jax_tformer.errors import InputError, require, require_field, require_ids
@@ -207,13 +207,19 @@ def _asked(
 
 
 def _beams(net: DecoderTransformer, params: Params, asked: Prompts, decoding: DecodingConfig) -> Generated:
-    (tokens, *others), slots = asked.arrays(net)
+    rules, ends, wanted = rules_of(decoding), jnp.asarray(asked.end_ids, jnp.int32), decoding.num_return_sequences
+    arrays, slots = asked.arrays(net)
+    used, limits = arrays[0].shape[1], arrays[-1]
+    held = held_slots(used, slots)
     # One token for each slot beside the prompt, and the last one, which is not read.
-    room, wanted = slots - tokens.shape[1] + 1, decoding.num_return_sequences
-    found, broken = search(
-        net, rules_of(decoding), params, tokens, *others, jnp.asarray(asked.end_ids, jnp.int32), slots=slots, room=room
-    )
-    _require_numbers(broken)
+    beams = start_search(net, rules, params, *arrays, ends, slots=held, room=slots - used + 1)
+    while not np.asarray(beams.closed).all():
+        if used == held:
+            held = held_slots(used, slots)
+            beams = beams._replace(cache=grown(beams.cache, held))
+        beams, used = search(net, rules, params, beams, limits, ends, held - used), held
+    _require_numbers(beams.broken)
+    found = beams.finished
     exist = np.asarray(found.exist)[:, :wanted]
     fewest = f"is {wanted}, and the beam search has found {exist.sum(1).min()} sequences for a prompt"
     require_field(bool(exist.all()), "num_return_sequences", f"{fewest}; expected less, or more tokens")
@@ -247,7 +253,7 @@ def _pieces(
             state = restart(net, params, state, jnp.asarray(tokens), jnp.asarray(mask), slots)
         elif used == held:
             held = held_slots(used, slots)
-            state = lengthened(state, held)
+            state = state._replace(cache=grown(state.cache, held))
         steps = min(most - made, held - used) if at_once else 1
         # The number of steps is traced and their room is static, so one compilation is enough.
         state, tokens = advance(net, rules, params, state, ends, steps, held if at_once else 1)

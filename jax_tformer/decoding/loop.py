@@ -115,12 +115,6 @@ def restart(
     return state._replace(cache=cache)
 
 
-@partial(jax.jit, static_argnames="slots")
-def lengthened(state: State, slots: int) -> State:
-    """Returns `state` with a cache of `slots` slots."""
-    return state._replace(cache=grown(state.cache, slots))
-
-
 @partial(jax.jit, static_argnames=("samples",))
 def row_keys(key: Key[Array, ""], hashes: UInt32[Array, " B"], samples: int) -> Key[Array, "B R"]:
     """Makes a key for each of the R samples of each prompt, from the prompt's hash and not its place."""
@@ -161,6 +155,7 @@ def extend(
     return outputs.logits[:, -1], outputs.cache
 
 
+@partial(jax.jit, static_argnames="slots")
 def grown(cache: Cache, slots: int) -> Cache:
     """Returns the cache with `slots` slots; the new ones are empty."""
     more = slots - cache.is_token.shape[1]

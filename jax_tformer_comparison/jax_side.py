@@ -8,8 +8,8 @@ import numpy as np
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.experiment import OptimizerConfig, TrainingConfig
-from jax_tformer.model.functional import transformer
-from jax_tformer.model.lora import trained
+from jax_tformer.model.functional import Params, transformer
+from jax_tformer.model.lora import trained, without_adapters
 from jax_tformer.run.startup import compiler_options, set_up_jax
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import TrainState, init_state, train_step
@@ -48,19 +48,22 @@ class JaxSide:
 
     def start(self, seed: int, weights: Tensors | None) -> None:
         """Resets the training to `weights`, or to those that train.py would begin with for this seed."""
-        weights = self._initial if weights is None else weights
         with jax.default_device(self._device):
             key = jax.random.key(seed)
             if weights is None:
-                state = jax.jit(lambda key: init_state(self.net, self._tx, key))(key)
+                plain = transformer(without_adapters(self.net.config))
+                given = None if self._initial is None else self._params(self._initial, plain.shapes)
+                state = jax.jit(lambda key, given: init_state(self.net, self._tx, key, given))(key, given)
             else:
-                typed = {name: x.astype(jnp.dtype(self._compute.parameter_dtype)) for name, x in weights.items()}
-                # Copies, because NumPy's memory cannot be donated.
-                params = jax.tree.map(jnp.array, from_reference(typed, self.net.shapes))
-                zero = jnp.zeros((), jnp.int32)
+                params, zero = self._params(weights, self.net.shapes), jnp.zeros((), jnp.int32)
                 state = TrainState(params, self._tx.init(trained(params)), zero, jax.random.key_data(key))
         # Placed explicitly, like every later state; otherwise the second step would be compiled again.
         self._state = jax.block_until_ready(jax.device_put(state, self._device))
+
+    def _params(self, weights: Tensors, shapes: Params) -> Params:
+        """Copies, because NumPy's memory cannot be donated."""
+        typed = {name: x.astype(jnp.dtype(self._compute.parameter_dtype)) for name, x in weights.items()}
+        return jax.tree.map(jnp.array, from_reference(typed, shapes))
 
     def masks(self, batch: Tensors) -> list[dict[str, np.ndarray]]:
         """Returns the dropout masks that the next step will draw for this batch."""

@@ -21,7 +21,7 @@ from jax_tformer.experiment import (
 from jax_tformer.files import user_path
 from jax_tformer.presets import EXPERIMENTS
 from jax_tformer.run.command_line import parse
-from jax_tformer.run.train_options import SHORT_NAMES, chosen_experiment
+from jax_tformer.run.train_options import SHORT_NAMES, chosen_experiment, with_adapters
 
 DEFAULT_EXPERIMENT = "dates"
 """The experiment with the shortest steps."""
@@ -104,7 +104,7 @@ def read_plan(arguments: Sequence[str]) -> Plan:
     """
     name, rest = chosen_experiment(arguments, DEFAULT_EXPERIMENT, _USAGE)
     preset = EXPERIMENTS[name]
-    config = _begun(preset.config, rest)
+    config = with_adapters(_begun(preset.config, rest), rest)
     default = CompareOptions(config.model, config.data, config.optimizer, config.training, config.init)
     options = parse(
         CompareOptions,

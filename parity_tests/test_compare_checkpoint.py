@@ -75,6 +75,29 @@ def test_three_sides(kind: str, dtype: str, gates: list[str], tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     # The class rounds it to float32 whatever its type.
     monkeypatch.setattr(MarianPositions, "create_weight", lambda self: exact_table(*self.weight.shape))
+    found = compared(kind, ["--dtype", dtype], monkeypatch)
+    assert [verdict["gate"] for verdict in found["verdicts"]] == gates
+    assert found["speed"].keys() == {"jax", "torch", "transformers"}
+    rows = list(csv.DictReader(Path("report/curves.csv").read_text().splitlines()))
+    losses = {side: [float(row[f"loss_{side}"]) for row in rows] for side in ("jax", "torch", "transformers")}
+    assert losses["transformers"] == pytest.approx(losses["jax"], rel=1e-12 if dtype == "float64" else 1e-5)
+    assert len(set(losses["jax"])) == 3
+    page = Path("report/report.html").read_text()
+    assert "The loss of transformers itself is at most" in page
+
+
+def test_adapters_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours and torch_ref's; `transformers` has none of its own."""
+    monkeypatch.chdir(tmp_path)
+    found = compared("text", ["--dtype", "float64", "--lora.rank", "2", "--lora.targets", "query,up"], monkeypatch)
+    assert [verdict["gate"] for verdict in found["verdicts"]] == ["5, loss", "5, parameters"]
+    assert found["speed"].keys() == {"jax", "torch"}
+    losses = [float(row["loss_jax"]) for row in csv.DictReader(Path("report/curves.csv").read_text().splitlines())]
+    assert len(set(losses)) == 3
+
+
+def compared(kind: str, flags: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The report, within the bars, of compare.py on a small checkpoint of this kind in the current folder."""
     torch.manual_seed(0)
     model, config, make, sizes = MODELS[kind]
     tokenizer = make()
@@ -87,18 +110,10 @@ def test_three_sides(kind: str, dtype: str, gates: list[str], tmp_path: Path, mo
     if kind == "pairs":
         Path("pairs.tsv").write_text("".join(f"{number} {CORPUS[0]}\t{number} is it\n" for number in range(40)))
         data = ["--data.path", "pairs.tsv", "--data.source-length", "90", "--data.target-length", "40"]
-    arguments = [kind, "--init", "checkpoint", *data, *SHORT, "--dtype", dtype]
-    monkeypatch.setattr(sys, "argv", ["compare.py", *arguments])
+    monkeypatch.setattr(sys, "argv", ["compare.py", kind, "--init", "checkpoint", *data, *SHORT, *flags])
     with pytest.raises(SystemExit) as stop:
         run_program(compare.main, "compare.py")
     assert stop.value.code == 0
-    found = json.loads(Path("report/report.json").read_text())
-    assert [verdict["gate"] for verdict in found["verdicts"]] == gates
+    found: dict[str, Any] = json.loads(Path("report/report.json").read_text())
     assert found["passed"] is True
-    assert found["speed"].keys() == {"jax", "torch", "transformers"}
-    rows = list(csv.DictReader(Path("report/curves.csv").read_text().splitlines()))
-    losses = {side: [float(row[f"loss_{side}"]) for row in rows] for side in ("jax", "torch", "transformers")}
-    assert losses["transformers"] == pytest.approx(losses["jax"], rel=1e-12 if dtype == "float64" else 1e-5)
-    assert len(set(losses["jax"])) == 3
-    page = Path("report/report.html").read_text()
-    assert "The loss of transformers itself is at most" in page
+    return found

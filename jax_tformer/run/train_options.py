@@ -110,7 +110,7 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
             notes = _own_settings(before, name, rest)
     elif folder.holds_run() and where.resume == "no" and not named:
         raise InputError("--resume no starts a new run: name the experiment, as in train.py EXPERIMENT --run FOLDER")
-    start = _with_adapters(_start(folder, before, preset.config, where.init), rest)
+    start = with_adapters(_start(folder, before, preset.config, where.init), rest)
     options = parse(
         TrainOptions,
         rest,
@@ -162,7 +162,7 @@ def _start(
     return before
 
 
-def _with_adapters(experiment: ExperimentConfig, arguments: Sequence[str]) -> ExperimentConfig:
+def with_adapters(experiment: ExperimentConfig, arguments: Sequence[str]) -> ExperimentConfig:
     """Returns `experiment`, with adapters if it has none and a flag describes them."""
     asked = any(long_name(argument, SHORT_NAMES).startswith("--model.lora.") for argument in arguments)
     if not asked or experiment.model.lora is not None:

@@ -14,10 +14,19 @@ from parity_tests.small_tokenizers import TEXTS, byte_level
 NEW = 12
 MANY = list(range(3, 330, 4))
 """So many ends that answers come to one."""
+FIRST = list(range(0, 330, 2))
+PAIRS = [[id, (7 * id + step) % 330] for id in range(330) for step in range(0, 330, 5)]
+"""So many words that some would come."""
 DECODERS: dict[str, dict[str, Any]] = {
     "greedy": {"max_new_tokens": NEW},
     "penalty, several ends": {"repetition_penalty": 1.3, "eos_token_id": MANY, "max_new_tokens": NEW},
-    "never": {"suppress_tokens": [40, 41, 45], "bad_words_ids": [[77], [80]], "max_new_tokens": NEW},
+    "never": {
+        "suppress_tokens": [40, 41, 45],
+        "begin_suppress_tokens": FIRST,
+        "bad_words_ids": [[77], [80], *PAIRS],
+        "encoder_no_repeat_ngram_size": 1,
+        "max_new_tokens": NEW,
+    },
     "forced end": {"forced_eos_token_id": 2, "max_length": 40},
     "fewest": {"min_new_tokens": 6, "eos_token_id": MANY, "max_new_tokens": NEW},
     "beams, several ends": {"num_beams": 3, "eos_token_id": MANY, "max_new_tokens": NEW},
@@ -25,7 +34,13 @@ DECODERS: dict[str, dict[str, Any]] = {
     "beams, penalties": {"num_beams": 3, "length_penalty": 2.0, "repetition_penalty": 1.2, "max_new_tokens": NEW},
 }
 TRANSLATORS: dict[str, dict[str, Any]] = {
-    "as BART": {"forced_bos_token_id": 1, "forced_eos_token_id": 2, "eos_token_id": MANY, "max_length": NEW},
+    "as BART": {
+        "forced_bos_token_id": 1,
+        "begin_suppress_tokens": FIRST,
+        "forced_eos_token_id": 2,
+        "eos_token_id": MANY,
+        "max_length": NEW,
+    },
     "as BART for summaries": {
         "num_beams": 4,
         "length_penalty": -2.0,
@@ -41,7 +56,8 @@ TRANSLATORS: dict[str, dict[str, Any]] = {
         "num_beams": 2,
         "decoder_start_token_id": 0,
         # End tokens among them do not count.
-        "bad_words_ids": [[0], *([id] for id in MANY)],
+        "bad_words_ids": [[0], *([id] for id in MANY), *PAIRS],
+        "encoder_no_repeat_ngram_size": 2,
         "renormalize_logits": True,
         "max_length": NEW,
         "eos_token_id": MANY,
@@ -125,9 +141,9 @@ def test_answers(
 def test_what_is_not_honoured_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gpt2(tmp_path)
     capsys.readouterr()
-    odd = {"typical_p": 0.9, "encoder_no_repeat_ngram_size": 3, "top_p": 0.5, "penalty_alpha": 0.6}
+    odd = {"typical_p": 0.9, "encoder_repetition_penalty": 1.5, "top_p": 0.5, "penalty_alpha": 0.6}
     (tmp_path / "generation_config.json").write_text(json.dumps({**odd, "use_cache": True, "max_new_tokens": 2}))
     assert generate.main([str(tmp_path), "--prompt", "It", "--json"]) == 0
     note = capsys.readouterr().err.splitlines()[0]
     assert note.startswith("not honoured, of ")
-    assert note.endswith("typical_p 0.9, encoder_no_repeat_ngram_size 3, penalty_alpha 0.6")
+    assert note.endswith("typical_p 0.9, encoder_repetition_penalty 1.5, penalty_alpha 0.6")

@@ -155,6 +155,30 @@ def test_no_pair_of_tokens_comes_twice(gpt: Model) -> None:
     assert [most(row, found) for row in range(4)] == [1, 1, 1, 1]
 
 
+def test_what_is_forbidden_is_never_drawn(gpt: Model) -> None:
+    """Several samples of texts that slide: the prompt, its words and the last tokens are remembered."""
+    net, params = gpt
+    prompts, pairs = [[3, 4, 5], [9, 2, 11]], product(range(17), range(6))
+    words = (*((first, (first * 5 + step) % 17) for first, step in pairs), (END,))
+    begins = tuple(range(8))
+    free = DecodingConfig(20, temperature=1.0, num_return_sequences=4)
+    never = {"encoder_no_repeat_ngram_size": 1, "bad_words_ids": words, "begin_suppress_tokens": begins}
+    strict = replace(free, **never)
+
+    def broken(decoding: DecodingConfig) -> list[bool]:
+        """Which of the settings an answer breaks."""
+        found = generate(net, params, prompts, decoding, context=8, end_id=END)
+        answers = [(prompt, row) for number, prompt in enumerate(prompts) for row in found.rows(number)]
+        return [
+            any(set(prompt) & set(row) for prompt, row in answers),
+            any(pair in words for prompt, row in answers for pair in pairwise([*prompt, *row][len(prompt) - 1 :])),
+            any(row[0] in begins for _, row in answers),
+        ]
+
+    assert broken(free) == [True, True, True]
+    assert broken(strict) == [False, False, False]
+
+
 def test_beams_find_the_most_probable_sequence() -> None:
     """With as many beams as there are beginnings, a beam search is exhaustive."""
     small = TransformerConfig(vocab_size=5, d_model=8, decoder=STACK, initializer_std=0.8)
@@ -327,6 +351,12 @@ def test_bad_input(gpt: Model, seq2seq: Model) -> None:
     ]:
         with pytest.raises(InputError, match=message):
             generate(*model, prompts, eight, **options)
+    for beyond in (
+        DecodingConfig(8, begin_suppress_tokens=(3, 17)),
+        DecodingConfig(8, bad_words_ids=((3, 4), (17, 3))),
+    ):
+        with pytest.raises(InputError, match="a token has the id 17"):
+            generate(*gpt, [[3]], beyond)
     for texts, options, message in [
         ([], {}, "there are no texts"),
         ([[3]], {}, "text 1 has no token to score"),

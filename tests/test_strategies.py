@@ -136,6 +136,13 @@ def test_top_p_equals_a_sort() -> None:
         ({"top_k": 5, "top_p": 0.5}, "top_k is 5; expected None at temperature 0, where nothing is drawn"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
         ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1; expected a whole number of at least 0"),
+        ({"encoder_no_repeat_ngram_size": -1}, "encoder_no_repeat_ngram_size is -1; expected a whole number"),
+        ({"begin_suppress_tokens": (3, -1)}, r"begin_suppress_tokens is \(3, -1\); expected a tuple of ids"),
+        (
+            {"bad_words_ids": ((1, 2), ())},
+            r"bad_words_ids is \(\(1, 2\), \(\)\); expected a tuple of words, each a tuple of one",
+        ),
+        ({"bad_words_ids": ((1, -2),)}, r"bad_words_ids is \(\(1, -2\),\); expected a tuple of words"),
         ({"num_beams": 0}, "num_beams is 0"),
         ({"num_beams": 2, "temperature": 1.0}, "temperature is 1; expected 0 with a beam search"),
         (

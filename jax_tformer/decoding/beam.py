@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_tformer.decoding.loop import extend, occurring, prefill, take_sequences
-from jax_tformer.decoding.strategies import Past, Place, Rules, restrict
+from jax_tformer.decoding.loop import extend, occurring, prefill, remembered, take_sequences
+from jax_tformer.decoding.past import Past
+from jax_tformer.decoding.strategies import Place, Rules, restrict
 from jax_tformer.model.attention import Cache
 from jax_tformer.model.functional import DecoderTransformer, Params
 
@@ -48,7 +49,7 @@ class Beams(NamedTuple):
     """Whether an unfinished sequence might still overtake a finished one."""
     seen: Bool[Array, "B W V"] | None
     prompts: Past | None
-    """The prompt of each of B * W sequences; None where n-grams may repeat."""
+    """The prompt of each of B * W sequences; None where the rules do not look back."""
     cache: Cache
     made: Int[Array, ""]
     """How many tokens the unfinished sequences have."""
@@ -90,7 +91,7 @@ def start_search(
         nothing,
         jnp.ones(batch, bool),
         None if rules.repetition_penalty is None else occurring(net, prompt, mask)[rows].reshape(batch, width, -1),
-        Past.of(prompt[rows], mask[rows], 0) if rules.no_repeat_ngram_size else None,
+        remembered(rules, prompt, mask, source, rows, 0),
         take_sequences(cache, rows),
         jnp.asarray(0, jnp.int32),
         jnp.asarray(False),
@@ -183,7 +184,7 @@ def _extended(
 def _said(prompts: Past, tokens: Int[Array, "B W M"], made: Int[Array, ""]) -> Past:
     """Returns the prompts with the first `made` tokens of the beams behind them."""
     new = jnp.where(jnp.arange(tokens.shape[2]) < made, tokens, -1).reshape(-1, tokens.shape[2])
-    return Past(jnp.concatenate([prompts.tokens, new], axis=1), prompts.length + made)
+    return prompts._replace(tokens=jnp.concatenate([prompts.tokens, new], axis=1), length=prompts.length + made)
 
 
 def _hoped_length(rules: Rules, made: Int[Array, ""], limits: Int[Array, " B"]) -> Int[Array, " B"]:

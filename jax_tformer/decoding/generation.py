@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Literal, NamedTuple
 
 import jax
@@ -184,7 +184,8 @@ def _asked(
     ends = () if end_id is None else (end_id,) if isinstance(end_id, int | np.integer) else tuple(end_id)
     start = () if start_id is None else (start_id,)
     forced = (token for token in (decoding.forced_bos_token_id, decoding.forced_eos_token_id) if token is not None)
-    require_ids(np.asarray([*ends, *start, *forced, *decoding.suppress_tokens], np.int64), vocabulary)
+    never = (*decoding.suppress_tokens, *decoding.begin_suppress_tokens, *chain(*decoding.bad_words_ids))
+    require_ids(np.asarray([*ends, *start, *forced, *never], np.int64), vocabulary)
     most = decoding.max_new_tokens
     allowed = np.full(len(prompts), most) if limits is None else np.minimum(limits, most)
     require(len(allowed) == len(prompts), f"there are {len(allowed)} limits; expected one a prompt, {len(prompts)}")
@@ -207,7 +208,8 @@ def _asked(
 
 
 def _beams(net: DecoderTransformer, params: Params, asked: Prompts, decoding: DecodingConfig) -> Generated:
-    rules, ends, wanted = rules_of(decoding), jnp.asarray(asked.end_ids, jnp.int32), decoding.num_return_sequences
+    rules, wanted = rules_of(decoding, asked.end_ids), decoding.num_return_sequences
+    ends = jnp.asarray(asked.end_ids, jnp.int32)
     arrays, slots = asked.arrays(net)
     used, limits = arrays[0].shape[1], arrays[-1]
     held = held_slots(used, slots)
@@ -231,14 +233,15 @@ def _pieces(
     net: DecoderTransformer, params: Params, asked: Prompts, decoding: DecodingConfig, seed: int, *, at_once: bool
 ) -> Iterator[np.ndarray]:
     """Yields the tokens of a group, int32 `[B * R, n]`: the first, then one at a time or as many as there is room."""
-    rules, ends, samples = rules_of(decoding), jnp.asarray(asked.end_ids, jnp.int32), decoding.num_return_sequences
+    rules, samples = rules_of(decoding, asked.end_ids), decoding.num_return_sequences
+    ends = jnp.asarray(asked.end_ids, jnp.int32)
     arrays, slots = asked.arrays(net)
     used, made, most = arrays[0].shape[1], 1, int(asked.limits.max())
     # A step reads every slot, so there are few while the text is short.
     held = held_slots(used, slots)
     hashes = np.array([zlib.crc32(np.asarray(ids, "<i4").tobytes()) for ids in asked.ids], np.uint32)
     keys = row_keys(jax.random.key(seed), hashes, samples)
-    room = rounded(most) if decoding.no_repeat_ngram_size else 0
+    room = rounded(most) if rules.look_back else 0
     state = start(net, rules, params, *arrays, ends, keys, slots=held, room=room)
     _require_numbers(state.broken)
     yield (new := np.asarray(state.token)[:, None])

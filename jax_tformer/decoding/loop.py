@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
-from jax_tformer.decoding.strategies import Past, Place, Rules, choose
+from jax_tformer.decoding.past import Past
+from jax_tformer.decoding.strategies import Place, Rules, choose
 from jax_tformer.model.attention import Cache, KeyValue
 from jax_tformer.model.functional import DecoderTransformer, Params
 from jax_tformer.model.transformer import DecoderOnly
@@ -24,7 +25,7 @@ class State(NamedTuple):
     seen: Bool[Array, "N V"] | None
     """The tokens in prompt and continuation; None without a repetition penalty."""
     past: Past | None
-    """The texts; None where n-grams may repeat."""
+    """The texts; None where the rules do not look back at them."""
     keys: Key[Array, " N"]
     limits: Int[Array, " N"]
     """The most new tokens of each row; the last of them ends it."""
@@ -51,7 +52,7 @@ def start(
     """Reads the prompts (`mask`: True at tokens) and chooses the first token of N = B * R rows, R for each prompt.
 
     `source` is the text that an encoder-decoder translates, with its mask; `keys` are those of `row_keys`.
-    Where n-grams may not repeat, `room` is at least the largest of `limits`.
+    Where the rules look back, `room` is at least the largest of `limits`.
     """
     logits, cache = prefill(net, params, prompt, mask, source, slots)
     samples = keys.shape[1]
@@ -61,7 +62,7 @@ def start(
         jnp.zeros(rows.shape, jnp.int32),
         jnp.zeros(rows.shape, bool),
         occurring(net, prompt, mask)[rows] if rules.repetition_penalty is not None else None,
-        Past.of(prompt[rows], mask[rows], room) if rules.no_repeat_ngram_size else None,
+        remembered(rules, prompt, mask, source, rows, room),
         keys.reshape(-1),
         limits[rows],
         jnp.asarray(0, jnp.int32),
@@ -195,6 +196,25 @@ def chosen(rules: Rules, state: State, logits: Float[Array, "N V"], end_ids: Int
         made=made,
         broken=state.broken | (jnp.isnan(logits).any(-1) & ~state.done).any(),
     )
+
+
+def remembered(
+    rules: Rules,
+    prompt: Int[Array, "B P"],
+    mask: Bool[Array, "B P"],
+    source: tuple[Int[Array, "B S"], Bool[Array, "B S"]] | None,
+    rows: Int[Array, " N"],
+    room: int,
+) -> Past | None:
+    """Returns what each row begins with, with room for new tokens; None where the rules do not look back.
+
+    Row n is a continuation of prompt `rows[n]`.
+    """
+    if not rules.look_back:
+        return None
+    ids, tokens = (prompt, mask) if source is None else source
+    given = (ids[rows], tokens[rows]) if rules.encoder_no_repeat_ngram_size else None
+    return Past.of(prompt[rows], mask[rows], room, given)
 
 
 def occurring(net: DecoderTransformer, tokens: Int[Array, "B P"], mask: Bool[Array, "B P"]) -> Bool[Array, "B V"]:

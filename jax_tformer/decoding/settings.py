@@ -32,10 +32,16 @@ class DecodingConfig:
     no_repeat_ngram_size: int = 0
     """No n tokens in a row occur twice, the prompt of a decoder-only model included; 0: they may (Paulus et al., 2017,
     forbid trigrams)."""
+    encoder_no_repeat_ngram_size: int = 0
+    """No n tokens in a row of the prompt, or of an encoder-decoder's source, occur in the answer; 0: they may."""
     min_new_tokens: int = 0
     """The fewest new tokens of a row, not counting its end token."""
     suppress_tokens: tuple[int, ...] = ()
     """Tokens that are never chosen."""
+    begin_suppress_tokens: tuple[int, ...] = ()
+    """Tokens that are not chosen first, or not second where the first is forced."""
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    """Words, of one token or several in a row, that never occur; an end token alone is none."""
     forced_bos_token_id: int | None = None
     """The first new token of every row."""
     forced_eos_token_id: int | None = None
@@ -59,16 +65,20 @@ class DecodingConfig:
         require_finite(self, "temperature", minimum=0)
         require_finite(self, "length_penalty")
         require_finite(self, "repetition_penalty", above=0)
-        for name in ("no_repeat_ngram_size", "min_new_tokens", "forced_bos_token_id", "forced_eos_token_id"):
+        sizes = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_new_tokens")
+        for name in (*sizes, "forced_bos_token_id", "forced_eos_token_id"):
             value = getattr(self, name)
             known = value is None if name.startswith("forced") else False
             whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
             require_field(known or whole, name, f"is {value!r}; expected a whole number of at least 0")
+        for name in ("suppress_tokens", "begin_suppress_tokens"):
+            value = getattr(self, name)
+            require_field(_are_ids(value), name, f"is {value!r}; expected a tuple of ids of at least 0")
+        words = self.bad_words_ids
         require_field(
-            isinstance(self.suppress_tokens, tuple)
-            and all(isinstance(id, int) and id >= 0 for id in self.suppress_tokens),
-            "suppress_tokens",
-            f"is {self.suppress_tokens!r}; expected ids of at least 0",
+            isinstance(words, tuple) and all(word and _are_ids(word) for word in words),
+            "bad_words_ids",
+            f"is {words!r:.60}; expected a tuple of words, each a tuple of one or more ids of at least 0",
         )
         require_choice(self, "length_penalty_form", LengthPenaltyForm)
         early, beams, wanted = self.early_stopping, self.num_beams, self.num_return_sequences
@@ -94,3 +104,7 @@ class DecodingConfig:
             value = getattr(self, name)
             unused = f"is {value}; expected None at temperature 0, where nothing is drawn"
             require_field(value is None or self.temperature > 0, name, unused)
+
+
+def _are_ids(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(id, int) and id >= 0 for id in value)

@@ -1,5 +1,6 @@
 """Chooses one token per row from logits `[N, V]`, in pure functions with the semantics of Hugging Face's `generate`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -8,27 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from jax_tformer.decoding.past import Past, forbid_ngrams, forbid_words
 from jax_tformer.decoding.settings import DecodingConfig, LengthPenaltyForm
-
-
-class Past(NamedTuple):
-    """The tokens of each of N rows so far: its prompt (of an encoder-decoder, the start token), and the new ones."""
-
-    tokens: Int[Array, "N H"]
-    """The last token of every row in the same column; -1 for padding before the prompt, and behind that column."""
-    length: Int[Array, ""]
-    """The number of columns up to the last token."""
-
-    @staticmethod
-    def of(prompt: Int[Array, "N P"], mask: Bool[Array, "N P"], room: int) -> "Past":
-        """Begins with prompts that are padded on the left, and leaves room for new tokens."""
-        tokens = jnp.pad(jnp.where(mask, prompt, -1), ((0, 0), (0, room)), constant_values=-1)
-        return Past(tokens, jnp.asarray(prompt.shape[1], jnp.int32))
-
-    def then(self, token: Int[Array, " N"]) -> "Past":
-        """Appends a token to each row."""
-        tokens = jax.lax.dynamic_update_slice_in_dim(self.tokens, token[:, None], self.length, axis=1)
-        return Past(tokens, self.length + 1)
 
 
 class Place(NamedTuple):
@@ -41,7 +23,7 @@ class Place(NamedTuple):
     end_ids: Int[Array, " E"]
     """The tokens that end a row; -1 never occurs."""
     past: Past | None = None
-    """What the rows have said; needed only where repeated n-grams are forbidden."""
+    """What the rows have said; needed only where rules look back at it (`Rules.look_back`)."""
 
 
 @jax.tree_util.register_dataclass
@@ -60,6 +42,10 @@ class Rules:
     length_penalty: Float[Array, ""]
     suppressed: Int[Array, " n"] | None
     """Tokens that never come."""
+    suppressed_at_begin: Int[Array, " m"] | None
+    """Tokens that are not the first one, or not the one after a first one that is forced."""
+    words: Int[Array, "w L"] | None
+    """Words of several tokens that never come; -1 before those with fewer than L."""
     fewest: Int[Array, ""] | None
     """No end token comes before this many new tokens."""
     first: Int[Array, ""] | None
@@ -68,15 +54,22 @@ class Rules:
     """The last new token of a row that reaches its limit."""
     no_repeat_ngram_size: int = field(metadata={"static": True})
     """0: n-grams may repeat."""
+    encoder_no_repeat_ngram_size: int = field(metadata={"static": True})
+    """0: n-grams of the prompt, or of an encoder-decoder's source, may come."""
     renormalize_logits: bool = field(metadata={"static": True})
     top_k: int | None = field(metadata={"static": True})
     num_beams: int = field(metadata={"static": True})
     length_penalty_form: LengthPenaltyForm = field(metadata={"static": True})
     early_stopping: bool | Literal["never"] = field(metadata={"static": True})
 
+    @property
+    def look_back(self) -> bool:
+        """Whether what rows have said decides which tokens may come, so that a Past is needed."""
+        return bool(self.no_repeat_ngram_size or self.encoder_no_repeat_ngram_size) or self.words is not None
 
-def rules_of(decoding: DecodingConfig) -> Rules:
-    """Converts a config to rules."""
+
+def rules_of(decoding: DecodingConfig, end_ids: Sequence[int] = ()) -> Rules:
+    """Converts a config to rules for rows that end with any of `end_ids`, which are no bad words on their own."""
 
     def number(value: float | None, idle: float) -> Array | None:
         return None if value is None or value == idle else jnp.asarray(value, jnp.result_type(float))
@@ -84,17 +77,23 @@ def rules_of(decoding: DecodingConfig) -> Rules:
     def whole(value: int | tuple[int, ...] | None) -> Array | None:
         return None if value is None else jnp.asarray(value, jnp.int32)
 
+    words = [word for word in decoding.bad_words_ids if len(word) > 1 or word[0] not in end_ids]
+    never = {*decoding.suppress_tokens, *(word[0] for word in words if len(word) == 1)}
+    long, longest = [word for word in words if len(word) > 1], max(map(len, words), default=0)
     return Rules(
         temperature=number(decoding.temperature, 0.0),
         top_p=number(decoding.top_p, 1.0),
         min_p=number(decoding.min_p, 0.0),
         repetition_penalty=number(decoding.repetition_penalty, 1.0),
         length_penalty=jnp.asarray(decoding.length_penalty, jnp.result_type(float)),
-        suppressed=whole(decoding.suppress_tokens or None),
+        suppressed=whole(tuple(sorted(never)) or None),
+        suppressed_at_begin=whole(decoding.begin_suppress_tokens or None),
+        words=jnp.asarray([[-1] * (longest - len(word)) + [*word] for word in long], jnp.int32) if long else None,
         fewest=whole(decoding.min_new_tokens or None),
         first=whole(decoding.forced_bos_token_id),
         last=whole(decoding.forced_eos_token_id),
         no_repeat_ngram_size=decoding.no_repeat_ngram_size,
+        encoder_no_repeat_ngram_size=decoding.encoder_no_repeat_ngram_size,
         renormalize_logits=decoding.renormalize_logits,
         top_k=decoding.top_k,
         num_beams=decoding.num_beams,
@@ -124,7 +123,7 @@ def process(
     """Applies what `restrict` does, then temperature, top-k, top-p and min-p.
 
     Logits are correct up to a constant per row. `seen` are the tokens that the row contains; None without a repetition
-    penalty. `place` may be None if there are no constraints and n-grams may repeat.
+    penalty. `place` may be None if there are no constraints and the rules do not look back.
     """
     logits = restrict(logits, rules, seen, place)
     if rules.temperature is not None:
@@ -145,19 +144,29 @@ def restrict(
 ) -> Float[Array, "N V"]:
     """Applies what changes logits, or log-probabilities, without drawing.
 
-    The repetition penalty comes first, then the ban of repeated n-grams, then constraints.
+    The repetition penalty comes first, then the ban of n-grams and words, then constraints.
     """
     if rules.repetition_penalty is not None and seen is not None:
         scores = penalize_repetition(scores, seen, rules.repetition_penalty.astype(scores.dtype))
-    if rules.no_repeat_ngram_size and place is not None and place.past is not None:
-        scores = forbid_repeats(scores, place.past, rules.no_repeat_ngram_size)
-    return scores if place is None else constrain(scores, rules, place)
+    if place is None:
+        return scores
+    past = place.past
+    if rules.no_repeat_ngram_size and past is not None:
+        scores = forbid_ngrams(scores, past, past.tokens, rules.no_repeat_ngram_size)
+    if rules.encoder_no_repeat_ngram_size and past is not None and past.given is not None:
+        scores = forbid_ngrams(scores, past, past.given, rules.encoder_no_repeat_ngram_size)
+    if rules.words is not None and past is not None:
+        scores = forbid_words(scores, past, rules.words)
+    return constrain(scores, rules, place)
 
 
 def constrain(scores: Float[Array, "N V"], rules: Rules, place: Place) -> Float[Array, "N V"]:
     """Sets the scores of tokens that may not come here to -inf; a token that must come gets 0, and all others -inf."""
     if rules.suppressed is not None:
         scores = scores.at[:, rules.suppressed].set(-jnp.inf)
+    if rules.suppressed_at_begin is not None:
+        begins = place.made == (0 if rules.first is None else 1)
+        scores = jnp.where(begins, scores.at[:, rules.suppressed_at_begin].set(-jnp.inf), scores)
     if rules.fewest is not None:
         # An id beyond the vocabulary is dropped, and a negative one would count from the end.
         ends = jnp.where(place.end_ids < 0, scores.shape[1], place.end_ids)
@@ -167,24 +176,6 @@ def constrain(scores: Float[Array, "N V"], rules: Rules, place: Place) -> Float[
     if rules.last is not None:
         scores = jnp.where((place.made == place.limits - 1)[:, None], _only(rules.last, scores), scores)
     return scores
-
-
-def forbid_repeats(scores: Float[Array, "N V"], past: Past, size: int) -> Float[Array, "N V"]:
-    """Sets the scores of tokens that would end an n-gram of `size` tokens that the row contains already to -inf."""
-    (rows, columns), before = past.tokens.shape, size - 1
-    if columns < size:
-        return scores
-    # What the next token will stand behind; in a text that is too short there is -1 in it, and nothing repeats that.
-    begin = jnp.maximum(past.length - before, 0)
-    last = jax.lax.dynamic_slice_in_dim(past.tokens, begin, before, axis=1)
-    following = past.tokens[:, before:]
-    repeats = following >= 0
-    for place in range(before):
-        earlier = past.tokens[:, place : place + columns - before]
-        repeats &= (earlier == last[:, place, None]) & (earlier >= 0)
-    # An id beyond the vocabulary is dropped.
-    banned = jnp.where(repeats, following, scores.shape[1])
-    return scores.at[jnp.arange(rows)[:, None], banned].set(-jnp.inf, mode="drop")
 
 
 def _only(token: Int[Array, ""], scores: Float[Array, "N V"]) -> Float[Array, "1 V"]:

@@ -35,23 +35,23 @@ _HOLDS: dict[str, Dtype] = {"F64": "float64", "F32": "float32", "F16": "float32"
 _BY_WIDTH: tuple[Dtype, ...] = ("float64", "float32", "bfloat16")
 _IDS = ("bos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id")
 _LENGTHS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "top_k")
-_WHOLE = (*_LENGTHS, "no_repeat_ngram_size", *_IDS)
+_NGRAMS = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size")
+_WHOLE = (*_LENGTHS, *_NGRAMS, *_IDS)
+_NEVER = ("suppress_tokens", "begin_suppress_tokens")
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "length_penalty")
 _FLAGS = ("do_sample", "renormalize_logits")
-_OTHERS = ("eos_token_id", "forced_eos_token_id", "early_stopping", "suppress_tokens", "bad_words_ids", *_FLAGS)
+_OTHERS = ("eos_token_id", "forced_eos_token_id", "early_stopping", "bad_words_ids", *_NEVER, *_FLAGS)
 _READ = (*_WHOLE, *_NUMBERS, *_OTHERS)
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "typical_p": (1.0,),
     "epsilon_cutoff": (0.0,),
     "eta_cutoff": (0.0,),
-    "encoder_no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1.0,),
     "diversity_penalty": (0.0,),
     "num_beam_groups": (1,),
     "guidance_scale": (1.0,),
     "exponential_decay_length_penalty": (),
     "sequence_bias": (),
-    "begin_suppress_tokens": ([],),
     "force_words_ids": (),
     "constraints": (),
     "penalty_alpha": (0.0,),
@@ -175,7 +175,7 @@ def read_defaults(settings: Mapping[str, Any], *, translates: bool, where: str) 
         if name in given and given[name] not in neutral and given[name] != []
     ]
     decoding: dict[str, Any] = {}
-    for name in ("repetition_penalty", "no_repeat_ngram_size", "renormalize_logits", "early_stopping"):
+    for name in ("repetition_penalty", *_NGRAMS, "renormalize_logits", "early_stopping"):
         decoding |= {name: given[name]} if name in given else {}
     beams = given.get("num_beams", 1)
     if beams > 1:
@@ -189,7 +189,7 @@ def read_defaults(settings: Mapping[str, Any], *, translates: bool, where: str) 
         decoding |= {name: float(given[name]) for name in ("top_p", "min_p") if name in given}
     ends = given.get("eos_token_id", [])
     ends = ends if isinstance(ends, list) else [ends]
-    decoding |= _constraints(given, ends, translates, ignored)
+    decoding |= _constraints(given, translates, ignored)
     return GenerationDefaults(
         decoding,
         given.get("max_new_tokens"),
@@ -201,16 +201,11 @@ def read_defaults(settings: Mapping[str, Any], *, translates: bool, where: str) 
     )
 
 
-def _constraints(given: Mapping[str, Any], ends: list[int], translates: bool, ignored: list[str]) -> dict[str, Any]:
+def _constraints(given: Mapping[str, Any], translates: bool, ignored: list[str]) -> dict[str, Any]:
     """Returns the fields of DecodingConfig that force or forbid tokens; adds to `ignored` what they cannot express."""
-    found: dict[str, Any] = {}
-    # An end token is no bad word, even if it is listed.
-    words = [word for word in given.get("bad_words_ids", []) if word not in [[end] for end in ends]]
-    single = [word[0] for word in words if len(word) == 1]
-    if len(single) < len(words):
-        ignored.append("bad_words_ids of several tokens")
-    if never := sorted({*given.get("suppress_tokens", []), *single}):
-        found["suppress_tokens"] = tuple(never)
+    found: dict[str, Any] = {name: tuple(given[name]) for name in _NEVER if given.get(name)}
+    if words := given.get("bad_words_ids"):
+        found["bad_words_ids"] = tuple(map(tuple, words))
     fewest = given.get("min_new_tokens", 0)
     if translates:
         # Lengths of translations count the start token.
@@ -235,8 +230,10 @@ def _require_kind(name: str, value: Any, where: str) -> None:
     elif name in _NUMBERS:
         good, expected = number, "a number"
     elif name == "bad_words_ids":
-        good = isinstance(value, list) and all(isinstance(word, list) and _are_ids(word) for word in value)
-        expected = "lists of ids"
+        good = isinstance(value, list) and all(isinstance(word, list) and word and _are_ids(word) for word in value)
+        expected = "lists of one or more ids"
+    elif name in _NEVER:
+        good, expected = isinstance(value, list) and _are_ids(value), "a list of ids"
     elif name in _FLAGS:
         good, expected = isinstance(value, bool), "true or false"
     elif name == "early_stopping":

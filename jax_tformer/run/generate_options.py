@@ -38,6 +38,8 @@ class DecodingFlags(DecodingConfig):
     num_beams: Annotated[int, tyro.conf.arg(name="beam")] = 1
     num_return_sequences: Annotated[int, tyro.conf.Fixed, tyro.conf.Suppress] = 1
     suppress_tokens: Annotated[tuple[int, ...], tyro.conf.Fixed, tyro.conf.Suppress] = ()
+    begin_suppress_tokens: Annotated[tuple[int, ...], tyro.conf.Fixed, tyro.conf.Suppress] = ()
+    bad_words_ids: Annotated[tuple[tuple[int, ...], ...], tyro.conf.Fixed, tyro.conf.Suppress] = ()
     forced_bos_token_id: Annotated[int | None, tyro.conf.Fixed, tyro.conf.Suppress] = None
     forced_eos_token_id: Annotated[int | None, tyro.conf.Fixed, tyro.conf.Suppress] = None
     renormalize_logits: Annotated[bool, tyro.conf.Fixed, tyro.conf.Suppress] = False

@@ -1,0 +1,48 @@
+"""What generation_config.json says becomes a DecodingConfig, or is refused in one line."""
+
+from typing import Any
+
+import pytest
+
+from jax_tformer.decoding.settings import DecodingConfig
+from jax_tformer.errors import InputError
+from jax_tformer.pretrained.origin import read_defaults
+
+
+def test_what_is_never_said() -> None:
+    never = {"suppress_tokens": [4], "begin_suppress_tokens": [3, 2], "bad_words_ids": [[5], [6, 7]]}
+    given = never | {"encoder_no_repeat_ngram_size": 3, "no_repeat_ngram_size": 2}
+    found = read_defaults(given, translates=True, where="a file")
+    assert found.ignored == ()
+    expected = DecodingConfig(
+        suppress_tokens=(4,),
+        begin_suppress_tokens=(3, 2),
+        bad_words_ids=((5,), (6, 7)),
+        encoder_no_repeat_ngram_size=3,
+        no_repeat_ngram_size=2,
+    )
+    assert DecodingConfig(**found.decoding) == expected
+    nothing = {"suppress_tokens": [], "begin_suppress_tokens": None, "bad_words_ids": []}
+    assert DecodingConfig(**read_defaults(nothing, translates=True, where="a file").decoding) == DecodingConfig()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"bad_words_ids": [[5], []]},
+            r"bad_words_ids is \[\[5\], \[\]\] in a file; expected lists of one or more ids",
+        ),
+        ({"bad_words_ids": [5, 6]}, r"bad_words_ids is \[5, 6\] in a file; expected lists of one or more ids"),
+        ({"bad_words_ids": [[5, -6]]}, "expected lists of one or more ids"),
+        ({"begin_suppress_tokens": 5}, "begin_suppress_tokens is 5 in a file; expected a list of ids"),
+        ({"suppress_tokens": 5}, "suppress_tokens is 5 in a file; expected a list of ids"),
+        (
+            {"encoder_no_repeat_ngram_size": 2.5},
+            "encoder_no_repeat_ngram_size is 2.5 in a file; expected a whole number",
+        ),
+    ],
+)
+def test_wrong_values(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_defaults(given, translates=False, where="a file")

@@ -57,7 +57,7 @@ TRANSLATORS: dict[str, dict[str, Any]] = {
         "decoder_start_token_id": 0,
         # End tokens among them do not count.
         "bad_words_ids": [[0], *([id] for id in MANY), *PAIRS],
-        "encoder_no_repeat_ngram_size": 2,
+        "encoder_no_repeat_ngram_size": 1,
         "renormalize_logits": True,
         "max_length": NEW,
         "eos_token_id": MANY,

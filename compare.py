@@ -66,6 +66,8 @@ def main(arguments: Sequence[str]) -> int:
         truth = " and the float64 truth" if sides.truth else ""
         third = ", transformers" if sides.transformers else ""
         view.say(f"{plan.name}: {parameters:,} parameters, JAX, PyTorch{third}{truth} in {plan.dtype} on {device}")
+        if model.lora is not None:
+            view.say(f"{sides.jax.numbers_that_train():,} of them train: adapters of rank {model.lora.rank} (LoRA)")
         failure: Exception | None = None
         try:
             for seed in plan.seeds:

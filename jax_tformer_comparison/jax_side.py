@@ -46,6 +46,10 @@ class JaxSide:
         """Returns the shape of every parameter, by the names of `torch_ref`."""
         return {name: reference_shape(slot) for name, slot in slots(self.net.shapes).items()}
 
+    def numbers_that_train(self) -> int:
+        """Returns how many numbers train: those of all parameters, or of the adapters."""
+        return sum(leaf.size for leaf in jax.tree.leaves(trained(self.net.shapes)))
+
     def start(self, seed: int, weights: Tensors | None) -> None:
         """Resets the training to `weights`, or to those that train.py would begin with for this seed."""
         with jax.default_device(self._device):

@@ -30,7 +30,8 @@ _USAGE = """usage: compare.py [EXPERIMENT] [--steps N] [--out FOLDER] [--dtype f
 
 Trains the JAX model and the PyTorch reference side by side, from the same weights on the same batches, and
 writes a report: report.html, report.json, curves.csv and pictures. Without EXPERIMENT, trains dates.
-With --init, fine-tunes the model of a Hugging Face folder, in transformers as well.
+With --init, fine-tunes the model of a Hugging Face folder, in transformers as well. --lora.rank 8, or any other
+--lora.FIELD, trains low-rank adapters alone (LoRA), in JAX and in the reference.
 Exit status: 0 within the bars, or if there is no bar (bfloat16, --truth no); 1 beyond the bars or not
 comparable; 2 for bad input.
 
@@ -52,7 +53,8 @@ class CompareOptions:
     optimizer: OptimizerConfig
     training: TrainingConfig
     init: str | None = None
-    """Hugging Face folder whose model is fine-tuned, in `transformers` too; None: new weights."""
+    """Hugging Face folder whose model is fine-tuned, in `transformers` too unless with adapters or shared dropout;
+    None: new weights."""
     steps: int | None = None
     """Steps to compare, from the first; None: 300, or 100 in float64, or fewer if the training is shorter.
     Rounding grows: after about 130 steps of dates even two float64 trainings are more than 1e-12 apart."""

@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
 def arguments(given: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """(our options, what is passed on to pytest)."""
     parser = Parser(
-        prog="python -m parity_tests",
+        prog=sys.argv[0] if sys.argv[0].startswith("jax-tformer ") else "python -m parity_tests",
         description="Runs the parity gates and reports them: 0 all green, 1 something red, 2 bad usage.",
         epilog="Everything else goes to pytest: -k gpt2, --deep SEED, parity_tests/test_weights.py, ...",
         allow_abbrev=False,

@@ -86,10 +86,14 @@ def test_three_sides(kind: str, dtype: str, gates: list[str], tmp_path: Path, mo
     assert "The loss of transformers itself is at most" in page
 
 
-def test_adapters_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_of_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Ours and torch_ref's; `transformers` has none of its own."""
     monkeypatch.chdir(tmp_path)
     found = compared("text", ["--dtype", "float64", "--lora.rank", "2", "--lora.targets", "query,up"], monkeypatch)
+    # Of 2 layers, queries 16 x 16 and projections 16 x 64.
+    assert f"{2 * (2 * (16 + 16) + 2 * (16 + 64))} of them train: adapters of rank 2" in capsys.readouterr().out
     assert [verdict["gate"] for verdict in found["verdicts"]] == ["5, loss", "5, parameters"]
     assert found["speed"].keys() == {"jax", "torch"}
     losses = [float(row["loss_jax"]) for row in csv.DictReader(Path("report/curves.csv").read_text().splitlines())]

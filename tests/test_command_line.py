@@ -50,6 +50,11 @@ def test_a_mistyped_short_name_too(typed: str, meant: str) -> None:
     [
         ([], "PATH is missing: The folder of a run, or of a Hugging Face model; see generate.py --help"),
         (["runs/dates", "--prompt"], "--prompt has no value; see generate.py --help"),
+        (
+            ["runs/dates", "--dtype", "int8"],
+            "invalid choice 'int8' for argument '--dtype'; expected one of None, bfloat16, float32, float64; "
+            "see generate.py --help",
+        ),
     ],
 )
 def test_what_is_missing_is_told_in_a_sentence(arguments: list[str], said: str) -> None:

@@ -224,10 +224,10 @@ def test_what_is_no_run_is_named_before_jax_is_imported(tmp_path: Path) -> None:
         return ["generate.py", str(tmp_path / run), *(arguments or ("--prompt", "ab"))]
 
     expected = [
-        (generate("code"), "holds no run (no config.json); expected a folder that train.py has written"),
+        (generate("code"), "holds no run (no config.json); expected a folder that train.py or save_pretrained has"),
         (generate("run/checkpoints"), "there is no run in"),
         (generate("lines.txt"), "is a file, not a run"),
-        (["generate.py", "/proc/x", "--prompt", "a"], "there is no run in /proc/x"),
+        (["generate.py", "/proc/x", "--prompt", "a"], "/proc/x; expected a folder that train.py or save_pretrained"),
         (generate("."), "(no config.json); did you mean"),
         (generate("pipe"), "config.json is a pipe"),
         (generate("deep"), "nested more than 64 deep"),

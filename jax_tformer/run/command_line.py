@@ -212,6 +212,10 @@ def _one_line(message: str, short_names: Sequence[str] = ()) -> str:
     text = re.sub(r"Error parsing (__tyro-dummy-inner__\.?|TrainOptions: )?", "", text).removeprefix(": ").rstrip(".")
     text = re.sub(r"^Missing from [^:]*: (\S+) (.*)\. \(required\)$", r"\1 is missing: \2", text)
     text = re.sub(r"^Missing value for argument '(.*)'\. Expected 1 values$", r"\1 has no value", text)
+    if choices := re.search(r"\. Expected one of \((.*)\)$", text):
+        # tyro's order changes from one process to the next.
+        named = sorted(name.strip(" '") for name in choices[1].rstrip(",").split(","))
+        text = f"{text[: choices.start()]}; expected one of {', '.join(named)}"
     suggested = list[str]()
     if text.startswith("Unrecognized"):
         suggested += difflib.get_close_matches(text.split()[2].partition("=")[0].rstrip(","), short_names, 1, 0.75)

@@ -63,7 +63,7 @@ class GenerateOptions:
     source: str | None = None
     """Text to translate, for an encoder-decoder."""
     file: Path | None = None
-    """A file of prompts or sources, one per line, without blank lines; -: standard input."""
+    """A file of prompts or sources, one per line; blank lines get no answer; -: standard input."""
     checkpoint: str = "newest"
     """newest, best (the lowest held-out loss), or the number of a step."""
     chat: bool = False

@@ -93,13 +93,16 @@ class RunFolder:
                 return
             self._refuse_other_models(values)
 
-    def read_config(self) -> ExperimentConfig:
-        """Reads the experiment of the run; raises InputError if config.json is missing or damaged."""
+    def read_config(self, expected: str = "a folder that train.py has written") -> ExperimentConfig:
+        """Reads the experiment of the run; raises InputError if config.json is missing or damaged.
+
+        `expected` is what the caller takes, for the message where there is no run.
+        """
         if not self.path.is_dir():
             found = f"{self.path} is a file, not a run" if self.path.exists() else f"there is no run in {self.path}"
-            raise InputError(f"{found}; expected a folder that train.py has written")
+            raise InputError(f"{found}; expected {expected}")
         if not self.holds_run():
-            raise InputError(f"{self.path} holds no run (no {self.config.name}); {self._where_runs_are()}")
+            raise InputError(f"{self.path} holds no run (no {self.config.name}); {self._where_runs_are(expected)}")
         values = read_json(self.config)
         self._refuse_other_models(values)
         return from_dict(ExperimentConfig, values, where=str(self.config))
@@ -111,13 +114,13 @@ class RunFolder:
                 "that train.py has written; generate.py opens it as it is, and train.py --init trains it"
             )
 
-    def _where_runs_are(self) -> str:
+    def _where_runs_are(self, expected: str) -> str:
         """Suggests the run that this folder is part of, or the runs in it."""
         here = self.path.absolute()
         near = [folder for folder in here.parents[:2] if (folder / self.config.name).is_file()]
         near = near[:1] or sorted(file.parent for file in here.glob(f"*/{self.config.name}"))
         if not near:
-            return "expected a folder that train.py has written"
+            return f"expected {expected}"
         names = [min(str(folder), os.path.relpath(folder), key=len) for folder in near]
         return f"did you mean {' or '.join(names[:3])}{' or another one in it' if len(names) > 3 else ''}?"
 

@@ -55,7 +55,7 @@ def find_speaker(options: GenerateOptions) -> Speaker:
     run = RunFolder(path)
     if run.holds_checkpoint():
         return _of_folder(options, path)
-    experiment = run.read_config()
+    experiment = run.read_config("a folder that train.py or save_pretrained has written")
     require(options.dtype is None, "--dtype is for Hugging Face folders; a run has the types of its config.json")
     tokenizer, step = run.read_tokenizer(experiment.model.vocab_size), checkpoint_step(options.checkpoint)
 

@@ -15,6 +15,7 @@ NEW = 12
 MANY = list(range(3, 330, 4))
 """So many ends that answers come to one."""
 FIRST = list(range(0, 330, 2))
+"""Tokens that some answers would begin with."""
 PAIRS = [[id, (7 * id + step) % 330] for id in range(330) for step in range(0, 330, 5)]
 """So many words that some would come."""
 DECODERS: dict[str, dict[str, Any]] = {
@@ -57,7 +58,6 @@ TRANSLATORS: dict[str, dict[str, Any]] = {
         "decoder_start_token_id": 0,
         # End tokens among them do not count.
         "bad_words_ids": [[0], *([id] for id in MANY), *PAIRS],
-        "encoder_no_repeat_ngram_size": 1,
         "renormalize_logits": True,
         "max_length": NEW,
         "eos_token_id": MANY,

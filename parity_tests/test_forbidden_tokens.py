@@ -18,7 +18,7 @@ LIKED = {"gpt2": [13, 38, 43, 45, 53, 55], "bart": [24, 30, 39]}
 
 
 def prompts_of(tokens: list[int]) -> list[list[int]]:
-    """Of 1 to 12 tokens, so that all but one are padded."""
+    """Of 1 to 12 tokens, so that their padding differs."""
     rng = np.random.default_rng(1)
     return [rng.choice(tokens, length).tolist() for length in (12, 1, 9, 12, 6)]
 

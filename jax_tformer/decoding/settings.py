@@ -33,7 +33,7 @@ class DecodingConfig:
     """No n tokens in a row occur twice, the prompt of a decoder-only model included; 0: they may (Paulus et al., 2017,
     forbid trigrams)."""
     encoder_no_repeat_ngram_size: int = 0
-    """No n tokens in a row of the prompt, or of an encoder-decoder's source, occur in the answer; 0: they may."""
+    """No n tokens in a row of the prompt, or of an encoder-decoder's source, are said again; 0: they may be."""
     min_new_tokens: int = 0
     """The fewest new tokens of a row, not counting its end token."""
     suppress_tokens: tuple[int, ...] = ()

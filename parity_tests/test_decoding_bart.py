@@ -24,7 +24,7 @@ ENDS = (24, 39, None)
 """End tokens that about half of the answers come to, and none."""
 PLAIN: dict[str, Any] = {
     "use_cache": True,
-    # What the configs of a BART may ask of `generate`, and ours does not do.
+    # What the config of a BART may ask of `generate`, and these calls do not.
     "forced_bos_token_id": None,
     "forced_eos_token_id": None,
     "no_repeat_ngram_size": 0,

@@ -147,3 +147,21 @@ def test_what_is_not_honoured_is_said(tmp_path: Path, capsys: pytest.CaptureFixt
     note = capsys.readouterr().err.splitlines()[0]
     assert note.startswith("not honoured, of ")
     assert note.endswith("typical_p 0.9, encoder_repetition_penalty 1.5, penalty_alpha 0.6")
+
+
+def test_beams_of_a_flag_have_the_penalty_of_the_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A generation_config.json may say length_penalty without num_beams."""
+    model = gpt2(tmp_path)
+    given = AutoTokenizer.from_pretrained(tmp_path)("It", return_tensors="pt").input_ids
+    made = {}
+    for penalty in (1.0, 10.0):
+        settings = {"length_penalty": penalty, "max_new_tokens": NEW, "pad_token_id": 0, "eos_token_id": MANY}
+        # By hand: today's transformers reads such a file, but writes none.
+        (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+        model.generation_config = type(model.generation_config).from_pretrained(tmp_path)
+        capsys.readouterr()
+        assert generate.main([str(tmp_path), "--prompt", "It", "--beam", "3", "--json", "--dtype", "float64"]) == 0
+        answer = json.loads(capsys.readouterr().out)["completions"][0]
+        made[penalty] = model.generate(given, num_beams=3)[0, given.shape[1] :].tolist()
+        assert answer["tokens"] == made[penalty][: len(made[penalty]) - answer["finished"]]
+    assert made[1.0] != made[10.0]

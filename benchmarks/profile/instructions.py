@@ -36,7 +36,6 @@ _GROUPS = {
     "site_key": "dropout",
     "Dropout": "dropout",
     "strategies": CHOOSING,
-    "constraints": CHOOSING,
     "loop": CHOOSING,
 }
 """Class, function or file that an operation comes from -> its group, unless it is a product or moves numbers only."""

@@ -175,11 +175,14 @@ def read_defaults(settings: Mapping[str, Any], *, translates: bool, where: str) 
         if name in given and given[name] not in neutral and given[name] != []
     ]
     decoding: dict[str, Any] = {}
+    # Also without num_beams: a flag may ask for a beam search.
+    if "length_penalty" in given:
+        decoding["length_penalty"] = float(given["length_penalty"])
     for name in ("repetition_penalty", *_NGRAMS, "renormalize_logits", "early_stopping"):
         decoding |= {name: given[name]} if name in given else {}
     beams = given.get("num_beams", 1)
     if beams > 1:
-        decoding |= {"num_beams": beams, "length_penalty": float(given.get("length_penalty", 1.0))}
+        decoding["num_beams"] = beams
         if given.get("do_sample"):
             ignored.append("do_sample with num_beams")
     elif given.get("do_sample"):

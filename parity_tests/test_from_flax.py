@@ -20,7 +20,7 @@ from parity_tests.oracles import ENTRIES
 from parity_tests.test_pretrained import opened, saved, stored
 
 ROOT = Path(__file__).parents[1]
-WITH_FLAX = ("gpt2", "bert", "roberta", "distilbert", "bart", "marian", "t5", "opt", "llama", "mistral")
+WITH_FLAX = ("gpt2", "bert", "roberta", "distilbert", "bart", "marian", "t5", "opt", "llama", "mistral", "gemma")
 """The families that had Flax models, of those that we have, as the names of the entries begin."""
 NAMES = [name for name in ENTRIES if name.split()[0] in WITH_FLAX]
 FIRST = ("gpt2", "bert masked", "bart")

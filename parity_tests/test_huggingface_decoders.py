@@ -33,6 +33,7 @@ OLDER: list[tuple[str, dict[str, Any]]] = [
     ("qwen2", {"use_sliding_window": True, "num_hidden_layers": 5}),
     ("qwen2", {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 2}),
     ("qwen3", {"use_sliding_window": True, "layer_types": [WINDOWS, FULL] * 3, "num_hidden_layers": 6}),
+    ("gemma", {"hidden_act": "gelu", "rope_theta": 3e4, "num_key_value_heads": 1}),
     ("gemma2", {"num_hidden_layers": 7, "rope_theta": 3e4, "hidden_act": "relu"}),
     ("gemma2", {"num_hidden_layers": 2, "layer_types": [FULL, FULL], "attn_logit_softcapping": None}),
     ("gemma3", {"sliding_window_pattern": 2, "rope_theta": 1e5, "rope_local_base_freq": 2e4, "num_hidden_layers": 8}),
@@ -74,6 +75,8 @@ def test_what_settings_become() -> None:
     )
     assert stack("llama", rope_theta=5e5).position_base == 5e5
     assert stack("llama", num_attention_heads=16).key_value_heads is None
+    # What the first releases of Gemma say, and `transformers` does not take by its word.
+    assert stack("gemma", hidden_act="gelu").activation == "gelu_tanh"
     assert stack("mistral").window == 4096
     assert stack("mistral", sliding_window=None).window is None
     assert (stack("qwen2").window, stack("qwen2", use_sliding_window=True).window) == (None, 4096)

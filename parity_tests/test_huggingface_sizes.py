@@ -30,6 +30,7 @@ LONG: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 64},
     "qwen2": {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 1},
     "qwen3": {},
+    "gemma": {},
     "gemma2": {"sliding_window": 64},
     "gemma3": {"sliding_window": 64},
     "opt": {},

@@ -1,6 +1,7 @@
-"""Gemma 2 and 3."""
+"""Gemma 1 to 3."""
 
 from transformers import AutoModelForCausalLM
+from transformers.models.gemma import GemmaForCausalLM
 from transformers.models.gemma2 import Gemma2ForCausalLM
 from transformers.models.gemma3 import Gemma3ForCausalLM
 
@@ -12,6 +13,20 @@ _FULL, _WINDOW = "full_attention", "sliding_attention"
 # Older versions, and some classes, have null for false.
 _UNUSED = frozenset({"use_bidirectional_attention"})
 ENTRIES = {
+    "gemma": Entry(
+        kind=GemmaForCausalLM,
+        auto=AutoModelForCausalLM,
+        settings=SETTINGS | {"head_dim": 12},
+        stacks=STACKS,
+        variants={
+            "untied, biases": {"tie_word_embeddings": False, "attention_bias": True},
+            "all heads have keys, scaled": {"num_key_value_heads": 4, **SCALINGS["scaled linearly"]},
+            "another activation and epsilon": {"hidden_act": "silu", "rms_norm_eps": 1e-2},
+        },
+        further=True,
+        islands=True,
+        no_longer_written=_UNUSED,
+    ),
     "gemma2": Entry(
         kind=Gemma2ForCausalLM,
         auto=AutoModelForCausalLM,

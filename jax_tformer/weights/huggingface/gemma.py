@@ -1,4 +1,4 @@
-"""The tables of Gemma 2 and 3 (Gemma Team, 2024; 2025), `transformers.Gemma2ForCausalLM` and `Gemma3ForCausalLM`."""
+"""The tables of Gemma 1 to 3 (Gemma Team, 2024; 2024; 2025), `transformers.GemmaForCausalLM` and so on."""
 
 from dataclasses import replace
 
@@ -8,6 +8,23 @@ from jax_tformer.weights.huggingface import layer_types, llama, rope
 from jax_tformer.weights.huggingface.layer_types import FULL, WINDOWED
 from jax_tformer.weights.huggingface.tables import ACTIVATIONS, Family, Row, Setting, Settings
 
+_GEMMA = TransformerConfig(
+    vocab_size=256000,
+    d_model=3072,
+    tied_head=True,
+    decoder=replace(
+        llama.STACK,
+        num_layers=28,
+        num_heads=16,
+        key_value_heads=16,
+        head_width=256,
+        feedforward_width=24576,
+        activation="gelu_tanh",
+        norm_unit_offset=True,
+        embedding_scale=True,
+        max_positions=8192,
+    ),
+)
 _STACK = replace(
     llama.STACK,
     num_layers=26,
@@ -42,12 +59,12 @@ _GEMMA3 = TransformerConfig(
         rotary=RotaryConfig(window_base=1e4),
     ),
 )
+_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", **ACTIVATIONS}
+_SETTINGS1 = (*llama.SETTINGS, llama.ATTENTION_BIAS, Setting("head_dim", ("decoder.head_width",)))
 _SETTINGS = (
-    *llama.SETTINGS,
+    *_SETTINGS1,
     *layer_types.SETTINGS,
-    llama.ATTENTION_BIAS,
-    Setting("head_dim", ("decoder.head_width",)),
-    Setting("hidden_activation", ("decoder.activation",), {"gelu_pytorch_tanh": "gelu_tanh", **ACTIVATIONS}),
+    Setting("hidden_activation", ("decoder.activation",), _ACTIVATIONS),
     Setting("query_pre_attn_scalar", ("decoder.attention_scale",)),
     Setting("final_logit_softcapping", ("logit_cap",), nullable=True),
 )
@@ -112,6 +129,16 @@ def _nest3(written: Settings) -> dict[str, object]:
 
 
 FAMILIES = {
+    "GemmaForCausalLM": Family(
+        model_type="gemma",
+        template=_GEMMA,
+        # What the first releases call gelu is the approximation.
+        settings=(*_SETTINGS1, Setting("hidden_act", ("decoder.activation",), {**_ACTIVATIONS, "gelu": "gelu_tanh"})),
+        fixed={"use_bidirectional_attention": False},
+        rows=llama.rows,
+        flatten=rope.flatten,
+        nest=rope.nest,
+    ),
     "Gemma2ForCausalLM": Family(
         model_type="gemma2",
         template=_GEMMA2,

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from jax_tformer.errors import InputError
 from jax_tformer.run import startup
@@ -53,10 +53,17 @@ def run_benchmark(
     try:
         report = measure(session)
     except (InputError, SideFailed) as error:
-        print(f"python -m benchmarks.{name}: {error}", file=sys.stderr)
+        print(f"python -m benchmarks.{name}: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, InputError) else 1
     session.finish(report)
     return 0 if report.agreed else 1
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and exits with status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
 
 
 def _options(
@@ -65,7 +72,7 @@ def _options(
     arguments: Sequence[str],
     extra: Callable[[argparse.ArgumentParser], object],
 ) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
+    parser = _Parser(prog=f"python -m benchmarks.{name}", description=description)
     parser.add_argument(
         "--device", choices=("cpu", "gpu"), default="cpu", help="where all sides compute (default: cpu)"
     )
@@ -83,10 +90,9 @@ def model_option(parser: argparse.ArgumentParser) -> None:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not positive")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 class Session:

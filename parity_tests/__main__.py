@@ -39,10 +39,15 @@ class Parser(argparse.ArgumentParser):
         raise InputError(message)
 
 
+def called() -> str:
+    """Returns what the user typed for this program."""
+    return sys.argv[0] if sys.argv[0].startswith("jax-tformer ") else "python -m parity_tests"
+
+
 def arguments(given: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """(our options, what is passed on to pytest)."""
     parser = Parser(
-        prog=sys.argv[0] if sys.argv[0].startswith("jax-tformer ") else "python -m parity_tests",
+        prog=called(),
         description="Runs the parity gates and reports them: 0 all green, 1 something red, 2 bad usage.",
         epilog="Everything else goes to pytest: -k gpt2, --deep SEED, parity_tests/test_weights.py, ...",
         allow_abbrev=False,
@@ -233,7 +238,7 @@ def main(given: list[str]) -> int:
                 log.seek(0)
                 (out / "pytest.log").write_bytes(log.read())
     except InputError as error:
-        print(f"python -m parity_tests: error: {error}", file=sys.stderr)
+        print(f"{called()}: error: {error}", file=sys.stderr)
         return 2
     if not selection:
         results.remarks += unmeasured(results)

@@ -187,3 +187,19 @@ def test_products_of_a_step_of_decoding(rows: int) -> None:
     ]
     # In each of two layers: query, key, value, output, two of the feed-forward layer; scores and values.
     assert sorted(groups) == 4 * ["attention: products"] + ["loss and head"] + 12 * ["projections: products"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--rounds", "0"], "argument --rounds: '0' is not a whole number of at least 1; see"),
+        (["--rounds", "two"], "argument --rounds: 'two' is not a whole number of at least 1; see"),
+        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+    ],
+)
+def test_bad_options_get_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        attention.main(arguments)
+    told = capsys.readouterr()
+    assert (stopped.value.code, told.out, told.err.count("\n")) == (2, "", 1)
+    assert told.err.startswith(f"python -m benchmarks.attention: error: {said}")

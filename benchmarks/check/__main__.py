@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep", action="store_true", help="keeps the figures of cases that have none kept yet")
     parser.add_argument(
-        "--kept", type=Path, metavar="FOLDER", help=f"the kept figures, a file each processor ({_KEPT})"
+        "--kept", type=Path, metavar="FOLDER", help=f"the kept figures, a file for each processor (default: {_KEPT})"
     )
     parser.add_argument("--part", choices=PARTS, help="this alone (default: all)")
 

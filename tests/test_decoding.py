@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -298,15 +299,28 @@ def test_a_cache_that_grows(gpt: Model, monkeypatch: pytest.MonkeyPatch) -> None
     assert (np.stack([*streamed], axis=2) == whole.tokens).all()
 
 
-@pytest.mark.parametrize("early_stopping", [True, False])
-def test_beams_in_a_cache_that_grows(gpt: Model, monkeypatch: pytest.MonkeyPatch, early_stopping: bool) -> None:
-    net, params = gpt
-    decoding = DecodingConfig(140, num_beams=3, num_return_sequences=2, early_stopping=early_stopping)
-    whole = generate(net, params, PROMPTS, decoding, end_id=4, limits=[140, 100, 12, 60])
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("gpt", {"early_stopping": True}),
+        # What these look back at goes on when the cache grows.
+        ("gpt", {"no_repeat_ngram_size": 3, "repetition_penalty": 1.2, "renormalize_logits": True}),
+        pytest.param("seq2seq", {"early_stopping": "never", "length_penalty": 2.0}, marks=pytest.mark.deep),
+    ],
+)
+def test_beams_in_a_cache_that_grows(
+    kind: str, settings: dict[str, Any], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, params = request.getfixturevalue(kind)
+    decoding = DecodingConfig(140, num_beams=3, num_return_sequences=2, **settings)
+    asked: dict[str, Any] = {"end_id": 4, "limits": [140, 100, 12, 60]}
+    asked |= {"start_id": START} if kind == "seq2seq" else {}
+    whole = generate(net, params, PROMPTS, decoding, **asked)
     before = search._cache_size()
     monkeypatch.setattr(generation, "SHORT", 16)
-    found = generate(net, params, PROMPTS, decoding, end_id=4, limits=[140, 100, 12, 60])
+    found = generate(net, params, PROMPTS, decoding, **asked)
     assert search._cache_size() > before, "a shorter cache has a program of its own"
+    assert found.lengths.max() > 64, "the cache should grow"
     for ours, expected in zip(found, whole, strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-5)
 

@@ -149,6 +149,26 @@ def test_what_is_not_honoured_is_said(tmp_path: Path, capsys: pytest.CaptureFixt
     assert note.endswith("typical_p 0.9, encoder_repetition_penalty 1.5, penalty_alpha 0.6")
 
 
+def test_draws_of_a_flag_have_the_bounds_of_the_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A generation_config.json may say top_p and temperature without do_sample."""
+    gpt2(tmp_path)
+    said: list[tuple[dict[str, float], list[str]]] = [
+        ({"temperature": 5.0, "top_p": 0.3}, []),
+        ({"temperature": 2.0, "top_p": 0.3}, ["--temperature", "5"]),
+        ({}, ["--temperature", "5", "--top-p", "0.3"]),
+        ({"top_p": 0.3}, []),
+        ({"temperature": 5.0}, []),
+    ]
+    found = []
+    for settings, flags in said:
+        (tmp_path / "generation_config.json").write_text(json.dumps({**settings, "max_new_tokens": NEW}))
+        capsys.readouterr()
+        assert generate.main([str(tmp_path), "--prompt", "It", "--num-samples", "3", "--json", *flags]) == 0
+        found.append([answer["tokens"] for answer in json.loads(capsys.readouterr().out)["completions"]])
+    assert found[0] == found[1] == found[2]
+    assert found[3] != found[0] != found[4]
+
+
 def test_beams_of_a_flag_have_the_penalty_of_the_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A generation_config.json may say length_penalty without num_beams."""
     model = gpt2(tmp_path)

@@ -26,6 +26,14 @@ def test_what_is_never_said() -> None:
     assert DecodingConfig(**read_defaults(nothing, translates=True, where="a file").decoding) == DecodingConfig()
 
 
+def test_drawing_is_kept_for_a_flag() -> None:
+    given = {"temperature": 0.7, "top_k": 0, "min_p": 0.1}
+    found = read_defaults(given, translates=False, where="a file")
+    assert (found.decoding, found.drawing) == ({}, {"temperature": 0.7, "top_k": None, "min_p": 0.1})
+    found = read_defaults({"do_sample": True, "top_p": 0.9}, translates=False, where="a file")
+    assert found.decoding == {"temperature": 1.0, "top_k": 50, "top_p": 0.9}
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

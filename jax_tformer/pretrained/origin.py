@@ -142,6 +142,8 @@ class GenerationDefaults(NamedTuple):
 
     decoding: dict[str, Any]
     """Fields of DecodingConfig. There is a temperature if tokens are to be drawn."""
+    drawing: dict[str, Any]
+    """More of them, for tokens that are drawn because a flag asks for it."""
     most: int | None
     """The most new tokens of an answer."""
     longest: int | None
@@ -180,21 +182,22 @@ def read_defaults(settings: Mapping[str, Any], *, translates: bool, where: str) 
         decoding["length_penalty"] = float(given["length_penalty"])
     for name in ("repetition_penalty", *_NGRAMS, "renormalize_logits", "early_stopping"):
         decoding |= {name: given[name]} if name in given else {}
+    drawing: dict[str, Any] = {name: float(given[name]) for name in ("temperature", "top_p", "min_p") if name in given}
+    drawing |= {"top_k": given["top_k"] or None} if "top_k" in given else {}
     beams = given.get("num_beams", 1)
     if beams > 1:
         decoding["num_beams"] = beams
         if given.get("do_sample"):
             ignored.append("do_sample with num_beams")
     elif given.get("do_sample"):
-        decoding["temperature"] = float(given.get("temperature", 1.0))
         # Without a top_k, transformers takes 50.
-        decoding["top_k"] = given.get("top_k", 50) or None
-        decoding |= {name: float(given[name]) for name in ("top_p", "min_p") if name in given}
+        decoding |= {"temperature": 1.0, "top_k": 50} | drawing
     ends = given.get("eos_token_id", [])
     ends = ends if isinstance(ends, list) else [ends]
     decoding |= _constraints(given, translates, ignored)
     return GenerationDefaults(
         decoding,
+        drawing,
         given.get("max_new_tokens"),
         None if "max_new_tokens" in given else given.get("max_length"),
         given.get("decoder_start_token_id", given.get("bos_token_id")) if translates else None,

@@ -157,7 +157,7 @@ class GenerateOptions:
         if searches or asked.get("temperature") == 0:
             chosen = {name: value for name, value in chosen.items() if name not in (*_DRAWING, "temperature")}
         elif draws:
-            chosen.setdefault("temperature", 1.0)
+            chosen = {"temperature": 1.0} | defaults.drawing | chosen
         if searches:
             chosen = {"length_penalty": 1.0, "length_penalty_form": "power", **chosen}
         chosen |= asked
@@ -166,7 +166,7 @@ class GenerateOptions:
         try:
             return DecodingConfig(**chosen)
         except FieldError as error:
-            if error.field in defaults.decoding and error.field not in asked:
+            if error.field in defaults.decoding | defaults.drawing and error.field not in asked:
                 raise InputError(f"{error}; {where} says so, and flags overrule it") from None
             with self.flags_in_errors():
                 raise

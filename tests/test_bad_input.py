@@ -52,7 +52,7 @@ def test_a_pair_without_a_tab_on_line_1234(refuse: Refuse, folder: Path) -> None
         (["dates", "--model.d-model", "130"], "divisible by the number of heads"),
         (["--training.steps", "0"], "steps is 0"),
         (["--training.batch-size", "-4"], "batch_size is -4"),
-        (["--model.decoder.activation", "gelu"], "'gelu_erf'"),
+        (["--model.decoder.activation", "gelu"], "expected one of gelu_erf, gelu_tanh, relu, silu"),
         (["masked-docs", "--data.context-length", "4096"], "max_positions is 128"),
         (["--model.compute.attention", "cudnn"], "attention is 'cudnn', which cannot compute this here"),
         (["--model.compute.attention", "pallas", "--data.context-length", "100"], "for lengths that 128 divides"),

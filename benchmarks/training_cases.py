@@ -61,7 +61,7 @@ def cases(device: str, *, quick: bool) -> list[TrainingCase]:
     """The figures that are published; quick: the same on models of no size, to see whether it runs, not how fast."""
     if device == "cpu":
         found = [
-            TrainingCase("small gpt", small_gpt(), BatchShape(8, 256), rounds=3, steps=8),
+            TrainingCase("small gpt", small_gpt(), BatchShape(8, 256), rounds=3, steps=3),
             TrainingCase("gpt2", architecture("gpt2"), BatchShape(2, 256), rounds=2, steps=2),
             TrainingCase("vaswani-base", architecture("vaswani-base"), BatchShape(16, 64, 64), rounds=2, steps=2),
             TrainingCase("bert-base", architecture("bert-base"), BatchShape(8, 128), rounds=2, steps=2),

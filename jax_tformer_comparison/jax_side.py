@@ -55,8 +55,10 @@ class JaxSide:
         with jax.default_device(self._device):
             key = jax.random.key(seed)
             if weights is None:
-                plain = transformer(without_adapters(self.net.config))
-                given = None if self._initial is None else self._params(self._initial, plain.shapes)
+                given = None
+                if self._initial is not None:
+                    plain = transformer(without_adapters(self.net.config))
+                    given = self._params(self._initial, plain.shapes)
                 state = jax.jit(lambda key, given: init_state(self.net, self._tx, key, given))(key, given)
             else:
                 params, zero = self._params(weights, self.net.shapes), jnp.zeros((), jnp.int32)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +12,6 @@ import numpy as np
 import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.decoding import generation
-from jax_tformer.decoding.beam import search
 from jax_tformer.decoding.fast import layers_apart
 from jax_tformer.decoding.generation import Generated, generate, stream
 from jax_tformer.decoding.loop import advance, row_keys, start
@@ -273,70 +270,6 @@ def test_beams_that_do_not_exist(gpt: Model) -> None:
     assert all(sorted(row[0] for row in found.rows(number)) == list(range(17)) for number in range(len(PROMPTS)))
     with pytest.raises(InputError, match="num_return_sequences is 18, and the beam search has found 17"):
         generate(*gpt, PROMPTS, replace(everything, num_return_sequences=18))
-
-
-def test_a_full_cache(gpt: Model) -> None:
-    net, params = gpt
-    model = net.bind(params)
-    cache = model(jnp.array([[3, 4, 5]]), cache=model.new_cache(1, 3)).cache
-    with pytest.raises(InputError, match="the cache has 3 slots and 3 are used; expected 1 free"):
-        model(jnp.array([[6]]), cache=cache)
-    with pytest.raises(InputError, match="there are segments and a cache"):
-        model(jnp.array([[6]]), cache=model.new_cache(1, 3), segments=jnp.array([[1]]))
-
-
-def test_a_cache_that_grows(gpt: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    net, params = gpt
-    decoding = DecodingConfig(140, temperature=1.0)
-    whole = generate(net, params, PROMPTS, decoding)
-    before = advance._cache_size()
-    monkeypatch.setattr(generation, "SHORT", 16)
-    assert [generation.held_slots(used, 192) for used in (1, 32, 33, 64)] == [64, 64, 192, 192]
-    found = generate(net, params, PROMPTS, decoding)
-    assert advance._cache_size() == before + 1, "a shorter cache has a program of its own"
-    assert (found.tokens == whole.tokens).all()
-    streamed = stream(net, params, PROMPTS, decoding)
-    assert (np.stack([*streamed], axis=2) == whole.tokens).all()
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        ("gpt", {"early_stopping": True}),
-        # What these look back at goes on when the cache grows.
-        ("gpt", {"no_repeat_ngram_size": 3, "repetition_penalty": 1.2, "renormalize_logits": True}),
-        pytest.param("seq2seq", {"early_stopping": "never", "length_penalty": 2.0}, marks=pytest.mark.deep),
-    ],
-)
-def test_beams_in_a_cache_that_grows(
-    kind: str, settings: dict[str, Any], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    net, params = request.getfixturevalue(kind)
-    decoding = DecodingConfig(140, num_beams=3, num_return_sequences=2, **settings)
-    asked: dict[str, Any] = {"end_id": 4, "limits": [140, 100, 12, 60]}
-    asked |= {"start_id": START} if kind == "seq2seq" else {}
-    whole = generate(net, params, PROMPTS, decoding, **asked)
-    before = search._cache_size()
-    monkeypatch.setattr(generation, "SHORT", 16)
-    found = generate(net, params, PROMPTS, decoding, **asked)
-    assert search._cache_size() > before, "a shorter cache has a program of its own"
-    assert found.lengths.max() > 64, "the cache should grow"
-    for ours, expected in zip(found, whole, strict=True):
-        np.testing.assert_allclose(ours, expected, rtol=1e-5)
-
-
-@pytest.mark.deep
-def test_two_thousand_tokens_are_compiled_once_and_leave_nothing_behind(gpt: Model) -> None:
-    net, params = gpt
-    params, decoding = layers_apart(params), DecodingConfig(2_000, temperature=1.0)
-    compiled, arrays, tokens = [], [], 0
-    for tokens, _ in enumerate(stream(net, params, [[3, 4, 5]], decoding, context=64), 1):
-        if tokens % 200 == 0:
-            compiled.append(advance._cache_size())
-            arrays.append(sum(array.nbytes for array in jax.live_arrays()))
-    assert tokens == 2_000
-    assert len(set(compiled)) == 1
-    assert len(set(arrays)) == 1
 
 
 def test_bad_input(gpt: Model, seq2seq: Model) -> None:

@@ -118,9 +118,22 @@ def write_text(path: Path, text: str) -> None:
 
 
 def require_new_folder(out: Path) -> None:
-    """Raises InputError if something is in `out`."""
+    """Raises InputError if something is in `out`, or if it cannot be written."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} is there already; expected a new or empty folder")
+    require_writable(out)
+
+
+def require_writable(folder: Path) -> None:
+    """Raises InputError unless something can be written to `folder`, or to where it would be made; leaves no trace."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        # Tried, because on some systems (/proc, a full disk) the permissions allow what writing does not.
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        raise InputError(
+            f"cannot write to {existing} ({error.strerror}); choose another folder, or change its permissions"
+        ) from error
 
 
 @contextmanager

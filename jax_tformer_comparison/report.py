@@ -1,7 +1,6 @@
 """The findings of a comparison in words and numbers, and the folder that they are written to."""
 
 import csv
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jax_tformer.errors import InputError
-from jax_tformer.files import to_dict, write_json
+from jax_tformer.files import require_writable, to_dict, write_json
 from jax_tformer_comparison.machine import Machine, quiet
 from jax_tformer_comparison.options import Plan
 from jax_tformer_comparison.record import PARTED, Record, SeedRecord
@@ -292,9 +291,7 @@ class ReportFolder:
         """Raises InputError if the folder is a file, holds anything but a report, or is not writable."""
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file; expected a folder: choose another --out")
-        existing = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
-        if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-            raise InputError(f"cannot write to {existing}; choose another --out or change its permissions")
+        require_writable(self.path)
         others = (
             sorted(path.name for path in self.path.iterdir() if path.name not in FILES) if self.path.is_dir() else []
         )

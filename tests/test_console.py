@@ -105,6 +105,7 @@ def test_what_is_exported_is_the_model(run: Path, call: Console) -> None:
         (("RUN", "full"), "full is there already; expected a new or empty folder"),
         (("RUN", "full/file"), "full/file is there already; expected a new or empty folder"),
         (("RUN", "full/file/model"), "full/file"),
+        (("RUN", "/proc/x"), "cannot write to /proc ("),
         (("RUN", "model", "--checkpoint", "last"), "--checkpoint is 'last'; expected newest, best, or the number of"),
         (("RUN", "model", "--checkpoint", "7"), "7"),
     ],

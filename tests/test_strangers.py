@@ -127,6 +127,11 @@ def as_link(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
+def as_link_to_a_folder(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev")
+
+
 @pytest.mark.parametrize("other", [as_pipe, as_link])
 @pytest.mark.parametrize("name", ["params/array", "params/not_listed", restoring.CHECKSUM_FILE])
 def test_pipes_and_devices_in_place_of_files(sealed: Path, other: Callable[[Path], None], name: str) -> None:
@@ -181,14 +186,18 @@ def write_run(folder: Path) -> None:
     RunFolder(folder).create(ExperimentConfig(model=model, data=TextData(context_length=8)), tokenizer)
 
 
-@pytest.mark.parametrize(("other", "kind"), [(as_pipe, "a pipe"), (as_link, "a link")])
-@pytest.mark.parametrize("name", ["lock", "config.json.partial", "metrics.jsonl"])
+@pytest.mark.parametrize(
+    ("other", "kind"), [(as_pipe, "a pipe"), (as_link, "a link"), (as_link_to_a_folder, "a link")]
+)
+@pytest.mark.parametrize(
+    "name",
+    ["lock", "config.json.partial", "metrics.jsonl", "checkpoints", "tensorboard", "checkpoints/5.pending", "origin/x"],
+)
 def test_what_training_would_write_to_is_in_the_folder(
     tmp_path: Path, other: Callable[[Path], None], kind: str, name: str
 ) -> None:
     write_run(tmp_path / "run")
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
     RunFolder(tmp_path / "run").check()
     other(tmp_path / "run" / name)
     with pytest.raises(InputError, match=f"{name} is {kind}; expected a file or a folder"):

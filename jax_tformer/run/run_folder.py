@@ -5,7 +5,6 @@ import fcntl
 import json
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +15,17 @@ from jax_tformer.data.tokenizer_sources import load_run_tokenizer, tokenizer_dig
 from jax_tformer.data.tokenizers import Tokenizer, check_vocabulary
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
-from jax_tformer.files import differences, from_dict, not_regular, parse_json, read_json, to_dict, user_path, write_json
+from jax_tformer.files import (
+    differences,
+    from_dict,
+    not_regular,
+    parse_json,
+    read_json,
+    require_writable,
+    to_dict,
+    user_path,
+    write_json,
+)
 
 _LONGEST_LINE = 1 << 20
 _BEFORE_CONFIG = re.compile(r"lock|origin|tokenizer(_config)?\.json(\.partial)?|config\.json\.partial")
@@ -67,24 +76,17 @@ class RunFolder:
         """Raises InputError if the folder is a file, holds something else, or is not writable."""
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file; expected a folder: choose another --run")
-        existing = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
-        if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-            raise InputError(f"cannot write to {existing}; choose another --run or change its permissions")
-        try:
-            # On some systems (/proc, a full disk) the permissions allow what writing does not. Leaves no trace.
-            tempfile.TemporaryFile(dir=existing).close()
-        except OSError as error:
-            raise InputError(f"cannot write to {existing} ({error.strerror}); choose another --run") from error
-        paths = list(self.path.iterdir()) if self.path.is_dir() else []
-        for path in paths:
-            # These are written to: a pipe would block, and a stranger's link may point to any of the user's files.
-            if not path.is_dir() and (path.is_symlink() or not path.is_file()):
-                kind = "is a link" if path.is_symlink() else not_regular(path)
-                raise InputError(f"{path} {kind}; expected a file or a folder; remove it, or choose another --run")
-        names = [path.name for path in paths]
+        require_writable(self.path)
+        names = [path.name for path in self.path.iterdir()] if self.path.is_dir() else []
         begun = "lock" in names and all(map(_BEFORE_CONFIG.fullmatch, names))
         if names and not self.holds_run() and not begun:
             raise InputError(f"{self.path} holds files but no run (no config.json); choose an empty or new folder")
+        # All of it may be written to or deleted, and a stranger's link may point to anything of the user's; a pipe
+        # would block.
+        for path in self.path.rglob("*"):
+            if path.is_symlink() or not (path.is_dir() or path.is_file()):
+                kind = "is a link" if path.is_symlink() else not_regular(path)
+                raise InputError(f"{path} {kind}; expected a file or a folder; remove it, or choose another --run")
         if self.holds_run():
             # A damaged config is reported when it is read: --resume no moves it aside.
             try:

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from jax_tformer.decoding.translation_scores import translation_scores
     from jax_tformer.run.answers import Answerer
-    from jax_tformer.run.output import JsonOutput, Stopwatch, TextOutput, speak_utf8
+    from jax_tformer.run.output import JsonOutput, Stopwatch, TextOutput
 
     # 3. The model.
     trained = speaker.load()
@@ -52,7 +52,6 @@ def main(arguments: Sequence[str]) -> int:
     del trained
 
     # 4. The answers, batch by batch or token by token.
-    speak_utf8()
     kind = "source" if speaker.translates else "prompt"
     output = JsonOutput(kind) if options.json else TextOutput(kind, alone=speaker.alone)
     watch, tokens, best = Stopwatch(), 0, list[str]()

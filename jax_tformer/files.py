@@ -111,10 +111,21 @@ def write_json(path: Path, values: Any) -> None:
 def write_text(path: Path, text: str) -> None:
     """Replaces the file atomically: even after a power cut it is the old one or the new one, whole."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    sync(partial)
-    partial.replace(path)
-    sync(path.parent)
+    with named_errors(path):
+        partial.write_text(text, encoding="utf-8")
+        sync(partial)
+        partial.replace(path)
+        sync(path.parent)
+
+
+@contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Gives an OSError the name of the file: the one of a full disk, unlike that of opening a file, has none."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def require_new_folder(out: Path) -> None:

@@ -4,7 +4,7 @@ import json
 import os
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from struct import pack
@@ -12,7 +12,9 @@ from struct import pack
 import pytest
 
 from jax_tformer.errors import InputError
-from jax_tformer.run.results import MetricsLog, read_metrics
+from jax_tformer.files import write_text
+from jax_tformer.presets import EXPERIMENTS
+from jax_tformer.run.results import MetricsLog, draw_losses, read_metrics
 from jax_tformer.run.run_folder import RunFolder
 
 GOOD = [{"step": step, "loss": 1.5 - step} for step in range(1, 8)]
@@ -137,3 +139,16 @@ def test_a_full_disk_is_an_error_and_no_end_of_waiting(tmp_path: Path) -> None:
         log = MetricsLog(RunFolder(tmp_path), 0)
         with pytest.raises(InputError, match=r"cannot write to .*metrics.jsonl: .*; make room, and the same command"):
             all(log.write({"step": step, "loss": 1.0}) is None for step in range(100))
+
+
+def test_a_file_that_a_full_disk_stops_is_named(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    writes: dict[Path, Callable[[], object]] = {
+        run.samples: lambda: write_text(run.samples, "a" * 501),
+        run.sessions: lambda: run.record_session(EXPERIMENTS["dates"].config, name="a" * 501),
+        run.picture: lambda: draw_losses(GOOD, run.picture, "a run"),
+    }
+    for path, write_it in writes.items():
+        with files_of_at_most(500), pytest.raises(OSError, match="File too large") as caught:
+            write_it()
+        assert caught.value.filename == str(path)

@@ -1,5 +1,7 @@
 """What a program says, and its exit status, where there is no memory, no device, or nobody who takes its output."""
 
+import asyncio
+import io
 import os
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import pytest
 
 from jax_tformer.errors import InputError
 from jax_tformer.presets import EXPERIMENTS
-from jax_tformer.run import preparing, startup
+from jax_tformer.run import preparing, restoring, startup
 from jax_tformer.run.command_line import run_program
 from jax_tformer.run.progress import ProgressLine
 from jax_tformer.terminal import Interruption
@@ -161,6 +163,42 @@ def test_output_that_nobody_takes(output: str, status: int, said: str, when: str
         check=False,
     )
     assert (done.returncode, done.stderr, done.stdout) == (status, said, "")
+
+
+def test_every_character_can_be_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
+
+    def program(arguments: object) -> int:
+        print("\N{BOX DRAWINGS HEAVY HORIZONTAL} \udc80")
+        return 0
+
+    with pytest.raises(SystemExit) as stop:
+        run_program(program, "program.py")
+    assert (stop.value.code, printed.getvalue().decode()) == (0, "\N{BOX DRAWINGS HEAVY HORIZONTAL} \\udc80\n")
+
+
+def test_a_failed_save_prints_no_tracebacks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TensorStore's threads report it to an event loop that Orbax has closed; nothing can catch what that raises."""
+
+    class Late:
+        def __init__(self, report: Callable[[], object]) -> None:
+            self.report = report
+
+        def __del__(self) -> None:
+            self.report()
+
+    loop = asyncio.new_event_loop()
+    loop.close()
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+    restoring.orbax.cache_clear()
+    restoring.orbax()
+    Late(lambda: loop.call_soon_threadsafe(print))
+    assert capsys.readouterr().err == ""
+    Late(lambda: 1 / 0)
+    assert "ZeroDivisionError" in capsys.readouterr().err
 
 
 def test_a_run_whose_lines_reach_nobody_is_asked_to_save_and_end(

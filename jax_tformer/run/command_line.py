@@ -150,6 +150,9 @@ def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: 
     try:
         if sys.stdout is None:
             raise InputError("standard output is closed; redirect it to a file, or to /dev/null")
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # A model may write any character, whatever the locale says.
+            sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
         status = program(sys.argv[1:])
         sys.stdout.flush()
     except InputError as error:
@@ -160,7 +163,7 @@ def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: 
         # Nobody reads our output any more.
         status = 128 + signal.SIGPIPE
     except OSError as error:
-        # An error from a file has its name, but one from printing has none.
+        # An error from a file has its name (`named_errors` sees to ours), but one from printing has none.
         where = error.filename or ("standard output" if error.errno in _CANNOT_WRITE else "")
         status, message = 2, f"error: {f'{where}: ' if where else ''}{error.strerror or error}"
     except KeyboardInterrupt:

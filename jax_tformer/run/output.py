@@ -1,6 +1,5 @@
 """What generate.py prints: answers, as text for people or as JSON lines for programs, their scores and their speed."""
 
-import io
 import json
 import sys
 import time
@@ -16,12 +15,6 @@ from jax_tformer.terminal import say
 
 _COMPILATION = "/jax/core/compile/"
 """What the names of JAX's events begin with: tracing, lowering, and XLA's work."""
-
-
-def speak_utf8() -> None:
-    """Makes the output UTF-8 whatever the locale says, since a model may write any character."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")
 
 
 class TextOutput:

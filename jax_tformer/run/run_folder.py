@@ -18,6 +18,7 @@ from jax_tformer.experiment import ExperimentConfig
 from jax_tformer.files import (
     differences,
     from_dict,
+    named_errors,
     not_regular,
     parse_json,
     read_json,
@@ -171,7 +172,7 @@ class RunFolder:
         In this order, no value that config.json ever had is lost.
         """
         line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), "experiment": name, **told})
-        with open(self.sessions, "a", encoding="utf-8") as stream:
+        with named_errors(self.sessions), open(self.sessions, "a", encoding="utf-8") as stream:
             stream.write(line + "\n")
         write_json(self.config, to_dict(experiment))
 

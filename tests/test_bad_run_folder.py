@@ -190,6 +190,19 @@ def test_changed_data(refuse: Refuse, run: Path, folder: Path) -> None:
     assert "has changed since the run began" in refuse(*again())
 
 
+def test_a_report_shows_nothing_of_data_that_is_not_the_runs(
+    run: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its config may name any file, if the run is a stranger's."""
+    (run / "samples.txt").unlink()
+    (folder / "text.txt").write_text("that cold clock was bright. " * 150)
+    assert train.main(["--run", "run", "--report", "--data.path", "text.txt"]) == 0
+    told = capsys.readouterr().out
+    assert told.splitlines()[-1].startswith("no samples: the data is not that of the run")
+    assert "cold" not in told
+    assert not (run / "samples.txt").exists()
+
+
 def test_a_finished_run_says_so_and_changes_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(run)
     assert train.main(again()) == 0

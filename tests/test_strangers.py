@@ -186,9 +186,7 @@ def write_run(folder: Path) -> None:
     RunFolder(folder).create(ExperimentConfig(model=model, data=TextData(context_length=8)), tokenizer)
 
 
-@pytest.mark.parametrize(
-    ("other", "kind"), [(as_pipe, "a pipe"), (as_link, "a link"), (as_link_to_a_folder, "a link")]
-)
+@pytest.mark.parametrize(("other", "kind"), [(as_pipe, "a pipe"), (as_link, "a link"), (as_link_to_a_folder, "a link")])
 @pytest.mark.parametrize(
     "name",
     ["lock", "config.json.partial", "metrics.jsonl", "checkpoints", "tensorboard", "checkpoints/5.pending", "origin/x"],

@@ -8,8 +8,10 @@ while a training step shares the processor.
 import logging
 import math
 import re
+import sys
 import zlib
 from collections.abc import Callable, Collection, Mapping
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
@@ -53,13 +55,17 @@ class Restored(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """A model with the parameters of the checkpoint of `step`, its tokenizer, and a line for each skipped one."""
+    """A model with the parameters of the checkpoint of `step`, its tokenizer, and a line for each skipped one.
+
+    `fingerprint` is that of the data that it was trained on; None if unknown.
+    """
 
     net: AnyTransformer
     params: Params
     tokenizer: Tokenizer
     step: int
     skipped: tuple[str, ...]
+    fingerprint: str | None = None
 
 
 def load_trained(run: RunFolder, step: Which = None, *, merge: bool = True) -> Trained:
@@ -79,7 +85,8 @@ def load_trained(run: RunFolder, step: Which = None, *, merge: bool = True) -> T
     run.require_recorded(restored.extra, restored.step)
     params = joined(restored.state, load_frozen(run, frozen, restored.extra) if frozen else {})
     net, params = merge_lora(net, params) if merge else (net, params)
-    return Trained(net, params, tokenizer, restored.step, restored.skipped)
+    fingerprint = restored.extra.get("fingerprint")
+    return Trained(net, params, tokenizer, restored.step, restored.skipped, fingerprint)
 
 
 def load_frozen(run: RunFolder, abstract_params: PyTree, extra: Mapping[str, Any]) -> Params:
@@ -249,12 +256,20 @@ def agreed(work: Callable[[], int | None]) -> int:
     return int(shared[0])
 
 
+@cache
 def orbax() -> Any:
     """Orbax, imported at first use because that takes up to half a second, and kept from writing to the terminal."""
     from orbax.checkpoint import v1
 
     logging.getLogger("absl").addFilter(_is_worth_showing)
+    # After a failed save, TensorStore's threads report to an event loop that is closed, each with its own traceback.
+    sys.unraisablehook = partial(_show_unless_closed, sys.unraisablehook)
     return v1
+
+
+def _show_unless_closed(show: Callable[[Any], object], what: Any) -> None:
+    if str(what.exc_value) != "Event loop is closed":
+        show(what)
 
 
 def _is_worth_showing(record: logging.LogRecord) -> bool:

@@ -15,12 +15,13 @@ from typing import Any
 
 import jax
 
+from jax_tformer.data.batches import Pipeline
 from jax_tformer.data.pipeline import build_pipeline
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
-from jax_tformer.files import not_regular, parse_json, shortened, write_json, write_text
+from jax_tformer.files import named_errors, not_regular, parse_json, shortened, write_json, write_text
 from jax_tformer.run.evaluation import sample_text
-from jax_tformer.run.restoring import load_trained
+from jax_tformer.run.restoring import Trained, load_trained
 from jax_tformer.run.run_folder import RunFolder
 
 Row = dict[str, Any]
@@ -192,7 +193,7 @@ def finish(run: RunFolder, steps: int, figures: dict[str, Any], samples: str) ->
     if evaluated:
         best = min(evaluated, key=lambda row: row["val_loss"])
         summary |= {"best_step": best["step"], "best_val_loss": best["val_loss"]}
-    run.samples.write_text(samples, encoding="utf-8")
+    write_text(run.samples, samples)
     write_json(run.summary, summary)
     draw_losses(rows, run.picture, run.path.name)
     shown = {name: summary[name] for name in ("train_loss", *_LOSSES[1:]) if summary.get(name) is not None}
@@ -234,12 +235,23 @@ def report(run: RunFolder, experiment: ExperimentConfig) -> str:
     ]
     try:
         trained = load_trained(run)
-        held_out = partial(build_pipeline, experiment.data, experiment.training, trained.tokenizer)
+        held_out = partial(_same_data, experiment, trained)
         samples = sample_text(trained.net, trained.params, experiment, trained.tokenizer, held_out)
     except InputError as error:
         return "\n".join([*told, f"no samples: {error}"])
-    run.samples.write_text(samples, encoding="utf-8")
+    write_text(run.samples, samples)
     return "\n".join([samples, *told, *trained.skipped, f"sampled at step {trained.step}: {run.samples}"])
+
+
+def _same_data(experiment: ExperimentConfig, trained: Trained) -> Pipeline:
+    """Makes the batches of a run's data; raises InputError if it is not what the run was trained on.
+
+    The config of a stranger's run may name any file of the user's.
+    """
+    pipeline = build_pipeline(experiment.data, experiment.training, trained.tokenizer)
+    if pipeline.fingerprint != trained.fingerprint:
+        raise InputError("the data is not that of the run, so that nothing of it is shown; restore it, or its path")
+    return pipeline
 
 
 def _best_of(evaluated: list[Row], last: int) -> list[str]:
@@ -274,4 +286,5 @@ def draw_losses(rows: list[Row], path: Path, title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if trained or held_out:
         axes.legend(frameon=False)
-    figure.savefig(path)
+    with named_errors(path):
+        figure.savefig(path)

@@ -120,7 +120,7 @@ def test_a_run_moves_to_other_devices(text: Path, tmp_path: Path) -> None:
 def test_the_best_checkpoint_is_saved_when_it_appears(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    judged = iter([3.0, 1.0, 2.0, 1.5])
+    judged = iter([3.0, 1.0, 2.0, 1.5, 1.6, 1.7])
     monkeypatch.setattr(Evaluator, "__call__", lambda self, params: {"val_loss": next(judged)})
     flags = ["--training.checkpoint-every", "5", "--training.keep-checkpoints", "1"]
     arguments = ["text", "--data.path", str(text), "--run", str(tmp_path / "run"), *TINY, *flags, "--steps", "7"]
@@ -130,6 +130,10 @@ def test_the_best_checkpoint_is_saved_when_it_appears(
     assert (summary["val_loss"], summary["best_val_loss"], summary["best_step"]) == (1.5, 1.0, 4)
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert kept == ["4", "7"]  # 3.0 after step 2, 1.0 after 4, 2.0 after 6, 1.5 after 7
+    # Another session knows it too: 1.6 after step 8 is not the best, and 7 is not deleted for it.
+    assert train.main(["--run", str(tmp_path / "run"), "--steps", "9", "--training.keep-checkpoints", "2"]) == 0
+    capsys.readouterr()
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["4", "7", "9"]
 
     command = [str(tmp_path / "run"), "--prompt", "It", "--max-new-tokens", "3", "--checkpoint", "best"]
     assert generate.main(command) == 0

@@ -1,13 +1,16 @@
 """metrics.jsonl and TensorBoard's files: what is damaged in them, and disks without room."""
 
+import itertools
 import json
 import os
 import resource
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from struct import pack
+from typing import Any
 
 import pytest
 
@@ -100,26 +103,45 @@ def test_rows_are_on_the_disk_when_a_checkpoint_follows(tmp_path: Path, monkeypa
     log.close()
 
 
-def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+def events_in(folder: Path) -> list[Any]:
+    """The events of all files, in the order in which TensorBoard reads them: by name."""
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import masked_crc32c
 
-    log = MetricsLog(RunFolder(tmp_path), 2)
-    log.write({"step": 300, "loss": 1.5, "no_bleu": "too short"})
-    (file,) = (tmp_path / "tensorboard").iterdir()
-    # A record: its length (8 bytes), a checksum (4), the event, a checksum (4). Written at once, and not at the end.
-    content, events = file.read_bytes(), []
+    content, events = b"".join(file.read_bytes() for file in sorted(folder.iterdir())), []
+    # A record: its length (8 bytes), a checksum (4), the event, a checksum (4).
     while content:
         size = int.from_bytes(content[:8], "little")
         events.append(Event.FromString(content[12 : 12 + size]))
         assert content[8:12] == pack("<I", masked_crc32c(content[:8]))
         assert content[12 + size : 16 + size] == pack("<I", masked_crc32c(content[12 : 12 + size]))
         content = content[16 + size :]
+    return events
+
+
+def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+    log = MetricsLog(RunFolder(tmp_path), 2)
+    log.write({"step": 300, "loss": 1.5, "no_bleu": "too short"})
+    # Written at once, and not at the end.
+    events = events_in(tmp_path / "tensorboard")
     assert [event.step for event in events] == [0, 3, 300]
     assert events[0].file_version == "brain.Event:2"
     assert events[1].session_log.status == events[1].session_log.START
     assert {value.tag: value.simple_value for value in events[2].summary.value} == {"loss": 1.5}
     log.close()
+
+
+def test_a_clock_that_went_back_hides_nothing_from_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for start, now in enumerate((2_000_000_000, 1_900_000_000, 1_800_000_000)):
+        clock = itertools.count(now, -1)
+        monkeypatch.setattr(time, "time", lambda clock=clock: float(next(clock)))
+        monkeypatch.setattr(time, "time_ns", lambda clock=clock: next(clock) * 10**9)
+        log = MetricsLog(RunFolder(tmp_path), start)
+        log.write({"step": start + 1, "loss": 1.0})
+        log.close()
+    events = events_in(tmp_path / "tensorboard")
+    assert [event.step for event in events] == [0, 1, 1, 0, 2, 2, 0, 3, 3]
+    assert sorted(event.wall_time for event in events) == [event.wall_time for event in events]
 
 
 @contextmanager

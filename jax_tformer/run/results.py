@@ -5,6 +5,7 @@ import json
 import math
 import os
 import platform
+import re
 import shutil
 import struct
 import time
@@ -27,6 +28,8 @@ from jax_tformer.run.run_folder import RunFolder
 Row = dict[str, Any]
 """A step, and figures by name; the name of a sentence in place of a figure begins with no_."""
 _LOSSES = ("loss", "val_loss", "val_perplexity", "val_bits_per_byte", "exact_match", "bleu", "no_bleu")
+_BEGUN = re.compile(r"events\.out\.tfevents\.(\d{19})\.")
+"""The name of an event file of ours: when it was begun, in nanoseconds."""
 _PACKAGES = ("jax-tformer", "jax", "flax", "optax", "orbax-checkpoint", "grain")
 
 
@@ -88,12 +91,16 @@ class _TensorBoard:
     """An event file of TensorBoard: protocol buffers, each between its length and a checksum.
 
     The packages that write such files import TensorFlow, or PyTorch if it is installed, which takes a second or more.
-    A session log at the beginning hides the steps from `first` on that earlier sessions wrote.
+    A session log at the beginning hides the steps from `first` on that earlier sessions wrote. TensorBoard reads the
+    files by name, and where one was begun with a clock that went back it would take the later steps for older ones.
     """
 
     def __init__(self, folder: Path, first: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
+        before = (_BEGUN.match(path.name) for path in folder.iterdir())
+        begun = max([time.time_ns(), *(int(found[1]) + 1 for found in before if found)])
+        self._time = begun / 1e9
+        name = f"events.out.tfevents.{begun}.{os.getpid()}"
         self._file = open(folder / name, "ab", buffering=0)  # noqa: SIM115 (closed by close)
         self._event(_field(3, b"brain.Event:2"))
         self._event(_field(2, first) + _field(7, _field(1, 1)))  # a session log that says START
@@ -109,7 +116,8 @@ class _TensorBoard:
         self._file.close()
 
     def _event(self, fields: bytes) -> None:
-        event = b"\x09" + struct.pack("<d", time.time()) + fields
+        self._time = max(self._time, time.time())
+        event = b"\x09" + struct.pack("<d", self._time) + fields
         length = struct.pack("<Q", len(event))
         self._file.write(length + _checksum(length) + event + _checksum(event))
 

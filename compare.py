@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from jax_tformer.errors import InputError, TrainingFailed
 from jax_tformer.run.command_line import run_program
-from jax_tformer.run.startup import restart_with_allocator
+from jax_tformer.run.startup import require_one_process, restart_with_allocator
 from jax_tformer.terminal import Interruption, say
 
 
@@ -16,6 +16,7 @@ def main(arguments: Sequence[str]) -> int:
     from jax_tformer_comparison.options import read_plan
 
     plan = read_plan(arguments)
+    require_one_process()
 
     # XLA would reserve three quarters of a GPU's memory, but both frameworks need some.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

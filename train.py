@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from jax_tformer.run.command_line import run_program
-from jax_tformer.run.startup import restart_with_allocator
+from jax_tformer.run.startup import require_one_process, restart_with_allocator
 from jax_tformer.terminal import Interruption, say
 
 
@@ -30,6 +30,7 @@ def main(arguments: Sequence[str]) -> int:
 
         say(report(run, experiment))
         return 0
+    require_one_process()
     check_files(experiment.data)
 
     import jax

@@ -156,3 +156,21 @@ def test_the_real_process() -> None:
         "train.py: error: training: steps is -1; expected a whole number of at least 1; "
         "see train.py python-docs --help\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("variables", "count"),
+    [
+        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_STEP_NODELIST": "n[1-2]"}, "2 processes were started"),
+        ({"SLURM_NTASKS": "1", "SLURM_STEP_NODELIST": "n1", "OMPI_COMM_WORLD_SIZE": "4"}, "4 processes were started"),
+        ({"PMI_SIZE": "8"}, "8 processes were started"),
+        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, None),
+        ({"OMPI_COMM_WORLD_SIZE": "1", "PMI_SIZE": ""}, None),
+    ],
+)
+def test_several_processes_do_not_train_alone_each(
+    refuse: Refuse, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], count: str | None
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert (count or "nowhere.txt does not exist") in refuse("text", "--data.path", "nowhere.txt")

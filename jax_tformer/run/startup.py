@@ -56,7 +56,7 @@ def require_one_process() -> None:
         if sign in os.environ and told.isdecimal() and int(told) > 1:
             raise InputError(
                 f"{told} processes were started ({count}); expected one, because several cannot train together yet: "
-                "start one, as with srun --ntasks=1 or mpirun -n 1, which uses all devices of its machine"
+                "start one, as with srun --ntasks=1 or mpirun -n 1; it can use all devices of its machine"
             )
 
 

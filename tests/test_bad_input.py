@@ -1,8 +1,10 @@
 """Whatever the user gets wrong: one line, exit status 2, no traceback, nothing written, nothing lost."""
 
+import errno
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -84,9 +86,13 @@ def test_a_run_folder_with_something_else_in_it(refuse: Refuse, folder: Path) ->
 
 
 def test_a_run_folder_that_cannot_be_written(refuse: Refuse, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(dir: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
     # Root may write everywhere: the answer of the system is played.
-    monkeypatch.setattr(os, "access", lambda place, mode: False)
-    assert "cannot write" in refuse("dates", "--run", "locked/run")
+    monkeypatch.setattr(tempfile, "TemporaryFile", denied)
+    assert "cannot write" in (line := refuse("dates", "--run", "locked/run"))
+    assert "(Permission denied); choose another folder, or change its permissions" in line
 
 
 @pytest.mark.parametrize("path", ["~nobody-of-this-name/run", "x" * 300])

@@ -287,18 +287,19 @@ def test_a_padding_token_changes_the_gradient_of_its_row_alone() -> None:
 
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
 def test_settings_are_honoured(name: str, variant: str, record: Record) -> None:
-    """Against the PyTorch reference, which equals the JAX model and needs no compilation."""
+    """By the JAX model, forward, and by the reference, whose gradients need no compilation."""
     oracle = Oracle(name, **ENTRIES[name].variants[variant])
     assert oracle.config != Oracle(name).config
-    pair: Pair | None = None
+    raw = oracle.random_weights(0.2, 0)
+    oracle.load(raw)
+    pair = Pair(oracle.config, from_huggingface(oracle.json, raw)[1], "float64", optimised=False)
     for padding in ("right", "left"):
-        raw, batch = oracle.random_weights(0.2, 0), oracle.batch(padding, 0)
-        oracle.load(raw)
-        weights = from_huggingface(oracle.json, raw)[1]
-        pair = pair or Pair(oracle.config, weights, "float64", optimised=False)
+        batch = oracle.batch(padding, 0)
         ours, theirs = pair.run_torch(batch), oracle.run(batch)
-        activations = (comparable(oracle.config, batch, side.activations) for side in (ours, theirs))
-        record(f"huggingface {name}", compared("1 activations", *activations))
+        expected = comparable(oracle.config, batch, theirs.activations)
+        for activations in (ours.activations, *((pair.forward(batch),) if padding == "left" else ())):
+            found = comparable(oracle.config, batch, activations)
+            record(f"huggingface {name}", compared("1 activations", found, expected))
         zeros = known_zeros(oracle.config, theirs.gradients)
         record(f"huggingface {name}", compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros))
 

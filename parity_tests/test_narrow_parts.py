@@ -22,7 +22,7 @@ def test_gate_4_part_by_part(record: Callable[[str, Measured], None]) -> None:
 @pytest.mark.parametrize("fault", library_faults.NARROW_PARTS, ids=lambda fault: fault.name)
 def test_a_rounding_too_many(fault: Fault, report: Callable[..., None]) -> None:
     with fault.plant():
-        report(fault.name, "library", judged(draws=2))
+        report(fault.name, "library", [max(judged(draws=2), key=lambda figure: figure.worst)])
 
 
 def test_the_program_rounds_where_it_says_so() -> None:

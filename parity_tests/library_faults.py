@@ -146,6 +146,24 @@ def one_token_longer(right: Callable[..., jax.Array]) -> Callable[..., jax.Array
     return lambda rules, made, limits: right(rules, made + 1, limits)
 
 
+def hope_again(right: Callable[..., Any]) -> Callable[..., Any]:
+    """A search that is over goes on where its unfinished beams look better later."""
+    return lambda rules, beams, *rest: right(rules, beams._replace(improvable=jnp.ones_like(beams.improvable)), *rest)
+
+
+def said_by_another(right: Callable[..., Any]) -> Callable[..., Any]:
+    """A beam counts what another one has just said among its own tokens."""
+
+    def extended(rules: Any, beams: beam.Beams, *rest: Any) -> beam.Beams:
+        made = right(rules, beams, *rest)
+        if made.seen is None:
+            return made
+        said = jax.nn.one_hot(made.running.tokens[:, :, beams.made], made.seen.shape[-1], dtype=bool)
+        return made._replace(seen=made.seen | jnp.roll(said, 1, axis=1))
+
+    return extended
+
+
 def later_start(right: Callable[..., Any]) -> Callable[..., Any]:
     def boolean(self: Mask, length: int, slots: int, rows: slice = slice(None), *columns: slice) -> Any:
         return right(replace(self, first=self.first + 1) if rows.start else self, length, slots, rows, *columns)
@@ -208,6 +226,8 @@ DECODING = (
     code_fault("beams: cache not reordered", beam, "take_sequences", never_reordered),
     code_fault("beams: length penalty of one token more", beam, "_penalty", one_token_more),
     code_fault("beams: hope for one token more", beam, "_hoped_length", one_token_longer),
+    code_fault("beams: a lost hope comes back", beam, "_extended", hope_again),
+    code_fault("beams: tokens seen by another beam", beam, "_extended", said_by_another),
 )
 """Gate 8."""
 THROUGH_FLOAT16 = code_fault("weights converted by way of float16", names, "read", through_float16)

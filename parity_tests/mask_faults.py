@@ -4,13 +4,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
 from torch import Tensor
 
+from jax_tformer.config import StackConfig
 from jax_tformer.model import attention, masks, transformer
-from jax_tformer.model.blocks import Block
+from jax_tformer.model.blocks import Block, Stack
 from jax_tformer.model.masks import Mask
 from parity_tests.faults import code_fault
 from torch_ref import blocks as reference
@@ -87,6 +89,18 @@ def prefix_forgotten(right: Callable[..., Any]) -> Callable[..., Any]:
     return within
 
 
+def turns_from_the_end(right: Callable[..., Any]) -> Callable[..., Any]:
+    """From a cache, layers by turns are counted from the last one, which is the same where the pattern divides them."""
+
+    def call(self: Stack, *args: Any, cache: Any = None, **given: Any) -> Any:
+        late = -self.stack.num_layers % len(self.stack.windows)
+        turned = (*self.stack.windows[late:], *self.stack.windows[:late])
+        with patch.object(StackConfig, "windows", self.stack.windows if cache is None else turned):
+            return right(self, *args, cache=cache, **given)
+
+    return call
+
+
 def averaged_when_blind(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """A query that may attend to nothing attends to everything."""
 
@@ -117,5 +131,6 @@ REFERENCE = code_fault("window: a place too many in the reference", reference, "
 CACHED = (
     code_fault("cache: window counted from the wrong place", Mask, "boolean", window_behind),
     code_fault("cache: prefix forgotten", transformer, "within", prefix_forgotten),
+    code_fault("cache: layers by turns counted from the last", Stack, "__call__", turns_from_the_end),
 )
 """Gate 8."""

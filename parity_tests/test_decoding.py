@@ -26,6 +26,7 @@ from jax_tformer.weights.names import from_reference
 from parity.measure import Measured, compared, worst
 from parity.pairs import Tensors
 from parity_tests.cases import CONFIGS, PADDINGS, WINDOWED, Lengths, batch_for, weights_for
+from parity_tests.family_faults import GEMMA
 from parity_tests.generation import Hypothesis, drivable, greedy_margins, huggingface_generate
 from parity_tests.huggingface import Oracle
 
@@ -42,6 +43,8 @@ BEAMS: list[dict[str, Any]] = [
     {"num_beams": 3, "num_return_sequences": 2, "length_penalty": 1.0, "early_stopping": True},
     {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 2.0, "early_stopping": "never"},
     {"num_beams": 2, "num_return_sequences": 1, "length_penalty": -0.5, "repetition_penalty": 1.3},
+    # Here a prompt whose search is over would hope again while others go on.
+    {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 1.0, "repetition_penalty": 1.3},
 ]
 
 
@@ -151,7 +154,8 @@ def test_a_cache_gives_the_logits_of_the_full_forward_pass(name: str, record: Re
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("decoder-only, window", "left prefix"),
+        # An odd number of them, so that the pattern is cut off.
+        ("layers by turns", "left prefix"),
         ("encoder-decoder, windows", "left"),
         *(pytest.param("gpt2", f"{padding} prefix", marks=pytest.mark.deep) for padding in PADDINGS),
         *(pytest.param(name, padding, marks=pytest.mark.deep) for name in WINDOWED for padding in ("none", "right")),
@@ -159,7 +163,7 @@ def test_a_cache_gives_the_logits_of_the_full_forward_pass(name: str, record: Re
 )
 def test_windows_and_prefixes_from_a_cache(name: str, kind: str, record: Record) -> None:
     """In pieces, step by step, and at once."""
-    config = (CONFIGS | WINDOWED)[name]
+    config = (CONFIGS | WINDOWED | {"layers by turns": GEMMA})[name]
     net, params = model_of(config, weights_for(config, 0.2))
     batch = batch_for(config, kind)
     read, everything = Reader(net), batch["labels"].shape[1]
@@ -223,14 +227,19 @@ def beams_of(
     return compared_beams(generate(net, params, prompts, decoding, end_id=end_id, start_id=start_id), theirs)
 
 
-@pytest.fixture(scope="module")
-def gpt2() -> tuple[AnyTransformer, Params, PreTrainedModel]:
+def small_gpt2() -> tuple[AnyTransformer, Params, PreTrainedModel]:
+    """(ours, its parameters, Hugging Face's)."""
     with jax.enable_x64(True):
         oracle = Oracle("gpt2")
         raw = oracle.random_weights(0.2, 0)
         oracle.load(raw)
         config, weights = from_huggingface(oracle.json, raw)
         return *model_of(config, weights), oracle.model
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> tuple[AnyTransformer, Params, PreTrainedModel]:
+    return small_gpt2()
 
 
 def test_greedy_tokens_of_hugging_face(gpt2: tuple[AnyTransformer, Params, PreTrainedModel], record: Record) -> None:
@@ -275,7 +284,7 @@ def test_ngrams_that_may_not_repeat(gpt2: tuple[AnyTransformer, Params, PreTrain
         record("huggingface gpt2", figure)
 
 
-@pytest.mark.parametrize("settings", BEAMS, ids=lambda settings: f"length penalty {settings['length_penalty']}")
+@pytest.mark.parametrize("settings", BEAMS, ids=lambda settings: str([*settings.values()]))
 def test_beams_of_hugging_face(
     settings: dict[str, Any], gpt2: tuple[AnyTransformer, Params, PreTrainedModel], record: Record
 ) -> None:

@@ -17,11 +17,22 @@ from parity.measure import BFLOAT16, FLOAT32, Measured, ParityError, Quality, co
 from parity.pairs import Result, Tensors
 from parity_tests import faults, library_faults
 from parity_tests.bridge import Pair, known_zeros
-from parity_tests.cases import CONFIGS, OFF_CENTRE, VOCABULARY, Lengths, batch_for, weights_for
+from parity_tests.cases import CONFIGS, OFF_CENTRE, Lengths, batch_for, weights_for
 from parity_tests.faults import Fault, changed_weight, faulty
 from parity_tests.generation import drivable, greedy_margins, huggingface_generate
 from parity_tests.small_configs import TWO_STACKS, of_one_length
-from parity_tests.test_decoding import CACHED, START, compared_beams, differing, model_of, stepwise, uneven_prompts
+from parity_tests.test_decoding import (
+    BEAMS,
+    CACHED,
+    END,
+    START,
+    beams_of,
+    differing,
+    model_of,
+    small_gpt2,
+    stepwise,
+    uneven_prompts,
+)
 from parity_tests.test_models import inputs, narrow_sample
 from parity_tests.test_training import batches
 from parity_tests.test_weights import bytes_lost, noise
@@ -225,32 +236,25 @@ def test_a_fault_of_trajectories(report: Callable[..., None]) -> None:
 
 @pytest.fixture(scope="module")
 def decoding_gates() -> Iterator[Callable[[bool], Iterator[Measured]]]:
-    """What gate 8 measures of one model, figure by figure, or of its beams alone; green."""
+    """What gate 8 measures of two models, figure by figure, or of beams alone; green."""
     config, weights = CONFIGS["vaswani-base"], weights_for(CONFIGS["vaswani-base"], 0.2)
     batch, prompts, model = batch_for(config, "left"), uneven_prompts(config), drivable(config, weights)
-    settings = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.6}
+    net, params, gpt2 = small_gpt2()
+    more = uneven_prompts(net.config, rows=6, seed=7)
     free = huggingface_generate(model, prompts, end_id=None, start_id=START, max_new_tokens=8)
     ends = {"end_id": free[0][0].tokens[3], "start_id": START}
     greedy = huggingface_generate(model, prompts, max_new_tokens=8, **ends)
     margins = greedy_margins(model, prompts, max_new_tokens=8, **ends)
-    beams = huggingface_generate(model, prompts, max_new_tokens=8, **ends, **settings)
-    decoding = DecodingConfig(8, length_penalty_form="power", **settings)
-    # Sources for which the search ends just in time: one step more would find something better.
-    narrow = [np.random.default_rng(seed).integers(3, VOCABULARY, 6).tolist() for seed in (15, 20, 23, 28)]
-    rewarded, narrow_ends = settings | {"length_penalty": 1.0}, {"end_id": 60, "start_id": START}
-    narrow_beams = huggingface_generate(model, narrow, max_new_tokens=8, **narrow_ends, **rewarded)
-    narrow_decoding = DecodingConfig(8, length_penalty_form="power", **rewarded)
 
     def gates(beams_alone: bool) -> Iterator[Measured]:
         # To compile anew, with whatever fault is planted now.
         jax.clear_caches()
-        net, params = model_of(config, weights)
         if not beams_alone:
-            ours, full = stepwise(net, params, batch, first=3)
+            pair = model_of(config, weights)
+            ours, full = stepwise(*pair, batch, first=3)
             yield compared(CACHED, {"logits": ours}, {"logits": full})
-            yield differing(generate(net, params, prompts, DecodingConfig(8), **ends), greedy, margins)
-        yield from compared_beams(generate(net, params, prompts, decoding, **ends), beams)
-        yield from compared_beams(generate(net, params, narrow, narrow_decoding, **narrow_ends), narrow_beams)
+            yield differing(generate(*pair, prompts, DecodingConfig(8), **ends), greedy, margins)
+        yield from beams_of(net, params, gpt2, more, BEAMS[-1], end_id=END, use_cache=True)
 
     with jax.enable_x64(True):
         assert all(figure.passed for figure in gates(False))

@@ -13,6 +13,7 @@ from parity.pairs import Tensors
 from parity_tests import mask_faults
 from parity_tests.bridge import Pair
 from parity_tests.cases import VOCABULARY, Lengths, batch_for, weights_for
+from parity_tests.family_faults import GEMMA
 from parity_tests.faults import Fault
 from parity_tests.mask_faults import PAIR, TEXT
 from parity_tests.test_decoding import CACHED, model_of, stepwise
@@ -66,10 +67,10 @@ def test_a_fault_of_the_reference(models: dict[str, tuple[Pair, Tensors]], repor
 @pytest.fixture(scope="module")
 def gate_8() -> Callable[[], Measured]:
     """Green; compiled anew, with whatever fault is planted now."""
-    batch = batch_for(TEXTS, "left prefix", lengths=LENGTHS)
+    batch = batch_for(GEMMA, "left prefix", lengths=LENGTHS)
 
     def gate() -> Measured:
-        net, params = model_of(TEXTS, weights_for(TEXTS, 0.2))
+        net, params = model_of(GEMMA, weights_for(GEMMA, 0.2))
         ours, full = stepwise(net, params, batch, first=3)
         return compared(CACHED, {"logits": ours}, {"logits": full})
 

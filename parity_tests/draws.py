@@ -1,6 +1,6 @@
 """Gate 10, and how what is drawn at random is judged: by its distance from what chance gives, in standard deviations.
 
-Dropout masks and fresh parameters are drawn once, from fixed keys, and each statistic of them becomes a z: the number
+Dropout masks, fresh parameters and tokens are drawn once, from fixed keys, and each statistic becomes a z: the number
 of its own standard deviations, which follow from the size of the sample, that it is from what is expected. Of many,
 chance makes some large: the bar is what chance alone crosses once in a million runs that look at ten million of them.
 """

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jax_tformer.decoding import beam, strategies
+from jax_tformer.decoding import beam, loop, strategies
+from jax_tformer.decoding.past import Past
 from jax_tformer.model import attention, blocks, embedding, kernels, layers, transformer
 from jax_tformer.model.attention import Attention, Cache, KeyValue
 from jax_tformer.model.layers import Norm, accumulator
@@ -164,6 +165,31 @@ def said_by_another(right: Callable[..., Any]) -> Callable[..., Any]:
     return extended
 
 
+def one_more_before_the_end(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    return lambda scores, rules, place: right(
+        scores, replace(rules, fewest=None if rules.fewest is None else rules.fewest + 1), place
+    )
+
+
+def never_behind_a_forced_token(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """What may not begin is suppressed at the first place, though the token there is forced."""
+
+    def constrain(scores: jax.Array, rules: Any, place: Any) -> jax.Array:
+        begun = right(scores, replace(rules, first=None), place)
+        return right(begun, replace(rules, suppressed_at_begin=None), place)
+
+    return constrain
+
+
+def padding_said(right: Callable[..., Any]) -> Callable[..., Any]:
+    """Padding is among the tokens of a text, and of its n-grams."""
+    return lambda prompt, mask, *rest: right(prompt, jnp.ones_like(mask), *rest)
+
+
+def same_number(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    return lambda logits, keys, *rest: right(logits, jax.random.split(jax.random.key(0), len(keys)), *rest)
+
+
 def later_start(right: Callable[..., Any]) -> Callable[..., Any]:
     def boolean(self: Mask, length: int, slots: int, rows: slice = slice(None), *columns: slice) -> Any:
         return right(replace(self, first=self.first + 1) if rows.start else self, length, slots, rows, *columns)
@@ -230,5 +256,13 @@ DECODING = (
     code_fault("beams: tokens seen by another beam", beam, "_extended", said_by_another),
 )
 """Gate 8."""
+CHOICES = (
+    code_fault("min_new_tokens: one more", strategies, "constrain", one_more_before_the_end),
+    code_fault("begin_suppress_tokens: not behind a forced one", strategies, "constrain", never_behind_a_forced_token),
+    code_fault("n-grams: padding counts", Past, "of", padding_said),
+)
+"""Gate 8, for the first settings of test_strategies.py, one by one."""
+SAME_NUMBER = code_fault("sampling: one random number for every step", loop, "choose", same_number)
+"""Gate 10."""
 THROUGH_FLOAT16 = code_fault("weights converted by way of float16", names, "read", through_float16)
 """Gate 9."""

@@ -65,8 +65,8 @@ GATES = {
     "9 bytes lost": Gate("bytes", "Weights converted there and back: how many bytes differ."),
     "10 draws": Gate(
         "draws",
-        "Dropout masks and fresh parameters as draws: the worst statistic (rates, means, deviations, "
-        "pairs that should be independent), in standard deviations from what chance gives.",
+        "Dropout masks, fresh parameters and successive tokens as draws: the worst statistic (rates, means, "
+        "deviations, pairs that should be independent), in standard deviations from what chance gives.",
     ),
     "10 first loss": Gate(
         "loss",

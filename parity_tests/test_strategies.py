@@ -1,6 +1,9 @@
-"""Gate 8, for what is drawn: from the same logits, the same logits after penalties and filters as Hugging Face's."""
+"""Gate 8, for what is drawn: from the same logits, the same logits after penalties and filters as Hugging Face's.
 
-from collections.abc import Callable
+Gate 10, for successive tokens: each is drawn by itself, with the reference's probabilities.
+"""
+
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -9,15 +12,25 @@ import numpy as np
 import pytest
 import torch
 
+from jax_tformer.decoding.generation import generate, padded
 from jax_tformer.decoding.past import Past
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.strategies import Place, process, rules_of
-from parity.measure import Measured, compared
-from parity_tests.cases import CONFIGS, weights_for
+from parity.measure import Measured, compared, worst
+from parity_tests import library_faults
+from parity_tests.cases import CONFIGS, VOCABULARY, weights_for
+from parity_tests.draws import judged, largest
+from parity_tests.faults import Fault
 from parity_tests.generation import Float64, drivable
-from parity_tests.test_decoding import CACHED
+from parity_tests.test_decoding import CACHED, TOKENS, model_of
 
+PROMPT = [3, 4, 5]
+# The first ones show the faults of library_faults.CHOICES.
 SETTINGS: list[dict[str, Any]] = [
+    {"min_new_tokens": 4, "eos_token_id": 3},
+    {"forced_bos_token_id": 7, "begin_suppress_tokens": [3, 5, 60]},
+    {"no_repeat_ngram_size": 1, "repetition_penalty": 1.2},
+    {"no_repeat_ngram_size": 2, "temperature": 0.7},
     {"temperature": 0.7},
     {"top_k": 5},
     {"top_p": 0.8},
@@ -26,8 +39,6 @@ SETTINGS: list[dict[str, Any]] = [
     {"repetition_penalty": 1.7},
     {"repetition_penalty": 0.8, "temperature": 1.5},
     {"temperature": 0.5, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.2},
-    {"no_repeat_ngram_size": 1, "repetition_penalty": 1.2},
-    {"no_repeat_ngram_size": 2, "temperature": 0.7},
     {"encoder_no_repeat_ngram_size": 1},
     {"encoder_no_repeat_ngram_size": 2},
     {"bad_words_ids": [[7], *([id, 7 * id % 61] for id in range(61)), *([id, 3, 60 - id] for id in range(61))]},
@@ -37,14 +48,16 @@ FORBIDDING = {"top_k", "top_p", "min_p", "no_repeat_ngram_size"} | {
     "encoder_no_repeat_ngram_size",
     "bad_words_ids",
     "begin_suppress_tokens",
+    "min_new_tokens",
 }
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: str(settings)[:120])
-def test_processed_logits(settings: dict[str, Any], record: Callable[[str, Measured], None]) -> None:
+def processed(settings: dict[str, Any]) -> Iterator[Measured]:
+    """Step by step, with whatever fault is planted: which tokens are forbidden, and the logits of the others."""
     model = drivable(CONFIGS["gpt2"], weights_for(CONFIGS["gpt2"], 0.2))
-    # From few tokens, so that some stand side by side again.
-    prompts = torch.randint(0, 6, (6, 12), generator=torch.Generator().manual_seed(0))
+    # From few tokens, so that some stand side by side again. transformers forces a token behind a single one only.
+    length = 1 if "forced_bos_token_id" in settings else 12
+    prompts = torch.randint(1, 7, (6, length), generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
     with Float64():
         answer = model.generate(
@@ -62,23 +75,74 @@ def test_processed_logits(settings: dict[str, Any], record: Callable[[str, Measu
         )
     tuples = {name: tuple(settings[name]) for name in settings.keys() & {"begin_suppress_tokens"}}
     tuples |= {name: tuple(map(tuple, settings[name])) for name in settings.keys() & {"bad_words_ids"}}
-    decoding, rows = DecodingConfig(**{"temperature": 1.0} | settings | tuples), np.arange(len(prompts))[:, None]
-    limits, ends, forbidden = jnp.full(len(prompts), 10), jnp.array([-1]), 0
-    for step, (raw, processed) in enumerate(zip(answer.logits, answer.scores, strict=True)):
+    asked = {"temperature": 1.0} | settings | tuples
+    ends, rows = jnp.array([asked.pop("eos_token_id", -1)]), np.arange(len(prompts))[:, None]
+    rules, limits, banned = rules_of(DecodingConfig(**asked)), jnp.full(len(prompts), 10), 0
+    for step, (raw, scores) in enumerate(zip(answer.logits, answer.scores, strict=True)):
         seen = np.zeros(raw.shape, bool)
-        said = answer.sequences[:, : prompts.shape[1] + step].numpy()
+        said = answer.sequences[:, : length + step].numpy()
         seen[rows, said] = True
-        given = jnp.asarray(prompts.numpy())
-        past = Past.of(jnp.asarray(said), jnp.ones(said.shape, bool), 3, (given, jnp.ones(given.shape, bool)))
-        place = Place(jnp.asarray(step), limits, ends, past)
-        ours = process(jnp.asarray(raw.numpy()), rules_of(decoding), jnp.asarray(seen), place)
+        # Padding, on our side alone, has the id of a token that may be said.
+        texts = (padded(text.tolist(), text.shape[1] + 3, side="left") for text in (said, prompts))
+        (tokens, mask), given = jax.tree.map(jnp.asarray, tuple(texts))
+        place = Place(jnp.asarray(step), limits, ends, Past.of(tokens, mask, 3, given))
+        found = process(jnp.asarray(raw.numpy()), rules, jnp.asarray(seen), place)
         # Up to a constant a row, which the softmax takes out.
-        ours, theirs = np.asarray(jax.nn.log_softmax(ours)), processed.log_softmax(-1).numpy()
-        assert (np.isneginf(ours) == np.isneginf(theirs)).all()
-        kept = np.where(np.isneginf(theirs), 0, 1)
-        forbidden += kept.size - kept.sum()
-        figure = compared(
-            CACHED, {"processed logits": np.where(kept, ours, 0)}, {"processed logits": np.where(kept, theirs, 0)}
-        )
+        ours, theirs = np.asarray(jax.nn.log_softmax(found)), scores.log_softmax(-1).numpy()
+        missing, forbidden = np.isneginf(ours), np.isneginf(theirs)
+        banned += forbidden.sum()
+        yield worst(TOKENS, {"forbidden tokens": float((missing != forbidden).sum())}, 0.0)
+        sides = ({"processed logits": np.where(missing | forbidden, 0, side)} for side in (ours, theirs))
+        yield compared(CACHED, *sides)
+    assert bool(banned) == bool(settings.keys() & FORBIDDING)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: str(settings)[:120])
+def test_processed_logits(settings: dict[str, Any], record: Callable[[str, Measured], None]) -> None:
+    for figure in processed(settings):
         record("huggingface gpt2", figure)
-    assert bool(forbidden) == bool(settings.keys() & FORBIDDING)
+
+
+@pytest.mark.parametrize(
+    ("fault", "settings"),
+    zip(library_faults.CHOICES, SETTINGS, strict=False),
+    ids=[fault.name for fault in library_faults.CHOICES],
+)
+def test_a_fault_of_choices(fault: Fault, settings: dict[str, Any], report: Callable[..., None]) -> None:
+    with fault.plant():
+        report(fault.name, "library", list(processed(settings)))
+
+
+@pytest.fixture(scope="module")
+def expected() -> np.ndarray:
+    """`[61, 61]`: the reference's p(a) p(b given a) of the two tokens after a prompt."""
+    model = drivable(CONFIGS["gpt2"], weights_for(CONFIGS["gpt2"], 0.2)).reference
+    texts = torch.tensor([[*PROMPT, token] for token in range(VOCABULARY)])
+    with torch.no_grad():
+        first, second = model(texts).logits[:, -2:].softmax(-1).unbind(1)
+    return (first[0, :, None] * second).numpy()
+
+
+def successive(expected: np.ndarray) -> Measured:
+    """3,000 draws of two tokens, with whatever fault is planted; counted in 4 x 4 groups of tokens by their ids."""
+    jax.clear_caches()
+    net, params = model_of(CONFIGS["gpt2"], weights_for(CONFIGS["gpt2"], 0.2))
+    decoding = DecodingConfig(2, temperature=1.0, num_return_sequences=3000)
+    [drawn] = generate(net, params, [PROMPT], decoding).tokens
+    counts = np.zeros((4, 4))
+    np.add.at(counts, tuple((drawn // 16).T), 1)
+    chances = np.add.reduceat(np.add.reduceat(expected, range(0, VOCABULARY, 16), 0), range(0, VOCABULARY, 16), 1)
+    assert chances.min() * len(drawn) > 20, "counts should be nearly normal"
+    z = (counts - len(drawn) * chances) / np.sqrt(len(drawn) * chances * (1 - chances))
+    return judged(largest({f"tokens of groups {a} and {b}": float(z[a, b]) for a, b in np.ndindex(4, 4)}))
+
+
+def test_successive_tokens(expected: np.ndarray, record: Callable[[str, Measured], None]) -> None:
+    """Each of them is drawn with a random number of its own."""
+    record("gpt2", successive(expected))
+
+
+def test_a_fault_of_successive_tokens(expected: np.ndarray, report: Callable[..., None]) -> None:
+    with library_faults.SAME_NUMBER.plant():
+        report(library_faults.SAME_NUMBER.name, "library", [successive(expected)])
+    jax.clear_caches()

@@ -48,12 +48,12 @@ def forbid_ngrams(scores: Float[Array, "N V"], past: Past, text: Int[Array, "N X
     columns, before = text.shape[1], size - 1
     if columns < size:
         return scores
-    # What the next token will stand behind; in a past that is too short there is -1 in it, and no n-gram contains that.
+    # What the next token will stand behind. In a past that is too short there is -1 in it: nothing but that past itself
+    # is equal to it then, and no token follows there.
     last, following = past.last(before), text[:, before:]
     repeats = following >= 0
     for place in range(before):
-        earlier = text[:, place : place + columns - before]
-        repeats &= (earlier == last[:, place, None]) & (earlier >= 0)
+        repeats &= text[:, place : place + columns - before] == last[:, place, None]
     return _forbid(scores, jnp.where(repeats, following, -1))
 
 

@@ -76,7 +76,7 @@ class Layout:
             sizes.pop(words[self.rows], None)
             group = next(group for group in self.theirs if self.rows in group)
             sizes |= {words[atom]: self.sizes[atom] for atom in group if atom != self.rows}
-        elif not self.theirs:
+        elif not self.theirs and not self.ours:
             return "... -> ...", {}, {}
         left, right = _side(groups), _side(ours)
         return f"{left} -> {right}", sizes, part
@@ -84,7 +84,7 @@ class Layout:
     def apply(self, array: np.ndarray) -> np.ndarray:
         """Theirs (one layer) in our layout."""
         pattern, sizes, part = self.pattern()
-        after = einops.rearrange(array, pattern, **sizes)
+        after = einops.rearrange(np.asarray(array), pattern, **sizes)
         if part:
             ((name, rows),) = part.items()
             axis = pattern.split(" -> ")[1].split().index(name)

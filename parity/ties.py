@@ -141,7 +141,7 @@ class Ties:
             axis = layout.fused[0] if layout.fused else next(a for a, g in enumerate(layout.theirs) if layout.rows in g)
             array = np.broadcast_to(np.take(array, [0], axis), shape)
         for name in one.chosen.tensor.members:
-            yield name, np.ascontiguousarray(array)
+            yield name, np.asarray(array, order="C")
 
     def _settled(self, fixed: Mapping[str, Candidate], free: set[str]) -> list[Proposal]:
         """All rows with what was found; leaves that nothing decides take what is left, by their module."""

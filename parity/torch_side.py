@@ -95,6 +95,7 @@ def tied_names(module: nn.Module) -> dict[str, str]:
 
 def to_torch(array: np.ndarray) -> torch.Tensor:
     """A tensor with these bits: NumPy's bfloat16 and PyTorch's are strangers to each other."""
+    array = np.asarray(array)  # a sum or a product of arrays without axes is a number to NumPy, and no array
     if not array.flags.writeable:
         array = array.copy()
     if array.dtype == bfloat16:

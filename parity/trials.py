@@ -137,7 +137,7 @@ def converted(proposals: Sequence[Proposal], weights: Tensors) -> Tensors:
 
 def moved(candidate: Candidate, weights: Tensors) -> np.ndarray:
     each = [candidate.layout.apply(weights[name]) for name in candidate.tensor.members]
-    return np.ascontiguousarray(each[0] if candidate.tensor.layers is None else np.stack(each))
+    return np.asarray(each[0] if candidate.tensor.layers is None else np.stack(each), order="C")
 
 
 def _shaken(name: str, array: np.ndarray) -> np.ndarray:

@@ -213,7 +213,7 @@ class _Row:
         each = zip(self.names, ours if self.stacked else [ours], strict=True)
         if not self.weight.part:
             for name, array in each:
-                tensors[name] = einops.rearrange(array, f"{self._right} -> {self._left}", **self._sizes)
+                tensors[name] = einops.rearrange(np.asarray(array), f"{self._right} -> {self._left}", **self._sizes)
             return
         places = self.places.ravel()
         for name, array in each:

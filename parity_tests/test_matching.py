@@ -19,7 +19,7 @@ from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.model.functional import transformer
 from jax_tformer.weights.huggingface import from_huggingface
 from jax_tformer.weights.names import from_reference
-from parity import ParityError, Weight, WeightMatch, match_weights
+from parity import ParityError, Weight, WeightMatch, check_parity, match_weights
 from parity.islands import Float64
 from parity.trees import paths
 from parity.weight_maps import Weights
@@ -254,6 +254,39 @@ def test_equal_numbers_decide_against_names() -> None:
     assert_same(held(match, numbers), paths(params))
     assert {row.reason for row in match.rows} == {"equal numbers"}
     assert not match.verified
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_parameters_without_axes_are_matched(shape: tuple[int, ...]) -> None:
+    """CLIP's logit_scale, SigLIP's logit_bias (called by each other's names), and a gain in each of two layers."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.logit_scale, self.logit_bias = (nn.Parameter(torch.tensor(number)) for number in (0.7, -0.3))
+            self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+            for layer in self.layers:
+                layer.gain = nn.Parameter(torch.rand(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = torch.tanh(layer(x)) * layer.gain
+            return x * self.logit_bias.exp() + self.logit_scale
+
+    def ours(p: Any, x: jax.Array) -> jax.Array:
+        assert p["logit_scale"].shape == shape
+        for n in range(2):
+            x = jnp.tanh(x @ p["kernel"][n] + p["bias"][n]) * p["gain"][n]
+        return x * jnp.exp(p["logit_scale"]) + p["logit_bias"]
+
+    sizes = {"kernel": (2, 6, 6), "bias": (2, 6), "gain": (2,), "logit_scale": shape, "logit_bias": shape}
+    params = {name: jax.ShapeDtypeStruct(size, jnp.float32) for name, size in sizes.items()}
+    match = match_weights(params, Scaled(), ours=ours, inputs=[X])
+    assert match.verified, match.figures
+    names = {row.ours: row.theirs if isinstance(row.theirs, str) else row.theirs.name for row in match.rows}
+    assert (names["logit_scale"], names["logit_bias"]) == ("logit_bias", "logit_scale")
+    assert all(figure.passed for figure in check_parity(ours, Scaled(), match.weights, [X]))
 
 
 def test_functions_that_differ_are_not_taken_for_a_wrong_map() -> None:

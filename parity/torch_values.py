@@ -246,7 +246,7 @@ def _place(call: Any) -> Place:
     layers: list[Any] = []
     while frame is not None:
         file = frame.f_code.co_filename
-        if frame is call or (file.startswith(_HERE) and file != __file__):
+        if frame is call or (file.startswith(_HERE) and file != __file__ and not _passes_on(frame.f_code)):
             break  # what lies outside of the call of the module is the caller's
         if file.startswith(_LAYERS):
             layers.append(frame)

@@ -1,6 +1,7 @@
 """What `first_difference` follows: loops, branches, inner programs, operations in place, views."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from jax.sharding import AxisType, PartitionSpec
 from torch import nn
 
 from parity import first_difference
+from parity.islands import Float64
 
 X = np.random.default_rng(0).standard_normal((3, 8))
 WEIGHTS = {"kernel": ("linear.weight", "o i -> i o"), "bias": "linear.bias"}
@@ -108,6 +110,27 @@ def test_what_is_written_through_a_view_is_seen() -> None:
     found = first_difference(without, Repeated(), WEIGHTS, [X])
     assert found.theirs is not None
     assert found.theirs.source == "x[:, 0] = x[:, 0] + 1"
+
+
+@pytest.mark.parametrize("within", [True, False], ids=["in the module", "around the search"])
+def test_lines_of_the_module_are_named_under_float64(within: bool) -> None:
+    """The one line here that casts to float32 would be named first, were it not for Float64."""
+
+    class Narrow(Repeated):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with Float64() if within else nullcontext():
+                x = super().forward(x.float())
+                return x + torch.ones(8, dtype=torch.float32)
+
+    def ours(p: Any, x: jax.Array, factor: float) -> jax.Array:
+        return by_scan(p, x, factor) + 1
+
+    with nullcontext() if within else Float64():
+        assert not first_difference(partial(ours, factor=1.5), Narrow(), WEIGHTS, [X])
+        found = first_difference(partial(ours, factor=1.4), Narrow(), WEIGHTS, [X])
+    assert found.theirs is not None
+    assert (found.theirs.file, found.theirs.source) == (__file__, "x.mul_(1.5)")
+    assert found.sure
 
 
 def test_compiled_modules_are_looked_into() -> None:

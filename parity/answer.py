@@ -42,7 +42,9 @@ class Difference:
     """Values of ours and of theirs that were compared."""
     name: str = "pair"
     left_out: tuple[str, ...] = ()
-    """Outputs that only one side has, or that are whole numbers: they were not compared."""
+    """Outputs that only one side has, or that are no floating-point arrays: they were not compared."""
+    trained_alone: tuple[str, ...] = ()
+    """Parameters that theirs does not train (`requires_grad` is False), and that have a gradient in ours."""
 
     def __bool__(self) -> bool:
         """Whether there is a difference."""
@@ -52,7 +54,7 @@ class Difference:
         """A few lines for a terminal."""
         lines = [f"{self.name}: {self.counts[0]} values in JAX, {self.counts[1]} in PyTorch: {self.heading}"]
         if not self:
-            return lines[0] + (f" (not compared: {', '.join(self.left_out)})" if self.left_out else "")
+            return lines[0] + (f" ({'; '.join(self.notes)})" if self.notes else "")
         lines += [f"  {said}" for said in self.parameters[:8]]
         lines += [f"  differs: {said}" for said in self.differing[:4]]
         if len(self.differing) > 4:
@@ -64,10 +66,16 @@ class Difference:
             lines.append(f"  what:    {self.kind}")
         for ours, theirs in self.agreed[:3]:
             lines.append(f"  agrees:  {ours}  =  {theirs}")
-        lines.append(f"  {self.verdict}")
+        lines += [f"  {line}" for line in (self.verdict, *self.notes)]
         if self.opaque:
             lines.append(f"  not looked into: {', '.join(sorted(set(self.opaque)))}")
         return "\n".join(lines)
+
+    @property
+    def notes(self) -> list[str]:
+        """What is no difference of what was compared, and has to be known beside it."""
+        said = (("not compared", self.left_out), ("trained in ours alone", self.trained_alone))
+        return [f"{what}: {', '.join(names)}" for what, names in said if names]
 
     @property
     def heading(self) -> str:
@@ -96,6 +104,7 @@ class Difference:
         return {
             "name": self.name,
             "left_out": list(self.left_out),
+            "trained_alone": list(self.trained_alone),
             "stage": self.stage,
             "ours": self.ours and self.ours.as_json(),
             "theirs": self.theirs and self.theirs.as_json(),

@@ -19,7 +19,8 @@ def answer_html(found: "Difference") -> str:
     where = found.heading[:1].upper() + found.heading[1:]
     heading = f'<p><b>{escape(where)}</b> <span class="note">{escape(found.name)}: {counted}</span></p>'
     rows = "".join(f"<dt>{label}</dt><dd>{said}</dd>" for label, said in _rows(found))
-    trust = "" if not found else f'<p class="note">{escape(found.verdict)}</p>'
+    said = [found.verdict, *found.notes] if found else found.notes
+    trust = "".join(f'<p class="note">{escape(line)}</p>' for line in said)
     return f'<div class="answer">{heading}<dl>{rows}</dl>{trust}</div>'
 
 

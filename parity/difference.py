@@ -16,7 +16,7 @@ from parity.locate import located
 from parity.measure import ParityError
 from parity.one_step import Optimizer, stepped
 from parity.pairs import Bridge, Tensors, to_torch
-from parity.projection import double, projection
+from parity.projection import common_outputs, double, named_outputs, projection
 from parity.sides import Sides, in_double, is_array
 from parity.torch_side import tensors_of
 from parity.weight_maps import WeightMap, Weights, paths
@@ -77,14 +77,18 @@ def first_difference(
             held = mapping.tree(mapping.flat(tensors, in_double)) if params is None else params
             return jax.tree.map(lambda leaf: in_double(leaf) if is_array(leaf) else leaf, held)
 
+        left_out: set[str] = set()
+
         def run_ours(params: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-            return _by_name(ours(params, *inputs.values()) if positional else ours(params, **inputs))
+            output = ours(params, *inputs.values()) if positional else ours(params, **inputs)
+            return named_outputs(output, "ours", jax.Array, left_out)
 
         def run_theirs(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
-            return _by_name(module(*inputs.values()) if positional else module(**inputs))
+            output = module(*inputs.values()) if positional else module(**inputs)
+            return named_outputs(output, "theirs", torch.Tensor, left_out)
 
         here, there = _outputs(run_ours, run_theirs, _copy(module), made(), arrays)
-        names = _common(here, there)
+        names = common_outputs(here, there, left_out)
         mine, their = ({name: pair[side] for name, pair in names.items()} for side in (0, 1))
         holds = None if weights is None else mapping.ours_to_theirs
         losses = _with_loss(run_ours, mine), _with_loss(run_theirs, their)
@@ -92,10 +96,9 @@ def first_difference(
         sides = Sides(*losses, lambda: _copy(module), made, arrays, back, holds=holds, held=held)
         found = _followed(lambda: located(sides, backward=backward and back is not None, name=name))
         if not found and optimizer is not None and back is not None:
-            found = _followed(lambda: stepped(sides, mapping.into, optimizer, name))
-        used = set(mine.values()) | set(their.values())
-        left_out = tuple(sorted((here.keys() | there.keys()) - used))
-        return replace(found, left_out=left_out) if left_out else found
+            after = _followed(lambda: stepped(sides, mapping.into, optimizer, name))
+            found = replace(after, trained_alone=found.trained_alone)
+        return replace(found, left_out=tuple(sorted(left_out)))
 
 
 def _followed(look: Callable[[], _Found]) -> _Found:
@@ -191,32 +194,3 @@ def _given(key: str, array: Any) -> np.ndarray:
 
 def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-
-
-def _common(ours: Mapping[str, Any], theirs: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, str]]:
-    """Name of what is compared -> (ours, theirs): what has one name on both sides, or the one output of one side."""
-    shared = [key for key in theirs if key in ours]
-    if shared:
-        return {key: (key, key) for key in shared}
-    alike = [(a, b) for a in ours for b in theirs if tuple(ours[a].shape) == tuple(theirs[b].shape)]
-    if not alike or min(len(ours), len(theirs)) > 1:
-        shapes = [{key: list(value.shape) for key, value in side.items()} for side in (ours, theirs)]
-        raise ParityError(f"no output has one name or one shape on both sides: ours {shapes[0]}, theirs {shapes[1]}")
-    return {"output": alike[0]}
-
-
-def _by_name(output: Any) -> dict[str, Any]:
-    """The floating arrays of an output by name: of a dict by its keys, of a sequence by number."""
-    if isinstance(output, Mapping):
-        found = dict(output)
-    elif isinstance(output, tuple | list):
-        found = {str(n): value for n, value in enumerate(output)}
-    else:
-        found = {"output": output}
-    kinds = (jax.Array, jax.ShapeDtypeStruct, torch.Tensor)
-    found = {key: value for key, value in found.items() if isinstance(value, kinds) and "float" in str(value.dtype)}
-    if not found:
-        raise ParityError("a side returned no floating-point array; expected one, or a dict or a sequence of them")
-    if empty := [key for key, value in found.items() if 0 in value.shape]:
-        raise ParityError(f"output {empty[0]} is empty; there is nothing to compare")
-    return found

@@ -3,8 +3,8 @@
 It imports neither framework, so that either side can be run where the other is not installed.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from parity.measure import ParityError
 Tensors = dict[str, np.ndarray]
 """By name."""
 RECIPE = "numpy.random.default_rng([len(name), *name.encode()]).standard_normal(shape), rounded to float32"
-NOTHING_FLOATS = "no output is a floating-point array, so that there is nothing to differentiate"
 
 
 def projection(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -29,13 +28,63 @@ def known_or_made(name: str, shape: tuple[int, ...], known: Mapping[str, Any]) -
     return projection(name, shape) if recorded is None or recorded.shape != shape else recorded
 
 
-def named_outputs(output: Any, side: str, kind: type) -> dict[str, Any]:
-    """What `side` returned, by name; raises ParityError for anything but one `kind` of array or a dict of them."""
-    outputs = dict(output) if isinstance(output, Mapping) else {"output": output}
-    if wrong := [name for name, value in outputs.items() if not isinstance(value, kind)]:
-        found = ", ".join(f"{name}: {type(outputs[name]).__name__}" for name in wrong)
-        raise ParityError(f"{side} returned {found}; expected an array, or a dict of arrays by name, on both sides")
+def named_outputs(output: Any, side: str, kind: type, left_out: set[str] | None = None) -> dict[str, Any]:
+    """What `side` returned, by path and in its order: "0" and "1.h" of `(y, {"h": h})`, "output" of an array alone.
+
+    Dicts, sequences and dataclasses are gone into, and None is nothing. All else must be a `kind` of array; where
+    `left_out` is given, what is no floating-point one is not returned, and its name goes there. Raises ParityError for
+    two outputs by one name, for an empty one, and where none is a floating-point array.
+    """
+    named = [(path or "output", leaf) for path, leaf in _leaves(output, "")]
+    outputs = dict(named)
+    if len(outputs) < len(named):
+        raise ParityError(f"{side} returned two outputs by one name: {[name for name, _ in named]}")
+    wrong = {name: type(leaf).__name__ for name, leaf in named if not isinstance(leaf, kind)}
+    if wrong and left_out is None:
+        found = ", ".join(f"{name}: {which}" for name, which in wrong.items())
+        raise ParityError(f"{side} returned {found}; expected arrays alone, in dicts and sequences as you like")
+    floating = {name: x for name, x in outputs.items() if name not in wrong and "float" in str(x.dtype)}
+    if not floating:
+        raise ParityError(f"{side} returned no floating-point array; expected one, or a dict or a sequence of them")
+    if left_out is not None:
+        left_out |= outputs.keys() - floating.keys()
+        outputs = floating
+    if empty := [name for name, array in outputs.items() if 0 in array.shape]:
+        raise ParityError(f"{side} returned an empty {empty[0]}; there is nothing to compare")
     return outputs
+
+
+def _leaves(output: Any, path: str) -> Iterator[tuple[str, Any]]:
+    children: Any = None
+    if isinstance(output, Mapping):
+        children = output.items()
+    elif isinstance(output, tuple | list):
+        children = enumerate(output)
+    elif is_dataclass(output):
+        children = [(field.name, getattr(output, field.name)) for field in fields(output)]
+    if children is not None:
+        for key, child in children:
+            yield from _leaves(child, f"{path}.{key}" if path else str(key))
+    elif output is not None:
+        yield path, output
+
+
+def common_outputs(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], left_out: set[str]
+) -> dict[str, tuple[str, str]]:
+    """Name of what is compared -> (ours, theirs): what has one name on both sides, or the one output of one side.
+
+    The names of the others are put into `left_out`. Raises ParityError, which shows the shapes, where nothing is left.
+    """
+    names = {key: (key, key) for key in theirs if key in ours}
+    alike = [(a, b) for a in ours for b in theirs if tuple(ours[a].shape) == tuple(theirs[b].shape)]
+    if not names and alike and min(len(ours), len(theirs)) == 1:
+        names = {alike[0][len(ours) > 1]: alike[0]}
+    if not names:
+        shapes = [{key: list(value.shape) for key, value in side.items()} for side in (ours, theirs)]
+        raise ParityError(f"no output has one name or one shape on both sides: ours {shapes[0]}, theirs {shapes[1]}")
+    left_out |= (ours.keys() | theirs.keys()) - {name for pair in names.values() for name in pair}
+    return names
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from parity.candidates import Candidate, Proposal
 from parity.measure import FLOAT64_BAR
-from parity.trials import SHOWN, Runs, converted, moved, paired, worst
+from parity.trials import SHOWN, Runs, converted, moved, worst
 
 SMALL = 1e-3
 """Below this an error is one of rounding: a wrong row changes outputs by far more."""
@@ -37,6 +37,8 @@ def verified(runs: Runs, proposals: Sequence[Proposal]) -> tuple[list[Proposal],
         tried = " after a test of every row" + (f"; nothing fits {', '.join(lost)}" if lost else "")
     if runs.wide:
         tried += ", with the module's casts to float32 taken out"
+    if runs.left_out:
+        tried += f"; not compared: {', '.join(sorted(runs.left_out))}"
     if error <= FLOAT64_BAR:
         return _with_dependence(runs, found), True, f"gate 1 is green, {error:.1e}{tried}"
     little = "; so little is rather rounding, or an eps, than a wrong row" if error <= SMALL else ""
@@ -219,7 +221,7 @@ class _Probe:
             # Upwards, so that variances stay positive.
             changed[name] = array + 0.5 * float(np.abs(array).max()) * rng.random(array.shape)
         self._weights = ties.base | changed
-        _, self._after = paired(ties.ours, ties.runs.theirs(self._weights))
+        _, self._after = ties.runs.paired(ties.ours, ties.runs.theirs(self._weights))
         self._effect = max(float(np.abs(after - ties.before[key]).max()) for key, after in self._after.items())
         scale = max(float(np.abs(after).max()) for after in self._after.values())
         self.shows = self._effect > SHOWN * scale
@@ -229,7 +231,7 @@ class _Probe:
         """Whether our outputs change like theirs if these leaves hold the tensor like this."""
         ties = self._ties
         flat = ties.flat | {path: moved(one, self._weights) for path, one in chosen.items()}
-        ours, theirs = paired(ties.runs.ours(flat), self._after)
+        ours, theirs = ties.runs.paired(ties.runs.ours(flat), self._after)
         # What changes is compared, so that functions that differ a little do not hide which row is right.
         allowed = self._effect * max(AGREED, 10 * ties.base_error())
         changes = {key: (ours[key] - ties.ours[key]) - (theirs[key] - ties.before[key]) for key in theirs}

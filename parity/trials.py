@@ -1,6 +1,6 @@
 """Runs a JAX function and a torch module on the same weights, by a proposed weight map, in float64."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any
@@ -13,8 +13,8 @@ from torch import nn
 from parity.candidates import Candidate, Proposal
 from parity.islands import Float64
 from parity.jax_side import called, exact_options
-from parity.measure import ParityError, compared, relative_error
-from parity.projection import Inputs, Tensors, projection
+from parity.measure import compared, relative_error
+from parity.projection import Inputs, Tensors, common_outputs, named_outputs, projection
 from parity.torch_side import from_torch, to_torch
 from parity.trees import replaced
 
@@ -43,6 +43,8 @@ class Runs:
         self._jitted = jax.jit(self._call, compiler_options=exact_options("float64"))
         self.wide = False
         """Whether casts to float32 within the module are taken out."""
+        self.left_out: set[str] = set()
+        """Outputs that are not compared: those of one side alone, and what is no floating-point array."""
 
     def shaken(self, proposals: Sequence[Proposal]) -> Tensors:
         """The tensors that the rows take, each moved off its value, so that no two of them are the same by chance."""
@@ -65,7 +67,9 @@ class Runs:
                         self._held[name].copy_(to_torch(array))
                         self._loaded[name] = array
             given = {name: to_torch(array) for name, array in self._inputs.arrays.items()}
-            return list(_named(self._inputs.call(self._module, arrays=given), torch.Tensor).items())
+            output = self._inputs.call(self._module, arrays=given)
+            # Whole numbers and truth values show no weight.
+            return list(named_outputs(output, "theirs", torch.Tensor, self.left_out).items())
 
     def ours(self, flat: Tensors) -> Tensors:
         """What our function returns with these parameters."""
@@ -75,11 +79,16 @@ class Runs:
     def _call(self, flat: dict[str, jax.Array], arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
         in_order = {name: arrays[name] for name in self._inputs.arrays}
         output = called(self._ours, replaced(self._params, flat), self._inputs, in_order)
-        return dict(_named(output, jax.Array))
+        return named_outputs(output, "ours", jax.Array, self.left_out)
 
     def both(self, flat: Tensors, weights: Tensors) -> tuple[Tensors, Tensors]:
-        """The outputs that both sides have."""
-        return paired(self.ours(flat), self.theirs(weights))
+        """The outputs that are compared, by the same names."""
+        return self.paired(self.ours(flat), self.theirs(weights))
+
+    def paired(self, ours: Tensors, theirs: Tensors) -> tuple[Tensors, Tensors]:
+        """Of these outputs, or of those that are paired already, the ones that are compared, by the same names."""
+        names = common_outputs(ours, theirs, self.left_out)
+        return {name: ours[a] for name, (a, _) in names.items()}, {name: theirs[b] for name, (_, b) in names.items()}
 
     def depend_on(self, names: Sequence[str], weights: Tensors) -> dict[str, np.ndarray]:
         """Where in each of these tensors a number changes what the module returns: True and False in its shape."""
@@ -104,32 +113,6 @@ class Runs:
         return any(relative_error(after[key], before[key]) > SHOWN for key in before)
 
 
-def paired(ours: Tensors, theirs: Tensors) -> tuple[Tensors, Tensors]:
-    """Outputs by the same names; one array of ours is the first of theirs that has its shape."""
-    if len(ours) == 1 and ours.keys() != theirs.keys():
-        ((name, array),) = ours.items()
-        fits = [key for key, other in theirs.items() if other.shape == array.shape]
-        if not fits:
-            shapes = {key: list(other.shape) for key, other in theirs.items()}
-            raise ParityError(f"ours returns {list(array.shape)}, theirs {shapes}; expected an array of the same shape")
-        return ours, {name: theirs[fits[0]]}
-    return ours, {name: theirs[name] for name in ours if name in theirs}
-
-
-def _named(output: Any, kind: Any) -> dict[str, Any]:
-    items: Iterable[tuple[str, Any]]
-    if isinstance(output, kind):
-        items = [("output", output)]
-    elif isinstance(output, Mapping):
-        items = output.items()
-    elif isinstance(output, tuple | list):
-        items = [(str(index), value) for index, value in enumerate(output)]
-    else:
-        raise ParityError(f"a side returned a {type(output).__name__}; expected an array, or a dict of arrays by name")
-    # Whole numbers and truth values show no weight.
-    return {name: value for name, value in items if isinstance(value, kind) and "float" in str(value.dtype)}
-
-
 def converted(proposals: Sequence[Proposal], weights: Tensors) -> Tensors:
     """Our parameters by path, made of the module's by these rows."""
     return {one.leaf.path: moved(one.chosen, weights) for one in proposals}
@@ -151,10 +134,6 @@ def _shaken(name: str, array: np.ndarray) -> np.ndarray:
 
 def worst(ours: Tensors, theirs: Tensors) -> float:
     """Gate 1's figure: the largest relative error of any output; raises ParityError for what cannot be compared."""
-    if not theirs:
-        raise ParityError(
-            "the two sides return nothing by the same name; expected an array, or dicts with the same names"
-        )
     return float(compared("1 activations", ours, theirs).worst)
 
 

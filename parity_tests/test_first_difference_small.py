@@ -1,6 +1,7 @@
 """`first_difference` on pairs of a few lines each, for what the small GPT of test_first_difference.py has not."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from parity import WeightMap, first_difference
+from parity import ParityError, WeightMap, check_parity, first_difference, match_weights
 
 NUMBERS = np.random.default_rng(1).standard_normal((5, 4))
 LINEAR: WeightMap = {"kernel": ("linear.weight", "o i -> i o"), "bias": "linear.bias"}
@@ -108,7 +109,89 @@ def test_what_is_not_compared_is_said() -> None:
     weights = {"kernel": ("linear.weight", "o i -> i o"), "bias": "linear.bias"}
     found = first_difference(lambda p, x: {"y": x @ p["kernel"] + p["bias"]}, Two(), weights, [NUMBERS])
     assert not found
-    assert str(found).endswith("the same (not compared: z)")
+    assert str(found).endswith("the same (not compared: ids, z)")
+    found = first_difference(lambda p, x: {"y": x @ p["kernel"]}, Two(), weights, [NUMBERS])
+    assert found
+    assert str(found).endswith("not compared: ids, z")
+    assert "not compared: ids, z" in found.as_html()
+
+
+@dataclass
+class Recurrent:
+    """As Flax's modules and Hugging Face's models return one."""
+
+    y: Any
+    state: Any
+    cache: Any = None
+
+
+SHAPES = {
+    "tuple": tuple,
+    "dict": lambda parts: {"y": parts[0], "state": list(parts[1])},
+    "dataclass": lambda parts: Recurrent(*parts),
+}
+
+
+@pytest.mark.parametrize("packed", SHAPES)
+def test_nested_outputs_are_compared_by_all_three(packed: str) -> None:
+    """`(y, (h, c))` of an LSTM, and the same in a dict and in a dataclass."""
+
+    class Theirs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.lstm = nn.LSTM(4, 3, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return SHAPES[packed](self.lstm(x))
+
+    def ours(p: Any, x: jax.Array, factor: float = 1.0) -> Any:
+        h = c = jnp.zeros((x.shape[0], 3), x.dtype)
+        states = []
+        for t in range(x.shape[1]):
+            gates = x[:, t] @ p["ih"] + p["bias_ih"] + h @ p["hh"] + p["bias_hh"]
+            keep, forget, new, output = jnp.split(gates, 4, -1)
+            c = jax.nn.sigmoid(forget) * c + jax.nn.sigmoid(keep) * jnp.tanh(new)
+            h = jax.nn.sigmoid(output) * jnp.tanh(c)
+            states.append(h)
+        c = c * factor
+        return SHAPES[packed]((jnp.stack(states, 1), (h[None], c[None])))
+
+    weights: WeightMap = {
+        "ih": ("lstm.weight_ih_l0", "o i -> i o"),
+        "hh": ("lstm.weight_hh_l0", "o i -> i o"),
+        "bias_ih": "lstm.bias_ih_l0",
+        "bias_hh": "lstm.bias_hh_l0",
+    }
+    sizes = {"ih": (4, 12), "hh": (3, 12), "bias_ih": (12,), "bias_hh": (12,)}
+    shapes = {name: jax.ShapeDtypeStruct(size, jnp.float32) for name, size in sizes.items()}
+    inputs = [np.random.default_rng(0).standard_normal((2, 5, 4))]
+    state = "1" if packed == "tuple" else "state"
+
+    found = first_difference(ours, Theirs(), weights, inputs)
+    assert not found
+    assert not found.left_out
+    assert check_parity(ours, Theirs(), weights, inputs, gates=["1", "2"])
+    match = match_weights(shapes, Theirs(), ours=ours, inputs=inputs)
+    assert match.verified
+    assert "not compared" not in match.figures
+
+    wrong = partial(ours, factor=1.5)
+    assert first_difference(wrong, Theirs(), weights, inputs).differing == (f"{state}.1: 5.0e-01",)
+    with pytest.raises(ParityError, match=rf"gate 1 activations: 5.00e-01 >  1e-12 \({state}.1\)$"):
+        check_parity(wrong, Theirs(), weights, inputs, gates=["1"], explain=False)
+    assert not match_weights(shapes, Theirs(), ours=wrong, inputs=inputs).verified
+
+    # Without the state: nothing of it is passed over in silence.
+    def alone(p: Any, x: jax.Array) -> jax.Array:
+        return ours(p, x)[0]  # type: ignore[no-any-return]
+
+    if packed == "tuple":
+        said = "not compared: 1.0, 1.1"
+        assert said in str(first_difference(alone, Theirs(), weights, inputs))
+        assert said in match_weights(shapes, Theirs(), ours=alone, inputs=inputs).figures
+        with pytest.raises(ParityError, match=r"only theirs has \['0', '1.0', '1.1'\]"):
+            check_parity(alone, Theirs(), weights, inputs, gates=["1"], explain=False)
 
 
 def test_parts_in_another_order_are_named_where_they_are_put_together() -> None:

@@ -114,7 +114,7 @@ def test_what_is_written_through_a_view_is_seen() -> None:
 
 @pytest.mark.parametrize("within", [True, False], ids=["in the module", "around the search"])
 def test_lines_of_the_module_are_named_under_float64(within: bool) -> None:
-    """The one line here that casts to float32 would be named first, were it not for Float64."""
+    """Its casts to float32 would be named first, were it not for Float64."""
 
     class Narrow(Repeated):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -195,8 +195,11 @@ def test_unknown_gates_are_refused(module: Module) -> None:
     [
         (lambda params, x: params["kernel"], r"ours failed \(KeyError: 'kernel'\) on params .*'up.kernel': \[4, 6\]"),
         (lambda params, x: x.T @ params["up"]["kernel"], r"ours failed \(TypeError: .* and inputs \[\[5, 4\]\]"),
-        (lambda params, x: (x, x), r"ours returned output: tuple; expected an array, or a dict of arrays"),
-        (lambda params, x: {"n": x.argmax(-1)}, r"no output is a floating-point array"),
+        (lambda params, x: (x, {"h": "x"}), r"ours returned 1.h: str; expected arrays alone"),
+        (lambda params, x: (x, (x, None)), r"only ours has \['0', '1.0'\], only theirs has \['hidden', 'output'\]"),
+        (lambda params, x: {"a.b": x, "a": {"b": x}}, r"ours returned two outputs by one name: \['a.b', 'a.b'\]"),
+        (lambda params, x: {"hidden": x, "output": x[:0]}, r"ours returned an empty output"),
+        (lambda params, x: {"n": x.argmax(-1)}, r"ours returned no floating-point array"),
     ],
 )
 def test_a_function_that_fails_is_told_with_what_it_was_given(function: Any, message: str, module: Module) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -198,12 +199,12 @@ class OwnPair:
     def gradients(self, zero: Sequence[str]) -> Measured:
         """Gate 2."""
         ours, theirs = self.results("float64", "float64")
-        return compared(
-            "2 gradients",
-            self._trained(ours.gradients),
-            self._trained(theirs.gradients),
-            zero=self._zeros(theirs, zero),
-        )
+        here, there = self._trained(ours.gradients), self._trained(theirs.gradients)
+        figure = compared("2 gradients", here, there, zero=self._zeros(theirs, zero))
+        scale = 1e-11 * float(np.sqrt(sum(np.square(gradient).sum() for gradient in there.values())))
+        frozen = [key for key, p in self.theirs.named_parameters() if key in self.frozen and p.is_floating_point()]
+        alone = [key for key in frozen if np.linalg.norm(ours.gradients[key]) > scale]
+        return replace(figure, note=f"trained in ours alone: {', '.join(alone)}" if alone else "")
 
     def _trained(self, tensors: Tensors) -> Tensors:
         shared = {key: array for key, array in tensors.items() if key in self.weights and key not in self.frozen}

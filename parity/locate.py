@@ -1,6 +1,7 @@
 """Runs both sides forward, then backward, and says where what differs begins."""
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -60,17 +61,19 @@ def _backward(sides: Sides, name: str) -> Difference:
     theirs = sides.run_theirs(True, taken=taken)
     for key in here.keys() & set(sides.trained) - compared.keys():
         compared[key] = _Compared.of(here[key], np.zeros(here[key].shape))
-    here.clear()
     # What is tiny beside all gradients together is zero in exact arithmetic.
     whole = math.hypot(*(found.theirs for found in compared.values()))
     zero = 1e-11 * whole if math.isfinite(whole) else 0.0
+    alone = tuple(key for key in here if key in sides.frozen and not np.linalg.norm(here[key]) <= zero)
+    here.clear()
     bad = {
         key: found
         for key in sides.trained
         if (found := compared.get(key)) and not found.size <= zero and not found.error <= 10 * FLOAT64_BAR
     }
     if not bad:
-        return Difference("none", counts=(len(ours.rows), len(theirs.rows)), name=name, opaque=opaque(ours, theirs))
+        counts = len(ours.rows), len(theirs.rows)
+        return Difference("none", counts=counts, name=name, opaque=opaque(ours, theirs), trained_alone=alone)
     lens = Lens(sides, ours, theirs, backward=True)
     forced_theirs = [theirs.outputs[Sides.gradient(key)] for key in bad if Sides.gradient(key) in theirs.outputs]
     forced_ours = []
@@ -84,7 +87,8 @@ def _backward(sides: Sides, name: str) -> Difference:
             forced_ours.append(value.inputs[row] if stacked and row is not None else number)
     said = tuple(f"the gradient of {key}: {found}" for key, found in bad.items())
     errors = {key: found.error for key, found in bad.items()}
-    return lens.explained("backward", forced_ours, forced_theirs, said, errors, name)
+    answer = lens.explained("backward", forced_ours, forced_theirs, said, errors, name)
+    return replace(answer, trained_alone=alone)
 
 
 class _Compared(NamedTuple):

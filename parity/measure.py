@@ -33,6 +33,8 @@ class Measured:
     """Of the tensor with the worst figure."""
     beyond: tuple[tuple[str, float], ...] = ()
     """The tensors above the bar with their figures, in the order in which they were given."""
+    note: str = ""
+    """What the figure does not say, and has to be known beside it."""
     ulps: Mapping[str, Ulps] = field(default_factory=dict, compare=False, repr=False)
     """Of gates 3 and 4: how far each tensor's numbers are from the truth, ours and theirs."""
 
@@ -54,7 +56,8 @@ class Measured:
         """One line; where several tensors are above the bar, the first of them, and a line for each."""
         verdict = "<=" if self.passed else "> "
         name, figure = (self.name, self.worst) if self.passed or not self.beyond else self.beyond[0]
-        return f"gate {self.gate}: {figure:.2e} {verdict} {self.bar:.0e} ({name}){_listed(self.beyond)}"
+        note = f"; {self.note}" if self.note else ""
+        return f"gate {self.gate}: {figure:.2e} {verdict} {self.bar:.0e} ({name}){note}{_listed(self.beyond)}"
 
 
 def require_comparable(name: str, ours: np.ndarray, theirs: np.ndarray) -> None:

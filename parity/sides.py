@@ -53,7 +53,9 @@ class Sides:
         self._at_once = False
         """Whether gradients can be let go only after the way back."""
         self.inputs = {name: double(np.asarray(array)) for name, array in inputs.items()}
-        self.trained = [name for name, p in module().named_parameters() if p.requires_grad]
+        parameters = dict(module().named_parameters())
+        self.trained = [name for name, p in parameters.items() if p.requires_grad]
+        self.frozen = parameters.keys() - set(self.trained)
         self._shapes, self._rest, self._tree, self.names = self._structure()
         self.held_by = self._tagged() if holds is None else _inverted(holds)
         """Name of the module's weight -> (path of ours, its row where layers are stacked, else None), by `back`."""

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
 from torch import nn
@@ -192,6 +193,46 @@ def test_nested_outputs_are_compared_by_all_three(packed: str) -> None:
         assert said in match_weights(shapes, Theirs(), ours=alone, inputs=inputs).figures
         with pytest.raises(ParityError, match=r"only theirs has \['0', '1.0', '1.1'\]"):
             check_parity(alone, Theirs(), weights, inputs, gates=["1"], explain=False)
+
+
+def test_what_only_ours_trains_is_said() -> None:
+    """Whisper's encoder has its positions as a parameter that is frozen."""
+
+    class Theirs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.linear, self.positions = nn.Linear(4, 4), nn.Embedding(5, 4)
+            self.positions.weight.requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(self.linear(x) + self.positions.weight)
+
+    def ours(p: Any, x: jax.Array, frozen: bool = False, factor: float = 1.0) -> jax.Array:
+        positions = jax.lax.stop_gradient(p["positions"]) if frozen else p["positions"]
+        bias = p["bias"] * factor + jax.lax.stop_gradient(p["bias"] * (1 - factor))
+        return jnp.tanh(x @ p["kernel"] + bias + positions)
+
+    weights: WeightMap = {**LINEAR, "positions": "positions.weight"}
+    said = "trained in ours alone: positions.weight"
+    found = first_difference(ours, Theirs(), weights, [NUMBERS])
+    assert not found
+    assert str(found).endswith(f"the same ({said})")
+    assert said in found.as_html()
+    assert found.as_json()["trained_alone"] == ["positions.weight"]
+    optimizers = optax.sgd(1e-3), partial(torch.optim.SGD, lr=1e-3)
+    assert first_difference(ours, Theirs(), weights, [NUMBERS], optimizer=optimizers).notes == [said]
+    figures = check_parity(ours, Theirs(), weights, [NUMBERS], gates=["1", "2"])
+    assert [said in str(figure) for figure in figures] == [False, True]
+    # Also beside a difference of gradients.
+    halved = partial(ours, factor=0.5)
+    assert first_difference(halved, Theirs(), weights, [NUMBERS]).notes == [said]
+    with pytest.raises(ParityError, match=said):
+        check_parity(halved, Theirs(), weights, [NUMBERS], gates=["2"], explain=False)
+
+    frozen = partial(ours, frozen=True)
+    assert not first_difference(frozen, Theirs(), weights, [NUMBERS]).notes
+    assert not any(figure.note for figure in check_parity(frozen, Theirs(), weights, [NUMBERS], gates=["1", "2"]))
 
 
 def test_parts_in_another_order_are_named_where_they_are_put_together() -> None:

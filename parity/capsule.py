@@ -94,11 +94,11 @@ def record(
     """Writes what one side computes to the capsule `path`, a new folder, by which `judge` judges the other.
 
     `side` is a function `side(params, *inputs)` of JAX, with `params` in any pytree, or a `torch.nn.Module`, which is
-    copied, without dropout (`eval`). `inputs` are its arguments in order, or by name in a dict. Both return an array or
-    a dict of arrays by name. Recorded are weights and inputs as they are, outputs and the gradients of a fixed random
-    projection of them in float64 (gates 1 and 2), and as `gates` ask in float32 (3) and bfloat16 (4), with how far
-    these are from float64 for nine weights nearby. `zero_gradients` names weights whose gradient is zero in exact
-    arithmetic (a key bias).
+    copied, without dropout (`eval`). `inputs` are its arguments in order, or by name in a dict. Both return arrays by
+    the same paths, as for `check_parity`. Recorded are weights and inputs as they are, outputs and the gradients of a
+    fixed random projection of them in float64 (gates 1 and 2), and as `gates` ask in float32 (3) and bfloat16 (4), with
+    how far these are from float64 for nine weights nearby. `zero_gradients` names weights whose gradient is zero in
+    exact arithmetic (a key bias).
 
     Returns the path. Raises ParityError for a path that exists, a side that fails or returns something else, and a
     folder that cannot be written; nothing is left behind then. ValueError for gates that a capsule does not have,

@@ -49,6 +49,10 @@ def first_difference(
     both sides. Inputs are arrays, in order or by keyword. All is computed in float64, without dropout; `theirs` stays
     as it was.
 
+    Outputs have names as for `check_parity`. Those that only one side has, and those that are no floating-point arrays,
+    are not compared: the answer names them in `left_out`. Where gradients are compared, it names in `trained_alone` the
+    parameters that theirs does not train and that have a gradient in ours.
+
     Raises ParityError where the two cannot be compared: no weights, outputs without a common name, other shapes.
     """
     module = getattr(theirs, "_orig_mod", theirs)

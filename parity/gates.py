@@ -53,11 +53,12 @@ def check_parity(
 ) -> list[Measured]:
     """Runs gates on `ours(params, *inputs)` and `theirs(*inputs)`, prints a line each, and returns the figures.
 
-    Both return an array or a dict of arrays by the same names; `inputs` are the arguments in order, or by name in a
-    dict. The weights are the module's; `weights` says where each of its parameters lies in `params`: nested dicts, or
-    any pytree of which `like` is an example (an `nnx.State`, the variables of Linen, an Equinox module). It may name
-    buffers, too, such as running means: weights without a gradient. Buffers that it does not name, and what it lists
-    under LEFT_OUT (a pooler, rows of a table that nothing reads), stay the module's own, and are not compared.
+    Both return arrays by the same paths: one alone, or dicts, sequences and dataclasses of arrays, however deep (of
+    `(y, {"h": h})` the paths are 0 and 1.h). `inputs` are the arguments in order, or by name in a dict. The weights are
+    the module's; `weights` says where each of its parameters lies in `params`: nested dicts, or any pytree of which
+    `like` is an example (an `nnx.State`, the variables of Linen, an Equinox module). It may name buffers, too, such as
+    running means: weights without a gradient. Buffers that it does not name, and what it lists under LEFT_OUT (a
+    pooler, rows of a table that nothing reads), stay the module's own, and are not compared.
 
     Floating inputs and weights take the type of each gate: float64 for gates 1 (outputs), 2 (gradients of every
     parameter) and 5 (50 steps of AdamW with clipping), float32 for 3, bfloat16 for 4; gate 9 is the weight mapping,
@@ -66,15 +67,15 @@ def check_parity(
     matrix, by our paths.
 
     `theirs` is copied, as it was before it was compiled, without dropout (`eval`), and stays as it was; float64 is
-    switched on for JAX while this runs. Outputs that are whole numbers or truth values must be equal in gate 1, and
-    are left out of the others; frozen parameters are left out of gates 2 to 5. Raises ParityError, which shows both
-    sides, for a red gate and for what cannot be compared: names, shapes, dtypes, NaN on one side, a mapping that does
-    not fit; ValueError for gates that do not exist, TypeError for arguments of another kind. The tensor that an error
-    begins with is the first that differs, outputs in the order of the module's dict and parameters in that of the
-    module; all that differ are listed. Where gate 1, 2 or 5 is red and `explain` is true, `first_difference` is asked
-    where the two part, for gate 5 with the weights of the steps where its losses do: its answer is the error's
-    `difference`, and a note below its message. Gradients that are zero but for rounding are named instead, if there are
-    any.
+    switched on for JAX while this runs. Outputs that are whole numbers or truth values must be equal in gate 1, and are
+    left out of the others; frozen parameters are left out of gates 2 to 5, and the `note` of gate 2 names those that
+    have a gradient in ours. Raises ParityError, which shows both sides, for a red gate and for what cannot be compared:
+    names, shapes, dtypes, NaN on one side, a mapping that does not fit; ValueError for gates that do not exist,
+    TypeError for arguments of another kind. The tensor that an error begins with is the first that differs, outputs in
+    the order of the module's dict and parameters in that of the module; all that differ are listed. Where gate 1, 2 or
+    5 is red and `explain` is true, `first_difference` is asked where the two part, for gate 5 with the weights of the
+    steps where its losses do: its answer is the error's `difference`, and a note below its message. Gradients that are
+    zero but for rounding are named instead, if there are any.
     """
     if isinstance(gates, str) or not gates or (unknown := set(gates) - set(GATES)):
         given = gates if isinstance(gates, str) or not gates else sorted(unknown)

@@ -34,6 +34,7 @@ def match_weights(
     With `ours(params, *inputs)` and `inputs` (arrays, or a dict of them for keyword arguments, as `module` takes them
     too) both are run in float64, on other weights than the module's own: the match is `verified` where gate 1 is
     green. Where it is red, every row is put to the test by itself, also against its name. Neither side is changed.
+    Outputs that are not compared (of one side alone, or no floating-point arrays) are named in `figures`.
 
     Raises TypeError for params without floating arrays and for what is no module, ValueError for `ours` without inputs
     or inputs without `ours`, and ParityError where running fails or what is returned cannot be compared.

@@ -57,7 +57,8 @@ class Parity:
             found = searched(ours, theirs, weights, inputs, like=like, name=name) if explain else None
             self._record(name, error.figures, str(error), found)
             raise error.with_traceback(None) from None
-        self._record(name, figures)
+        notes = "\n".join(f"{name}: gate {figure.gate}: {figure.note}" for figure in figures if figure.note)
+        self._record(name, figures, found=notes or None)
         return figures
 
     def tensors(

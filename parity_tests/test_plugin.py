@@ -40,7 +40,9 @@ LIGHT = "import numpy\n\nX = numpy.zeros((5, 4))\n"
 GREEN = """
 
 def test_green(parity):
-    parity.check(ours, Theirs(), WEIGHTS, [X], gates=["9", "1", "2"])
+    theirs = Theirs()
+    theirs.up.bias.requires_grad_(False)
+    parity.check(ours, theirs, WEIGHTS, [X], gates=["9", "1", "2"])
 """
 RED = """
 
@@ -83,6 +85,7 @@ def test_the_terminal_says_what_is_red_and_where(both: tuple[Path, subprocess.Co
     assert rows["test_red"][1] == "-", "gate 2 comes after the red one"
     assert rows["test_green"][2] == "0"
     assert all(float(figure) < 1e-12 for figure in rows["test_green"])
+    assert "\ntest_port.py::test_green:\npair: gate 2 gradients: trained in ours alone: up.bias\n" in summary
     assert "RED" in summary
     assert "test_port.py::test_red: pair: gate 1 activations" in summary
     assert "RED: 1 figure above its bar, 1 failed test (tests: 1 failed, 1 passed)" in summary

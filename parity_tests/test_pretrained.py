@@ -13,9 +13,12 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
-from jax_tformer import load_pretrained, save_pretrained
+from jax_tformer import InputError, load_pretrained, save_pretrained
 from jax_tformer.config import Dtype
 from jax_tformer.pretrained.tensor_files import open_tensors
+from jax_tformer.programs import export, train
+from jax_tformer.run.restoring import load_trained
+from jax_tformer.run.run_folder import RunFolder
 from jax_tformer.weights.views import read
 from parity.pairs import Tensors
 from parity_tests.cases import VOCABULARY
@@ -51,7 +54,7 @@ def stored(folder: Path) -> Tensors:
         return {name: read(tensor) for name, tensor in tensors.items()}
 
 
-def same(first: Path, second: Path) -> None:
+def same(first: Path, second: Path, *settings: str) -> None:
     """Both folders hold the same arrays, bit for bit, and files that say the same."""
     ours, theirs = stored(first), stored(second)
     assert ours.keys() == theirs.keys()
@@ -59,7 +62,8 @@ def same(first: Path, second: Path) -> None:
         assert (ours[name].dtype, ours[name].tobytes()) == (array.dtype, array.tobytes()), name
     names = {path.name for path in second.iterdir() if "safetensors" not in path.name}
     assert names == {path.name for path in first.iterdir() if "safetensors" not in path.name}
-    assert {"config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} <= names
+    wanted = settings or ("config.json", "chat_template.jinja")
+    assert {"tokenizer.json", "tokenizer_config.json", *wanted} <= names
     for name in names - {"config.json"}:
         assert (first / name).read_bytes() == (second / name).read_bytes()
     assert json.loads((first / "config.json").read_text()) == json.loads((second / "config.json").read_text())
@@ -170,3 +174,46 @@ def test_a_net_without_origin_and_a_changed_one(tmp_path: Path) -> None:
     )
     assert (again.config.eos_token_id, again.generation_config.eos_token_id) == (1, 1)
     assert PreTrainedTokenizerFast.from_pretrained(tmp_path / "fresh").pad_token_id == 2
+
+
+SMALL = [
+    *("--model.d-model", "16", "--model.initializer", "normal", "--model.initializer-std", "0.3"),
+    *("--model.compute.parameter-dtype", "float64", "--model.compute.dtype", "float64"),
+    *("--data.tokenizer.kind", "characters", "--data.tokenizer.vocab-size", "None", "--steps", "2", "--batch-size", "2"),
+    *("--training.evaluate-batches", "1", "--sample.count", "1", "--sample.max-new-tokens", "4", "--run", "run"),
+]
+LAYER = ("--model.{}.num-layers", "1", "--model.{}.num-heads", "2", "--model.{}.feedforward-width", "24")
+
+
+@pytest.mark.parametrize(
+    "preset",
+    [
+        *("text", "masked", "shakespeare-char", "pairs"),
+        *(pytest.param(name, marks=pytest.mark.deep) for name in ("python-docs", "dates")),
+    ],
+)
+def test_a_run_is_exported(preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no class has the model of a preset, one has that which the message asks for."""
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{number} plus {chr(40 + number % 80)}\tis {2 * number}" for number in range(400)]
+    Path("lines.tsv").write_text("\n".join(lines))
+    stacks = {"dates": ("encoder", "decoder"), "pairs": ("encoder", "decoder"), "masked": ("encoder",)}
+    data = [] if preset in ("dates", "python-docs") else ["--data.path", "lines.tsv"]
+    arguments = [preset, *data, *SMALL, "--export", "out"]
+    arguments += [flag.format(side) for side in stacks.get(preset, ("decoder",)) for flag in LAYER]
+    if preset in ("shakespeare-char", "dates", "pairs"):
+        with pytest.raises(InputError, match=r"no class of transformers can express this model; .* with --model") as told:
+            train.main(arguments)
+        assert [path.name for path in tmp_path.iterdir()] == ["lines.tsv"]
+        arguments += str(told.value).split(" is trained with ")[1].split("; begin a run")[0].split()
+    assert train.main(arguments) == 0
+    assert export.main(["run", "again", "--huggingface"]) == 0
+    same(tmp_path / "again", tmp_path / "out", "config.json")
+    named = json.loads(Path("out/config.json").read_text())["architectures"][0]
+    oracle = Oracle(next(name for name, entry in ENTRIES.items() if entry.kind.__name__ == named))
+    model, missed = opened(oracle, Path("out"))
+    assert not missed["missing_keys"]
+    trained = load_trained(RunFolder(Path("run")))
+    inputs = (TOKENS, TOKENS + 5) if preset in ("dates", "pairs") else (TOKENS,)
+    ours = trained.net.apply(trained.params, *map(jnp.asarray, inputs))
+    np.testing.assert_allclose(ours, logits(oracle, model, inputs), atol=1e-12, rtol=0)

@@ -56,6 +56,10 @@ def test_a_pair_without_a_tab_on_line_1234(refuse: Refuse, folder: Path) -> None
         (["--training.batch-size", "-4"], "batch_size is -4"),
         (["--model.decoder.activation", "gelu"], "expected one of gelu_erf, gelu_tanh, relu, silu"),
         (["masked-docs", "--data.context-length", "4096"], "max_positions is 128"),
+        (
+            ["masked-docs", "--model.encoder.positions", "none", "--export", "out"],
+            "of type 'bert' is trained with --model.encoder.positions learned; begin a run with these flags",
+        ),
         (["--model.compute.attention", "cudnn"], "attention is 'cudnn', which cannot compute this here"),
         (["--model.compute.attention", "pallas", "--data.context-length", "100"], "for lengths that 128 divides"),
         (["--model.compute.attention", "pallas", "--model.dropout.attention", "0.1"], "cannot drop attention weights"),

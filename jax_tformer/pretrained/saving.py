@@ -1,6 +1,7 @@
 """Writes a folder that Hugging Face's `from_pretrained` opens."""
 
 import json
+import math
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from jax_tformer.model.lora import merge_lora
 from jax_tformer.pretrained.origin import CONFIG, GENERATION, Origin
 from jax_tformer.pretrained.tensor_files import STORED, parse_size, write_tensors
 from jax_tformer.weights.huggingface import FAMILIES, config_from_huggingface
-from jax_tformer.weights.huggingface.tables import Family, known_names, their_views, write_settings
+from jax_tformer.weights.huggingface.tables import CannotExpress, Family, known_names, their_views, write_settings
 from jax_tformer.weights.names import WeightsError, reference_views, require_fit
 from jax_tformer.weights.views import Region, View
 
@@ -84,22 +85,23 @@ def save_pretrained(
 def described(net: AnyTransformer, architecture: str | None = None) -> tuple[str, dict[str, object]]:
     """Returns the class (this one, or the first that can), and the fields of config.json that say what our config says.
 
-    Raises InputError if none can express the config.
+    Raises CannotExpress if none can express the config, with what is in the way of the nearest.
     """
     if architecture is not None and architecture not in FAMILIES:
         raise InputError(f"architecture is {architecture!r}; expected one of {', '.join(FAMILIES)}")
     if architecture is not None or net.origin is not None:
         chosen = architecture or net.origin.architecture
         return chosen, _settings(FAMILIES[chosen], net.config)
-    problems = []
+    problems: list[InputError] = []
     for name, family in FAMILIES.items():
         try:
             return name, _settings(family, net.config)
         except InputError as error:
-            problems.append(str(error))
+            problems.append(error)
     # Of the classes with the same stacks, the one with the fewest differences.
-    nearest = min(problems, key=lambda problem: ("do not both have" in problem, problem.count(";"), len(problem)))
-    raise InputError(f"no class can express this config, of {', '.join(FAMILIES)}; the nearest: {nearest}")
+    nearest = min(problems, key=lambda error: len(error.changed) if isinstance(error, CannotExpress) else math.inf)
+    told = f"no class can express this config, of {', '.join(FAMILIES)}; the nearest: {nearest}"
+    raise CannotExpress(told, nearest.model_type, nearest.changed) if isinstance(nearest, CannotExpress) else nearest
 
 
 def _settings(family: Family, config: TransformerConfig) -> dict[str, object]:

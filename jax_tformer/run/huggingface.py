@@ -9,13 +9,13 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from jax_tformer.config import TransformerConfig
+from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.data.framing import Framing
 from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.data.tokenizer_sources import load_tokenizer
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError, require
-from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData, TokenizerConfig
+from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData, TextData, TokenizerConfig
 from jax_tformer.files import changed_fields, shortened, to_dict, user_path
 from jax_tformer.model.functional import Params, transformer
 from jax_tformer.model.lora import without_adapters
@@ -26,6 +26,7 @@ from jax_tformer.pretrained.tensor_files import open_tensors
 from jax_tformer.run.restoring import Which, load_trained
 from jax_tformer.run.run_folder import RunFolder
 from jax_tformer.weights.huggingface import config_from_huggingface
+from jax_tformer.weights.huggingface.tables import CannotExpress
 
 _LEARNING_RATE = 5e-5
 """What `transformers` fine-tunes with by default; the experiments' own rates are for new weights."""
@@ -98,8 +99,18 @@ def given_parameters(experiment: ExperimentConfig, mesh: Mesh) -> Params | None:
 
 def require_expressible(experiment: ExperimentConfig, architecture: str | None = None) -> None:
     """Raises InputError if no class of `transformers`, or not this one, can express the model of a run."""
-    if experiment.init is None:
-        described(transformer(without_adapters(experiment.model.with_vocab_size(1))), architecture)
+    if experiment.init is not None:
+        return
+    try:
+        model = _bounded(experiment.model.with_vocab_size(1), experiment.data)
+        described(transformer(without_adapters(model)), architecture)
+    except CannotExpress as error:
+        flags = " ".join(_flag(name, possible) for name, (possible, _) in error.changed.items())
+        raise InputError(
+            f"{f'{architecture} cannot' if architecture else 'no class of transformers can'} express this model; one "
+            f"of type {error.model_type!r} is trained with {flags}; begin a run with these flags, or export in "
+            "PyTorch's names: jax-tformer export without --huggingface"
+        ) from error
 
 
 def export_pretrained(
@@ -122,10 +133,32 @@ def export_pretrained(
         net.origin = read_origin(run.origin)
         tokenizer = load_tokenizer(run.origin)
     else:
+        net = transformer(_bounded(net.config, experiment.data))
         tokenizer = _adding(tokenizer, experiment)
     save_pretrained(out, net, trained.params, tokenizer, architecture=architecture, dtype=dtype)
     names = ", ".join(sorted(path.name for path in out.iterdir()))
     return f"step {trained.step} of {run.path} is in {out}/: {names}"
+
+
+def _flag(field: str, value: object) -> str:
+    before, _, name = f"--model.{field.replace('_', '-')}".rpartition(".")
+    if isinstance(value, bool):
+        return f"{before}.{name if value else f'no-{name}'}"
+    return f"{before}.{name} {value}"
+
+
+def _bounded(model: TransformerConfig, data: TextData | PairData) -> TransformerConfig:
+    """Returns the model of a run with a limit of positions where it has none: the length of what it was trained on.
+
+    Every class with computed positions must say a limit, and no number depends on it.
+    """
+    length = max(data.source_length, data.target_length) if isinstance(data, PairData) else data.context_length
+
+    def bounded(stack: StackConfig | None) -> StackConfig | None:
+        computed = stack is not None and stack.positions.startswith(("rotary", "sinusoidal"))
+        return replace(stack, max_positions=stack.max_positions or length) if computed else stack
+
+    return replace(model, encoder=bounded(model.encoder), decoder=bounded(model.decoder))
 
 
 def _require_kind(folder: Path, origin: Origin, model: TransformerConfig, preset: ExperimentConfig) -> None:

@@ -56,7 +56,7 @@ def classifier_nested(written: Settings) -> dict[str, object]:
 def name_labels(written: Settings) -> dict[str, object]:
     """Inverts `count_labels`, with the names that transformers gives to classes without one."""
     named = dict(written)
-    labels = {f"LABEL_{number}": number for number in range(int(str(named.pop("classes"))))}
+    labels = {f"LABEL_{number}": number for number in range(int(str(named.pop("classes") or 0)))}
     return {**named, "id2label": {str(number): name for name, number in labels.items()}, "label2id": labels}
 
 

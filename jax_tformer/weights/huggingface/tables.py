@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from jax_tformer.config import Activation, StackConfig, TransformerConfig
 from jax_tformer.errors import InputError
-from jax_tformer.files import differences, from_dict, to_dict
+from jax_tformer.files import changed_fields, differences, from_dict, to_dict
 from jax_tformer.model.functional import transformer
 from jax_tformer.weights.names import WeightsError, listed, once, reference_shape, require_fit, slots
 from jax_tformer.weights.views import Part, Rearranged, Stacked, View, read, same_bytes
@@ -47,6 +47,14 @@ ACTIVATIONS: dict[str, Activation] = {
     "swish": "silu",
 }
 """Hugging Face's activation -> ours. `gelu_fast` rounds sqrt(2 / pi) to ten digits, which changes it by 2e-13."""
+
+
+class CannotExpress(InputError):
+    """A config that no model of a type has; `changed` are the fields in the way: its value of each, and ours."""
+
+    def __init__(self, message: str, model_type: str, changed: Mapping[str, tuple[Any, Any]]) -> None:
+        super().__init__(message)
+        self.model_type, self.changed = model_type, changed
 
 
 class Setting(NamedTuple):
@@ -151,7 +159,8 @@ def read_settings(family: Family, config: Settings) -> TransformerConfig:
 
 
 def write_settings(family: Family, config: TransformerConfig) -> dict[str, object]:
-    """Inverts `read_settings`; raises InputError, which lists what the family cannot express.
+    """Inverts `read_settings`; raises CannotExpress, which lists what the family cannot express, and
+    WeightsError if our model has other parts than theirs.
 
     Leaves out `config.compute`, which is not part of a model there.
     """
@@ -177,7 +186,9 @@ def write_settings(family: Family, config: TransformerConfig) -> dict[str, objec
     read = replace(family.adapted(read_settings(family, written), arrays), compute=config.compute)
     if read != config:
         lost = "; ".join(differences(to_dict(read), to_dict(config)))
-        raise InputError(f"a model of type {family.model_type!r} cannot express this (possible -> asked): {lost}")
+        told = f"a model of type {family.model_type!r} cannot express this (possible -> asked): {lost}"
+        raise CannotExpress(told, family.model_type, changed_fields(to_dict(read), to_dict(config)))
+    places_of(family.rows(config), config)
     return written
 
 

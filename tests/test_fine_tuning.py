@@ -16,6 +16,7 @@ from jax_tformer import load_pretrained, save_pretrained
 from jax_tformer.__main__ import PROGRAMS
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.data.tokenizer_sources import build_tokenizer, load_tokenizer
+from jax_tformer.errors import InputError
 from jax_tformer.experiment import TokenizerConfig
 from jax_tformer.model.functional import Params, transformer
 from jax_tformer.presets import EXPERIMENTS
@@ -119,6 +120,33 @@ def test_runs_and_folders_answer_alike(made: Path, capsys: pytest.CaptureFixture
             said.append(capsys.readouterr().out)
     assert said[:2] == said[2:]
     assert said[0] != said[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("generation_config.json", '{"eos_token_id": 7}'),
+        ("config.json", '{"architectures": ["GPT2LMHeadModel"], "eos_token_id": 7}'),
+        ("chat_template.jinja", None),
+        ("special_tokens_map.json", "{}"),
+    ],
+)
+def test_what_the_run_keeps_of_the_folder_is_sealed(made: Path, folder: Path, name: str, content: str | None) -> None:
+    shutil.copytree(made / "run", "run")
+    path = Path("run/origin") / name
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content)
+    told = rf"{path} is not the one that the checkpoint of step 2 was made with; put it back"
+    for program in (
+        lambda: export.main(["run", "new", "--huggingface"]),
+        lambda: generate.main(["run", "--prompt", "It"]),
+        lambda: train.main(["--run", "run", "--steps", "3"]),
+    ):
+        with pytest.raises(InputError, match=told):
+            program()
+    assert not Path("new").exists()
 
 
 @pytest.mark.deep

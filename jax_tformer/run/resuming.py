@@ -17,7 +17,7 @@ from jax_tformer.model.functional import Params
 from jax_tformer.model.lora import joined, split
 from jax_tformer.run.checkpoints import Checkpoints
 from jax_tformer.run.restoring import FROZEN, HELD_OUT_LOSS, frozen_digest, load_frozen
-from jax_tformer.run.run_folder import RunFolder
+from jax_tformer.run.run_folder import ORIGIN, RunFolder
 from jax_tformer.training.step import TrainState
 
 _ROUNDING = "the same function, summed in another order: from here on, numbers may differ from one long run by rounding"
@@ -142,6 +142,10 @@ class Resumption:
         # Read once, at the first save: by then the files exist, and are those that the session uses.
         return tokenizer_digests(self._run.path)
 
+    @cached_property
+    def _origin(self) -> dict[str, str]:
+        return self._run.origin_digests()
+
     def improves(self, held_out_loss: float | None) -> bool:
         """Whether this held-out loss is below all that were saved, so that the state should be saved."""
         return held_out_loss is not None and held_out_loss < self._best
@@ -161,6 +165,7 @@ class Resumption:
             "seconds": self.seconds,
             "config": to_dict(self._experiment),
             "tokenizer": self._tokenizer,
+            ORIGIN: self._origin,
             HELD_OUT_LOSS: held_out_loss,
         }
         if frozen:

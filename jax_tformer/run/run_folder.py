@@ -2,6 +2,7 @@
 
 import dataclasses
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from jax_tformer.data.tokenizers import Tokenizer, check_vocabulary
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
 from jax_tformer.files import (
+    changed_fields,
     differences,
     from_dict,
     named_errors,
@@ -28,6 +30,8 @@ from jax_tformer.files import (
     write_json,
 )
 
+ORIGIN = "origin"
+"""The folder of that name, and the entry of a checkpoint's `extra` with the digests of its files."""
 _LONGEST_LINE = 1 << 20
 _BEFORE_CONFIG = re.compile(r"lock|origin|tokenizer(_config)?\.json(\.partial)?|config\.json\.partial")
 """Files that a job killed at its start may have left; a new job overwrites them."""
@@ -58,7 +62,7 @@ class RunFolder:
         """Samples of the finished model."""
         self.summary = path / "summary.json"
         """The figures of the finished run."""
-        self.origin = path / "origin"
+        self.origin = path / ORIGIN
         """What the Hugging Face folder said that the run began with: its config, generation settings, tokenizer."""
         self._lock: IO[str] | None = None
 
@@ -165,6 +169,20 @@ class RunFolder:
             for name, digest in tokenizer_digests(self.path).items():
                 if recorded.get(name) != digest:
                     raise InputError(f"{self.path / name} is not the one {made}; put it back")
+        recorded = extra.get(ORIGIN)
+        if isinstance(recorded, dict):
+            for name in changed_fields(recorded, self.origin_digests()):
+                raise InputError(f"{self.origin / name} is not the one {made}; put it back, or take it away")
+
+    def origin_digests(self) -> dict[str, str]:
+        """Returns a SHA-256 of each file of `origin`, by its name; empty for a run that began with new weights."""
+        if not self.origin.exists():
+            return {}
+        from jax_tformer.pretrained.origin import read_origin
+
+        origin = read_origin(self.origin)
+        said = {**origin.files, "config.json": json.dumps(origin.config, sort_keys=True).encode()}
+        return {name: hashlib.sha256(content).hexdigest() for name, content in said.items()}
 
     def record_session(self, experiment: ExperimentConfig, *, name: str | None, **told: Any) -> None:
         """Adds a line with `name` and `told` to sessions.jsonl, then updates config.json.

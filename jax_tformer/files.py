@@ -5,10 +5,12 @@ memory, and fail only with an InputError.
 """
 
 import dataclasses
+import fcntl
 import hashlib
 import json
 import math
 import os
+import shutil
 import stat
 import tempfile
 import time
@@ -149,15 +151,40 @@ def require_writable(folder: Path) -> None:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A folder beside `out`, to write to, that takes its place in the end: a folder by that name is complete."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as beside:
-        whole = Path(beside) / out.name
-        whole.mkdir()
-        yield whole
-        for path in [*whole.iterdir(), whole]:
-            sync(path)
-        whole.replace(out)
+    """A folder beside `out`, to write to, that takes its place in the end: a folder by that name is complete.
+
+    The next call removes what a killed one has left there. Raises InputError if another process is writing `out`, or if
+    something else has the name beside it.
+    """
+    beside = out.parent / f".{out.name}.partial"
+    whole, lock = beside / out.name, beside / "lock"
+    beside.parent.mkdir(parents=True, exist_ok=True)
+    if os.path.lexists(beside) and (beside.is_symlink() or not _is_left_over(beside, whole, lock)):
+        raise InputError(f"{beside} is in the way, and is no unfinished copy of {out.name}; move it elsewhere")
+    beside.mkdir(exist_ok=True)
+    with open(lock, "a") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise InputError(f"another process is writing {out}; wait for it, or choose another folder") from error
+        try:
+            if whole.exists():
+                shutil.rmtree(whole)
+            whole.mkdir()
+            yield whole
+            for path in [*whole.iterdir(), whole]:
+                sync(path)
+            whole.replace(out)
+        finally:
+            shutil.rmtree(whole, ignore_errors=True)
+            lock.unlink()
+            with suppress(OSError):  # somebody else's file is in it by now
+                beside.rmdir()
+
+
+def _is_left_over(beside: Path, whole: Path, lock: Path) -> bool:
+    names = set(beside.iterdir()) if beside.is_dir() else {beside}
+    return names <= {lock} or names == {lock, whole}
 
 
 def read_json(path: Path, most: int = SMALL) -> Any:

@@ -179,7 +179,16 @@ def test_a_net_without_origin_and_a_changed_one(tmp_path: Path) -> None:
 SMALL = [
     *("--model.d-model", "16", "--model.initializer", "normal", "--model.initializer-std", "0.3"),
     *("--model.compute.parameter-dtype", "float64", "--model.compute.dtype", "float64"),
-    *("--data.tokenizer.kind", "characters", "--data.tokenizer.vocab-size", "None", "--steps", "2", "--batch-size", "2"),
+    *(
+        "--data.tokenizer.kind",
+        "characters",
+        "--data.tokenizer.vocab-size",
+        "None",
+        "--steps",
+        "2",
+        "--batch-size",
+        "2",
+    ),
     *("--training.evaluate-batches", "1", "--sample.count", "1", "--sample.max-new-tokens", "4", "--run", "run"),
 ]
 LAYER = ("--model.{}.num-layers", "1", "--model.{}.num-heads", "2", "--model.{}.feedforward-width", "24")
@@ -202,7 +211,9 @@ def test_a_run_is_exported(preset: str, tmp_path: Path, monkeypatch: pytest.Monk
     arguments = [preset, *data, *SMALL, "--export", "out"]
     arguments += [flag.format(side) for side in stacks.get(preset, ("decoder",)) for flag in LAYER]
     if preset in ("shakespeare-char", "dates", "pairs"):
-        with pytest.raises(InputError, match=r"no class of transformers can express this model; .* with --model") as told:
+        with pytest.raises(
+            InputError, match=r"no class of transformers can express this model; .* with --model"
+        ) as told:
             train.main(arguments)
         assert [path.name for path in tmp_path.iterdir()] == ["lines.tsv"]
         arguments += str(told.value).split(" is trained with ")[1].split("; begin a run")[0].split()

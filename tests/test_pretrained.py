@@ -20,6 +20,7 @@ from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding.generation import generate
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.errors import InputError
+from jax_tformer.files import new_folder
 from jax_tformer.pretrained import tensor_files
 from jax_tformer.pretrained.origin import read_origin, write_origin
 from jax_tformer.pretrained.tensor_files import open_tensors
@@ -32,6 +33,26 @@ def leaves_equal(first: Any, second: Any) -> None:
     for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_what_a_killed_export_left_is_cleared_away(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    code = "import os, pathlib, sys; from jax_tformer.files import new_folder"
+    code += "\nwith new_folder(pathlib.Path(sys.argv[1])) as whole: (whole / 'half').touch(); os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", code, str(out)], check=False).returncode == 9
+    assert [path.name for path in tmp_path.rglob("half")] == ["half"]
+    with new_folder(out) as whole:
+        assert not list(whole.iterdir())
+        with pytest.raises(InputError, match="another process is writing"), new_folder(out):
+            pass
+    assert list(tmp_path.rglob("*")) == [out]
+    # What somebody else has put there is not touched.
+    (tmp_path / ".more.partial" / "more").mkdir(parents=True)
+    (tmp_path / ".link.partial").symlink_to(out)
+    for name in ("more", "link"):
+        with pytest.raises(InputError, match=rf"\.{name}\.partial is in the way"), new_folder(tmp_path / name):
+            pass
+    assert {path.name for path in tmp_path.rglob("*")} == {"out", ".more.partial", "more", ".link.partial"}
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:

@@ -7,11 +7,19 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+_LONGEST = 4000
+
+
 class InputError(ValueError):
     """Bad input: its message is one line that says what was wrong, what was expected and what to do.
 
-    The command-line programs print it without a traceback and exit with status 2.
+    The command-line programs print it without a traceback and exit with status 2. Of a long message only the beginning
+    and the end stay, because it may quote a stranger's file, in which a name may have a megabyte.
     """
+
+    def __init__(self, message: str) -> None:
+        half = _LONGEST // 2
+        super().__init__(message if len(message) <= _LONGEST else f"{message[:half]} ... {message[-half:]}")
 
 
 class FieldError(InputError):

@@ -99,6 +99,15 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "quantised": (config(quantization_config={"bits": 4}), "quantization_config is set"),
     "remote code": (config(auto_map={"AutoModel": "x.py"}), r"code of its own \(auto_map\), which is not run"),
     "a wrong type": (config(n_layer="two"), "num_layers"),
+    "layers without end": (config(n_layer=10**9), "n_layer is 1000000000 .* expected at most 1000"),
+    "columns without end": (config(n_inner=2**31), r"c_fc.weight is \[16, 48\], expected \[16, 2147483648\]"),
+    "sizes beyond numbers": (config(n_embd=2**66), r"expected \[73786976294838206464"),
+    "a name of 1 MB": (tensors(lambda weights: weights.update({"x" * 2**20: weights[NORM]})), r"unexpected \(xxx"),
+    "brackets": (lambda folder: (folder / "config.json").write_text("[" * 10**5), "nested more than 64 deep"),
+    "brackets in a tokenizer": (
+        lambda folder: (folder / "tokenizer.json").write_text('{"model":' * 10**5),
+        "tokenizer.json is not a tokenizer .*recursion limit",
+    ),
     "no config.json": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
     "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json is damaged: it is not JSON"),
     "a list": (lambda folder: (folder / "config.json").write_text("[]"), "holds list; expected a JSON object"),
@@ -174,6 +183,7 @@ def refused(original: Path, tmp_path: Path, damage: Callable[[Path], object], me
     with pytest.raises(InputError, match=message) as error:
         load_pretrained(folder)
     assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 5000
 
 
 def test_a_file_that_shrinks_while_it_is_read(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,14 +7,13 @@ axes are rearranged. The table does not depend on the architecture.
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-import einops
 import numpy as np
 from flax import traverse_util
 from numpy.typing import ArrayLike
 
 from jax_tformer.errors import InputError
 from jax_tformer.model.functional import Params
-from jax_tformer.weights.views import Part, Rearranged, Stacked, View, read
+from jax_tformer.weights.views import Part, Rearranged, Stacked, View, read, rearranged_shape
 
 
 class Rule(NamedTuple):
@@ -139,7 +138,7 @@ def parameter_views(
 
 def reference_shape(slot: Slot) -> tuple[int, ...]:
     """Returns the shape of the array in `torch_ref`."""
-    return einops.rearrange(np.empty(slot.shape, bool), slot.rule.axes).shape
+    return rearranged_shape(slot.shape, slot.rule.axes)
 
 
 def _rule(path: str) -> Rule:

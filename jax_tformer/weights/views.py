@@ -6,6 +6,8 @@ in files. Conversions of weights are built from views, so one engine converts ar
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
@@ -138,6 +140,13 @@ class Rearranged:
             extent *= length
             ranged = ranged or length != 1
         return ranges, slice(begin, begin + extent)
+
+
+@lru_cache(maxsize=256)
+def rearranged_shape(shape: tuple[int, ...], axes: str, sizes: tuple[tuple[str, int], ...] = ()) -> tuple[int, ...]:
+    """Returns the shape of a view of `shape` once it is `Rearranged`, by arithmetic: no size takes memory."""
+    nothing: Any = SimpleNamespace(shape=shape, dtype=None, strides=shape)
+    return Rearranged(nothing, axes, dict(sizes)).shape
 
 
 class Stacked:

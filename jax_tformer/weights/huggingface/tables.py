@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import einops
 import numpy as np
 from flax import traverse_util
 from numpy.typing import ArrayLike
@@ -21,7 +20,7 @@ from jax_tformer.errors import InputError
 from jax_tformer.files import changed_fields, differences, from_dict, to_dict
 from jax_tformer.model.functional import transformer
 from jax_tformer.weights.names import WeightsError, listed, once, reference_shape, require_fit, slots
-from jax_tformer.weights.views import Part, Rearranged, Stacked, View, read, same_bytes
+from jax_tformer.weights.views import Part, Rearranged, Stacked, View, read, rearranged_shape, same_bytes
 
 Arrays = dict[str, np.ndarray]
 Settings = Mapping[str, object]
@@ -47,6 +46,10 @@ ACTIVATIONS: dict[str, Activation] = {
     "swish": "silu",
 }
 """Hugging Face's activation -> ours. `gelu_fast` rounds sqrt(2 / pi) to ten digits, which changes it by 2e-13."""
+
+
+_MOST_LAYERS = 1000
+"""Layers are counted one by one, so a stranger's config.json could otherwise ask for a count without end."""
 
 
 class CannotExpress(InputError):
@@ -141,6 +144,12 @@ def read_settings(family: Family, config: Settings) -> TransformerConfig:
 
     Raises InputError for settings that our config cannot express, and for values of a wrong type.
     """
+    for setting in family.settings:
+        layers = _given(setting, config) if setting.ours[0].endswith(".num_layers") else 0
+        if isinstance(layers, int) and layers > _MOST_LAYERS:
+            raise InputError(
+                f"{setting.theirs} is {layers} in the Hugging Face config; expected at most {_MOST_LAYERS}"
+            )
     config = family.flatten(config)
     for name, only in family.fixed.items():
         if (given := config.get(name)) not in (None, only):
@@ -337,9 +346,8 @@ def places_of(rows: tuple[Row, ...], config: TransformerConfig) -> list[Place]:
             theirs, ours = row.theirs.replace("*", layer), tuple(name.replace("*", layer) for name in row.ours)
             if absent := [name for name in ours if name not in shapes]:
                 raise WeightsError(f"{theirs} becomes {listed(absent)}, which a model of this config does not have")
-            sizes = dict(row.sizes)
-            whole = einops.rearrange(np.empty((len(ours), *shapes[ours[0]]), bool), _inverse(row.axes), **sizes)
-            places.append(Place(theirs, whole.shape, ours, row.axes, sizes, ours[0] in filled))
+            shape = rearranged_shape((len(ours), *shapes[ours[0]]), _inverse(row.axes), row.sizes)
+            places.append(Place(theirs, shape, ours, row.axes, dict(row.sizes), ours[0] in filled))
             filled.update(ours)
     if unfilled := shapes.keys() - filled:
         raise WeightsError(f"this family has nothing that becomes {listed(unfilled)}")

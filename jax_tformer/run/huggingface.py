@@ -155,8 +155,9 @@ def _bounded(model: TransformerConfig, data: TextData | PairData) -> Transformer
     length = max(data.source_length, data.target_length) if isinstance(data, PairData) else data.context_length
 
     def bounded(stack: StackConfig | None) -> StackConfig | None:
-        computed = stack is not None and stack.positions.startswith(("rotary", "sinusoidal"))
-        return replace(stack, max_positions=stack.max_positions or length) if computed else stack
+        if stack is None or not stack.positions.startswith(("rotary", "sinusoidal")):
+            return stack
+        return replace(stack, max_positions=stack.max_positions or length)
 
     return replace(model, encoder=bounded(model.encoder), decoder=bounded(model.decoder))
 

@@ -7,6 +7,7 @@ import pytest
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.errors import InputError
 from jax_tformer.pretrained.origin import read_defaults
+from jax_tformer.run.generate_options import read_options
 
 
 def test_what_is_never_said() -> None:
@@ -54,3 +55,18 @@ def test_drawing_is_kept_for_a_flag() -> None:
 def test_wrong_values(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_defaults(given, translates=False, where="a file")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--prompt", "top_k"], set()),
+        (["--prompt=temperature", "--system", "min_p", "--chat"], set()),
+        (["--file", "repetition-penalty"], set()),
+        (["--no-early-stopping"], {"early_stopping"}),
+        (["--source", "num_beams", "--length-penalty", "0.6", "--beam", "2"], {"length_penalty", "num_beams"}),
+        (["--top-k", "None", "--repetition_penalty=1"], {"top_k", "repetition_penalty"}),
+    ],
+)
+def test_flags_alone_overrule(arguments: list[str], said: set[str]) -> None:
+    assert read_options(["folder", *arguments], "").said == said

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict, get_type_hints
 
 import tyro
 
@@ -50,6 +50,9 @@ class DecodingFlags(DecodingConfig):
 
     def __post_init__(self) -> None:
         pass
+
+
+_Given = TypedDict("_Given", get_type_hints(DecodingFlags, include_extras=True), total=False)  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
@@ -228,12 +231,19 @@ class GenerateOptions:
             require(self.reference is None, f"{self.run} holds a language model; --reference is for translations")
 
 
+@dataclass(frozen=True)
+class _Asked(GenerateOptions):
+    """The same options; of the decoding flags, those alone that are given."""
+
+    # From a TypedDict that is not total, tyro leaves out what no flag sets.
+    decoding: Annotated[_Given, tyro.conf.arg(name="")] = tyro.MISSING_NONPROP  # type: ignore[assignment]
+
+
 def read_options(arguments: Sequence[str], description: str) -> GenerateOptions:
     """Parses the command line of generate.py; raises InputError for what does not fit, in one line."""
     options = parse(GenerateOptions, arguments, prog="generate.py", description=description)
-    names = {argument.partition("=")[0].removeprefix("--").replace("-", "_") for argument in arguments}
-    other = {"beam": "num_beams", "no_early_stopping": "early_stopping"}
-    options = replace(options, said=frozenset(other.get(name, name) for name in names))
+    asked = parse(_Asked, arguments, prog="generate.py", description=description).decoding
+    options = replace(options, said=frozenset(asked))
     options.check()
     return options
 

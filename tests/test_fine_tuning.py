@@ -21,6 +21,7 @@ from jax_tformer.experiment import TokenizerConfig
 from jax_tformer.model.functional import Params, transformer
 from jax_tformer.presets import EXPERIMENTS
 from jax_tformer.programs import export
+from jax_tformer.run.chat import ChatTemplate
 from jax_tformer.run.huggingface import experiment_from
 from jax_tformer.run.restoring import load_trained
 from jax_tformer.run.run_folder import RunFolder
@@ -248,3 +249,21 @@ def test_what_cannot_be_asked(made: Path, folder: Path, refuse: Refuse, argument
     encoder = {"architectures": ["BertForMaskedLM"], "model_type": "bert", "vocab_size": 257}
     Path("encoder/config.json").write_text(json.dumps(encoder))
     assert message in refuse(*arguments, program="generate.py")
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "takes more time or memory"),
+        ("{{ 9 ** (9 ** 9) }}", "takes more time or memory"),
+        ("{{ 'a' * 5000000000 }}", "refuses this (MemoryError)"),
+        ("{{ 'a' * 5000000 }}", "refuses this (it made 5,000,000 characters; expected at most 4,194,304)"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "maximum recursion depth"),
+        ("{{" + "(" * 5000 + ")" * 5000 + "}}", "is damaged (maximum recursion depth"),
+        ("{{ 'a'" + "|e" * 20000 + "}}", "is damaged (maximum recursion depth"),
+    ],
+)
+def test_templates_without_end(template: str, message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        ChatTemplate(template, {}, "chat_template.jinja").render([{"role": "user", "content": "It"}])
+    assert message in str(refused.value)

@@ -1,16 +1,11 @@
-"""Chat templates: a conversation as the text that a model was trained on (Jinja, in a sandbox)."""
+"""Chat templates: a conversation as the text that a model was trained on (Jinja, in a process of its own)."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
-
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from jax_tformer.errors import InputError
 from jax_tformer.files import read_text
@@ -18,48 +13,49 @@ from jax_tformer.run.texts import Text
 
 Message = dict[str, str]
 """{"role": "system", "user" or "assistant", "content": text}."""
-
-
-class _Generation(Extension):
-    """`{% generation %}`, which marks what the assistant says, changes nothing here."""
-
-    tags = {"generation"}  # noqa: RUF012 (declared so by its base class)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+_PROCESS = Path(__file__).with_name("template_process.py")
+_WAIT = 60
+"""Seconds; the process bounds its own, but does not get them all on a busy machine."""
 
 
 class ChatTemplate:
     """A template, and the special tokens by name that it may use.
 
-    It may come from a stranger: it runs in Jinja's sandbox, which lets it read and change nothing but the messages.
+    It may come from a stranger: it runs in Jinja's sandbox, which lets it read and change nothing but the messages, and
+    in a process whose time, memory and output are bounded. Starting that takes about 0.1 s for each message.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str], where: str) -> None:
         """Raises InputError, naming `where`, if `source` is no Jinja template."""
-        self._tokens, self._where = dict(tokens), where
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
-        try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise InputError(f"the chat template in {where} is damaged ({_said(error)}); restore it") from error
+        self._source, self._tokens, self._where = source, dict(tokens), where
+        self._ask(None)
 
     def render(self, messages: list[Message]) -> str:
         """Returns the text of a conversation, up to where the assistant's next answer begins.
 
         Raises InputError if the template refuses the conversation.
         """
+        given = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
+        return self._ask(given | self._tokens)
+
+    def _ask(self, names: Mapping[str, Any] | None) -> str:
+        asked = json.dumps({"source": self._source, "names": names})
         try:
-            return self._template.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._tokens
+            # -P: the modules beside that file do not take the place of others.
+            done = subprocess.run(
+                [sys.executable, "-P", _PROCESS], input=asked, capture_output=True, text=True, timeout=_WAIT, check=True
             )
-        except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise InputError(f"the chat template in {self._where} refuses this ({_said(error)})") from error
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+            raise InputError(
+                f"the chat template in {self._where} takes more time or memory than any conversation needs; "
+                "check it, or leave --chat out"
+            ) from None
+        outcome, text = json.loads(done.stdout)
+        if outcome == "damaged":
+            raise InputError(f"the chat template in {self._where} is damaged ({text}); restore it")
+        if outcome == "refused":
+            raise InputError(f"the chat template in {self._where} refuses this ({text})")
+        return str(text)
 
 
 def read_chat_template(folder: Path, settings: Mapping[str, Any], tokens: Mapping[str, str]) -> ChatTemplate | None:
@@ -102,26 +98,3 @@ class Conversation:
     def hear(self, answer: str) -> None:
         """Adds the answer."""
         self._messages.append({"role": "assistant", "content": answer})
-
-
-def _refuse(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _now(format: str) -> str:
-    return datetime.now().strftime(format)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own escapes what HTML would read.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _said(error: Exception) -> str:
-    return " ".join(str(error).split())[:150] or type(error).__name__

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from jax_tformer.errors import InputError, TrainingFailed
-from jax_tformer.run.command_line import SMALLER_ANSWERS, SMALLER_TRAINING, as_called, run_program
+from jax_tformer.run.command_line import SMALLER_ANSWERS, SMALLER_TRAINING, as_called, run_program, say_version
 from jax_tformer.run.startup import restart_with_allocator
 
 PROGRAMS = {
@@ -42,6 +42,8 @@ def main() -> None:
 def _refused(name: str) -> int:
     lines = [f"  {name:<9}  {what}" for name, (_, what) in PROGRAMS.items()]
     usage = "\n".join(["usage: jax-tformer PROGRAM ...", "", *lines, "", "jax-tformer PROGRAM --help says more."])
+    if name == "--version":
+        return say_version()
     if name in ("", "-h", "--help"):
         print(usage)
         return 0

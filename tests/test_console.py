@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jax_tformer import __main__ as console
-from jax_tformer import load_weights, transformer
+from jax_tformer import __version__, load_weights, transformer
 from jax_tformer.data.tokenizer_sources import load_tokenizer
 from jax_tformer.experiment import TextData
 from jax_tformer.files import to_dict
@@ -53,6 +53,11 @@ def test_the_programs_are_listed(arguments: tuple[str, ...], call: Console) -> N
     status, out, err = call(*arguments)
     assert (status, err) == (0, "")
     assert [line.split()[0] for line in out.splitlines() if line.startswith("  ")] == list(console.PROGRAMS)
+
+
+@pytest.mark.parametrize("arguments", [(), *((name,) for name in console.PROGRAMS)])
+def test_every_program_says_its_version(arguments: tuple[str, ...], call: Console) -> None:
+    assert call(*arguments, "--version") == (0, f"jax-tformer {__version__}\n", "")
 
 
 def test_an_unknown_program_is_refused(call: Console) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
+from jax_tformer import __version__
 from jax_tformer.errors import InputError, TrainingFailed
 from jax_tformer.terminal import one_line
 
@@ -138,6 +139,12 @@ def _whole_number(text: str) -> int:
     return int(number)
 
 
+def say_version() -> int:
+    """Prints what `--version` asks for."""
+    print(f"jax-tformer {__version__}")
+    return 0
+
+
 def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: str = SMALLER_TRAINING) -> None:
     """Runs a program and exits with its status: 2, with one line on standard error, for what the user can mend.
 
@@ -153,7 +160,7 @@ def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: 
         if isinstance(sys.stdout, io.TextIOWrapper):
             # A model may write any character, whatever the locale says.
             sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
-        status = program(sys.argv[1:])
+        status = say_version() if sys.argv[1:] == ["--version"] else program(sys.argv[1:])
         sys.stdout.flush()
     except InputError as error:
         status, message = 2, f"error: {error}"

@@ -44,7 +44,13 @@ def main(arguments: Sequence[str]) -> int:
     from jax_tformer.run.checkpoints import Checkpoints
     from jax_tformer.run.evaluation import Evaluator, sample_text
     from jax_tformer.run.huggingface import export_pretrained, given_parameters, new_tokenizer
-    from jax_tformer.run.preparing import compile_beside, describe_compute, fit_to_devices, prepare
+    from jax_tformer.run.preparing import (
+        compile_beside,
+        describe_compute,
+        fit_to_devices,
+        prepare,
+        require_room_for_batches,
+    )
     from jax_tformer.run.progress import ProgressLine, Reporter, first_not_finite
     from jax_tformer.run.results import MetricsLog, finish
     from jax_tformer.run.resuming import Resumption, permitted_changes
@@ -54,6 +60,7 @@ def main(arguments: Sequence[str]) -> int:
 
     set_up_jax(experiment.model)
     training = experiment.training
+    require_room_for_batches(experiment.data, training)
     checkpoints = Checkpoints(run.checkpoints, training.keep_checkpoints, run.saved)
     continues = plan.before is not None and checkpoints.saved_before()
 

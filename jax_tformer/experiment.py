@@ -43,6 +43,8 @@ class TokenizerConfig:
                 isinstance(self.vocab_size, int) and self.vocab_size >= 300,
                 f"the tokenizer's vocab_size is {self.vocab_size!r}; expected at least 300 (256 bytes, special tokens)",
             )
+            # The trainer reserves memory for all of them, and ends the process if it gets none.
+            require(self.vocab_size <= 2**24, f"the tokenizer's vocab_size is {self.vocab_size}; expected at most 2^24")
         require(
             self.kind == "huggingface" or self.name is None,
             f"tokenizer kind is {self.kind!r} and its name is {self.name!r}; expected a name with 'huggingface' only",
@@ -237,6 +239,7 @@ class SampleConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "count", "max_new_tokens")
+        require(self.max_new_tokens < 2**31, f"max_new_tokens is {self.max_new_tokens}; expected fewer than 2^31")
         require_finite(self, "temperature", minimum=0)
         if self.top_k is not None:
             require_positive(self, "top_k")

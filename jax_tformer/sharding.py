@@ -3,8 +3,10 @@
 The model never mentions devices. One device is the mesh 1 x 1 x 1, with the same code path.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -103,6 +105,29 @@ def split_kernel(kernel: Kernel, query: tuple[int, ...], key: tuple[int, ...]) -
     return jax.shard_map(
         kernel, mesh=mesh, in_specs=(heads, heads, heads, rows, rows), out_specs=heads, check_vma=False
     )
+
+
+def require_memory(asked: int, what: str, mend: str, device: jax.Device | None = None) -> None:
+    """Raises InputError if `what` takes more bytes (`asked`) than there are on `device`; None: on this machine.
+
+    Without this check it would fail after minutes, or the system would kill the process without a message.
+    """
+    if device is None or device.platform == "cpu":
+        limit, where = host_memory(), "here"
+    else:
+        limit, where = (device.memory_stats() or {}).get("bytes_limit", asked), "on each device"
+    if asked > limit:
+        told = f"{what} take {asked / 2**30:,.1f} GiB, and there are {limit / 2**30:,.1f} GiB {where}"
+        raise InputError(f"{told}; {mend}")
+
+
+def host_memory() -> int:
+    """Returns the bytes of memory of the machine, or of the container if those are fewer."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(machine, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):
+        return machine
 
 
 def parameter_shardings(mesh: Mesh, shapes: Params) -> Params:

@@ -54,6 +54,10 @@ def test_a_pair_without_a_tab_on_line_1234(refuse: Refuse, folder: Path) -> None
         (["dates", "--model.d-model", "130"], "divisible by the number of heads"),
         (["--training.steps", "0"], "steps is 0"),
         (["--training.batch-size", "-4"], "batch_size is -4"),
+        (["--training.batch-size", "1e9"], "batches of 1,000,000,000 rows take "),
+        (["dates", "--batch-size", "1e12"], "make the batch (--training.batch-size), "),
+        (["--sample.max-new-tokens", "1e12"], "max_new_tokens is 1000000000000; expected fewer than 2^31"),
+        (["--data.tokenizer.vocab-size", "1e9"], "vocab_size is 1000000000; expected at most 2^24"),
         (["--model.decoder.activation", "gelu"], "expected one of gelu_erf, gelu_tanh, relu, silu"),
         (["masked-docs", "--data.context-length", "4096"], "max_positions is 128"),
         (

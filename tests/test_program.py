@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from jax_tformer import sharding
 from jax_tformer.errors import InputError
 from jax_tformer.presets import EXPERIMENTS
 from jax_tformer.run import preparing, restoring, startup
@@ -82,15 +83,15 @@ def test_a_state_that_no_memory_holds_is_refused_before_anything_is_compiled(mon
     mesh = make_mesh(MeshConfig(), 1)
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     state = {"w": jax.ShapeDtypeStruct((2**20, 2**10), "float32", sharding=whole)}
-    monkeypatch.setattr(preparing, "_host_memory", lambda: 4 * 2**30)
+    monkeypatch.setattr(sharding, "host_memory", lambda: 4 * 2**30)
     preparing.require_room(state, mesh)
-    monkeypatch.setattr(preparing, "_host_memory", lambda: 4 * 2**30 - 1)
+    monkeypatch.setattr(sharding, "host_memory", lambda: 4 * 2**30 - 1)
     with pytest.raises(InputError, match=r"take 4\.0 GiB, and there are 4\.0 GiB here; make the model smaller"):
         preparing.require_room(state, mesh)
 
 
 def test_the_memory_of_the_machine_is_known() -> None:
-    assert 2**28 < preparing._host_memory() < 2**50
+    assert 2**28 < sharding.host_memory() < 2**50
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.strategies import rules_of
 from jax_tformer.errors import InputError, require, require_field, require_ids
 from jax_tformer.model.functional import AnyTransformer, DecoderTransformer, EncoderOnlyTransformer, Params
+from jax_tformer.sharding import require_memory
 
 Ids = Sequence[int] | np.ndarray
 """Token ids of one text."""
@@ -204,6 +205,13 @@ def _asked(
         require(context >= 2, f"context is {context}; expected at least 2 tokens")
         require_positions(positions, context, "the context")
         require(longest <= context, f"a prompt has {longest} tokens; expected at most {context}, the context")
+    rows, stack = len(prompts) * max(decoding.num_beams, decoding.num_return_sequences), config.output_stack
+    # The least: the tokens and one row of logits, and the first slots of the cache, with keys and values.
+    slots = min(int(allowed.max()) + (0 if config.encoder else longest), SHORT, context or SHORT)
+    width = 2 * stack.num_layers * (stack.key_value_heads or stack.num_heads) * config.head_width(stack)
+    numbers = slots * width * jnp.dtype(config.compute.dtype).itemsize + 4 * (vocabulary + int(allowed.max()))
+    mend = "ask for fewer at once (--batch-size, --beam, --num-samples), or for fewer new tokens (--max-new-tokens)"
+    require_memory(rows * numbers, f"{rows:,} answers at once", mend, jax.local_devices()[0])
     return Prompts(prompts, allowed.astype(np.int32), start_id, ends or (-1,), context)
 
 

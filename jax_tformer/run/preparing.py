@@ -2,10 +2,8 @@
 
 import dataclasses
 import math
-import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -15,14 +13,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from jax_tformer.config import Remat, TransformerConfig
-from jax_tformer.errors import InputError
-from jax_tformer.experiment import TrainingConfig
+from jax_tformer.experiment import PairData, TextData, TrainingConfig
 from jax_tformer.model.functional import AnyTransformer, transformer
 from jax_tformer.model.kernels import choose_implementation
 from jax_tformer.model.lora import joined, split, trained
 from jax_tformer.model.masks import Mask
+from jax_tformer.run.command_line import SMALLER_TRAINING
 from jax_tformer.run.startup import compiler_options
-from jax_tformer.sharding import abstract_batch, computing_on, parameter_shardings
+from jax_tformer.sharding import abstract_batch, computing_on, parameter_shardings, require_memory
 from jax_tformer.training.step import TrainState, batch_loss, init_state, train_step
 
 _ROOM = 0.8
@@ -117,34 +115,26 @@ def compile_beside(lowered: jax.stages.Lowered) -> Future[Callable[..., Any]]:
 
 
 def require_room(state: PyTree, mesh: Mesh) -> None:
-    """Raises InputError if `state`, abstract and with shardings, does not fit into memory.
-
-    Without this check it would fail after minutes, or the system would kill the process without a message.
-    """
+    """Raises InputError if `state`, abstract and with shardings, does not fit into memory."""
     leaves = jax.tree.leaves(state)
     asked = sum(math.prod(x.sharding.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize for x in leaves)
     device = mesh.local_devices[0]
     if device.platform == "cpu":
         # All devices of this process share the machine's memory.
-        asked, limit = asked * len(mesh.local_devices), _host_memory()
-    else:
-        limit = (device.memory_stats() or {}).get("bytes_limit", asked)
-    if asked > limit:
-        raise InputError(
-            f"the parameters and the optimizer's state take {asked / 2**30:,.1f} GiB, and there are "
-            f"{limit / 2**30:,.1f} GiB {'here' if device.platform == 'cpu' else 'on each device'}; make the model "
-            "smaller (--model.d-model, the stacks' --num-layers and --feedforward-width, --data.tokenizer.vocab-size), "
-            "or split it over more devices (--mesh.fsdp, --mesh.tensor)"
-        )
+        asked *= len(mesh.local_devices)
+    mend = (
+        "make the model smaller (--model.d-model, the stacks' --num-layers and --feedforward-width, "
+        "--data.tokenizer.vocab-size), or split it over more devices (--mesh.fsdp, --mesh.tensor)"
+    )
+    require_memory(asked, "the parameters and the optimizer's state", mend, device)
 
 
-def _host_memory() -> int:
-    """Returns the bytes of memory of the machine, or of the container if those are fewer."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        return min(machine, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):
-        return machine
+def require_room_for_batches(data: TextData | PairData, training: TrainingConfig) -> None:
+    """Raises InputError if the batches that are held at once do not fit into the machine's memory."""
+    tokens = data.context_length if isinstance(data, TextData) else data.source_length + data.target_length
+    # The least: int32 tokens and labels of a batch for evaluation, one for the step, and four that wait.
+    asked = training.batch_size * tokens * 8 * 6
+    require_memory(asked, f"batches of {training.batch_size:,} rows", SMALLER_TRAINING)
 
 
 def choose_remat(

@@ -231,20 +231,28 @@ def test_what_cannot_be_fine_tuned(
         (["escaping", "--prompt", "It", "--chat"], "refuses this (access to attribute '__class__'"),
         (["gpt2", "--prompt", "It", "--system", "x"], "--system is given without --chat"),
         (["odd", "--prompt", "It"], "top_k is 'many' in odd/generation_config.json; expected a whole number"),
-        (["cold", "--prompt", "It"], "temperature is -1.0"),
+        (
+            ["cold", "--prompt", "It"],
+            "temperature is -1 in cold/generation_config.json; expected a number of at least 0",
+        ),
+        (
+            ["endless", "--prompt", "It"],
+            "eos_token_id is 999 in endless/generation_config.json; expected ids below 257",
+        ),
         (["encoder", "--prompt", "It"], "holds an encoder (BertForMaskedLM)"),
         (["silent", "--prompt", "It"], "has no tokenizer.json"),
     ],
 )
 def test_what_cannot_be_asked(made: Path, folder: Path, refuse: Refuse, arguments: list[str], message: str) -> None:
-    for name in ("gpt2", "plain", "refusing", "damaged", "escaping", "odd", "cold", "silent", "encoder"):
+    for name in ("gpt2", "plain", "refusing", "damaged", "escaping", "odd", "cold", "endless", "silent", "encoder"):
         shutil.copytree(made / "gpt2", name)
     Path("plain/chat_template.jinja").unlink()
     Path("refusing/chat_template.jinja").write_text("{{ raise_exception('only assistants here') }}")
     Path("escaping/chat_template.jinja").write_text("{{ messages.__class__.__mro__ }}")
     Path("damaged/chat_template.jinja").write_text("{% for")
     Path("odd/generation_config.json").write_text('{"top_k": "many"}')
-    Path("cold/generation_config.json").write_text('{"do_sample": true, "temperature": -1}')
+    Path("cold/generation_config.json").write_text('{"temperature": -1}')
+    Path("endless/generation_config.json").write_text('{"eos_token_id": [256, 999]}')
     Path("silent/tokenizer.json").unlink()
     encoder = {"architectures": ["BertForMaskedLM"], "model_type": "bert", "vocab_size": 257}
     Path("encoder/config.json").write_text(json.dumps(encoder))

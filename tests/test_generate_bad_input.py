@@ -36,6 +36,16 @@ def program(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
             "--n-best is 300, and the beam search has found",
         ),
         (["--prompt", "It", "--max-new-tokens", "0"], "--max-new-tokens is 0; expected a whole number"),
+        (
+            ["--prompt", "It", "--slide", "--max-new-tokens", "1e12"],
+            "--max-new-tokens is 1000000000000; expected fewer",
+        ),
+        (
+            ["--prompt", "It", "--min-new-tokens", "4", "--max-new-tokens", "3"],
+            "--min-new-tokens is 4; expected at most 3",
+        ),
+        (["--prompt", "It", "--beam", "1e9"], "1,000,000,000 answers at once take "),
+        (["--prompt", "It", "--num-samples", "1e9"], "ask for fewer at once (--batch-size, --beam,"),
         (["--prompt", "It", "--temperature", "-1"], "--temperature is -1"),
         (["--prompt", "It", "--top-p", "0"], "--top-p is 0.0; expected"),
         (["--prompt", "It", "--min-p", "2"], "--min-p is 2.0; expected"),

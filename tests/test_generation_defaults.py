@@ -70,3 +70,9 @@ def test_wrong_values(given: dict[str, Any], message: str) -> None:
 )
 def test_flags_alone_overrule(arguments: list[str], said: set[str]) -> None:
     assert read_options(["folder", *arguments], "").said == said
+
+
+def test_more_new_tokens_than_a_flag_allows_are_not_asked_for() -> None:
+    defaults = read_defaults({"min_new_tokens": 9}, translates=False, where="a file")
+    decoding = read_options(["folder", "--max-new-tokens", "3"], "").decoding_of_checkpoint(defaults, "a file", None)
+    assert (decoding.min_new_tokens, decoding.max_new_tokens) == (3, 3)

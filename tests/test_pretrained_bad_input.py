@@ -112,6 +112,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json is damaged: it is not JSON"),
     "a list": (lambda folder: (folder / "config.json").write_text("[]"), "holds list; expected a JSON object"),
     "a list of defaults": (lambda folder: (folder / "generation_config.json").write_text("[]"), "holds list"),
+    "a temperature": (
+        lambda folder: (folder / "generation_config.json").write_text('{"temperature": -1}'),
+        "temperature is -1 in .*generation_config.json; expected a number of at least 0",
+    ),
     "truncated": (shortened(WEIGHTS), "model.safetensors is truncated or damaged"),
     "all but empty": (lambda folder: os.truncate(folder / WEIGHTS, 5), "truncated or damaged"),
     "too few": (tensors(lambda weights: weights.pop(NORM)), r"1 missing \(transformer.ln_f.weight\)"),

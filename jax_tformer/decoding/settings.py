@@ -62,6 +62,8 @@ class DecodingConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "max_new_tokens", "num_return_sequences", "num_beams")
+        most, fewest = self.max_new_tokens, self.min_new_tokens
+        require_field(most < 2**31, "max_new_tokens", f"is {most}; expected fewer than 2^31")
         require_finite(self, "temperature", minimum=0)
         require_finite(self, "length_penalty")
         require_finite(self, "repetition_penalty", above=0)
@@ -71,6 +73,7 @@ class DecodingConfig:
             known = value is None if name.startswith("forced") else False
             whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
             require_field(known or whole, name, f"is {value!r}; expected a whole number of at least 0")
+        require_field(fewest <= most, "min_new_tokens", f"is {fewest}; expected at most {most}, the most new tokens")
         for name in ("suppress_tokens", "begin_suppress_tokens"):
             value = getattr(self, name)
             require_field(_are_ids(value), name, f"is {value!r}; expected a tuple of ids of at least 0")

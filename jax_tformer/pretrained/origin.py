@@ -1,6 +1,7 @@
 """What a Hugging Face folder holds beyond our config: special ids, generation defaults, the tokenizer's files."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -118,6 +119,9 @@ def read_origin(folder: Path) -> Origin:
         generation = read_json(inside(folder, GENERATION))
         if not isinstance(generation, dict):
             raise InputError(f"{folder / GENERATION} holds {type(generation).__name__}; expected a JSON object")
+        for name in generation.keys() & set(_NUMBERS):
+            # Whatever asks for them later: the file is copied on.
+            _require_kind(name, generation[name], str(folder / GENERATION))
     kept = [name for name in names if name == GENERATION or any(fnmatch(name, kind) for kind in TOKENIZER_FILES)]
     return Origin(config, {name: _bytes(inside(folder, name)) for name in kept})
 
@@ -157,17 +161,24 @@ class GenerationDefaults(NamedTuple):
     """The settings that we do not have, each with its value."""
 
 
-def defaults_of(origin: Origin, folder: Path, *, translates: bool) -> tuple[GenerationDefaults, Path]:
+def defaults_of(
+    origin: Origin, folder: Path, *, translates: bool, vocabulary: int | None
+) -> tuple[GenerationDefaults, Path]:
     """Returns the defaults of the checkpoint in `folder`, and the file that says them; raises as `read_defaults`."""
     settings, where = dict(origin.config), folder / "config.json"
     if origin.generation is not None:
         start = {name: settings.get(name) for name in ("decoder_start_token_id", "bos_token_id")}
         settings, where = start | dict(origin.generation), folder / "generation_config.json"
-    return read_defaults(settings, translates=translates, where=str(where)), where
+    return read_defaults(settings, translates=translates, where=str(where), vocabulary=vocabulary), where
 
 
-def read_defaults(settings: Mapping[str, Any], *, translates: bool, where: str) -> GenerationDefaults:
-    """Reads generation settings, those of an encoder-decoder if `translates`; raises InputError for a wrong value."""
+def read_defaults(
+    settings: Mapping[str, Any], *, translates: bool, where: str, vocabulary: int | None = None
+) -> GenerationDefaults:
+    """Reads generation settings, those of an encoder-decoder if `translates`.
+
+    Raises InputError for a wrong value, and for an end token that the model's `vocabulary` does not have.
+    """
     given = {name: value for name, value in settings.items() if value is not None}
     for name in given.keys() & set(_READ):
         _require_kind(name, given[name], where)
@@ -194,6 +205,8 @@ def read_defaults(settings: Mapping[str, Any], *, translates: bool, where: str) 
         decoding |= {"temperature": 1.0, "top_k": 50} | drawing
     ends = given.get("eos_token_id", [])
     ends = ends if isinstance(ends, list) else [ends]
+    if unknown := [end for end in ends if vocabulary is not None and end >= vocabulary]:
+        raise InputError(f"eos_token_id is {unknown[0]} in {where}; expected ids below {vocabulary}, the vocabulary")
     decoding |= _constraints(given, translates, ignored)
     return GenerationDefaults(
         decoding,
@@ -234,7 +247,9 @@ def _require_kind(name: str, value: Any, where: str) -> None:
     if name in _WHOLE:
         good, expected = number and isinstance(value, int) and value >= 0, "a whole number of at least 0"
     elif name in _NUMBERS:
-        good, expected = number, "a number"
+        least = -math.inf if name == "length_penalty" else 0
+        good = value is None or (number and least <= value < math.inf)
+        expected = "a number" if least else "a number of at least 0"
     elif name == "bad_words_ids":
         good = isinstance(value, list) and all(isinstance(word, list) and word and _are_ids(word) for word in value)
         expected = "lists of one or more ids"

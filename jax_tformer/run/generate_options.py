@@ -166,6 +166,8 @@ class GenerateOptions:
         chosen |= asked
         chosen["num_return_sequences"] = self.decoding.n_best if searches else self.decoding.num_samples
         chosen["max_new_tokens"] = self._most(defaults, most)
+        if "min_new_tokens" in chosen.keys() - asked.keys():
+            chosen["min_new_tokens"] = min(chosen["min_new_tokens"], chosen["max_new_tokens"])
         try:
             return DecodingConfig(**chosen)
         except FieldError as error:

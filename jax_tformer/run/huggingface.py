@@ -86,7 +86,8 @@ def new_tokenizer(experiment: ExperimentConfig) -> Tokenizer:
     if experiment.init is None:
         return build_tokenizer_for(experiment.data)
     folder = user_path(experiment.init)
-    defaults, _ = defaults_of(read_origin(folder), folder, translates=isinstance(experiment.data, PairData))
+    translates, vocabulary = isinstance(experiment.data, PairData), experiment.model.vocab_size
+    defaults, _ = defaults_of(read_origin(folder), folder, translates=translates, vocabulary=vocabulary)
     return load_tokenizer(folder).framed(defaults.start_id, defaults.end_ids or None)
 
 

@@ -121,7 +121,7 @@ def _of_checkpoint(
             "generate text; give the folder of one"
         )
     translates = config.encoder is not None
-    defaults, where = defaults_of(origin, folder, translates=translates)
+    defaults, where = defaults_of(origin, folder, translates=translates, vocabulary=config.vocab_size)
     tokenizer = tokenizer.framed(defaults.start_id, defaults.end_ids or None)
     positions = config.decoder.max_positions
     decoding = options.decoding_of_checkpoint(defaults, str(where), positions if translates else None)

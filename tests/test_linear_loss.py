@@ -16,7 +16,8 @@ from jax_tformer.training.linear_loss import linear_cross_entropy
 from parity_tests.reference_loss import cross_entropy
 
 BATCH, LENGTH, WIDTH, VOCABULARY = 3, 7, 8, 37
-SETTINGS = [(smoothing, biased) for smoothing in (0.0, 0.1) for biased in (False, True)]
+SETTINGS = [(*each, cap) for each in ((0.0, False), (0.0, True), (0.1, False), (0.1, True)) for cap in (None, 2.0)]
+"""Smoothing, whether there is a bias, and the cap: many logits are beyond it."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,54 +36,59 @@ def inputs(dtype: str, biased: bool) -> tuple[Array, Array, Array | None, Array]
     return x, table, bias, jnp.asarray(labels)
 
 
-def plain(x: Array, table: Array, bias: Array | None, labels: Array, smoothing: float) -> tuple[Array, Array]:
+def plain(
+    x: Array, table: Array, bias: Array | None, labels: Array, smoothing: float, cap: float | None
+) -> tuple[Array, Array]:
     """All logits at once, and JAX's own gradient."""
     high = jnp.promote_types(x.dtype, jnp.float32)
     logits = jnp.einsum("btd,vd->btv", x, table, preferred_element_type=high)
-    return cross_entropy(logits if bias is None else logits + bias.astype(high)[None, None], labels, smoothing)
+    logits = logits if bias is None else logits + bias.astype(high)[None, None]
+    return cross_entropy(logits if cap is None else cap * jnp.tanh(logits / cap), labels, smoothing)
 
 
-def loss_and_gradients(loss: object, arguments: tuple, smoothing: float) -> tuple[Array, Array, list[Array]]:
+def loss_and_gradients(loss: object, arguments: tuple, *settings: float | None) -> tuple[Array, Array, list[Array]]:
     x, table, bias, labels = arguments
     # The factor stands for what a caller does with the loss: the gradient of `_summed` is made before it is known.
     function = lambda x, table, bias: (lambda total, count: (3 * total, count))(  # noqa: E731
-        *loss(x, table, bias, labels, smoothing)  # type: ignore[operator]
+        *loss(x, table, bias, labels, *settings)  # type: ignore[operator]
     )
     (total, count), gradients = jax.jit(jax.value_and_grad(function, argnums=(0, 1, 2), has_aux=True))(x, table, bias)
     return total, count, jax.tree.leaves(gradients)
 
 
 @pytest.mark.parametrize("at_once", [10**9, 4 * VOCABULARY, 1], ids=["at once", "4 rows", "1 row"])
-@pytest.mark.parametrize(("smoothing", "biased"), SETTINGS)
-def test_equal_in_float64(at_once: int, smoothing: float, biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("smoothing", "biased", "cap"), SETTINGS)
+def test_equal_in_float64(
+    at_once: int, smoothing: float, biased: bool, cap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(linear_loss, "LOGITS_AT_ONCE", at_once)
     arguments = inputs("float64", biased)
-    ours, theirs = (loss_and_gradients(loss, arguments, smoothing) for loss in (linear_cross_entropy, plain))
+    ours, theirs = (loss_and_gradients(loss, arguments, smoothing, cap) for loss in (linear_cross_entropy, plain))
     assert int(ours[1]) == int(theirs[1]) < BATCH * LENGTH
     for one, other in zip([ours[0], *ours[2]], [theirs[0], *theirs[2]], strict=True):
         assert np.linalg.norm(one - other) <= 1e-14 * np.linalg.norm(other)
     # Without a gradient it is another function that computes.
     x, table, bias, labels = arguments
-    alone = linear_cross_entropy(x, table, bias, labels, smoothing)[0]
+    alone = linear_cross_entropy(x, table, bias, labels, smoothing, cap)[0]
     np.testing.assert_allclose(3 * alone, ours[0], rtol=1e-14)
 
 
-@pytest.mark.parametrize(("smoothing", "biased"), SETTINGS)
-def test_as_good_in_bfloat16(smoothing: float, biased: bool) -> None:
+@pytest.mark.parametrize(("smoothing", "biased", "cap"), SETTINGS)
+def test_as_good_in_bfloat16(smoothing: float, biased: bool, cap: float | None) -> None:
     """The vocabulary is padded to 128 there; of the padding nothing may be seen."""
     arguments = inputs("bfloat16", biased)
     x, table, bias, labels = arguments
     exact = (*(None if a is None else a.astype(jnp.float64) for a in (x, table, bias)), labels)
-    truth = loss_and_gradients(plain, exact, smoothing)
-    ours = loss_and_gradients(linear_cross_entropy, arguments, smoothing)
+    truth = loss_and_gradients(plain, exact, smoothing, cap)
+    ours = loss_and_gradients(linear_cross_entropy, arguments, smoothing, cap)
     np.testing.assert_allclose(ours[0], truth[0], rtol=1e-5)
     for one, other in zip(ours[2], truth[2], strict=True):
         assert one.dtype == jnp.bfloat16
         assert np.linalg.norm(one.astype(np.float64) - other) <= 2**-7 * np.linalg.norm(other)
 
 
-@pytest.mark.parametrize("at_once", [10**9, 4 * VOCABULARY], ids=["at once", "4 rows"])
-def test_forward_mode_and_second_derivatives(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("at_once", "cap"), [(10**9, None), (4 * VOCABULARY, 2.0)], ids=["at once", "4 rows, capped"])
+def test_forward_mode_and_second_derivatives(at_once: int, cap: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float64, along a random direction of x, table and bias: first order, and the gradient's own derivative."""
     monkeypatch.setattr(linear_loss, "LOGITS_AT_ONCE", at_once)
     x, table, bias, labels = inputs("float64", True)
@@ -91,7 +97,7 @@ def test_forward_mode_and_second_derivatives(at_once: int, monkeypatch: pytest.M
 
     def derivatives(loss: Callable[..., tuple[Array, Array]]) -> list[Array]:
         def function(x: Array, table: Array, bias: Array) -> Array:
-            return 3 * loss(x, table, bias, labels, 0.1)[0]
+            return 3 * loss(x, table, bias, labels, 0.1, cap)[0]
 
         gradients = jax.grad(function, argnums=(0, 1, 2))
         first, second = (jax.jit(partial(jax.jvp, f))((x, table, bias), along) for f in (function, gradients))

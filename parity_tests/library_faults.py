@@ -16,7 +16,7 @@ from jax_tformer.model import attention, blocks, embedding, kernels, layers, tra
 from jax_tformer.model.attention import Attention, Cache, KeyValue
 from jax_tformer.model.layers import Norm, accumulator
 from jax_tformer.model.masks import Mask
-from jax_tformer.training import linear_loss
+from jax_tformer.training import linear_loss, step
 from jax_tformer.training import optimizer as our_optimizer
 from jax_tformer.weights import names
 from parity_tests import narrow_parts
@@ -95,6 +95,25 @@ def default_weight_decay(right: Callable[..., Any]) -> Callable[..., Any]:
         return right(*args, **{name: value for name, value in options.items() if name != "weight_decay"})
 
     return adamw
+
+
+def uncapped(right: Callable[..., Any]) -> Callable[..., Any]:
+    """Logits, of which the cap is the last argument, are as large as they come."""
+    return lambda *given: right(*given[:-1])
+
+
+CAP = 0.5
+"""Of the logits of the model that is trained with faults: near their size."""
+
+
+def capped_without_slope(right: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient by the capped logits is divided by the slope of the cap, with which it is multiplied afterwards."""
+
+    def losses(logits: jax.Array, *rest: Any) -> tuple[jax.Array, jax.Array]:
+        loss, by_logits = right(logits, *rest)
+        return loss, by_logits / (1 - jnp.square(logits / CAP))
+
+    return losses
 
 
 def coarse_moment(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -239,6 +258,8 @@ NARROW_PARTS = (
 LIBRARY_TRAINING = (
     code_fault("learning rate rounded to float32", our_optimizer, "learning_rate", rounded_schedule),
     code_fault("optax's default weight decay", our_optimizer.optax, "adamw", default_weight_decay),
+    code_fault("logits not capped in the training loss", step, "linear_cross_entropy", uncapped),
+    code_fault("logits capped without the cap's derivative", linear_loss, "_losses", capped_without_slope),
 )
 """Gate 5."""
 COARSE_MOMENT = code_fault("Adam's first moment kept in bfloat16", our_optimizer.optax, "adamw", coarse_moment)

@@ -10,7 +10,7 @@ from jax_tformer.model import attention
 from jax_tformer.run import evaluation
 from jax_tformer.training import step
 from parity_tests.faults import code_fault
-from parity_tests.library_faults import no_higher
+from parity_tests.library_faults import no_higher, uncapped
 
 
 def tiled(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -43,5 +43,8 @@ GROUPED = {
 """Gate 1, by what computes attention."""
 ACCUMULATED = code_fault("gradients accumulated in the parameters' type", step, "accumulator", no_higher)
 """Gate 4."""
-AVERAGED = code_fault("evaluation: the mean of batch means", evaluation, "evaluation_step", of_batch_means)
+HELD_OUT = (
+    code_fault("evaluation: the mean of batch means", evaluation, "evaluation_step", of_batch_means),
+    code_fault("evaluation: logits not capped", step, "linear_cross_entropy", uncapped),
+)
 """Gate 1."""

@@ -103,7 +103,7 @@ def logits(ours: Result, theirs: Result) -> tuple[np.ndarray, np.ndarray]:
     return ours.activations["logits"], theirs.activations["logits"]
 
 
-TRAINED = replace(CONFIGS["post-decoder-only"], dropout=DropoutConfig())
+TRAINED = replace(CONFIGS["post-decoder-only"], dropout=DropoutConfig(), logit_cap=library_faults.CAP)
 STEPS = batches(TRAINED, 50)
 
 

@@ -87,6 +87,17 @@ def test_as_good_in_bfloat16(smoothing: float, biased: bool, cap: float | None) 
         assert np.linalg.norm(one.astype(np.float64) - other) <= 2**-7 * np.linalg.norm(other)
 
 
+def test_parts_of_bfloat16_are_added_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loss and gradients of table and bias are rounded once, so that it hardly matters how many parts there are."""
+    arguments, found = inputs("bfloat16", True), []
+    for at_once in (10**9, 1):
+        monkeypatch.setattr(linear_loss, "LOGITS_AT_ONCE", at_once)
+        loss, _, (_, *by_weights) = loss_and_gradients(linear_cross_entropy, arguments, 0.1, 2.0)
+        found.append([np.asarray(x, np.float64) for x in (loss, *by_weights)])
+    for whole, parts, bar in zip(*found, (1e-6, 2**-11, 2**-11), strict=True):
+        assert np.linalg.norm(whole - parts) <= bar * np.linalg.norm(whole)
+
+
 @pytest.mark.parametrize(("at_once", "cap"), [(10**9, None), (4 * VOCABULARY, 2.0)], ids=["at once", "4 rows, capped"])
 def test_forward_mode_and_second_derivatives(at_once: int, cap: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float64, along a random direction of x, table and bias: first order, and the gradient's own derivative."""

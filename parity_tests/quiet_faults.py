@@ -1,16 +1,34 @@
 """Faults on paths that no gate took: groups of heads, many accumulated parts, held-out batches of uneven size."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import numpy as np
+from jax.experimental import pallas
 
-from jax_tformer.model import attention
+from jax_tformer.model import attention, kernels
 from jax_tformer.run import evaluation
 from jax_tformer.training import step
 from parity_tests.faults import code_fault
 from parity_tests.library_faults import no_higher, uncapped
+
+
+@contextmanager
+def kernels_on_a_cpu() -> Iterator[None]:
+    """Inside, the TPU's kernel is interpreted, and XLA computes what cuDNN is asked for, from the same arguments."""
+    by_default = jax.nn.dot_product_attention
+
+    def by_xla(*arrays: jax.Array, implementation: str, **options: Any) -> jax.Array:
+        assert implementation == "cudnn"
+        return by_default(*arrays, implementation="xla", **options)
+
+    interpreted = patch.object(pallas, "pallas_call", partial(pallas.pallas_call, interpret=True))
+    with interpreted, patch.object(jax.nn, "dot_product_attention", by_xla):
+        yield
 
 
 def tiled(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -39,6 +57,8 @@ GROUPED = {
     "einsum": code_fault("grouped heads tiled: einsum", attention, "attend", tiled),
     "blocks": code_fault("grouped heads tiled: blocks", attention, "attend_in_rows", tiled),
     "cache": code_fault("grouped heads tiled: cache", attention, "attend_in_rows", tiled),
+    "cudnn": code_fault("grouped heads tiled: cuDNN", kernels, "_attend_by_cudnn", tiled),
+    "pallas": code_fault("grouped heads tiled: Pallas", kernels, "_attend_by_pallas", tiled),
 }
 """Gate 1, by what computes attention."""
 ACCUMULATED = code_fault("gradients accumulated in the parameters' type", step, "accumulator", no_higher)

@@ -90,11 +90,9 @@ def rounded_schedule(right: Callable[..., Any]) -> Callable[..., Any]:
     return learning_rate
 
 
-def default_weight_decay(right: Callable[..., Any]) -> Callable[..., Any]:
-    def adamw(*args: Any, **options: Any) -> optax.GradientTransformation:
-        return right(*args, **{name: value for name, value in options.items() if name != "weight_decay"})
-
-    return adamw
+def by_default(option: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """What the config says of this option of AdamW is left to optax."""
+    return lambda right: lambda *args, **options: right(*args, **{k: v for k, v in options.items() if k != option})
 
 
 def uncapped(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -257,7 +255,10 @@ NARROW_PARTS = (
 """Gate 4, part by part."""
 LIBRARY_TRAINING = (
     code_fault("learning rate rounded to float32", our_optimizer, "learning_rate", rounded_schedule),
-    code_fault("optax's default weight decay", our_optimizer.optax, "adamw", default_weight_decay),
+    code_fault("optax's default weight decay", our_optimizer.optax, "adamw", by_default("weight_decay")),
+    code_fault("optax's default beta1", our_optimizer.optax, "adamw", by_default("b1")),
+    code_fault("optax's default beta2", our_optimizer.optax, "adamw", by_default("b2")),
+    code_fault("optax's default eps", our_optimizer.optax, "adamw", by_default("eps")),
     code_fault("logits not capped in the training loss", step, "linear_cross_entropy", uncapped),
     code_fault("logits capped without the cap's derivative", linear_loss, "_losses", capped_without_slope),
 )

@@ -110,6 +110,22 @@ def averaged_when_blind(right: Callable[..., jax.Array]) -> Callable[..., jax.Ar
     return softmax
 
 
+def asked_for(**others: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A kernel is asked for something else."""
+    return lambda right: lambda *arrays, **options: right(*arrays, **options | others)
+
+
+def window_changed(more: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def wrong(right: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arrays: jax.Array, local_window_size: tuple[int, int] | None, **options: Any) -> Any:
+            other = local_window_size and (local_window_size[0] + more, local_window_size[1])
+            return right(*arrays, local_window_size=other, **options)
+
+        return call
+
+    return wrong
+
+
 TEXT, PAIR = "text", "pair"
 """Of one stack, and of two: the model that shows the fault."""
 MASKS = (
@@ -128,6 +144,14 @@ MASKS = (
 """Gate 1, planted in the library."""
 REFERENCE = code_fault("window: a place too many in the reference", reference, "visible", wider_reference)
 """Gate 1."""
+CUDNN = (
+    code_fault("cuDNN: window a place too many", jax.nn, "dot_product_attention", window_changed(1)),
+    code_fault("cuDNN: window a place too few", jax.nn, "dot_product_attention", window_changed(-1)),
+    code_fault("cuDNN: padding and texts not hidden", jax.nn, "dot_product_attention", asked_for(mask=None)),
+    code_fault("cuDNN: later keys not hidden", jax.nn, "dot_product_attention", asked_for(is_causal=False)),
+    code_fault("cuDNN: scores scaled by its default", jax.nn, "dot_product_attention", asked_for(scale=None)),
+)
+"""Gate 1: what the kernel is asked for."""
 CACHED = (
     code_fault("cache: window counted from the wrong place", Mask, "boolean", window_behind),
     code_fault("cache: prefix forgotten", transformer, "within", prefix_forgotten),

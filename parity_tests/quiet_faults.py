@@ -16,6 +16,9 @@ from jax_tformer.training import step
 from parity_tests.faults import code_fault
 from parity_tests.library_faults import no_higher, uncapped
 
+KERNELS_BAR = 1e-6
+"""Relative: kernels compute softmax in float32, whatever they are given."""
+
 
 @contextmanager
 def kernels_on_a_cpu() -> Iterator[None]:

@@ -108,7 +108,9 @@ STEPS = batches(TRAINED, 50)
 
 
 def training_pair() -> TrainingPair:
-    optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=10, clip_norm=0.05, weight_decay=0.1)
+    # No number is optax's default.
+    settings = {"clip_norm": 0.05, "weight_decay": 0.1, "beta1": 0.8, "eps": 1e-7}
+    optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=10, **settings)
     training = TrainingConfig(steps=50, batch_size=4, accumulation=2, label_smoothing=0.1)
     return TrainingPair(TRAINED, weights_for(TRAINED, 0.02), optimizer, training, "float64", optimised=False)
 

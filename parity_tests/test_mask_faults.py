@@ -2,12 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from itertools import product
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.model import kernels
+from jax_tformer.model.attention import attend
+from jax_tformer.model.masks import Mask
 from parity.measure import Measured, compared
 from parity.pairs import Tensors
 from parity_tests import mask_faults
@@ -16,6 +22,7 @@ from parity_tests.cases import VOCABULARY, Lengths, batch_for, weights_for
 from parity_tests.family_faults import GEMMA
 from parity_tests.faults import Fault
 from parity_tests.mask_faults import PAIR, TEXT
+from parity_tests.quiet_faults import KERNELS_BAR, kernels_on_a_cpu
 from parity_tests.test_decoding import CACHED, model_of, stepwise
 
 # Rotation alone would not show where positions begin: it is relative.
@@ -83,3 +90,37 @@ def gate_8() -> Callable[[], Measured]:
 def test_a_fault_of_the_cache(fault: Fault, gate_8: Callable[[], Measured], report: Callable[..., None]) -> None:
     with fault.plant():
         report(fault.name, "library", [gate_8()])
+
+
+def asked_of_cudnn() -> Measured:
+    """What XLA makes of the arguments that cuDNN is given, against plain attention, under every kind of mask.
+
+    Six heads share three; rows have padding on the right, on the left, or nothing else. Across two sequences, some
+    queries find no text of their own.
+    """
+    rng, length = np.random.default_rng(0), 12
+    query, key, value = (jnp.asarray(rng.standard_normal((4, length, heads, 4))) for heads in (6, 3, 3))
+    places = np.arange(length)[None].repeat(4, axis=0)
+    tokens = jnp.asarray((places < [[12], [7], [12], [0]]) & (places >= [[0], [0], [5], [0]]))
+    texts, prefix = jnp.asarray(places // 5), jnp.asarray(places % 5 < 2)
+    plain, asked = {}, {}
+    for causal, window, padded, apart in product((True, False), (None, 1, 3), (False, True), ("", "texts", "prefix")):
+        segments = (texts, texts if causal else texts + 1) if apart == "texts" else None
+        prefixes = (prefix, prefix) if apart == "prefix" else None
+        mask = Mask(causal, window, tokens if padded else None, segments, prefixes)
+        name = f"{causal=} {window=} {padded=} {apart}"
+        attended = partial(attend, query, key, value, mask, scale=0.3)
+        plain[name] = attended(implementation="einsum")
+        with kernels_on_a_cpu():
+            asked[name] = attended(implementation="cudnn")
+    return compared("1 activations", asked, plain, bar=KERNELS_BAR)
+
+
+def test_what_cudnn_is_asked_for() -> None:
+    asked_of_cudnn().require()
+
+
+@pytest.mark.parametrize("fault", mask_faults.CUDNN, ids=lambda fault: fault.name)
+def test_a_fault_of_what_cudnn_is_asked_for(fault: Fault, report: Callable[..., None]) -> None:
+    with fault.plant():
+        report(fault.name, "library", [asked_of_cudnn()])

@@ -21,8 +21,8 @@ from jax_tformer.model.masks import Mask
 
 ROOT = Path(__file__).parents[1]
 BATCH, LENGTH, HEADS, WIDTH = 4, 384, 6, 64
-"""384 makes the TPU kernel take three blocks of keys in turn. 6 heads can share 3 of keys and values in groups, or wrongly
-by turns."""
+"""384 makes the TPU kernel take three blocks of keys in turn. Six heads that share three would show it if they shared
+them by turns, and not in groups."""
 
 WHOLE = (BATCH, LENGTH, HEADS, WIDTH)
 

@@ -63,6 +63,19 @@ NEOX = TransformerConfig(
     ),
 )
 """GPT-NeoX's parallel branches, and a part of each head that turns."""
+_CROSSED = StackConfig(
+    num_layers=1,
+    num_heads=6,
+    key_value_heads=3,
+    feedforward_width=32,
+    score_cap=2.0,
+    norm_placement="sandwich",
+    positions="relative",
+    relative_buckets=6,
+    relative_max_distance=8,
+)
+CROSSED = TransformerConfig(vocab_size=VOCABULARY, d_model=24, encoder=_CROSSED, decoder=_CROSSED)
+"""No family has these together: capped scores with a bias, and caps and sandwiches around attention to a source."""
 
 
 class Otherwise(NamedTuple):
@@ -123,15 +136,21 @@ def scaled_everywhere(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return rotary_angles
 
 
-def without_output_norm(right: Callable[..., Any]) -> Callable[..., Any]:
-    def forward(self: Any, *args: Any) -> Any:
-        kept, self.feedforward_output_norm = self.feedforward_output_norm, None
-        try:
-            return right(self, *args)
-        finally:
-            self.feedforward_output_norm = kept
+def without(norm: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Layers without this norm."""
 
-    return forward
+    def wrong(right: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(self: Any, *args: Any) -> Any:
+            kept = getattr(self, norm)
+            setattr(self, norm, None)
+            try:
+                return right(self, *args)
+            finally:
+                setattr(self, norm, kept)
+
+        return forward
+
+    return wrong
 
 
 def summed_in_parallel(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -142,11 +161,33 @@ def summed_in_parallel(right: Callable[..., Any]) -> Callable[..., Any]:
     return before
 
 
+def cross_uncapped(right: Callable[..., Any]) -> Callable[..., Any]:
+    """Only cross-attention has no positions."""
+
+    def forward(self: Any, x: Tensor, memory: Tensor, mask: Tensor | None, *own: Any) -> Any:
+        kept, self.stack = self.stack, self.stack if own else replace(self.stack, score_cap=None)
+        try:
+            return right(self, x, memory, mask, *own)
+        finally:
+            self.stack = kept
+
+    return forward
+
+
+_FEEDFORWARD, _CROSS = "feedforward_output_norm", "cross_attention_output_norm"
 CODE: tuple[tuple[TransformerConfig, Fault], ...] = (
     (GEMMA, code_fault("rotary: scaled in layers with the window too", attention, "rotary_angles", scaled_everywhere)),
-    (GEMMA, code_fault("sandwich: feed-forward's output not normalised", blocks.Block, "forward", without_output_norm)),
+    (
+        GEMMA,
+        code_fault("sandwich: feed-forward's output not normalised", blocks.Block, "forward", without(_FEEDFORWARD)),
+    ),
     (GEMMA, code_fault("queries and keys not normalised", attention.Norm, "forward", heads_as_they_are)),
     (GEMMA, code_fault("scores: capped twice", attention, "soft_cap", cap_twice)),
+    (
+        CROSSED,
+        code_fault("sandwich: cross-attention's output not normalised", blocks.Block, "forward", without(_CROSS)),
+    ),
+    (CROSSED, code_fault("scores: cross-attention not capped", attention.Attention, "forward", cross_uncapped)),
     (NEOX, code_fault("rotary: the last columns turn", attention, "rotate", last_columns_turned)),
     (NEOX, code_fault("parallel: one norm for both branches", blocks.Block, "_before", summed_in_parallel)),
 )

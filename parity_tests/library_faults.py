@@ -8,7 +8,6 @@ from unittest.mock import patch
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jax_tformer.decoding import beam, loop, strategies
 from jax_tformer.decoding.past import Past
@@ -93,6 +92,10 @@ def rounded_schedule(right: Callable[..., Any]) -> Callable[..., Any]:
 def by_default(option: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """What the config says of this option of AdamW is left to optax."""
     return lambda right: lambda *args, **options: right(*args, **{k: v for k, v in options.items() if k != option})
+
+
+def padding_read(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    return lambda batch: right({name: x for name, x in batch.items() if "mask" not in name})
 
 
 def uncapped(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -259,6 +262,7 @@ LIBRARY_TRAINING = (
     code_fault("optax's default beta1", our_optimizer.optax, "adamw", by_default("b1")),
     code_fault("optax's default beta2", our_optimizer.optax, "adamw", by_default("b2")),
     code_fault("optax's default eps", our_optimizer.optax, "adamw", by_default("eps")),
+    code_fault("padding among the tokens that were read", step, "tokens_read", padding_read),
     code_fault("logits not capped in the training loss", step, "linear_cross_entropy", uncapped),
     code_fault("logits capped without the cap's derivative", linear_loss, "_losses", capped_without_slope),
 )

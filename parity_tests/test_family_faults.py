@@ -9,18 +9,16 @@ from jax_tformer.config import TransformerConfig
 from parity.measure import Measured, compared
 from parity.pairs import Result
 from parity_tests.bridge import Pair
-from parity_tests.cases import Lengths, batch_for, weights_for
-from parity_tests.family_faults import CODE, CONFIGS, GEMMA, NEOX, Otherwise
+from parity_tests.cases import batch_for, weights_for
+from parity_tests.family_faults import CODE, CONFIGS, CROSSED, GEMMA, NEOX, Otherwise
 from parity_tests.faults import Fault
 from torch_ref import reference
 
-LENGTHS = Lengths(batch=3, source=2, target=11)
 
-
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=3)
 def ours(config: TransformerConfig) -> tuple[Pair, dict[str, object], Result]:
     pair = Pair(config, weights_for(config, 0.2), "float64", optimised=False)
-    batch = batch_for(config, "right", lengths=LENGTHS)
+    batch = batch_for(config, "right")
     return pair, batch, pair.run_jax(batch)
 
 
@@ -31,7 +29,7 @@ def gates(mine: Result, theirs: Result) -> list[Measured]:
     ]
 
 
-@pytest.mark.parametrize("config", [GEMMA, NEOX], ids=["gemma", "neox"])
+@pytest.mark.parametrize("config", [GEMMA, NEOX, CROSSED], ids=["gemma", "neox", "crossed"])
 def test_without_a_fault_both_gates_are_green(config: TransformerConfig) -> None:
     pair, batch, mine = ours(config)
     assert all(measured.passed for measured in gates(mine, pair.run_torch(batch)))

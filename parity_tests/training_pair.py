@@ -30,13 +30,15 @@ class Path(NamedTuple):
     """Of every step, before its update."""
     gradient_norms: np.ndarray
     """Of every step, before clipping."""
+    tokens: np.ndarray
+    """That every step read, as floating point."""
     parameters: Tensors
     """After the last step, by the reference's names."""
 
     def tensors(self) -> Tensors:
         """Everything, by name."""
         path = {"loss of each step": self.losses, "gradient norm of each step": self.gradient_norms}
-        return path | self.parameters
+        return path | {"tokens of each step": self.tokens} | self.parameters
 
 
 def same_path(gate: str, config: TransformerConfig, ours: Path, theirs: Path) -> Measured:
@@ -80,7 +82,7 @@ class TrainingPair:
         params = jax.tree.map(jnp.asarray, from_reference(self.weights, self.net.shapes))
         key = jax.random.key_data(jax.random.key(self.training.seed))
         state = TrainState(params, self._tx.init(trained(params)), jnp.zeros((), jnp.int32), key)
-        losses, norms, masks = [], [], []
+        losses, norms, tokens, masks = [], [], [], []
         for batch in batches:
             arrays = {name: jnp.asarray(array) for name, array in batch.items()}
             if self.config.drops:
@@ -88,14 +90,15 @@ class TrainingPair:
             state, metrics = self._step(state, arrays)
             losses.append(metrics.loss)
             norms.append(metrics.gradient_norm)
-        return Path(np.stack(losses), np.stack(norms), to_reference(state.params)), masks
+            tokens.append(metrics.tokens)
+        return Path(np.stack(losses), np.stack(norms), np.array(tokens, np.float64), to_reference(state.params)), masks
 
     def follow_torch(self, batches: Sequence[Tensors], masks: Sequence[Sequence[Tensors]]) -> Path:
         """The reference's path over these batches, with these dropout masks."""
         model = reference(self.config)
         model.load_state_dict({name: to_torch(array.copy()) for name, array in self.weights.items()})
         trainer = Trainer(model, self.optimizer, self.training)
-        losses, norms = [], []
+        losses, norms, tokens = [], [], []
         for number, batch in enumerate(batches):
             kept = (
                 [{site: torch.from_numpy(mask.copy()) for site, mask in part.items()} for part in masks[number]]
@@ -105,5 +108,6 @@ class TrainingPair:
             metrics = trainer.step({name: torch.from_numpy(array) for name, array in batch.items()}, kept)
             losses.append(metrics.loss.numpy())
             norms.append(metrics.gradient_norm.numpy())
+            tokens.append(metrics.tokens)
         parameters = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
-        return Path(np.stack(losses), np.stack(norms), parameters)
+        return Path(np.stack(losses), np.stack(norms), np.array(tokens, np.float64), parameters)

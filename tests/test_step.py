@@ -134,6 +134,19 @@ def test_bfloat16_keeps_norms_softmax_and_logits_in_float32() -> None:
     assert float(jnp.abs(sums - 1).max()) < 1e-5
 
 
+def test_parameters_kept_in_bfloat16_are_widened_before_anything_is_computed() -> None:
+    """To the bit what the same numbers give that are kept in float32; 1 + scale, say, would be rounded in bfloat16."""
+    stack = dataclasses.replace(STACK, norm_unit_offset=True, norm_bias=True, positions="relative")
+    config = dataclasses.replace(CONFIG, decoder=stack, head_bias=True, tied_head=False)
+    narrow = transformer(dataclasses.replace(config, compute=ComputeConfig(parameter_dtype="bfloat16")))
+    params = jax.tree.map(
+        lambda x: jnp.sin(jnp.arange(1.0, x.size + 1)).reshape(x.shape).astype(x.dtype), narrow.shapes
+    )
+    wide = jax.tree.map(lambda x: x.astype(jnp.float32), params)
+    tokens = batch()["tokens"]
+    np.testing.assert_array_equal(narrow.apply(params, tokens), transformer(config).apply(wide, tokens))
+
+
 def test_float64_needs_x64() -> None:
     with pytest.raises(ValueError, match="jax_enable_x64"):
         transformer(CONFIG.with_dtype("float64"))

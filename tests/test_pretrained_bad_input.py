@@ -134,6 +134,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a checkpoint": (pickled("model.pt"), "holds model.pt"),
     "a pickle by another name": (pickled(WEIGHTS), "is a pickle by another name"),
     "Flax weights": (pickled("flax_model.msgpack"), "jax-tformer from-flax"),
+    "GGUF": (pickled("m.gguf"), r"holds m.gguf, .* expected safetensors; .*gguf_file='m.gguf'\)\.save_pretrained"),
+    "GGUF alone": (
+        lambda folder: (pickled("m.gguf")(folder), (folder / "config.json").unlink()),
+        "holds m.gguf, .* expected safetensors",
+    ),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "has neither model.safetensors nor"),
     "a folder of weights": (
         lambda folder: ((folder / WEIGHTS).unlink(), (folder / WEIGHTS).mkdir()),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from jax_tformer.config import Dtype
 from jax_tformer.errors import InputError
 from jax_tformer.files import read_json, write_json
-from jax_tformer.pretrained.tensor_files import inside
+from jax_tformer.pretrained.tensor_files import inside, what_instead
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 TOKENIZER_FILES = (
@@ -105,6 +105,8 @@ def read_origin(folder: Path) -> Origin:
     Raises InputError if config.json is missing or damaged or asks for remote code, or if another file is damaged.
     """
     if not (folder / CONFIG).exists():
+        if any(folder.glob("*.gguf")):
+            raise InputError(what_instead(folder))
         raise InputError(f"{folder} has no {CONFIG}; expected a folder that save_pretrained wrote")
     config = read_json(inside(folder, CONFIG))
     if not isinstance(config, dict):

@@ -97,7 +97,7 @@ def open_tensors(folder: Path) -> Iterator[dict[str, Stored]]:
         elif os.path.lexists(folder / INDEX):
             yield _open_shards(opened, folder)
         else:
-            raise InputError(_nothing(folder))
+            raise InputError(what_instead(folder))
 
 
 @contextmanager
@@ -184,9 +184,15 @@ _CONVERT = (
 )
 
 
-def _nothing(folder: Path) -> str:
+def what_instead(folder: Path) -> str:
     """Says what the folder holds instead of safetensors."""
     names = sorted(path.name for path in folder.iterdir())
+    if gguf := [name for name in names if name.endswith(".gguf")]:
+        return (
+            f"{folder} holds {gguf[0]}, which is GGUF and not read; expected safetensors; take the folder that it was "
+            "made of, or let transformers rewrite it: AutoModelForCausalLM.from_pretrained(folder, "
+            f"gguf_file={gguf[0]!r}).save_pretrained(new_folder)"
+        )
     if "flax_model.msgpack" in names:
         return f"{folder} holds a flax_model.msgpack; write it as safetensors first: jax-tformer from-flax {folder} OUT"
     pickles = [name for name in names if name.endswith((*_PICKLES, ".bin.index.json"))]

@@ -30,6 +30,7 @@ from parity.pairs import Tensors
 from parity_tests.cases import CONFIGS, weights_for
 from parity_tests.huggingface import Oracle, config_json
 from parity_tests.oracles import ENTRIES
+from parity_tests.oracles.decoders import LLAMA3
 
 Record = Callable[[str, Measured], None]
 
@@ -236,6 +237,19 @@ def test_writing_weights_that_do_not_fit() -> None:
         ("bert", {"position_embedding_type": "relative_key"}, "only 'absolute' is supported"),
         ("bert", {"is_decoder": True}, "only False is supported"),
         ("bert masked", {"hidden_dropout_prob": 1.5}, "from 0 to below 1"),
+        ("llama", {"is_causal": False}, "is_causal is False in .* only True is supported"),
+        ("llama", {"is_causal": None}, "is_causal is None in .* only True is supported"),
+        ("bart", {"is_causal": False}, "is_causal is False in .* only True is supported"),
+        ("t5", {"is_causal": False}, "is_causal is False in .* only True is supported"),
+        ("llama", {"model_type": "mistral"}, "model_type is 'mistral' .* a class of type 'llama'; expected one type"),
+        ("llama", {"sliding_window": 4}, "sliding_window is 4 .* only None is supported"),
+        ("llama", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is .* only 'full_attention'"),
+        ("bert", {"per_layer_config": {"0": {"hidden_act": "relu"}}}, "per_layer_config is .* only None"),
+        ("bert", {"transformers_weights": "other.safetensors"}, "transformers_weights is .* only None"),
+        ("llama", {"rope_parameters": LLAMA3, "original_max_position_embeddings": 16}, "is 16 .* and 24 by its rope_"),
+        ("llama", {"rope_scaling": LLAMA3, "original_max_position_embeddings": 16}, "is 16 .* and 24 by its rope_"),
+        ("gpt_neox", {"head_dim": 8}, "head_dim is 8 .* hidden_size / num_attention_heads, 16, is supported"),
+        ("gemma3", {"partial_rotary_factor": 0.5}, r"partial_rotary_factor is 0\.5 .* only 1\.0 is supported"),
         ("bart", {"activation_function": "tanh"}, "expected one of 'gelu'"),
         ("bart", {"decoder_layerdrop": 0.1}, r"only 0\.0 is supported"),
         ("bart", {"normalize_before": True}, "only False is supported"),
@@ -252,6 +266,27 @@ def test_settings_that_are_refused(name: str, change: dict[str, Any], message: s
     with pytest.raises(InputError, match=message) as error:
         config_from_huggingface(Oracle(name).json | change)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("bert", {"is_causal": False, "sliding_window": 4}),
+        ("llama", {"is_causal": True, "layer_types": ["full_attention"] * 3, "sliding_window": None}),
+        ("llama", {"original_max_position_embeddings": 16}),
+        ("gpt_neox", {"head_dim": 16}),
+    ],
+)
+def test_what_changes_nothing_is_passed_over(name: str, change: dict[str, Any]) -> None:
+    theirs = Oracle(name).json
+    assert config_from_huggingface(theirs | change) == config_from_huggingface(theirs)
+
+
+def test_null_means_false_where_transformers_says_so() -> None:
+    theirs = Oracle("t5").json
+    assert config_from_huggingface(theirs).head_scale
+    assert not config_from_huggingface(theirs | {"scale_decoder_outputs": None}).head_scale
+    assert config_from_huggingface(theirs | {"is_gated_act": None}) == config_from_huggingface(theirs)
 
 
 def test_null_means_the_default() -> None:

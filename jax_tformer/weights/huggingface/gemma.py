@@ -93,6 +93,7 @@ def _flatten3(config: Settings) -> dict[str, object]:
         raise InputError(f"rope_parameters has {sorted(kinds)} in the Hugging Face config; expected {FULL}, {WINDOWED}")
     whole, local = (rope.rope_object(kinds, kind) for kind in (FULL, WINDOWED))
     whole |= rope.rope_object(config, "rope_scaling")
+    rope.require_whole({"partial_rotary_factor": config.get("partial_rotary_factor"), **whole})
     whole.setdefault("rope_theta", config.get("rope_theta"))
     local.setdefault("rope_theta", config.get(_LOCAL))
     if (kind := local.get("rope_type", "default")) != "default":

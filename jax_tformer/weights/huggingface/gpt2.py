@@ -7,8 +7,9 @@ from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.weights.huggingface.tables import ACTIVATIONS, CONV1D, VECTOR, Family, Row, Setting, pair
 
 
-def _four_times_the_width(ours: Mapping[str, object]) -> int:
-    return 4 * int(str(ours["d_model"]))
+def _four_times_the_width(ours: Mapping[str, object]) -> object:
+    width = ours["d_model"]
+    return 4 * width if isinstance(width, int) else width
 
 
 SETTINGS = (

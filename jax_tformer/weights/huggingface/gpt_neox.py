@@ -57,7 +57,12 @@ def _flatten(config: Settings) -> dict[str, object]:
     part, width = given.get("partial_rotary_factor", config.get("rotary_pct", 0.25)), _head_width(config)
     if not isinstance(part, int | float) or not 0 < part <= 1:
         raise InputError(f"rotary_pct is {part!r} in the Hugging Face config; expected a number above 0, at most 1")
-    flat = rope.flat_rope(given)
+    flat = rope.only_positions(config, rope.flat_rope(given))
+    if config.get("head_dim") not in (None, 0, width):
+        raise InputError(
+            f"head_dim is {config['head_dim']!r} in the Hugging Face config; only hidden_size / num_attention_heads, "
+            f"{width}, is supported"
+        )
     return {**config, **flat, "rotary_width": None if part == 1 else int(width * part)}
 
 

@@ -29,6 +29,8 @@ def flatten(config: Settings, window: object, layers: int, is_windowed: Callable
         )
     else:
         flags = [kind == WINDOWED for kind in kinds]
+    # What says so has been read, and is not asked for again.
+    config = {name: value for name, value in config.items() if name not in ("layer_types", "sliding_window")}
     if not any(flags):
         return {**config, "window": None, "window_layers": None}
     if window is None:

@@ -47,10 +47,26 @@ def flatten(config: Settings) -> dict[str, object]:
     """Returns `config` with a field `rope_parameters.NAME` for each NAME that the table of settings has."""
     rope = rope_object(config, "rope_scaling") or rope_object(config)
     rope.setdefault("rope_theta", config.get("rope_theta"))
-    turning = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if turning not in (None, 1):
+    require_whole({"partial_rotary_factor": config.get("partial_rotary_factor"), **rope})
+    return {**config, **only_positions(config, flat_rope(rope))}
+
+
+def require_whole(rope: Settings) -> None:
+    """Raises InputError if only a part of each head turns."""
+    if (turning := rope.get("partial_rotary_factor")) not in (None, 1):
         raise InputError(f"partial_rotary_factor is {turning!r} in the Hugging Face config; only 1.0 is supported")
-    return {**config, **flat_rope(rope)}
+
+
+def only_positions(config: Settings, flat: dict[str, object]) -> dict[str, object]:
+    """Returns `flat`; raises InputError if `config` says beside it that the positions before scaling were others."""
+    name = "original_max_position_embeddings"
+    above, within = config.get(name), flat.get(f"{PREFIX}{name}", config.get("max_position_embeddings"))
+    if flat[f"{PREFIX}rope_type"] == "llama3" and name in config and above != within:
+        raise InputError(
+            f"{name} is {above!r} in the Hugging Face config, and {within!r} by its rope_parameters, two places of one "
+            "setting; expected one value; remove the wrong one"
+        )
+    return flat
 
 
 def flat_rope(rope: Settings) -> dict[str, object]:

@@ -79,7 +79,9 @@ def flatten(config: Settings) -> Settings:
             f"feed_forward_proj is {given!r} in the Hugging Face config; expected an activation, or 'gated-' and one"
         )
     parts = {"dense_act_fn": "gelu_new" if given == _GATED_GELU else name, "is_gated_act": gate == "gated"}
-    return {**config, **{field: value for field, value in parts.items() if config.get(field) is None}}
+    # Their models take null for false, where the field is there.
+    said = {name: False for name in ("is_gated_act", "scale_decoder_outputs") if config.get(name, "absent") is None}
+    return {**parts, **{name: value for name, value in config.items() if value is not None}, **said}
 
 
 def nest(written: Settings) -> Settings:

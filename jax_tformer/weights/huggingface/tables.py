@@ -58,6 +58,17 @@ class CannotExpress(InputError):
     def __init__(self, message: str, model_type: str, changed: Mapping[str, tuple[Any, Any]]) -> None:
         super().__init__(message)
         self.model_type, self.changed = model_type, changed
+NEUTRAL: Mapping[str, tuple[object, ...]] = {"per_layer_config": (None,), "transformers_weights": (None,)}
+"""What a model of any class of transformers obeys and ours cannot say -> the values with which it changes nothing."""
+NEUTRAL_IN_DECODERS: Mapping[str, tuple[object, ...]] = {
+    "is_causal": (True,),
+    # The cache of `generate` has these windows, whether or not the class has any.
+    "sliding_window": (None,),
+    "layer_types": (None, "full_attention"),
+    "attention_chunk_size": (None,),
+    "kv_sharing_modes": (None,),
+}
+"""The same of classes with a decoder; of a list, every member must be one of the values."""
 
 
 class Setting(NamedTuple):
@@ -144,6 +155,11 @@ def read_settings(family: Family, config: Settings) -> TransformerConfig:
 
     Raises InputError for settings that our config cannot express, and for values of a wrong type.
     """
+    if (given := config.get("model_type")) not in (None, family.model_type):
+        raise InputError(
+            f"model_type is {given!r} in the Hugging Face config, and architectures names a class of type "
+            f"{family.model_type!r}; expected one type; correct the wrong one"
+        )
     for setting in family.settings:
         layers = _given(setting, config) if setting.ours[0].endswith(".num_layers") else 0
         if isinstance(layers, int) and layers > _MOST_LAYERS:
@@ -151,9 +167,7 @@ def read_settings(family: Family, config: Settings) -> TransformerConfig:
                 f"{setting.theirs} is {layers} in the Hugging Face config; expected at most {_MOST_LAYERS}"
             )
     config = family.flatten(config)
-    for name, only in family.fixed.items():
-        if (given := config.get(name)) not in (None, only):
-            raise InputError(f"{name} is {given!r} in the Hugging Face config; only {only!r} is supported")
+    _require_neutral(family, config)
     flat = traverse_util.flatten_dict(to_dict(family.template), sep=".")
     for setting in family.settings:
         given = _given(setting, config)
@@ -199,6 +213,17 @@ def write_settings(family: Family, config: TransformerConfig) -> dict[str, objec
         raise CannotExpress(told, family.model_type, changed_fields(to_dict(read), to_dict(config)))
     places_of(family.rows(config), config)
     return written
+
+
+def _require_neutral(family: Family, config: Settings) -> None:
+    """Raises InputError if `config` has another value of what the family cannot express."""
+    neutral = {**NEUTRAL, **({} if family.template.decoder is None else NEUTRAL_IN_DECODERS)}
+    neutral |= {name: (None, only) for name, only in family.fixed.items()}
+    read = {setting.theirs for setting in family.settings}
+    for name, values in neutral.items():
+        given = config.get(name, values[0])
+        if name not in read and any(one not in values for one in (given if isinstance(given, list) else [given])):
+            raise InputError(f"{name} is {given!r} in the Hugging Face config; only {values[-1]!r} is supported")
 
 
 def _given(setting: Setting, config: Settings) -> object:

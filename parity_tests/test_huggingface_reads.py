@@ -1,7 +1,9 @@
 """What transformers reads from a config.json is read here too, refused, or listed with the reason why it is idle."""
 
+import re
 from collections.abc import Mapping
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -65,6 +67,20 @@ def outcome(config: Mapping[str, Any]) -> TransformerConfig | str:
         return config_from_huggingface(config)
     except InputError:
         return "refused"
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_what_is_refused_has_the_name_of_the_file(name: str) -> None:
+    entry = ENTRIES[name]
+    theirs = entry.kind.config_class(**entry.settings).to_dict() | configs(name)[0]
+    for key, value in product(theirs, (0, -1, "x", None, 1.5)):
+        try:
+            config_from_huggingface(theirs | {key: value})
+        except InputError as error:
+            assert "\n" not in str(error)
+            # Where null means the default, that may be wrong beside another key.
+            named = theirs if value is None else [key]
+            assert any(re.search(rf"\b{re.escape(each)}\b", str(error)) for each in named), str(error)
 
 
 def passed_over(name: str, attribute: str) -> bool:

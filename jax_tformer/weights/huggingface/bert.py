@@ -28,7 +28,7 @@ FIXED = {"is_decoder": False, "add_cross_attention": False, "position_embedding_
 """`pad_token_id` is not read: PyTorch does not train that row of the token table, but no output depends on it."""
 
 
-CLASSES = Setting("classes", ("classes",))
+CLASSES = Setting("classes", ("classes",), said="num_labels")
 """Made by `count_labels`; what the classes are called is not part of our config."""
 
 

@@ -37,16 +37,20 @@ SETTINGS = (
     Setting("hidden_dropout", ("dropout.embedding", "dropout.residual")),
     Setting("attention_dropout", ("dropout.attention",)),
     *rope.SETTINGS,
-    Setting("rotary_width", ("decoder.rotary.width",), nullable=True),
+    Setting("rotary_width", ("decoder.rotary.width",), nullable=True, said="rotary_pct"),
 )
 HEADS = "(h n c) i -> n (h c) i"
 """Query, key and value of one head stand together."""
 
 
 def _head_width(config: Settings) -> int:
-    width, heads = config.get("hidden_size") or TEMPLATE.d_model, config.get("num_attention_heads") or 64
-    if not isinstance(width, int) or not isinstance(heads, int) or heads < 1:
-        raise InputError(f"hidden_size is {width!r} and num_attention_heads is {heads!r}; expected whole numbers")
+    default = {"hidden_size": TEMPLATE.d_model, "num_attention_heads": 64}
+    width, heads = (usual if config.get(name) is None else config[name] for name, usual in default.items())
+    if not isinstance(width, int) or not isinstance(heads, int) or not 1 <= heads <= width:
+        raise InputError(
+            f"hidden_size is {width!r} and num_attention_heads is {heads!r}; expected whole numbers of at least 1, and "
+            "no more heads than columns"
+        )
     return width // heads
 
 

@@ -7,7 +7,7 @@ from jax_tformer.weights.huggingface.tables import Setting, Settings
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
 SETTINGS = (
-    Setting("window", ("decoder.window",), nullable=True),
+    Setting("window", ("decoder.window",), nullable=True, said="sliding_window"),
     Setting("window_layers", ("decoder.window_layers",), nullable=True),
 )
 """Fields that no config.json has: `flatten` makes them of others."""
@@ -24,7 +24,7 @@ def flatten(config: Settings, window: object, layers: int, is_windowed: Callable
         flags = [window is not None and is_windowed(layer) for layer in range(layers)]
     elif not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {WINDOWED, FULL}:
         raise InputError(
-            f"layer_types is {kinds!r} in the Hugging Face config; expected a list of {layers} of "
+            f"layer_types is {kinds!r} in the Hugging Face config; expected a list of num_hidden_layers, {layers}, of "
             f"{WINDOWED!r} and {FULL!r}"
         )
     else:

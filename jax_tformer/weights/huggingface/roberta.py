@@ -43,8 +43,8 @@ def _nest(written: Settings) -> dict[str, object]:
 
 
 _POSITIONS = (
-    Setting("position_offset", ("encoder.position_offset",)),
-    Setting("max_positions", ("encoder.max_positions",)),
+    Setting("position_offset", ("encoder.position_offset",), said="pad_token_id"),
+    Setting("max_positions", ("encoder.max_positions",), said="max_position_embeddings"),
 )
 SETTINGS = (*(setting for setting in bert.SETTINGS if setting.theirs != "max_position_embeddings"), *_POSITIONS)
 # Their head has this activation whatever the encoder has; ours has the encoder's.

@@ -84,6 +84,8 @@ class Setting(NamedTuple):
     """Computes the value of an absent field from our fields read so far, by name; None: the template's value."""
     nullable: bool = False
     """Whether null means None in our fields too; otherwise null means the default, as an absent field does."""
+    said: str | None = None
+    """The field of config.json that decides it, where `theirs` is made by `flatten`."""
 
 
 class Row(NamedTuple):
@@ -177,8 +179,27 @@ def read_settings(family: Family, config: Settings) -> TransformerConfig:
             flat |= dict.fromkeys(setting.ours, None)
         elif setting.default is not None:
             flat |= dict.fromkeys(setting.ours, setting.default(flat))
-    read = from_dict(TransformerConfig, traverse_util.unflatten_dict(flat, sep="."), where="the Hugging Face config")
-    return canonical(read)
+    nested = traverse_util.unflatten_dict(flat, sep=".")
+    try:
+        return canonical(from_dict(TransformerConfig, nested, where="the Hugging Face config"))
+    except InputError as error:
+        raise InputError(_in_their_words(family, str(error), flat)) from error
+
+
+def _in_their_words(family: Family, problem: str, flat: Settings) -> str:
+    """Returns what our config says is wrong with `flat`, with the names that config.json has for our fields."""
+
+    def named(match: re.Match[str]) -> str:
+        ours, value = match[1], match[2]
+        found = {
+            setting.said or setting.theirs: [str(flat[path]) for path in setting.ours]
+            for setting in family.settings
+            if any(f".{path}".endswith(f".{ours}") for path in setting.ours)
+        }
+        alike = [name for name, values in found.items() if {value, str(value).removesuffix(".0")} & {*values}]
+        return " or ".join(alike or found or [ours]) + match[0].removeprefix(ours)
+
+    return re.sub(r"([a-z][a-z_.]+)(?: is (\S+?)[;,]?(?= )|(?=\"| / | set\b))", named, problem)
 
 
 def write_settings(family: Family, config: TransformerConfig) -> dict[str, object]:

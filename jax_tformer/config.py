@@ -266,8 +266,8 @@ class TransformerConfig:
         turned, width = stack.rotary.width, self.head_width(stack)
         require(
             stack.positions != "rotary" or turned is not None or width % 2 == 0,
-            f"{'d_model / num_heads' if stack.head_width is None else 'head_width'} is {width}; rotary positions need an "
-            "even width of a head",
+            f"{'d_model / num_heads' if stack.head_width is None else 'head_width'} is {width}; "
+            "rotary positions need an even one",
         )
         require(
             turned is None or (turned % 2 == 0 and turned <= width),

@@ -176,7 +176,7 @@ def _config_json(
                 config[name] = origin.config[name]
         if "label2id" in origin.config and config.get("id2label") == origin.config.get("id2label"):
             config["label2id"] = origin.config["label2id"]
-    if dict(types) != {name: origin.types.get(name) for name in types}:
+    if dict(types) != {name: origin.types.get(name, type_) for name, type_ in types.items()}:
         config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
     return config
 

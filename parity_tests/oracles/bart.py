@@ -58,7 +58,7 @@ ENTRIES = {
             "other widths": {"encoder_ffn_dim": 24, "activation_function": "relu", "vocab_size": 29},
         },
         position_tables={side: f"model.{table}" for side, table in _POSITIONS.items()},
-        dropped_untied=frozenset({"model.shared.weight"}),
+        unused_untied=frozenset({"model.shared.weight"}),
         no_longer_written=_NO_LONGER_WRITTEN,
         generation={
             "forced_bos_token_id": None,
@@ -77,7 +77,7 @@ ENTRIES = {
         variants={"scaled embedding": {"scale_embedding": True}},
         to_logits=_to_logits,
         position_tables=_POSITIONS,
-        dropped_untied=frozenset({"shared.weight"}),
+        unused_untied=frozenset({"shared.weight"}),
         no_longer_written=_NO_LONGER_WRITTEN,
     ),
 }

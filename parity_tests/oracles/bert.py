@@ -50,7 +50,7 @@ ENTRIES = {
         settings=_SETTINGS,
         stacks=_STACKS,
         variants={"ReLU": {"hidden_act": "relu"}, "untied": {"tie_word_embeddings": False}},
-        dropped_untied=frozenset({"cls.predictions.bias"}),
+        unused_untied=frozenset({"cls.predictions.bias"}),
         no_longer_written=_NO_LONGER_WRITTEN,
     ),
     "bert texts": Entry(

@@ -40,10 +40,8 @@ class Entry:
     """Makes logits of the first output of a class without the head that ours has."""
     first_position: int = 0
     """The position that it gives to the first token."""
-    dropped: frozenset[str] = frozenset()
-    """Arrays that it saves and we have no place for."""
-    dropped_untied: frozenset[str] = frozenset()
-    """Those that only a tied model uses."""
+    unused_untied: frozenset[str] = frozenset()
+    """Arrays that it saves, and only a tied model uses; untied, they are written and not read."""
     no_longer_written: frozenset[str] = frozenset()
     """Settings that we write and the installed version does not (no longer, or never did), or writes as null."""
     generation: Settings = field(default_factory=dict)

@@ -53,8 +53,8 @@ ENTRIES = {
             "other widths": {"encoder_ffn_dim": 24, "decoder_layers": 1, "vocab_size": 29},
         },
         position_tables=_BART.position_tables,
-        dropped_untied=_BART.dropped_untied,
-        no_longer_written=_BART.no_longer_written | {"share_encoder_decoder_embeddings"},
+        unused_untied=_BART.unused_untied,
+        no_longer_written=_BART.no_longer_written,
         generation=_BART.generation,
     )
 }

@@ -48,7 +48,7 @@ ENTRIES = {
         auto=AutoModelForMaskedLM,
         settings=_SETTINGS,
         variants={"untied": {"tie_word_embeddings": False}, "large epsilon": {"layer_norm_eps": 1e-2}},
-        dropped_untied=frozenset({"lm_head.bias"}),
+        unused_untied=frozenset({"lm_head.bias"}),
         **_PARTS,
     ),
     "roberta texts": Entry(

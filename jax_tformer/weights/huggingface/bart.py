@@ -97,9 +97,9 @@ def _tables(config: TransformerConfig) -> tuple[str, str]:
 
 def _stacks(config: TransformerConfig) -> tuple[Row, ...]:
     """Returns the rows of all but the head; untied it has three token tables, and `shared` is unused."""
-    source, target = _tables(config)
+    (source, target), shared = _tables(config), config.shared_embedding
     return (
-        Row("model.shared.weight", (source,) if config.shared_embedding else None),
+        Row("model.shared.weight", (source,) if shared else None, filled=None if shared else source),
         Row("model.encoder.embed_tokens.weight", (source,)),
         Row("model.decoder.embed_tokens.weight", (target,)),
         *ROWS,

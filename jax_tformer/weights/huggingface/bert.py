@@ -110,7 +110,7 @@ def _masked(config: TransformerConfig) -> tuple[Row, ...]:
         *no_pooler("bert."),
         *pair(f"{head}.transform.dense", "head.dense"),
         *pair(f"{head}.transform.LayerNorm", "head.norm", VECTOR),
-        Row(f"{head}.bias", ("head.bias",) if tied else None, VECTOR),
+        Row(f"{head}.bias", ("head.bias",) if tied else None, VECTOR, filled=None if tied else "head.bias"),
         Row(f"{head}.decoder.weight", ("embedding.tokens.weight" if tied else "head.weight",)),
         Row(f"{head}.decoder.bias", ("head.bias",), VECTOR),
         # Of BertForPreTraining, whose file may be read as this class.

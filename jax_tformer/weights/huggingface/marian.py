@@ -43,8 +43,9 @@ def flatten(config: Settings) -> Settings:
 
 
 def nest(written: Settings) -> Settings:
-    """Adds the size of the decoder's vocabulary, which is the encoder's."""
-    return {**written, "decoder_vocab_size": written["vocab_size"]}
+    """Adds the size of the decoder's vocabulary, which is the encoder's, and says of untied tables what files say."""
+    shared = written["share_encoder_decoder_embeddings"] or written["tie_word_embeddings"] is False
+    return {**written, "decoder_vocab_size": written["vocab_size"], "share_encoder_decoder_embeddings": shared}
 
 
 def checked(config: TransformerConfig, weights: Mapping[str, View]) -> TransformerConfig:
@@ -72,6 +73,9 @@ def checked(config: TransformerConfig, weights: Mapping[str, View]) -> Transform
 def rows(config: TransformerConfig) -> tuple[Row, ...]:
     """Returns the rows of a MarianMTModel: BART's, without norms of embeddings, and with computed positions."""
     computed = {name: Row(name, None) for name in _TABLES.values()}
+    if config.tied_head and not config.shared_embedding:
+        # Unlike BART it has no third table then.
+        computed["model.shared.weight"] = Row("model.shared.weight", None)
     return tuple(computed.get(row.theirs, row) for row in bart.rows(config) if "layernorm_embedding" not in row.theirs)
 
 

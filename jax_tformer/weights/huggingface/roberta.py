@@ -63,7 +63,7 @@ def _masked(config: TransformerConfig) -> tuple[Row, ...]:
         *bert.no_pooler("roberta."),
         *pair("lm_head.dense", "head.dense"),
         *pair("lm_head.layer_norm", "head.norm", VECTOR),
-        Row("lm_head.bias", ("head.bias",) if tied else None, VECTOR),
+        Row("lm_head.bias", ("head.bias",) if tied else None, VECTOR, filled=None if tied else "head.bias"),
         Row("lm_head.decoder.weight", ("embedding.tokens.weight" if tied else "head.weight",)),
         Row("lm_head.decoder.bias", ("head.bias",), VECTOR),
     )

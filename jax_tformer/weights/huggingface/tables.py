@@ -100,6 +100,8 @@ class Row(NamedTuple):
     axes: str = MATRIX
     sizes: tuple[tuple[str, int], ...] = ()
     """Sizes that `axes` names and shapes leave open, such as the number of heads."""
+    filled: str | None = None
+    """Our array that stands in a dropped one when it is written: no output reads it, and transformers expects it."""
 
 
 def pair(theirs: str, ours: str, axes: str = MATRIX) -> tuple[Row, Row]:
@@ -342,7 +344,7 @@ def known_names(rows: tuple[Row, ...], config: TransformerConfig, names: Iterabl
 
 
 def write_rows(rows: tuple[Row, ...], config: TransformerConfig, weights: Weights) -> Arrays:
-    """Inverts `read_rows`. Writes tied arrays once, as Hugging Face does, and leaves out dropped ones.
+    """Inverts `read_rows`. Writes tied arrays once, as Hugging Face does, and of dropped ones those that it expects.
 
     Raises WeightsError, which lists all that does not fit `config`.
     """
@@ -372,7 +374,8 @@ def their_views(
         chosen = not place.tied if names is None or place.ours[0] not in written else place.theirs in names
         if chosen:
             theirs[place.theirs] = Rearranged(Stacked(parts), _inverse(place.axes), place.sizes)
-    return theirs
+    unused = {row.theirs: (row, weights[row.filled]) for row in rows if row.filled is not None}
+    return theirs | {name: Rearranged(Stacked([part]), _inverse(row.axes), {}) for name, (row, part) in unused.items()}
 
 
 @lru_cache(maxsize=8)

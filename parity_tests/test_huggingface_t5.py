@@ -94,8 +94,11 @@ def test_the_tables_of_a_marian(tie: bool, share: bool, tied: bool, shared: bool
     assert (oracle.config.tied_head, oracle.config.shared_embedding) == (tied, shared)
     raw = oracle.random_weights(0.2, 0)
     arrays = to_huggingface("MarianMTModel", *from_huggingface(oracle.json, raw))[1]
-    assert raw.keys() - arrays.keys() == ({"model.shared.weight"} if share and not tie else set())
-    assert bytes_lost(arrays, {name: raw[name] for name in arrays}).passed
+    # Untied, their file may have a third table, and ours has one; nothing uses it.
+    unused = set() if tie else {"model.shared.weight"}
+    assert raw.keys() - unused == arrays.keys() - unused
+    assert unused <= arrays.keys()
+    assert bytes_lost(*({name: side[name] for name in side.keys() - unused} for side in (arrays, raw))).passed
 
 
 @contextmanager
@@ -158,8 +161,8 @@ def test_positions_beyond_500(record: Callable[[str, Measured], None]) -> None:
         (T5 | {"feed_forward_proj": "gated-gelu-new"}, "feed_forward_proj is 'gated-gelu-new'"),
         (T5 | {"feed_forward_proj": "tanh"}, "dense_act_fn is 'tanh'"),
         (T5 | {"is_encoder_decoder": False}, "only True is supported"),
-        (T5 | {"relative_attention_num_buckets": 7}, "relative_buckets is 7"),
-        (T5 | {"relative_attention_max_distance": 8}, "relative_max_distance is 8"),
+        (T5 | {"relative_attention_num_buckets": 7}, "relative_attention_num_buckets is 7"),
+        (T5 | {"relative_attention_max_distance": 8}, "relative_attention_max_distance is 8"),
         (T5 | {"dropout_rate": 1.0}, "from 0 to below 1"),
         (MARIAN | {"decoder_vocab_size": 9}, "decoder_vocab_size is 9 in the Hugging Face config and vocab_size is"),
         (MARIAN | {"static_position_embeddings": False}, "only True is supported"),

@@ -58,6 +58,8 @@ class CannotExpress(InputError):
     def __init__(self, message: str, model_type: str, changed: Mapping[str, tuple[Any, Any]]) -> None:
         super().__init__(message)
         self.model_type, self.changed = model_type, changed
+
+
 NEUTRAL: Mapping[str, tuple[object, ...]] = {"per_layer_config": (None,), "transformers_weights": (None,)}
 """What a model of any class of transformers obeys and ours cannot say -> the values with which it changes nothing."""
 NEUTRAL_IN_DECODERS: Mapping[str, tuple[object, ...]] = {

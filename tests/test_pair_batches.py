@@ -1,6 +1,7 @@
 """Batches of pairs, from files and of dates: padding, masks, the decoder input, and what is held out."""
 
 import dataclasses
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,18 @@ def test_many_pairs_left_out_are_a_warning_with_the_lengths_that_would_keep_them
     told = "warning: 198 of 208 pairs (95.2%) are left out: 198 sources have more than 11 tokens; --data.source-length "
     assert note == told + "209 and --data.target-length 8 would keep 99% of them all"
     assert build(dataclasses.replace(data, source_length=209))[0].notes[0].startswith("1 of 208 pairs (0.5%)")
+
+
+def test_pairs_take_a_few_times_their_file_in_memory(tmp_path: Path) -> None:
+    build(pair_data(tmp_path, PAIRS))  # imports what is imported at first use
+    pairs = [(f"source with some more words {n}", f"ziel {n}") for n in range(15_000)]
+    data = dataclasses.replace(pair_data(tmp_path, pairs), source_length=40, target_length=20)
+    tracemalloc.start()
+    build(data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    times = peak / (tmp_path / "pairs.tsv").stat().st_size
+    assert times < 8
 
 
 @pytest.mark.parametrize("pairs", [[("s" * 20, "t")] * 3, [("a", "b")], [("a", "b"), ("a", "c")]])

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import cache
+from itertools import compress
 
 import numpy as np
 from babel import Locale
@@ -98,8 +99,8 @@ def _words(code: str, field: str, unit: Callable[[date], int]) -> tuple[str, ...
 def _days(fraction: float) -> dict[bool, tuple[date, ...]]:
     """Splits all days by whether they are held out."""
     days = [FIRST_DAY + timedelta(index) for index in range(DAYS)]
-    chosen = held_out_items([day.isoformat() for day in days], fraction)
-    return {side: tuple(day for day in days if (day.isoformat() in chosen) == side) for side in (False, True)}
+    chosen = held_out_items((day.isoformat() for day in days), fraction)
+    return {side: tuple(compress(days, chosen == side)) for side in (False, True)}
 
 
 def make_pair(rng: np.random.Generator, held_out: bool, fraction: float) -> tuple[str, str]:

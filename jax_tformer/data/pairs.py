@@ -1,7 +1,10 @@
 """Makes batches of (source, target) pairs, from files or dates, padded to fixed lengths."""
 
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -26,7 +29,10 @@ from jax_tformer.files import user_path
 
 Pair = tuple[str, str]
 PairIds = tuple[np.ndarray, np.ndarray]
+T = TypeVar("T")
 _EXAMPLES = 512
+_TOGETHER = 2**12
+"""Texts that are encoded together."""
 _FEW = 0.05
 """The fraction of pairs that may be left out without a warning."""
 _REST = 0.01
@@ -43,30 +49,63 @@ def pair_files(data: PairData) -> list[Path]:
     path = user_path(data.path)
     if data.target_path is not None:
         return [path, user_path(data.target_path)]
-    if path.suffix not in (".tsv", ".jsonl"):
+    if path.suffix.lower() not in (".tsv", ".jsonl"):
         raise InputError(
             f"{path} is neither .tsv nor .jsonl; expected one of them, or the targets' file as --data.target-path"
         )
     return [path]
 
 
-def load_pairs(data: PairData) -> list[Pair]:
-    """Reads the (source, target) pairs of the files that `data` names, in order.
+class Rows(Sequence[T], Generic[T]):
+    """Rows of bytes, in one array, each made what it stands for by `read`.
+
+    Short texts and arrays take many times their length as objects of Python.
+    """
+
+    def __init__(self, rows: Iterable[bytes], read: Callable[[memoryview], T]) -> None:
+        self._content, ends, self._read = bytearray(), array("q", [0]), read
+        for row in rows:
+            self._content += row
+            ends.append(len(self._content))
+        self._ends = np.frombuffer(ends, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, row: int) -> T:  # type: ignore[override]  # no slices
+        return self._read(memoryview(self._content)[self._ends[row] : self._ends[row + 1]])
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The bytes of each row, int64[N]."""
+        return np.diff(self._ends)
+
+
+def packed(texts: Iterable[str]) -> Rows[str]:
+    """Returns the texts in one array."""
+    return Rows(map(str.encode, texts), lambda row: str(row, "utf-8"))
+
+
+def load_pairs(data: PairData) -> Rows[str]:
+    """Reads the pairs of the files that `data` names, in order: a source, its target, the next source.
 
     Raises InputError if the files do not exist, cannot be read, hold no pairs, are not UTF-8, or a line is not a pair.
     """
+    return packed(chain.from_iterable(_read_pairs(data)))
+
+
+def _read_pairs(data: PairData) -> Iterator[Pair]:
     path, *others = pair_files(data)
     rows: Iterable[Sequence[str]]
     if others:
-        sources, targets = list(read_lines(path)), list(read_lines(others[0]))
-        told = f"{path} has {len(sources):,} lines and {others[0]} has {len(targets):,}"
-        require(len(sources) == len(targets), f"{told}; expected as many targets as sources, line by line")
-        rows = zip(sources, targets, strict=True)
-    elif path.suffix == ".tsv":
+        sources, targets = (sum(1 for _ in read_lines(side)) for side in (path, others[0]))
+        told = f"{path} has {sources:,} lines and {others[0]} has {targets:,}"
+        require(sources == targets, f"{told}; expected as many targets as sources, line by line")
+        rows = zip(read_lines(path), read_lines(others[0]), strict=True)
+    elif path.suffix.lower() == ".tsv":
         rows = (line.split("\t") for line in read_lines(path))
     else:
         rows = ((record["source"], record["target"]) for record in read_json_lines(path, ("source", "target")))
-    pairs = []
     for number, row in enumerate(rows, 1):
         if len(row) != 2:
             found = "1 column" if len(row) == 1 else f"{len(row)} columns"
@@ -74,14 +113,13 @@ def load_pairs(data: PairData) -> list[Pair]:
         for side, text in zip(("source", "target"), row, strict=True):
             if not text.strip():
                 raise InputError(f"{path}, line {number:,}: the {side} is empty; expected text; remove the pair")
-        pairs.append((row[0].strip(), row[1].strip()))
-    return pairs
+        yield row[0].strip(), row[1].strip()
 
 
-def split_pairs(pairs: Sequence[Pair], fraction: float) -> tuple[list[Pair], list[Pair]]:
-    """Splits pairs into training and held-out ones; pairs with the same source stay together."""
-    chosen = held_out_items((source for source, _ in pairs), fraction)
-    return [pair for pair in pairs if pair[0] not in chosen], [pair for pair in pairs if pair[0] in chosen]
+def training_texts(texts: Rows[str], fraction: float) -> Rows[str]:
+    """Returns the pairs without the `fraction` that is held out; pairs with the same source stay together."""
+    held_out = held_out_items((texts[source] for source in range(0, len(texts), 2)), fraction)
+    return packed(text for number, text in enumerate(texts) if not held_out[number // 2])
 
 
 class PairBatcher:
@@ -154,28 +192,39 @@ def pairs_pipeline(data: PairData, training: TrainingConfig, tokenizer: Tokenize
 
 
 def _files(data: PairData, training: TrainingConfig, batcher: PairBatcher) -> Pipeline:
-    pairs = load_pairs(data)
-    encoded = dict(zip(pairs, batcher.encode(pairs), strict=True))
-    fitting = [pair for pair in pairs if batcher.fits(encoded[pair])]
-    lengths = np.array([[len(source), len(target)] for source, target in map(encoded.__getitem__, pairs)])
+    texts, tokenizer = load_pairs(data), batcher.tokenizer
+    ids = _encoded(texts, tokenizer)
+    lengths = (ids.sizes // np.dtype(tokenizer.id_type).itemsize).reshape(-1, 2)
     left_out = _left_out(lengths, data, batcher.around)
-    training_pairs, held_out_pairs = split_pairs(fitting, data.held_out)
+    (fitting,) = (lengths + batcher.around <= [data.source_length, data.target_length]).all(axis=1).nonzero()
+    held_out = held_out_items((texts[2 * pair] for pair in fitting), data.held_out)
+    training_pairs, held_out_pairs = fitting[~held_out], fitting[held_out]
     because = f" ({left_out.removeprefix('warning: ')})" if left_out else ""
     require(
-        bool(training_pairs and held_out_pairs),
+        bool(len(training_pairs) and len(held_out_pairs)),
         f"there are {len(training_pairs)} training and {len(held_out_pairs)} held-out pairs{because}; "
         "expected one of each at least; give more pairs, or a larger --data.source-length and --data.target-length",
     )
 
-    def batches_of(chosen: list[Pair]) -> MakeBatch:
-        return lambda items, _: batcher.batch([encoded[chosen[item]] for item in items])
+    def batches_of(chosen: np.ndarray) -> MakeBatch:
+        return lambda items, _: batcher.batch([(ids[2 * pair], ids[2 * pair + 1]) for pair in chosen[items]])
 
     return Pipeline(
         train=shuffled(batches_of(training_pairs), len(training_pairs), training),
         evaluation=thinned_out(batches_of(held_out_pairs), len(held_out_pairs), training),
-        fingerprint=fingerprint([text for pair in pairs for text in pair], batcher.tokenizer, data, training),
-        examples=held_out_pairs[:_EXAMPLES],
+        fingerprint=fingerprint(texts, tokenizer, data, training),
+        examples=[(texts[2 * pair], texts[2 * pair + 1]) for pair in held_out_pairs[:_EXAMPLES]],
         notes=[left_out] if left_out else [],
+    )
+
+
+def _encoded(texts: Iterable[str], tokenizer: Tokenizer) -> Rows[np.ndarray]:
+    """Returns the ids of all texts, without special tokens."""
+    rest = iter(texts)
+    groups = iter(lambda: list(islice(rest, _TOGETHER)), [])
+    ids = (row for group in groups for row in tokenizer.encode_batch(group))
+    return Rows(
+        (row.astype(tokenizer.id_type).tobytes() for row in ids), lambda row: np.frombuffer(row, tokenizer.id_type)
     )
 
 

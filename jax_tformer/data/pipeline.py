@@ -1,12 +1,13 @@
 """Makes the tokenizer and the batches that an experiment's data describes; text.py and pairs.py read the sources."""
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 
 import numpy as np
 
 from jax_tformer.data import dates
 from jax_tformer.data.batches import Pipeline
-from jax_tformer.data.pairs import load_pairs, pair_files, pairs_pipeline, split_pairs
+from jax_tformer.data.pairs import load_pairs, pair_files, pairs_pipeline, training_texts
 from jax_tformer.data.text import load_text, split_text, text_files, text_pipeline
 from jax_tformer.data.text_files import Pieces, check_file
 from jax_tformer.data.tokenizer_sources import build_tokenizer
@@ -65,9 +66,7 @@ def _texts(data: TextData | PairData) -> Iterable[str]:
         return (dates.alphabet(),)
     if data.source == "dates":
         generator = np.random.default_rng(0)
-        pairs = [dates.make_pair(generator, False, data.held_out) for _ in range(_DATE_SAMPLES)]
-    else:
-        pairs = load_pairs(data)
-    if kind == "bpe":
-        pairs, _ = split_pairs(pairs, data.held_out)
-    return [text for pair in pairs for text in pair]
+        pairs = (dates.make_pair(generator, False, data.held_out) for _ in range(_DATE_SAMPLES))
+        return list(chain.from_iterable(pairs))
+    texts = load_pairs(data)
+    return training_texts(texts, data.held_out) if kind == "bpe" else texts

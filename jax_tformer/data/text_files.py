@@ -74,7 +74,7 @@ def read_utf8(path: Path) -> bytes:
         place += error.start
         byte = f"byte 0x{data[place]:02x} at byte {place:,}"
         raise InputError(f"{path} is not UTF-8: {byte}; convert it to UTF-8") from error
-    require(bool(data.strip()), f"{path} is empty; expected text")
+    require(bool(data) and not data.isspace(), f"{path} is empty; expected text")
     return data.removeprefix("\ufeff".encode()).replace(b"\r\n", b"\n")
 
 

@@ -135,6 +135,12 @@ def test_fingerprint_is_of_the_content_and_not_of_the_place(tmp_path: Path) -> N
     assert a == b != c
 
 
+def test_tables_that_a_pattern_finds_are_text_with_a_note(text_path: str, tmp_path: Path) -> None:
+    (tmp_path / "table.CSV").write_text(TEXT)
+    assert build(text_data(str(tmp_path / "t*")))[0].notes == ["1 .csv files are read as plain text"]
+    assert build(text_data(text_path))[0].notes == []
+
+
 # The order
 
 

@@ -62,10 +62,10 @@ def test_folder_glob_and_json_lines_join_documents_by_a_blank_line(tmp_path: Pat
     (tmp_path / "empty.jsonl").write_text('{"text": " "}\n')
     (tmp_path / "ignored.py").write_text("code")
     (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "c.jsonl").write_text('{"text": "third", "id": 3}\n{"text": "fourth\\n"}\n')
+    (tmp_path / "sub" / "c.JSONL").write_text('{"text": "third", "id": 3}\n{"text": "fourth\\n"}\n')
     assert text_of(tmp_path) == "first\n\nsecond\n\nthird\n\nfourth\n"
     assert text_of(tmp_path / "*.[mt]*") == "first\n\nsecond\n"
-    assert text_of(tmp_path / "**" / "c.jsonl") == "third\n\nfourth\n"
+    assert text_of(tmp_path / "**" / "c.*") == "third\n\nfourth\n"
 
 
 def test_a_file_whose_name_looks_like_a_pattern(tmp_path: Path) -> None:
@@ -83,6 +83,8 @@ def test_text_errors(tmp_path: Path) -> None:
     assert "a.txt is not UTF-8: byte 0xe9 at byte 3" in complaint(file, "un été".encode("latin-1"))
     assert "matches no file" in complaint(tmp_path / "*.md")
     assert "is a folder without .txt, .md, .rst, .jsonl files" in complaint(_folder(tmp_path / "folder"))
+    for name in ("a.json", "a.CSV"):
+        assert f"{name} would be read with all its quotes" in complaint(tmp_path / name, b'{"text": "x"}\n')
     assert "holds no text" in complaint(tmp_path / "a.jsonl", b'{"text": "\\n"}\n')
 
 

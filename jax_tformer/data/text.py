@@ -18,10 +18,12 @@ from jax_tformer.experiment import MaskedTextData, TextData, TrainingConfig
 from jax_tformer.files import kept, user_path
 
 _SUFFIXES = (".txt", ".md", ".rst", ".jsonl")
+_TABLES = (".json", ".csv")
+"""Their texts would have to be taken out; as they are, a model learns quotes and commas."""
 
 
 def text_files(data: TextData) -> list[Path]:
-    """Finds the files that `data.path` names; raises InputError if there are none."""
+    """Finds the files that `data.path` names; raises InputError if there are none, or for one .json or .csv file."""
     path = data.path
     if path is None:
         raise InputError(
@@ -29,7 +31,7 @@ def text_files(data: TextData) -> list[Path]:
         )
     place = user_path(path)
     if place.is_dir():
-        files = sorted(file for file in place.rglob("*") if file.suffix in _SUFFIXES and file.is_file())
+        files = sorted(file for file in place.rglob("*") if file.suffix.lower() in _SUFFIXES and file.is_file())
         if not files:
             others = Counter(file.suffix for file in place.rglob("*.*") if file.is_file())
             most = others.most_common(1)[0][0] if others else ".log"
@@ -43,6 +45,11 @@ def text_files(data: TextData) -> list[Path]:
         if not files:
             raise InputError(f"{path} matches no file; expected at least one; check the pattern")
         return files
+    require(
+        place.suffix.lower() not in _TABLES,
+        f"{path} would be read with all its quotes and commas; expected text, or .jsonl with a text field in every "
+        "line; convert it, or name a copy .txt to train on it as it is",
+    )
     return [place]
 
 
@@ -75,7 +82,7 @@ def _documents(data: TextData) -> Iterator[bytes]:
         yield from _python_docs()
         return
     for path in text_files(data):
-        if path.suffix == ".jsonl":
+        if path.suffix.lower() == ".jsonl":
             yield from (record["text"].encode() for record in read_json_lines(path, ("text",)))
         else:
             yield read_utf8(path)
@@ -156,6 +163,8 @@ def text_pipeline(data: TextData, training: TrainingConfig, tokenizer: Tokenizer
             f"the {name} part of the text has {len(part):,} tokens; expected at least {length:,}, for one window; "
             "give more text, a smaller --data.context-length or another --data.held-out",
         )
+    counts = Counter(path.suffix.lower() for path in text_files(data)) if data.source == "files" else Counter[str]()
+    notes = [f"{counts[kind]:,} {kind} files are read as plain text" for kind in _TABLES if counts[kind]]
     rows, held_out_rows = windows(ids, length, data.stride), windows(held_out_ids, length, data.context_length - around)
 
     def batches_of(rows: np.ndarray) -> MakeBatch:
@@ -173,6 +182,7 @@ def text_pipeline(data: TextData, training: TrainingConfig, tokenizer: Tokenizer
         evaluation=thinned_out(batches_of(held_out_rows), len(held_out_rows), training),
         fingerprint=fingerprint([text], tokenizer, data, training),
         bytes_per_token=None if masking else len(held_out_text) / (len(held_out_ids) - len(first)),
+        notes=notes,
     )
 
 

@@ -6,7 +6,7 @@ BIN := .venv/bin
 CONSTRAINTS ?= constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
-.PHONY: help train test test-deep test-deeper parity parity-deep bench bench-decoding bench-check lint wheel hashes clean
+.PHONY: help train test test-deep test-deeper parity parity-deep bench bench-decoding lint wheel hashes clean
 
 help:
 	@echo "make train [ARGS='EXPERIMENT --FIELD VALUE ...']   train a model; make train ARGS=--help lists experiments"
@@ -15,10 +15,8 @@ help:
 	@echo "make test-deeper [ARGS='-k NAME ...']              more of it, which .ci/run has no time for"
 	@echo "make parity [ARGS='-k gpt2 --out FOLDER ...']      run the parity gates alone; report: parity-report/parity.html"
 	@echo "make parity-deep [SEED=N]                          3,000 random architectures, every Hugging Face model in every type; 45 minutes or more"
-	@echo "make bench [ARGS='--device gpu ...']               speed and memory side by side with PyTorch; takes 15 minutes"
-	@echo "make bench BENCHMARKS='attention memory profile'    the others; takes 6 minutes"
+	@echo "make bench [ARGS='--device gpu ...']               speed and memory side by side with PyTorch; takes 12 minutes"
 	@echo "make bench-decoding [ARGS='--device gpu ...']      decoding side by side with Hugging Face; takes 6 minutes"
-	@echo "make bench-check [ARGS='--part decoding ...']      what became slower than the figures kept for this processor; takes 5 minutes"
 	@echo "make lint                                          ruff and mypy"
 	@echo "make wheel                                         dist/*.whl, built with nothing but what constraints-hashes.txt names"
 	@echo "make hashes                                        write constraints-hashes.txt anew, after a change to constraints.txt"
@@ -42,16 +40,11 @@ parity: .venv/test
 parity-deep: .venv/test
 	$(BIN)/python -m pytest -n 2 --dist worksteal parity_tests/test_random_architectures.py parity_tests/test_huggingface.py parity_tests/test_decoding_huggingface.py --deep $(or $(SEED),$(shell date +%s)) $(ARGS)
 
-BENCHMARKS := train_step startup depth input_pipeline
-
 bench: .venv/test
-	@for name in $(BENCHMARKS); do echo "== benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; done
+	@for name in train_step startup; do echo "== benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; done
 
 bench-decoding: .venv/test
 	@$(BIN)/python -m benchmarks.decoding $(ARGS)
-
-bench-check: .venv/test
-	@$(BIN)/python -m benchmarks.check $(ARGS)
 
 lint: .venv/test
 	$(BIN)/ruff check .

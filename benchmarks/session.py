@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from benchmarks.compare import compare, read_saved
 from jax_tformer.errors import InputError
 from jax_tformer.run import startup
 from jax_tformer_comparison.machine import Machine, cores, describe_machine
@@ -29,6 +30,8 @@ class Report(NamedTuple):
 
     figures: dict[str, Any]
     """For JSON."""
+    ours: Mapping[str, Mapping[str, float]]
+    """The seconds that ours takes in each case, as spreads: what `--against` compares."""
     shown: Sequence[Any]
     """Tables and lines for people."""
     notes: Sequence[str]
@@ -46,17 +49,26 @@ def run_benchmark(
 ) -> int:
     """Runs `python -m benchmarks.NAME`: writes and prints what `measure` finds. `extra` adds options to the parser.
 
-    Returns the exit status: 1 where sides disagree (the figures are written all the same) or one fails that must not,
-    2 for bad input.
+    Returns the exit status: 1 where sides disagree or ours became slower than `--against` says (the figures are written
+    all the same), and where a side fails that must not; 2 for bad input.
     """
     session = Session(name, _options(name, description, arguments, extra))
+    out, against, saved = session.options.out, session.options.against, None
     try:
+        if against is not None:
+            if against.resolve() == out.resolve():
+                raise InputError(f"--against and --out are both {out}; expected two files, as --out is overwritten")
+            saved = read_saved(against, name, describe_machine(session.device))
         report = measure(session)
     except (InputError, SideFailed) as error:
         print(f"python -m benchmarks.{name}: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, InputError) else 1
     session.finish(report)
-    return 0 if report.agreed else 1
+    if saved is None:
+        return 0 if report.agreed else 1
+    lines, held = compare(saved, report.ours)
+    print(*lines, sep="\n")
+    return 0 if report.agreed and held else 1
 
 
 class _Parser(argparse.ArgumentParser):
@@ -80,6 +92,12 @@ def _options(
     parser.add_argument("--quick", action="store_true", help="tiny models: shows that it runs, measures nothing")
     default = Path(f"benchmarks/results/{name}.json")
     parser.add_argument("--out", type=Path, default=default, metavar="FILE", help=f"JSON (default: {default})")
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="FILE",
+        help="an earlier --out: status 1 where ours became 10%% slower",
+    )
     extra(parser)
     return parser.parse_args(arguments)
 
@@ -104,7 +122,7 @@ class Session:
     def __init__(self, name: str, options: argparse.Namespace) -> None:
         from rich.console import Console
 
-        self.options, self.device, self.quick = options, options.device, options.quick
+        self.name, self.options, self.device, self.quick = name, options, options.device, options.quick
         # The smoke test runs in one process; on an accelerator both frameworks need their environment.
         self.alone = not options.quick or options.device == "gpu"
         if self.alone:
@@ -142,7 +160,8 @@ class Session:
         machine, out = describe_machine(self.device), self.options.out
         notes = [*found.notes, *_machine_notes(machine)]
         seconds = time.perf_counter() - self._began
-        report = {"machine": machine.as_dict(), **found.figures, "notes": notes, "seconds": seconds}
+        measured = {"benchmark": self.name, "machine": machine.as_dict(), "ours": found.ours, **found.figures}
+        report = {**measured, "notes": notes, "seconds": seconds}
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
         versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())

@@ -43,20 +43,18 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _measure(session: Session) -> Report:
-    found = [measure_case(case, session) for case in session.chosen(cases(session.device, quick=session.quick))]
+    found = [_measure_case(case, session) for case in session.chosen(cases(session.device, quick=session.quick))]
     shown = [item for case in found for item in _shown(case)]
-    return Report({"cases": found}, shown, _NOTES, all(case["agreed"] for case in found))
+    ours = {case["name"]: case["sides"]["ours"]["step_seconds"] for case in found}
+    return Report({"cases": found}, ours, shown, _NOTES, all(case["agreed"] for case in found))
 
 
-def measure_case(case: TrainingCase, session: Session, *, alone: bool = False) -> dict[str, Any]:
-    """Trains all sides of a case by turns, and multiplies matrices between; without torch.compile where it is quick.
-
-    With `alone`, ours is the only side.
-    """
+def _measure_case(case: TrainingCase, session: Session) -> dict[str, Any]:
+    """Trains all sides of a case by turns, and multiplies matrices between; without torch.compile where it is quick."""
     session.say(f"{case.name} ...")
     others, absent, rounds = Neighbours(), dict[str, str](), session.rounds(case.rounds)
     products = session.start("benchmarks.bounds:Products", session.device, *_products(case, session))
-    sides = _start(case, session, alone)
+    sides = _start(case, session)
     try:
         first = _first_steps(case, sides, absent, session)
         turns = by_turns(
@@ -86,16 +84,14 @@ def measure_case(case: TrainingCase, session: Session, *, alone: bool = False) -
     return {**_compared(case, figures, rates), "absent": absent, "other_work": others.share()}
 
 
-def _start(case: TrainingCase, session: Session, alone: bool) -> dict[str, Alone | Here]:
+def _start(case: TrainingCase, session: Session) -> dict[str, Alone | Here]:
     given = (case.config, case.shape, session.device)
-    kinds: dict[str, tuple[Any, ...]] = {"ours": (OURS,)}
-    if not alone:
-        kinds["reference"] = (REFERENCE,)
-        if not session.quick:
-            kinds["reference compiled"] = (REFERENCE, True)
-        kinds["hugging face"] = (HUGGING_FACE,)
-        if not session.quick and session.device == "gpu":
-            kinds["hugging face compiled"] = (HUGGING_FACE, True)
+    kinds: dict[str, tuple[Any, ...]] = {"ours": (OURS,), "reference": (REFERENCE,)}
+    if not session.quick:
+        kinds["reference compiled"] = (REFERENCE, True)
+    kinds["hugging face"] = (HUGGING_FACE,)
+    if not session.quick and session.device == "gpu":
+        kinds["hugging face compiled"] = (HUGGING_FACE, True)
     return {
         name: session.start(f"{module}:training", *given, *compiled, uses_jax=module == OURS)
         for name, (module, *compiled) in kinds.items()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from benchmarks import depth, lora, memory, train_step
+from benchmarks import train_step
 from benchmarks.bounds import Products, of_type, training_flops
 from benchmarks.sides import OURS, REFERENCE
 from benchmarks.sides.reference import Reference
@@ -111,51 +111,6 @@ def test_torch_alone_loads_no_other_framework() -> None:
     code = "import sys, benchmarks.sides.reference; print({'jax', 'flax', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n", "its memory would be counted as PyTorch's"
-
-
-@pytest.mark.deep
-def test_memory(tmp_path: Path) -> None:
-    report = figures(memory.main, tmp_path / "memory.json")
-    for case in report["cases"]:
-        assert case["sides"].keys() == {"none", "dots", "full", "torch_ref"}
-        assert case["agreed"]
-        losses = [side["loss"] for side in case["sides"].values()]
-        assert max(losses) - min(losses) < 1e-5
-        for side in case["sides"].values():
-            assert min(side["libraries"], side["first_step_peak"], side["later_peak"]) > 1e7
-            assert side["own"] == max(side["later_peak"] - side["libraries"], 1)
-
-
-@pytest.mark.deep
-def test_lora(tmp_path: Path) -> None:
-    (case,) = figures(lora.main, tmp_path / "lora.json")["cases"]
-    assert case["sides"].keys() == {"ours, LoRA", "theirs, LoRA", "ours, all", "theirs, all"}
-    assert case["agreed"]
-    assert max(case["disagreement"].values()) < 1e-5
-    for side in case["sides"].values():
-        assert 0 < side["step_seconds"]["low"] <= side["step_seconds"]["median"] <= side["step_seconds"]["high"]
-        assert min(side["peak_memory"], side["own"]) > 0
-        assert side["losses"][1] < side["losses"][0]
-
-
-@pytest.mark.deep
-def test_depth(tmp_path: Path) -> None:
-    report = figures(depth.main, tmp_path / "depth.json")
-    assert [entry["layers"] for entry in report["compilation"]["entries"]] == [1, 2]
-    depths = report["depths"]["entries"]
-    assert [(entry["label"], entry["layers"]) for entry in depths] == [
-        ("jax_tformer", 1),
-        ("jax_tformer", 2),
-        ("torch_ref", 1),
-        ("torch_ref", 2),
-    ]
-    # The head is there once.
-    assert all(1.9 < entry["flops_growth"] < 2 for entry in depths if entry["layers"] == 2)
-    lengths = report["lengths"]["entries"]
-    assert [entry["shape"]["rows"] * entry["shape"]["length"] for entry in lengths] == [16, 16]
-    assert 1 < lengths[1]["flops_growth"] < 1.1
-    for entry in (*depths, *lengths):
-        assert entry["over_flops"] == pytest.approx(entry["growth"] / entry["flops_growth"])
 
 
 def counted(jaxpr: Any) -> int:

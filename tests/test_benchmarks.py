@@ -1,4 +1,7 @@
-"""The benchmark of decoding as a program, on models of no size: what it writes, not how fast anything is."""
+"""The benchmarks of decoding and start-up as programs, on models of no size, and what a saved result says of a new one.
+
+What they write is tested, not how fast anything is.
+"""
 
 import json
 import math
@@ -11,8 +14,9 @@ import pytest
 from benchmarks.bounds import cache_bytes, weight_bytes
 from benchmarks.decoding.__main__ import main
 from benchmarks.decoding.measure import suites
-from benchmarks.session import by_turns, side_environment, spread
+from benchmarks.session import Report, by_turns, run_benchmark, side_environment, spread
 from benchmarks.sides import OURS, draw_prompts
+from benchmarks.startup import __main__ as startup
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer_comparison.sides import Alone, Here, SideFailed
 
@@ -55,6 +59,8 @@ def test_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
                 assert 0 < side[name]["low"] <= side[name]["median"] <= side[name]["high"], name
         for agreement in case["agreement"].values():
             assert agreement["equal_rows"] == agreement["rows"] or agreement["largest_gap"] > 0
+    assert report["ours"]["gpt2, batch 2, greedy: 4 + 4 tokens"] == cases["gpt2", 1]["sides"]["ours"]["step_seconds"]
+    assert report["ours"].keys() >= {"vaswani-base, batch 2, beam search, 2 beams: 4 + 4 tokens"}
     assert cases["gpt2", 1]["agreement"].keys() == {"hugging face", "hugging face static", "reference"}
     assert report["suites"][0]["windows"]["positions"] == [5, 9]
     assert min(numbers(report["suites"][0]["windows"])) > 0
@@ -114,3 +120,106 @@ def test_a_side_that_cannot_be_made_says_why() -> None:
     with pytest.raises(SideFailed, match="Nobody"):
         side.call("decode")
     side.close()
+
+
+@pytest.mark.deep
+def test_startup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "startup.json"
+    assert startup.main(["--quick", "--out", str(out)]) == 0
+    report = json.loads(out.read_text())
+    assert all(math.isfinite(number) and number >= 0 for number in numbers(report))
+    assert 0 < report["nothing_seconds"]["median"] < report["help_seconds"]["median"]
+    assert report["experiments"].keys() == {"python-docs"}
+    found = report["experiments"]["python-docs"]
+    kinds = [f"python-docs, tiny, {kind}" for kind in ("cold", "warm")]
+    assert report["ours"] == {name: found[name.split()[-1]]["first_step"] for name in kinds}
+    for kind in ("cold", "warm"):
+        assert 0 < found[kind]["own_first_step"]["median"] < found[kind]["first_step"]["median"]
+        assert found[kind]["first_step"]["median"] < found[kind]["whole"]["median"]
+        assert found[f"{kind}_over_torch"] > 0
+    assert found["torch"]["first_step"]["median"] > found["torch"]["imports"]["median"] > 0
+    chapters = report["chapters"]["warm"]
+    for name in ("import jax", "tokenizer", "data", "initialisation: compile or load", "step: compile or load"):
+        assert chapters[name] >= 0, name
+    parts = sum(seconds for name, seconds in chapters.items() if name != "in all")
+    assert parts >= chapters["in all"] * 0.999
+    assert "chapter by chapter" in capsys.readouterr().out
+
+
+def test_startup_says_which_program_fails(tmp_path: Path) -> None:
+    programs, missing = startup.Programs(tmp_path, "cpu"), ["--data.path", str(tmp_path / "missing.txt")]
+    with pytest.raises(SideFailed, match=r"train\.py text: .*missing\.txt"):
+        programs.first_step("text", missing, "cold")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--rounds", "0"], "argument --rounds: '0' is not a whole number of at least 1; see"),
+        (["--rounds", "two"], "argument --rounds: 'two' is not a whole number of at least 1; see"),
+        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+    ],
+)
+def test_bad_options_get_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        startup.main(arguments)
+    told = capsys.readouterr()
+    assert (stopped.value.code, told.out, told.err.count("\n")) == (2, "", 1)
+    assert told.err.startswith(f"python -m benchmarks.startup: error: {said}")
+
+
+def take(seconds: dict[str, float], *arguments: str) -> int:
+    """Runs a benchmark in which ours takes `seconds` in each case."""
+    ours = {name: spread([0.9 * median, median, 3 * median]) for name, median in seconds.items()}
+    return run_benchmark("train_step", None, arguments, lambda session: Report({}, ours, [], []))
+
+
+@pytest.mark.parametrize(
+    ("now", "status", "said"),
+    [
+        ({"step": 1.2, "other": 0.01}, 1, ["step: SLOWER, 1200.0 ms now and 1000.0 ms saved, 1.20", "other: as fast"]),
+        ({"step": 1.09, "other": 0.008}, 0, ["step: as fast", "other: faster"]),
+        # What is new is named, and a floor that holds nothing is no floor.
+        ({"step": 1.0, "new": 9.0}, 0, ["step: as fast", "new: nothing is saved"]),
+        ({"new": 9.0}, 1, ["new: nothing is saved"]),
+    ],
+)
+def test_a_saved_result_is_a_floor_under_speed(
+    now: dict[str, float], status: int, said: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved, out = tmp_path / "saved.json", tmp_path / "now.json"
+    assert take({"step": 1.0, "other": 0.01}, "--out", str(saved)) == 0
+    capsys.readouterr()
+    assert take(now, "--out", str(out), "--against", str(saved)) == status
+    shown = capsys.readouterr().out.splitlines()[-len(said) :]
+    assert all(line.startswith(start) for line, start in zip(shown, said, strict=True)), shown
+    assert json.loads(out.read_text())["ours"].keys() == now.keys()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"cores": ', '"cores": 1', "was measured with cores 1"),
+        ('"processor": "', '"processor": "another ', "was measured with processor 'another "),
+        ('"train_step"', '"decoding"', "cannot be read as a result of this benchmark"),
+        ('"median": 1.0', '"median": 0.0', "cannot be read as a result of this benchmark"),
+        ('"ours"', '"theirs"', "cannot be read as a result of this benchmark"),
+        ("{", "", "cannot be read as a result of this benchmark"),
+    ],
+)
+def test_a_saved_result_of_something_else_is_refused_before_anything_is_measured(
+    old: str, new: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved, out = tmp_path / "saved.json", tmp_path / "now.json"
+    assert take({"step": 1.0}, "--out", str(saved)) == 0
+    assert old in saved.read_text()
+    saved.write_text(saved.read_text().replace(old, new, 1))
+    capsys.readouterr()
+    assert take({"step": 1.0}, "--out", str(out), "--against", str(saved)) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1
+    assert not out.exists()
+    # Nor may the new result take the place of the saved one.
+    assert take({"step": 9.0}, "--out", str(saved), "--against", str(saved)) == 2
+    assert "expected two files" in capsys.readouterr().err

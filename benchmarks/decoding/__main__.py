@@ -34,7 +34,12 @@ def _measure(session: Session) -> Report:
     reading.close()
     figures: dict[str, Any] = {"megabytes": megabytes, "suites": found}
     agreed = all(case["agreed"] for suite in found for case in suite["cases"])
-    return Report(figures, shown(figures), notes(megabytes), agreed)
+    ours = {
+        _title(suite["model"], case): case["sides"]["ours"]["step_seconds"]
+        for suite in found
+        for case in suite["cases"]
+    }
+    return Report(figures, ours, shown(figures), notes(megabytes), agreed)
 
 
 def notes(read_megabytes: int) -> list[str]:
@@ -85,7 +90,11 @@ def _case_table(model: str, case: Mapping[str, Any]) -> Any:
             )
         )
     columns = ("", "tokens/s", "with prompt", "ms/step", "speed", "of bound", "compile s", "MB")
-    return make_table(f"{model}, {case['name']}: {case['prompt']} + {case['new_tokens']} tokens", columns, rows)
+    return make_table(_title(model, case), columns, rows)
+
+
+def _title(model: str, case: Mapping[str, Any]) -> str:
+    return f"{model}, {case['name']}: {case['prompt']} + {case['new_tokens']} tokens"
 
 
 def _case_lines(case: Mapping[str, Any]) -> list[str]:

@@ -133,18 +133,19 @@ class Timed(NamedTuple):
     whole: Decoded
 
 
-def measure_suite(suite: Suite, session: Session, reading: Alone | Here, *, alone: bool = False) -> dict[str, Any]:
+def measure_suite(suite: Suite, session: Session, reading: Alone | Here) -> dict[str, Any]:
     """Measures all cases of a model, and between them how fast the memory is read (`reading`).
 
-    With `alone`, ours is the only side. Raises SideFailed, unless the static cache fails, which may be absent.
+    Raises SideFailed, unless the static cache fails, which may be absent.
     """
     others, given = Neighbours(), (suite.config, session.device)
     # Ours is first, so that its processes are the first to be ready.
-    sides = {_OURS: session.start(f"{OURS}:Decoding", *given)}
-    if not alone:
-        sides[_THEIRS] = session.start(f"{HUGGING_FACE}:Decoding", *given, "dynamic", uses_jax=False)
-        sides[_REFERENCE] = session.start(f"{REFERENCE}:Decoding", *given, uses_jax=False)
-    if not (alone or suite.translates):
+    sides = {
+        _OURS: session.start(f"{OURS}:Decoding", *given),
+        _THEIRS: session.start(f"{HUGGING_FACE}:Decoding", *given, "dynamic", uses_jax=False),
+        _REFERENCE: session.start(f"{REFERENCE}:Decoding", *given, uses_jax=False),
+    }
+    if not suite.translates:
         kind = "static" if session.quick else "static compiled"
         sides[_STATIC] = session.start(f"{HUGGING_FACE}:Decoding", *given, kind, uses_jax=False)
     try:
@@ -201,11 +202,11 @@ def _measure_case(suite: Suite, case: Case, sides: Sides, reading: Alone | Here,
         warm = decode(_REFERENCE, 1).seconds
         turns[_REFERENCE] = [Timed(decode(_REFERENCE, 1), decode(_REFERENCE, case.reference_tokens))]
         found[_REFERENCE] = _figures(turns[_REFERENCE], case.batch, case.reference_tokens, warm, 1, None)
-    theirs = found[_THEIRS]["step_seconds"]["median"] if _THEIRS in found else None
+    theirs = found[_THEIRS]["step_seconds"]["median"]
     for name, figures in found.items():
         few_tokens = f", {case.reference_tokens} tokens" if name == _REFERENCE else ""
         figures["label"] = _label(name, suite, session) + few_tokens
-        figures["times_theirs"] = None if theirs is None else theirs / figures["step_seconds"]["median"]
+        figures["times_theirs"] = theirs / figures["step_seconds"]["median"]
         figures["peak_memory"] = sides[name].call("peak_memory")
         figures["device_memory"] = sides[name].call("device_memory")
     tokens = {name: timed[0].whole.tokens for name, timed in turns.items()}

@@ -45,12 +45,12 @@ def same_model(config: TransformerConfig) -> Any:
     """Makes the model that computes what ours does, with the weights of `draw_weights` (a BART draws its own)."""
     if config.decoder is None:
         tied = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
-        return _load(BertForMaskedLM, BertConfig, tied, config, _drawn(config), {})
+        return _load(BertForMaskedLM, BertConfig, tied, config, {})
     if config.encoder is None:
+        no_ids = {"bos_token_id": None, "eos_token_id": None}
         if config.decoder.gated:
-            no_ids = {"bos_token_id": None, "eos_token_id": None}
-            return _load(LlamaForCausalLM, LlamaConfig, set(), config, _drawn(config), no_ids)
-        return gpt2_with(config, _drawn(config))
+            return _load(LlamaForCausalLM, LlamaConfig, set(), config, no_ids)
+        return _load(GPT2LMHeadModel, GPT2Config, {"lm_head.weight"}, config, no_ids)
     torch.manual_seed(0)
     return BartForConditionalGeneration(
         BartConfig(
@@ -73,25 +73,11 @@ def same_model(config: TransformerConfig) -> Any:
     )
 
 
-def gpt2_with(config: TransformerConfig, weights: Tensors) -> Any:
-    """Makes the GPT-2 of `config` with these weights, by the names of `torch_ref`."""
-    no_ids = {"bos_token_id": None, "eos_token_id": None}
-    return _load(GPT2LMHeadModel, GPT2Config, {"lm_head.weight"}, config, weights, no_ids)
-
-
-def _drawn(config: TransformerConfig) -> dict[str, np.ndarray]:
-    return draw_weights({name: reference_shape(slot) for name, slot in slots(transformer(config).shapes).items()})
-
-
 def _load(
-    model_class: Any,
-    config_class: Any,
-    tied: set[str],
-    config: TransformerConfig,
-    weights: Tensors,
-    changes: dict[str, Any],
+    model_class: Any, config_class: Any, tied: set[str], config: TransformerConfig, changes: dict[str, Any]
 ) -> Any:
-    """`tied`: what is saved once, under another name."""
+    """Makes a model with the drawn weights; `tied` are saved once, under another name."""
+    weights = draw_weights({name: reference_shape(slot) for name, slot in slots(transformer(config).shapes).items()})
     settings, arrays = to_huggingface(model_class.__name__, config, weights)
     model = model_class(config_class(**settings | changes))
     missing, unexpected = model.load_state_dict({name: torch.from_numpy(x) for name, x in arrays.items()}, strict=False)

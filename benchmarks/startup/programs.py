@@ -19,7 +19,7 @@ TINY = (
 """A python-docs of no size."""
 COLD, WARM, TORCH = "cold", "warm", "torch"
 """An empty cache of compiled programs; that of the run before; PyTorch instead."""
-_SMALL = {"nothing": ["-c", "pass"], "help": ["train.py", "--help"], "imports": ["-c", "import jax.numpy, optax"]}
+_SMALL = {"nothing": ["-c", "pass"], "help": ["train.py", "--help"]}
 
 
 class Programs:
@@ -32,7 +32,7 @@ class Programs:
         self._environment, self._device = kept, "cuda" if device == "gpu" else device
 
     def small(self, which: str) -> float:
-        """Seconds of an interpreter that does "nothing", of train.py's "help", or of the "imports" of JAX and optax."""
+        """Seconds of an interpreter that does "nothing", or of train.py's "help"."""
         began = time.perf_counter()
         self._run(_SMALL[which])
         return time.perf_counter() - began

@@ -105,7 +105,7 @@ def test_processed_logits(settings: dict[str, Any], record: Callable[[str, Measu
 
 @pytest.mark.parametrize(
     ("fault", "settings"),
-    zip(library_faults.CHOICES, SETTINGS, strict=False),
+    list(zip(library_faults.CHOICES, SETTINGS, strict=False)),
     ids=[fault.name for fault in library_faults.CHOICES],
 )
 def test_a_fault_of_choices(fault: Fault, settings: dict[str, Any], report: Callable[..., None]) -> None:

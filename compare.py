@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     from jax_tformer_comparison.side_by_side import Batches, Sides, compare_seed, measure_alone
     from jax_tformer_comparison.torch_side import TorchSide
     from jax_tformer_comparison.where import first_difference
-    from parity.measure import ParityError
+    from parity.gates.measure import ParityError
 
     # 2. Both frameworks, on the same device and with the same precision.
     folder = ReportFolder(plan.out)

@@ -70,7 +70,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     """The worst figure of each preset and gate, of all tests that recorded one."""
     # Only now: what the hook above instruments must not have been imported before it.
     from jax_tformer_comparison.machine import describe_machine, jax_device
-    from parity.summary_table import table_text
+    from parity.report.terminal_table import table_text
     from parity_tests.report import Results
 
     results, screen = Results(), terminalreporter._tw

@@ -8,7 +8,7 @@ import numpy as np
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer_comparison.sides import StepFigures, Tensors, require_same_names
-from parity.measure import (
+from parity.gates.measure import (
     FLOAT64_BAR,
     TRAJECTORY_FACTOR,
     TRAJECTORY_FLOOR,

@@ -15,8 +15,8 @@ from jax_tformer_comparison.options import Plan
 from jax_tformer_comparison.record import PARTED, Record, SeedRecord
 from jax_tformer_comparison.report_plots import difference_figure, loss_figure, parameter_figure, save_png
 from jax_tformer_comparison.side_by_side import Needs
-from parity.answer import Difference
-from parity.measure import FLOAT64_BAR, TRAJECTORY_FACTOR, TRAJECTORY_FLOOR, Measured
+from parity.differ.answer import Difference
+from parity.gates.measure import FLOAT64_BAR, TRAJECTORY_FACTOR, TRAJECTORY_FLOOR, Measured
 
 FILES = ("report.html", "report.json", "curves.csv", "loss.png", "difference.png", "parameters.png")
 SIDES = {"jax": "JAX", "torch": "PyTorch"}

@@ -7,9 +7,9 @@ from jax_tformer_comparison.record import PARTED, Record, gate6
 from jax_tformer_comparison.report import SIDES, Findings, shown_sides, speed_figures, spread
 from jax_tformer_comparison.report_plots import difference_figure, loss_figure, parameter_figure, to_svg
 from jax_tformer_comparison.side_by_side import ALONE_STEPS, Needs
-from parity.answer import Difference
-from parity.measure import TRAJECTORY_FACTOR, TRAJECTORY_FLOOR
-from parity.page import page, table
+from parity.differ.answer import Difference
+from parity.gates.measure import TRAJECTORY_FACTOR, TRAJECTORY_FLOOR
+from parity.report.page import page, table
 
 
 def report_page(findings: Findings) -> str:

@@ -12,7 +12,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from jax_tformer_comparison.record import ParameterError, Record
-from parity.measure import FLOAT64_BAR
+from parity.gates.measure import FLOAT64_BAR
 
 INK, LINE, JAX, TORCH, TRUTH, BAND = "#1d1d22", "#d8d8dd", "#0a5fa5", "#e08214", "#5b5b66", "#dfe9f2"
 """Blue and orange can be told apart with every kind of colour blindness, and in grey."""

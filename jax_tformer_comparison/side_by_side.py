@@ -20,7 +20,7 @@ from jax_tformer_comparison.machine import Neighbours
 from jax_tformer_comparison.progress import LiveView
 from jax_tformer_comparison.record import SeedRecord, parameter_errors
 from jax_tformer_comparison.sides import Alone, Side, SideFailed, Tensors, require_same_step
-from parity.measure import ParityError
+from parity.gates.measure import ParityError
 
 ALONE_STEPS = 12
 """Steps of each side alone: the first, which also compiles, and those that are timed."""

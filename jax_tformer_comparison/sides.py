@@ -20,7 +20,7 @@ import numpy as np
 
 from jax_tformer.errors import TrainingFailed
 from jax_tformer_comparison.machine import forget_peak, peak_memory
-from parity.measure import ParityError
+from parity.gates.measure import ParityError
 
 Tensors = Mapping[str, np.ndarray]
 """Arrays by name: a batch, or parameters by the names of `torch_ref`."""

@@ -20,7 +20,7 @@ from jax_tformer_comparison.sides import (
     require_same_names,
     seconds_of,
 )
-from parity.measure import ParityError
+from parity.gates.measure import ParityError
 from torch_ref import reference
 from torch_ref.training import Trainer
 

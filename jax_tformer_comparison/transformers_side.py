@@ -15,8 +15,8 @@ from jax_tformer.files import user_path
 from jax_tformer.weights.huggingface import from_huggingface, to_huggingface
 from jax_tformer_comparison.sides import Masks, StepFigures, Tensors
 from jax_tformer_comparison.torch_side import TorchSide
+from parity.gates.measure import ParityError
 from parity.islands import Float64
-from parity.measure import ParityError
 
 NAME = "transformers"
 

@@ -7,7 +7,7 @@ from jax_tformer.config import TransformerConfig
 from jax_tformer_comparison.jax_side import JaxSide
 from jax_tformer_comparison.sides import Tensors
 from jax_tformer_comparison.torch_side import TorchSide
-from parity.answer import Difference
+from parity.differ.answer import Difference
 from parity_tests.bridge import Pair, where_they_part
 
 SAME = (

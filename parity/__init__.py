@@ -11,32 +11,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from parity.answer import Difference
-    from parity.capsule import record
-    from parity.difference import first_difference
-    from parity.gates import check_parity
-    from parity.matching import match_weights
-    from parity.measure import Measured, ParityError, assert_parity
-    from parity.trial import judge
-    from parity.values import Site
-    from parity.weight_maps import LEFT_OUT, Weight, WeightMap
-    from parity.weight_match import WeightMatch
+    from parity.capsule.judge import judge
+    from parity.capsule.record import record
+    from parity.differ.answer import Difference
+    from parity.differ.first_difference import first_difference
+    from parity.differ.values import Site
+    from parity.gates.check import check_parity
+    from parity.gates.measure import Measured, ParityError, assert_parity
+    from parity.gates.weight_map import LEFT_OUT, Weight, WeightMap
+    from parity.match.match_weights import match_weights
+    from parity.match.weight_match import WeightMatch
 
 _HOMES = {
-    "LEFT_OUT": "weight_maps",
-    "Difference": "answer",
-    "Measured": "measure",
-    "ParityError": "measure",
-    "Site": "values",
-    "Weight": "weight_maps",
-    "WeightMap": "weight_maps",
-    "WeightMatch": "weight_match",
-    "assert_parity": "measure",
-    "check_parity": "gates",
-    "first_difference": "difference",
-    "judge": "trial",
-    "match_weights": "matching",
-    "record": "capsule",
+    "LEFT_OUT": "gates.weight_map",
+    "Difference": "differ.answer",
+    "Measured": "gates.measure",
+    "ParityError": "gates.measure",
+    "Site": "differ.values",
+    "Weight": "gates.weight_map",
+    "WeightMap": "gates.weight_map",
+    "WeightMatch": "match.weight_match",
+    "assert_parity": "gates.measure",
+    "check_parity": "gates.check",
+    "first_difference": "differ.first_difference",
+    "judge": "capsule.judge",
+    "match_weights": "match.match_weights",
+    "record": "capsule.record",
 }
 
 __all__ = [

@@ -11,8 +11,8 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-from parity.measure import ParityError
-from parity.trial import judge
+from parity.capsule.judge import judge
+from parity.gates.measure import ParityError
 
 _NAMED = "MODULE:NAME or FILE.py:NAME; with () behind it, it is called first"
 

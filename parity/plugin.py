@@ -17,7 +17,7 @@ import pytest
 
 if TYPE_CHECKING:
     from parity import Difference, Measured
-    from parity.checks import Checks
+    from parity.report.checks import Checks
 
 PROPERTY = "parity check"
 """Under this name a check travels with the report of its test, also from a process that xdist has started."""
@@ -48,7 +48,7 @@ class Parity:
         """
         __tracebackhide__ = True
         from parity import ParityError, check_parity
-        from parity.gates import searched
+        from parity.gates.check import searched
 
         try:
             figures = check_parity(ours, theirs, weights, inputs, name=name, explain=False, **options)
@@ -103,7 +103,7 @@ class Parity:
 
 
 def _sendable(found: "Difference | str") -> dict[str, Any]:
-    from parity.answer import sendable
+    from parity.differ.answer import sendable
 
     return sendable(found)
 
@@ -157,7 +157,7 @@ class Reporter:
         """Takes in one phase of one test."""
         noted = any(kind == PROPERTY for kind, _ in report.user_properties)
         if self._checks is None and noted:
-            from parity.checks import Checks
+            from parity.report.checks import Checks
 
             self._checks = Checks()
         if self._checks is not None:
@@ -170,7 +170,7 @@ class Reporter:
         summary = os.environ.get("GITHUB_STEP_SUMMARY")
         if self._checks is None and self._folder is None:
             return
-        from parity.checks import Checks
+        from parity.report.checks import Checks
 
         checks = self._checks = self._checks or Checks()
         checks.settle()

@@ -22,8 +22,8 @@ from rich.text import Text
 from jax_tformer.errors import InputError
 from jax_tformer.files import write_text
 from jax_tformer_comparison.machine import Machine, describe_machine, jax_device
-from parity.summary import cause, gates_markdown, shown, summary_markdown
-from parity.summary_table import table_text
+from parity.report.figures import cause, gates_markdown, shown, summary_markdown
+from parity.report.terminal_table import table_text
 from parity_tests.report import Results, faults_markdown
 from parity_tests.report_page import html
 

@@ -15,10 +15,10 @@ from jax_tformer.run.startup import FLOAT64, fusion_emitters
 from jax_tformer.training.step import forward
 from jax_tformer.weights.names import from_reference, to_reference
 from jax_tformer_comparison.dropout import drawn_masks
-from parity.answer import Difference
-from parity.difference import difference_of
-from parity.measure import FLOAT64_BAR, Measured, compared, worst
-from parity.pairs import Bridge, Result, Tensors
+from parity.differ.answer import Difference
+from parity.differ.first_difference import difference_of
+from parity.gates.measure import FLOAT64_BAR, Measured, compared, worst
+from parity.gates.pair import Bridge, Result, Tensors
 from parity_tests.reference_loss import cross_entropy as cross_entropy_sum
 from parity_tests.reference_loss import mean_cross_entropy
 from torch_ref import Outputs, reference

@@ -6,9 +6,9 @@ import jax
 import pytest
 import torch
 
-from parity.answer import sendable
-from parity.measure import Measured, ParityError
-from parity.pairs import Bridge, Tensors
+from parity.differ.answer import sendable
+from parity.gates.measure import Measured, ParityError
+from parity.gates.pair import Bridge, Tensors
 from parity_tests.bridge import where_they_part
 from parity_tests.report import TOLERANCES
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parity.measure import Measured
+from parity.gates.measure import Measured
 
 GATE = "10 draws"
 CHANCE, STATISTICS = 1e-6, 10**7

@@ -10,9 +10,9 @@ from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 from jax_tformer.config import TransformerConfig
+from parity.gates.measure import ParityError
+from parity.gates.pair import Tensors, to_torch
 from parity.islands import Float64
-from parity.measure import ParityError
-from parity.pairs import Tensors, to_torch
 from torch_ref import reference
 
 Ids = Sequence[int]

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from parity.measure import Measured
+from parity.gates.measure import Measured
 from parity_tests.draws import dependences, judged, largest
 
 

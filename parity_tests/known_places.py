@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.model import kernels
-from parity.pairs import Tensors
+from parity.gates.pair import Tensors
 from parity_tests import faults, library_faults, mask_faults, quiet_faults, random_faults
 from parity_tests.bridge import Pair
 from parity_tests.cases import CONFIGS, VOCABULARY, Lengths, batch_for, weights_for

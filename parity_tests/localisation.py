@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from parity import Difference, Site, Weight, first_difference
-from parity.difference import difference_of
-from parity.weight_maps import Weights, paths
+from parity.differ.first_difference import difference_of
+from parity.gates.weight_map import Weights, paths
 from parity_tests.known_kinds import KINDS
 from parity_tests.known_places import OWN, OwnFault, blocks_of_four, model
 from parity_tests.mask_faults import PAIR, TEXT

@@ -23,8 +23,8 @@ from jax_tformer.model.heads import Head
 from jax_tformer.model.layers import Norm, activate
 from jax_tformer.model.masks import Mask
 from jax_tformer.training.linear_loss import linear_cross_entropy
-from parity.measure import Measured, Quality, Sample, quality
-from parity.pairs import Tensors, from_torch
+from parity.gates.measure import Measured, Quality, Sample, quality
+from parity.gates.pair import Tensors, from_torch
 from parity_tests.bridge import EVERY_ROUNDING
 from torch_ref import heads, layers
 from torch_ref.attention import Attention

@@ -18,8 +18,8 @@ import jax
 import torch
 
 from parity import Difference, Site, difference
-from parity.regions import Equal
-from parity.summary import markdown_table
+from parity.differ.alignment import Equal
+from parity.report.figures import markdown_table
 from parity_tests.__main__ import between
 from parity_tests.localisation import Located, asked, cases
 from parity_tests.other_pairs.planting import PAIRS

@@ -48,7 +48,7 @@ def installed(arguments: Sequence[str]) -> int:
 
 def green(name: str) -> bool:
     """Prints the worst figure of each gate on a preset, and whether all are within their bars."""
-    from parity.measure import ParityError, worst
+    from parity.gates.measure import ParityError, worst
     from parity_tests.bridge import Pair, identity, where_they_part
     from parity_tests.cases import CONFIGS, PADDINGS, REGIMES, batch_for, weights_for
 

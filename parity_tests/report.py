@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jax_tformer.presets import ARCHITECTURES
-from parity.summary import GATES as PAIR_GATES
-from parity.summary import Cell, Figures, Gate, cause, markdown_table, plain, shown, with_ulps
-from parity.ulps import Ulps
+from parity.gates.ulps import Ulps
+from parity.report.figures import GATES as PAIR_GATES
+from parity.report.figures import Cell, Figures, Gate, cause, markdown_table, plain, shown, with_ulps
 
 TOLERANCES = {"softmax_1e-2": "softmax, 1e-2", "logits_1e-4": "logits, 1e-4", "logits_1e-5": "logits, 1e-5"}
 """Comparisons by a tolerance picked by hand: the property's key -> the column's title."""
@@ -115,7 +115,7 @@ class Results(Figures):
     collected: list[str] = field(default_factory=list)
     """Known once the tests have been collected; empty where nobody told."""
     answers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """Test that is red -> where the two part, as `parity.answer.sendable` says it."""
+    """Test that is red -> where the two part, as `parity.differ.answer.sendable` says it."""
     remarks: list[str] = field(default_factory=list)
     """Why the run as a whole is red, beyond figures and tests."""
 

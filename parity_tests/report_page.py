@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from parity.page import table
-from parity.summary import shown
-from parity.summary_page import failures, gates_table, labelled, meanings, report
-from parity.ulps_page import STYLE as ULPS_STYLE
-from parity.ulps_page import histograms
+from parity.report.figures import shown
+from parity.report.page import table
+from parity.report.summary_page import failures, gates_table, labelled, meanings, report
+from parity.report.ulps_histograms import STYLE as ULPS_STYLE
+from parity.report.ulps_histograms import histograms
 from parity_tests.report import TOLERANCES, Results
 
 _STYLE = """

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from parity.pairs import Tensors
+from parity.gates.pair import Tensors
 from parity_tests.cases import VOCABULARY, Lengths, batch_for
 
 STACK = StackConfig(

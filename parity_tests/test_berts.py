@@ -24,7 +24,7 @@ from jax_tformer.model.functional import transformer
 from jax_tformer.weights.huggingface import config_from_huggingface, from_huggingface, to_huggingface
 from jax_tformer.weights.names import from_reference, to_reference
 from jax_tformer_comparison.dropout import dropout_sites
-from parity.measure import FLOAT32, Measured, compared, relative_error
+from parity.gates.measure import FLOAT32, Measured, compared, relative_error
 from parity_tests.cases import weights_for
 from parity_tests.huggingface import Oracle, config_json
 from parity_tests.oracles import ENTRIES

@@ -17,7 +17,7 @@ from jax_tformer_comparison.record import ParameterError, Record, SeedRecord, ga
 from jax_tformer_comparison.report import Findings
 from jax_tformer_comparison.report_plots import parameter_table
 from jax_tformer_comparison.sides import StepFigures, require_loss_type, require_same_step
-from parity.measure import ParityError
+from parity.gates.measure import ParityError
 
 
 def figures(loss: float, tokens: int = 7, norm: float = 1.0) -> StepFigures:

@@ -23,8 +23,8 @@ from jax_tformer.model.heads import Outputs
 from jax_tformer.training.step import forward
 from jax_tformer.weights.huggingface import from_huggingface
 from jax_tformer.weights.names import from_reference
-from parity.measure import Measured, compared, worst
-from parity.pairs import Tensors
+from parity.gates.measure import Measured, compared, worst
+from parity.gates.pair import Tensors
 from parity_tests.cases import CONFIGS, PADDINGS, WINDOWED, Lengths, batch_for, weights_for
 from parity_tests.family_faults import GEMMA
 from parity_tests.generation import Hypothesis, drivable, greedy_margins, huggingface_generate

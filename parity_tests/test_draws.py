@@ -16,8 +16,8 @@ from jax_tformer.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.model.functional import transformer
 from jax_tformer.training.step import TrainState
 from jax_tformer_comparison.dropout import masks_of_step
-from parity.measure import Measured, compared
-from parity.pairs import Tensors
+from parity.gates.measure import Measured, compared
+from parity.gates.pair import Tensors
 from parity_tests import random_faults
 from parity_tests.bridge import Pair
 from parity_tests.cases import CONFIGS, Lengths, batch_for, weights_for

@@ -27,7 +27,7 @@ from jax_tformer.model.layers import FeedForward
 from jax_tformer.model.masks import Mask, position_ids
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.weights.names import from_reference, slots
-from parity.measure import FLOAT64_BAR, relative_error
+from parity.gates.measure import FLOAT64_BAR, relative_error
 from parity_tests.cases import CONFIGS, weights_for
 from parity_tests.documents import (
     ATTENTION_OUTPUT,

@@ -19,7 +19,7 @@ from jax_tformer.data.batches import IGNORED
 from jax_tformer.model.attention import attend, attention_weights
 from jax_tformer.model.heads import Outputs
 from jax_tformer.model.masks import Mask
-from parity.measure import FLOAT64_BAR, relative_error
+from parity.gates.measure import FLOAT64_BAR, relative_error
 from parity_tests.reference_loss import mean_cross_entropy
 from parity_tests.test_errata import LECTURE, sharp
 from parity_tests.test_sources import captured

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 import parity
-from parity.weight_maps import Weights
+from parity.gates.weight_map import Weights
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "port"

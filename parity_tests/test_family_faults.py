@@ -6,8 +6,8 @@ from functools import lru_cache
 import pytest
 
 from jax_tformer.config import TransformerConfig
-from parity.measure import Measured, compared
-from parity.pairs import Result
+from parity.gates.measure import Measured, compared
+from parity.gates.pair import Result
 from parity_tests.bridge import Pair
 from parity_tests.cases import batch_for, weights_for
 from parity_tests.family_faults import CODE, CONFIGS, CROSSED, GEMMA, NEOX, Otherwise

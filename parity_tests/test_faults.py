@@ -13,8 +13,8 @@ from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.model.functional import transformer
 from jax_tformer.weights.names import from_reference, to_reference
-from parity.measure import BFLOAT16, FLOAT32, Measured, ParityError, Quality, compared, quality, trajectory, worst
-from parity.pairs import Result, Tensors
+from parity.gates.measure import BFLOAT16, FLOAT32, Measured, ParityError, Quality, compared, quality, trajectory, worst
+from parity.gates.pair import Result, Tensors
 from parity_tests import faults, library_faults
 from parity_tests.bridge import Pair, known_zeros
 from parity_tests.cases import CONFIGS, OFF_CENTRE, Lengths, batch_for, weights_for

@@ -216,7 +216,7 @@ def test_queries_and_keys_exchanged_are_not_told_apart_by_numbers(module: nn.Mod
 
 
 def test_our_own_parameters_are_compared_by_name_first(module: nn.Module) -> None:
-    from parity.weight_maps import Weights
+    from parity.gates.weight_map import Weights
 
     tensors = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
     params = Weights(WEIGHTS, tensors).into(tensors)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from parity import Difference, ParityError, assert_parity
 from parity import check_parity as check_and_explain
-from parity.gates import OwnPair
+from parity.gates.check import OwnPair
 
 check_parity = partial(check_and_explain, explain=False)
 WEIGHTS = {"up.kernel": ("up.weight", "o i -> i o"), "up.bias": "up.bias", "scale": "norm.weight", "shift": "norm.bias"}
@@ -285,7 +285,7 @@ def test_a_search_that_breaks_hides_no_red_gate(module: Module, monkeypatch: pyt
     def broken(*arguments: Any, **options: Any) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("parity.gates.first_difference", broken)
+    monkeypatch.setattr("parity.gates.check.first_difference", broken)
     with pytest.raises(ParityError, match=r"gate 1 activations: 1.00e-09") as error:
         check_and_explain(off, module, WEIGHTS, [X], gates=["1"])
     assert error.value.__notes__ == ["where they part was not found (RuntimeError: two lines)"]

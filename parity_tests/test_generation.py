@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.weights.huggingface import from_huggingface
-from parity.measure import FLOAT64_BAR, ParityError
-from parity.pairs import to_torch
+from parity.gates.measure import FLOAT64_BAR, ParityError
+from parity.gates.pair import to_torch
 from parity_tests.cases import CONFIGS, weights_for
 from parity_tests.generation import Hypothesis, drivable, greedy_margins, huggingface_generate
 from parity_tests.huggingface import Narrowed, Oracle

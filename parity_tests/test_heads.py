@@ -12,7 +12,7 @@ from torch import Tensor
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.model.functional import transformer
-from parity.measure import Measured, compared
+from parity.gates.measure import Measured, compared
 from parity_tests.bridge import Pair, identity
 from parity_tests.cases import PADDINGS, VOCABULARY, batch_for, weights_for
 from parity_tests.faults import Fault, code_fault

@@ -18,8 +18,18 @@ from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig
 from jax_tformer.model.layers import activate
 from jax_tformer.weights.huggingface import FAMILIES, from_huggingface
 from jax_tformer.weights.huggingface.tables import ACTIVATIONS, CONV1D, MATRIX, read_rows
-from parity.measure import BFLOAT16, BFLOAT16_VALUES, FLOAT32, Measured, ParityError, Quality, Sample, compared, quality
-from parity.pairs import Result, Tensors
+from parity.gates.measure import (
+    BFLOAT16,
+    BFLOAT16_VALUES,
+    FLOAT32,
+    Measured,
+    ParityError,
+    Quality,
+    Sample,
+    compared,
+    quality,
+)
+from parity.gates.pair import Result, Tensors
 from parity_tests.bridge import Pair, known_zeros, parity_options
 from parity_tests.cases import CONFIGS, PADDINGS, REGIMES
 from parity_tests.huggingface import Narrowed, Oracle, comparable, masked

@@ -15,8 +15,8 @@ from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 from jax_tformer.model.functional import transformer
 from jax_tformer.weights.huggingface import from_huggingface
 from jax_tformer.weights.names import from_reference
+from parity.gates.measure import FLOAT32, Measured, Sample, compared, quality
 from parity.islands import Float64
-from parity.measure import FLOAT32, Measured, Sample, compared, quality
 from parity_tests.bridge import Pair, parity_options
 from parity_tests.cases import Lengths, batch_for
 from parity_tests.huggingface import Oracle, comparable, config_json, masked

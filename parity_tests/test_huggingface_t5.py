@@ -18,7 +18,7 @@ from jax_tformer.errors import InputError
 from jax_tformer.weights.huggingface import config_from_huggingface, from_huggingface, to_huggingface
 from jax_tformer.weights.names import WeightsError
 from jax_tformer_comparison.dropout import dropout_sites
-from parity.measure import Measured, compared
+from parity.gates.measure import Measured, compared
 from parity_tests.cases import VOCABULARY
 from parity_tests.huggingface import Oracle
 from parity_tests.test_decoding import model_of

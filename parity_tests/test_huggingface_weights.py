@@ -25,8 +25,8 @@ from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.weights.huggingface import FAMILIES, config_from_huggingface, from_huggingface, to_huggingface
 from jax_tformer.weights.huggingface.tables import CONV1D, Row, read_rows
 from jax_tformer.weights.names import WeightsError, from_reference, to_reference
-from parity.measure import Measured, compared, worst
-from parity.pairs import Tensors
+from parity.gates.measure import Measured, compared, worst
+from parity.gates.pair import Tensors
 from parity_tests.cases import CONFIGS, weights_for
 from parity_tests.huggingface import Oracle, config_json
 from parity_tests.oracles import ENTRIES

@@ -13,7 +13,7 @@ from jax_tformer.config import TransformerConfig
 from jax_tformer.model.functional import AnyTransformer, transformer
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.training.step import forward
-from parity.measure import Measured
+from parity.gates.measure import Measured
 from parity_tests import random_faults
 from parity_tests.cases import CONFIGS, batch_for
 from parity_tests.faults import Fault

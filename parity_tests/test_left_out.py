@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from parity import LEFT_OUT, Difference, ParityError, Weight, WeightMap, check_parity, first_difference, match_weights
-from parity.weight_maps import Weights
+from parity.gates.weight_map import Weights
 
 IDS = np.random.default_rng(0).integers(0, 7, (3, 5))
 

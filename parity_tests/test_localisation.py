@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from parity import Difference
-from parity.difference import difference_of
+from parity.differ.first_difference import difference_of
 from parity_tests import known_places, training_places
 from parity_tests.faults import TRAINING
 from parity_tests.known_kinds import KINDS

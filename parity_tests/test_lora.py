@@ -24,7 +24,7 @@ from jax_tformer.model.lora import add_lora, is_adapter, joined, merge_lora, spl
 from jax_tformer.pretrained.adapters import load_adapters, save_adapters
 from jax_tformer.weights.huggingface import from_huggingface
 from jax_tformer.weights.names import from_reference
-from parity.measure import Measured, compared
+from parity.gates.measure import Measured, compared
 from parity_tests.bridge import Pair, identity
 from parity_tests.cases import SWITCHES, Lengths, batch_for, weights_for
 from parity_tests.faults import code_fault

@@ -14,8 +14,8 @@ from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.model import kernels
 from jax_tformer.model.attention import attend
 from jax_tformer.model.masks import Mask
-from parity.measure import Measured, compared
-from parity.pairs import Tensors
+from parity.gates.measure import Measured, compared
+from parity.gates.pair import Tensors
 from parity_tests import mask_faults
 from parity_tests.bridge import Pair
 from parity_tests.cases import VOCABULARY, Lengths, batch_for, weights_for

@@ -22,7 +22,7 @@ from jax_tformer.model.attention import attend
 from jax_tformer.model.functional import Params
 from jax_tformer.model.masks import Mask
 from jax_tformer.training.step import forward
-from parity.measure import FLOAT64_BAR, relative_error
+from parity.gates.measure import FLOAT64_BAR, relative_error
 from parity_tests.bridge import Pair, identity
 from parity_tests.cases import (
     CONFIGS,

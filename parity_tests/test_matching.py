@@ -20,9 +20,9 @@ from jax_tformer.model.functional import transformer
 from jax_tformer.weights.huggingface import from_huggingface
 from jax_tformer.weights.names import from_reference
 from parity import ParityError, Weight, WeightMatch, check_parity, match_weights
+from parity.gates.pytrees import paths
+from parity.gates.weight_map import Weights
 from parity.islands import Float64
-from parity.trees import paths
-from parity.weight_maps import Weights
 from parity_tests.cases import CONFIGS, VOCABULARY, weights_for
 from parity_tests.huggingface import Oracle
 from parity_tests.other_pairs.pair import OtherPair

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from parity.measure import BFLOAT16, ParityError, Sample, assert_parity, quality, relative_error
+from parity.gates.measure import BFLOAT16, ParityError, Sample, assert_parity, quality, relative_error
 
 X = np.linspace(1.0, 2.0, 12).reshape(3, 4)
 

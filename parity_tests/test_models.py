@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jax_tformer.presets import ARCHITECTURES
-from parity.measure import BFLOAT16, BFLOAT16_VALUES, FLOAT32, Sample, compared, quality
-from parity.pairs import Tensors
+from parity.gates.measure import BFLOAT16, BFLOAT16_VALUES, FLOAT32, Sample, compared, quality
+from parity.gates.pair import Tensors
 from parity_tests.bridge import Pair, identity, known_zeros
 from parity_tests.cases import CONFIGS, OFF_CENTRE, PADDINGS, REGIMES, WINDOWED, Lengths, batch_for, weights_for
 

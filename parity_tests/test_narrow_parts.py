@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from parity.measure import Measured
+from parity.gates.measure import Measured
 from parity_tests import library_faults
 from parity_tests.bridge import EVERY_ROUNDING
 from parity_tests.faults import Fault

@@ -20,7 +20,7 @@ from jax_tformer.programs import export, train
 from jax_tformer.run.restoring import load_trained
 from jax_tformer.run.run_folder import RunFolder
 from jax_tformer.weights.views import read
-from parity.pairs import Tensors
+from parity.gates.pair import Tensors
 from parity_tests.cases import VOCABULARY
 from parity_tests.huggingface import Oracle
 from parity_tests.oracles import ENTRIES

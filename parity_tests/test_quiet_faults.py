@@ -22,8 +22,8 @@ from jax_tformer.model.masks import Mask
 from jax_tformer.run.evaluation import Evaluator
 from jax_tformer.sharding import make_mesh
 from jax_tformer.training.step import Batch, TrainState, train_step
-from parity.measure import BFLOAT16, FLOAT64_BAR, Measured, Sample, compared, quality
-from parity.pairs import Tensors
+from parity.gates.measure import BFLOAT16, FLOAT64_BAR, Measured, Sample, compared, quality
+from parity.gates.pair import Tensors
 from parity_tests import quiet_faults
 from parity_tests.bridge import Pair
 from parity_tests.cases import CONFIGS, Lengths, batch_for, weights_for

@@ -14,7 +14,7 @@ from hypothesis.strategies import SearchStrategy
 
 from jax_tformer.config import ComputeConfig, DropoutConfig, LoraConfig, RotaryConfig, StackConfig, TransformerConfig
 from jax_tformer.model import kernels
-from parity.measure import Measured, ParityError, compared
+from parity.gates.measure import Measured, ParityError, compared
 from parity_tests.architectures import Case, cases, configs, stacks
 from parity_tests.bridge import Pair, known_zeros
 from parity_tests.cases import Lengths, batch_for, weights_for

@@ -12,8 +12,8 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.model import kernels
 from jax_tformer.model.embedding import first_distances, relative_buckets
-from parity.measure import Measured, compared
-from parity.pairs import Result, Tensors
+from parity.gates.measure import Measured, compared
+from parity.gates.pair import Result, Tensors
 from parity_tests import position_faults
 from parity_tests.bridge import Pair, identity
 from parity_tests.cases import VOCABULARY, Lengths, batch_for, weights_for

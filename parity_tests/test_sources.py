@@ -30,7 +30,7 @@ from jax_tformer.model.heads import Outputs
 from jax_tformer.model.layers import Norm
 from jax_tformer.model.masks import Mask, position_ids
 from jax_tformer.presets import ARCHITECTURES
-from parity.measure import FLOAT64_BAR, relative_error
+from parity.gates.measure import FLOAT64_BAR, relative_error
 from parity_tests.bridge import Pair
 from parity_tests.cases import weights_for
 from parity_tests.documents import (

@@ -16,7 +16,7 @@ from jax_tformer.decoding.generation import generate, padded
 from jax_tformer.decoding.past import Past
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.strategies import Place, process, rules_of
-from parity.measure import Measured, compared, worst
+from parity.gates.measure import Measured, compared, worst
 from parity_tests import library_faults
 from parity_tests.cases import CONFIGS, VOCABULARY, weights_for
 from parity_tests.draws import judged, largest

@@ -10,8 +10,8 @@ import torch
 
 from jax_tformer.config import DropoutConfig, TransformerConfig
 from jax_tformer.experiment import OptimizerConfig, Schedule, TrainingConfig
-from parity.measure import Measured, compared, trajectory
-from parity.pairs import Tensors
+from parity.gates.measure import Measured, compared, trajectory
+from parity.gates.pair import Tensors
 from parity_tests.bridge import Pair, known_zeros
 from parity_tests.cases import CONFIGS, PADDINGS, REGIMES, Lengths, batch_for, weights_for
 from parity_tests.training_pair import TrainingPair, same_path

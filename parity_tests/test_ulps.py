@@ -11,12 +11,12 @@ import pytest
 import torch
 from ml_dtypes import bfloat16
 
-from parity.checks import Checks
-from parity.measure import BFLOAT16, FLOAT32, Sample, quality
+from parity.gates.measure import BFLOAT16, FLOAT32, Sample, quality
+from parity.gates.ulps import EDGES, MOST, Ulps, distances, histogram, median, together
 from parity.plugin import PROPERTY, Parity
-from parity.summary import Figures, with_ulps
-from parity.ulps import EDGES, MOST, Ulps, distances, histogram, median, together
-from parity.ulps_page import histograms
+from parity.report.checks import Checks
+from parity.report.figures import Figures, with_ulps
+from parity.report.ulps_histograms import histograms
 from parity_tests.report import Results
 
 RNG = np.random.default_rng(0)

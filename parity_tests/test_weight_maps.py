@@ -12,7 +12,7 @@ from flax import linen, nnx
 from ml_dtypes import bfloat16
 
 from parity import ParityError, Weight, WeightMap
-from parity.weight_maps import Weights, paths
+from parity.gates.weight_map import Weights, paths
 
 LAYERS, WIDTH, HEADS = 11, 6, 2
 

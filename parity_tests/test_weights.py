@@ -16,7 +16,7 @@ from jax_tformer.model.functional import Params, transformer
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.weights.files import load_weights, save_weights
 from jax_tformer.weights.names import WeightsError, from_reference, reference_shape, slots, to_reference
-from parity.measure import Measured, worst
+from parity.gates.measure import Measured, worst
 from parity_tests.cases import CONFIGS
 from torch_ref import reference
 

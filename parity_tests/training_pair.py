@@ -16,8 +16,8 @@ from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import TrainState, train_step
 from jax_tformer.weights.names import from_reference, to_reference
 from jax_tformer_comparison.dropout import masks_of_step
-from parity.measure import Measured, compared
-from parity.pairs import Tensors, to_torch
+from parity.gates.measure import Measured, compared
+from parity.gates.pair import Tensors, to_torch
 from parity_tests.bridge import known_zeros, parity_options
 from torch_ref import reference
 from torch_ref.training import Trainer

@@ -15,9 +15,9 @@ from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.experiment import OptimizerConfig
 from jax_tformer.training import optimizer as our_optimizer
 from jax_tformer.training.step import batch_loss
-from parity.answer import Difference, Stage
-from parity.difference import difference_of
-from parity.pairs import Bridge
+from parity.differ.answer import Difference, Stage
+from parity.differ.first_difference import difference_of
+from parity.gates.pair import Bridge
 from parity_tests.bridge import Pair
 from parity_tests.cases import VOCABULARY, batch_for, weights_for
 from parity_tests.faults import TRAINING, Fault

@@ -13,9 +13,9 @@ import pytest
 
 from jax_tformer_comparison.machine import Machine, describe_machine
 from parity import Difference, Site
-from parity.answer import sendable
-from parity.summary import Cell, cause, gates_markdown, shown, summary_markdown
-from parity.summary_table import table_text
+from parity.differ.answer import sendable
+from parity.report.figures import Cell, cause, gates_markdown, shown, summary_markdown
+from parity.report.terminal_table import table_text
 from parity_tests.__main__ import between, facts, updated
 from parity_tests.report import GATES, Fault, Results, faults_markdown
 from parity_tests.report_page import html
@@ -315,7 +315,7 @@ def test_documents_get_the_tables_between_their_markers() -> None:
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        ("E   parity.measure.ParityError: gate 1: NaN", "ParityError: gate 1: NaN"),
+        ("E   parity.gates.measure.ParityError: gate 1: NaN", "ParityError: gate 1: NaN"),
         ("worker 'gw0' crashed while running 'a.py::test'", "worker 'gw0' crashed while running 'a.py::test'"),
         ("", "no message"),
     ],

@@ -1,0 +1,215 @@
+"""Two machines, or two releases: one side of a pair is recorded here, and the other is judged by it elsewhere.
+
+    parity.record("port.capsule", ours, [x], params=params)                # where JAX is; no torch needed
+    parity.judge("port.capsule", theirs, {"up.kernel": ("up.weight", "o i -> i o"), ...})  # where torch is; no JAX
+
+A capsule is a folder of safetensors and one JSON file (see `parity.capsule.files`). It may as well hold a PyTorch
+module for a JAX function to be judged by, or last year's release of the same side.
+"""
+
+import platform
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parity.capsule.files import CapsuleReader, new_capsule
+from parity.gates.measure import relative_error, zero_scales
+from parity.gates.projection import RECIPE, Inputs, Tensors, Values, is_floating, projection, rounded, varied
+
+if TYPE_CHECKING:
+    from parity.gates.jax_side import JaxSide
+    from parity.gates.torch_side import TorchSide
+
+    Side = JaxSide | TorchSide
+
+GATES = ("9", "1", "2", "3", "4")
+"""Of a capsule; the others need both sides at once."""
+NARROW = {"3": "float32", "4": "bfloat16"}
+SAMPLES = 9
+"""Of weights, over which gates 3 and 4 take the median or the mean."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What `capsule.json` says of the side, beyond its tensors."""
+
+    framework: str
+    name: str
+    gates: tuple[str, ...]
+    by_name: bool
+    """Whether inputs are keyword arguments."""
+    trained: tuple[str, ...]
+    """Weights with a gradient."""
+    buffers: tuple[str, ...]
+    zero_gradients: tuple[str, ...]
+    distances: dict[str, dict[str, list[float | str]]]
+    """Type -> tensor -> how far from its own float64 it is, relative, for each of SAMPLES; JSON has no infinity."""
+
+    @classmethod
+    def read(cls, capsule: CapsuleReader) -> "About":
+        """Raises ParityError for fields that are missing, of another type, or do not fit the tensors."""
+        said: Any = capsule.about.get("side")
+        fields: dict[str, type] = {"framework": str, "name": str, "by_name": bool, "distances": dict}
+        fields |= dict.fromkeys(("gates", "trained", "buffers", "zero_gradients"), list)
+        for name, kind in fields.items():
+            if not isinstance(said, dict) or not isinstance(said.get(name), kind):
+                raise capsule.damaged(f"capsule.json has no {name} of its side")
+        lists = (said[name] for name, kind in fields.items() if kind is list)
+        if not all(isinstance(each, str) for row in lists for each in row):
+            raise capsule.damaged("capsule.json names what is no text")
+        read: dict[str, Any] = {
+            name: tuple(said[name]) if kind is list else said[name] for name, kind in fields.items()
+        }
+        about = cls(**read)
+        weights, values = set(capsule.names("weights")), set(capsule.names("float64"))
+        if about.framework not in ("jax", "torch") or not set(about.gates) <= set(GATES):
+            raise capsule.damaged(f"its side is {about.framework!r}, for the gates {list(about.gates)}")
+        if not {*about.trained, *about.buffers, *about.zero_gradients} <= weights:
+            raise capsule.damaged("capsule.json names weights that are not there")
+        outputs = {name for name in values if name.startswith("output ")}
+        if not outputs or values - outputs != {f"gradient {name}" for name in about.trained}:
+            raise capsule.damaged("its float64 values are not outputs and the gradients of what is trained")
+        for gate, dtype in NARROW.items():
+            if gate in about.gates and (dtype not in capsule or not isinstance(about.distances.get(dtype), dict)):
+                raise capsule.damaged(f"it has no {dtype} values, which gate {gate} needs")
+        return about
+
+
+def record(
+    path: str | Path,
+    side: Any,
+    inputs: Sequence[Any] | Mapping[str, Any],
+    *,
+    params: Any = None,
+    gates: Sequence[str] = ("1", "2", "3"),
+    zero_gradients: Sequence[str] = (),
+    name: str = "side",
+) -> Path:
+    """Writes what one side computes to the capsule `path`, a new folder, by which `judge` judges the other.
+
+    `side` is a function `side(params, *inputs)` of JAX, with `params` in any pytree, or a `torch.nn.Module`, which is
+    copied, without dropout (`eval`). `inputs` are its arguments in order, or by name in a dict. Both return arrays by
+    the same paths, as for `check_parity`. Recorded are weights and inputs as they are, outputs and the gradients of a
+    fixed random projection of them in float64 (gates 1 and 2), and as `gates` ask in float32 (3) and bfloat16 (4), with
+    how far these are from float64 for nine weights nearby. `zero_gradients` names weights whose gradient is zero in
+    exact arithmetic (a key bias).
+
+    Returns the path. Raises ParityError for a path that exists, a side that fails or returns something else, and a
+    folder that cannot be written; nothing is left behind then. ValueError for gates that a capsule does not have,
+    TypeError for a side of another kind.
+    """
+    _require_gates(gates)
+    given = Inputs.read(inputs)
+    distances: dict[str, dict[str, list[float | str]]] = {}
+    one = side_of(side, params, given)
+    with new_capsule(path) as writer, one.exactly():
+        writer.add("weights", one.weights)
+        exact = one.run(one.weights, given.rounded("float64", "float64"), "float64")
+        # Kept, and not made again: the streams of NumPy's generators may change from one version to the next.
+        known = {key: projection(key, array.shape) for key, array in exact.outputs.items() if is_floating(array.dtype)}
+        zero_scales(exact.gradients, zero_gradients)
+        inside = {f"input {key}": array for key, array in given.arrays.items()}
+        writer.add("inputs", inside | {f"projection {key}": array for key, array in known.items()})
+        writer.add("float64", named(exact))
+        del exact
+        for gate in gates:
+            if dtype := NARROW.get(gate):
+                first, errors = from_float64(one.run, one.weights, given, dtype, known, zero_gradients)
+                writer.add(dtype, named(first))
+                distances[dtype] = {
+                    key: [float(error) if np.isfinite(error) else str(error) for error in row]
+                    for key, row in errors.items()
+                }
+        about = About(
+            framework=one.framework,
+            name=name,
+            gates=tuple(dict.fromkeys(("9", *gates))),
+            by_name=given.by_name,
+            trained=tuple(key for key in one.weights if key in one.trained),
+            buffers=one.buffers,
+            zero_gradients=tuple(zero_gradients),
+            distances=distances,
+        )
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        writer.describe({"date": date, "versions": _versions(), "projection": RECIPE, "side": asdict(about)})
+    return Path(path)
+
+
+def side_of(side: Any, params: Any, inputs: Inputs) -> "Side":
+    """A JAX function with its parameters, or a module; raises TypeError for anything else."""
+    if is_module(side):
+        if params is not None:
+            raise TypeError("params are given beside a torch.nn.Module, which holds its own")
+        from parity.gates.torch_side import TorchSide
+
+        return TorchSide(getattr(side, "_orig_mod", side), inputs)  # of a compiled module, the module
+    if not callable(side):
+        raise TypeError(f"the side is a {type(side).__name__}; expected a function of JAX or a torch.nn.Module")
+    if params is None:
+        raise TypeError("params are missing; a function of JAX takes them as its first argument")
+    from parity.gates.jax_side import JaxSide
+
+    return JaxSide(side, params, inputs)
+
+
+def is_module(side: Any) -> bool:
+    """Whether this is a `torch.nn.Module`, asked without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(side, torch.nn.Module)
+
+
+def named(values: Values) -> Tensors:
+    """Outputs and gradients under the names that they have in a capsule."""
+    outputs = {f"output {name}": array for name, array in values.outputs.items()}
+    return outputs | {f"gradient {name}": array for name, array in values.gradients.items()}
+
+
+def from_float64(
+    run: Callable[[Tensors, Inputs, str, Tensors], Values],
+    weights: Tensors,
+    inputs: Inputs,
+    dtype: str,
+    known: Tensors,
+    zero_gradients: Sequence[str],
+) -> tuple[Values, dict[str, list[float]]]:
+    """What a side gives in `dtype`, and how far each tensor is from the float64 of the same rounded numbers.
+
+    The distances are relative to the norm of the tensor, or of all gradients for those that are said to be zero; one
+    for each of SAMPLES, of which the first has these weights and the others have some nearby. Scalars have none.
+    """
+    first: Values | None = None
+    errors: dict[str, list[float]] = {}
+    for seed in range(SAMPLES):
+        narrow = rounded(varied(weights, seed), dtype, dtype)
+        values = run(narrow, inputs.rounded(dtype, dtype), dtype, known)
+        exact = run(narrow, inputs.rounded(dtype, "float64"), "float64", known)
+        zero = zero_scales(exact.gradients, zero_gradients)
+        truth = exact.floating()
+        for key, array in values.floating().items():
+            if array.shape:
+                scale = zero.get(key.removeprefix("gradient "), float(np.linalg.norm(truth[key])))
+                errors.setdefault(key, []).append(relative_error(array, truth[key], scale))
+        first = first or values
+    assert first is not None
+    return first, errors
+
+
+def _require_gates(gates: Sequence[str]) -> None:
+    if isinstance(gates, str) or not gates or not set(gates) <= set(GATES):
+        raise ValueError(f"a capsule has no gates {gates!r}; expected a list of some of {list(GATES)}")
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in ("jax", "jaxlib", "torch", "numpy", "safetensors"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

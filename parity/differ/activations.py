@@ -1,0 +1,82 @@
+"""Whether both sides apply a known function to the same value, and not the same one."""
+
+import math
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+
+from parity.differ.fingerprints import fingerprint, finite
+from parity.differ.surroundings import Scene, among
+from parity.differ.values import Values
+
+
+def _known_functions() -> dict[str, Callable[[np.ndarray], np.ndarray]]:
+    erf = np.vectorize(math.erf, otypes=[float])
+
+    def sigmoid(x: np.ndarray) -> np.ndarray:
+        result: np.ndarray = 1 / (1 + np.exp(-x))
+        return result
+
+    return {
+        "ReLU": lambda x: np.maximum(x, 0),
+        "GELU (erf)": lambda x: 0.5 * x * (1 + erf(x / math.sqrt(2))),
+        "GELU (tanh)": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+        "GELU (sigmoid)": lambda x: x * sigmoid(1.702 * x),
+        "SiLU": lambda x: x * sigmoid(x),
+        "the sigmoid": sigmoid,
+        "tanh": np.tanh,
+        "softplus": lambda x: np.logaddexp(x, 0),
+        "ELU": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+        "leaky ReLU (0.01)": lambda x: np.where(x > 0, x, 0.01 * x),
+        "the square of ReLU": lambda x: np.maximum(x, 0) ** 2,
+        "the identity": lambda x: x,
+    }
+
+
+def activation(scene: Scene) -> str | None:
+    """Each side applies a known function to the same value, and not the same function."""
+    for i, _ in scene.shared:
+        x = scene.array(scene.ours, i)
+        if x is None or not 8 <= x.size <= 1 << 20:
+            continue
+        x = finite(x)
+        with np.errstate(all="ignore"):
+            applied = {name: fingerprint(f(x), depends_on_data=True)[0] for name, f in _known_functions().items()}
+        known = {name: f for name, f in applied.items() if f is not None and name != "the identity"}
+        here, there = among(scene.ours, scene.ours_near), among(scene.theirs, scene.theirs_near)
+        ours = [(k, name) for name, f in known.items() for k in here.equals(f)]
+        theirs = [(m, name) for name, f in known.items() for m in there.equals(f)]
+        for (k, mine), (m, their) in product(ours, theirs):
+            # A step within a larger function may be a known one, too: the sigmoid within SiLU.
+            if mine != their and meet_the_same(scene, k, m):
+                return f"another activation: {mine} in ours, {their} in theirs"
+    return None
+
+
+def meet_the_same(scene: Scene, ours: int, theirs: int) -> bool:
+    """Whether both values are multiplied with or added to the same next, or both are what is returned."""
+    here, there = _met(scene.ours, ours), _met(scene.theirs, theirs)
+    if not here or not there:
+        return not here and not there
+    weights = {scene.theirs.leaf(m) for m in there} - {None}
+    return any(
+        set(scene.equal.ours.get(k, ())) & there
+        or {scene.theirs.leaf(m) for m in scene.equal.ours.get(k, ())} & weights
+        for k in here
+    )
+
+
+def _met(values: Values, number: int) -> set[int]:
+    """What the first operations that read a value read besides; nothing where it is returned."""
+    same, found = {number}, set()
+    for i in range(number, len(values.rows)):
+        row = values.rows[i]
+        if same & set(row.inputs) and not row.backward:
+            if values.copies(i):
+                same.add(i)
+            else:
+                found |= {k for k in row.inputs if k not in same and values.rows[k].data}
+                if not set(row.inputs) - same:
+                    found.add(i)
+    return found

@@ -1,0 +1,131 @@
+"""The answer to "where do they part?": for a terminal, for JSON, for a page."""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from parity.differ.answer_page import answer_html
+from parity.differ.values import Site
+
+Stage = Literal["none", "parameters", "forward", "backward", "optimizer"]
+_WHERE = {
+    "none": "the same",
+    "parameters": "they differ in their weights",
+    "forward": "they part on the way forward",
+    "backward": "forward they agree; they part on the way back",
+    "optimizer": "forward and backward they agree; they part in the step of the optimizer",
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a function of JAX and a module of PyTorch part; false where they do not."""
+
+    stage: Stage
+    ours: Site | None = None
+    theirs: Site | None = None
+    agreed: tuple[tuple[Site, Site], ...] = ()
+    """(ours, theirs) of the values before it that still agree."""
+    kind: str | None = None
+    """What kind of difference it is, where the numbers prove it."""
+    sure: bool = False
+    """Whether both places read the same agreed values. Otherwise they are where to look first, and no more."""
+    confirmed: bool = False
+    """Whether, fed with what agrees, in one order, the two differ here: the difference is not inherited."""
+    parameters: tuple[str, ...] = ()
+    """What is wrong with weights, by name."""
+    differing: tuple[str, ...] = ()
+    """Outputs, gradients or weights that differ, with their relative errors."""
+    opaque: tuple[str, ...] = ()
+    """Operations that count as one value, although there is a program inside."""
+    counts: tuple[int, int] = (0, 0)
+    """Values of ours and of theirs that were compared."""
+    name: str = "pair"
+    left_out: tuple[str, ...] = ()
+    """Outputs that only one side has, or that are no floating-point arrays: they were not compared."""
+    trained_alone: tuple[str, ...] = ()
+    """Parameters that theirs does not train (`requires_grad` is False), and that have a gradient in ours."""
+
+    def __bool__(self) -> bool:
+        """Whether there is a difference."""
+        return self.stage != "none"
+
+    def __str__(self) -> str:
+        """A few lines for a terminal."""
+        lines = [f"{self.name}: {self.counts[0]} values in JAX, {self.counts[1]} in PyTorch: {self.heading}"]
+        if not self:
+            return lines[0] + (f" ({'; '.join(self.notes)})" if self.notes else "")
+        lines += [f"  {said}" for said in self.parameters[:8]]
+        lines += [f"  differs: {said}" for said in self.differing[:4]]
+        if len(self.differing) > 4:
+            lines.append(f"  ... and {len(self.differing) - 4} more")
+        for side, site in (("JAX", self.ours), ("PyTorch", self.theirs)):
+            if site is not None:
+                lines.append(f"  {side:8} {site}")
+        if self.kind:
+            lines.append(f"  what:    {self.kind}")
+        for ours, theirs in self.agreed[:3]:
+            lines.append(f"  agrees:  {ours}  =  {theirs}")
+        lines += [f"  {line}" for line in (self.verdict, *self.notes)]
+        if self.opaque:
+            lines.append(f"  not looked into: {', '.join(sorted(set(self.opaque)))}")
+        return "\n".join(lines)
+
+    @property
+    def notes(self) -> list[str]:
+        """What is no difference of what was compared, and has to be known beside it."""
+        said = (("not compared", self.left_out), ("trained in ours alone", self.trained_alone))
+        return [f"{what}: {', '.join(names)}" for what, names in said if names]
+
+    @property
+    def heading(self) -> str:
+        """In which of the stages they part."""
+        if self.stage == "parameters" and self.ours is not None:
+            return "they read different weights, by their map"
+        return _WHERE[self.stage]
+
+    @property
+    def verdict(self) -> str:
+        """How much the answer can be trusted."""
+        if not self:
+            return "the same"
+        if self.stage == "parameters" and self.sure:
+            if self.ours is None:
+                return "sure: the numbers themselves differ"
+            return "sure: with what agrees, the two places read weights that are not each other's"
+        if self.sure and self.confirmed:
+            return "sure: what both places read agrees, and what they make of it does not"
+        if self.sure:
+            return "likely: what both places read has the same numbers; their order could not be checked"
+        return "not sure: these are the places to look at first"
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields, as JSON has them."""
+        return {
+            "name": self.name,
+            "left_out": list(self.left_out),
+            "trained_alone": list(self.trained_alone),
+            "stage": self.stage,
+            "ours": self.ours and self.ours.as_json(),
+            "theirs": self.theirs and self.theirs.as_json(),
+            "agreed": [[ours.as_json(), theirs.as_json()] for ours, theirs in self.agreed],
+            "kind": self.kind,
+            "sure": self.sure,
+            "confirmed": self.confirmed,
+            "verdict": self.verdict,
+            "parameters": list(self.parameters),
+            "differing": list(self.differing),
+            "opaque": list(self.opaque),
+            "counts": list(self.counts),
+        }
+
+    def as_html(self) -> str:
+        """A part of a page (see `parity.report.page`)."""
+        return answer_html(self)
+
+
+def sendable(found: Difference | str) -> dict[str, Any]:
+    """An answer, or why there is none, in plain types: as one process can send it to another."""
+    if isinstance(found, str):
+        return {"difference": None, "answer": found, "answer_html": None}
+    return {"difference": json.loads(json.dumps(found.as_json())), "answer": str(found), "answer_html": found.as_html()}

@@ -1,0 +1,144 @@
+"""Whether two arrays with the same numbers have them in the same order, up to a layout."""
+
+from itertools import combinations, permutations
+from typing import Literal
+
+import numpy as np
+
+from parity.differ.fingerprints import finite
+
+Order = Literal["same", "other", "unknown"]
+_CLOSE = 1e-8
+_LARGEST = 1 << 22
+"""Elements; larger arrays are taken as they are."""
+
+
+def in_our_layout(ours: np.ndarray, theirs: np.ndarray, bar: float = _CLOSE) -> np.ndarray | None:
+    """Their array with its axes as ours has them: the arrangement that differs least; None where no one fits.
+
+    Axes may be in another order, merged or split. Arrays of different sizes have no common layout.
+    """
+    best, least = None, np.inf
+    for candidate in _layouts(ours, theirs):
+        difference = float(np.abs(finite(ours) - finite(candidate)).mean()) if ours.size else 0.0
+        if difference < least:
+            best, least = candidate, difference
+            if difference <= bar * float(np.abs(finite(ours)).mean() + 1e-300):
+                break
+    return best
+
+
+def _layouts(ours: np.ndarray, theirs: np.ndarray) -> list[np.ndarray]:
+    if ours.size != theirs.size:
+        return []
+    here, there = ours.squeeze(), theirs.squeeze()
+    found = []
+    if there.ndim <= 5:
+        found += [there.transpose(axes).reshape(ours.shape) for axes in permutations(range(there.ndim))]
+    if here.ndim <= 5:
+        for axes in permutations(range(here.ndim)):
+            # Their array has axes merged that lie apart in ours.
+            moved = there.reshape([here.shape[axis] for axis in axes])
+            found.append(moved.transpose(np.argsort(axes)).reshape(ours.shape))
+    return found
+
+
+def order(ours: np.ndarray, theirs: np.ndarray) -> Order:
+    """Whether two arrays of one fingerprint agree element by element in some layout.
+
+    "unknown" where they are of different sizes, too large, or repeat their numbers so often that no order shows.
+    """
+    if ours.size != theirs.size or not 2 < ours.size <= _LARGEST:
+        return "unknown"
+    close = _CLOSE * float(np.abs(finite(ours)).max() + 1e-300)
+    best = in_our_layout(ours, theirs)
+    if best is not None and float(np.abs(finite(ours) - finite(best)).max()) <= close:
+        return "same"
+    here, there = np.sort(finite(ours).reshape(-1)), np.sort(finite(theirs).reshape(-1))
+    if float((np.diff(here) <= close).mean()) > 0.02:
+        return "unknown"
+    if float(np.abs(here - there).max()) > close:
+        return "unknown"
+    return "same" if _by_digits(_places(ours, theirs), ours.shape) else "other"
+
+
+def exchanged_axes(ours: np.ndarray, theirs: np.ndarray) -> tuple[int, int] | None:
+    """Two axes of one size that have to be exchanged, where both arrays are of one shape; None where none have to."""
+    close = _CLOSE * float(np.abs(finite(ours)).max(initial=0.0) + 1e-300)
+
+    def same(array: np.ndarray) -> bool:
+        return float(np.abs(finite(ours) - finite(array)).max(initial=0.0)) <= close
+
+    if ours.shape != theirs.shape or ours.size > _LARGEST or same(theirs):
+        return None
+    for i, j in combinations(range(ours.ndim), 2):
+        if ours.shape[i] == ours.shape[j] > 1 and same(np.swapaxes(theirs, i, j)):
+            return i, j
+    return None
+
+
+def _places(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """For each of our elements, in our shape: where it lies in theirs."""
+    there = np.empty(ours.size, int)
+    there[np.argsort(finite(ours).reshape(-1), kind="stable")] = np.argsort(finite(theirs).reshape(-1), kind="stable")
+    return there.reshape(ours.shape)
+
+
+def _by_digits(places: np.ndarray, shape: tuple[int, ...]) -> bool:
+    """Whether the places follow from the digits of the indices, as where axes are split, swapped and merged again."""
+    origin = int(places.reshape(-1)[0])
+    total = np.full(shape, origin)
+    for axis, size in enumerate(shape):
+        index: list[int | slice] = [0] * len(shape)
+        index[axis] = slice(None)
+        offsets = places[tuple(index)] - origin
+        if not _is_split(offsets):
+            return False
+        total = total + offsets.reshape([size if k == axis else 1 for k in range(len(shape))])
+    return bool((total == places).all())
+
+
+def _is_split(offsets: np.ndarray) -> bool:
+    """Whether offsets along an axis are those of one axis or of several merged into it, in any order."""
+    size = len(offsets)
+    if size < 2 or (offsets[1] > 0 and (np.diff(offsets) == offsets[1] - offsets[0]).all()):
+        return True
+    for inner in range(2, size):
+        if size % inner:
+            continue
+        rows = offsets.reshape(-1, inner)
+        if (rows - rows[:, :1] == rows[0] - rows[0, 0]).all() and _is_split(rows[0]) and _is_split(rows[:, 0]):
+            return True
+    return False
+
+
+def swapped_blocks(ours: np.ndarray, theirs: np.ndarray) -> str | None:
+    """Says along which of our axes whole parts of `theirs` are in another order, as where two heads are swapped."""
+    best = in_our_layout(ours, theirs, bar=0.0)
+    candidates = [best] if best is not None else []
+    candidates += [candidate for candidate in _layouts(ours, theirs) if candidate.shape == ours.shape]
+    close = _CLOSE * float(np.abs(ours).max() + 1e-300)
+    for candidate in candidates:
+        for axis, size in enumerate(ours.shape):
+            here, there = (
+                np.moveaxis(ours, axis, 0).reshape(size, -1),
+                np.moveaxis(candidate, axis, 0).reshape(size, -1),
+            )
+            if size < 2 or size > 4096:
+                continue
+            partner = _partners(here, there, close)
+            if partner is not None and (partner != np.arange(size)).any():
+                moved = np.flatnonzero(partner != np.arange(size))
+                return f"along axis {axis} places {moved[0]} to {moved[-1]} are in another order"
+    return None
+
+
+def _partners(here: np.ndarray, there: np.ndarray, close: float) -> np.ndarray | None:
+    """For each row of `here` the row of `there` that equals it; None where there is none."""
+    by_sum = np.argsort(there.sum(1), kind="stable")
+    mine = np.argsort(here.sum(1), kind="stable")
+    if float(np.abs(here[mine] - there[by_sum]).max()) > close:
+        return None
+    partner = np.empty(len(here), int)
+    partner[mine] = by_sum
+    return partner

@@ -1,0 +1,200 @@
+"""Where do a function of JAX and a module of PyTorch part? Nobody has to say which activation is which."""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+import torch
+from torch import nn
+
+from parity.differ.answer import Difference
+from parity.differ.forward_and_backward import located
+from parity.differ.optimizer_step import Optimizer, stepped
+from parity.differ.traced_sides import Sides, in_double, is_array
+from parity.differ.wrong_weights import wrong_weights
+from parity.gates.measure import ParityError
+from parity.gates.pair import Bridge, Tensors, to_torch
+from parity.gates.projection import common_outputs, double, named_outputs, projection
+from parity.gates.torch_side import tensors_of
+from parity.gates.weight_map import WeightMap, Weights, paths
+
+_Found = TypeVar("_Found")
+
+
+def first_difference(
+    ours: Callable[..., Any],
+    theirs: nn.Module,
+    weights: WeightMap | None = None,
+    inputs: Sequence[Any] | Mapping[str, Any] = (),
+    *,
+    params: Any = None,
+    like: Any = None,
+    backward: bool = True,
+    optimizer: Optimizer | None = None,
+    name: str = "pair",
+) -> Difference:
+    """Finds the first place where `ours(params, *inputs)` and `theirs(*inputs)` part: forward, then backward.
+
+    Every value that either side computes is reduced to a fingerprint that layout does not change. Walking back from
+    what differs, through values that have no equal on the other side, to values that have one, gives the place: with
+    the line and the layer in JAX, the line and the module in PyTorch.
+
+    `weights` says which of the module's weights each of our parameters holds (`like` where these are not nested dicts);
+    our parameters are then made of the module's. Given `params` as well, they are compared by it first, by name. Given
+    `params` alone, weights are matched by their numbers, and gradients are not compared. Where forward and backward
+    agree, one step of `optimizer` (a transformation of optax, a function from parameters to one of PyTorch) is taken on
+    both sides. Inputs are arrays, in order or by keyword. All is computed in float64, without dropout; `theirs` stays
+    as it was.
+
+    Outputs have names as for `check_parity`. Those that only one side has, and those that are no floating-point arrays,
+    are not compared: the answer names them in `left_out`. Where gradients are compared, it names in `trained_alone` the
+    parameters that theirs does not train and that have a gradient in ours.
+
+    Raises ParityError where the two cannot be compared: no weights, outputs without a common name, other shapes.
+    """
+    module = getattr(theirs, "_orig_mod", theirs)
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"theirs is a {type(theirs).__name__}; expected a torch.nn.Module, which holds its weights")
+    if weights is None and params is None:
+        raise ParityError("neither weights nor params are given; expected a weight map, our parameters, or both")
+    if weights is not None and not isinstance(weights, Mapping):
+        raise TypeError(f"weights is a {type(weights).__name__}; expected a dict: our path -> the module's name")
+    if not isinstance(inputs, Sequence | Mapping):
+        raise TypeError(f"inputs is a {type(inputs).__name__}; expected a list of the arguments of both sides: [x]")
+    named = inputs if isinstance(inputs, Mapping) else {str(n): array for n, array in enumerate(inputs)}
+    arrays = {key: _given(key, array) for key, array in named.items()}
+    positional = not isinstance(inputs, Mapping)
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        parameters, buffers = _followed(lambda: tensors_of(module))
+        tensors = parameters | buffers
+        back = None
+        if weights is not None:
+            mapping = Weights(weights, tensors, like=params if like is None else like, optional=buffers)
+            back = mapping.back
+            if params is not None and (wrong := wrong_weights(mapping.back(params), mapping.held(tensors), name)):
+                return wrong
+
+        def made() -> Any:
+            held = mapping.tree(mapping.flat(tensors, in_double)) if params is None else params
+            return jax.tree.map(lambda leaf: in_double(leaf) if is_array(leaf) else leaf, held)
+
+        left_out: set[str] = set()
+
+        def run_ours(params: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+            output = ours(params, *inputs.values()) if positional else ours(params, **inputs)
+            return named_outputs(output, "ours", jax.Array, left_out)
+
+        def run_theirs(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+            output = module(*inputs.values()) if positional else module(**inputs)
+            return named_outputs(output, "theirs", torch.Tensor, left_out)
+
+        here, there = _outputs(run_ours, run_theirs, _copy(module), made(), arrays)
+        names = common_outputs(here, there, left_out)
+        mine, their = ({name: pair[side] for name, pair in names.items()} for side in (0, 1))
+        holds = None if weights is None else mapping.ours_to_theirs
+        losses = _with_loss(run_ours, mine), _with_loss(run_theirs, their)
+        held = dict if weights is None else mapping.held
+        sides = Sides(*losses, lambda: _copy(module), made, arrays, back, holds=holds, held=held)
+        found = _followed(lambda: located(sides, backward=backward and back is not None, name=name))
+        if not found and optimizer is not None and back is not None:
+            after = _followed(lambda: stepped(sides, mapping.into, optimizer, name))
+            found = replace(after, trained_alone=found.trained_alone)
+        return replace(found, left_out=tuple(sorted(left_out)))
+
+
+def _followed(look: Callable[[], _Found]) -> _Found:
+    """`look()`; raises ParityError, in a sentence, for a program that cannot be run step by step."""
+    try:
+        return look()
+    except ParityError:
+        raise
+    except Exception as error:
+        raise ParityError(f"a side could not be followed step by step ({_reason(error)})") from error
+
+
+def _with_loss(run: Callable[..., dict[str, Any]], names: Mapping[str, str]) -> Any:
+    """`run` with the fixed random projection of the outputs that are compared as its loss."""
+
+    def with_loss(weights: Any, inputs: Any) -> tuple[Any, dict[str, Any]]:
+        found = run(weights, inputs)
+        outputs = {name: found[key] for name, key in names.items()}
+        loss: Any = 0.0
+        for name, value in outputs.items():
+            weight: Any = projection(name, tuple(value.shape)).astype(np.float64)
+            loss = loss + (value * (torch.from_numpy(weight) if isinstance(value, torch.Tensor) else weight)).sum()
+        return loss, outputs
+
+    return with_loss
+
+
+def difference_of(
+    bridge: Bridge, batch: Tensors, *, optimizer: Optimizer | None = None, name: str = "pair"
+) -> Difference:
+    """The same for a pair that gates are run on: with its loss, and the weights that it holds."""
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        sides = Sides(
+            bridge.ours,
+            bridge.theirs,
+            lambda: deepcopy(bridge.module).double(),
+            lambda: bridge.params,
+            batch,
+            bridge.back,
+        )
+        found = located(sides, backward=True, name=name)
+        return found if found or optimizer is None else stepped(sides, bridge.into, optimizer, name)
+
+
+def _copy(module: nn.Module) -> nn.Module:
+    """In float64, without dropout."""
+    try:
+        return deepcopy(module).double().eval()
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        raise ParityError(f"theirs cannot be copied in float64 ({_reason(error)}); expected a plain module") from error
+
+
+def _outputs(
+    ours: Callable[..., dict[str, Any]],
+    theirs: Callable[..., dict[str, Any]],
+    module: nn.Module,
+    params: Any,
+    inputs: Tensors,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What each side returns; raises ParityError, which shows the shapes, where one fails."""
+    given = {key: double(array) for key, array in inputs.items()}
+    shapes = [list(array.shape) for array in given.values()]
+    try:
+        here = jax.eval_shape(lambda arrays: ours(params, arrays), given)
+    except Exception as error:
+        if isinstance(error, ParityError):
+            raise
+        held = {path: list(np.shape(leaf)) for path, leaf in paths(params).items()}
+        raise ParityError(f"ours failed ({_reason(error)}) on params {held} and inputs {shapes}") from error
+    try:
+        with torch.no_grad():
+            there = theirs(module, {key: to_torch(array.copy()) for key, array in given.items()})
+    except Exception as error:
+        if isinstance(error, ParityError):
+            raise
+        raise ParityError(f"theirs failed ({_reason(error)}) on inputs {shapes}") from error
+    return here, there
+
+
+def _given(key: str, array: Any) -> np.ndarray:
+    """An input as an array; raises ParityError for what is none."""
+    if isinstance(array, torch.Tensor):
+        array = array.detach().cpu()
+        array = array.double() if array.is_floating_point() else array
+    try:
+        found = np.asarray(array)
+    except (TypeError, ValueError) as error:
+        raise ParityError(f"input {key} is no array: {_reason(error)}") from error
+    if found.dtype.kind not in "fiubV":
+        raise ParityError(f"input {key} is {type(array).__name__}; expected an array of numbers")
+    return found
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -1,0 +1,337 @@
+"""Runs a function of JAX step by step: every value of its jaxpr, with inner programs and loops run in their places."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+
+from parity.differ.values import NOWHERE, Kind, Place, Value, Values
+
+_CALLS = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
+"""Primitives that are nothing but the program inside; it is run in their place."""
+_OPAQUE = {"shard_map", "pallas_call", "custom_partitioning", "ffi_call", "xla_call", "custom_lin"}
+_LIBRARIES = (
+    f"{Path(jax.__file__).parent}/",
+    f"{Path(__file__).parents[1]}/",
+    *(f"site-packages/{name}/" for name in ("jaxlib", "flax", "equinox", "optax", "haiku", "einops", "jaxtyping")),
+)
+"""What comes between the line that somebody wrote and the primitive."""
+
+
+class Known(NamedTuple):
+    """An array, and its number among the values (None for numbers that stand in the program)."""
+
+    array: Any
+    number: int | None
+
+
+def values_of_jax(
+    function: Callable[..., dict[str, Any]],
+    arguments: Callable[[], Sequence[Any]],
+    names: Sequence[tuple[Kind, str]],
+    *,
+    keep: frozenset[int] = frozenset(),
+) -> Values:
+    """Every value that `function(*arguments())` computes; it returns a dict by name, whose values become the outputs.
+
+    `names` are (kind, name) of the leaves of the arguments, in the order of the tree: "parameter" or "input". Those
+    that nobody else holds are let go after their last use.
+    """
+    order: list[str] = []
+
+    def in_order(*args: Any) -> list[Any]:
+        outputs = function(*args)
+        order[:] = sorted(outputs)
+        return [outputs[name] for name in order]
+
+    args = arguments()
+    closed = jax.make_jaxpr(in_order)(*args)
+    leaves = jax.tree.leaves(args)[::-1]
+    del args
+    run = _Run(Values("ours", keep=keep))
+    given = [Known(leaves[-1], run.values.add(Value(kind, kind, name=name), leaves.pop())) for kind, name in names]
+    results = run.program(closed.jaxpr, run.constants(closed.consts), (given.pop(0) for _ in names), ())
+    for name, known in zip(order, results, strict=True):
+        number = run.constants([known.array])[0].number if known.number is None else known.number
+        assert number is not None
+        run.values.outputs[name] = number
+        run.values.arrays[number] = np.asarray(known.array)
+    return run.values
+
+
+class _Rows:
+    """What the iterations of a scan put out, in one array that is filled row by row: a model may lie in it."""
+
+    def __init__(self, whole: Any) -> None:
+        """`whole` says shape and dtype of the array."""
+        self.numbers: list[int | None] = [None] * whole.shape[0]
+        self._keys: list[Any] = [None] * whole.shape[0]
+        """Of random numbers, which NumPy cannot hold."""
+        self._whole = None if _is_key(whole) else np.empty(whole.shape, whole.dtype)
+
+    def put(self, i: int, known: Known) -> None:
+        """The output of iteration `i`."""
+        self.numbers[i] = known.number
+        if self._whole is None:
+            self._keys[i] = known.array
+        else:
+            self._whole[i] = known.array
+
+    def array(self) -> Any:
+        """All of them."""
+        return jnp.stack(self._keys) if self._whole is None else self._whole
+
+
+class _Run:
+    def __init__(self, values: Values) -> None:
+        self.values = values
+        self._places: dict[tuple[int, Any], Place] = {}
+        self._outer: list[tuple[Place, str, bool]] = []
+        """Of the programs that are run, the outermost first: the line that called it, its name where a library wrote
+        it, and whether it is run on the way back."""
+        self._forward: dict[tuple[Any, tuple[int, ...]], int] = {}
+        """(the traceback that a value and its derivative share, or its lines; layer) -> a value of the forward pass."""
+
+    def constants(self, arrays: Sequence[Any]) -> list[Known]:
+        return [Known(array, self.values.add(Value("constant", "constant"), array)) for array in arrays]
+
+    def program(
+        self, jaxpr: Jaxpr, consts: Sequence[Known], given: Iterable[Known], layer: tuple[int, ...]
+    ) -> list[Known]:
+        """Runs a program; each array is let go after its last use."""
+        environment = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, given, strict=True))
+        last = {v: n for n, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if not isinstance(v, Literal)}
+        kept = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+
+        def read(variable: Any) -> Known:
+            return Known(variable.val, None) if isinstance(variable, Literal) else environment[variable]
+
+        for n, eqn in enumerate(jaxpr.eqns):
+            outputs = self._step(eqn, [read(v) for v in eqn.invars], layer)
+            environment.update(zip(eqn.outvars, outputs, strict=True))
+            for v in {v for v in eqn.invars if not isinstance(v, Literal)}:
+                if last[v] == n and v not in kept:
+                    environment.pop(v, None)
+        return [read(v) for v in jaxpr.outvars]
+
+    def _step(self, eqn: JaxprEqn, ins: list[Known], layer: tuple[int, ...]) -> list[Known]:
+        name = eqn.primitive.name
+        if name in ("scan", "while", "cond") or name in _CALLS:
+            self._outer.append((self._place(eqn), _library_function(eqn), self._backward(eqn)))
+            try:
+                return self._called(eqn, ins, layer)
+            finally:
+                self._outer.pop()
+        if name in _OPAQUE:
+            self.values.opaque.append(f"{name} in JAX")
+        return self._operation(eqn, ins, layer)
+
+    def _called(self, eqn: JaxprEqn, ins: list[Known], layer: tuple[int, ...]) -> list[Known]:
+        name, params = eqn.primitive.name, eqn.params
+        if name == "scan":
+            return self._scan(eqn, ins, layer)
+        if name == "while":
+            return self._while(eqn, ins, layer)
+        if name == "cond":
+            branch = int(ins[0].array)
+            return self._inner(params["branches"][min(branch, len(params["branches"]) - 1)], ins[1:], layer)
+        inner = params.get("jaxpr") or params.get("call_jaxpr") or params.get("fun_jaxpr")
+        return self._operation(eqn, ins, layer) if inner is None else self._inner(inner, ins, layer)
+
+    def _inner(self, inner: ClosedJaxpr | Jaxpr, ins: Sequence[Known], layer: tuple[int, ...]) -> list[Known]:
+        if isinstance(inner, ClosedJaxpr):
+            return self.program(inner.jaxpr, self.constants(inner.consts), ins, layer)
+        return self.program(inner, (), ins, layer)
+
+    def _operation(self, eqn: JaxprEqn, ins: list[Known], layer: tuple[int, ...]) -> list[Known]:
+        made = _made(eqn, [known.array for known in ins])
+        place = self._place(eqn)
+        backward = self._backward(eqn)
+        outputs = []
+        for array in made:
+            row = Value(
+                "operation",
+                eqn.primitive.name,
+                tuple(known.number for known in ins if known.number is not None),
+                place=place,
+                layer=layer,
+                literals=tuple(
+                    _number(known.array) for known in ins if known.number is None and np.size(known.array) == 1
+                ),
+                backward=backward,
+                forward=self._forward_of(eqn, place, layer) if backward else None,
+            )
+            number = self.values.add(row, array)
+            if not backward and self.values.rows[number].data:
+                self._forward[id(eqn.source_info.traceback), layer] = number
+                self._forward[place, layer] = number
+            outputs.append(Known(array, number))
+        return outputs
+
+    def _forward_of(self, eqn: JaxprEqn, place: Place, layer: tuple[int, ...]) -> int | None:
+        same = self._forward.get((id(eqn.source_info.traceback), layer))
+        return self._forward.get((place, layer)) if same is None else same
+
+    def _backward(self, eqn: JaxprEqn) -> bool:
+        return "transpose(" in str(eqn.source_info.name_stack) or bool(self._outer and self._outer[-1][2])
+
+    def _scan(self, eqn: JaxprEqn, ins: list[Known], layer: tuple[int, ...]) -> list[Known]:
+        params = eqn.params
+        inner, length, backwards = params["jaxpr"], params["length"], params["reverse"]
+        first, state = params["num_consts"], params["num_carry"]
+        shared, carry, stacked = ins[:first], ins[first : first + state], ins[first + state :]
+        consts = self.constants(inner.consts)
+        made = [_Rows(variable.aval) for variable in eqn.outvars[state:]]
+        for i in range(length)[:: -1 if backwards else 1]:
+            xs = [self._row(known, i, (*layer, i)) for known in stacked]
+            results = self.program(inner.jaxpr, consts, [*shared, *carry, *xs], (*layer, i))
+            carry = results[:state]
+            for rows, known in zip(made, results[state:], strict=True):
+                rows.put(i, known)
+        outputs = []
+        for rows in made:
+            array = rows.array()
+            numbers = tuple(number for number in rows.numbers if number is not None)
+            row = Value("operation", "stack of layers", numbers, place=self._place(eqn), layer=layer)
+            row.backward = self._backward(eqn)
+            # The rows say it all; the whole is looked at where somebody compares it by name.
+            number = self.values.add(row, array if len(self.values.rows) in self.values.keep else None)
+            self.values.rows[number].shape, self.values.rows[number].dtype = array.shape, str(array.dtype)
+            outputs.append(Known(array, number))
+        return [*carry, *outputs]
+
+    def _row(self, known: Known, i: int, layer: tuple[int, ...]) -> Known:
+        # NumPy's row of an array is no copy.
+        array = (known.array if _is_key(known.array) else np.asarray(known.array))[i]
+        if known.number is None:
+            return Known(array, None)
+        before = self.values.rows[known.number]
+        if before.operation == "stack of layers" and len(before.inputs) == before.shape[0]:
+            return Known(array, before.inputs[i])
+        place = self._outer[-1][0] if self._outer else NOWHERE
+        row = Value("operation", "layer row", (known.number,), before.name, "", place, layer, backward=before.backward)
+        return Known(array, self.values.add(row, array))
+
+    def _while(self, eqn: JaxprEqn, ins: list[Known], layer: tuple[int, ...]) -> list[Known]:
+        params = eqn.params
+        split, state = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        of_test, of_body, carry = ins[:split], ins[split:state], ins[state:]
+        turn = 0
+        while bool(self._inner(params["cond_jaxpr"], [*of_test, *carry], (*layer, turn))[0].array):
+            carry = self._inner(params["body_jaxpr"], [*of_body, *carry], (*layer, turn))
+            turn += 1
+        return list(carry)
+
+    def _place(self, eqn: JaxprEqn) -> Place:
+        """The innermost line that is not a library's; in a function of a library, the line that calls that.
+
+        Such a function may be known from an earlier call, and name the lines of that one.
+        """
+        outer, function, _ = self._outer[-1] if self._outer else (Place(), "", False)
+        traceback = eqn.source_info.traceback
+        if traceback is None:
+            return outer
+        key = id(traceback), self._outer[-1] if self._outer else None
+        if key not in self._places:
+            frames, fallback = [], None
+            for frame in traceback.frames:
+                library = any(part in frame.file_name for part in _LIBRARIES)
+                if function and library and frame.function_name.split(".")[-1] == function:
+                    break
+                if not library and not frame.file_name.startswith("<"):
+                    frames.append(frame)
+                elif fallback is None and "site-packages/optax/" in frame.file_name:
+                    fallback = frame  # the optimizer is what is asked about, where nobody wrote anything around it
+            chain = tuple(f"{frame.function_name}:{frame.line_num}" for frame in reversed(frames[:12]))
+            first = frames[0] if frames else None if outer.file else fallback
+            self._places[key] = (
+                outer if first is None else Place(first.file_name, first.line_num, first.function_name, chain)
+            )
+        return self._places[key]
+
+
+def _library_function(eqn: JaxprEqn) -> str:
+    """The name of the function that a call runs, where a library wrote it; else nothing."""
+    inner = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
+    about = getattr(getattr(inner, "jaxpr", inner), "debug_info", None)
+    source = getattr(about, "func_src_info", None) or ""
+    return source.split(" at ")[0] if any(part in source for part in _LIBRARIES) else ""
+
+
+def _made(eqn: JaxprEqn, arrays: Sequence[Any]) -> Sequence[Any]:
+    """The results of an operation.
+
+    NumPy does what has one right result to the last bit: numbers that are only moved, and single roundings in float64.
+    JAX would compile each of these for each shape.
+    """
+    name = eqn.primitive.name
+    if name in _MOVES and len(arrays) == 1 and not _is_key(arrays[0]):
+        return [_MOVES[name](np.asarray(arrays[0]), eqn.params)]
+    if name in _ROUNDED_ONCE and all(_type(array) in ("float64", "float", "bool") for array in arrays):
+        with np.errstate(all="ignore"):
+            return [np.asarray(_ROUNDED_ONCE[name](*map(np.asarray, arrays)))]
+    made = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(eqn.params))
+    return made if eqn.primitive.multiple_results else [made]
+
+
+_ROUNDED_ONCE: dict[str, Callable[..., np.ndarray]] = {
+    "add": np.add,
+    "add_any": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "neg": np.negative,
+    "sqrt": np.sqrt,
+    "square": np.square,
+    "max": np.maximum,
+    "min": np.minimum,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "and": np.logical_and,
+    "or": np.logical_or,
+    "not": np.logical_not,
+    "select_n": lambda which, *cases: np.where(which, cases[-1], cases[0]),
+}
+
+
+def _broadcast(array: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
+    sizes = [1] * len(params["shape"])
+    for axis, size in zip(params["broadcast_dimensions"], array.shape, strict=True):
+        sizes[axis] = size
+    return np.broadcast_to(array.reshape(sizes), params["shape"])
+
+
+def _slice(array: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
+    strides = params["strides"] or [1] * array.ndim
+    return array[tuple(map(slice, params["start_indices"], params["limit_indices"], strides))]
+
+
+_MOVES: dict[str, Callable[[np.ndarray, Mapping[str, Any]], np.ndarray]] = {
+    "reshape": lambda array, params: array.reshape(params["new_sizes"]),
+    "transpose": lambda array, params: array.transpose(params["permutation"]),
+    "squeeze": lambda array, params: array.squeeze(tuple(params["dimensions"])),
+    "broadcast_in_dim": _broadcast,
+    "slice": _slice,
+}
+
+
+def _type(array: Any) -> str:
+    """The dtype of an array, or the type of a number that stands in the program."""
+    return str(getattr(array, "dtype", type(array).__name__))
+
+
+def _is_key(array: Any) -> bool:
+    """Whether these are keys of random numbers."""
+    return hasattr(array, "dtype") and bool(jnp.issubdtype(array.dtype, jax.dtypes.extended))
+
+
+def _number(literal: Any) -> float:
+    return float(np.asarray(literal))

@@ -1,0 +1,269 @@
+"""Records what a module of PyTorch computes: every value that an operation makes, forward and backward.
+
+Values are known by where they lie in memory, so that views, operations in place and what autograd saves are followed.
+"""
+
+import re
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch._decomp import get_decompositions
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from parity.differ.values import Place, Value, Values
+
+_TORCH = f"{Path(torch.__file__).parent}/"
+_HERE = f"{Path(__file__).parents[1]}/"
+_LAYERS = tuple(f"{_TORCH}{part}/" for part in ("nn", "optim"))
+GRADIENT = "the gradient of "
+"""With the name of a weight: the output that is its gradient."""
+Key = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+class SeveralPassesError(Exception):
+    """A weight has got its gradient in more than one pass backward."""
+
+
+@cache
+def _decompositions() -> Mapping[Any, Callable[..., Any]]:
+    """Fused operations that are taken apart, so that a difference inside of them has a place."""
+    aten = torch.ops.aten
+    return get_decompositions(
+        [
+            aten.addmm,
+            aten.native_layer_norm,
+            aten.native_layer_norm_backward,
+            aten.native_group_norm,
+            aten.native_batch_norm,
+            aten._native_batch_norm_legit_no_training,
+            aten.gelu,
+            aten.gelu_backward,
+            aten.silu,
+            aten.silu_backward,
+            aten._log_softmax,
+            aten._softmax_backward_data,
+            aten._log_softmax_backward_data,
+            aten.addcmul,
+            aten.addcdiv,
+        ]
+    )
+
+
+def values_of_torch(
+    module: nn.Module,
+    run: Callable[[], Mapping[str, torch.Tensor]],
+    inputs: Mapping[str, torch.Tensor],
+    *,
+    constants: frozenset[str] = frozenset(),
+    keep: frozenset[int] = frozenset(),
+    taken: Callable[[str, np.ndarray], None] | None = None,
+    at_once: bool = False,
+) -> Values:
+    """Every value that `run` computes with `module`; it returns tensors by name, which become the outputs.
+
+    `constants` names buffers that the other side has no parameter for. A fused attention is run as its single
+    operations. `taken` is given each gradient as soon as it is there, and the module lets go of it; or all of them
+    after the run, `at_once`. Raises whatever `run` raises, and SeveralPassesError for a gradient that comes in parts.
+    """
+    recorder = Recorder(Values("theirs", keep=keep))
+    trained = {name: p for name, p in module.named_parameters() if taken and p.requires_grad}
+
+    def hand_over(name: str) -> None:
+        if taken:
+            recorder.hand_over(name, trained[name], taken)
+
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        recorder.leaf("constant" if name in constants else "parameter", name, tensor)
+    for name, tensor in inputs.items():
+        recorder.leaf("input", name, tensor)
+    with ExitStack() as stack:
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(_without_fast_path())
+        for name, part in module.named_modules():
+            before = part.register_forward_pre_hook(lambda *_, name=name: recorder.enter(name))
+            after = part.register_forward_hook(lambda *_: recorder.leave())
+            stack.callback(before.remove)
+            stack.callback(after.remove)
+        for name, parameter in () if at_once else trained.items():
+            complete = parameter.register_post_accumulate_grad_hook(lambda _, name=name: hand_over(name))
+            stack.callback(complete.remove)
+        with recorder:
+            outputs = run()
+    for name, parameter in trained.items():
+        if parameter.grad is not None:
+            hand_over(name)
+    for name, tensor in outputs.items():
+        recorder.values.outputs[name] = recorder.number(tensor)
+        recorder.values.arrays[recorder.values.outputs[name]] = tensor.detach().cpu().numpy()
+    return recorder.values
+
+
+@contextmanager
+def _without_fast_path() -> Iterator[None]:
+    # One kernel for a whole layer hides everything inside of it.
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+class Recorder(TorchDispatchMode):
+    """Sees every operation below autograd."""
+
+    def __init__(self, values: Values) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.values = values
+        self.modules = [""]
+        self._call: Any = None
+        """The frame that called the whole module, while that runs."""
+        self._known: dict[Key, tuple[int, int]] = {}
+        self._objects: dict[int, tuple[Any, int, int]] = {}
+        """The same by the tensor itself, as long as it lives: a detached copy lies where the original does."""
+        self._writes: dict[int, int] = {}
+        """Memory -> how often it was written to. What is known of it from before has to be looked at again."""
+        self._writers: dict[int, int] = {}
+        """Memory -> the last value that was written there."""
+        self._nodes: dict[int, int] = {}
+        """Sequence number of autograd -> the value of the forward pass."""
+
+    def enter(self, name: str) -> None:
+        """A module is called."""
+        if not name:
+            self._call = sys._getframe(2)
+        self.modules.append(name)
+
+    def leave(self) -> None:
+        """It has returned."""
+        if not self.modules.pop():
+            self._call = None
+
+    def leaf(self, kind: Any, name: str, tensor: torch.Tensor) -> None:
+        """A weight or an input."""
+        self._is(tensor, self.values.add(Value(kind, kind, name=name), tensor))
+
+    def number(self, tensor: torch.Tensor) -> int:
+        """The value that a tensor holds now."""
+        reference, number, version = self._objects.get(id(tensor), (None, 0, 0))
+        written = self._writes.get(tensor.untyped_storage().data_ptr(), 0)
+        if reference is not None and reference() is tensor and version == written:
+            return int(number)
+        key = _key(tensor)
+        if key in self._known:
+            number, version = self._known[key]
+            if version == written:
+                return number
+            # Somebody wrote to the memory since, perhaps through another view.
+            writer = self._writers.get(key[0], number)
+            made = self.values.rows[writer]
+            row = Value("operation", made.operation, (*dict.fromkeys((number, writer)),), "", made.module, made.place)
+            row.layer = made.layer
+        else:
+            row = Value("constant", "constant")
+        number = self.values.add(row, tensor)
+        self._is(tensor, number)
+        return number
+
+    def hand_over(self, name: str, parameter: torch.Tensor, taken: Callable[[str, np.ndarray], None]) -> None:
+        """The gradient of a weight is there: it is an output, is looked at, and let go."""
+        if GRADIENT + name in self.values.outputs:
+            raise SeveralPassesError
+        gradient = parameter.grad
+        assert gradient is not None
+        with _disable_current_modes():
+            self.values.outputs[GRADIENT + name] = self.number(gradient)
+            taken(name, gradient.numpy())
+        parameter.grad = None
+
+    def _is(self, tensor: torch.Tensor, number: int) -> None:
+        key = _key(tensor)
+        written = self._writes.get(key[0], 0)
+        self._known[key] = number, written
+        self._objects[id(tensor)] = weakref.ref(tensor), number, written
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        taken_apart = _decompositions().get(func)
+        if taken_apart is not None:
+            with self:
+                out = taken_apart(*args, **kwargs)
+            tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+            if tensors and torch._C._current_autograd_node() is None:
+                self._nodes[torch._C._autograd._get_sequence_nr() - 1] = self.number(tensors[0])
+            return out
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        known = tuple(dict.fromkeys(self.number(tensor) for tensor in tensors))
+        out = func(*args, **kwargs)
+        literals = tuple(float(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, float))
+        node = torch._C._current_autograd_node()
+        written = _place(self._call)
+        forward = None if node is None else self._nodes.get(node._sequence_nr())
+        module, place = self.modules[-1], written
+        if node is not None and forward is not None:
+            made = self.values.rows[forward]
+            module, place = made.module, written if _is_written(written) else made.place
+        for tensor in tree_leaves(out):
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            row = Value("operation", str(func.overloadpacket), known, "", module, place, _layer(module), literals)
+            row.backward, row.forward = node is not None, forward
+            number = self.values.add(row, tensor)
+            if func._schema.is_mutable:
+                storage = tensor.untyped_storage().data_ptr()
+                self._writers[storage] = number
+                self._writes[storage] = self._writes.get(storage, 0) + 1
+            self._is(tensor, number)
+            if node is None:
+                # Operations that need no derivative follow, and have the number of the last that does.
+                self._nodes.setdefault(torch._C._autograd._get_sequence_nr() - 1, number)
+        return out
+
+
+def _key(tensor: torch.Tensor) -> Key:
+    storage = tensor.untyped_storage().data_ptr()
+    return storage, int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
+
+
+def _layer(module: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in module.split(".") if re.fullmatch(r"\d+", part))
+
+
+def _place(call: Any) -> Place:
+    """The innermost line that somebody wrote for this module; where PyTorch wrote all, the innermost of its layers."""
+    frame: Any = sys._getframe(2)
+    written: list[Any] = []
+    layers: list[Any] = []
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if frame is call or (file.startswith(_HERE) and file != __file__ and not _passes_on(frame.f_code)):
+            break  # what lies outside of the call of the module is the caller's
+        if file.startswith(_LAYERS):
+            layers.append(frame)
+        elif not file.startswith((_TORCH, _HERE, "<")) and not _passes_on(frame.f_code):
+            written.append(frame)
+        frame = frame.f_back
+    chosen = (written or layers or [None])[0]
+    if chosen is None:
+        return Place()
+    chain = tuple(frame.f_code.co_name for frame in reversed((written or layers)[:6]))
+    return Place(chosen.f_code.co_filename, chosen.f_lineno, chosen.f_code.co_name, chain)
+
+
+def _passes_on(code: Any) -> bool:
+    """Whether a function only hands operations on: a context manager, a mode that changes them."""
+    return "contextlib" in code.co_filename or code.co_name in ("__torch_function__", "__torch_dispatch__")
+
+
+def _is_written(place: Place) -> bool:
+    return bool(place.file) and not place.file.startswith(_TORCH)

@@ -1,0 +1,211 @@
+"""The two sides of a pair, to be run step by step: forward, backward, and one step of an optimizer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch import nn
+
+from parity.differ.jax_values import values_of_jax
+from parity.differ.memory import hand_back
+from parity.differ.torch_values import GRADIENT, SeveralPassesError, values_of_torch
+from parity.differ.values import Kind, Values
+from parity.gates.measure import ParityError
+from parity.gates.pair import Tensors, to_torch
+from parity.gates.projection import double
+from parity.gates.weight_map import paths
+
+Outputs = Mapping[str, Any]
+
+
+class Sides:
+    """A function of JAX and a module of PyTorch, in float64, with what stands for what in their weights.
+
+    `ours(params, inputs)` and `theirs(module, inputs)` return (loss, outputs by name); `back` turns a tree like
+    `params` into tensors by the module's names, or is None where nobody has said which weight is which.
+
+    Weights lie in memory only while their side runs, so that a large model need not lie there twice.
+    """
+
+    def __init__(
+        self,
+        ours: Callable[[Any, dict[str, Any]], tuple[Any, Outputs]],
+        theirs: Callable[[Any, dict[str, Any]], tuple[Any, Outputs]],
+        module: Callable[[], nn.Module],
+        params: Callable[[], Any],
+        inputs: Tensors,
+        back: Callable[[Any], Tensors] | None,
+        *,
+        holds: Mapping[str, Sequence[str]] | None = None,
+        held: Callable[[Tensors], Tensors] = dict,
+    ) -> None:
+        """`module` makes a copy in float64, `params` a tree, for every run anew.
+
+        `holds` are the module's weights by our paths, where that is known; `held` makes zero of those of its numbers
+        that are not compared.
+        """
+        self.held = held
+        self.ours, self.theirs, self.back = ours, theirs, back
+        self.module, self._params = module, params
+        self._at_once = False
+        """Whether gradients can be let go only after the way back."""
+        self.inputs = {name: double(np.asarray(array)) for name, array in inputs.items()}
+        parameters = dict(module().named_parameters())
+        self.trained = [name for name, p in parameters.items() if p.requires_grad]
+        self.frozen = parameters.keys() - set(self.trained)
+        self._shapes, self._rest, self._tree, self.names = self._structure()
+        self.held_by = self._tagged() if holds is None else _inverted(holds)
+        """Name of the module's weight -> (path of ours, its row where layers are stacked, else None), by `back`."""
+
+    def _structure(self) -> tuple[dict[int, tuple[int, ...]], dict[int, Any], Any, list[str]]:
+        """Of our parameters: shapes by place, what is no array by place, the tree, and the arrays' paths."""
+        params = self._params()
+        leaves, tree = jax.tree.flatten(params)
+        shapes = {n: tuple(leaf.shape) for n, leaf in enumerate(leaves) if is_array(leaf)}
+        rest = {n: leaf for n, leaf in enumerate(leaves) if n not in shapes}
+        return shapes, rest, tree, [path for n, path in enumerate(paths(params)) if n in shapes]
+
+    def params(self, arrays: Sequence[Any]) -> Any:
+        """The tree of our parameters, holding `arrays` in the place of its own."""
+        held = dict(zip(self._shapes, arrays, strict=True)) | self._rest
+        return self._tree.unflatten([held[n] for n in range(len(held))])
+
+    def _tagged(self) -> dict[str, list[tuple[str, int | None]]]:
+        if self.back is None:
+            return {}
+        # Numbers that say of which leaf and row they are find their way through any mapping.
+        tags = []
+        shapes = list(self._shapes.values())
+        for n, shape in enumerate(shapes):
+            rows = np.arange(shape[0] if shape else 1, dtype=np.float64)
+            tag = n + 1 + (rows + 1) / 2.0**20
+            tags.append(np.broadcast_to(tag.reshape(-1, *[1] * (len(shape) - 1)) if shape else tag[0], shape))
+        try:
+            named = self.back(self.params([np.array(tag) for tag in tags]))
+        except (ParityError, ValueError, TypeError, KeyError):
+            return {}
+        found: dict[str, list[tuple[str, int | None]]] = {}
+        for name, array in named.items():
+            leaves = np.unique(np.floor(array)).astype(int)
+            found[name] = []
+            for leaf in leaves:
+                rows = np.unique(array[np.floor(array) == leaf])
+                row = round((float(rows[0]) - leaf) * 2**20) - 1 if len(rows) == 1 else None
+                whole = shapes[leaf - 1]
+                one = row is None or len(whole) < 2 or whole[0] == 1
+                found[name].append((self.names[leaf - 1], None if one else row))
+        return found
+
+    def run(self, *, backward: bool, keep: tuple[frozenset[int], frozenset[int]]) -> tuple[Values, Values]:
+        """All values of both sides, with the numbers of those in `keep` (ours, theirs)."""
+        return self.run_ours(backward, keep[0]), self.run_theirs(backward, keep[1])
+
+    def run_ours(self, backward: bool, keep: frozenset[int] = frozenset()) -> Values:
+        """Our values."""
+
+        def forward(arrays: Any, inputs: Any) -> tuple[Any, dict[str, Any]]:
+            loss, outputs = self.ours(self.params(arrays), inputs)
+            return loss, dict(outputs)
+
+        def both(arrays: Any, inputs: Any) -> dict[str, Any]:
+            if not backward:
+                return forward(arrays, inputs)[1]
+            moving = [jnp.issubdtype(array.dtype, jnp.floating) for array in arrays]
+
+            def loss(some: Any) -> tuple[Any, dict[str, Any]]:
+                rest = iter(some)
+                return forward([next(rest) if m else a for a, m in zip(arrays, moving, strict=True)], inputs)
+
+            given = [array for array, m in zip(arrays, moving, strict=True) if m]
+            (_, outputs), gradients = jax.value_and_grad(loss, has_aux=True)(given)
+            names = [name for name, m in zip(self.names, moving, strict=True) if m]
+            named = {GRADIENT + name: gradient for name, gradient in zip(names, gradients, strict=True)}
+            return {**outputs, **named}
+
+        inputs = {name: jnp.asarray(array) for name, array in sorted(self.inputs.items())}
+        labels: list[tuple[Kind, str]] = [("parameter", name) for name in self.names]
+        labels += [("input", name) for name in inputs]
+
+        def arguments() -> tuple[list[jax.Array], dict[str, jax.Array]]:
+            return [in_double(leaf) for leaf in jax.tree.leaves(self._params()) if is_array(leaf)], inputs
+
+        hand_back()
+        return values_of_jax(both, arguments, labels, keep=keep)
+
+    def run_theirs(
+        self,
+        backward: bool,
+        keep: frozenset[int] = frozenset(),
+        *,
+        taken: Callable[[str, np.ndarray], None] = lambda name, gradient: None,
+    ) -> Values:
+        """Their values. Each gradient is given to `taken`, with the weight's name, and let go; the last call counts."""
+        try:
+            return self._run_theirs(backward, keep, taken)
+        except SeveralPassesError:
+            # A part of the module runs backward by itself: its weights get more than one gradient.
+            self._at_once = True
+            return self._run_theirs(backward, keep, taken)
+
+    def _run_theirs(
+        self,
+        backward: bool,
+        keep: frozenset[int],
+        taken: Callable[[str, np.ndarray], None],
+    ) -> Values:
+        module = self.module()
+        hand_back()
+        inputs = {name: to_torch(array.copy()) for name, array in self.inputs.items()}
+        module.zero_grad(set_to_none=True)
+
+        def run() -> dict[str, torch.Tensor]:
+            loss, outputs = self.theirs(module, inputs)
+            if backward:
+                if not loss.requires_grad:
+                    raise ParityError(
+                        "no gradient reaches a weight of theirs; backward=False compares what is returned alone"
+                    )
+                loss.backward()
+            return dict(outputs)
+
+        named = [*module.named_parameters(), *module.named_buffers()]
+        constants = frozenset(name for name, _ in named if self.held_by and name not in self.held_by)
+        wanted = taken if backward else None
+        return values_of_torch(module, run, inputs, constants=constants, keep=keep, taken=wanted, at_once=self._at_once)
+
+    def gradients(self, ours: Values) -> Tensors:
+        """Ours by the module's names, zero where none arrived. They are taken out of the arrays of `ours`."""
+        assert self.back is not None
+        arrays: list[Any] = []
+        for name, shape in zip(self.names, self._shapes.values(), strict=True):
+            number = ours.outputs.get(GRADIENT + name)
+            arrays.append(np.zeros(shape) if number is None else ours.arrays.pop(number))
+        return self.back(self.params(arrays))
+
+    @staticmethod
+    def gradient(name: str) -> str:
+        """The output that is the gradient of a weight."""
+        return GRADIENT + name
+
+
+def _inverted(holds: Mapping[str, Sequence[str]]) -> dict[str, list[tuple[str, int | None]]]:
+    found: dict[str, list[tuple[str, int | None]]] = {}
+    for path, names in holds.items():
+        for row, name in enumerate(names):
+            found.setdefault(name, []).append((path, row if len(names) > 1 else None))
+    return found
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf of a tree of parameters holds numbers: not a function, and not a key of random numbers."""
+    dtype = getattr(leaf, "dtype", None)
+    return hasattr(leaf, "shape") and isinstance(dtype, np.dtype) and dtype.kind in "fiubV"
+
+
+def in_double(leaf: Any) -> jax.Array:
+    """A leaf of a tree of parameters as an array of JAX, in float64 what is floating."""
+    same = isinstance(leaf, jax.Array) and (leaf.dtype == np.float64 or not jnp.issubdtype(leaf.dtype, jnp.floating))
+    return leaf if same else jnp.asarray(double(np.asarray(leaf)))

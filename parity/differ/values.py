@@ -1,0 +1,263 @@
+"""What one side computes: its values in the order of execution, each with its place, its inputs and its fingerprint."""
+
+import linecache
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from parity.differ.fingerprints import Index, as_numpy, fingerprint
+from parity.differ.memory import hand_back
+
+Kind = Literal["parameter", "input", "constant", "operation"]
+_ADDS = re.compile(
+    r"^(aten\.|prims\.)?(add|sub|rsub|reduce_sum|dot_general|conv|sum|mm|bmm|addmm|mean|cumsum|scatter.add)"
+)
+_MULTIPLIES = re.compile(r"(dot_general|conv|mm)")
+_COPIES = re.compile(
+    r"reshape|transpose|\.to$|view|squeeze|slice|expand|permute|broadcast|copy|detach|convert|clone|alias|flatten"
+    r"|\bt\b|select(?!_)|split|unbind|chunk|layer row|contiguous"
+)
+_NOISE = 1e-12
+"""A sum that is this small beside what it adds is zero in exact arithmetic: its digits are rounding errors."""
+_SMALL, _ROOM = 4 << 20, 96 << 20
+"""Bytes of an array that is kept unasked, and of all of them."""
+_MANY = 1 << 29
+"""Bytes of arrays that were looked at, after which memory is handed back."""
+
+
+class Place(NamedTuple):
+    """A line of a program."""
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    chain: tuple[str, ...] = ()
+    """The functions on the way to it and their lines, the outermost first."""
+
+
+NOWHERE = Place()
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where one side computes a value."""
+
+    operation: str
+    """The primitive of JAX or the operation of PyTorch."""
+    module: str = ""
+    """Path of the PyTorch module; empty where there is none."""
+    file: str = ""
+    line: int = 0
+    source: str = ""
+    """The line itself."""
+    function: str = ""
+    layer: tuple[int, ...] = ()
+    """The iteration of each scan or loop around it, the outermost first; or the numbers in the module's path."""
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    backward: bool = False
+    """Whether it is computed on the way back; the line is that of the forward pass."""
+
+    def __str__(self) -> str:
+        """`file:line  source  (operation, module, layer)`."""
+        where = f"{short(self.file)}:{self.line}  {self.source}" if self.file else self.source
+        return f"{where}  ({self.about})" if where else f"({self.about})"
+
+    @property
+    def about(self) -> str:
+        """`operation, module, layer`."""
+        about = [self.operation + (", backward" if self.backward else "")]
+        about += [self.module] if self.module else [f"in {self.function}"] if self.function else []
+        if self.layer and not self.module:
+            about.append("layer " + ".".join(map(str, self.layer)))
+        return ", ".join(about)
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields, as JSON has them."""
+        return {
+            "operation": self.operation,
+            "module": self.module,
+            "file": self.file,
+            "line": self.line,
+            "source": self.source,
+            "function": self.function,
+            "layer": list(self.layer),
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "backward": self.backward,
+        }
+
+
+def short(path: str) -> str:
+    """A path that fits a line: from the installed package, or from the working folder on."""
+    if "site-packages/" in path:
+        return path.split("site-packages/")[-1]
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return path
+
+
+@dataclass(slots=True)
+class Value:
+    """One array of one side."""
+
+    kind: Kind
+    operation: str
+    inputs: tuple[int, ...] = ()
+    name: str = ""
+    """Of a parameter or an input."""
+    module: str = ""
+    place: Place = NOWHERE
+    layer: tuple[int, ...] = ()
+    literals: tuple[float, ...] = ()
+    """The numbers that stand in the program itself."""
+    backward: bool = False
+    forward: int | None = None
+    """Of a value on the way back: the value of the forward pass whose derivative it belongs to, where known."""
+    features: np.ndarray | None = None
+    largest: float = 0.0
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    data: bool = False
+    """Whether it depends on a weight or a floating input."""
+    noise: bool = False
+    """Whether it is zero in exact arithmetic."""
+
+
+@dataclass
+class Values:
+    """All values of one side."""
+
+    side: str
+    rows: list[Value] = field(default_factory=list)
+    outputs: dict[str, int] = field(default_factory=dict)
+    """Name -> the value that is returned by it."""
+    arrays: dict[int, np.ndarray] = field(default_factory=dict)
+    """The numbers of the values that were asked for."""
+    keep: frozenset[int] = frozenset()
+    """Values whose numbers are asked for, whatever their size."""
+    _spent: int = 0
+    _seen: int = 0
+    _readers: list[list[int]] = field(default_factory=list)
+    opaque: list[str] = field(default_factory=list)
+    """Operations that count as one value, although there is a program inside."""
+
+    def add(self, value: Value, array: Any) -> int:
+        """The number of a new value; `array` (None: not known) is looked at and let go."""
+        known = [self.rows[i] for i in value.inputs]
+        leaf = value.kind in ("parameter", "input")
+        numbers = None if array is None else as_numpy(array)
+        if numbers is not None:
+            value.shape, value.dtype = tuple(numbers.shape), str(getattr(array, "dtype", numbers.dtype))
+            floating = numbers.dtype.kind in "fV" or "float" in value.dtype
+            value.data = (leaf and floating) or value.backward or any(row.data for row in known)
+            numbers = numbers.astype(np.float64) if numbers.dtype.kind == "V" or "bfloat16" in value.dtype else numbers
+            value.features, value.largest = fingerprint(numbers, depends_on_data=value.data)
+            value.noise = not leaf and _is_noise(value, known)
+            if value.noise:
+                value.features = None
+            self._store(len(self.rows), numbers)
+            self._seen += numbers.nbytes
+            if self._seen > _MANY:
+                self._seen = 0
+                hand_back()
+        else:
+            value.data = value.backward or any(row.data for row in known)
+        self.rows.append(value)
+        return len(self.rows) - 1
+
+    def _store(self, number: int, numbers: np.ndarray) -> None:
+        """Keeps small arrays as long as there is room: a second run is then seldom needed."""
+        small = numbers.nbytes <= _SMALL and self._spent + numbers.nbytes <= _ROOM
+        if number in self.keep or small:
+            self.arrays[number] = np.array(numbers)
+            self._spent += numbers.nbytes
+
+    def site(self, number: int) -> Site:
+        """Where a value is computed."""
+        row = self.rows[number]
+        if row.kind != "operation":
+            return Site(row.kind, row.name, shape=row.shape, dtype=row.dtype, source=row.name)
+        source = linecache.getline(row.place.file, row.place.line).strip()
+        return Site(
+            row.operation,
+            row.module,
+            row.place.file,
+            row.place.line,
+            source,
+            row.place.function,
+            row.layer,
+            row.shape,
+            row.dtype,
+            row.backward,
+        )
+
+    def readers(self, number: int) -> list[int]:
+        """The values that are made from a value directly."""
+        if len(self._readers) != len(self.rows):
+            self._readers = [[] for _ in self.rows]
+            for k, row in enumerate(self.rows):
+                for i in row.inputs:
+                    self._readers[i].append(k)
+        return self._readers[number]
+
+    def live(self) -> set[int]:
+        """The values that an output was made from; what nobody reads says nothing."""
+        found: set[int] = set()
+        todo = list(self.outputs.values())
+        while todo:
+            i = todo.pop()
+            if i not in found:
+                found.add(i)
+                todo += self.rows[i].inputs
+        return found
+
+    def index(self) -> Index:
+        """Finds live values by their fingerprints."""
+        live = self.live()
+        return Index([row.features if i in live else None for i, row in enumerate(self.rows)])
+
+    def copies(self, number: int) -> bool:
+        """Whether a value is nothing but another one in another shape."""
+        row = self.rows[number]
+        same_type = all(self.rows[i].dtype == row.dtype for i in row.inputs if self.rows[i].data)
+        return row.kind == "operation" and same_type and _copies(row.operation)
+
+    def leaf(self, number: int) -> int | None:
+        """The parameter or input of which a value is a copy: a transpose, a slice, a reshaped one, one times 1."""
+        while (row := self.rows[number]).kind == "operation":
+            before = [i for i in row.inputs if self.rows[i].data]
+            if len(before) != 1 or not (_copies(row.operation) or _same(row.features, self.rows[before[0]].features)):
+                return None
+            number = before[0]
+        return number if self.rows[number].kind in ("parameter", "input") else None
+
+
+def _same(features: np.ndarray | None, others: np.ndarray | None) -> bool:
+    return features is not None and others is not None and float(np.abs(features - others).max()) < 1e-14
+
+
+def _copies(operation: str) -> bool:
+    names = (
+        r"reshape|transpose|\.to$|view|squeeze|slice|expand|permute|broadcast|copy|detach|convert|to_copy|clone|alias"
+    )
+    return bool(re.search(names + r"|\bt\b|select(?!_)|split|unbind|chunk|flatten|layer row|contiguous", operation))
+
+
+def _is_noise(value: Value, inputs: Sequence[Value]) -> bool:
+    """Whether nothing but rounding errors is left of a sum, or was handed on."""
+    floats = [row for row in inputs if row.largest > 0 and "int" not in row.dtype and "bool" not in row.dtype]
+    if not floats or not value.data or value.largest == 0:
+        return False
+    if _ADDS.match(value.operation):
+        sizes = [row.largest for row in floats]
+        natural = float(np.prod(sizes)) if _MULTIPLIES.search(value.operation) else max(sizes)
+        return value.largest < _NOISE * natural or all(row.noise for row in floats if row.data)
+    # A product or a quotient of a rounding error is one, as large as it may have become.
+    first = next((row for row in floats if row.data), None)
+    return first is not None and first.noise

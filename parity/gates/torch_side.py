@@ -1,0 +1,113 @@
+"""A PyTorch module by itself: its outputs, and the gradients of a fixed random projection of them."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+from ml_dtypes import bfloat16
+from torch import nn
+
+from parity.gates.measure import ParityError
+from parity.gates.projection import Inputs, Tensors, Values, known_or_made, named_outputs
+
+
+def torch_loss(output: Any, known: Mapping[str, np.ndarray] | None = None) -> tuple[torch.Tensor, dict[str, Any]]:
+    """(the projection of all floating outputs, the outputs by name); raises what `named_outputs` raises."""
+    outputs = named_outputs(output, "theirs", torch.Tensor)
+    terms = [
+        (tensor * torch.from_numpy(known_or_made(name, tuple(tensor.shape), known or {})).to(tensor)).sum()
+        for name, tensor in outputs.items()
+        if tensor.is_floating_point()
+    ]
+    return sum(terms[1:], terms[0]), outputs
+
+
+class TorchSide:
+    """A module without dropout (`eval`), whose weights are its parameters and its buffers."""
+
+    framework = "torch"
+
+    def __init__(self, module: nn.Module, inputs: Inputs) -> None:
+        """The module is copied, and stays as it was. Raises ParityError for one without trained parameters."""
+        self._module, self._inputs = module, inputs
+        parameters, buffers = tensors_of(module)
+        self.weights: Tensors = parameters | buffers
+        self.buffers = tuple(buffers)
+        self.trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+        """What has a gradient."""
+        self._copies: dict[str, nn.Module] = {}
+        if not self.trained:
+            raise ParityError("the module has no parameter that is trained, so that there is nothing to differentiate")
+
+    def exactly(self) -> AbstractContextManager[None]:
+        """Nothing to switch on: PyTorch computes in the types that it is given."""
+        return nullcontext()
+
+    def run(self, weights: Tensors, inputs: Inputs, dtype: str, known: Tensors | None = None) -> Values:
+        """Forward and backward in `dtype`, on inputs of that type and on weights that it can hold.
+
+        `known` are projections by the outputs' names. Buffers that `weights` leave out stay the module's own.
+        """
+        if dtype not in self._copies:
+            # From the original: a buffer that was computed once would lose its digits on the way through float32.
+            self._copies[dtype] = deepcopy(self._module).to(getattr(torch, dtype)).eval()
+        module = self._copies[dtype]
+        held = _tensors(module)
+        with torch.no_grad():
+            for name, array in weights.items():
+                held[name].copy_(to_torch(array))
+        device = next(iter(held.values())).device
+        arrays = {name: to_torch(array).to(device) for name, array in inputs.arrays.items()}
+        try:
+            output = self._inputs.call(module, arrays=arrays)
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+            shapes = [list(array.shape) for array in arrays.values()]
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            raise ParityError(f"theirs failed ({reason}) on inputs {shapes}") from error
+        loss, outputs = torch_loss(output, known)
+        loss.backward()
+        gradients: Tensors = {}
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                # The module lets go of it, so that there is one copy, which the next run leaves alone.
+                gradients[name], parameter.grad = from_torch(found), None
+        return Values({name: from_torch(tensor) for name, tensor in outputs.items()}, gradients)
+
+
+def tensors_of(module: nn.Module) -> tuple[Tensors, Tensors]:
+    """The module's parameters and its buffers, by name, as NumPy arrays of their types."""
+    parameters = {name: from_torch(parameter) for name, parameter in module.named_parameters()}
+    return parameters, {name: from_torch(buffer) for name, buffer in module.named_buffers()}
+
+
+def tied_names(module: nn.Module) -> dict[str, str]:
+    """Other names of parameters that the module has in several places -> the name that `tensors_of` gives them."""
+    first = {id(parameter): name for name, parameter in module.named_parameters()}
+    every = module.named_parameters(remove_duplicate=False)
+    return {name: first[id(parameter)] for name, parameter in every if first[id(parameter)] != name}
+
+
+def to_torch(array: np.ndarray) -> torch.Tensor:
+    """A tensor with these bits: NumPy's bfloat16 and PyTorch's are strangers to each other."""
+    array = np.asarray(array)  # a sum or a product of arrays without axes is a number to NumPy, and no array
+    if not array.flags.writeable:
+        array = array.copy()
+    if array.dtype == bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def from_torch(tensor: torch.Tensor) -> np.ndarray:
+    """The inverse of `to_torch`, from any device."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(bfloat16)
+    return tensor.numpy()
+
+
+def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    return dict(module.named_parameters()) | dict(module.named_buffers())

@@ -1,0 +1,166 @@
+"""Proposes which of a torch module's numbers each JAX parameter holds, and runs both to be sure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import einops
+import numpy as np
+from torch import nn
+
+from parity.gates.pytrees import is_floating, paths
+from parity.gates.weight_map import Weight, axes_of, layers_of
+from parity.match.candidates import Proposal, Tensor, leaves
+from parity.match.module_tensors import is_constant, tensors
+from parity.match.proposals import Matcher
+from parity.match.runs import Runs, float64
+from parity.match.verification import verified
+from parity.match.weight_match import Confidence, MatchRow, WeightMatch, as_weight
+
+
+def match_weights(
+    params: Any,
+    module: nn.Module,
+    *,
+    ours: Callable[..., Any] | None = None,
+    inputs: Sequence[Any] | Mapping[str, Any] = (),
+) -> WeightMatch:
+    """Proposes, for each floating array in `params`, which of the numbers of `module` it holds.
+
+    `params` is any pytree: nested dicts, an nnx.State, variables of Linen, an Equinox module; arrays or only their
+    shapes. Layers may be stacked on a leading axis. What decides: equal numbers, where both sides have them already;
+    else names by their parts (`q_proj`, `query`, `wq`), shapes up to permuted, merged, split and fused axes, and order.
+
+    With `ours(params, *inputs)` and `inputs` (arrays, or a dict of them for keyword arguments, as `module` takes them
+    too) both are run in float64, on other weights than the module's own: the match is `verified` where gate 1 is
+    green. Where it is red, every row is put to the test by itself, also against its name. Neither side is changed.
+    Outputs that are not compared (of one side alone, or no floating-point arrays) are named in `figures`.
+
+    Raises TypeError for params without floating arrays and for what is no module, ValueError for `ours` without inputs
+    or inputs without `ours`, and ParityError where running fails or what is returned cannot be compared.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module is a {type(module).__name__}; expected a torch.nn.Module, which holds the weights")
+    flat = {path: leaf for path, leaf in paths(params).items() if is_floating(leaf)}
+    if not flat:
+        raise TypeError(
+            f"params, a {type(params).__name__}, has no floating array; expected a pytree of arrays or shapes"
+        )
+    if (ours is None) != (not inputs):
+        given, missing = ("inputs", "ours") if ours is None else ("ours", "inputs")
+        raise ValueError(f"{given} without {missing}; expected both, to run the two sides, or neither")
+    module = getattr(module, "_orig_mod", module)  # as it was before torch.compile
+    if ours is not None and any(parameter.is_meta for parameter in module.parameters()):
+        raise ValueError("module is on the meta device, without numbers; expected one that can be run")
+    candidates, arrays = tensors(module)
+    proposals = Matcher(leaves(flat), candidates, arrays).proposals()
+    without = _without_equal(flat, proposals, candidates)
+    if ours is None:
+        green, figures = False, "names and shapes alone; give ours= and inputs= to run both"
+        rest = _left_over(module, proposals, {})
+    elif without:
+        green, figures = False, f"not run: {len(without)} of ours have no equal in the module"
+        rest = _left_over(module, proposals, {})
+    else:
+        with float64():
+            runs = Runs(ours, params, module, inputs, arrays)
+            proposals, green, figures = verified(runs, proposals)
+            moving = _that_matter(runs, proposals, candidates) if green else {}
+        rest = _left_over(module, proposals, moving)
+        if needed := [name for name, matters in moving.items() if matters]:
+            green = False
+            figures += f"; but the module's outputs depend on {', '.join(needed)}, which no row takes"
+    rows = tuple(_row(proposal, green) for proposal in proposals)
+    idle = _idle(module, rows) if green else ()
+    return WeightMatch(rows, without, rest, green, figures, idle)
+
+
+def _idle(module: nn.Module, rows: Sequence[MatchRow]) -> tuple[str | Weight, ...]:
+    """The parameters that no row takes, and the rows of tables around those that one takes."""
+    parameters = {name: tuple(p.shape) for name, p in module.named_parameters()}
+    taken: dict[str, list[Weight]] = {}
+    for row in rows:
+        weight = Weight(row.theirs) if isinstance(row.theirs, str) else row.theirs
+        for name in layers_of(weight.name, parameters):
+            taken.setdefault(name, []).append(weight)
+    found: list[str | Weight] = [name for name in parameters if name not in taken]
+    for name, weights in taken.items():
+        if len(weights) > 1 or len(weights[0].part) != 1:
+            continue
+        [weight], [(axis, part)] = weights, weights[0].part.items()
+        if not isinstance(part, tuple):
+            continue
+        whole = einops.rearrange(np.empty(parameters[name], bool), weight.axes, **weight.sizes).shape
+        size = whole[axes_of(weight.axes.split(" -> ")[1]).index(axis)]
+        ends = [(start, stop) for start, stop in ((0, part[0]), (part[1], size)) if start < stop]
+        found += [replace(weight, name=name, part={axis: end}) for end in ends]
+    return tuple(found)
+
+
+def _row(proposal: Proposal, green: bool) -> MatchRow:
+    reason = proposal.reason
+    confidence: Confidence = "likely" if proposal.sure else "unsure"
+    if green and proposal.free:
+        reason += "; the outputs do not depend on it"
+    elif green:
+        confidence = "verified"
+        if not proposal.sure:
+            reason = "tie broken by running both"
+    return MatchRow(proposal.leaf.path, proposal.leaf.shape, as_weight(proposal.chosen), confidence, reason)
+
+
+def _without_equal(
+    flat: Mapping[str, Any], proposals: Sequence[Proposal], candidates: Sequence[Tensor]
+) -> dict[str, str]:
+    """Our parameters that no row is for, and why that may be."""
+    found = {one.leaf.path for one in proposals}
+    meanings = {leaf.path: leaf.meaning for leaf in leaves(flat)}
+    said = {}
+    for path, leaf in flat.items():
+        if path in found:
+            continue
+        words, shape = meanings[path].words, list(leaf.shape)
+        tied = [one for one in candidates for other in one.aliases if "head" in other.words]
+        separate = any(len(one.meaning.words & {"query", "key", "value"}) == 1 for one in candidates)
+        if "head" in words and tied:
+            said[path] = f"{shape}; the module shares its head with {tied[0].name}: tie yours too, or untie theirs"
+        elif {"key", "value"} <= words and separate:
+            said[path] = f"{shape}; theirs keeps query, key and value apart, and a row holds one tensor: split yours"
+        else:
+            said[path] = f"{shape}; nothing that fits its shape and its name is left"
+    return said
+
+
+def _that_matter(runs: Runs, proposals: Sequence[Proposal], candidates: Sequence[Tensor]) -> dict[str, bool]:
+    """Trained parameters that no row takes, and whether the outputs depend on them."""
+    taken = {name for one in proposals for name in one.chosen.tensor.members}
+    rest = [one.name for one in candidates if one.layers is None and one.trained and one.name not in taken]
+    depend = runs.depend_on(rest, runs.shaken(proposals)) if rest else {}
+    return {name: bool(depend[name].any()) for name in rest}
+
+
+def _left_over(module: nn.Module, proposals: Sequence[Proposal], matters: Mapping[str, bool]) -> dict[str, str]:
+    """What of the module no row takes, and why that may be."""
+    taken: dict[str, list[Proposal]] = {}
+    for one in proposals:
+        for name in one.chosen.tensor.members:
+            taken.setdefault(name, []).append(one)
+    said = {}
+    parameters = dict(module.named_parameters())
+    for name, tensor in [*parameters.items(), *module.named_buffers()]:
+        shape = list(tensor.shape)
+        if name in taken:
+            held = sum(int(np.prod(one.leaf.shape)) // (one.chosen.tensor.layers or 1) for one in taken[name])
+            if held < tensor.numel():
+                said[name] = f"{shape}; {tensor.numel() - held} of its numbers are in no row"
+        elif is_constant(name, tensor):
+            said[name] = f"{shape}; a constant that the module makes itself"
+        elif name not in parameters or not tensor.requires_grad:
+            said[name] = f"{shape}; not trained: yours has to make the same numbers itself"
+        elif name in matters:
+            said[name] = f"{shape}; " + (
+                "the outputs depend on it" if matters[name] else "the outputs do not depend on it"
+            )
+        else:
+            said[name] = f"{shape}; nothing of yours fits it"
+    return said

@@ -1,0 +1,129 @@
+"""What `match_weights` answers: the rows of a weight map with what speaks for each, to approve and to paste."""
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from parity.gates.weight_map import LEFT_OUT, Weight, WeightMap
+from parity.match.candidates import Candidate
+
+Confidence = Literal["verified", "likely", "unsure"]
+"""verified: both sides were run, and the outputs depend on it; likely: one candidate stands out; unsure: several do."""
+WIDTH = 80
+
+
+@dataclass(frozen=True)
+class MatchRow:
+    """One of our parameters, and which of the module's numbers it holds."""
+
+    ours: str
+    """Dotted path in our parameters."""
+    shape: tuple[int, ...]
+    theirs: str | Weight
+    confidence: Confidence
+    reason: str
+
+
+@dataclass(frozen=True)
+class WeightMatch:
+    """What `match_weights` proposes."""
+
+    rows: tuple[MatchRow, ...]
+    unmatched_ours: Mapping[str, str]
+    """Our parameters that have no equal in the module, each with what is known of it."""
+    unmatched_theirs: Mapping[str, str]
+    """The module's parameters and buffers that no row takes, each with what is known of it."""
+    verified: bool
+    """Whether gate 1, run on both with this map, was green, and every trained parameter that matters has a row."""
+    figures: str
+    """What was run, and what it showed."""
+    left_out: tuple[str | Weight, ...] = ()
+    """Parameters of the module, or parts of them, that no row takes and no output depends on, where verified."""
+
+    @property
+    def weights(self) -> WeightMap:
+        """The map, for `check_parity` and `first_difference`."""
+        rest: WeightMap = {LEFT_OUT: list(self.left_out)} if self.left_out else {}
+        return {**{row.ours: row.theirs for row in self.rows}, **rest}
+
+    @property
+    def unsure(self) -> tuple[MatchRow, ...]:
+        """The rows to look at."""
+        return tuple(row for row in self.rows if row.confidence == "unsure")
+
+    def table(self) -> str:
+        """The map to read and approve, at most 80 columns wide: unsure rows first, and marked."""
+        state = "verified" if self.verified else "NOT verified"
+        lines = _wrapped(f"{len(self.rows)} rows, {len(self.unsure)} unsure; {state}: {self.figures}", "")
+        for row in sorted(self.rows, key=lambda row: row.confidence != "unsure"):
+            lines += ["", *_wrapped(f"{row.ours} {list(row.shape)}", "? " if row.confidence == "unsure" else "")]
+            lines += _wrapped(f"= {_said(row.theirs)}", "    ")
+            said = row.reason if row.reason.startswith(row.confidence) else f"{row.confidence}: {row.reason}"
+            lines += _wrapped(said, "    ")
+        for title, rest in (
+            ("Of yours, without an equal in the module:", self.unmatched_ours),
+            ("Of the module, in no row:", self.unmatched_theirs),
+        ):
+            if rest:
+                lines += ["", title]
+                lines += [line for name, what in rest.items() for line in _wrapped(f"{name} {what}", "    ")]
+        return "\n".join(lines)
+
+    def python(self) -> str:
+        """The map as Python to paste; run, `weights` is the same map."""
+        body = []
+        for row in self.rows:
+            note = f"  # {row.reason}" if row.confidence == "unsure" else ""
+            body.append(f"    {row.ours!r}: {_literal(row.theirs)},{note}")
+        rest = [
+            ("without an equal in the module", self.unmatched_ours),
+            ("of the module, in no row", self.unmatched_theirs),
+        ]
+        notes = [f"# {title}: {name} {what}" for title, named in rest for name, what in named.items()]
+        if self.left_out:
+            body.append(f"    LEFT_OUT: [{', '.join(map(_literal, self.left_out))}],")
+        parts = any(isinstance(row, Weight) for row in (*(row.theirs for row in self.rows), *self.left_out))
+        names = ["LEFT_OUT"] * bool(self.left_out) + ["Weight"] * parts
+        needed = [f"from parity import {', '.join(names)}", ""] if names else []
+        return "\n".join([*needed, "weights = {", *body, "}", *notes]) + "\n"
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+def as_weight(candidate: Candidate) -> str | Weight:
+    """The row of a map that a candidate stands for: a name alone where nothing moves."""
+    pattern, sizes, part = candidate.layout.pattern()
+    before, after = pattern.split(" -> ")
+    if before == after and not part:
+        return candidate.tensor.name if candidate.tensor.layers is None else Weight(candidate.tensor.name)
+    return Weight(candidate.tensor.name, pattern, sizes, part)
+
+
+def _said(row: str | Weight) -> str:
+    if isinstance(row, str):
+        return row
+    moved = "" if row.axes == "... -> ..." else f", {row.axes}"
+    sizes = "".join(f", {name}={size}" for name, size in row.sizes.items())
+    part = "".join(
+        f", {name} {rows}" if isinstance(rows, int) else f", {name} {rows[0]} to {rows[1] - 1}"
+        for name, rows in row.part.items()
+    )
+    return f"{row.name}{moved}{sizes}{part}"
+
+
+def _literal(row: str | Weight) -> str:
+    if isinstance(row, str):
+        return repr(row)
+    given = [repr(row.name)]
+    given += [repr(row.axes)] if row.axes != "... -> ..." else []
+    given += [f"sizes={dict(row.sizes)!r}"] if row.sizes else []
+    given += [f"part={dict(row.part)!r}"] if row.part else []
+    return f"Weight({', '.join(given)})"
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=indent, subsequent_indent=" " * len(indent) + "    ", break_on_hyphens=False
+    )

@@ -1,6 +1,7 @@
 """`parity` is a tool for anyone's pair: it knows none of our models, and most of it works without torch."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,12 @@ def test_what_needs_no_torch_imports_without_it() -> None:
     code += "try: import torch\nexcept ImportError: print('no torch')"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("no torch\n", "")
+
+
+def test_how_the_first_difference_is_found_names_every_file() -> None:
+    room = ROOT / "differ"
+    named = re.findall(r"`(\w+\.py)`", (room / "README.md").read_text("utf-8"))
+    assert set(named) == {path.name for path in room.glob("[!_]*.py")}
 
 
 def test_every_public_name_is_there() -> None:

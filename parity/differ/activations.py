@@ -6,8 +6,8 @@ from itertools import product
 
 import numpy as np
 
+from parity.differ.divergence import Divergence, among
 from parity.differ.fingerprints import fingerprint, finite
-from parity.differ.surroundings import Scene, among
 from parity.differ.values import Values
 
 
@@ -34,35 +34,34 @@ def _known_functions() -> dict[str, Callable[[np.ndarray], np.ndarray]]:
     }
 
 
-def activation(scene: Scene) -> str | None:
+def activation(at: Divergence) -> str | None:
     """Each side applies a known function to the same value, and not the same function."""
-    for i, _ in scene.shared:
-        x = scene.array(scene.ours, i)
+    for i, _ in at.shared:
+        x = at.array(at.ours, i)
         if x is None or not 8 <= x.size <= 1 << 20:
             continue
         x = finite(x)
         with np.errstate(all="ignore"):
             applied = {name: fingerprint(f(x), depends_on_data=True)[0] for name, f in _known_functions().items()}
         known = {name: f for name, f in applied.items() if f is not None and name != "the identity"}
-        here, there = among(scene.ours, scene.ours_near), among(scene.theirs, scene.theirs_near)
+        here, there = among(at.ours, at.ours_near), among(at.theirs, at.theirs_near)
         ours = [(k, name) for name, f in known.items() for k in here.equals(f)]
         theirs = [(m, name) for name, f in known.items() for m in there.equals(f)]
         for (k, mine), (m, their) in product(ours, theirs):
             # A step within a larger function may be a known one, too: the sigmoid within SiLU.
-            if mine != their and meet_the_same(scene, k, m):
+            if mine != their and meet_the_same(at, k, m):
                 return f"another activation: {mine} in ours, {their} in theirs"
     return None
 
 
-def meet_the_same(scene: Scene, ours: int, theirs: int) -> bool:
+def meet_the_same(at: Divergence, ours: int, theirs: int) -> bool:
     """Whether both values are multiplied with or added to the same next, or both are what is returned."""
-    here, there = _met(scene.ours, ours), _met(scene.theirs, theirs)
+    here, there = _met(at.ours, ours), _met(at.theirs, theirs)
     if not here or not there:
         return not here and not there
-    weights = {scene.theirs.leaf(m) for m in there} - {None}
+    weights = {at.theirs.leaf(m) for m in there} - {None}
     return any(
-        set(scene.equal.ours.get(k, ())) & there
-        or {scene.theirs.leaf(m) for m in scene.equal.ours.get(k, ())} & weights
+        set(at.equal.ours.get(k, ())) & there or {at.theirs.leaf(m) for m in at.equal.ours.get(k, ())} & weights
         for k in here
     )
 

@@ -1,13 +1,19 @@
 """Finds where two sides part: between outputs that differ and the last values that have an equal on the other side."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from parity.differ.fingerprints import BAR
+import numpy as np
+
+from parity.differ.fingerprints import BAR, Index, fingerprint
 from parity.differ.values import Values
 
 _STEPS = 40
 """Values to go on, at most, to one that has an equal."""
+_MOST = 16
+"""Parts that are looked for, at most."""
+_LARGEST = 1 << 20
+"""Elements of a value that is taken apart."""
 
 
 @dataclass
@@ -172,3 +178,27 @@ def paired(ours: list[Start], theirs: list[Start], equal: Equal) -> tuple[Start 
         if most := max(shared.values(), default=0):
             return here, next(there for there in theirs if shared[there] == most), True
     return (ours[0] if ours else None), (theirs[0] if theirs else None), False
+
+
+def made_of(array: np.ndarray, other_side: Index) -> list[int]:
+    """The values of the other side that, put together along one axis, have the numbers of `array`; else nothing."""
+    if array.ndim == 0 or array.size > _LARGEST:
+        return []
+    for parts in _splits(array):
+        found = []
+        for part in parts:
+            features, _ = fingerprint(part, depends_on_data=True)
+            equals = other_side.equals(features) if features is not None else []
+            if not equals:
+                break
+            found += equals
+        if len(found) >= len(parts):
+            return sorted(set(found))
+    return []
+
+
+def _splits(array: np.ndarray) -> Iterator[list[np.ndarray]]:
+    for axis, size in enumerate(array.shape):
+        for count in range(2, min(size, _MOST) + 1):
+            if size % count == 0 and array.size // count >= 3:
+                yield np.split(array, count, axis)

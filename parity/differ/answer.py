@@ -1,13 +1,16 @@
 """The answer to "where do they part?": for a terminal, for JSON, for a page."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from html import escape
 from typing import Any, Literal
 
-from parity.differ.answer_page import answer_html
-from parity.differ.values import Site
+from parity.differ.values import Site, short
 
 Stage = Literal["none", "parameters", "forward", "backward", "optimizer"]
+_MOST = 4
+"""Lines of one kind on a page; JSON has them all."""
 _WHERE = {
     "none": "the same",
     "parameters": "they differ in their weights",
@@ -120,8 +123,14 @@ class Difference:
         }
 
     def as_html(self) -> str:
-        """A part of a page (see `parity.report.page`)."""
-        return answer_html(self)
+        """A part of a page: HTML for `parity.report.page`, which has its style."""
+        counted = f"{self.counts[0]} values in JAX, {self.counts[1]} in PyTorch"
+        where = self.heading[:1].upper() + self.heading[1:]
+        heading = f'<p><b>{escape(where)}</b> <span class="note">{escape(self.name)}: {counted}</span></p>'
+        rows = "".join(f"<dt>{label}</dt><dd>{said}</dd>" for label, said in _rows(self))
+        said = [self.verdict, *self.notes] if self else self.notes
+        trust = "".join(f'<p class="note">{escape(line)}</p>' for line in said)
+        return f'<div class="answer">{heading}<dl>{rows}</dl>{trust}</div>'
 
 
 def sendable(found: Difference | str) -> dict[str, Any]:
@@ -129,3 +138,31 @@ def sendable(found: Difference | str) -> dict[str, Any]:
     if isinstance(found, str):
         return {"difference": None, "answer": found, "answer_html": None}
     return {"difference": json.loads(json.dumps(found.as_json())), "answer": str(found), "answer_html": found.as_html()}
+
+
+def _rows(found: Difference) -> Iterator[tuple[str, str]]:
+    if found.parameters:
+        yield "weights", _listed(found.parameters)
+    if found.differing:
+        yield "differs", _listed(found.differing)
+    for label, site in (("JAX", found.ours), ("PyTorch", found.theirs)):
+        if site is not None:
+            yield label, _site(site)
+    if found.kind:
+        yield "what", escape(found.kind)
+    for ours, theirs in found.agreed[:_MOST]:
+        yield "agrees before", f"{_site(ours)}{_site(theirs)}"
+    if found.opaque:
+        yield "not looked into", escape(", ".join(sorted(set(found.opaque))))
+
+
+def _listed(said: tuple[str, ...]) -> str:
+    more = [f"... and {len(said) - _MOST} more"] if len(said) > _MOST else []
+    return "<br>".join(map(escape, [*said[:_MOST], *more]))
+
+
+def _site(site: Site) -> str:
+    """File, line and operation, and below them the line itself."""
+    where = f"<code>{escape(f'{short(site.file)}:{site.line}')}</code> " if site.file else ""
+    source = f'<code class="source">{escape(site.source)}</code>' if site.source else ""
+    return f'<div>{where}<span class="note">{escape(site.about)}</span>{source}</div>'

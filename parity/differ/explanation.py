@@ -8,14 +8,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from parity.differ import kinds
-from parity.differ.alignment import Equal, Start, anchors, paired, paired_backward, starts
+from parity.differ.alignment import Equal, Start, anchors, made_of, paired, paired_backward, starts
 from parity.differ.answer import Difference, Stage
+from parity.differ.divergence import Divergence
 from parity.differ.fingerprints import BAR, Index, fingerprint
 from parity.differ.origin_of_order import Origin, origin_of_order
-from parity.differ.parts import made_of
-from parity.differ.read_weights import is_code, other_weights
-from parity.differ.surroundings import Scene
 from parity.differ.values import Site, Values
+from parity.differ.weights import is_code, other_weights
 
 _ROUNDS = 100
 """Values that are computed in parts on the other side, at most, one after the other."""
@@ -33,7 +32,7 @@ class Runs(Protocol):
         """Their values."""
 
 
-class Lens:
+class Explainer:
     """Looks at the place where two sides part."""
 
     def __init__(self, sides: Runs, ours: Values, theirs: Values, *, backward: bool) -> None:
@@ -56,7 +55,7 @@ class Lens:
             self.want([number] if values is self.ours else [], [number] if values is self.theirs else [])
         return values.arrays.get(number)
 
-    def explained(
+    def explain(
         self,
         stage: Stage,
         bad_ours: Sequence[int],
@@ -98,12 +97,12 @@ class Lens:
         if origin.exchanged and wrong is None:
             places = self._places(first, second, None)
             return Difference(stage, *places, (), f"{origin.said}: perhaps two weights are", False, False, **about)
-        scene = Scene(ours, theirs, equal, first, second, self.array)
+        at = Divergence(ours, theirs, equal, first, second, self.array)
         if wrong is None and together and not self.backward:
-            wrong = other_weights(ours, theirs, scene.ours_near, scene.theirs_near, self.sides.held_by)
-        kind = wrong or (kinds.kind(scene) if together else None)
+            wrong = other_weights(ours, theirs, at.ours_near, at.theirs_near, self.sides.held_by)
+        kind = wrong or (kinds.kind(at) if together else None)
         places = self._places(first, second, kind)
-        agreed = tuple((ours.site(i), theirs.site(j)) for i, j in scene.shared)
+        agreed = tuple((ours.site(i), theirs.site(j)) for i, j in at.shared)
         if wrong and not code:
             stage = "parameters"
             about |= {"parameters": (wrong,)}
@@ -160,7 +159,7 @@ class Lens:
     @staticmethod
     def _origin(values: Values, start: Start) -> Site:
         """Where a constant is made; of one that was given, where it is read."""
-        return Lens._made(values, start.constants[0])
+        return Explainer._made(values, start.constants[0])
 
     @staticmethod
     def _made(values: Values, number: int) -> Site:

@@ -14,7 +14,7 @@ from parity.differ.answer import Difference
 from parity.differ.forward_and_backward import located
 from parity.differ.optimizer_step import Optimizer, stepped
 from parity.differ.traced_sides import Sides, in_double, is_array
-from parity.differ.wrong_weights import wrong_weights
+from parity.differ.weights import wrong_weights
 from parity.gates.measure import ParityError
 from parity.gates.pair import Bridge, Tensors, to_torch
 from parity.gates.projection import common_outputs, double, named_outputs, projection

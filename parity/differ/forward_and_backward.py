@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from parity.differ.answer import Difference
-from parity.differ.explanation import Lens, opaque
+from parity.differ.explanation import Explainer, opaque
 from parity.differ.traced_sides import Sides
-from parity.differ.wrong_weights import error_of
+from parity.differ.weights import error_of
 from parity.gates.measure import FLOAT64_BAR, ParityError
 
 _NO = frozenset[int]()
@@ -30,8 +30,8 @@ def _forward(sides: Sides, name: str) -> Difference:
         raise ParityError(
             f"no output has one name on both sides: ours {list(ours.outputs)}, theirs {list(theirs.outputs)}"
         )
-    lens = Lens(sides, ours, theirs, backward=False)
-    lens.want([ours.outputs[key] for key in shared], [theirs.outputs[key] for key in shared])
+    explainer = Explainer(sides, ours, theirs, backward=False)
+    explainer.want([ours.outputs[key] for key in shared], [theirs.outputs[key] for key in shared])
     errors = {}
     for key in shared:
         here, there = ours.arrays[ours.outputs[key]], theirs.arrays[theirs.outputs[key]]
@@ -44,7 +44,9 @@ def _forward(sides: Sides, name: str) -> Difference:
     if not bad:
         return Difference("none", counts=(len(ours.rows), len(theirs.rows)), name=name, opaque=opaque(ours, theirs))
     said = tuple(f"{key}: {error:.1e}" for key, error in bad.items())
-    return lens.explained("forward", [ours.outputs[k] for k in bad], [theirs.outputs[k] for k in bad], said, bad, name)
+    return explainer.explain(
+        "forward", [ours.outputs[k] for k in bad], [theirs.outputs[k] for k in bad], said, bad, name
+    )
 
 
 def _backward(sides: Sides, name: str) -> Difference:
@@ -74,7 +76,7 @@ def _backward(sides: Sides, name: str) -> Difference:
     if not bad:
         counts = len(ours.rows), len(theirs.rows)
         return Difference("none", counts=counts, name=name, opaque=opaque(ours, theirs), trained_alone=alone)
-    lens = Lens(sides, ours, theirs, backward=True)
+    explainer = Explainer(sides, ours, theirs, backward=True)
     forced_theirs = [theirs.outputs[Sides.gradient(key)] for key in bad if Sides.gradient(key) in theirs.outputs]
     forced_ours = []
     for key in bad:
@@ -87,7 +89,7 @@ def _backward(sides: Sides, name: str) -> Difference:
             forced_ours.append(value.inputs[row] if stacked and row is not None else number)
     said = tuple(f"the gradient of {key}: {found}" for key, found in bad.items())
     errors = {key: found.error for key, found in bad.items()}
-    answer = lens.explained("backward", forced_ours, forced_theirs, said, errors, name)
+    answer = explainer.explain("backward", forced_ours, forced_theirs, said, errors, name)
     return replace(answer, trained_alone=alone)
 
 

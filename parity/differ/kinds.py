@@ -10,13 +10,13 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from parity.differ.activations import activation, meet_the_same
+from parity.differ.divergence import REACH, Divergence, among
 from parity.differ.element_order import in_our_layout
 from parity.differ.fingerprints import BAR, fingerprint, finite
-from parity.differ.surroundings import REACH, Scene, among
 from parity.differ.values import Values
 
 
-def kind(scene: Scene) -> str | None:
+def kind(at: Divergence) -> str | None:
     """One sentence about the difference; None where nothing is proven."""
     for finder in (
         _lowered,
@@ -29,14 +29,14 @@ def kind(scene: Scene) -> str | None:
         _zero_rows,
         _literals,
     ):
-        if (said := finder(scene)) is not None:
+        if (said := finder(at)) is not None:
             return said
     return None
 
 
-def _lowered(scene: Scene) -> str | None:
+def _lowered(at: Divergence) -> str | None:
     """A type with fewer digits on one side."""
-    for values, near, side in ((scene.ours, scene.ours_near, "ours"), (scene.theirs, scene.theirs_near, "theirs")):
+    for values, near, side in ((at.ours, at.ours_near, "ours"), (at.theirs, at.theirs_near, "theirs")):
         start = values.rows[near[0]]
         before = [values.rows[i].dtype for i in start.inputs if values.rows[i].data]
         narrow = re.search(r"(float32|bfloat16|float16)", start.dtype)
@@ -49,15 +49,15 @@ def _dtype(name: str) -> str:
     return name.removeprefix("torch.")
 
 
-def _constants_added(scene: Scene) -> str | None:
+def _constants_added(at: Divergence) -> str | None:
     """The same sum with another constant: an eps."""
-    for i in scene.ours_near:
-        for j in scene.theirs_near:
-            ours, theirs = scene.ours.rows[i], scene.theirs.rows[j]
+    for i in at.ours_near:
+        for j in at.theirs_near:
+            ours, theirs = at.ours.rows[i], at.theirs.rows[j]
             if not (_is(ours.operation, "add") and _is(theirs.operation, "add")):
                 continue
-            here, there = _added(scene.ours, i), _added(scene.theirs, j)
-            same = [k for k in ours.inputs if set(scene.equal.ours.get(k, ())) & set(theirs.inputs)]
+            here, there = _added(at.ours, i), _added(at.theirs, j)
+            same = [k for k in ours.inputs if set(at.equal.ours.get(k, ())) & set(theirs.inputs)]
             if len(here) == len(there) == 1 and here != there and same:
                 return f"another constant is added: {here[0]:.6g} in ours, {there[0]:.6g} in theirs"
     return None
@@ -78,17 +78,17 @@ def _is(operation: str, name: str) -> bool:
     return bool(re.fullmatch(rf"(aten\.|prims\.)?{name}_?(_any)?", operation))
 
 
-def _mask(scene: Scene) -> str | None:
+def _mask(at: Divergence) -> str | None:
     """Who sees whom: places that one side masks and the other does not."""
-    here = _first_masked(scene, scene.ours, scene.ours_near[:4])
-    there = _first_masked(scene, scene.theirs, scene.theirs_near[:4])
-    here = _first_masked(scene, scene.ours, scene.ours_near) if here is None and there is not None else here
-    there = _first_masked(scene, scene.theirs, scene.theirs_near) if there is None and here is not None else there
+    here = _first_masked(at, at.ours, at.ours_near[:4])
+    there = _first_masked(at, at.theirs, at.theirs_near[:4])
+    here = _first_masked(at, at.ours, at.ours_near) if here is None and there is not None else here
+    there = _first_masked(at, at.theirs, at.theirs_near) if there is None and here is not None else there
     if here is None and there is None:
         return None
     if here is None or there is None:
         # Where what both read is masked already, the largest of a masked row is no mask of its own.
-        if any(_first_masked(scene, scene.ours, [i]) is not None for i in scene.here.agreed):
+        if any(_first_masked(at, at.ours, [i]) is not None for i in at.here.agreed):
             return None
         name, other = ("theirs", "ours") if here is None else ("ours", "theirs")
         return f"only {name} masks here, {other} does not"
@@ -106,10 +106,10 @@ def _mask(scene: Scene) -> str | None:
     )
 
 
-def _first_masked(scene: Scene, values: Values, near: Sequence[int]) -> np.ndarray | None:
+def _first_masked(at: Divergence, values: Values, near: Sequence[int]) -> np.ndarray | None:
     """Which places the first value with a mask's "minus infinity" masks; the value is the start, or soon after it."""
     for i in near:
-        array = scene.array(values, i) if len(values.rows[i].shape) >= 2 else None
+        array = at.array(values, i) if len(values.rows[i].shape) >= 2 else None
         if array is None:
             continue
         with np.errstate(invalid="ignore"):
@@ -119,31 +119,31 @@ def _first_masked(scene: Scene, values: Values, near: Sequence[int]) -> np.ndarr
     return None
 
 
-def _factor(scene: Scene) -> str | None:
+def _factor(at: Divergence) -> str | None:
     """Ours is theirs times one number."""
-    index = among(scene.theirs, scene.theirs_near)
-    backward = scene.ours.rows[scene.here.number].backward
+    index = among(at.theirs, at.theirs_near)
+    backward = at.ours.rows[at.here.number].backward
     found: list[float] = []
     starts = False
-    for i in scene.ours_near:
-        row = scene.ours.rows[i]
+    for i in at.ours_near:
+        row = at.ours.rows[i]
         if row.features is not None and math.prod(row.shape) >= 16:
             # The last of theirs: either side may scale in several steps.
-            for j, factor in index.multiples(row.features, scene.theirs_near)[-1:]:
+            for j, factor in index.multiples(row.features, at.theirs_near)[-1:]:
                 found.append(factor)
-                starts |= i == scene.here.number or j == scene.there.number
+                starts |= i == at.here.number or j == at.there.number
     if found and starts and abs(found[-1] - 1) > BAR:
         # On the way back one such pair may be chance, as where one side writes a square and the other a product.
         # So may a sign be, as where one side writes x - y and the other y - x.
         alike = sum(math.isclose(factor, found[-1], rel_tol=1e-9) for factor in found)
         chance = backward or abs(found[-1] + 1) <= BAR
         if alike >= 3 or not chance:
-            return f"ours is {_called(found[-1], _sizes(scene))} times theirs"
+            return f"ours is {_called(found[-1], _sizes(at))} times theirs"
     if backward:
         return None
     for values, start, name, without in (
-        (scene.ours, scene.here, "ours", "theirs"),
-        (scene.theirs, scene.there, "theirs", "ours"),
+        (at.ours, at.here, "ours", "theirs"),
+        (at.theirs, at.there, "theirs", "ours"),
     ):
         row = values.rows[start.number]
         data = [i for i in row.inputs if values.rows[i].data]
@@ -152,11 +152,11 @@ def _factor(scene: Scene) -> str | None:
         if not multiplies or len(data) != 1 or row.features is None or math.prod(row.shape) < 4:
             continue
         # The other side goes on with the value itself: what it is added to or multiplied with next is the same.
-        pairs = [(i, j) for i, j in scene.shared if data[0] == (i if values is scene.ours else j)]
-        on = [(start.number, j) if values is scene.ours else (i, start.number) for i, j in pairs]
+        pairs = [(i, j) for i, j in at.shared if data[0] == (i if values is at.ours else j)]
+        on = [(start.number, j) if values is at.ours else (i, start.number) for i, j in pairs]
         once = among(values, data).multiples(row.features, data)
-        if once and abs(once[0][1] - 1) > BAR and any(meet_the_same(scene, k, m) for k, m in on):
-            return f"{name} multiplies by {_called(once[0][1], _sizes(scene))} here, {without} does not"
+        if once and abs(once[0][1] - 1) > BAR and any(meet_the_same(at, k, m) for k, m in on):
+            return f"{name} multiplies by {_called(once[0][1], _sizes(at))} here, {without} does not"
     return None
 
 
@@ -187,19 +187,17 @@ def _called(factor: float, sizes: Collection[int] = ()) -> str:
     return f"{factor:.9g}"
 
 
-def _sizes(scene: Scene) -> set[int]:
+def _sizes(at: Divergence) -> set[int]:
     """Of the axes around."""
-    here, there = (*scene.here.agreed, *scene.ours_near), (*scene.there.agreed, *scene.theirs_near)
-    return {
-        size for side, near in ((scene.ours, here), (scene.theirs, there)) for i in near for size in side.rows[i].shape
-    }
+    here, there = (*at.here.agreed, *at.ours_near), (*at.there.agreed, *at.theirs_near)
+    return {size for side, near in ((at.ours, here), (at.theirs, there)) for i in near for size in side.rows[i].shape}
 
 
-def _missing_term(scene: Scene) -> str | None:
+def _missing_term(at: Divergence) -> str | None:
     """One side adds something, and the other goes on without it."""
     sides = (
-        (scene.ours, scene.here, scene.theirs, scene.there, scene.equal.ours, "ours", "theirs"),
-        (scene.theirs, scene.there, scene.ours, scene.here, scene.equal.theirs, "theirs", "ours"),
+        (at.ours, at.here, at.theirs, at.there, at.equal.ours, "ours", "theirs"),
+        (at.theirs, at.there, at.ours, at.here, at.equal.theirs, "theirs", "ours"),
     )
     for adder, start, other, there, equal, name, without in sides:
         row = adder.rows[start.number]
@@ -228,10 +226,10 @@ def _missing_term(scene: Scene) -> str | None:
     return None
 
 
-def _offset(scene: Scene) -> str | None:
+def _offset(at: Divergence) -> str | None:
     """Ours is theirs plus one number, or plus a weight."""
-    i, j = scene.here.number, scene.there.number
-    here, there = scene.array(scene.ours, i), scene.array(scene.theirs, j)
+    i, j = at.here.number, at.there.number
+    here, there = at.array(at.ours, i), at.array(at.theirs, j)
     if here is None or there is None or here.size != there.size or here.size < 8:
         return None
     moved = in_our_layout(here, there)
@@ -247,7 +245,7 @@ def _offset(scene: Scene) -> str | None:
             continue
         for sign, said in ((1, "ours adds"), (-1, "theirs adds")):
             features, _ = fingerprint(sign * rows[0], depends_on_data=True)
-            for values in (scene.ours, scene.theirs):
+            for values in (at.ours, at.theirs):
                 for k in values.index().equals(features) if features is not None else ():
                     if (leaf := values.leaf(k)) is not None:
                         return f"{said} {values.rows[leaf].name} here, the other side does not"
@@ -255,9 +253,9 @@ def _offset(scene: Scene) -> str | None:
     return None
 
 
-def _zero_rows(scene: Scene) -> str | None:
+def _zero_rows(at: Divergence) -> str | None:
     """Rows that are zero on one side only."""
-    here, there = scene.array(scene.ours, scene.here.number), scene.array(scene.theirs, scene.there.number)
+    here, there = at.array(at.ours, at.here.number), at.array(at.theirs, at.there.number)
     if here is None or there is None or here.shape != there.shape or here.ndim < 2:
         return None
     axes = tuple(range(1, here.ndim))
@@ -268,14 +266,14 @@ def _zero_rows(scene: Scene) -> str | None:
     return f"row {row} is zero in {'ours' if ours[row] else 'theirs'} only, all else agrees"
 
 
-def _literals(scene: Scene) -> str | None:
+def _literals(at: Divergence) -> str | None:
     """The same operation on the same values, with another number that stands in the program."""
-    ours, theirs = scene.ours.rows[scene.here.number], scene.theirs.rows[scene.there.number]
+    ours, theirs = at.ours.rows[at.here.number], at.theirs.rows[at.there.number]
     here, there = _plain(ours.literals), _plain(theirs.literals)
     if (
         len(here) == len(there) == 1
         and here != there
-        and scene.shared
+        and at.shared
         and _base(ours.operation) == _base(theirs.operation)
     ):
         return f"another number stands in the program: {here[0]:.6g} in ours, {there[0]:.6g} in theirs"

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from parity.differ.answer import Difference
-from parity.differ.explanation import Lens, opaque
+from parity.differ.explanation import Explainer, opaque
 from parity.differ.fingerprints import BAR
 from parity.differ.jax_values import values_of_jax
 from parity.differ.torch_values import values_of_torch
 from parity.differ.traced_sides import Sides, is_array
 from parity.differ.values import Kind, Values
-from parity.differ.wrong_weights import error_of
+from parity.differ.weights import error_of
 from parity.gates.pair import Tensors, to_torch
 from parity.gates.torch_side import tensors_of
 
@@ -33,8 +33,8 @@ def stepped(sides: Sides, into: Callable[[Tensors], Any], optimizer: Optimizer, 
     """
     step = _Step(sides, into, optimizer)
     ours, theirs = step.run_ours(False), step.run_theirs(False)
-    lens = Lens(step, ours, theirs, backward=False)
-    lens.want(list(ours.outputs.values()), list(theirs.outputs.values()))
+    explainer = Explainer(step, ours, theirs, backward=False)
+    explainer.want(list(ours.outputs.values()), list(theirs.outputs.values()))
     after = step.by_name(ours), {key: theirs.arrays[theirs.outputs[_STEPPED + key]] for key in step.weights}
     updates = [{key: side[key] - step.weights[key] for key in step.weights if key in side} for side in after]
     errors = {key: error_of(updates[0][key], updates[1][key]) for key in updates[0]}
@@ -53,7 +53,7 @@ def stepped(sides: Sides, into: Callable[[Tensors], Any], optimizer: Optimizer, 
     said = tuple(
         f"the step of {key}: {error:.1e}" + (f" ({how[key]})" if how[key] else "") for key, error in bad.items()
     )
-    found = lens.explained("optimizer", forced_ours, forced_theirs, said, bad, name)
+    found = explainer.explain("optimizer", forced_ours, forced_theirs, said, bad, name)
     alike = set(how.values())
     # Each library arranges the formula of a step in its own way: what has no equal may be no difference.
     kind = alike.pop() if len(alike) == 1 else ""

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from parity.differ.jax_values import values_of_jax
-from parity.differ.memory import hand_back
 from parity.differ.torch_values import GRADIENT, SeveralPassesError, values_of_torch
-from parity.differ.values import Kind, Values
+from parity.differ.values import Kind, Values, hand_back
 from parity.gates.measure import ParityError
 from parity.gates.pair import Tensors, to_torch
 from parity.gates.projection import double

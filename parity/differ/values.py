@@ -1,16 +1,17 @@
 """What one side computes: its values in the order of execution, each with its place, its inputs and its fingerprint."""
 
+import ctypes
 import linecache
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from parity.differ.fingerprints import Index, as_numpy, fingerprint
-from parity.differ.memory import hand_back
 
 Kind = Literal["parameter", "input", "constant", "operation"]
 _ADDS = re.compile(
@@ -261,3 +262,18 @@ def _is_noise(value: Value, inputs: Sequence[Value]) -> bool:
     # A product or a quotient of a rounding error is one, as large as it may have become.
     first = next((row for row in floats if row.data), None)
     return first is not None and first.noise
+
+
+@cache
+def _trim() -> Any:
+    """What does so in glibc; None where there is another C library."""
+    try:
+        return getattr(ctypes.CDLL(None), "malloc_trim", None)
+    except (OSError, TypeError):
+        return None
+
+
+def hand_back() -> None:
+    """The C library would keep what was let go, in pieces: gigabytes, where arrays of many sizes come and go."""
+    if (trim := _trim()) is not None:
+        trim(0)

@@ -11,7 +11,7 @@ from scipy.optimize import linear_sum_assignment
 
 from parity.match.candidates import Candidate, Leaf, Proposal, Tensor
 from parity.match.layouts import Layout, layouts, parts, section
-from parity.match.likeness import Likeness
+from parity.match.parameter_names import Likeness
 
 EQUAL = 1000.0
 """What equal numbers add to a score: more than anything else can say."""

@@ -17,7 +17,7 @@ REACH = 40 * NEAR
 
 
 @dataclass
-class Scene:
+class Divergence:
     """The place where two sides part, and what is known about it."""
 
     ours: Values

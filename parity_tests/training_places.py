@@ -108,8 +108,18 @@ _PLACES: dict[str, tuple[Stage, str, str]] = {
     "optax's default weight decay": ("optimizer", _DECAY, "step"),
 }
 """The stage, and what may be named in ours and in theirs: files and functions."""
-UNSEEN = {COARSE_MOMENT.name: "optax rounds the moment that it keeps, and takes the first step with the exact one"}
-"""Faults of training that no single step shows, and why."""
+_FIRST_STEP = "the first step divides each moment by 1 - beta, which leaves the gradient, whatever beta is"
+_NO_CAP = "the model of these places caps no logits"
+UNSEEN = {
+    COARSE_MOMENT.name: "optax rounds the moment that it keeps, and takes the first step with the exact one",
+    "optax's default beta1": _FIRST_STEP,
+    "optax's default beta2": _FIRST_STEP,
+    "optax's default eps": "the optimizer of these places has optax's default",
+    "padding among the tokens that were read": "the number of tokens is reported, and trains nothing",
+    "logits not capped in the training loss": _NO_CAP,
+    "logits capped without the cap's derivative": _NO_CAP,
+}
+"""Faults of training that the first step of this model cannot show, and why."""
 FAULTS = tuple(
     TrainingFault(fault, stage, frozenset(ours.split()), frozenset(theirs.split()), planted)
     for planted, given in (("theirs", TRAINING), ("ours", (*LIBRARY_TRAINING, COARSE_MOMENT)))

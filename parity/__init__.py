@@ -5,6 +5,9 @@
 writes what one side computes to a capsule, by which `judge` judges the other where the first is not installed.
 
 It knows no model, and needs jax, numpy and einops; torch where torch is compared, and optax for gate 5.
+
+Its rooms: `gates` runs both sides and measures, `differ` finds the first difference, `match` proposes a weight map,
+`capsule` records and judges, `report` shows; `plugin` is what pytest loads.
 """
 
 from importlib import import_module

@@ -39,8 +39,8 @@ def main(arguments: Sequence[str]) -> int:
     from jax_tformer.data.pipeline import build_pipeline
     from jax_tformer.data.tokenizer_sources import load_run_tokenizer
     from jax_tformer.data.tokenizers import check_vocabulary
-    from jax_tformer.model.functional import transformer
-    from jax_tformer.model.lora import merge_lora, trained
+    from jax_tformer.functional import transformer
+    from jax_tformer.lora import merge_lora, trained
     from jax_tformer.run.checkpoints import Checkpoints
     from jax_tformer.run.evaluation import Evaluator, sample_text
     from jax_tformer.run.huggingface import export_pretrained, given_parameters, new_tokenizer

@@ -99,7 +99,7 @@ def _shapes(config: TransformerConfig) -> dict[str, Any]:
     """Every parameter's, by its path with dots."""
     from flax import traverse_util
 
-    from jax_tformer.model.functional import transformer
+    from jax_tformer.functional import transformer
 
     return traverse_util.flatten_dict(transformer(config).shapes, sep=".")
 

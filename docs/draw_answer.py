@@ -17,7 +17,7 @@ from torch import nn
 from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
 from jax_tformer import ComputeConfig, transformer
-from jax_tformer.model.functional import DecoderOnlyTransformer
+from jax_tformer.functional import DecoderOnlyTransformer
 from jax_tformer.weights import names
 from jax_tformer.weights.huggingface import from_huggingface
 from parity import Difference, first_difference

@@ -14,7 +14,7 @@ from draw_architecture import GREY
 
 from jax_tformer import DecodingConfig, InputError, generate
 from jax_tformer.errors import require
-from jax_tformer.model.functional import EncoderDecoderTransformer
+from jax_tformer.functional import EncoderDecoderTransformer
 from jax_tformer.run.restoring import Trained, load_trained
 from jax_tformer.run.run_folder import RunFolder
 

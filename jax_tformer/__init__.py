@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from jax_tformer.decoding.scoring import score
     from jax_tformer.decoding.settings import DecodingConfig
     from jax_tformer.errors import InputError
-    from jax_tformer.model.functional import Transformer, transformer
-    from jax_tformer.model.lora import add_lora, merge_lora
+    from jax_tformer.functional import Transformer, transformer
+    from jax_tformer.lora import add_lora, merge_lora
     from jax_tformer.presets import ARCHITECTURES, EXPERIMENTS
     from jax_tformer.pretrained.adapters import load_adapters, save_adapters
     from jax_tformer.pretrained.loading import load_pretrained
@@ -39,22 +39,22 @@ _HOMES = {
     "InputError": "errors",
     "LoraConfig": "config",
     "StackConfig": "config",
-    "Transformer": "model.functional",
+    "Transformer": "functional",
     "TransformerConfig": "config",
-    "add_lora": "model.lora",
+    "add_lora": "lora",
     "from_reference": "weights.names",
     "generate": "decoding.generation",
     "load_adapters": "pretrained.adapters",
     "load_pretrained": "pretrained.loading",
     "load_weights": "weights.files",
-    "merge_lora": "model.lora",
+    "merge_lora": "lora",
     "save_adapters": "pretrained.adapters",
     "save_pretrained": "pretrained.saving",
     "save_weights": "weights.files",
     "score": "decoding.scoring",
     "stream": "decoding.generation",
     "to_reference": "weights.names",
-    "transformer": "model.functional",
+    "transformer": "functional",
 }
 
 __all__ = [

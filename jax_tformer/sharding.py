@@ -1,57 +1,23 @@
-"""Splits arrays over devices: one table from parameter names to logical axes, one from these to mesh axes.
+"""Splits arrays over devices: one table from the axes of parameters to those of the mesh.
 
 The model never mentions devices. One device is the mesh 1 x 1 x 1, with the same code path.
 """
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, get_abstract_mesh
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import MeshConfig
-from jax_tformer.model.functional import Params
-from jax_tformer.model.kernels import Kernel, split_by
+from jax_tformer.functional import Params
+from jax_tformer.model.axes import axes_of
 
-LOGICAL_AXES: dict[str, tuple[str | None, ...]] = {
-    "query.kernel": ("embed", "heads", None),
-    "key.kernel": ("embed", "heads", None),
-    "value.kernel": ("embed", "heads", None),
-    "output.kernel": ("heads", None, "embed"),
-    "query.bias": ("heads", None),
-    "key.bias": ("heads", None),
-    "value.bias": ("heads", None),
-    "gate.kernel": ("embed", "feedforward"),
-    "up.kernel": ("embed", "feedforward"),
-    "down.kernel": ("feedforward", "embed"),
-    "query.lora.a": ("embed", None),
-    "key.lora.a": ("embed", None),
-    "value.lora.a": ("embed", None),
-    "output.lora.a": ("heads", None, None),
-    "gate.lora.a": ("embed", None),
-    "up.lora.a": ("embed", None),
-    "down.lora.a": ("feedforward", None),
-    "query.lora.b": (None, "heads", None),
-    "key.lora.b": (None, "heads", None),
-    "value.lora.b": (None, "heads", None),
-    "output.lora.b": (None, "embed"),
-    "gate.lora.b": (None, "feedforward"),
-    "up.lora.b": (None, "feedforward"),
-    "down.lora.b": (None, "embed"),
-    "gate.bias": ("feedforward",),
-    "up.bias": ("feedforward",),
-    "tokens.embedding": ("vocabulary", "embed"),
-    "head.kernel": ("embed", "vocabulary"),
-    "relative_positions.embedding": (None, "heads"),
-}
-"""The end of a parameter's path -> names of its last axes; every device holds any other parameter whole."""
-
-MESH_AXES = {"embed": "fsdp", "heads": "tensor", "feedforward": "tensor", "vocabulary": "tensor"}
-"""Logical axis -> the mesh axis that splits it."""
+MESH_AXES = {"D": "fsdp", "H": "tensor", "K": "tensor", "F": "tensor", "V": "tensor"}
+"""An axis of parameters (`jax_tformer.model.axes`) -> the mesh axis that splits it; other axes stay whole."""
 
 BATCH = PartitionSpec(("data", "fsdp"))
 """The rows of a batch are split over both axes."""
@@ -79,32 +45,6 @@ def make_mesh(config: MeshConfig, rows: int) -> Mesh:
     shape, names = (data, config.fsdp, config.tensor), ("data", "fsdp", "tensor")
     used = jax.devices()[: data * others]
     return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names), devices=used)
-
-
-@contextmanager
-def computing_on(mesh: Mesh) -> Iterator[None]:
-    """Inside, everything is traced and computed for `mesh`, kernels that the compiler cannot split included."""
-    with jax.set_mesh(mesh), split_by(split_kernel):
-        yield
-
-
-def split_kernel(kernel: Kernel, query: tuple[int, ...], key: tuple[int, ...]) -> Kernel | str:
-    """Splits an attention kernel over the mesh; a sentence's end if the rows do not divide over data x fsdp.
-
-    `query` and `key` are the shapes `[B, T, H, C]` and `[B, S, K, C]`. Each device calls the kernel for its own
-    sequences, and for its own heads if the heads divide over the tensor axis, otherwise for all heads.
-    """
-    mesh = get_abstract_mesh()
-    if mesh.size == 1:
-        return kernel
-    if query[0] % (ways := mesh.shape["data"] * mesh.shape["fsdp"]):
-        return f"{query[0]} rows over {ways} devices (data x fsdp); expected a multiple of {ways}"
-    divide = not any(shape[2] % mesh.shape["tensor"] for shape in (query, key))
-    rows, heads = BATCH, PartitionSpec(BATCH[0], None, "tensor") if divide else BATCH
-    # check_vma: the kernel does not declare the axes that its results vary over.
-    return jax.shard_map(
-        kernel, mesh=mesh, in_specs=(heads, heads, heads, rows, rows), out_specs=heads, check_vma=False
-    )
 
 
 def require_memory(asked: int, what: str, mend: str, device: jax.Device | None = None) -> None:
@@ -151,10 +91,12 @@ def abstract_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.ShapeD
 
 
 def _partition(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:
-    logical = next((axes for name, axes in LOGICAL_AXES.items() if f".{path}".endswith(f".{name}")), ())
-    whole = (None,) * (len(shape) - len(logical))
-    axes = [
-        MESH_AXES[axis] if axis and size % mesh.shape[MESH_AXES[axis]] == 0 else None
-        for axis, size in zip(logical, shape[len(whole) :], strict=True)
+    axes = axes_of(path).replace("->", "").split()
+    # A vector of the model's width is not worth gathering.
+    names = {} if axes == ["D"] else MESH_AXES
+    whole = (None,) * (len(shape) - len(axes))
+    splits = [
+        names[axis] if axis in names and size % mesh.shape[names[axis]] == 0 else None
+        for axis, size in zip(axes, shape[len(whole) :], strict=True)
     ]
-    return PartitionSpec(*whole, *axes)
+    return PartitionSpec(*whole, *splits)

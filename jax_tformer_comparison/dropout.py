@@ -4,15 +4,14 @@ The forward pass's key and a site's name determine the site's key (`site_key`), 
 """
 
 from collections.abc import Callable, Mapping
-from functools import reduce
 from typing import Any
 
 import jax
 from jaxtyping import Array, Bool, Key
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.model.functional import AnyTransformer
-from jax_tformer.model.layers import keep_mask, site_key
+from jax_tformer.functional import AnyTransformer
+from jax_tformer.model.dropout import keep_mask, site_key
 from jax_tformer.training.step import Batch, TrainState, dropout_keys, split_batch
 
 Masks = dict[str, Bool[Array, "..."]]
@@ -65,10 +64,8 @@ def drawn_masks(config: TransformerConfig, key: Key[Array, ""] | None, batch: Ma
     """Draws the masks of a forward pass with this dropout key and batch, for every site with a rate above 0."""
     masks = {}
     for name, (rate, shape) in dropout_sites(config, batch).items():
-        parts = [int(part) if part.isdigit() else part for part in name.split(".")]
-        mask = keep_mask(reduce(site_key, parts, key), rate, shape)
-        if mask is not None:
-            masks[name] = mask
+        if key is not None and rate > 0:
+            masks[name] = keep_mask(site_key(key, name), rate, shape)
     return masks
 
 

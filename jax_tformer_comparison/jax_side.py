@@ -8,8 +8,8 @@ import numpy as np
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.experiment import OptimizerConfig, TrainingConfig
-from jax_tformer.model.functional import Params, transformer
-from jax_tformer.model.lora import trained, without_adapters
+from jax_tformer.functional import Params, transformer
+from jax_tformer.lora import trained, without_adapters
 from jax_tformer.run.startup import compiler_options, set_up_jax
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import TrainState, init_state, train_step

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from jax_tformer.config import Dtype, TransformerConfig
-from jax_tformer.model.functional import Params, transformer
+from jax_tformer.functional import Params, transformer
 from jax_tformer.run.startup import FLOAT64, fusion_emitters
 from jax_tformer.training.step import forward
 from jax_tformer.weights.names import from_reference, to_reference

@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.model.functional import transformer
+from jax_tformer.functional import transformer
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.weights.names import Slot, reference_shape, slots
 from parity.gates.pair import Tensors

@@ -17,8 +17,8 @@ from parity.gates.pair import Result, Tensors, from_torch, to_torch
 from parity.islands import Float64
 from parity_tests.cases import batch_for
 from parity_tests.oracles import ENTRIES
+from torch_ref.masks import position_ids
 from torch_ref.training import cross_entropy
-from torch_ref.transformer import position_ids
 
 
 class Oracle:

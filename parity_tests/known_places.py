@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
-from jax_tformer.model import kernels
+from jax_tformer.model.fast import rows
 from parity.gates.pair import Tensors
 from parity_tests import faults, library_faults, mask_faults, quiet_faults, random_faults
 from parity_tests.bridge import Pair
@@ -62,7 +62,7 @@ def model(name: str) -> tuple[Pair, Tensors]:
 @contextmanager
 def blocks_of_four() -> Iterator[None]:
     """Attention in blocks of 4 queries: short sequences would otherwise fit into one block."""
-    with patch.object(kernels, "block_length", lambda length: 4):
+    with patch.object(rows, "block_length", lambda length: 4):
         yield
 
 
@@ -96,7 +96,7 @@ def _all_own(
 _NORM = "encoder.blocks.0.self_attention_norm"
 _ENCODER, _DECODER = "encoder.blocks.0.self_attention", "decoder.blocks.0.self_attention"
 _CROSS = "decoder.blocks.0.cross_attention"
-_SCORES = "attend_in_rows attention_weights attend"
+_SCORES = "attend_in_rows attend"
 _MASK = "Mask.boolean Mask.softmax masked_softmax"
 _MODEL = {
     "GELU: tanh instead of erf": (
@@ -114,7 +114,7 @@ _MODEL = {
         "Linear.__call__",
         f"faults.py {_CROSS} {_CROSS}.query {_CROSS}.key {_CROSS}.value",
     ),
-    "tied head untied": ("Head.logits Table.__call__", "head faults.py"),
+    "tied head untied": ("Head.__call__ Table.__call__", "head faults.py"),
     "post-norm instead of pre-norm": (
         "Norm.__call__ Block.__call__ Block._add",
         f"{_NORM} {_ENCODER} {_ENCODER}.query {_ENCODER}.key {_ENCODER}.value encoder.blocks.0",
@@ -142,7 +142,7 @@ _SEEN = {
     "prefix: blocks skip its later keys": ("Mask.spanned attend_in_rows", _DECODER),
     "queries that see nothing see everything": (f"{_MASK} mask_faults.py", _DECODER),
 }
-_KEPT = "dropout Dropout.__call__ Dropout.keep keep_mask site_key Stack.__call__"
+_KEPT = "drop Dropout.__call__ Dropout.keep keep_mask site_key Stack.__call__"
 _DRAWN = {
     "forward pass drops by one key in all layers": (_KEPT, "forward Dropout.forward"),
     "forward pass drops one mask in both residual branches": (_KEPT, "forward Dropout.forward"),
@@ -171,6 +171,6 @@ OWN = (
         _own(quiet_faults.GROUPED[name], "grouped heads", f"{_SCORES} quiet_faults.py", _DECODER)
         for name in ("einsum",)
     ),
-    _own(faults.DROPOUT, "dropout", "dropout Dropout.__call__", "faults.py", "theirs"),
+    _own(faults.DROPOUT, "dropout", "drop Dropout.__call__", "faults.py", "theirs"),
     *_all_own(random_faults.FORWARD_DRAWS, "dropout", _DRAWN),
 )

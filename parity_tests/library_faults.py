@@ -9,12 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tformer.cache import Cache, KeyValue
 from jax_tformer.decoding import beam, loop, strategies
 from jax_tformer.decoding.past import Past
-from jax_tformer.model import attention, blocks, embedding, kernels, layers, transformer
-from jax_tformer.model.attention import Attention, Cache, KeyValue
-from jax_tformer.model.layers import Norm, accumulator
+from jax_tformer.model import attention, blocks, embedding, layers
+from jax_tformer.model.attention import Attention
+from jax_tformer.model.blocks import Stack
+from jax_tformer.model.fast import rows
+from jax_tformer.model.layers import Norm
 from jax_tformer.model.masks import Mask
+from jax_tformer.model.parameters import accumulator
 from jax_tformer.training import linear_loss, step
 from jax_tformer.training import optimizer as our_optimizer
 from jax_tformer.weights import names
@@ -126,30 +130,38 @@ def coarse_choice(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return lambda logits: right(logits.astype(jnp.float8_e4m3fn).astype(logits.dtype))
 
 
-def padding_seen(right: Callable[..., Any]) -> Callable[..., Any]:
-    def within(*args: Any, **options: Any) -> Any:
-        positions, seen, cache = right(*args, **options)
-        return positions, seen if cache is None else replace(seen, is_token=None), cache
+def cached_masks(**changes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The masks of self-attention with these fields changed, where there is a cache."""
 
-    return within
+    def wrong(right: Callable[..., Any]) -> Callable[..., Any]:
+        def masks(self: Stack, tokens: Any, is_token: Any, segments: Any, prefix: Any = None, cache: Any = None) -> Any:
+            seen = right(self, tokens, is_token, segments, prefix, cache)
+            return seen if cache is None else {window: replace(mask, **changes) for window, mask in seen.items()}
+
+        return masks
+
+    return wrong
 
 
 def padding_counted(right: Callable[..., Any]) -> Callable[..., Any]:
-    def place(self: Cache, new: jax.Array) -> Any:
-        placed, positions = right(self, new)
-        return placed, jnp.broadcast_to(self.filled + jnp.arange(new.shape[1]), positions.shape)
+    def take_slots(self: Cache, new: jax.Array) -> Any:
+        positions, placed = right(self, new)
+        return jnp.broadcast_to(self.filled + jnp.arange(new.shape[1]), positions.shape), placed
 
-    return place
+    return take_slots
 
 
 def slot_before(right: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, key, value, place: right(self, key, value, jnp.maximum(place - 1, 0))
+    return lambda self, key, value, first: right(self, key, value, jnp.maximum(first - 1, 0))
 
 
 def unmasked_source(right: Callable[..., Any]) -> Callable[..., Any]:
-    def call(self: Attention, x: Any, memory: Any, mask: Mask, *args: Any, cache: Any = None, **given: Any) -> Any:
+    def call(
+        self: Attention, x: Any, memory: Any, mask: Mask, rotation: Any, key: Any, cache: Any, capture: bool
+    ) -> Any:
         crosses = cache is not None and not mask.causal
-        return right(self, x, memory, replace(mask, is_token=None) if crosses else mask, *args, cache=cache, **given)
+        mask = replace(mask, is_token=None) if crosses else mask
+        return right(self, x, memory, mask, rotation, key, cache, capture)
 
     return call
 
@@ -241,7 +253,7 @@ BLOCKS = (
 """Gates 1 and 2."""
 ONE_PASS = code_fault("LayerNorm: one-pass variance", Norm, "__call__", one_pass_variance)
 """Gate 3."""
-NARROW_SOFTMAX = code_fault("softmax computed in bfloat16", kernels, "accumulator", no_higher)
+NARROW_SOFTMAX = code_fault("softmax computed in bfloat16", rows, "accumulator", no_higher)
 NARROW_WEIGHTS = code_fault("captured weights computed in bfloat16", attention, "accumulator", no_higher)
 NARROW_ANGLES = code_fault("rotary angles computed in bfloat16", blocks, "rotary_angles", narrow_where(lambda *_: True))
 """Gate 4."""
@@ -271,8 +283,8 @@ COARSE_MOMENT = code_fault("Adam's first moment kept in bfloat16", our_optimizer
 """Gate 6."""
 DECODING = (
     code_fault("greedy choice among logits kept in 8 bits", strategies, "best", coarse_choice),
-    code_fault("cache: padding attended to", transformer, "within", padding_seen),
-    code_fault("cache: positions count padding", Cache, "place", padding_counted),
+    code_fault("cache: padding attended to", Stack, "masks", cached_masks(is_token=None)),
+    code_fault("cache: positions count padding", Cache, "take_slots", padding_counted),
     code_fault("cache: written one slot too early", KeyValue, "write", slot_before),
     code_fault("cache: padding of the source attended to", Attention, "__call__", unmasked_source),
     code_fault("beams: cache not reordered", beam, "take_sequences", never_reordered),

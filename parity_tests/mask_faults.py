@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 from torch import Tensor
 
+from jax_tformer import cache
 from jax_tformer.config import StackConfig
-from jax_tformer.model import attention, masks, transformer
+from jax_tformer.model import masks
 from jax_tformer.model.blocks import Block, Stack
 from jax_tformer.model.masks import Mask
 from parity_tests.faults import code_fault
+from parity_tests.library_faults import cached_masks
 from torch_ref import blocks as reference
 
 
@@ -60,8 +62,8 @@ def one_long_text(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 
 def segments_crossed(right: Callable[..., Any]) -> Callable[..., Any]:
-    def call(self: Block, x: Any, mask: Any, rotation: Any, memory: Any, across: Mask, **given: Any) -> Any:
-        return right(self, x, mask, rotation, memory, across and replace(across, segments=None), **given)
+    def call(self: Block, x: Any, mask: Any, rotation: Any, memory: Any, across: Mask, *rest: Any) -> Any:
+        return right(self, x, mask, rotation, memory, across and replace(across, segments=None), *rest)
 
     return call
 
@@ -77,16 +79,6 @@ def window_behind(right: Callable[..., Any]) -> Callable[..., Any]:
         return right(replace(self, window=None), length, slots, *part) & right(late, length, slots, *part)
 
     return boolean
-
-
-def prefix_forgotten(right: Callable[..., Any]) -> Callable[..., Any]:
-    """From a cache, tokens of the prefix see what a decoder's tokens see."""
-
-    def within(*args: Any, **options: Any) -> Any:
-        positions, seen, cache = right(*args, **options)
-        return positions, seen if cache is None else replace(seen, prefix=None), cache
-
-    return within
 
 
 def turns_from_the_end(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,7 +126,7 @@ MASKS = (
     (PAIR, code_fault("window: blocks skip what comes later", Mask, "spanned", seen_as(partial(replace, causal=True)))),
     (TEXT, code_fault("segments: ignored", Mask, "boolean", seen_as(partial(replace, segments=None)))),
     (PAIR, code_fault("segments: those before are seen", Mask, "boolean", segments_before)),
-    (TEXT, code_fault("segments: positions go on", attention, "position_ids", one_long_text)),
+    (TEXT, code_fault("segments: positions go on", cache, "position_ids", one_long_text)),
     (PAIR, code_fault("segments: ignored by cross-attention", Block, "__call__", segments_crossed)),
     (TEXT, code_fault("prefix: seen in one direction only", Mask, "boolean", seen_as(partial(replace, prefix=None)))),
     (TEXT, code_fault("prefix: sees what is behind it", Mask, "boolean", seen_as(prefix_sees_all))),
@@ -154,7 +146,7 @@ CUDNN = (
 """Gate 1: what the kernel is asked for."""
 CACHED = (
     code_fault("cache: window counted from the wrong place", Mask, "boolean", window_behind),
-    code_fault("cache: prefix forgotten", transformer, "within", prefix_forgotten),
+    code_fault("cache: prefix forgotten", Stack, "masks", cached_masks(prefix=None)),
     code_fault("cache: layers by turns counted from the last", Stack, "__call__", turns_from_the_end),
 )
 """Gate 8."""

@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from jax_tformer.config import Activation, AttentionImplementation, Dtype, StackConfig, TransformerConfig
-from jax_tformer.model.attention import attend, attention_weights
+from jax_tformer.model.attention import attend, attend_by
 from jax_tformer.model.embedding import Table
 from jax_tformer.model.heads import Head
 from jax_tformer.model.layers import Norm, activate
@@ -93,9 +93,9 @@ def ours(p: dict[str, jax.Array], labels: jax.Array, dtype: Dtype) -> dict[str, 
     query, memory = (p[name].reshape(BATCH, LENGTH, HEADS, -1) for name in ("query", "memory"))
     causal = Mask(causal=True)
     for name in ATTENTION:
-        output = attend(query, memory, memory, causal, scale=SCALE, implementation=name)
+        output = attend_by(name, query, memory, memory, causal, SCALE)[0]
         outputs[name] = output.reshape(p["query"].shape)
-    outputs["attention weights"] = attention_weights(query, memory, causal, scale=SCALE)
+    outputs["attention weights"] = attend(query, memory, memory, causal, SCALE)[1]
     head, table = Head(config), Table(VOCABULARY, config, std=1.0)
     table.embedding, head.bias = nnx.Param(p["logits.table"]), nnx.Param(p["logits.bias"])
     outputs["logits"] = head(p["logits.x"], table)

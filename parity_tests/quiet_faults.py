@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.experimental import pallas
 
-from jax_tformer.model import attention, kernels
+from jax_tformer.model import attention, fast
 from jax_tformer.run import evaluation
 from jax_tformer.training import step
 from parity_tests.faults import code_fault
@@ -34,13 +34,13 @@ def kernels_on_a_cpu() -> Iterator[None]:
         yield
 
 
-def tiled(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def tiled(right: Callable[..., Any]) -> Callable[..., Any]:
     """Query head h asks key/value head h mod K, where it should ask its group's, h div (H/K)."""
 
-    def attend(query: jax.Array, key: jax.Array, *rest: Any, **options: Any) -> jax.Array:
-        shared = options.get("heads") or key.shape[2]
-        order = np.arange(query.shape[2]).reshape(-1, shared).T.ravel()
-        return right(query[:, :, order], key, *rest, **options)[:, :, np.argsort(order)]
+    def attend(query: jax.Array, key: jax.Array, *rest: Any) -> Any:
+        order = np.arange(query.shape[2]).reshape(-1, key.shape[2]).T.ravel()
+        output, weights = right(query[:, :, order], key, *rest)
+        return output[:, :, np.argsort(order)], weights
 
     return attend
 
@@ -58,10 +58,10 @@ def of_batch_means(right: Callable[..., Any]) -> Callable[..., Any]:
 
 GROUPED = {
     "einsum": code_fault("grouped heads tiled: einsum", attention, "attend", tiled),
-    "blocks": code_fault("grouped heads tiled: blocks", attention, "attend_in_rows", tiled),
-    "cache": code_fault("grouped heads tiled: cache", attention, "attend_in_rows", tiled),
-    "cudnn": code_fault("grouped heads tiled: cuDNN", kernels, "_attend_by_cudnn", tiled),
-    "pallas": code_fault("grouped heads tiled: Pallas", kernels, "_attend_by_pallas", tiled),
+    "blocks": code_fault("grouped heads tiled: blocks", fast, "attend_in_rows", tiled),
+    "cache": code_fault("grouped heads tiled: cache", fast, "attend_in_rows", tiled),
+    "cudnn": code_fault("grouped heads tiled: cuDNN", fast, "_attend_by_cudnn", tiled),
+    "pallas": code_fault("grouped heads tiled: Pallas", fast, "_attend_by_pallas", tiled),
 }
 """Gate 1, by what computes attention."""
 ACCUMULATED = code_fault("gradients accumulated in the parameters' type", step, "accumulator", no_higher)

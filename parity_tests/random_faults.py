@@ -14,16 +14,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tformer.model import attention, blocks, embedding, functional, heads, layers, transformer
+from jax_tformer import functional
+from jax_tformer.model import attention, layers, parameters
+from jax_tformer.model import dropout as sites
 from jax_tformer.model.blocks import Block
 from jax_tformer.model.embedding import Table
-from jax_tformer.model.layers import FeedForward, Linear, Start
+from jax_tformer.model.layers import FeedForward, Linear
+from jax_tformer.model.parameters import Start
 from jax_tformer.training import step
 from jax_tformer_comparison import dropout
 from parity_tests.faults import Fault, code_fault
-
-FORWARD = (layers, attention, embedding, blocks, heads, transformer)
-"""Where the forward pass asks for keys and masks of dropout."""
 
 
 @contextmanager
@@ -37,12 +37,12 @@ def in_all(owners: tuple[Any, ...], name: str, wrong: Callable[..., Any]) -> Ite
 
 def defined(name: str, function: str, wrong: Callable[..., Any]) -> Fault:
     """What draws masks is wrong by definition: wherever it is used, in training and from outside."""
-    return Fault(name, partial(in_all, (*FORWARD, step, dropout), function, wrong))
+    return Fault(name, partial(in_all, (sites, step, dropout), function, wrong))
 
 
 def forward(name: str, function: str, wrong: Callable[..., Any]) -> Fault:
     """The forward pass alone is wrong."""
-    return Fault(name, partial(in_all, FORWARD, function, wrong))
+    return code_fault(name, sites, function, wrong)
 
 
 def one_for_all(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,19 +57,20 @@ def one_for_all(right: Callable[..., Any]) -> Callable[..., Any]:
 
 def numbers_ignored(right: Callable[..., Any]) -> Callable[..., Any]:
     """The key of a layer is that of all layers."""
-    return lambda key, name: key if isinstance(name, int) else right(key, name)
+    return lambda key, layer: key
 
 
 def named(**others: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Parts that have the key of another."""
-    return lambda right: lambda key, name: right(key, others.get(name, name))
+    return lambda right: lambda key, site: right(key, ".".join(others.get(part, part) for part in site.split(".")))
 
 
 def one_key(right: Callable[..., Any]) -> Callable[..., Any]:
     """Every layer drops by one key."""
 
-    def call(self: Block, *args: Any, dropout_key: Any, **options: Any) -> Any:
-        return right(self, *args, dropout_key=None if dropout_key is None else jax.random.key(7), **options)
+    def call(self: Block, *args: Any) -> Any:
+        *given, key, cache, capture = args
+        return right(self, *given, None if key is None else jax.random.key(7), cache, capture)
 
     return call
 
@@ -111,7 +112,7 @@ def swapped(right: Callable[..., Any]) -> Callable[..., Any]:
 _ONE_BRANCH = named(feedforward_residual_dropout="self_attention_residual_dropout")
 _ONE_SIDE = named(encoder="decoder", source_embedding="target_embedding")
 DRAWS = (
-    defined("dropout: one key for all layers", "site_key", numbers_ignored),
+    defined("dropout: one key for all layers", "layer_key", numbers_ignored),
     defined("dropout: one mask for both residual branches", "site_key", _ONE_BRANCH),
     defined("dropout: encoder and decoder share a key", "site_key", _ONE_SIDE),
     defined("dropout: all rows share a mask", "keep_mask", shared_along(0)),
@@ -127,8 +128,8 @@ FORWARD_DRAWS = (
     code_fault("forward pass drops by one key in all layers", Block, "__call__", one_key),
     forward("forward pass drops one mask in both residual branches", "site_key", _ONE_BRANCH),
     forward("forward pass drops by one key in encoder and decoder", "site_key", _ONE_SIDE),
-    code_fault("forward pass drops the same in all rows", layers, "keep_mask", shared_along(0)),
-    code_fault("forward pass drops the same in all heads", layers, "keep_mask", shared_along(1, ndim=4)),
+    code_fault("forward pass drops the same in all rows", sites, "keep_mask", shared_along(0)),
+    code_fault("forward pass drops the same in all heads", sites, "keep_mask", shared_along(1, ndim=4)),
 )
 """Gate 7, of one forward pass."""
 STEP_DRAWS = (
@@ -189,7 +190,7 @@ INITIALISATION = (
     Fault("init: residual scale by layers, not branches", _BRANCHES),
     code_fault("init: xavier with the fan of one head", Linear, "__init__", fan_of_one_head),
     code_fault("init: all layers alike", functional, "draw", layers_alike),
-    code_fault("init: query equal to key", functional.zlib, "crc32", key_from_query),
+    code_fault("init: query equal to key", parameters.zlib, "crc32", key_from_query),
     code_fault("init: tables at 0.02", Table, "__init__", narrow_tables),
     code_fault("init: normal for uniform", layers, "projection_start", another_kind),
 )

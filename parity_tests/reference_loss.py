@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jax_tformer.data.batches import IGNORED
-from jax_tformer.model.layers import accumulator
+from jax_tformer.model.parameters import accumulator
 
 
 def cross_entropy(

@@ -20,7 +20,7 @@ from transformers.models.bert import BertConfig, BertForMaskedLM
 from jax_tformer import load_pretrained, save_pretrained
 from jax_tformer.config import DropoutConfig
 from jax_tformer.errors import InputError
-from jax_tformer.model.functional import transformer
+from jax_tformer.functional import transformer
 from jax_tformer.weights.huggingface import config_from_huggingface, from_huggingface, to_huggingface
 from jax_tformer.weights.names import from_reference, to_reference
 from jax_tformer_comparison.dropout import dropout_sites

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
+from jax_tformer.cache import Cache
 from jax_tformer.config import TransformerConfig
 from jax_tformer.decoding.fast import layers_apart
 from jax_tformer.decoding.generation import Generated, generate
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.model.attention import Cache
-from jax_tformer.model.functional import AnyTransformer, Params, transformer
-from jax_tformer.model.heads import Outputs
+from jax_tformer.functional import AnyTransformer, Params, transformer
+from jax_tformer.model.transformer import Outputs
 from jax_tformer.training.step import forward
 from jax_tformer.weights.huggingface import from_huggingface
 from jax_tformer.weights.names import from_reference

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from jax_tformer.decoding.generation import generate
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.model.functional import AnyTransformer, Params
+from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.weights.huggingface import from_huggingface
 from parity_tests.generation import greedy_margins, huggingface_generate
 from parity_tests.huggingface import Oracle

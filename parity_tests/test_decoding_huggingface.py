@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from jax_tformer.decoding.generation import generate
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.model.functional import AnyTransformer, Params
+from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.weights.huggingface import FAMILIES, from_huggingface
 from jax_tformer.weights.huggingface.tables import their_views
 from jax_tformer.weights.views import read

@@ -13,7 +13,7 @@ import pytest
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.experiment import OptimizerConfig, TrainingConfig
-from jax_tformer.model.functional import transformer
+from jax_tformer.functional import transformer
 from jax_tformer.training.step import TrainState
 from jax_tformer_comparison.dropout import masks_of_step
 from parity.gates.measure import Measured, compared

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.model.attention import Attention, attention_weights
+from jax_tformer.functional import AnyTransformer, Params, transformer
+from jax_tformer.model.attention import Attention, attend
 from jax_tformer.model.blocks import Block
 from jax_tformer.model.embedding import InputEmbedding
-from jax_tformer.model.functional import AnyTransformer, Params, transformer
 from jax_tformer.model.layers import FeedForward
 from jax_tformer.model.masks import Mask, position_ids
 from jax_tformer.presets import ARCHITECTURES
@@ -171,7 +171,7 @@ def test_a_position_table_that_reads_globals() -> None:
             [wave(t / 10000 ** (2 * i / width)) for i in range(width // 2) for wave in (math.sin, math.cos)]
             for t in range(length)
         ]
-        positions = position_ids(length, None)
+        positions = position_ids(jnp.zeros((1, length), int), None)
         # Modules start with zeros for parameters: what remains of the embedded input is the table.
         config = replace(ARTICLE, d_model=width).with_dtype("float64")
         embedding = InputEmbedding(config, config.output_stack)
@@ -206,7 +206,7 @@ def test_printed_probabilities_are_of_unscaled_scores() -> None:
     query, key = jnp.array(QUERY)[None, None, None, :], jnp.array(KEYS)[None, :, None, :]
     for attention_scale, printed in ((stack.attention_scale, SCALED_WEIGHTS), ("none", WEIGHTS)):
         attention = Attention(config, replace(stack, attention_scale=attention_scale), residual_branches=1)
-        assert_prints(attention_weights(query, key, Mask(), scale=attention.scale)[0, 0, 0], printed)
+        assert_prints(attend(query, key, key, Mask(), attention.scale)[1][0, 0, 0], printed)
 
 
 def literal_notebook(weights: dict[str, Tensor], x: Tensor, mask: Tensor, width: int) -> Tensor:

@@ -16,9 +16,9 @@ from jaxtyping import Array
 from torch.nn import functional as F
 
 from jax_tformer.data.batches import IGNORED
-from jax_tformer.model.attention import attend, attention_weights
-from jax_tformer.model.heads import Outputs
+from jax_tformer.model.attention import attend
 from jax_tformer.model.masks import Mask
+from jax_tformer.model.transformer import Outputs
 from parity.gates.measure import FLOAT64_BAR, relative_error
 from parity_tests.reference_loss import mean_cross_entropy
 from parity_tests.test_errata import LECTURE, sharp
@@ -29,7 +29,7 @@ def notebook_weights(scores: list[float], mask: list[int]) -> tuple[np.ndarray, 
     """Attention weights for one query with these scores, as 003 computes them and as we do, in float32."""
     literal = (torch.tensor(scores) + (1.0 - torch.tensor(mask)) * -10000.0).softmax(0)
     query, key = jnp.ones((1, 1, 1, 1), jnp.float32), jnp.asarray(scores, jnp.float32)[None, :, None, None]
-    ours = attention_weights(query, key, Mask(is_token=jnp.array([mask]) == 1), scale=1.0)
+    ours = attend(query, key, key, Mask(is_token=jnp.array([mask]) == 1), 1.0)[1]
     assert literal.dtype == torch.float32
     assert ours.dtype == jnp.float32
     return literal.numpy(), np.asarray(ours[0, 0, 0])
@@ -50,7 +50,7 @@ def test_minus_ten_thousand_attends_to_padding_where_all_is_padding() -> None:
 
     def total(query: Array, key: Array, value: Array) -> Array:
         nothing = Mask(is_token=jnp.zeros((1, 3), bool))
-        return jnp.square(attend(query, key, value, nothing, scale=1.0) + 1).sum()
+        return jnp.square(attend(query, key, value, nothing, 1.0)[0] + 1).sum()
 
     rng = np.random.default_rng(0)
     inputs = [jnp.asarray(rng.standard_normal((1, length, 2, 4)), jnp.float32) for length in (1, 3, 3)]

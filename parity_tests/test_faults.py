@@ -11,7 +11,7 @@ from jax_tformer.config import DropoutConfig
 from jax_tformer.decoding.generation import generate
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.experiment import OptimizerConfig, TrainingConfig
-from jax_tformer.model.functional import transformer
+from jax_tformer.functional import transformer
 from jax_tformer.weights.names import from_reference, to_reference
 from parity.gates.measure import BFLOAT16, FLOAT32, Measured, ParityError, Quality, compared, quality, trajectory, worst
 from parity.gates.pair import Result, Tensors

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.model.functional import transformer
+from jax_tformer.functional import transformer
 from parity.gates.measure import Measured, compared
 from parity_tests.bridge import Pair, identity
 from parity_tests.cases import PADDINGS, VOCABULARY, batch_for, weights_for

@@ -12,7 +12,7 @@ from transformers.initialization import no_init_weights
 from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
-from jax_tformer.model.functional import transformer
+from jax_tformer.functional import transformer
 from jax_tformer.weights.huggingface import from_huggingface
 from jax_tformer.weights.names import from_reference
 from parity.gates.measure import FLOAT32, Measured, Sample, compared, quality

@@ -20,7 +20,7 @@ from transformers.models.t5 import T5Config, T5ForConditionalGeneration
 
 from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig
 from jax_tformer.errors import InputError
-from jax_tformer.model.functional import transformer
+from jax_tformer.functional import transformer
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.weights.huggingface import FAMILIES, config_from_huggingface, from_huggingface, to_huggingface
 from jax_tformer.weights.huggingface.tables import CONV1D, Row, read_rows

@@ -10,7 +10,7 @@ import pytest
 from flax import traverse_util
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.model.functional import AnyTransformer, transformer
+from jax_tformer.functional import AnyTransformer, transformer
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.training.step import forward
 from parity.gates.measure import Measured

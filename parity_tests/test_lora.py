@@ -19,8 +19,8 @@ from safetensors.numpy import load_file, save_file
 from jax_tformer.config import DropoutConfig, LoraConfig, TransformerConfig
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import OptimizerConfig, TrainingConfig
-from jax_tformer.model.functional import AnyTransformer, Params, transformer
-from jax_tformer.model.lora import add_lora, is_adapter, joined, merge_lora, split
+from jax_tformer.functional import AnyTransformer, Params, transformer
+from jax_tformer.lora import add_lora, is_adapter, join_adapters, merge_lora, split_adapters
 from jax_tformer.pretrained.adapters import load_adapters, save_adapters
 from jax_tformer.weights.huggingface import from_huggingface
 from jax_tformer.weights.names import from_reference
@@ -53,8 +53,8 @@ class Model(NamedTuple):
         """Ours with random adapters."""
         rng = np.random.default_rng(1)
         net, params = add_lora(self.net, self.params, lora, jax.random.key(0))
-        adapters, rest = split(params)
-        return net, joined(jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.3, x.shape)), adapters), rest)
+        adapters, rest = split_adapters(params)
+        return net, join_adapters(jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.3, x.shape)), adapters), rest)
 
     def opened(self, folder: Path) -> peft.PeftModel:
         """Theirs with the adapters of a folder; a key that is missing or unexpected there is an error."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from itertools import product
 
 import jax
@@ -11,8 +10,8 @@ import numpy as np
 import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.model import kernels
-from jax_tformer.model.attention import attend
+from jax_tformer.model.attention import attend, attend_by
+from jax_tformer.model.fast import rows
 from jax_tformer.model.masks import Mask
 from parity.gates.measure import Measured, compared
 from parity.gates.pair import Tensors
@@ -35,7 +34,7 @@ LENGTHS = Lengths(batch=3, source=14, target=11)
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention in blocks of 4 queries: these sequences would otherwise fit into one block."""
-    monkeypatch.setattr(kernels, "block_length", lambda length: 4)
+    monkeypatch.setattr(rows, "block_length", lambda length: 4)
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +108,9 @@ def asked_of_cudnn() -> Measured:
         prefixes = (prefix, prefix) if apart == "prefix" else None
         mask = Mask(causal, window, tokens if padded else None, segments, prefixes)
         name = f"{causal=} {window=} {padded=} {apart}"
-        attended = partial(attend, query, key, value, mask, scale=0.3)
-        plain[name] = attended(implementation="einsum")
+        plain[name] = attend(query, key, value, mask, 0.3)[0]
         with kernels_on_a_cpu():
-            asked[name] = attended(implementation="cudnn")
+            asked[name] = attend_by("cudnn", query, key, value, mask, 0.3)[0]
     return compared("1 activations", asked, plain, bar=KERNELS_BAR)
 
 

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from jax_tformer.config import AttentionImplementation, ComputeConfig, Positions, StackConfig, TransformerConfig
-from jax_tformer.model import kernels
-from jax_tformer.model.attention import attend
-from jax_tformer.model.functional import Params
+from jax_tformer.functional import Params
+from jax_tformer.model.attention import attend_by
+from jax_tformer.model.fast import rows
 from jax_tformer.model.masks import Mask
 from jax_tformer.training.step import forward
 from parity.gates.measure import FLOAT64_BAR, relative_error
@@ -40,7 +40,7 @@ from parity_tests.cases import (
 )
 from parity_tests.test_decoding import model_of
 from parity_tests.test_models import judge_narrow
-from torch_ref.attention import visible
+from torch_ref.masks import visible
 
 Record = Callable[..., None]
 LENGTHS = Lengths(batch=3, source=13, target=14)
@@ -91,7 +91,7 @@ def test_gates_1_and_2_with_each_kind_of_mask(name: str, record: Record) -> None
 @pytest.fixture
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention in blocks of 4 queries: these sequences would otherwise fit into one block."""
-    monkeypatch.setattr(kernels, "block_length", lambda length: 4)
+    monkeypatch.setattr(rows, "block_length", lambda length: 4)
 
 
 @pytest.mark.usefixtures("short_blocks")
@@ -172,7 +172,7 @@ LENGTH = 150
 )
 def test_attention_by_the_formula(window: int | None, causal: bool, implementation: AttentionImplementation) -> None:
     """Over several blocks, with windows below, at and beyond the length of one; without masks and with all of them."""
-    assert kernels.block_length(LENGTH) == 64
+    assert rows.block_length(LENGTH) == 64
     rng = np.random.default_rng(0)
     shapes = [(3, LENGTH, heads, 4) for heads in (4, 2, 2, 4)]
     *given, slope = (rng.standard_normal(shape) for shape in shapes)
@@ -183,7 +183,7 @@ def test_attention_by_the_formula(window: int | None, causal: bool, implementati
     def ours(arrays: Sequence[jax.Array], masks: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
         pairs = {name: (masks[name], masks[name]) for name in ("segments", "prefix") if name in masks}
         seen = Mask(causal=causal, window=window, is_token=masks.get("mask"), **pairs)
-        output, pull = jax.vjp(lambda *x: attend(*x, seen, scale=1.0, implementation=implementation), *arrays)
+        output, pull = jax.vjp(lambda *x: attend_by(implementation, *x, seen, 1.0)[0], *arrays)
         return output, *pull(jnp.asarray(slope))
 
     for some in ({}, masks):

@@ -16,7 +16,7 @@ from torch import nn
 from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.model.functional import transformer
+from jax_tformer.functional import transformer
 from jax_tformer.weights.huggingface import from_huggingface
 from jax_tformer.weights.names import from_reference
 from parity import ParityError, Weight, WeightMatch, check_parity, match_weights

@@ -103,7 +103,7 @@ def test_gates_1_and_2_at_full_size(name: str, record: Record) -> None:
 )
 @pytest.mark.parametrize("name", ["gpt2", "switches-decoder-only", "switches-encoder-decoder"])
 def test_gates_1_and_2_over_several_blocks(name: str, padding: str, record: Record) -> None:
-    """Attention in blocks of queries, of which the last is shorter (see `attend_in_rows` in model/kernels.py)."""
+    """Attention in blocks of queries, of which the last is shorter (see `attend_in_rows` in model/fast/rows.py)."""
     config = replace(
         CONFIGS[name],
         **{

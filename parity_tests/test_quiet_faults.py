@@ -13,11 +13,12 @@ import torch
 from flax import traverse_util
 from torch.nn import functional as F
 
+from jax_tformer.cache import KeyValue
 from jax_tformer.config import ComputeConfig, StackConfig, TransformerConfig
 from jax_tformer.data.batches import Pipeline
 from jax_tformer.experiment import MeshConfig
-from jax_tformer.model import attention
-from jax_tformer.model.functional import AnyTransformer, Params, transformer
+from jax_tformer.functional import AnyTransformer, Params, transformer
+from jax_tformer.model.attention import attend_by
 from jax_tformer.model.masks import Mask
 from jax_tformer.run.evaluation import Evaluator
 from jax_tformer.sharding import make_mesh
@@ -39,12 +40,10 @@ def grouped(implementation: Any, key_value_heads: int) -> Measured:
     query, key, value = (rng.standard_normal(shape) for shape in shapes)
     arrays = [jnp.asarray(x) for x in (query, key, value)]
     if implementation == "cache":
-        empty = attention.KeyValue(*(jnp.zeros_like(attention.flat(x)) for x in arrays[1:]))
-        kept = empty.write(*arrays[1:], place=0)
-        ours = attention.attend_in_rows(arrays[0], *kept, Mask(), heads=key_value_heads, scale=0.5)
-    else:
-        with quiet_faults.kernels_on_a_cpu():
-            ours = attention.attend(*arrays, Mask(), scale=0.5, implementation=implementation)
+        empty = KeyValue(*(jnp.zeros((x.shape[0] * x.shape[2], x.shape[1], x.shape[3])) for x in arrays[1:]))
+        arrays[1:], implementation = empty.write(*arrays[1:], first=0).read(key_value_heads), "blocks"
+    with quiet_faults.kernels_on_a_cpu():
+        ours = attend_by(implementation, *arrays, Mask(), 0.5)[0]
     tensors = (torch.from_numpy(x).transpose(1, 2) for x in (query, key, value))
     theirs = F.scaled_dot_product_attention(*tensors, scale=0.5, enable_gqa=True).transpose(1, 2)
     bar = quiet_faults.KERNELS_BAR if is_kernel else FLOAT64_BAR

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, find, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
 from jax_tformer.config import ComputeConfig, DropoutConfig, LoraConfig, RotaryConfig, StackConfig, TransformerConfig
-from jax_tformer.model import kernels
+from jax_tformer.model.fast import rows
 from parity.gates.measure import Measured, ParityError, compared
 from parity_tests.architectures import Case, cases, configs, stacks
 from parity_tests.bridge import Pair, known_zeros
@@ -40,7 +40,7 @@ part_by_part = pytest.mark.parametrize(
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention in blocks of 4 queries: these sequences would otherwise fit into one block."""
-    monkeypatch.setattr(kernels, "block_length", lambda length: 4)
+    monkeypatch.setattr(rows, "block_length", lambda length: 4)
 
 
 def figures(case: Case) -> list[Measured]:

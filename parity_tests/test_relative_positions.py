@@ -10,8 +10,8 @@ import torch
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.model import kernels
 from jax_tformer.model.embedding import first_distances, relative_buckets
+from jax_tformer.model.fast import rows
 from parity.gates.measure import Measured, compared
 from parity.gates.pair import Result, Tensors
 from parity_tests import position_faults
@@ -44,7 +44,7 @@ LENGTHS = Lengths(batch=3, source=15, target=14)
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention in blocks of 4 queries: these sequences would otherwise fit into one block."""
-    monkeypatch.setattr(kernels, "block_length", lambda length: 4)
+    monkeypatch.setattr(rows, "block_length", lambda length: 4)
 
 
 @pytest.mark.parametrize("causal", [True, False])

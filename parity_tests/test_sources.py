@@ -22,13 +22,13 @@ from jaxtyping import Array
 from jax_tformer.config import TransformerConfig
 from jax_tformer.data.pairs import shift_right
 from jax_tformer.data.text import windows
-from jax_tformer.model.attention import attend, attention_weights
+from jax_tformer.functional import AnyTransformer, Params, transformer
+from jax_tformer.model.attention import attend
 from jax_tformer.model.blocks import Block, Stack
 from jax_tformer.model.embedding import angles, sinusoidal
-from jax_tformer.model.functional import AnyTransformer, Params, transformer
-from jax_tformer.model.heads import Outputs
 from jax_tformer.model.layers import Norm
 from jax_tformer.model.masks import Mask, position_ids
+from jax_tformer.model.transformer import Outputs
 from jax_tformer.presets import ARCHITECTURES
 from parity.gates.measure import FLOAT64_BAR, relative_error
 from parity_tests.bridge import Pair
@@ -54,7 +54,7 @@ from parity_tests.documents import (
     assert_prints,
 )
 from torch_ref import embedding, layers, reference
-from torch_ref.attention import visible
+from torch_ref.masks import visible
 
 DOCUMENTS = Path(__file__).resolve().parents[2] / "shared" / "sources"
 
@@ -114,7 +114,9 @@ def test_position_denominators() -> None:
 
 
 def test_position_table() -> None:
-    ours = sinusoidal(position_ids(10, None), 6, interleaved=True, base=10000.0, dtype=jnp.dtype("float64"))
+    ours = sinusoidal(
+        position_ids(jnp.zeros((1, 10), int), None), 6, interleaved=True, base=10000.0, dtype=jnp.dtype("float64")
+    )
     assert_prints(ours[0], POSITIONS)
     assert_prints(embedding.sinusoidal(torch.arange(10.0)[None].double(), 6, 10000.0, interleaved=True)[0], POSITIONS)
 
@@ -136,8 +138,7 @@ def article_steps(layer: Block, embedded: Array) -> None:
     # The articles project to 3 x 6 columns at once and put the heads first; ours stay behind the positions.
     query, key, value = attention.query(embedded), attention.key(embedded), attention.value(embedded)
     assert query.shape == key.shape == value.shape == (4, 10, 2, 3)
-    values = attend(query, key, value, Mask(), scale=attention.scale)
-    weights = attention_weights(query, key, Mask(), scale=attention.scale)
+    values, weights = attend(query, key, value, Mask(), attention.scale)
     assert weights.shape == (4, 2, 10, 10)
     assert values.shape == (4, 10, 2, 3)
     assert attention.output(values).shape == (4, 10, 6)
@@ -158,7 +159,9 @@ def test_shapes_of_the_encoder_decoder_article() -> None:
         (model.encoder, model.source_embedding, source),
         (model.decoder, model.target_embedding, target),
     ):
-        embedded = jax.eval_shape(partial(embed, table=embed.tokens), jnp.asarray(ids), position_ids(10, None))
+        embedded = jax.eval_shape(
+            partial(embed, table=embed.tokens), jnp.asarray(ids), position_ids(jnp.zeros((1, 10), int), None)
+        )
         jax.eval_shape(partial(article_steps, first_layer(stack)), embedded)
 
     assert ours.encoder is not None
@@ -217,7 +220,7 @@ def horizon(scale: float) -> tuple[np.ndarray, np.ndarray]:
     query[0, 5, 0] = QUERY
     key, value = (np.array(rows)[None, :, None, :] for rows in (KEYS, VALUES))
     output = jax.jit(partial(attend, mask=Mask(causal=True), scale=scale))(query, key, value)
-    weights = jax.jit(partial(attention_weights, mask=Mask(causal=True), scale=scale))(query, key)
+    weights = jax.jit(partial(attend, mask=Mask(causal=True), scale=scale))(query, key, key)[1]
     return np.asarray(weights[0, 0, 5]), np.asarray(output[0, 5, 0])
 
 
@@ -252,7 +255,12 @@ def test_shapes_of_the_decoder_only_article() -> None:
     for project in (attention.query, attention.key, attention.value):
         assert jax.eval_shape(project, x).shape == (2, 6, 2, 2)
     assert attention.scale == pytest.approx(2**-0.5, rel=1e-15)
-    run = partial(model.decoder, mask=Mask(causal=True), positions=position_ids(6, None), capture=True)
+    run = partial(
+        model.decoder,
+        masks={None: Mask(causal=True)},
+        positions=position_ids(jnp.zeros((1, 6), int), None),
+        capture=True,
+    )
     hidden, found, _ = jax.jit(run)(x)
     assert x.shape == hidden.shape == (2, 6, 4)
     assert found is not None
@@ -269,7 +277,12 @@ def test_shapes_of_the_notebook() -> None:
     model = net.bind(params)
     x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 5, 768), np.float32))
     mask = jnp.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
-    run = partial(model.encoder, mask=Mask(is_token=mask == 1), positions=position_ids(5, None), capture=True)
+    run = partial(
+        model.encoder,
+        masks={None: Mask(is_token=mask == 1)},
+        positions=position_ids(jnp.zeros((1, 5), int), None),
+        capture=True,
+    )
     output, found, _ = jax.jit(run)(x)
     layer = first_layer(model.encoder)
     assert jax.eval_shape(layer.self_attention.query, x).shape == (2, 5, 12, 64)

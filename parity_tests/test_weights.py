@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from jax_tformer.config import Dtype, TransformerConfig
 from jax_tformer.errors import InputError
-from jax_tformer.model.functional import Params, transformer
+from jax_tformer.functional import Params, transformer
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.weights.files import load_weights, save_weights
 from jax_tformer.weights.names import WeightsError, from_reference, reference_shape, slots, to_reference

@@ -10,8 +10,8 @@ import torch
 
 from jax_tformer.config import Dtype, TransformerConfig
 from jax_tformer.experiment import OptimizerConfig, TrainingConfig
-from jax_tformer.model.functional import transformer
-from jax_tformer.model.lora import trained
+from jax_tformer.functional import transformer
+from jax_tformer.lora import trained
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import TrainState, train_step
 from jax_tformer.weights.names import from_reference, to_reference

@@ -7,7 +7,7 @@ import tokenizers
 
 from jax_tformer import StackConfig, TransformerConfig, save_pretrained, transformer
 from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.model.functional import AnyTransformer, Params
+from jax_tformer.functional import AnyTransformer, Params
 
 STACK = StackConfig(
     num_layers=2,

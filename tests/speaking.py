@@ -13,7 +13,7 @@ import generate
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData, TextData, TokenizerConfig
-from jax_tformer.model.functional import transformer
+from jax_tformer.functional import transformer
 from jax_tformer.run.checkpoints import Checkpoints
 from jax_tformer.run.command_line import run_program
 from jax_tformer.run.run_folder import RunFolder

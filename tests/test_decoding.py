@@ -19,7 +19,7 @@ from jax_tformer.decoding.scoring import score
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.strategies import rules_of
 from jax_tformer.errors import InputError
-from jax_tformer.model.functional import AnyTransformer, Params, transformer
+from jax_tformer.functional import AnyTransformer, Params, transformer
 
 STACK = StackConfig(num_layers=2, num_heads=2, feedforward_width=32, norm_placement="pre", final_norm=True)
 GPT = TransformerConfig(vocab_size=17, d_model=16, decoder=STACK, initializer_std=0.5)

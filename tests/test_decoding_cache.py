@@ -14,7 +14,7 @@ from jax_tformer.decoding.generation import generate, stream
 from jax_tformer.decoding.loop import advance
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.errors import InputError
-from jax_tformer.model.functional import transformer
+from jax_tformer.functional import transformer
 from tests.test_decoding import GPT, PROMPTS, SEQ2SEQ, START, Model
 
 

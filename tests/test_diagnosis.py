@@ -9,7 +9,7 @@ import pytest
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.experiment import MeshConfig, OptimizerConfig
-from jax_tformer.model.functional import transformer
+from jax_tformer.functional import transformer
 from jax_tformer.run.progress import first_not_finite
 from jax_tformer.sharding import make_mesh
 from jax_tformer.training.optimizer import optimizer

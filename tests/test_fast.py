@@ -10,8 +10,8 @@ from jax_tformer.decoding.generation import generate
 from jax_tformer.decoding.scoring import score
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.errors import InputError
-from jax_tformer.model.functional import transformer
-from jax_tformer.model.layers import FEW_ROWS, multiply_by_rows
+from jax_tformer.functional import transformer
+from jax_tformer.model.fast.few_rows import FEW_ROWS, multiply_by_rows
 from tests.test_decoding import GPT, PROMPTS
 
 

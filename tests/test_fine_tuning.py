@@ -18,7 +18,7 @@ from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.data.tokenizer_sources import build_tokenizer, load_tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import TokenizerConfig
-from jax_tformer.model.functional import Params, transformer
+from jax_tformer.functional import Params, transformer
 from jax_tformer.presets import EXPERIMENTS
 from jax_tformer.programs import export
 from jax_tformer.run.chat import ChatTemplate

@@ -15,8 +15,8 @@ from jax.experimental import pallas
 
 from jax_tformer.config import AttentionImplementation, ComputeConfig, Remat, StackConfig, TransformerConfig
 from jax_tformer.errors import InputError
-from jax_tformer.model.attention import attend
-from jax_tformer.model.functional import transformer
+from jax_tformer.functional import transformer
+from jax_tformer.model.attention import attend_by
 from jax_tformer.model.masks import Mask
 
 ROOT = Path(__file__).parents[1]
@@ -50,7 +50,7 @@ def output_and_gradients(
     @jax.jit
     def compute(*arrays: jax.Array) -> tuple[jax.Array, ...]:
         def attended(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-            return attend(query, key, value, mask, scale=WIDTH**-0.5, implementation=implementation)
+            return attend_by(implementation, query, key, value, mask, WIDTH**-0.5)[0]
 
         output, pull = jax.vjp(attended, *arrays)
         return (output, *pull(gradient))
@@ -124,7 +124,7 @@ def test_what_a_kernel_cannot_compute_is_said_in_one_line(
     with jax.enable_x64(dtype == "float64"):
         query, key, value = draw(*[(1, length, 2, 64)] * 3, dtype=dtype)
         with pytest.raises(InputError, match=message) as raised:
-            attend(query, key, value, Mask(causal=True), scale=1.0, implementation=implementation)
+            attend_by(implementation, query, key, value, Mask(causal=True), 1.0)
     assert "\n" not in str(raised.value)
 
 
@@ -133,7 +133,7 @@ def test_no_kernel_drops_attention_weights(implementation: AttentionImplementati
     query, key, value = draw(*[(1, 128, 2, 64)] * 3)
     keep = jnp.ones((1, 2, 128, 128), bool)
     with pytest.raises(InputError, match=f"attention is '{implementation}', which cannot drop") as raised:
-        attend(query, key, value, Mask(causal=True), scale=1.0, keep=keep, implementation=implementation)
+        attend_by(implementation, query, key, value, Mask(causal=True), 1.0, 0.5, keep)
     assert "\n" not in str(raised.value)
 
 
@@ -143,19 +143,19 @@ import jax
 from jax.experimental import pallas
 pallas.pallas_call = partial(pallas.pallas_call, interpret=True)
 from jax_tformer.experiment import MeshConfig
-from jax_tformer.model.kernels import choose_implementation
+from jax_tformer.model.fast import choose_implementation
 from benchmarks.training_cases import without_dropout
 from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.model.masks import Mask
 from jax_tformer.errors import InputError
-from jax_tformer.model.attention import attend
-from jax_tformer.sharding import computing_on, make_mesh
+from jax_tformer.model.attention import attend_by
+from jax_tformer.sharding import make_mesh
 from jax_tformer.run import preparing
 from tests.test_fused_attention import WHOLE, largest_difference
 
 choose = lambda: choose_implementation("tpu", jax.numpy.dtype("bfloat16"), WHOLE, WHOLE, Mask(causal=True), drops=False)
 assert choose() == "einsum", "nobody says how the kernel is to be split"
-with computing_on(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), 4)):
+with jax.set_mesh(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), 4)):
     assert choose() == "pallas"
     # What a run says of itself.
     preparing.choose_implementation = lambda _, *given, **options: choose_implementation("tpu", *given, **options)
@@ -164,7 +164,7 @@ with computing_on(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), 4)):
     plain = without_dropout(ARCHITECTURES["gpt2"])
     assert "attention 'pallas'" in preparing.describe_compute(plain, jax.sharding.get_mesh(), 384)
     try:
-        attend(*[jax.numpy.ones((3, 128, 2, 64))] * 3, Mask(), scale=1.0, implementation="pallas")
+        attend_by("pallas", *[jax.numpy.ones((3, 128, 2, 64))] * 3, Mask(), 1.0)
     except InputError as error:
         refused = str(error)
     assert refused == (

@@ -17,8 +17,8 @@ from jax_tformer import load_adapters, load_pretrained
 from jax_tformer.config import LoraConfig, StackConfig, TransformerConfig
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import OptimizerConfig
-from jax_tformer.model.functional import Params, transformer
-from jax_tformer.model.lora import add_lora, is_adapter, joined, merge_lora, split, trained
+from jax_tformer.functional import Params, transformer
+from jax_tformer.lora import add_lora, is_adapter, join_adapters, merge_lora, split_adapters, trained
 from jax_tformer.programs import export
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import init_state, train_step
@@ -95,7 +95,7 @@ def test_merged_weights_compute_the_same() -> None:
     tokens = batch()["tokens"]
     with jax.default_matmul_precision("highest"):
         ours, theirs = plain.apply(merged, tokens), net.apply(params, tokens)
-        without = plain.apply(split(params)[1], tokens)
+        without = plain.apply(split_adapters(params)[1], tokens)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5)
     assert float(jnp.abs(theirs - without).max()) > 0.1
     assert merge_lora(plain, merged) == (plain, merged)
@@ -107,8 +107,8 @@ def test_fresh_adapters_change_nothing_yet() -> None:
     adapted, more = add_lora(net, params, LORA, jax.random.key(1))
     assert adapted.config.lora == LORA
     assert jax.tree.map(lambda leaf: leaf.shape, more) == jax.tree.map(lambda leaf: leaf.shape, adapted.shapes)
-    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), split(more)[1], params))
-    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), joined(*split(more)), more))
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), split_adapters(more)[1], params))
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), join_adapters(*split_adapters(more)), more))
     np.testing.assert_array_equal(adapted.apply(more, batch()["tokens"]), net.apply(params, batch()["tokens"]))
     with pytest.raises(InputError, match="has adapters already"):
         add_lora(adapted, more, LORA, jax.random.key(1))
@@ -173,7 +173,7 @@ def arrays(run: Path, step: int) -> dict[str, bytes]:
     config = RunFolder(run).read_config()
     net = transformer(config.model)
     state = jax.eval_shape(lambda: init_state(net, optimizer(config.optimizer, 4), jax.random.key(0)))
-    adapters, frozen = split(state.params)
+    adapters, frozen = split_adapters(state.params)
     found = restore((run / "checkpoints").absolute(), state._replace(params=adapters)._asdict(), step)
     kept = restore((run / "frozen").absolute(), {"params": frozen})
     assert found is not None

@@ -11,7 +11,7 @@ from jax.test_util import check_grads
 
 from jax_tformer.config import AttentionImplementation
 from jax_tformer.errors import InputError
-from jax_tformer.model.attention import attend
+from jax_tformer.model.attention import attend_by
 from jax_tformer.model.masks import Mask, masked_softmax
 
 SHAPE = (2, 3, 4, 5)
@@ -74,10 +74,10 @@ def test_a_bias_is_added_to_the_scores(implementation: AttentionImplementation, 
     query, key, value = (jnp.asarray(rng.standard_normal((2, 70, 3, 4))) for _ in range(3))
     bias = jnp.asarray(rng.standard_normal(shape))
     seen = Mask(causal=True, bias=bias)
-    found = attend(query, key, value, seen, scale=0.5, implementation=implementation)
+    found = attend_by(implementation, query, key, value, seen, 0.5)[0]
     scores = jnp.einsum("bthc,bshc->bhts", query, key) * 0.5 + bias
     weights = jax.nn.softmax(jnp.where(np.tri(70, dtype=bool)[None, None], scores, -jnp.inf), axis=-1)
     np.testing.assert_allclose(found, jnp.einsum("bhts,bshc->bthc", weights, value), rtol=1e-12, atol=1e-12)
     for kernel in ("cudnn", "pallas"):
         with pytest.raises(InputError, match=f"attention is '{kernel}', which adds no bias; expected"):
-            attend(query, key, value, seen, scale=0.5, implementation=kernel)
+            attend_by(kernel, query, key, value, seen, 0.5)

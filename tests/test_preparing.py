@@ -15,7 +15,7 @@ import pytest
 
 from jax_tformer.config import ComputeConfig, DropoutConfig, Remat, StackConfig, TransformerConfig
 from jax_tformer.experiment import MeshConfig, OptimizerConfig
-from jax_tformer.model.functional import transformer
+from jax_tformer.functional import transformer
 from jax_tformer.run import startup
 from jax_tformer.run.preparing import choose_remat, compile_beside, describe_compute, fit_to_devices, kept_bytes
 from jax_tformer.run.startup import FLOAT64, OPTIONS, compiler_options
@@ -104,7 +104,7 @@ def test_programs_pass_parameters_as_arguments() -> None:
 INITIALISED = """
 import jax, numpy as np
 from jax_tformer.run.startup import compiler_options
-from jax_tformer.model.functional import transformer
+from jax_tformer.functional import transformer
 from jax_tformer.presets import EXPERIMENTS
 
 for name in ("python-docs", "dates"):

@@ -11,7 +11,7 @@ import pytest
 from jax_tformer.config import ComputeConfig, DropoutConfig, Remat, StackConfig, TransformerConfig
 from jax_tformer.data.batches import IGNORED
 from jax_tformer.experiment import OptimizerConfig
-from jax_tformer.model.functional import Params, transformer
+from jax_tformer.functional import Params, transformer
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import Batch, TrainState, forward, init_state, train_step
 from parity_tests.reference_loss import mean_cross_entropy

@@ -15,8 +15,8 @@ import pytest
 from flax import nnx
 
 from jax_tformer import ARCHITECTURES, StackConfig, TransformerConfig
+from jax_tformer.functional import EncoderDecoderTransformer
 from jax_tformer.model import attention, layers, transformer
-from jax_tformer.model.functional import EncoderDecoderTransformer
 from jax_tformer.training.step import batch_loss
 from tests.speaking import write_runs
 

@@ -1,4 +1,4 @@
-"""Who sees whom, and scaled dot-product attention (paper, section 3.2), written out.
+"""Scaled dot-product attention with its projections (paper, section 3.2), written out.
 
 B batch, T query length, S key length, D model width, H heads, K key/value heads, C head width.
 Masks are boolean, True = may attend. Scores and softmax are in float32 at least, whatever the type of x.
@@ -8,55 +8,10 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from torch_ref.embedding import rotary_angles, rotate
 from torch_ref.layers import Dropout, Linear, Norm, high, soft_cap
-
-
-def visible(
-    tokens: Tensor,
-    *,
-    causal: bool,
-    window: int | None = None,
-    is_token: Tensor | None = None,
-    segments: Tensor | None = None,
-    prefix: Tensor | None = None,
-) -> Tensor | None:
-    """Who sees whom within one sequence, `[B or 1, 1, T, T]`; None: all see all.
-
-    Position t sees position s if s is a token; if both are of one segment; if s is less than `window` places away; and,
-    where `causal`, if s does not come later, unless both are of the prefix.
-    """
-    if not causal and window is None and is_token is None and segments is None:
-        return None
-    places = torch.arange(tokens.shape[1], device=tokens.device)
-    distance = places[:, None] - places[None, :]
-    seen = torch.ones_like(distance, dtype=torch.bool)[None, None]
-    if causal:
-        seen = (distance >= 0)[None, None]
-        if prefix is not None:
-            seen = seen | (prefix[:, None, :, None] & prefix[:, None, None, :])
-    if window is not None:
-        seen = seen & (distance.abs() < window)[None, None]
-    if is_token is not None:
-        seen = seen & is_token[:, None, None, :]
-    if segments is not None:
-        seen = seen & (segments[:, None, :, None] == segments[:, None, None, :])
-    return seen
-
-
-def position_ids(tokens: Tensor, is_token: Tensor | None, segments: Tensor | None = None) -> Tensor:
-    """0, 1, 2 ... along the tokens of each segment; padding (False) on the left does not count."""
-    if is_token is None:
-        is_token = torch.ones_like(tokens, dtype=torch.bool)
-    if segments is None:
-        return (is_token.cumsum(dim=1) - 1).clamp(min=0)
-    # Tokens of the same run of equal numbers, up to this one.
-    run = F.pad(segments[:, 1:] != segments[:, :-1], (1, 0)).cumsum(dim=1)
-    same = (run[:, :, None] == run[:, None, :]) & is_token[:, None, :]
-    return (same.tril().sum(dim=2) - 1).clamp(min=0)
 
 
 class Attention(nn.Module):
@@ -72,8 +27,8 @@ class Attention(nn.Module):
         self.key = Linear(config.d_model, shared, config, "key", stack.key_bias)
         self.value = Linear(config.d_model, shared, config, "value", stack.value_bias)
         self.output = Linear(self.heads * self.width, config.d_model, config, "output", stack.output_bias)
-        self.query_norm = Norm(config, stack, self.width) if stack.query_key_norm else None
-        self.key_norm = Norm(config, stack, self.width) if stack.query_key_norm else None
+        self.query_norm = Norm(config, stack, self.width) if stack.query_key_norm else nn.Identity()
+        self.key_norm = Norm(config, stack, self.width) if stack.query_key_norm else nn.Identity()
         self.scale = 1 / math.sqrt(config.scale_width(stack))
         self.dropout = Dropout(config.dropout.attention)
 
@@ -90,9 +45,8 @@ class Attention(nn.Module):
         def heads(x: Tensor) -> Tensor:
             return x.unflatten(-1, (-1, self.width)).transpose(1, 2)
 
-        query, key, value = heads(self.query(x)), heads(self.key(memory)), heads(self.value(memory))
-        if self.query_norm is not None and self.key_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
+        query, key = self.query_norm(heads(self.query(x))), self.key_norm(heads(self.key(memory)))
+        value = heads(self.value(memory))
         if self.stack.positions == "rotary" and positions is not None:
             angle = rotary_angles(self.config, self.stack, positions, self.window)
             query, key = rotate(query, angle), rotate(key, angle)

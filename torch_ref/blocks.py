@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from torch_ref.attention import Attention, visible
+from torch_ref.attention import Attention
 from torch_ref.embedding import RelativePositions
 from torch_ref.layers import Dropout, FeedForward, Norm, high
+from torch_ref.masks import visible
 
 Masks = dict[int | None, Tensor | None]
 """Window -> who sees whom in the layers with this window, `[B or 1, 1, T, T]`; None: all see all."""
@@ -28,14 +29,14 @@ class Block(nn.Module):
         super().__init__()
         sandwich = stack.norm_placement == "sandwich"
         self.self_attention, self.self_attention_norm = Attention(config, stack, window), Norm(config, stack)
-        self.self_attention_output_norm = Norm(config, stack) if sandwich else None
+        self.self_attention_output_norm = Norm(config, stack) if sandwich else nn.Identity()
         self.cross_attention = Attention(config, stack) if cross else None
-        self.cross_attention_norm = Norm(config, stack) if cross else None
-        self.cross_attention_output_norm = Norm(config, stack) if cross and sandwich else None
+        self.cross_attention_norm = Norm(config, stack) if cross else nn.Identity()
+        self.cross_attention_output_norm = Norm(config, stack) if cross and sandwich else nn.Identity()
         self.feedforward, self.feedforward_norm = FeedForward(config, stack), Norm(config, stack)
-        self.feedforward_output_norm = Norm(config, stack) if sandwich else None
+        self.feedforward_output_norm = Norm(config, stack) if sandwich else nn.Identity()
         self.self_attention_residual_dropout = Dropout(config.dropout.of_attention_output)
-        self.cross_attention_residual_dropout = Dropout(config.dropout.of_attention_output) if cross else None
+        self.cross_attention_residual_dropout = Dropout(config.dropout.of_attention_output if cross else 0.0)
         self.feedforward_residual_dropout = Dropout(config.dropout.residual)
         self.placement, self.parallel = stack.norm_placement, stack.parallel
 
@@ -51,24 +52,24 @@ class Block(nn.Module):
         """The residual stream after the layer, self-attention weights, cross-attention weights."""
         entering, cross_weights = x, None
         h = self._before(x, self.self_attention_norm)
-        h, self_weights = self.self_attention(h, h, mask, positions, bias)
-        h = h if self.self_attention_output_norm is None else self.self_attention_output_norm(h)
-        x = self._add(x, self.self_attention_residual_dropout(h), self.self_attention_norm)
-        if self.cross_attention is not None and self.cross_attention_norm is not None and memory is not None:
-            assert self.cross_attention_residual_dropout is not None
+        h, weights = self.self_attention(h, h, mask, positions, bias)
+        h = self.self_attention_residual_dropout(self.self_attention_output_norm(h))
+        x = self._add(x, h, self.self_attention_norm)
+        if self.cross_attention is not None and memory is not None:
             h = self._before(x, self.cross_attention_norm)
             h, cross_weights = self.cross_attention(h, memory, memory_mask)
-            h = h if self.cross_attention_output_norm is None else self.cross_attention_output_norm(h)
-            x = self._add(x, self.cross_attention_residual_dropout(h), self.cross_attention_norm)
-        h = self.feedforward(self._before(entering if self.parallel else x, self.feedforward_norm))
-        h = h if self.feedforward_output_norm is None else self.feedforward_output_norm(h)
-        x = self._add(x, self.feedforward_residual_dropout(h), self.feedforward_norm)
-        return x, self_weights, cross_weights
+            h = self.cross_attention_residual_dropout(self.cross_attention_output_norm(h))
+            x = self._add(x, h, self.cross_attention_norm)
+        h = self._before(entering if self.parallel else x, self.feedforward_norm)
+        h = self.feedforward(h)
+        h = self.feedforward_residual_dropout(self.feedforward_output_norm(h))
+        x = self._add(x, h, self.feedforward_norm)
+        return x, weights, cross_weights
 
-    def _before(self, x: Tensor, norm: Norm) -> Tensor:
+    def _before(self, x: Tensor, norm: nn.Module) -> Tensor:
         return x if self.placement == "post" else norm(x)
 
-    def _add(self, x: Tensor, h: Tensor, norm: Norm) -> Tensor:
+    def _add(self, x: Tensor, h: Tensor, norm: nn.Module) -> Tensor:
         return norm(x + h) if self.placement == "post" else x + h
 
 
@@ -81,7 +82,7 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleList(Block(config, stack, cross, window) for window in self.windows)
         relative = stack.positions == "relative"
         self.relative_positions = RelativePositions(stack, causal) if relative else None
-        self.final_norm = Norm(config, stack) if stack.final_norm else None
+        self.final_norm = Norm(config, stack) if stack.final_norm else nn.Identity()
         self.final_dropout = Dropout(config.dropout.final)
         self.causal = causal
 
@@ -103,7 +104,7 @@ class Stack(nn.Module):
             captured.self_attention.append(self_weights)
             if cross_weights is not None:
                 captured.cross_attention.append(cross_weights)
-        return self.final_dropout(x if self.final_norm is None else self.final_norm(x)), captured
+        return self.final_dropout(self.final_norm(x)), captured
 
     def masks(self, tokens: Tensor, **rules: Any) -> Masks:
         """Who sees whom among `tokens`, for each window of the layers; `rules` are those of `visible`."""

@@ -23,7 +23,7 @@ class InputEmbedding(nn.Module):
         learned = stack.positions == "learned"
         self.positions = nn.Embedding(stack.table_positions, config.d_model) if learned else None
         self.token_types = nn.Embedding(stack.token_types, config.d_model) if stack.token_types else None
-        self.norm = Norm(config, stack) if stack.embedding_norm else None
+        self.norm = Norm(config, stack) if stack.embedding_norm else nn.Identity()
         self.dropout = Dropout(config.dropout.embedding)
         self.stack = stack
 
@@ -39,7 +39,7 @@ class InputEmbedding(nn.Module):
             x = x + sinusoidal(positions, x.shape[-1], self.stack.position_base, interleaved).to(x.dtype)
         if self.token_types is not None:
             x = x + self.token_types(torch.zeros_like(ids) if types is None else types)
-        return self.dropout(x if self.norm is None else self.norm(x))
+        return self.dropout(self.norm(x))
 
 
 def angles(positions: Tensor, width: int, base: float, scaling: RotaryConfig | None = None) -> Tensor:

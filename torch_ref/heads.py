@@ -19,14 +19,14 @@ class Head(nn.Module):
         assert config.vocab_size is not None
         transform, stack = config.head == "transform", config.output_stack
         self.dense = nn.Linear(config.d_model, config.d_model) if transform else None
-        self.norm = Norm(config, stack) if transform else None
+        self.norm = Norm(config, stack) if transform else nn.Identity()
         self.weight = None if config.tied_head else nn.Parameter(torch.empty(config.vocab_size, config.d_model))
         self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if config.head_bias else None
         self.activation = activation(stack.activation)
         self.scale, self.cap = config.d_model**-0.5 if config.head_scale else None, config.logit_cap
 
     def forward(self, x: Tensor, table: nn.Embedding) -> Tensor:
-        if self.dense is not None and self.norm is not None:
+        if self.dense is not None:
             x = self.norm(self.activation(self.dense(x)))
         if self.scale is not None:
             x = x * self.scale

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from jax_tformer.config import TransformerConfig
-from torch_ref.attention import position_ids
 from torch_ref.blocks import Captured, Masks, Stack
 from torch_ref.embedding import InputEmbedding
 from torch_ref.heads import Classifier, Head, Pooler
+from torch_ref.masks import position_ids
 
 
 class Outputs(NamedTuple):

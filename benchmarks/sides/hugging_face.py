@@ -31,7 +31,7 @@ from benchmarks.sides import Decoded, Training, draw_weights
 from benchmarks.sides.reference import fuse
 from benchmarks.training_cases import OPTIMIZER, START_ID, TRAINING, BatchShape
 from jax_tformer.config import TransformerConfig
-from jax_tformer.model.functional import transformer
+from jax_tformer.functional import transformer
 from jax_tformer.weights.huggingface import to_huggingface
 from jax_tformer.weights.names import reference_shape, slots
 from jax_tformer_comparison.sides import Tensors

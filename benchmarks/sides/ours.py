@@ -14,7 +14,7 @@ from jax_tformer.decoding.fast import layers_apart
 from jax_tformer.decoding.generation import generate, stream
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.experiment import MeshConfig
-from jax_tformer.model.functional import transformer
+from jax_tformer.functional import transformer
 from jax_tformer.run.preparing import fit_to_devices
 from jax_tformer.sharding import make_mesh
 from jax_tformer.weights.names import from_reference, reference_shape, slots

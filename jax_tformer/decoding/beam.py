@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jax_tformer.cache import Cache
 from jax_tformer.decoding.loop import extend, occurring, prefill, remembered, take_sequences
 from jax_tformer.decoding.past import Past
 from jax_tformer.decoding.strategies import Place, Rules, restrict
-from jax_tformer.model.attention import Cache
-from jax_tformer.model.functional import DecoderTransformer, Params
+from jax_tformer.functional import DecoderTransformer, Params
 
 _NEVER = -1e9
 """The score of a sequence that does not exist."""

@@ -5,46 +5,13 @@ multiplied with 8 rows in 0.7 of the time, with 2 rows in 0.6 (2 cores of an AMD
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 from flax import traverse_util
-from jax.typing import DTypeLike
-from jaxtyping import Array, Float
 
-from jax_tformer.model.functional import Params
-from jax_tformer.model.layers import FEW_ROWS, multiply_by_rows
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Transposed:
-    """A kernel as its transposed matrix, the fastest layout to multiply few rows of x with (`multiply_by_rows`).
-
-    The model uses it like a matrix: it indexes it, reshapes it to inputs by outputs, casts it and multiplies.
-    """
-
-    matrix: Float[Array, "O I"]
-
-    @staticmethod
-    def of(kernel: Float[Array, "..."], inputs: int) -> "Transposed":
-        """Transposes a kernel whose first axes have `inputs` elements together."""
-        return Transposed(kernel.reshape(inputs, -1).T)
-
-    def __getitem__(self, _: object) -> "Transposed":
-        return self
-
-    def reshape(self, *_: int) -> "Transposed":
-        """Returns itself, because its shape is always that of a matrix."""
-        return self
-
-    def astype(self, dtype: DTypeLike) -> "Transposed":
-        """Converts its numbers to another type."""
-        return Transposed(self.matrix.astype(dtype))
-
-    def __rmatmul__(self, x: Float[Array, "N I"]) -> Float[Array, "N O"]:
-        return multiply_by_rows(x, self.matrix)
+from jax_tformer.functional import Params
+from jax_tformer.model.fast.few_rows import FEW_ROWS, Transposed
 
 
 def layers_apart(params: Params, *, rows: int = 1) -> Params:

@@ -15,7 +15,7 @@ from jax_tformer.decoding.loop import advance, grown, restart, row_keys, start
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.strategies import rules_of
 from jax_tformer.errors import InputError, require, require_field, require_ids
-from jax_tformer.model.functional import AnyTransformer, DecoderTransformer, EncoderOnlyTransformer, Params
+from jax_tformer.functional import AnyTransformer, DecoderTransformer, EncoderOnlyTransformer, Params
 from jax_tformer.sharding import require_memory
 
 Ids = Sequence[int] | np.ndarray

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
+from jax_tformer.cache import Cache, KeyValue
 from jax_tformer.decoding.past import Past
 from jax_tformer.decoding.strategies import Place, Rules, choose
-from jax_tformer.model.attention import Cache, KeyValue
-from jax_tformer.model.functional import DecoderTransformer, Params
+from jax_tformer.functional import DecoderTransformer, Params
 from jax_tformer.model.transformer import DecoderOnly
 
 
@@ -142,7 +142,8 @@ def prefill(
         cache = model.new_cache(len(ids), length, ids.shape[1])
         outputs = model(ids, prompt, source_mask=tokens, target_mask=mask, cache=cache)
     assert outputs.cache is not None
-    return model.read_out(outputs.hidden[:, -1:])[:, 0], grown(outputs.cache, slots)
+    assert model.head is not None
+    return model.head(outputs.hidden[:, -1:], model.table)[:, 0], grown(outputs.cache, slots)
 
 
 def extend(

@@ -1,43 +1,56 @@
 """A layer, and the stack of them (paper, section 3.1), the same as in torch_ref/blocks.py."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
+from jax_tformer.cache import Cache, LayerCache
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.model.attention import Attention, Cache, Captured, LayerCache, rematerialized
+from jax_tformer.model.attention import Attention
+from jax_tformer.model.dropout import Dropout, layer_keys
 from jax_tformer.model.embedding import RelativePositions, Rotation, rotary_angles
-from jax_tformer.model.layers import Dropout, FeedForward, Norm, site_key
+from jax_tformer.model.layers import FeedForward, Norm, identity
 from jax_tformer.model.masks import Mask
+from jax_tformer.scan import loop_layers, scan_layers
 
-Body = Callable[[Array, Any], tuple[Array, Any]]
-"""(residual stream, parameters and key of a layer) -> (residual stream, what was captured)."""
+Masks = dict[int | None, Mask]
+"""Window -> who sees whom in the layers with this window."""
+
+
+class Captured(NamedTuple):
+    """What `capture=True` returns from one layer, or from all layers, stacked along L."""
+
+    hidden: Float[Array, "*L B T D"]
+    """The residual stream after the layer."""
+    self_attention: Float[Array, "*L B H T S"]
+    """Weights of self-attention, before dropout."""
+    cross_attention: Float[Array, "*L B H T S"] | None
+    """Weights of attention to the encoder's output, before dropout."""
 
 
 class Block(nnx.Module):
     """One layer: post-norm as in the paper, norm(x + f(x)), pre-norm, x + f(norm(x)), or x + norm'(f(norm(x)))."""
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, cross: bool) -> None:
-        sandwich = stack.norm_placement == "sandwich"
-        branches = stack.num_layers * (3 if cross else 2)
+        sandwich, branches = stack.norm_placement == "sandwich", stack.num_layers * (3 if cross else 2)
         self.self_attention = Attention(config, stack, residual_branches=branches)
         self.self_attention_norm = Norm(config, stack)
-        self.self_attention_output_norm = Norm(config, stack) if sandwich else None
+        self.self_attention_output_norm = Norm(config, stack) if sandwich else identity
+        self.self_attention_residual_dropout = Dropout(config.dropout.of_attention_output)
         self.cross_attention = Attention(config, stack, residual_branches=branches) if cross else None
-        self.cross_attention_norm = Norm(config, stack) if cross else None
-        self.cross_attention_output_norm = Norm(config, stack) if cross and sandwich else None
+        self.cross_attention_norm = Norm(config, stack) if cross else identity
+        self.cross_attention_output_norm = Norm(config, stack) if cross and sandwich else identity
+        self.cross_attention_residual_dropout = Dropout(config.dropout.of_attention_output)
         self.feedforward = FeedForward(config, stack, residual_branches=branches)
         self.feedforward_norm = Norm(config, stack)
-        self.feedforward_output_norm = Norm(config, stack) if sandwich else None
-        self.attention_residual_dropout = Dropout(config.dropout.of_attention_output)
+        self.feedforward_output_norm = Norm(config, stack) if sandwich else identity
         self.feedforward_residual_dropout = Dropout(config.dropout.residual)
-        self.post, self.parallel = stack.norm_placement == "post", stack.parallel
+        self.placement, self.parallel = stack.norm_placement, stack.parallel
 
     def __call__(
         self,
@@ -46,7 +59,6 @@ class Block(nnx.Module):
         rotation: Rotation | None = None,
         memory: Float[Array, "B S D"] | None = None,
         memory_mask: Mask | None = None,
-        *,
         dropout_key: Key[Array, ""] | None = None,
         cache: LayerCache | None = None,
         capture: bool = False,
@@ -55,130 +67,93 @@ class Block(nnx.Module):
 
         `memory` is the encoder's output. If it is None, a cache provides its keys and values.
         """
-        key, cross_weights, entering = partial(site_key, dropout_key), None, x
-        own, cross = (None, None) if cache is None else cache
-        h = x if self.post else self.self_attention_norm(x)
-        h, self_weights, own = self.self_attention(
-            h, h, mask, rotation, dropout_key=key("self_attention"), cache=own, capture=capture
-        )
-        norms = self.self_attention_norm, self.self_attention_output_norm
-        dropout = self.attention_residual_dropout
-        x = self._add(x, h, *norms, dropout, key("self_attention_residual_dropout"))
-        if self.cross_attention is not None and self.cross_attention_norm is not None and memory_mask is not None:
-            h = x if self.post else self.cross_attention_norm(x)
-            h, cross_weights, cross = self.cross_attention(
-                h, memory, memory_mask, dropout_key=key("cross_attention"), cache=cross, capture=capture
-            )
-            norms = self.cross_attention_norm, self.cross_attention_output_norm
-            x = self._add(x, h, *norms, dropout, key("cross_attention_residual_dropout"))
-        h = entering if self.parallel else x
-        h = self.feedforward(h if self.post else self.feedforward_norm(h), key("feedforward"))
-        norms = self.feedforward_norm, self.feedforward_output_norm
-        x = self._add(x, h, *norms, self.feedforward_residual_dropout, key("feedforward_residual_dropout"))
-        captured = None if self_weights is None else Captured(x, self_weights, cross_weights)
+        entering, (own, cross), cross_weights = x, cache or (None, None), None
+        h = self._before(x, self.self_attention_norm)
+        h, weights, own = self.self_attention(h, h, mask, rotation, dropout_key, own, capture)
+        h = self.self_attention_residual_dropout(self.self_attention_output_norm(h), dropout_key)
+        x = self._add(x, h, self.self_attention_norm)
+        if self.cross_attention is not None and memory_mask is not None:
+            h = self._before(x, self.cross_attention_norm)
+            h, cross_weights, cross = self.cross_attention(h, memory, memory_mask, None, dropout_key, cross, capture)
+            h = self.cross_attention_residual_dropout(self.cross_attention_output_norm(h), dropout_key)
+            x = self._add(x, h, self.cross_attention_norm)
+        h = self._before(entering if self.parallel else x, self.feedforward_norm)
+        h = self.feedforward(h, dropout_key)
+        h = self.feedforward_residual_dropout(self.feedforward_output_norm(h), dropout_key)
+        x = self._add(x, h, self.feedforward_norm)
+        captured = None if weights is None else Captured(x, weights, cross_weights)
         return x, captured, None if own is None else LayerCache(own, cross)
 
-    def _add(
-        self, x: Array, h: Array, norm: Norm, output_norm: Norm | None, dropout: Dropout, key: Array | None
-    ) -> Array:
-        h = dropout(h if output_norm is None else output_norm(h), key)
-        return norm(x + h) if self.post else x + h
+    def _before(self, x: Array, norm: Callable[[Array], Array]) -> Array:
+        return x if self.placement == "post" else norm(x)
+
+    def _add(self, x: Array, h: Array, norm: Callable[[Array], Array]) -> Array:
+        return norm(x + h) if self.placement == "post" else x + h
 
 
 class Stack(nnx.Module):
     """num_layers blocks, then the final norm if there is one.
 
-    The layers share arrays with a leading L axis. In training, `lax.scan` runs one compiled layer over that axis, so
-    compile time does not grow with depth; if layers differ in their window, over one pattern of them at a time. With a
-    cache, the layers run one by one, because a scan would copy each layer's weights before reading them, which is most
-    of the cost of a token.
+    The layers share arrays with a leading L axis, and in training one compiled layer (`scan_layers`).
     """
 
-    def __init__(self, config: TransformerConfig, stack: StackConfig, *, cross: bool = False) -> None:
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, causal: bool, cross: bool = False) -> None:
         self.blocks = nnx.vmap(lambda: Block(config, stack, cross=cross), axis_size=stack.num_layers)()
         self.relative_positions = RelativePositions(config, stack) if stack.positions == "relative" else None
-        self.final_norm = Norm(config, stack) if stack.final_norm else None
+        self.final_norm = Norm(config, stack) if stack.final_norm else identity
         self.final_dropout = Dropout(config.dropout.final)
-        self.config, self.stack = config, stack
+        self.config, self.stack, self.causal = config, stack, causal
 
     def __call__(
         self,
         x: Float[Array, "N T D"],
-        mask: Mask,
+        masks: Masks,
         positions: Int[Array, "#N T"],
         memory: Float[Array, "N S D"] | None = None,
         memory_mask: Mask | None = None,
-        *,
         dropout_key: Key[Array, ""] | None = None,
         cache: Cache | None = None,
         capture: bool = False,
     ) -> tuple[Float[Array, "N T D"], Captured | None, Cache | None]:
-        """Runs all layers; returns the residual stream, what `capture` asks for, and the cache with x in it."""
-        graph, layers = nnx.split(self.blocks, nnx.Param)
-        blocks_key, windows = site_key(dropout_key, "blocks"), self.stack.windows
-        placed = {window: rotary_angles(self.config, self.stack, positions, window) for window in set(windows)}
-        if self.relative_positions is not None:
-            slots = x.shape[1] if cache is None else cache.is_token.shape[1]
-            mask = replace(mask, bias=self.relative_positions(mask, x.shape[1], slots))
-        masks = {window: replace(mask, window=window) for window in placed}
+        """Runs all layers; returns the residual stream, what `capture` asks for, and the cache with x in it.
 
-        def layer(
-            x: Array, parameters: Any, key: Array | None, cache: LayerCache | None, window: int | None
-        ) -> tuple[Any, ...]:
-            block = nnx.merge(graph, parameters)
-            rotation, seen = placed[window], masks[window]
-            return block(x, seen, rotation, memory, memory_mask, dropout_key=key, cache=cache, capture=capture)
+        `masks` are those of self-attention.
+        """
+        rotations = {window: rotary_angles(self.config, self.stack, positions, window) for window in masks}
 
-        captured: Captured | None
+        def layer(block: Block, x: Array, window: int | None, key: Array | None, cache: LayerCache | None) -> Any:
+            return block(x, masks[window], rotations[window], memory, memory_mask, key, cache, capture)
+
+        keys, windows = layer_keys(dropout_key, self.stack.num_layers), self.stack.windows
         if cache is None:
-            fold = jax.vmap(jax.random.fold_in, (None, 0))
-            keys = None if blocks_key is None else fold(blocks_key, jnp.arange(self.stack.num_layers))
-            compute = self.config.compute
-
-            def trained(window: int | None) -> Body:
-                return rematerialized(lambda x, own: layer(x, own[0], own[1], None, window)[:2], compute.remat)
-
-            bodies = [trained(window) for window in windows]
-            x, captured = scan_pattern(bodies, x, (layers, keys), unroll=compute.unroll)
+            x, captured = scan_layers(layer, self.blocks, x, windows, keys, self.config.compute)
         else:
-            results = []
-            for number, own in enumerate(cache.layers):
-                window = windows[number % len(windows)]
-                x, *rest = layer(x, _one(layers, number), site_key(blocks_key, number), own, window)
-                results.append(rest)
-            each_captured, remembered = zip(*results, strict=True)
-            captured = jax.tree.map(lambda *each: jnp.stack(each), *each_captured)
-            cache = cache._replace(layers=remembered)
-        x = x if self.final_norm is None else self.final_norm(x)
-        return self.final_dropout(x, site_key(dropout_key, "final_dropout")), captured, cache
+            x, captured, layers = loop_layers(layer, self.blocks, x, windows, keys, cache.layers)
+            cache = cache._replace(layers=layers)
+        return self.final_dropout(self.final_norm(x), dropout_key), captured, cache
 
+    def masks(
+        self,
+        tokens: Int[Array, "B T"],
+        is_token: Bool[Array, "B T"] | None = None,
+        segments: Int[Array, "B T"] | None = None,
+        prefix: Bool[Array, "B T"] | None = None,
+        cache: Cache | None = None,
+    ) -> Masks:
+        """Says who sees whom among `tokens`, for each window of the layers.
 
-def scan_pattern(bodies: Sequence[Body], x: Array, layers: Any, *, unroll: int) -> tuple[Array, Any]:
-    """Runs `bodies` by turns over the leading L axis of `layers`, cut off at its end; stacks what they return.
-
-    Like `jax.lax.scan`, of which each iteration runs one whole pattern, with `unroll` iterations at once.
-    """
-    period, count = len(bodies), len(jax.tree.leaves(layers)[0])
-    whole = count // period
-
-    def turn(x: Array, pattern: Any, length: int) -> tuple[Array, Any]:
-        results = []
-        for number, body in enumerate(bodies[:length]):
-            x, result = body(x, jax.tree.map(lambda leaf, number=number: leaf[number], pattern))
-            results.append(result)
-        return x, jax.tree.map(lambda *each: jnp.stack(each), *results)
-
-    if period == 1:
-        return jax.lax.scan(bodies[0], x, layers, unroll=min(unroll, count))
-    split = jax.tree.map(lambda leaf: leaf[: whole * period].reshape(whole, period, *leaf.shape[1:]), layers)
-    x, results = jax.lax.scan(lambda x, pattern: turn(x, pattern, period), x, split, unroll=min(unroll, whole))
-    results = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), results)
-    if count > whole * period:
-        x, rest = turn(x, jax.tree.map(lambda leaf: leaf[whole * period :], layers), count - whole * period)
-        results = jax.tree.map(lambda first, last: jnp.concatenate([first, last]), results, rest)
-    return x, results
-
-
-def _one(layers: Any, number: int) -> Any:
-    """Returns the parameters of one layer."""
-    return nnx.map_state(lambda _, parameter: parameter.replace(parameter.get_value()[number]), layers)
+        With a cache, in which `tokens` have their slots already, they see also those before them.
+        """
+        first: Int[Array, ""] | int = 0
+        slots = length = tokens.shape[1]
+        prefixes = None if prefix is None else (prefix, prefix)
+        if cache is not None:
+            is_token, slots, first = cache.is_token, cache.is_token.shape[1], cache.filled - length
+            if prefix is not None:
+                nothing = jnp.zeros_like(is_token)
+                prefixes = prefix, jax.lax.dynamic_update_slice_in_dim(nothing, prefix, first, axis=1)
+        numbers = None if segments is None else (segments, segments)
+        mask = Mask(self.causal, None, is_token, numbers, prefixes, first, cap=self.stack.score_cap)
+        if self.relative_positions is not None:
+            mask = replace(mask, bias=self.relative_positions(mask, length, slots))
+        return {window: replace(mask, window=window) for window in self.stack.windows}

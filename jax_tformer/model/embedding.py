@@ -13,8 +13,10 @@ from jaxtyping import Array, Float, Int, Key
 
 from jax_tformer.config import RotaryConfig, StackConfig, TransformerConfig
 from jax_tformer.errors import InputError
-from jax_tformer.model.layers import Dropout, Norm, Start, accumulator, dtype_of, parameter, site_key
+from jax_tformer.model.dropout import Dropout
+from jax_tformer.model.layers import Norm, identity
 from jax_tformer.model.masks import Mask
+from jax_tformer.model.parameters import Start, accumulator, dtype_of, parameter
 
 
 class Table(nnx.Module):
@@ -44,7 +46,7 @@ class InputEmbedding(nnx.Module):
         learned = stack.positions == "learned"
         self.positions = Table(stack.table_positions, config, std=std) if learned else None
         self.token_types = Table(stack.token_types, config, std=std) if stack.token_types else None
-        self.norm = Norm(config, stack) if stack.embedding_norm else None
+        self.norm = Norm(config, stack) if stack.embedding_norm else identity
         self.dropout = Dropout(config.dropout.embedding)
         self.stack = stack
 
@@ -72,7 +74,7 @@ class InputEmbedding(nnx.Module):
             x = x + sinusoidal(positions, x.shape[-1], self.stack.position_base, interleaved, x.dtype)
         if self.token_types is not None:
             x = x + self.token_types(jnp.zeros_like(ids) if types is None else types)
-        return self.dropout(x if self.norm is None else self.norm(x), site_key(dropout_key, "dropout"))
+        return self.dropout(self.norm(x), dropout_key)
 
 
 def angles(
@@ -142,12 +144,14 @@ def rotary_angles(
     return Rotation(jnp.cos(angle), jnp.sin(angle))
 
 
-def rotate(x: Float[Array, "B T H C"], rotation: Rotation) -> Float[Array, "B T H C"]:
+def rotate(x: Float[Array, "B T H C"], rotation: Rotation | None) -> Float[Array, "B T H C"]:
     """Rotary positions (Su et al., 2021): rotates columns i and i + C/2 by the angle of their position.
 
     Hugging Face stores weights for this pairing of the two halves. With fewer angles than C/2, the columns after the
-    turned ones stay. Computes in the type of the angles and returns that of x.
+    turned ones stay. Computes in the type of the angles and returns that of x; without a rotation, x itself.
     """
+    if rotation is None:
+        return x
     cosine, sine = (part[:, :, None, :] for part in rotation)
     half = cosine.shape[-1]
     high = x.astype(cosine.dtype)

@@ -4,115 +4,20 @@ Norms and activations compute in at least float32, whatever the type of x.
 """
 
 import math
-import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
-from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Float, Key
 
-from jax_tformer.config import Activation, LoraConfig, LoraTarget, StackConfig, TransformerConfig
-
-PROJECTION = "projection"
-"""The name of the result of a Linear, bias included, by which `rematerialized` makes the backward pass keep it."""
-
-FEW_ROWS = 64
-"""Up to so many rows, `multiply_by_rows` is faster than an ordinary product."""
-
-
-def dtype_of(name: str) -> jnp.dtype:
-    """Returns the dtype called `name`; raises ValueError for float64 if JAX would silently use float32."""
-    if name == "float64" and not jax.config.read("jax_enable_x64"):
-        raise ValueError('float64 needs jax.config.update("jax_enable_x64", True) before anything is traced')
-    return jnp.dtype(name)
-
-
-def accumulator(dtype: DTypeLike) -> jnp.dtype:
-    """Returns the type in which norms, softmax and losses of `dtype` are computed, at least float32."""
-    return jnp.promote_types(dtype, jnp.float32)
-
-
-@dataclass(frozen=True)
-class Start:
-    """The distribution of a fresh parameter: `constant` everywhere, N(0, size^2), or U(-size, size)."""
-
-    kind: Literal["constant", "normal", "uniform"]
-    size: float
-
-
-ZEROS, ONES = Start("constant", 0.0), Start("constant", 1.0)
-
-
-def parameter(shape: tuple[int, ...], config: TransformerConfig, start: Start) -> nnx.Param[Array]:
-    """Declares a parameter that starts as `start`; it is zero until `init` (functional.py) fills it."""
-    return nnx.Param(jnp.zeros(shape, dtype_of(config.compute.parameter_dtype)), start=start)
-
-
-def projection_start(config: TransformerConfig, fan_in: int, fan_out: int, scale: float = 1.0) -> Start:
-    """Returns the start of a projection: normal with the config's deviation, or uniform by Glorot & Bengio (2010)."""
-    if config.initializer == "normal":
-        return Start("normal", scale * config.initializer_std)
-    return Start("uniform", scale * (6 / (fan_in + fan_out)) ** 0.5)
-
-
-def site_key(key: Key[Array, ""] | None, name: str | int) -> Key[Array, ""] | None:
-    """Returns the dropout key of the part called `name`, given the key of its module; None without dropout.
-
-    The key of `decoder.blocks.3.feedforward.dropout` is that of the forward pass, folded with each of these words and
-    numbers in turn. With this key, `keep_mask` draws the same mask again, from outside.
-    """
-    if key is None:
-        return None
-    return jax.random.fold_in(key, name if isinstance(name, int) else zlib.crc32(name.encode()))
-
-
-def keep_mask(key: Key[Array, ""] | None, rate: float, shape: tuple[int, ...]) -> Bool[Array, "..."] | None:
-    """Draws True (kept) with probability 1 - rate for each element; returns None without a key or if rate is 0."""
-    if key is None or rate == 0:
-        return None
-    # Drawn flat, then reshaped: XLA on CPU takes six times as long to compile a generator of four axes.
-    return jax.random.bernoulli(key, 1 - rate, (math.prod(shape),)).reshape(shape)
-
-
-def dropout(x: Array, rate: float, keep: Bool[Array, "..."] | None) -> Array:
-    """Zeroes elements that `keep` drops and divides the rest by 1 - rate; with None, returns x unchanged."""
-    return x if keep is None else jnp.where(keep, x / (1 - rate), jnp.zeros_like(x))
-
-
-class Dropout(nnx.Module):
-    """Dropout (paper, section 5.4) with a mask drawn from the given key; without a key it drops nothing."""
-
-    def __init__(self, rate: float) -> None:
-        self.rate = rate
-
-    def __call__(self, x: Float[Array, "..."], key: Key[Array, ""] | None) -> Float[Array, "..."]:
-        """Drops elements of x; `key` is that of this site (`site_key`)."""
-        return dropout(x, self.rate, self.keep(key, x.shape))
-
-    def keep(self, key: Key[Array, ""] | None, shape: tuple[int, ...]) -> Bool[Array, "..."] | None:
-        """Returns the dropout mask for an array of this shape."""
-        return keep_mask(key, self.rate, shape)
-
-
-def multiply_by_rows(
-    x: Float[Array, "N I"], matrix: Float[Array, "O I"], dtype: DTypeLike | None = None
-) -> Float[Array, "N O"]:
-    """Computes x W^T for a matrix W that has a row for each output; `dtype` is that of the result, by default x's.
-
-    XLA on CPU multiplies few rows of x fastest by two or more parts of W, each output's N numbers side by side: it then
-    reads W as it lies in memory, and copies no part of it.
-    """
-    parts = next((count for count in range(2, 65) if len(matrix) % count == 0), 1)
-    if len(x) > FEW_ROWS or parts == 1 or jax.default_backend() != "cpu":
-        return jnp.matmul(x, matrix.T, preferred_element_type=dtype)
-    apart, repeated = matrix.reshape(parts, -1, x.shape[1]), jnp.broadcast_to(x, (parts, *x.shape))
-    return jnp.einsum("goi,gni->gon", apart, repeated, preferred_element_type=dtype).reshape(-1, len(x)).T
+from jax_tformer.config import Activation, LoraTarget, StackConfig, TransformerConfig
+from jax_tformer.lora import adapter
+from jax_tformer.model.dropout import Dropout
+from jax_tformer.model.parameters import ONES, ZEROS, accumulator, dtype_of, parameter, projection_start
+from jax_tformer.scan import PROJECTION
 
 
 class Linear(nnx.Module):
@@ -138,12 +43,11 @@ class Linear(nnx.Module):
         start = projection_start(config, math.prod(inputs), math.prod(outputs), scale)
         self.kernel = parameter(inputs + outputs, config, start)
         self.bias = parameter(outputs, config, ZEROS) if bias else None
-        self.dtype, self.inputs, self.outputs, self.target = config.compute.dtype, inputs, outputs, target
-        lora = config.lora
-        self.lora = Adapter(inputs, outputs, config, lora) if lora is not None and lora.adapts(target) else None
+        self.lora = adapter(inputs, outputs, config, target)
+        self.dtype, self.inputs, self.outputs = config.compute.dtype, inputs, outputs
 
     def __call__(self, x: Float[Array, "..."], dropout_key: Key[Array, ""] | None = None) -> Float[Array, "..."]:
-        """Projects `[..., *inputs]` to `[..., *outputs]`; `dropout_key` is that of the module around this one."""
+        """Projects `[..., *inputs]` to `[..., *outputs]`."""
         dtype, width = dtype_of(self.dtype), math.prod(self.inputs)
         leading = x.shape[: x.ndim - len(self.inputs)]
         x = x.reshape(-1, width).astype(dtype)
@@ -152,35 +56,10 @@ class Linear(nnx.Module):
         high = accumulator(dtype)
         if self.bias is not None:
             y = y.astype(high) + self.bias[...].reshape(1, -1).astype(high)
-        if self.lora is not None and self.target is not None:
-            y = y.astype(high) + self.lora(x, site_key(site_key(dropout_key, self.target), "lora"))
+        if self.lora is not None:
+            y = y.astype(high) + self.lora(x, dropout_key)
         named: Array = checkpoint_name(y.astype(dtype), PROJECTION)
         return named.reshape(leading + self.outputs)
-
-
-class Adapter(nnx.Module):
-    """scale * (x A) B, of rank R: what LoRA (Hu et al., 2021, section 4.1) adds to a frozen projection x W.
-
-    B starts at zero, so that training starts from the projection alone, and A as in PEFT: U(-a, a), a = inputs^-0.5.
-    A B is never added to W here: the gradient of W, as large as W, would then be computed on the way to theirs.
-    """
-
-    def __init__(
-        self, inputs: tuple[int, ...], outputs: tuple[int, ...], config: TransformerConfig, lora: LoraConfig
-    ) -> None:
-        start = Start("uniform", math.prod(inputs) ** -0.5)
-        self.a = parameter((*inputs, lora.rank), config, start)
-        self.b = parameter((lora.rank, *outputs), config, ZEROS)
-        self.scale, self.rank = lora.scale, lora.rank
-        self.dropout = Dropout(lora.dropout)
-
-    def __call__(self, x: Float[Array, "N I"], dropout_key: Key[Array, ""] | None) -> Float[Array, "N O"]:
-        """Computes the change of the projection of flattened tokens, in at least float32."""
-        x = self.dropout(x, site_key(dropout_key, "dropout"))
-        narrow = checkpoint_name(x @ self.a[...].reshape(-1, self.rank).astype(x.dtype), PROJECTION)
-        wide = narrow @ self.b[...].reshape(self.rank, -1).astype(x.dtype)
-        scaled: Array = wide.astype(accumulator(x.dtype)) * self.scale
-        return scaled
 
 
 class Norm(nnx.Module):
@@ -191,7 +70,7 @@ class Norm(nnx.Module):
     `width` is that of the last axis; None: D.
     """
 
-    def __init__(self, config: TransformerConfig, stack: StackConfig, *, width: int | None = None) -> None:
+    def __init__(self, config: TransformerConfig, stack: StackConfig, width: int | None = None) -> None:
         shape = (width or config.d_model,)
         self.scale = parameter(shape, config, ZEROS if stack.norm_unit_offset else ONES)
         self.bias = parameter(shape, config, ZEROS) if stack.norm_bias else None
@@ -228,7 +107,7 @@ class FeedForward(nnx.Module):
             hidden = activate(self.up(x, dropout_key), self.activation)
         else:
             hidden = activate(self.gate(x, dropout_key), self.activation) * self.up(x, dropout_key)
-        return self.down(self.dropout(hidden, site_key(dropout_key, "dropout")), dropout_key)
+        return self.down(self.dropout(hidden, dropout_key), dropout_key)
 
 
 def activate(x: Array, activation: Activation) -> Array:
@@ -257,3 +136,8 @@ def gelu(x: Array) -> Array:
 def soft_cap(x: Array, cap: float) -> Array:
     """Bounds x smoothly by -cap and cap: cap * tanh(x / cap) (Gemma 2, 2024, section 2)."""
     return cap * jnp.tanh(x / cap)
+
+
+def identity(x: Array) -> Array:
+    """Returns x: takes the place of a norm that a stack does not have."""
+    return x

@@ -1,7 +1,7 @@
 """Describes who may attend to whom, and computes the softmax under such a mask, as `visible` in torch_ref/attention.py.
 
-Fused kernels read the fields of a `Mask`; `Mask.softmax` makes a boolean array of it, True = may attend. `within`
-(attention.py) makes the mask of self-attention, `EncoderDecoder.decode` that of cross-attention.
+Fused kernels read the fields of a `Mask`; `Mask.softmax` makes a boolean array of it, True = may attend. `Stack.masks`
+makes those of self-attention, `EncoderDecoder.decode` that of cross-attention.
 """
 
 from dataclasses import dataclass
@@ -98,12 +98,12 @@ class Mask:
 
 
 def position_ids(
-    length: int, is_token: Bool[Array, "B T"] | None, segments: Int[Array, "B T"] | None = None
+    tokens: Int[Array, "B T"], is_token: Bool[Array, "B T"] | None, segments: Int[Array, "B T"] | None = None
 ) -> Int[Array, "#B T"]:
     """Numbers the tokens of each segment 0, 1, 2 ...; padding (False) on the left does not count."""
     if segments is None:
         if is_token is None:
-            return jnp.arange(length)[None, :]
+            return jnp.arange(tokens.shape[1])[None, :]
         return jnp.maximum(jnp.cumsum(is_token, axis=1) - 1, 0)
     counted = jnp.ones_like(segments) if is_token is None else is_token.astype(segments.dtype)
     so_far = jnp.cumsum(counted, axis=1)

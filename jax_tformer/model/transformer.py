@@ -1,29 +1,67 @@
 """The three transformers, made of embeddings, stacks and heads, the same as in torch_ref/transformer.py."""
 
+from typing import NamedTuple
+
+from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from jax_tformer.cache import Cache, empty_cache, place_tokens
 from jax_tformer.config import TransformerConfig
 from jax_tformer.errors import require
-from jax_tformer.model.attention import Cache, Captured, empty_cache, within
-from jax_tformer.model.blocks import Stack
+from jax_tformer.model.blocks import Captured, Masks, Stack
 from jax_tformer.model.embedding import InputEmbedding, Table
-from jax_tformer.model.heads import Outputs, ReadOut
-from jax_tformer.model.layers import site_key
-from jax_tformer.model.masks import Mask
+from jax_tformer.model.heads import Classifier, Head, Pooler
+from jax_tformer.model.masks import Mask, position_ids
 
 
-class SingleStack(ReadOut):
+class Outputs(NamedTuple):
+    """The result of a forward pass."""
+
+    logits: Float[Array, "B ... V"]
+    """Logits of the vocabulary, `[B, T, V]`, or of classes, `[B, T, classes]` and for a whole text `[B, classes]`.
+
+    Hidden states `[B, T, D]` if the model has no head.
+    """
+    hidden: Float[Array, "B T D"]
+    """The input of the vocabulary projection. Compiled code that uses only this computes no logits."""
+    encoder: Captured | None = None
+    """Captured from the encoder's layers, stacked along L; None without `capture`."""
+    decoder: Captured | None = None
+    """Captured from the decoder's layers, stacked along L; None without `capture`."""
+    cache: Cache | None = None
+    """The given cache with these tokens in it."""
+    pooled: Float[Array, "B D"] | None = None
+    """The result of the pooler; None if the model has none."""
+
+
+class SingleStack(nnx.Module):
     """What EncoderOnly and DecoderOnly share: everything but the name of the stack and its mask."""
 
     def __init__(self, config: TransformerConfig) -> None:
-        super().__init__(config)
         self.embedding = InputEmbedding(config, config.output_stack)
+        self.head = Head(config) if config.predicts_tokens else None
 
     @property
     def table(self) -> Table:
         """The token table."""
         assert self.embedding.tokens is not None
         return self.embedding.tokens
+
+    def run(
+        self,
+        stack: Stack,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "#B T"],
+        seen: Masks,
+        types: Int[Array, "B T"] | None,
+        dropout_key: Key[Array, ""] | None,
+        cache: Cache | None,
+        capture: bool,
+    ) -> tuple[Outputs, Captured | None]:
+        """Returns logits, hidden states and the cache, and what the layers captured."""
+        x = self.embedding(tokens, positions, self.table, types, dropout_key)
+        x, captured, cache = stack(x, seen, positions, dropout_key=dropout_key, cache=cache, capture=capture)
+        return _outputs(self.head, x, self.table)._replace(cache=cache), captured
 
 
 class DecoderOnly(SingleStack):
@@ -32,7 +70,7 @@ class DecoderOnly(SingleStack):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
         assert config.decoder is not None
-        self.decoder = Stack(config, config.decoder)
+        self.decoder = Stack(config, config.decoder, causal=True)
 
     def __call__(
         self,
@@ -56,11 +94,10 @@ class DecoderOnly(SingleStack):
         Ids must be at least 0 and below vocab_size. Compiled code cannot check them: too large ones give NaN in their
         whole row, negative ones count from the table's end. `generate`, `stream`, `score` and train.py check theirs.
         """
-        positions, seen, cache = within(self.decoder.stack, tokens, mask, segments, prefix, cache, causal=True)
-        x = self.embedding(tokens, positions, self.table, token_types, site_key(dropout_key, "embedding"))
-        key = site_key(dropout_key, "decoder")
-        x, captured, cache = self.decoder(x, seen, positions, dropout_key=key, cache=cache, capture=capture)
-        return self.outputs(x, None, captured, cache)
+        positions, cache = place_tokens(tokens, mask, segments, cache)
+        seen = self.decoder.masks(tokens, mask, segments, prefix, cache)
+        outputs, captured = self.run(self.decoder, tokens, positions, seen, token_types, dropout_key, cache, capture)
+        return outputs._replace(decoder=captured)
 
     def new_cache(self, batch: int, slots: int) -> Cache:
         """Makes an empty cache for `batch` sequences of up to `slots` tokens, padding included."""
@@ -73,7 +110,9 @@ class EncoderOnly(SingleStack):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
         assert config.encoder is not None
-        self.encoder = Stack(config, config.encoder)
+        self.encoder = Stack(config, config.encoder, causal=False)
+        self.pooler = None if config.pooler == "none" else Pooler(config)
+        self.classifier = None if config.classes is None else Classifier(config)
 
     def __call__(
         self,
@@ -86,23 +125,27 @@ class EncoderOnly(SingleStack):
         capture: bool = False,
     ) -> Outputs:
         """Computes logits of tokens or classes, or hidden states; arguments are as in `DecoderOnly`."""
-        positions, seen, _ = within(self.encoder.stack, tokens, mask, segments, causal=False)
-        x = self.embedding(tokens, positions, self.table, token_types, site_key(dropout_key, "embedding"))
-        x, captured, _ = self.encoder(x, seen, positions, dropout_key=site_key(dropout_key, "encoder"), capture=capture)
-        return self.outputs(x, captured, None, None, dropout_key)
+        positions = position_ids(tokens, mask, segments)
+        seen = self.encoder.masks(tokens, mask, segments)
+        outputs, captured = self.run(self.encoder, tokens, positions, seen, token_types, dropout_key, None, capture)
+        pooled = None if self.pooler is None else self.pooler(outputs.hidden, dropout_key)
+        if self.classifier is not None:
+            classified = outputs.hidden if pooled is None else pooled
+            outputs = outputs._replace(logits=self.classifier(classified, dropout_key))
+        return outputs._replace(encoder=captured, pooled=pooled)
 
 
-class EncoderDecoder(ReadOut):
+class EncoderDecoder(nnx.Module):
     """logits = decode(target, encode(source)): "Attention is all you need" (Vaswani et al., 2017, section 3)."""
 
     def __init__(self, config: TransformerConfig) -> None:
-        super().__init__(config)
         assert config.encoder is not None
         assert config.decoder is not None
         self.source_embedding = InputEmbedding(config, config.encoder)
-        self.encoder = Stack(config, config.encoder)
+        self.encoder = Stack(config, config.encoder, causal=False)
         self.target_embedding = InputEmbedding(config, config.decoder, tokens=not config.shared_embedding)
-        self.decoder = Stack(config, config.decoder, cross=True)
+        self.decoder = Stack(config, config.decoder, causal=True, cross=True)
+        self.head = Head(config) if config.predicts_tokens else None
 
     @property
     def table(self) -> Table:
@@ -131,8 +174,7 @@ class EncoderDecoder(ReadOut):
         """
         memory, encoder = self.encode(source, source_mask, source_segments, dropout_key, capture)
         masks = source_mask, target_mask, source_segments, target_segments
-        outputs = self.decode(target, memory, *masks, dropout_key, cache, capture)
-        return outputs._replace(encoder=encoder)
+        return self.decode(target, memory, *masks, dropout_key, cache, capture)._replace(encoder=encoder)
 
     def encode(
         self,
@@ -144,11 +186,10 @@ class EncoderDecoder(ReadOut):
     ) -> tuple[Float[Array, "B S D"], Captured | None]:
         """Returns the memory that `decode` attends to, and what `capture` asks for."""
         assert self.source_embedding.tokens is not None
-        positions, seen, _ = within(self.encoder.stack, source, source_mask, source_segments, causal=False)
-        key = site_key(dropout_key, "source_embedding")
-        x = self.source_embedding(source, positions, self.source_embedding.tokens, dropout_key=key)
-        key = site_key(dropout_key, "encoder")
-        memory, captured, _ = self.encoder(x, seen, positions, dropout_key=key, capture=capture)
+        positions = position_ids(source, source_mask, source_segments)
+        seen = self.encoder.masks(source, source_mask, source_segments)
+        x = self.source_embedding(source, positions, self.source_embedding.tokens, None, dropout_key)
+        memory, captured, _ = self.encoder(x, seen, positions, dropout_key=dropout_key, capture=capture)
         return memory, captured
 
     def decode(
@@ -164,9 +205,8 @@ class EncoderDecoder(ReadOut):
         capture: bool = False,
     ) -> Outputs:
         """Computes outputs for the target from `memory`, the encoded source; None: the source that the cache holds."""
-        positions, seen, cache = within(
-            self.decoder.stack, target, target_mask, target_segments, cache=cache, causal=True
-        )
+        positions, cache = place_tokens(target, target_mask, target_segments, cache)
+        seen = self.decoder.masks(target, target_mask, target_segments, None, cache)
         if cache is not None:
             cache = cache if memory is None else cache._replace(source_is_token=source_mask)
             source_mask = cache.source_is_token
@@ -174,13 +214,18 @@ class EncoderDecoder(ReadOut):
         require((source_segments is None) == (target_segments is None), message)
         segments = None if source_segments is None or target_segments is None else (target_segments, source_segments)
         memory_mask = Mask(is_token=source_mask, segments=segments, cap=self.decoder.stack.score_cap)
-        key = site_key(dropout_key, "decoder")
-        x = self.target_embedding(target, positions, self.table, dropout_key=site_key(dropout_key, "target_embedding"))
-        x, captured, cache = self.decoder(
-            x, seen, positions, memory, memory_mask, dropout_key=key, cache=cache, capture=capture
-        )
-        return self.outputs(x, None, captured, cache)
+        x = self.target_embedding(target, positions, self.table, None, dropout_key)
+        x, captured, cache = self.decoder(x, seen, positions, memory, memory_mask, dropout_key, cache, capture)
+        return _outputs(self.head, x, self.table)._replace(decoder=captured, cache=cache)
 
     def new_cache(self, batch: int, slots: int, source_slots: int) -> Cache:
         """Makes an empty cache for `batch` targets of up to `slots` tokens, and sources of `source_slots`."""
         return empty_cache(self.decoder.config, self.decoder.stack, batch, slots, source_slots)
+
+
+def _outputs(head: Head | None, x: Float[Array, "B T D"], table: Table) -> Outputs:
+    """Returns the logits and hidden states of the last stack's output."""
+    if head is None:
+        return Outputs(x, x)
+    hidden = head.transform(x)
+    return Outputs(head(hidden, table), hidden)

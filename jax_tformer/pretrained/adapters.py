@@ -25,8 +25,8 @@ from jax_tformer.files import (
     user_path,
     write_json,
 )
-from jax_tformer.model.functional import AnyTransformer, Params, transformer
-from jax_tformer.model.lora import joined, split, without_adapters
+from jax_tformer.functional import AnyTransformer, Params, transformer
+from jax_tformer.lora import join_adapters, split_adapters, without_adapters
 from jax_tformer.pretrained.tensor_files import open_file
 from jax_tformer.weights.huggingface import FAMILIES
 from jax_tformer.weights.huggingface.adapters import (
@@ -72,7 +72,7 @@ def save_adapters(
     require_new_folder(out)
     rows = _rows(net, architecture)
     found = modules(rows, without_adapters(net.config))
-    theirs = write_adapters(found, to_reference(split(params)[0]))
+    theirs = write_adapters(found, to_reference(split_adapters(params)[0]))
     arrays = {f"{PREFIX}{name}.lora_A.weight": a for name, (a, _) in theirs.items()}
     arrays |= {f"{PREFIX}{name}.lora_B.weight": b for name, (_, b) in theirs.items()}
     names = {row.theirs.removesuffix(".weight").replace("*", "0") for row in rows} | found.keys()
@@ -117,7 +117,7 @@ def load_adapters(
         theirs = pairs(rows, net.config, found, arrays)
         lora, ours = _read(said, found, theirs, _own_config(path / WEIGHTS))
         adapted = transformer(dataclasses.replace(net.config, lora=lora))
-        shapes = split(adapted.shapes)[0]
+        shapes = split_adapters(adapted.shapes)[0]
         if missing := slots(shapes).keys() - ours.keys():
             raise InputError(f"it leaves out {listed(missing)}, and our adapters are in every layer")
         dtype = np.dtype(net.config.compute.parameter_dtype)
@@ -125,7 +125,7 @@ def load_adapters(
     except InputError as error:
         raise InputError(f"{path} does not hold adapters for this model: {error}") from error
     adapted.origin = net.origin
-    return adapted, joined(jax.tree.map(jax.numpy.asarray, adapters), params)
+    return adapted, join_adapters(jax.tree.map(jax.numpy.asarray, adapters), params)
 
 
 def _rows(net: AnyTransformer, architecture: str | None) -> tuple[Row, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.files import read_json, user_path
-from jax_tformer.model.functional import AnyTransformer, Params
+from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.pretrained.loading import assembled, matching_tokenizer
 from jax_tformer.pretrained.origin import read_origin
 from jax_tformer.pretrained.tensor_files import STORED, TYPES, inside

@@ -15,8 +15,8 @@ from jax_tformer.data.tokenizer_sources import load_tokenizer
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.files import hub_folder, user_path
-from jax_tformer.model.functional import AnyTransformer, Params, transformer
-from jax_tformer.model.layers import dtype_of
+from jax_tformer.functional import AnyTransformer, Params, transformer
+from jax_tformer.model.parameters import dtype_of
 from jax_tformer.pretrained.origin import TOKENIZER_FILES, Origin, read_origin
 from jax_tformer.pretrained.tensor_files import TYPES, open_tensors
 from jax_tformer.sharding import parameter_shardings

@@ -19,8 +19,8 @@ from jax_tformer.data.tokenizer_sources import load_tokenizer
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.files import new_folder, require_new_folder, user_path, write_json
-from jax_tformer.model.functional import AnyTransformer, Params
-from jax_tformer.model.lora import merge_lora
+from jax_tformer.functional import AnyTransformer, Params
+from jax_tformer.lora import merge_lora
 from jax_tformer.pretrained.origin import CONFIG, GENERATION, Origin
 from jax_tformer.pretrained.tensor_files import STORED, parse_size, write_tensors
 from jax_tformer.weights.huggingface import FAMILIES, config_from_huggingface

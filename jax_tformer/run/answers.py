@@ -8,7 +8,7 @@ from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding.fast import layers_apart
 from jax_tformer.decoding.generation import generate, stream
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.model.functional import AnyTransformer, Params
+from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.run.texts import Text, batched
 
 

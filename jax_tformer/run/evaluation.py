@@ -19,11 +19,11 @@ from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.translation_scores import translation_scores
 from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData
-from jax_tformer.model.functional import AnyTransformer, Params, transformer
+from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.run.answers import Answerer
 from jax_tformer.run.startup import compiler_options, for_other_shapes
 from jax_tformer.run.texts import Reader, Room, Text
-from jax_tformer.sharding import computing_on, place_batch
+from jax_tformer.sharding import place_batch
 from jax_tformer.training.step import evaluation_step, forward
 
 Figures = dict[str, Any]
@@ -46,7 +46,7 @@ class Evaluator:
         If the held-out targets are too short for BLEU, no_bleu, a sentence, replaces bleu.
         """
         # Dispatches all batches before waiting for the first.
-        with computing_on(self._mesh):
+        with jax.set_mesh(self._mesh):
             dispatched = [self._step(params, place_batch(self._mesh, batch)) for batch in self._pipeline.evaluation]
         results = jax.device_get(dispatched)
         total, count = (sum(column) for column in zip(*((float(x), int(n)) for x, n in results), strict=True))

@@ -17,8 +17,8 @@ from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError, require
 from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData, TextData, TokenizerConfig
 from jax_tformer.files import changed_fields, shortened, to_dict, user_path
-from jax_tformer.model.functional import Params, transformer
-from jax_tformer.model.lora import without_adapters
+from jax_tformer.functional import Params, transformer
+from jax_tformer.lora import without_adapters
 from jax_tformer.pretrained.loading import load_pretrained
 from jax_tformer.pretrained.origin import Origin, defaults_of, read_origin
 from jax_tformer.pretrained.saving import StoredDtype, described, save_pretrained

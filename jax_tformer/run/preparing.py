@@ -14,13 +14,13 @@ from jaxtyping import PyTree
 
 from jax_tformer.config import Remat, TransformerConfig
 from jax_tformer.experiment import PairData, TextData, TrainingConfig
-from jax_tformer.model.functional import AnyTransformer, transformer
-from jax_tformer.model.kernels import choose_implementation
-from jax_tformer.model.lora import joined, split, trained
+from jax_tformer.functional import AnyTransformer, transformer
+from jax_tformer.lora import join_adapters, split_adapters, trained
+from jax_tformer.model.fast import choose_implementation
 from jax_tformer.model.masks import Mask
 from jax_tformer.run.command_line import SMALLER_TRAINING
 from jax_tformer.run.startup import compiler_options
-from jax_tformer.sharding import abstract_batch, computing_on, parameter_shardings, require_memory
+from jax_tformer.sharding import abstract_batch, parameter_shardings, require_memory
 from jax_tformer.training.step import TrainState, batch_loss, init_state, train_step
 
 _ROOM = 0.8
@@ -40,7 +40,7 @@ def fit_to_devices(
         for name, rows in batch.items()
     }
     rows_split = mesh.shape["data"] * mesh.shape["fsdp"]
-    with computing_on(mesh):
+    with jax.set_mesh(mesh):
         remat = choose_remat(config, part, limit, rows_split, mesh.shape["fsdp"] * mesh.shape["tensor"])
     return dataclasses.replace(config, compute=dataclasses.replace(config.compute, remat=remat))
 
@@ -77,7 +77,7 @@ def prepare(
         donate_argnums=0,
         compiler_options=compiler_options(net.config.compute.dtype),
     )
-    with computing_on(mesh):
+    with jax.set_mesh(mesh):
         lowered = update.lower(abstract, abstract_batch(mesh, batch))
     initialise = jax.jit(
         first_state,
@@ -165,10 +165,10 @@ def kept_bytes(net: AnyTransformer, part: Mapping[str, jax.ShapeDtypeStruct]) ->
     key = jax.eval_shape(lambda: jax.random.key(0))
 
     def forward(params: Any, batch: Any, key: Any) -> Any:
-        trains, frozen = split(params)
+        trains, frozen = split_adapters(params)
 
         def loss(params: Any) -> Any:
-            return batch_loss(net, joined(params, frozen), batch, dropout_key=key)[0]
+            return batch_loss(net, join_adapters(params, frozen), batch, dropout_key=key)[0]
 
         return jax.vjp(loss, trains)[1]
 
@@ -183,7 +183,7 @@ def describe_compute(config: TransformerConfig, mesh: Mesh, length: int) -> str:
         # As many rows as the mesh splits; every batch has a multiple of them.
         shape = (mesh.shape["data"] * mesh.shape["fsdp"], length, stack.num_heads, config.head_width(stack))
         platform, dtype = mesh.devices.flat[0].platform, jnp.dtype(compute.dtype)
-        with computing_on(mesh):
+        with jax.set_mesh(mesh):
             mask = Mask(causal=config.decoder is not None, window=stack.window)
             drops = config.dropout.attention > 0
             attention = choose_implementation(platform, dtype, shape, shape, mask, drops=drops)

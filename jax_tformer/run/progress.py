@@ -22,11 +22,11 @@ from jax_tformer.data.batches import Batch
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import TrainingFailed
 from jax_tformer.experiment import ExperimentConfig
-from jax_tformer.model.functional import AnyTransformer, Params
-from jax_tformer.model.layers import accumulator
-from jax_tformer.model.lora import joined, split
+from jax_tformer.functional import AnyTransformer, Params
+from jax_tformer.lora import join_adapters, split_adapters
+from jax_tformer.model.parameters import accumulator
 from jax_tformer.run.results import MetricsLog, Row, described
-from jax_tformer.sharding import computing_on, place_batch
+from jax_tformer.sharding import place_batch
 from jax_tformer.terminal import visible
 from jax_tformer.training.optimizer import learning_rate
 from jax_tformer.training.step import StepMetrics, TrainState, batch_loss, dropout_keys, forward
@@ -267,8 +267,12 @@ def first_not_finite(
 
     def squared_gradients(params: Params, part: DeviceBatch, key: DropoutKey) -> Params:
         """Returns the terms of the squared norm, because squares overflow before the numbers do."""
-        trains, frozen = split(params)
-        gradients = jax.grad(lambda trains: batch_loss(net, joined(trains, frozen), part, dropout_key=key)[0])(trains)
+        trains, frozen = split_adapters(params)
+
+        def loss(trains: Params) -> Array:
+            return batch_loss(net, join_adapters(trains, frozen), part, dropout_key=key)[0]
+
+        gradients = jax.grad(loss)(trains)
         squared: Params = jax.tree.map(lambda g: jnp.square(g.astype(accumulator(g.dtype))), gradients)
         return squared
 
@@ -282,7 +286,7 @@ def first_not_finite(
     rows = len(ids) // parts
     for number in range(parts):
         key = None if keys is None else keys[number]
-        with computing_on(mesh):
+        with jax.set_mesh(mesh):
             part = place_batch(mesh, {name: x[number * rows : (number + 1) * rows] for name, x in batch.items()})
             for name, finite in jax.device_get(jax.jit(finite_rows)(state.params, part, key)).items():
                 if not finite.all():

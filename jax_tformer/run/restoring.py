@@ -23,8 +23,8 @@ from jaxtyping import PyTree
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.errors import InputError
 from jax_tformer.files import combined_hash, read_json, read_text, sync, write_json
-from jax_tformer.model.functional import AnyTransformer, Params, transformer
-from jax_tformer.model.lora import joined, merge_lora, split
+from jax_tformer.functional import AnyTransformer, Params, transformer
+from jax_tformer.lora import join_adapters, merge_lora, split_adapters
 from jax_tformer.run.run_folder import RunFolder
 from jax_tformer.run.startup import for_other_shapes, set_up_jax
 
@@ -80,10 +80,10 @@ def load_trained(run: RunFolder, step: Which = None, *, merge: bool = True) -> T
     tokenizer = run.read_tokenizer(config.vocab_size)
     set_up_jax(config)
     net = transformer(for_other_shapes(config))
-    trained, frozen = split(net.shapes)
+    trained, frozen = split_adapters(net.shapes)
     restored = load_parameters(run.checkpoints, trained, step)
     run.require_recorded(restored.extra, restored.step)
-    params = joined(restored.state, load_frozen(run, frozen, restored.extra) if frozen else {})
+    params = join_adapters(restored.state, load_frozen(run, frozen, restored.extra) if frozen else {})
     net, params = merge_lora(net, params) if merge else (net, params)
     fingerprint = restored.extra.get("fingerprint")
     return Trained(net, params, tokenizer, restored.step, restored.skipped, fingerprint)

@@ -13,8 +13,8 @@ from jax_tformer.data.tokenizer_sources import tokenizer_digests
 from jax_tformer.errors import InputError
 from jax_tformer.experiment import ExperimentConfig
 from jax_tformer.files import changed_fields, shortened, to_dict
-from jax_tformer.model.functional import Params
-from jax_tformer.model.lora import joined, split
+from jax_tformer.functional import Params
+from jax_tformer.lora import join_adapters, split_adapters
 from jax_tformer.run.checkpoints import Checkpoints
 from jax_tformer.run.restoring import FROZEN, HELD_OUT_LOSS, frozen_digest, load_frozen
 from jax_tformer.run.run_folder import ORIGIN, RunFolder
@@ -106,7 +106,7 @@ class Resumption:
         tokenizer has changed since the run began, if no checkpoint is intact, or if they hold other arrays or more
         steps than wanted.
         """
-        trained, frozen = split(abstract.params)
+        trained, frozen = split_adapters(abstract.params)
         restored = self._checkpoints.restore(abstract._replace(params=trained)._asdict())
         if restored is None:
             return None
@@ -131,7 +131,9 @@ class Resumption:
                 f"the run has done {reached} steps, and {steps} are wanted; expected more than {reached} "
                 "(--report shows the results of a run)"
             )
-        params = joined(restored.state["params"], load_frozen(self._run, frozen, restored.extra) if frozen else {})
+        params = join_adapters(
+            restored.state["params"], load_frozen(self._run, frozen, restored.extra) if frozen else {}
+        )
         self._earlier = seconds
         self._best, self._frozen_saved = self._checkpoints.best_loss(), True
         self.notes += restored.skipped
@@ -158,7 +160,7 @@ class Resumption:
         A state with finite numbers may still be broken, so that every run from it fails at the next step.
         `held_out_loss` is that of this state, if known.
         """
-        trained, frozen = split(state.params)
+        trained, frozen = split_adapters(state.params)
         extra = {
             "batches": batches.get_state(),
             "fingerprint": self._fingerprint,

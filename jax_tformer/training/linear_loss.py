@@ -16,7 +16,8 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int
 
 from jax_tformer.data.batches import IGNORED
-from jax_tformer.model.layers import accumulator, soft_cap
+from jax_tformer.model.layers import soft_cap
+from jax_tformer.model.parameters import accumulator
 
 LOGITS_AT_ONCE = 2**26
 """The most logits at once: 256 MB in float32."""

@@ -5,14 +5,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import optax
+from flax import traverse_util
 from jaxtyping import Array
 
 from jax_tformer.experiment import OptimizerConfig
-from jax_tformer.model.functional import Params
-from jax_tformer.model.layers import accumulator
-
-DECAYED = ("kernel", "embedding", "a", "b")
-"""Leaves with weight decay: matrices, LoRA's A and B, and tables, whatever axes they have."""
+from jax_tformer.functional import Params
+from jax_tformer.model.axes import is_vector
+from jax_tformer.model.parameters import accumulator
 
 
 def learning_rate(config: OptimizerConfig, steps: int) -> Callable[[Array], Array]:
@@ -56,8 +55,9 @@ def global_norm(gradients: Params) -> Array:
 
 
 def decay_mask(params: Params) -> Params:
-    """Returns True for the leaves with weight decay."""
-    mask: Params = jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in DECAYED, params)
+    """Returns True for the leaves with weight decay: matrices, LoRA's A and B, and tables."""
+    flat = traverse_util.flatten_dict(params, sep=".")
+    mask: Params = traverse_util.unflatten_dict({path: not is_vector(path) for path in flat}, sep=".")
     return mask
 
 

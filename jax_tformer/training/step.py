@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, Key, UInt32
 
-from jax_tformer.model.functional import AnyTransformer, Params
-from jax_tformer.model.heads import Outputs
-from jax_tformer.model.layers import accumulator
-from jax_tformer.model.lora import joined, split, trained
-from jax_tformer.model.transformer import DecoderOnly, EncoderDecoder
+from jax_tformer.functional import AnyTransformer, Params
+from jax_tformer.lora import join_adapters, split_adapters, trained
+from jax_tformer.model.parameters import accumulator
+from jax_tformer.model.transformer import DecoderOnly, EncoderDecoder, Outputs
 from jax_tformer.training.linear_loss import linear_cross_entropy
 from jax_tformer.training.optimizer import global_norm
 
@@ -87,8 +86,9 @@ def batch_loss(
     dropout_key: Key[Array, ""] | None = None,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
     """Returns the summed cross-entropy of a batch in nats, and the number of labels that count."""
-    hidden = forward(net, params, batch, dropout_key=dropout_key).hidden
-    matrix, bias = net.bind(params).projection()
+    model, hidden = net.bind(params), forward(net, params, batch, dropout_key=dropout_key).hidden
+    assert model.head is not None
+    matrix, bias = model.head.matrix(model.table), None if model.head.bias is None else model.head.bias[...]
     return linear_cross_entropy(hidden, matrix, bias, batch["labels"], label_smoothing, net.config.logit_cap)
 
 
@@ -124,7 +124,7 @@ def init_state(
     params = net.init(init_key)
     if given is not None:
         # Adapters are new.
-        params = joined(trained(params), given) if net.config.lora is not None else given
+        params = join_adapters(trained(params), given) if net.config.lora is not None else given
     return TrainState(params, tx.init(trained(params)), jnp.zeros((), jnp.int32), jax.random.key_data(dropout_key))
 
 
@@ -145,7 +145,7 @@ def train_step(
 
     def gradients(params: Params, frozen: Params, batch: Batch, keys: Array | None) -> Sums:
         def total_loss(params: Params, part: Batch, dropout_key: Array | None) -> tuple[Array, Array]:
-            return batch_loss(net, joined(params, frozen), part, label_smoothing, dropout_key=dropout_key)
+            return batch_loss(net, join_adapters(params, frozen), part, label_smoothing, dropout_key=dropout_key)
 
         differentiate = jax.value_and_grad(total_loss, has_aux=True)
         if accumulation == 1:
@@ -168,7 +168,7 @@ def train_step(
         return sums
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        before, frozen = split(state.params)
+        before, frozen = split_adapters(state.params)
         loss, counted, grads = gradients(before, frozen, batch, dropout_keys(net, state, accumulation))
         count = jnp.maximum(counted, 1)
         grads = jax.tree.map(lambda g, p: (g / count).astype(p.dtype), grads, before)
@@ -177,7 +177,7 @@ def train_step(
         finite = jnp.isfinite(metrics.loss) & jnp.isfinite(metrics.gradient_norm) & (state.step >= 0)
         after = jax.tree.map(lambda p, update: jnp.where(finite, p + update, p).astype(p.dtype), before, updates)
         number = jnp.where(finite, state.step + 1, jnp.minimum(state.step, ~state.step))
-        return TrainState(joined(after, frozen), opt_state, number, state.key), metrics
+        return TrainState(join_adapters(after, frozen), opt_state, number, state.key), metrics
 
     return step
 

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 from jax_tformer.config import TransformerConfig
 from jax_tformer.errors import InputError
 from jax_tformer.files import from_dict, parse_json, to_dict
-from jax_tformer.model.functional import Params, transformer
+from jax_tformer.functional import Params, transformer
 from jax_tformer.weights.names import from_reference, to_reference
 
 CONFIG_KEY = "jax_tformer.config"

@@ -1,7 +1,7 @@
 """Converts parameters between our names and layouts and those of `torch_ref`, in both directions.
 
-Both sides give every module the same name, so one short table of leaves is enough: each leaf's name there, and how its
-axes are rearranged. The table does not depend on the architecture.
+Both sides give every module the same name, so one short table of leaves is enough: each leaf's name there. Its axes
+(`jax_tformer.model.axes`) say how it is rearranged. Neither depends on the architecture.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,8 +12,19 @@ from flax import traverse_util
 from numpy.typing import ArrayLike
 
 from jax_tformer.errors import InputError
-from jax_tformer.model.functional import Params
+from jax_tformer.functional import Params
+from jax_tformer.model.axes import axes_of, is_vector
 from jax_tformer.weights.views import Part, Rearranged, Stacked, View, read, rearranged_shape
+
+LEAVES = {
+    "lora.a": "lora.a.weight",
+    "lora.b": "lora.b.weight",
+    "kernel": "weight",
+    "bias": "bias",
+    "scale": "weight",
+    "embedding": "weight",
+}
+"""The end of our path -> the end of their name."""
 
 
 class Rule(NamedTuple):
@@ -23,27 +34,22 @@ class Rule(NamedTuple):
     theirs: str
     axes: str
 
+    @staticmethod
+    def of(path: str) -> "Rule":
+        """Returns the rule of a parameter of ours; raises WeightsError if there is none.
 
-RULES = (
-    Rule("query.kernel", "query.weight", "d h c -> (h c) d"),
-    Rule("key.kernel", "key.weight", "d k c -> (k c) d"),
-    Rule("value.kernel", "value.weight", "d k c -> (k c) d"),
-    Rule("output.kernel", "output.weight", "h c d -> d (h c)"),
-    Rule("query.bias", "query.bias", "h c -> (h c)"),
-    Rule("key.bias", "key.bias", "k c -> (k c)"),
-    Rule("value.bias", "value.bias", "k c -> (k c)"),
-    Rule("query.lora.b", "query.lora.b.weight", "r h c -> (h c) r"),
-    Rule("key.lora.b", "key.lora.b.weight", "r k c -> (k c) r"),
-    Rule("value.lora.b", "value.lora.b.weight", "r k c -> (k c) r"),
-    Rule("output.lora.a", "output.lora.a.weight", "h c r -> r (h c)"),
-    Rule("lora.a", "lora.a.weight", "i r -> r i"),
-    Rule("lora.b", "lora.b.weight", "r o -> o r"),
-    Rule("kernel", "weight", "i o -> o i"),
-    Rule("bias", "bias", "o -> o"),
-    Rule("scale", "weight", "d -> d"),
-    Rule("embedding", "weight", "v d -> v d"),
-)
-"""The first matching rule applies."""
+        A matrix x W is W^T there, with one axis for the inputs and one for the outputs, and a vector has one axis.
+        """
+        ours = next((leaf for leaf in LEAVES if f".{path}".endswith(f".{leaf}")), None)
+        try:
+            before, _, after = axes_of(path).partition(" -> ")
+        except KeyError:
+            ours = None
+        if ours is None:
+            raise WeightsError(f"no rule says what {path} is called in the reference; add it to jax_tformer.model.axes")
+        theirs = f"({after}) ({before})" if after else f"({before})" if is_vector(path) else before
+        return Rule(ours, LEAVES[ours], f"{before} {after}".strip() + f" -> {theirs}")
+
 
 STACKED = "blocks"
 """In a module of this name, our arrays have a leading L axis, and theirs a layer number in the name."""
@@ -71,7 +77,7 @@ def slots(shapes: Params) -> dict[str, Slot]:
     """
     found: dict[str, Slot] = {}
     for path, leaf in traverse_util.flatten_dict(shapes, sep=".").items():
-        rule = _rule(path)
+        rule = Rule.of(path)
         stem = path.removesuffix(rule.ours)
         stacked = f".{STACKED}." in f".{stem}"
         shape = tuple(leaf.shape[1:] if stacked else leaf.shape)
@@ -139,13 +145,6 @@ def parameter_views(
 def reference_shape(slot: Slot) -> tuple[int, ...]:
     """Returns the shape of the array in `torch_ref`."""
     return rearranged_shape(slot.shape, slot.rule.axes)
-
-
-def _rule(path: str) -> Rule:
-    for rule in RULES:
-        if f".{path}".endswith(f".{rule.ours}"):
-            return rule
-    raise WeightsError(f"no rule says what {path} is called in the reference; add one to jax_tformer.weights.names")
 
 
 def once(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]]) -> tuple[dict[str, np.ndarray], list[str]]:

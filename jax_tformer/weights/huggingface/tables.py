@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from jax_tformer.config import Activation, StackConfig, TransformerConfig
 from jax_tformer.errors import InputError
 from jax_tformer.files import changed_fields, differences, from_dict, to_dict
-from jax_tformer.model.functional import transformer
+from jax_tformer.functional import transformer
 from jax_tformer.weights.names import WeightsError, listed, once, reference_shape, require_fit, slots
 from jax_tformer.weights.views import Part, Rearranged, Stacked, View, read, rearranged_shape, same_bytes
 

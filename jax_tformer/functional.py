@@ -1,0 +1,194 @@
+"""The functional interface of the models: a pure pair of init and apply, with a signature for each kind of model."""
+
+from typing import Any, Generic, TypeVar
+
+import jax
+from flax import nnx, traverse_util
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jax_tformer.config import TransformerConfig
+from jax_tformer.describe import parameter_table, short_summary
+from jax_tformer.errors import InputError
+from jax_tformer.model.dropout import name_sites
+from jax_tformer.model.masks import require_mask
+from jax_tformer.model.parameters import Declared, draw
+from jax_tformer.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly
+
+Params = dict[str, Any]
+"""A plain nested dict of arrays; layers of a stack share one array with a leading L axis."""
+Model = TypeVar("Model", DecoderOnly, EncoderOnly, EncoderDecoder)
+
+
+class Transformer(Generic[Model]):
+    """A transformer as pure functions of its parameters, a plain nested dict of arrays.
+
+    `init` and `apply` can be jitted, differentiated and vmapped, and keep no state. `bind` returns the Flax module,
+    which returns more than logits: hidden states, attention weights, a cache.
+
+    `apply` and its like raise InputError for a mask without the shape of its tokens.
+    """
+
+    kind: type[Model]
+    """The Flax module's class."""
+    origin: Any = None
+    """What a pretrained folder held beyond the config, see `jax_tformer.pretrained.origin`; not part of equality."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        if config.vocab_size is None:
+            raise InputError("vocab_size is None; a model needs a number: TransformerConfig(vocab_size=...)")
+        self.config = config
+        model = nnx.eval_shape(lambda: name_sites(self.kind(config)))
+        graph, state = nnx.split(model, nnx.Param)
+        self._graph: nnx.GraphDef[Model] = graph
+        self._declared = {
+            ".".join(map(str, path)): Declared(variable.shape, variable.dtype, variable.get_metadata("start"))
+            for path, variable in nnx.to_flat_state(state)
+        }
+        self.shapes: Params = nnx.to_pure_dict(state)
+        """The parameters as jax.ShapeDtypeStruct: names, shapes and dtypes without the numbers."""
+
+    def __eq__(self, other: object) -> bool:
+        """Models with equal configs are equal, and share compiled functions."""
+        return isinstance(other, Transformer) and self.config == other.config
+
+    def __hash__(self) -> int:
+        return hash(self.config)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(\n{short_summary(self.config, self.shapes)}\n)"
+
+    def summary(self) -> str:
+        """Returns a table of all parameters by name: shape, number and bytes of each, with the sums of each part."""
+        return f"{short_summary(self.config, self.shapes)}\n\n{parameter_table(self.shapes)}"
+
+    def init(self, key: Key[Array, ""]) -> Params:
+        """Draws new parameters; on one platform, the same key gives the same bits."""
+        params: Params = jax.jit(self._init)(key)
+        return params
+
+    def bind(self, params: Params) -> Model:
+        """Returns the Flax module with these parameters, to call it or its parts by name."""
+        return nnx.merge(self._graph, params)
+
+    def _init(self, key: Key[Array, ""]) -> Params:
+        params: Params = traverse_util.unflatten_dict(draw(key, self._declared), sep=".")
+        return params
+
+    def _bind(self, params: Params, ids: Array, **marks: Array | None) -> Model:
+        """Binds parameters with stacked layers; `marks` must have the shape of `ids`, and None is left out."""
+        if any(isinstance(leaf, tuple) for leaf in traverse_util.flatten_dict(params).values()):
+            raise InputError("the parameters have layers apart, for generate and stream; expected those of init")
+        for name, mark in marks.items():
+            require_mask(name, mark, ids.shape[:2])
+        return self.bind(params)
+
+
+class DecoderOnlyTransformer(Transformer[DecoderOnly]):
+    """A decoder-only language model, like GPT."""
+
+    kind = DecoderOnly
+
+    def apply(
+        self,
+        params: Params,
+        tokens: Int[Array, "B T"],
+        *,
+        mask: Bool[Array, "B T"] | None = None,
+        token_types: Int[Array, "B T"] | None = None,
+        segments: Int[Array, "B T"] | None = None,
+        prefix: Bool[Array, "B T"] | None = None,
+        dropout_key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Computes logits of the token after each of `tokens`; see `DecoderOnly.__call__`."""
+        model = self._bind(params, tokens, mask=mask, segments=segments, prefix=prefix)
+        outputs = model(
+            tokens, mask=mask, token_types=token_types, segments=segments, prefix=prefix, dropout_key=dropout_key
+        )
+        return outputs.logits
+
+
+class EncoderOnlyTransformer(Transformer[EncoderOnly]):
+    """An encoder, like BERT."""
+
+    kind = EncoderOnly
+
+    def apply(
+        self,
+        params: Params,
+        tokens: Int[Array, "B T"],
+        *,
+        mask: Bool[Array, "B T"] | None = None,
+        token_types: Int[Array, "B T"] | None = None,
+        segments: Int[Array, "B T"] | None = None,
+        dropout_key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B ... V"]:
+        """Computes logits of tokens or classes, or hidden states; see `EncoderOnly.__call__`."""
+        model = self._bind(params, tokens, mask=mask, segments=segments)
+        return model(tokens, mask=mask, token_types=token_types, segments=segments, dropout_key=dropout_key).logits
+
+
+class EncoderDecoderTransformer(Transformer[EncoderDecoder]):
+    """The encoder-decoder of "Attention is all you need"."""
+
+    kind = EncoderDecoder
+
+    def apply(
+        self,
+        params: Params,
+        source: Int[Array, "B S"],
+        target: Int[Array, "B T"],
+        *,
+        source_mask: Bool[Array, "B S"] | None = None,
+        target_mask: Bool[Array, "B T"] | None = None,
+        source_segments: Int[Array, "B S"] | None = None,
+        target_segments: Int[Array, "B T"] | None = None,
+        dropout_key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Computes logits of the token after each of `target`; see `EncoderDecoder.__call__`."""
+        memory = self.encode(params, source, source_mask, source_segments, dropout_key)
+        masks = source_mask, target_mask, source_segments, target_segments
+        return self.decode(params, target, memory, *masks, dropout_key)
+
+    def encode(
+        self,
+        params: Params,
+        source: Int[Array, "B S"],
+        source_mask: Bool[Array, "B S"] | None = None,
+        source_segments: Int[Array, "B S"] | None = None,
+        dropout_key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B S D"]:
+        """Returns the memory that `decode` attends to."""
+        model = self._bind(params, source, source_mask=source_mask, source_segments=source_segments)
+        return model.encode(source, source_mask, source_segments, dropout_key)[0]
+
+    def decode(
+        self,
+        params: Params,
+        target: Int[Array, "B T"],
+        memory: Float[Array, "B S D"],
+        source_mask: Bool[Array, "B S"] | None = None,
+        target_mask: Bool[Array, "B T"] | None = None,
+        source_segments: Int[Array, "B S"] | None = None,
+        target_segments: Int[Array, "B T"] | None = None,
+        dropout_key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Computes logits of the token after each of `target` from `memory`, the encoded source."""
+        self._bind(params, memory, source_mask=source_mask, source_segments=source_segments)
+        model = self._bind(params, target, target_mask=target_mask, target_segments=target_segments)
+        masks = source_mask, target_mask, source_segments, target_segments
+        return model.decode(target, memory, *masks, dropout_key).logits
+
+
+DecoderTransformer = DecoderOnlyTransformer | EncoderDecoderTransformer
+AnyTransformer = DecoderTransformer | EncoderOnlyTransformer
+
+
+def transformer(config: TransformerConfig) -> AnyTransformer:
+    """Makes the transformer of `config`: `net.init(key)` draws parameters, `net.apply(params, ...)` computes logits.
+
+    The config's stacks decide which of the three classes it is. If you know the class, call it by its name, so that
+    your editor knows the arguments of `apply`.
+    """
+    if config.encoder is None:
+        return DecoderOnlyTransformer(config)
+    return EncoderOnlyTransformer(config) if config.decoder is None else EncoderDecoderTransformer(config)

@@ -1,0 +1,131 @@
+"""Low-rank adapters (LoRA; Hu et al., 2021): what they compute, which of them train, and the model without them."""
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import jax
+from flax import nnx, traverse_util
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Key
+
+from jax_tformer.config import LoraConfig, LoraTarget, TransformerConfig
+from jax_tformer.errors import InputError
+from jax_tformer.model.dropout import Dropout
+from jax_tformer.model.parameters import ZEROS, Start, accumulator, parameter
+from jax_tformer.scan import PROJECTION
+
+if TYPE_CHECKING:
+    from jax_tformer.functional import Params, Transformer
+
+Path = tuple[str, ...]
+Net = TypeVar("Net", bound="Transformer[Any]")
+
+
+class Adapter(nnx.Module):
+    """scale * (x A) B, of rank R (section 4.1): what is added to a frozen projection x W.
+
+    B starts at zero, so that training starts from the projection alone, and A as in PEFT: U(-a, a), a = inputs^-0.5.
+    A B is never added to W here: the gradient of W, as large as W, would then be computed on the way to theirs.
+    """
+
+    def __init__(
+        self, inputs: tuple[int, ...], outputs: tuple[int, ...], config: TransformerConfig, lora: LoraConfig
+    ) -> None:
+        start = Start("uniform", math.prod(inputs) ** -0.5)
+        self.a = parameter((*inputs, lora.rank), config, start)
+        self.b = parameter((lora.rank, *outputs), config, ZEROS)
+        self.scale, self.rank = lora.scale, lora.rank
+        self.dropout = Dropout(lora.dropout)
+
+    def __call__(self, x: Float[Array, "N I"], dropout_key: Key[Array, ""] | None) -> Float[Array, "N O"]:
+        """Computes the change of the projection of flattened tokens, in at least float32."""
+        x = self.dropout(x, dropout_key)
+        narrow = checkpoint_name(x @ self.a[...].reshape(-1, self.rank).astype(x.dtype), PROJECTION)
+        wide = narrow @ self.b[...].reshape(self.rank, -1).astype(x.dtype)
+        scaled: Array = wide.astype(accumulator(x.dtype)) * self.scale
+        return scaled
+
+
+def adapter(
+    inputs: tuple[int, ...], outputs: tuple[int, ...], config: TransformerConfig, target: LoraTarget | None
+) -> Adapter | None:
+    """Makes the adapter of the projection called `target`; None if the config gives it none."""
+    lora = config.lora
+    return Adapter(inputs, outputs, config, lora) if lora is not None and lora.adapts(target) else None
+
+
+def is_adapter(path: Path) -> bool:
+    """Whether the parameter at this path is the A or the B of an adapter."""
+    return path[-2:-1] == ("lora",)
+
+
+def split_adapters(params: "Params") -> tuple["Params", "Params"]:
+    """Returns what trains and what does not: the adapters and the rest, or everything and nothing without adapters."""
+    flat = traverse_util.flatten_dict(params)
+    adapters = {path: leaf for path, leaf in flat.items() if is_adapter(path)}
+    if not adapters:
+        return params, {}
+    rest = {path: leaf for path, leaf in flat.items() if path not in adapters}
+    return traverse_util.unflatten_dict(adapters), traverse_util.unflatten_dict(rest)
+
+
+def join_adapters(trained: "Params", frozen: "Params") -> "Params":
+    """Inverts `split_adapters`."""
+    if not frozen:
+        return trained
+    flat = traverse_util.flatten_dict(trained) | traverse_util.flatten_dict(frozen)
+    params: Params = traverse_util.unflatten_dict(flat)
+    return params
+
+
+def trained(params: "Params") -> "Params":
+    """Returns the parameters that train: the adapters, or all parameters of a model without them."""
+    return split_adapters(params)[0]
+
+
+def without_adapters(config: TransformerConfig) -> TransformerConfig:
+    """Returns the config of the model into which adapters are merged."""
+    return dataclasses.replace(config, lora=None)
+
+
+def merge_lora(net: Net, params: "Params") -> tuple[Net, "Params"]:
+    """Returns the model without adapters that computes the same to rounding: W + scale * A B in place of W.
+
+    The product and the sum are computed in at least float32, and rounded to the type of W once. Returns the arguments
+    themselves if the model has no adapters.
+    """
+    if net.config.lora is None:
+        return net, params
+    plain = type(net)(without_adapters(net.config))
+    plain.origin = net.origin
+    return plain, jax.jit(merge, static_argnums=0)(net.config.lora, params)
+
+
+def merge(lora: LoraConfig, params: "Params") -> "Params":
+    """Returns parameters with the adapters added to their kernels; see `merge_lora`."""
+    flat = traverse_util.flatten_dict(params)
+    kernels: dict[Path, Array] = {}
+    for path, a in flat.items():
+        if is_adapter(path) and path[-1] == "a":
+            place = (*path[:-2], "kernel")
+            kernel, b = flat[place], flat[(*path[:-1], "b")]
+            high, layers = accumulator(kernel.dtype), kernel.shape[0]
+            change = a.reshape(layers, -1, lora.rank).astype(high) @ b.reshape(layers, lora.rank, -1).astype(high)
+            kernels[place] = (kernel.astype(high) + lora.scale * change.reshape(kernel.shape)).astype(kernel.dtype)
+    rest = {path: leaf for path, leaf in (flat | kernels).items() if not is_adapter(path)}
+    params = traverse_util.unflatten_dict(rest)
+    return params
+
+
+def add_lora(net: Net, params: "Params", lora: LoraConfig, key: Key[Array, ""]) -> tuple[Net, "Params"]:
+    """Returns the model with fresh adapters beside `params`, which computes the same until they train.
+
+    Raises InputError if the model has adapters already, or no matrices for these (see `TransformerConfig.lora`).
+    """
+    if net.config.lora is not None:
+        raise InputError("the model has adapters already; expected one without, as merge_lora returns")
+    adapted = type(net)(dataclasses.replace(net.config, lora=lora))
+    adapted.origin = net.origin
+    fresh = jax.jit(lambda key: trained(adapted.init(key)))(key)
+    return adapted, join_adapters(fresh, params)

@@ -1,0 +1,124 @@
+"""How the layers of a stack are run: one compiled layer for all, or one by one, and what their backward pass keeps."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.extend.core import Primitive
+from jaxtyping import Array, Key
+
+from jax_tformer.config import ComputeConfig, Remat
+
+Inputs = ParamSpec("Inputs")
+Output = TypeVar("Output")
+Window = int | None
+PROJECTION = "projection"
+"""The name of the result of a Linear, bias included, by which `rematerialize` makes the backward pass keep it."""
+ATTENTION_OUTPUT = "attention output"
+"""The name of the result of attention, by which `rematerialize` makes the backward pass keep it."""
+
+
+Layer = Callable[[Any, Array, Window, Array | None, Any], tuple[Any, ...]]
+"""(module, residual stream, window, dropout key, its part of the cache) -> (residual stream, captured, part)."""
+
+
+def scan_layers(
+    layer: Layer,
+    blocks: nnx.Module,
+    x: Array,
+    windows: Sequence[Window],
+    keys: Key[Array, " L"] | None,
+    how: ComputeConfig,
+) -> tuple[Array, Any]:
+    """Runs stacked layers with `jax.lax.scan`; returns the residual stream and what was captured, stacked along L.
+
+    The layers take the `windows` by turns. One turn over the whole pattern is compiled, so that compile time does not
+    grow with depth, and `how.unroll` turns make one iteration.
+    """
+    graph, parameters = nnx.split(blocks, nnx.Param)
+
+    def body(window: Window) -> Callable[[Array, Any], tuple[Array, Any]]:
+        def run(x: Array, own: Any) -> tuple[Array, Any]:
+            x, captured, _ = layer(nnx.merge(graph, own[0]), x, window, own[1], None)
+            return x, captured
+
+        return rematerialize(run, how.remat)
+
+    bodies, layers = [body(window) for window in windows], (parameters, keys)
+    period, count = len(bodies), len(jax.tree.leaves(parameters)[0])
+    whole = count // period
+
+    def turn(x: Array, pattern: Any, length: int = period) -> tuple[Array, Any]:
+        results = []
+        for number, body in enumerate(bodies[:length]):
+            x, result = body(x, jax.tree.map(lambda leaf, number=number: leaf[number], pattern))
+            results.append(result)
+        return x, jax.tree.map(lambda *each: jnp.stack(each), *results)
+
+    if period == 1:
+        return jax.lax.scan(bodies[0], x, layers, unroll=min(how.unroll, count))
+    split = jax.tree.map(lambda leaf: leaf[: whole * period].reshape(whole, period, *leaf.shape[1:]), layers)
+    x, results = jax.lax.scan(turn, x, split, unroll=min(how.unroll, whole))
+    results = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), results)
+    if count > whole * period:
+        x, rest = turn(x, jax.tree.map(lambda leaf: leaf[whole * period :], layers), count - whole * period)
+        results = jax.tree.map(lambda first, last: jnp.concatenate([first, last]), results, rest)
+    return x, results
+
+
+def loop_layers(
+    layer: Layer,
+    blocks: nnx.Module,
+    x: Array,
+    windows: Sequence[Window],
+    keys: Key[Array, " L"] | None,
+    caches: Sequence[Any],
+) -> tuple[Array, Any, tuple[Any, ...]]:
+    """Runs stacked layers one by one, each with its cache; returns also the new caches.
+
+    A scan would copy each layer's weights before reading them, which is most of the cost of a token.
+    """
+    graph, parameters = nnx.split(blocks, nnx.Param)
+    captured, remembered = [], []
+    for number, cache in enumerate(caches):
+        own = nnx.map_state(partial(_take_layer, number), parameters)
+        key = None if keys is None else keys[number]
+        x, weights, cache = layer(nnx.merge(graph, own), x, windows[number % len(windows)], key, cache)
+        captured.append(weights)
+        remembered.append(cache)
+    return x, jax.tree.map(lambda *each: jnp.stack(each), *captured), tuple(remembered)
+
+
+def _take_layer(number: int, _: Any, parameter: nnx.Variable[Array]) -> nnx.Variable[Array]:
+    return parameter.replace(parameter.get_value()[number])
+
+
+def rematerialize(layer: Callable[Inputs, Output], remat: Remat) -> Callable[Inputs, Output]:
+    """Returns `layer` with a backward pass that recomputes what `remat` does not keep (see ComputeConfig.remat).
+
+    "auto" means "dots" here, the fastest on CPU and far smaller than keeping all; train.py chooses by memory. Keeps
+    projections with their bias: in bfloat16 the compiler may leave out the rounding between the two in the forward
+    pass, and a ReLU would then be recomputed on the other side of its kink.
+    """
+    if remat == "none":
+        return layer
+    policies = jax.checkpoint_policies
+    products = policies.save_from_both_policies(
+        policies.save_only_these_names(PROJECTION, ATTENTION_OUTPUT), _is_cudnn_attention
+    )
+    # prevent_cse would keep the compiler from merging both computations, which the loop of the scan already does.
+    policy = None if remat == "full" else products
+    again: Callable[Inputs, Output] = jax.checkpoint(layer, prevent_cse=False, policy=policy)
+    return again
+
+
+def _is_cudnn_attention(primitive: Primitive, *_: object, **__: object) -> bool:
+    """Whether to keep a result: those of cuDNN's forward pass, including the softmax's statistics.
+
+    The Pallas kernel runs again instead: it writes its statistics 128 times over, nearly as much as all else that is
+    kept of a layer.
+    """
+    return primitive.name == "dot_product_attention_fwd_wrapper"

@@ -10,6 +10,7 @@ from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.errors import require
 from jax_tformer.model.masks import position_ids
 from jax_tformer.model.parameters import dtype_of
+from jax_tformer.model.shapes import Ids, Marks, Numbers, Positions
 
 
 class KeyValue(NamedTuple):
@@ -56,7 +57,7 @@ class Cache(NamedTuple):
     source_is_token: Bool[Array, "b S"] | None = None
     """Which positions of the encoder's output are tokens; None: all."""
 
-    def take_slots(self, new: Bool[Array, "B T"]) -> tuple[Int[Array, "B T"], "Cache"]:
+    def take_slots(self, new: Bool[Array, "B T"]) -> tuple[Ids, "Cache"]:
         """Takes the next T slots (`new`: True at tokens); returns their positions, counting only tokens, and the cache.
 
         Raises InputError if fewer than T slots are free. Compiled code cannot check that and overwrites the last ones.
@@ -85,11 +86,11 @@ def empty_cache(
 
 
 def place_tokens(
-    tokens: Int[Array, "B T"],
-    is_token: Bool[Array, "B T"] | None,
-    segments: Int[Array, "B T"] | None,
+    tokens: Ids,
+    is_token: Marks,
+    segments: Numbers,
     cache: Cache | None,
-) -> tuple[Int[Array, "#B T"], Cache | None]:
+) -> tuple[Positions, Cache | None]:
     """Returns the positions of a sequence's tokens, and the cache with slots for them behind those that it holds."""
     if cache is None:
         return position_ids(tokens, is_token, segments), None

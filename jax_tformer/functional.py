@@ -4,7 +4,7 @@ from typing import Any, Generic, TypeVar
 
 import jax
 from flax import nnx, traverse_util
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.describe import parameter_table, short_summary
@@ -12,6 +12,7 @@ from jax_tformer.errors import InputError
 from jax_tformer.model.dropout import name_sites
 from jax_tformer.model.masks import require_mask
 from jax_tformer.model.parameters import Declared, draw
+from jax_tformer.model.shapes import DropoutKey, Ids, Marks, Numbers, SourceIds, SourceMarks, SourceNumbers
 from jax_tformer.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly
 
 Params = dict[str, Any]
@@ -91,13 +92,13 @@ class DecoderOnlyTransformer(Transformer[DecoderOnly]):
     def apply(
         self,
         params: Params,
-        tokens: Int[Array, "B T"],
+        tokens: Ids,
         *,
-        mask: Bool[Array, "B T"] | None = None,
-        token_types: Int[Array, "B T"] | None = None,
-        segments: Int[Array, "B T"] | None = None,
-        prefix: Bool[Array, "B T"] | None = None,
-        dropout_key: Key[Array, ""] | None = None,
+        mask: Marks = None,
+        token_types: Numbers = None,
+        segments: Numbers = None,
+        prefix: Marks = None,
+        dropout_key: DropoutKey = None,
     ) -> Float[Array, "B T V"]:
         """Computes logits of the token after each of `tokens`; see `DecoderOnly.__call__`."""
         model = self._bind(params, tokens, mask=mask, segments=segments, prefix=prefix)
@@ -115,12 +116,12 @@ class EncoderOnlyTransformer(Transformer[EncoderOnly]):
     def apply(
         self,
         params: Params,
-        tokens: Int[Array, "B T"],
+        tokens: Ids,
         *,
-        mask: Bool[Array, "B T"] | None = None,
-        token_types: Int[Array, "B T"] | None = None,
-        segments: Int[Array, "B T"] | None = None,
-        dropout_key: Key[Array, ""] | None = None,
+        mask: Marks = None,
+        token_types: Numbers = None,
+        segments: Numbers = None,
+        dropout_key: DropoutKey = None,
     ) -> Float[Array, "B ... V"]:
         """Computes logits of tokens or classes, or hidden states; see `EncoderOnly.__call__`."""
         model = self._bind(params, tokens, mask=mask, segments=segments)
@@ -135,14 +136,14 @@ class EncoderDecoderTransformer(Transformer[EncoderDecoder]):
     def apply(
         self,
         params: Params,
-        source: Int[Array, "B S"],
-        target: Int[Array, "B T"],
+        source: SourceIds,
+        target: Ids,
         *,
-        source_mask: Bool[Array, "B S"] | None = None,
-        target_mask: Bool[Array, "B T"] | None = None,
-        source_segments: Int[Array, "B S"] | None = None,
-        target_segments: Int[Array, "B T"] | None = None,
-        dropout_key: Key[Array, ""] | None = None,
+        source_mask: SourceMarks = None,
+        target_mask: Marks = None,
+        source_segments: SourceNumbers = None,
+        target_segments: Numbers = None,
+        dropout_key: DropoutKey = None,
     ) -> Float[Array, "B T V"]:
         """Computes logits of the token after each of `target`; see `EncoderDecoder.__call__`."""
         memory = self.encode(params, source, source_mask, source_segments, dropout_key)
@@ -152,10 +153,10 @@ class EncoderDecoderTransformer(Transformer[EncoderDecoder]):
     def encode(
         self,
         params: Params,
-        source: Int[Array, "B S"],
-        source_mask: Bool[Array, "B S"] | None = None,
-        source_segments: Int[Array, "B S"] | None = None,
-        dropout_key: Key[Array, ""] | None = None,
+        source: SourceIds,
+        source_mask: SourceMarks = None,
+        source_segments: SourceNumbers = None,
+        dropout_key: DropoutKey = None,
     ) -> Float[Array, "B S D"]:
         """Returns the memory that `decode` attends to."""
         model = self._bind(params, source, source_mask=source_mask, source_segments=source_segments)
@@ -164,13 +165,13 @@ class EncoderDecoderTransformer(Transformer[EncoderDecoder]):
     def decode(
         self,
         params: Params,
-        target: Int[Array, "B T"],
+        target: Ids,
         memory: Float[Array, "B S D"],
-        source_mask: Bool[Array, "B S"] | None = None,
-        target_mask: Bool[Array, "B T"] | None = None,
-        source_segments: Int[Array, "B S"] | None = None,
-        target_segments: Int[Array, "B T"] | None = None,
-        dropout_key: Key[Array, ""] | None = None,
+        source_mask: SourceMarks = None,
+        target_mask: Marks = None,
+        source_segments: SourceNumbers = None,
+        target_segments: Numbers = None,
+        dropout_key: DropoutKey = None,
     ) -> Float[Array, "B T V"]:
         """Computes logits of the token after each of `target` from `memory`, the encoded source."""
         self._bind(params, memory, source_mask=source_mask, source_segments=source_segments)

@@ -13,6 +13,7 @@ from jax_tformer.config import LoraConfig, LoraTarget, TransformerConfig
 from jax_tformer.errors import InputError
 from jax_tformer.model.dropout import Dropout
 from jax_tformer.model.parameters import ZEROS, Start, accumulator, parameter
+from jax_tformer.model.shapes import DropoutKey
 from jax_tformer.scan import PROJECTION
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Adapter(nnx.Module):
         self.scale, self.rank = lora.scale, lora.rank
         self.dropout = Dropout(lora.dropout)
 
-    def __call__(self, x: Float[Array, "N I"], dropout_key: Key[Array, ""] | None) -> Float[Array, "N O"]:
+    def __call__(self, x: Float[Array, "N I"], dropout_key: DropoutKey) -> Float[Array, "N O"]:
         """Computes the change of the projection of flattened tokens, in at least float32."""
         x = self.dropout(x, dropout_key)
         narrow = checkpoint_name(x @ self.a[...].reshape(-1, self.rank).astype(x.dtype), PROJECTION)

@@ -5,7 +5,7 @@ import math
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float
 
 from jax_tformer.cache import KeyValue
 from jax_tformer.config import AttentionImplementation, StackConfig, TransformerConfig
@@ -15,6 +15,7 @@ from jax_tformer.model.embedding import Rotation, rotate
 from jax_tformer.model.layers import Linear, Norm, identity
 from jax_tformer.model.masks import Mask
 from jax_tformer.model.parameters import accumulator
+from jax_tformer.model.shapes import DropoutKey, Memory, Stream
 from jax_tformer.scan import ATTENTION_OUTPUT
 
 
@@ -78,14 +79,14 @@ class Attention(nnx.Module):
 
     def __call__(
         self,
-        x: Float[Array, "N T D"],
-        memory: Float[Array, "N S D"] | None,
+        x: Stream,
+        memory: Memory,
         mask: Mask,
         rotation: Rotation | None = None,
-        dropout_key: Key[Array, ""] | None = None,
+        dropout_key: DropoutKey = None,
         cache: KeyValue | None = None,
         capture: bool = False,
-    ) -> tuple[Float[Array, "N T D"], Float[Array, "N H T S"] | None, KeyValue | None]:
+    ) -> tuple[Stream, Float[Array, "B H T S"] | None, KeyValue | None]:
         """Returns the output, the weights before dropout (with `capture`), and the cache with the memory in it.
 
         With a cache, memory's keys and values are written to it from slot `mask.first` on (None: nothing is written),

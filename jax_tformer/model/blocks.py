@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from jax_tformer.cache import Cache, LayerCache
 from jax_tformer.config import StackConfig, TransformerConfig
@@ -16,6 +16,7 @@ from jax_tformer.model.dropout import Dropout, layer_keys
 from jax_tformer.model.embedding import RelativePositions, Rotation, rotary_angles
 from jax_tformer.model.layers import FeedForward, Norm, identity
 from jax_tformer.model.masks import Mask
+from jax_tformer.model.shapes import DropoutKey, Ids, Marks, Memory, Numbers, Positions, Stream
 from jax_tformer.scan import loop_layers, scan_layers
 
 Masks = dict[int | None, Mask]
@@ -54,15 +55,15 @@ class Block(nnx.Module):
 
     def __call__(
         self,
-        x: Float[Array, "B T D"],
+        x: Stream,
         mask: Mask,
         rotation: Rotation | None = None,
-        memory: Float[Array, "B S D"] | None = None,
+        memory: Memory = None,
         memory_mask: Mask | None = None,
-        dropout_key: Key[Array, ""] | None = None,
+        dropout_key: DropoutKey = None,
         cache: LayerCache | None = None,
         capture: bool = False,
-    ) -> tuple[Float[Array, "B T D"], Captured | None, LayerCache | None]:
+    ) -> tuple[Stream, Captured | None, LayerCache | None]:
         """Returns the residual stream after the layer, what `capture` asks for, and the cache with x in it.
 
         `memory` is the encoder's output. If it is None, a cache provides its keys and values.
@@ -106,15 +107,15 @@ class Stack(nnx.Module):
 
     def __call__(
         self,
-        x: Float[Array, "N T D"],
+        x: Stream,
         masks: Masks,
-        positions: Int[Array, "#N T"],
-        memory: Float[Array, "N S D"] | None = None,
+        positions: Positions,
+        memory: Memory = None,
         memory_mask: Mask | None = None,
-        dropout_key: Key[Array, ""] | None = None,
+        dropout_key: DropoutKey = None,
         cache: Cache | None = None,
         capture: bool = False,
-    ) -> tuple[Float[Array, "N T D"], Captured | None, Cache | None]:
+    ) -> tuple[Stream, Captured | None, Cache | None]:
         """Runs all layers; returns the residual stream, what `capture` asks for, and the cache with x in it.
 
         `masks` are those of self-attention.
@@ -134,10 +135,10 @@ class Stack(nnx.Module):
 
     def masks(
         self,
-        tokens: Int[Array, "B T"],
-        is_token: Bool[Array, "B T"] | None = None,
-        segments: Int[Array, "B T"] | None = None,
-        prefix: Bool[Array, "B T"] | None = None,
+        tokens: Ids,
+        is_token: Marks = None,
+        segments: Numbers = None,
+        prefix: Marks = None,
         cache: Cache | None = None,
     ) -> Masks:
         """Says who sees whom among `tokens`, for each window of the layers.

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
+from jax_tformer.model.shapes import DropoutKey
+
 Model = TypeVar("Model", bound=nnx.Module)
 
 
@@ -22,11 +24,11 @@ class Dropout(nnx.Module):
     def __init__(self, rate: float) -> None:
         self.rate = rate
 
-    def __call__(self, x: Float[Array, "..."], key: Key[Array, ""] | None) -> Float[Array, "..."]:
+    def __call__(self, x: Float[Array, "..."], key: DropoutKey) -> Float[Array, "..."]:
         """Drops elements of x; `key` is that of the forward pass or, inside a layer, of the layer."""
         return drop(x, self.rate, self.keep(key, x.shape))
 
-    def keep(self, key: Key[Array, ""] | None, shape: tuple[int, ...]) -> Bool[Array, "..."] | None:
+    def keep(self, key: DropoutKey, shape: tuple[int, ...]) -> Bool[Array, "..."] | None:
         """Draws the mask of an array of this shape, True = kept; None if nothing is dropped."""
         return None if key is None or self.rate == 0 else keep_mask(site_key(key, self.site), self.rate, shape)
 
@@ -59,7 +61,7 @@ def layer_key(key: Key[Array, ""], layer: int | Array) -> Key[Array, ""]:
     return jax.random.fold_in(key, layer)
 
 
-def layer_keys(key: Key[Array, ""] | None, layers: int) -> Key[Array, " L"] | None:
+def layer_keys(key: DropoutKey, layers: int) -> Key[Array, " L"] | None:
     """Returns the keys of all layers of a stack; None without dropout."""
     return None if key is None else jax.vmap(layer_key, (None, 0))(key, jnp.arange(layers))
 

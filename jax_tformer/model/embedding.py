@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from jax_tformer.config import RotaryConfig, StackConfig, TransformerConfig
 from jax_tformer.errors import InputError
@@ -17,6 +17,7 @@ from jax_tformer.model.dropout import Dropout
 from jax_tformer.model.layers import Norm, identity
 from jax_tformer.model.masks import Mask
 from jax_tformer.model.parameters import Start, accumulator, dtype_of, parameter
+from jax_tformer.model.shapes import DropoutKey, Ids, Numbers, Positions, Stream
 
 
 class Table(nnx.Module):
@@ -26,7 +27,7 @@ class Table(nnx.Module):
         self.embedding = parameter((rows, config.d_model), config, Start("normal", std))
         self.dtype = config.compute.dtype
 
-    def __call__(self, ids: Int[Array, "#B T"]) -> Float[Array, "#B T D"]:
+    def __call__(self, ids: Positions) -> Float[Array, "#B T D"]:
         """Looks up the rows `ids`, which must be in range (checked on the host, not here)."""
         return jnp.take(self.embedding[...], ids, axis=0).astype(dtype_of(self.dtype))
 
@@ -52,12 +53,12 @@ class InputEmbedding(nnx.Module):
 
     def __call__(
         self,
-        ids: Int[Array, "B T"],
-        positions: Int[Array, "#B T"],
+        ids: Ids,
+        positions: Positions,
         table: Table,
-        types: Int[Array, "B T"] | None = None,
-        dropout_key: Key[Array, ""] | None = None,
-    ) -> Float[Array, "B T D"]:
+        types: Numbers = None,
+        dropout_key: DropoutKey = None,
+    ) -> Stream:
         """Embeds `ids` by `table`; raises InputError if the sequence is longer than `max_positions`."""
         x = table(ids)
         if self.stack.embedding_scale:
@@ -78,7 +79,7 @@ class InputEmbedding(nnx.Module):
 
 
 def angles(
-    positions: Int[Array, "#B T"], width: int, base: float, dtype: jnp.dtype, scaling: RotaryConfig | None = None
+    positions: Positions, width: int, base: float, dtype: jnp.dtype, scaling: RotaryConfig | None = None
 ) -> Float[Array, "#B T W"]:
     """position / base^(2i / width) for i = 0 .. width/2 - 1 (paper, section 3.5); radians, in at least float32.
 
@@ -109,7 +110,7 @@ def scaled(denominator: Float[Array, " W"], scaling: RotaryConfig) -> Float[Arra
 
 
 def sinusoidal(
-    positions: Int[Array, "#B T"], width: int, base: float, interleaved: bool, dtype: jnp.dtype
+    positions: Positions, width: int, base: float, interleaved: bool, dtype: jnp.dtype
 ) -> Float[Array, "#B T D"]:
     """Computes the paper's position encoding (section 3.5): if `interleaved`, sines in even and cosines in odd columns.
 
@@ -131,7 +132,7 @@ class Rotation(NamedTuple):
 
 
 def rotary_angles(
-    config: TransformerConfig, stack: StackConfig, positions: Int[Array, "#B T"], window: int | None
+    config: TransformerConfig, stack: StackConfig, positions: Positions, window: int | None
 ) -> Rotation | None:
     """Computes the rotary angles of `positions` for all layers with this window; None without rotary positions."""
     if stack.positions != "rotary":

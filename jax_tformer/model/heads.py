@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.model.dropout import Dropout
@@ -10,6 +10,7 @@ from jax_tformer.model.embedding import Table
 from jax_tformer.model.fast.few_rows import multiply_by_rows
 from jax_tformer.model.layers import Linear, Norm, activate, identity, soft_cap
 from jax_tformer.model.parameters import ZEROS, accumulator, dtype_of, parameter, projection_start
+from jax_tformer.model.shapes import DropoutKey, Stream
 
 
 class Head(nnx.Module):
@@ -30,7 +31,7 @@ class Head(nnx.Module):
         self.activation, self.dtype = stack.activation, config.compute.dtype
         self.scale, self.cap = config.d_model**-0.5 if config.head_scale else None, config.logit_cap
 
-    def transform(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    def transform(self, x: Stream) -> Stream:
         """Returns the input of the vocabulary projection."""
         if self.dense is not None:
             x = self.norm(activate(self.dense(x), self.activation))
@@ -40,7 +41,7 @@ class Head(nnx.Module):
         """Returns the matrix of the vocabulary projection, a row for each token."""
         return table.embedding[...] if self.kernel is None else self.kernel[...].T
 
-    def __call__(self, x: Float[Array, "B T D"], table: Table) -> Float[Array, "B T V"]:
+    def __call__(self, x: Stream, table: Table) -> Float[Array, "B T V"]:
         """Computes the logits of what `transform` returns, in at least float32; a tied head uses `table`."""
         dtype, flat, high = dtype_of(self.dtype), x.reshape(-1, x.shape[-1]), accumulator(x.dtype)
         if self.kernel is None:
@@ -64,7 +65,7 @@ class Pooler(nnx.Module):
         self.activation = config.pooler
         self.dropout = Dropout(config.dropout.pooler)
 
-    def __call__(self, x: Float[Array, "B T D"], dropout_key: Key[Array, ""] | None = None) -> Float[Array, "B D"]:
+    def __call__(self, x: Stream, dropout_key: DropoutKey = None) -> Float[Array, "B D"]:
         """Pools each sequence."""
         y = self.dense(self.dropout(x[:, 0], dropout_key))
         if self.activation == "relu":
@@ -83,9 +84,7 @@ class Classifier(nnx.Module):
         self.dropout = Dropout(config.dropout.classifier)
         self.dtype = config.compute.dtype
 
-    def __call__(
-        self, x: Float[Array, "B ... D"], dropout_key: Key[Array, ""] | None = None
-    ) -> Float[Array, "B ... classes"]:
+    def __call__(self, x: Float[Array, "B ... D"], dropout_key: DropoutKey = None) -> Float[Array, "B ... classes"]:
         """Computes logits in at least float32."""
         x, dtype = self.dropout(x, dropout_key), dtype_of(self.dtype)
         flat, kernel = x.reshape(-1, x.shape[-1]), self.kernel[...].astype(dtype)

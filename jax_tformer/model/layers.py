@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
 from jax_tformer.config import Activation, LoraTarget, StackConfig, TransformerConfig
 from jax_tformer.lora import adapter
 from jax_tformer.model.dropout import Dropout
 from jax_tformer.model.parameters import ONES, ZEROS, accumulator, dtype_of, parameter, projection_start
+from jax_tformer.model.shapes import DropoutKey, Stream
 from jax_tformer.scan import PROJECTION
 
 
@@ -46,7 +47,7 @@ class Linear(nnx.Module):
         self.lora = adapter(inputs, outputs, config, target)
         self.dtype, self.inputs, self.outputs = config.compute.dtype, inputs, outputs
 
-    def __call__(self, x: Float[Array, "..."], dropout_key: Key[Array, ""] | None = None) -> Float[Array, "..."]:
+    def __call__(self, x: Float[Array, "..."], dropout_key: DropoutKey = None) -> Float[Array, "..."]:
         """Projects `[..., *inputs]` to `[..., *outputs]`."""
         dtype, width = dtype_of(self.dtype), math.prod(self.inputs)
         leading = x.shape[: x.ndim - len(self.inputs)]
@@ -101,7 +102,7 @@ class FeedForward(nnx.Module):
         self.activation = stack.activation
         self.dropout = Dropout(config.dropout.feedforward)
 
-    def __call__(self, x: Float[Array, "B T D"], dropout_key: Key[Array, ""] | None = None) -> Float[Array, "B T D"]:
+    def __call__(self, x: Stream, dropout_key: DropoutKey = None) -> Stream:
         """Applies the same two (or three) projections at every position."""
         if self.gate is None:
             hidden = activate(self.up(x, dropout_key), self.activation)

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_tformer.errors import InputError
 from jax_tformer.model.layers import soft_cap
+from jax_tformer.model.shapes import Ids, Marks, Numbers, Positions, SourceIds, SourceMarks
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,9 @@ class Mask:
     """Allows keys at the query's own place and before (paper, section 3.2.3)."""
     window: int | None = None
     """Allows keys less than this many places away, on either side (Beltagy et al., 2020); padding takes places."""
-    is_token: Bool[Array, "B S"] | None = None
+    is_token: SourceMarks = None
     """Allows keys that are tokens (True), not padding."""
-    segments: tuple[Int[Array, "B T"], Int[Array, "B S"]] | None = None
+    segments: tuple[Ids, SourceIds] | None = None
     """Allows keys of the query's own segment, such as a document: the segment numbers of queries and of keys."""
     prefix: tuple[Bool[Array, "B T"], Bool[Array, "B S"]] | None = None
     """If causal, queries in the prefix (True) also see later keys in the prefix (Raffel et al., 2020)."""
@@ -97,9 +98,7 @@ class Mask:
         return masked_softmax(scores, seen)
 
 
-def position_ids(
-    tokens: Int[Array, "B T"], is_token: Bool[Array, "B T"] | None, segments: Int[Array, "B T"] | None = None
-) -> Int[Array, "#B T"]:
+def position_ids(tokens: Ids, is_token: Marks, segments: Numbers = None) -> Positions:
     """Numbers the tokens of each segment 0, 1, 2 ...; padding (False) on the left does not count."""
     if segments is None:
         if is_token is None:

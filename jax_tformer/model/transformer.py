@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float
 
 from jax_tformer.cache import Cache, empty_cache, place_tokens
 from jax_tformer.config import TransformerConfig
@@ -12,6 +12,18 @@ from jax_tformer.model.blocks import Captured, Masks, Stack
 from jax_tformer.model.embedding import InputEmbedding, Table
 from jax_tformer.model.heads import Classifier, Head, Pooler
 from jax_tformer.model.masks import Mask, position_ids
+from jax_tformer.model.shapes import (
+    DropoutKey,
+    Ids,
+    Marks,
+    Memory,
+    Numbers,
+    Positions,
+    SourceIds,
+    SourceMarks,
+    SourceNumbers,
+    Stream,
+)
 
 
 class Outputs(NamedTuple):
@@ -22,7 +34,7 @@ class Outputs(NamedTuple):
 
     Hidden states `[B, T, D]` if the model has no head.
     """
-    hidden: Float[Array, "B T D"]
+    hidden: Stream
     """The input of the vocabulary projection. Compiled code that uses only this computes no logits."""
     encoder: Captured | None = None
     """Captured from the encoder's layers, stacked along L; None without `capture`."""
@@ -50,11 +62,11 @@ class SingleStack(nnx.Module):
     def run(
         self,
         stack: Stack,
-        tokens: Int[Array, "B T"],
-        positions: Int[Array, "#B T"],
+        tokens: Ids,
+        positions: Positions,
         seen: Masks,
-        types: Int[Array, "B T"] | None,
-        dropout_key: Key[Array, ""] | None,
+        types: Numbers,
+        dropout_key: DropoutKey,
         cache: Cache | None,
         capture: bool,
     ) -> tuple[Outputs, Captured | None]:
@@ -74,13 +86,13 @@ class DecoderOnly(SingleStack):
 
     def __call__(
         self,
-        tokens: Int[Array, "B T"],
+        tokens: Ids,
         *,
-        mask: Bool[Array, "B T"] | None = None,
-        token_types: Int[Array, "B T"] | None = None,
-        segments: Int[Array, "B T"] | None = None,
-        prefix: Bool[Array, "B T"] | None = None,
-        dropout_key: Key[Array, ""] | None = None,
+        mask: Marks = None,
+        token_types: Numbers = None,
+        segments: Numbers = None,
+        prefix: Marks = None,
+        dropout_key: DropoutKey = None,
         cache: Cache | None = None,
         capture: bool = False,
     ) -> Outputs:
@@ -116,12 +128,12 @@ class EncoderOnly(SingleStack):
 
     def __call__(
         self,
-        tokens: Int[Array, "B T"],
+        tokens: Ids,
         *,
-        mask: Bool[Array, "B T"] | None = None,
-        token_types: Int[Array, "B T"] | None = None,
-        segments: Int[Array, "B T"] | None = None,
-        dropout_key: Key[Array, ""] | None = None,
+        mask: Marks = None,
+        token_types: Numbers = None,
+        segments: Numbers = None,
+        dropout_key: DropoutKey = None,
         capture: bool = False,
     ) -> Outputs:
         """Computes logits of tokens or classes, or hidden states; arguments are as in `DecoderOnly`."""
@@ -156,14 +168,14 @@ class EncoderDecoder(nnx.Module):
 
     def __call__(
         self,
-        source: Int[Array, "B S"],
-        target: Int[Array, "B T"],
+        source: SourceIds,
+        target: Ids,
         *,
-        source_mask: Bool[Array, "B S"] | None = None,
-        target_mask: Bool[Array, "B T"] | None = None,
-        source_segments: Int[Array, "B S"] | None = None,
-        target_segments: Int[Array, "B T"] | None = None,
-        dropout_key: Key[Array, ""] | None = None,
+        source_mask: SourceMarks = None,
+        target_mask: Marks = None,
+        source_segments: SourceNumbers = None,
+        target_segments: Numbers = None,
+        dropout_key: DropoutKey = None,
         cache: Cache | None = None,
         capture: bool = False,
     ) -> Outputs:
@@ -178,10 +190,10 @@ class EncoderDecoder(nnx.Module):
 
     def encode(
         self,
-        source: Int[Array, "B S"],
-        source_mask: Bool[Array, "B S"] | None = None,
-        source_segments: Int[Array, "B S"] | None = None,
-        dropout_key: Key[Array, ""] | None = None,
+        source: SourceIds,
+        source_mask: SourceMarks = None,
+        source_segments: SourceNumbers = None,
+        dropout_key: DropoutKey = None,
         capture: bool = False,
     ) -> tuple[Float[Array, "B S D"], Captured | None]:
         """Returns the memory that `decode` attends to, and what `capture` asks for."""
@@ -194,13 +206,13 @@ class EncoderDecoder(nnx.Module):
 
     def decode(
         self,
-        target: Int[Array, "N T"],
-        memory: Float[Array, "N S D"] | None,
-        source_mask: Bool[Array, "N S"] | None = None,
-        target_mask: Bool[Array, "N T"] | None = None,
-        source_segments: Int[Array, "N S"] | None = None,
-        target_segments: Int[Array, "N T"] | None = None,
-        dropout_key: Key[Array, ""] | None = None,
+        target: Ids,
+        memory: Memory,
+        source_mask: SourceMarks = None,
+        target_mask: Marks = None,
+        source_segments: SourceNumbers = None,
+        target_segments: Numbers = None,
+        dropout_key: DropoutKey = None,
         cache: Cache | None = None,
         capture: bool = False,
     ) -> Outputs:
@@ -223,7 +235,7 @@ class EncoderDecoder(nnx.Module):
         return empty_cache(self.decoder.config, self.decoder.stack, batch, slots, source_slots)
 
 
-def _outputs(head: Head | None, x: Float[Array, "B T D"], table: Table) -> Outputs:
+def _outputs(head: Head | None, x: Stream, table: Table) -> Outputs:
     """Returns the logits and hidden states of the last stack's output."""
     if head is None:
         return Outputs(x, x)

@@ -42,8 +42,8 @@ def test_the_page_and_the_drawing_are_what_the_sources_say() -> None:
     [
         (
             "jax_tformer/model/attention.py",
-            "query = self._placed(self.query(x, dropout_key),",
-            "query = self._placed(self.query(x * 2, dropout_key),",
+            "query = rotate(self.query_norm(self.query(x, dropout_key))",
+            "query = rotate(self.query_norm(self.query(x * 2, dropout_key))",
             "walkthrough.md is not",
         ),
         ("torch_ref/blocks.py", "norm(x + h)", "norm(h + x)", "walkthrough.md is not what the sources say"),

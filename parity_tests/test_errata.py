@@ -22,6 +22,7 @@ from jax_tformer.config import TransformerConfig
 from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.model.attention import Attention, attend
 from jax_tformer.model.blocks import Block
+from jax_tformer.model.dropout import name_sites
 from jax_tformer.model.embedding import InputEmbedding
 from jax_tformer.model.layers import FeedForward
 from jax_tformer.model.masks import Mask, position_ids
@@ -136,7 +137,8 @@ def test_a_bare_dropout_ignores_its_rate(rate: float) -> None:
     # Identity matrices let the hidden activations through: all 1, but for dropout.
     config = replace(ARTICLE, d_model=50, dropout=replace(ARTICLE.dropout, feedforward=rate)).with_dtype("float64")
     stack = replace(config.output_stack, feedforward_width=50)
-    ours, theirs = FeedForward(config, stack, residual_branches=1), layers.FeedForward(config, stack).double()
+    ours = name_sites(FeedForward(config, stack, residual_branches=1))
+    theirs = layers.FeedForward(config, stack).double()
     for ours_linear, theirs_linear in ((ours.up, theirs.up), (ours.down, theirs.down)):
         ours_linear.kernel[...] = jnp.eye(50)
         nn.init.eye_(theirs_linear.weight)

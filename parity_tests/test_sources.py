@@ -219,8 +219,7 @@ def horizon(scale: float) -> tuple[np.ndarray, np.ndarray]:
     query = np.zeros((1, 6, 1, 2))
     query[0, 5, 0] = QUERY
     key, value = (np.array(rows)[None, :, None, :] for rows in (KEYS, VALUES))
-    output = jax.jit(partial(attend, mask=Mask(causal=True), scale=scale))(query, key, value)
-    weights = jax.jit(partial(attend, mask=Mask(causal=True), scale=scale))(query, key, key)[1]
+    output, weights = jax.jit(partial(attend, mask=Mask(causal=True), scale=scale))(query, key, value)
     return np.asarray(weights[0, 0, 5]), np.asarray(output[0, 5, 0])
 
 

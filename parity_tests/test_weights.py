@@ -136,7 +136,7 @@ def test_a_leaf_without_a_rule() -> None:
 
 def test_two_leaves_with_one_name() -> None:
     with pytest.raises(WeightsError, match="would both be called"):
-        to_reference({"norm": {"scale": np.zeros(3), "embedding": np.zeros((3, 3))}})
+        to_reference({"tokens": {"scale": np.zeros(3), "embedding": np.zeros((3, 3))}})
 
 
 def test_transposing_a_square_matrix_shows() -> None:

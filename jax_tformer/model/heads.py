@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 from jax_tformer.config import TransformerConfig
 from jax_tformer.model.dropout import Dropout
 from jax_tformer.model.embedding import Table
-from jax_tformer.model.fast.few_rows import multiply_by_rows
+from jax_tformer.model.fast.few_rows import multiply_new_tokens
 from jax_tformer.model.layers import Linear, Norm, activate, identity, soft_cap
 from jax_tformer.model.parameters import ZEROS, accumulator, dtype_of, parameter, projection_start
 from jax_tformer.model.shapes import DropoutKey, Stream
@@ -43,15 +43,16 @@ class Head(nnx.Module):
 
     def __call__(self, x: Stream, table: Table) -> Float[Array, "B T V"]:
         """Computes the logits of what `transform` returns, in at least float32; a tied head uses `table`."""
-        dtype, flat, high = dtype_of(self.dtype), x.reshape(-1, x.shape[-1]), accumulator(x.dtype)
+        dtype, high = dtype_of(self.dtype), accumulator(x.dtype)
         if self.kernel is None:
-            logits = multiply_by_rows(flat, table.embedding[...].astype(dtype), high)
+            logits = multiply_new_tokens(x, table.embedding[...].astype(dtype), high)
         else:
+            flat = x.reshape(-1, x.shape[-1])
             logits = jnp.matmul(flat, self.kernel[...].astype(dtype), preferred_element_type=high)
+            logits = logits.reshape(*x.shape[:-1], -1)
         if self.bias is not None:
-            logits = logits + self.bias[...].reshape(1, -1).astype(logits.dtype)
-        logits = logits if self.cap is None else soft_cap(logits, self.cap)
-        return logits.reshape(*x.shape[:-1], -1)
+            logits = logits + self.bias[...].reshape(1, 1, -1).astype(logits.dtype)
+        return logits if self.cap is None else soft_cap(logits, self.cap)
 
 
 class Pooler(nnx.Module):

@@ -26,6 +26,19 @@ def multiply_by_rows(
     return jnp.einsum("goi,gni->gon", apart, repeated, preferred_element_type=dtype).reshape(-1, len(x)).T
 
 
+def multiply_new_tokens(
+    x: Float[Array, "B T I"], matrix: Float[Array, "O I"], dtype: DTypeLike
+) -> Float[Array, "B T O"]:
+    """Computes x W^T; where each of several sequences has one token, as in decoding, by rows.
+
+    Not elsewhere, since in training the gradients of x would be added up over the parts of W in the type of x.
+    """
+    flat = x.reshape(-1, x.shape[-1])
+    by_rows = 1 < len(x) == len(flat)
+    y = multiply_by_rows(flat, matrix, dtype) if by_rows else jnp.matmul(flat, matrix.T, preferred_element_type=dtype)
+    return y.reshape(*x.shape[:-1], -1)
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Transposed:

@@ -12,7 +12,7 @@ from flax import traverse_util
 
 from docs import one_page
 from jax_tformer import StackConfig, TransformerConfig, transformer
-from parity.measure import compared
+from parity.gates.measure import compared
 
 PAPER = StackConfig(
     num_layers=2, num_heads=4, feedforward_width=24, embedding_scale=True, positions="sinusoidal_interleaved"

@@ -184,13 +184,13 @@ def test_they_drop_where_we_do(family: str, kind: str, record: Record) -> None:
     ("settings", "message"),
     [
         ({"architectures": ["BertForTokenClassification"], "id2label": ["no", "yes"]}, "id2label is ['no', 'yes']"),
-        ({"architectures": ["BertForTokenClassification"], "num_labels": 0}, "classes is 0"),
+        ({"architectures": ["BertForTokenClassification"], "num_labels": 0}, "num_labels is 0"),
         ({"architectures": ["BertModel"], "position_embedding_type": "relative_key"}, "position_embedding_type"),
         ({"architectures": ["BertForMaskedLM"], "is_decoder": True}, "is_decoder"),
         ({"architectures": ["DistilBertModel"], "activation": "mish"}, "activation is 'mish'"),
         ({"architectures": ["RobertaForMaskedLM"], "hidden_act": "relu"}, "hidden_act is 'relu'"),
         ({"architectures": ["RobertaModel"], "pad_token_id": "<pad>"}, "pad_token_id is '<pad>'"),
-        ({"architectures": ["RobertaModel"], "pad_token_id": 600}, "max_positions is -89"),
+        ({"architectures": ["RobertaModel"], "pad_token_id": 600}, "max_position_embeddings is -89"),
         ({"architectures": ["BertForNextSentencePrediction"]}, "expected one of"),
     ],
 )

@@ -36,7 +36,7 @@ class Block(nn.Module):
         self.feedforward, self.feedforward_norm = FeedForward(config, stack), Norm(config, stack)
         self.feedforward_output_norm = Norm(config, stack) if sandwich else nn.Identity()
         self.self_attention_residual_dropout = Dropout(config.dropout.of_attention_output)
-        self.cross_attention_residual_dropout = Dropout(config.dropout.of_attention_output if cross else 0.0)
+        self.cross_attention_residual_dropout = Dropout(config.dropout.of_attention_output) if cross else nn.Identity()
         self.feedforward_residual_dropout = Dropout(config.dropout.residual)
         self.placement, self.parallel = stack.norm_placement, stack.parallel
 

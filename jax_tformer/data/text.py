@@ -46,7 +46,7 @@ def text_files(data: TextData) -> list[Path]:
             raise InputError(f"{path} matches no file; expected at least one; check the pattern")
         return files
     require(
-        place.suffix.lower() not in _TABLES,
+        not place.is_file() or place.suffix.lower() not in _TABLES,
         f"{path} would be read with all its quotes and commas; expected text, or .jsonl with a text field in every "
         "line; convert it, or name a copy .txt to train on it as it is",
     )

@@ -142,7 +142,7 @@ _SEEN = {
     "prefix: blocks skip its later keys": ("Mask.spanned attend_in_rows", _DECODER),
     "queries that see nothing see everything": (f"{_MASK} mask_faults.py", _DECODER),
 }
-_KEPT = "drop Dropout.__call__ Dropout.keep keep_mask site_key Stack.__call__"
+_KEPT = "drop Dropout.__call__ Dropout.keep keep_mask site_key layer_keys"
 _DRAWN = {
     "forward pass drops by one key in all layers": (_KEPT, "forward Dropout.forward"),
     "forward pass drops one mask in both residual branches": (_KEPT, "forward Dropout.forward"),

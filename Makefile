@@ -6,7 +6,7 @@ BIN := .venv/bin
 CONSTRAINTS ?= constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
-.PHONY: help train test test-deep test-deeper parity parity-deep bench bench-decoding lint wheel hashes clean
+.PHONY: help train test test-deep test-deeper parity parity-deep bench bench-decoding lint docs wheel hashes clean
 
 help:
 	@echo "make train [ARGS='EXPERIMENT --FIELD VALUE ...']   train a model; make train ARGS=--help lists experiments"
@@ -18,6 +18,7 @@ help:
 	@echo "make bench [ARGS='--device gpu ...']               speed and memory side by side with PyTorch; takes at most a quarter of an hour"
 	@echo "make bench-decoding [ARGS='--device gpu ...']      decoding side by side with Hugging Face; takes 6 minutes"
 	@echo "make lint                                          ruff and mypy"
+	@echo "make docs                                          the documentation as a site: site/index.html"
 	@echo "make wheel                                         dist/*.whl, built with nothing but what constraints-hashes.txt names"
 	@echo "make hashes                                        write constraints-hashes.txt anew, after a change to constraints.txt"
 	@echo "make clean                                         remove .venv and .venv-hashed"
@@ -54,6 +55,9 @@ lint: .venv/test
 wheel: .venv-hashed/made
 	@.venv-hashed/bin/python -m pip wheel --quiet --no-index --no-deps --no-build-isolation --wheel-dir dist .
 
+docs: .venv/docs
+	@JAX_PLATFORMS=cpu $(BIN)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs site
+
 # Of every version all that is published, so that the file serves every platform. PyTorch's builds come from several places.
 hashes: .venv/made
 	@$(PIP) pip-tools
@@ -80,6 +84,11 @@ clean:
 	@echo "installing what the tests need into .venv ..."
 	@$(PIP) --editable '.[parity,dev]'
 	@touch $@ .venv/core && touch -r $@ .venv/made
+
+.venv/docs: .venv/test
+	@echo "installing what the documentation needs into .venv ..."
+	@$(PIP) --editable '.[parity,dev,docs]'
+	@touch $@
 
 .venv-hashed/made: constraints-hashes.txt
 	@echo "installing what has a hash into .venv-hashed ..."

@@ -1,6 +1,6 @@
 """Transformers in JAX, proven equal to a readable PyTorch reference.
 
-The axis glossary, used in every docstring, type and einsum:
+The axis glossary, used in every docstring, type and einsum::
 
     B  batch              T  query (target) length      S  key (source) length
     D  model width        H  query heads                K  key/value heads

@@ -61,10 +61,10 @@ def test_the_documents_say_how_to_use_two_machines(tmp_path: Path, monkeypatch: 
     tensors = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
     names = {"block": port.block, "Block": reference.Block, "WEIGHTS": port.WEIGHTS, "x": x, "parity": parity}
     names["params"] = Weights(port.WEIGHTS, tensors).into(tensors)
-    section = (ROOT / "docs" / "parity.md").read_text().partition("## On two machines")[2]
+    section = (ROOT / "docs" / "parity-howto.md").read_text().partition("## On two machines")[2]
     with jax.numpy_rank_promotion("allow"):  # as users have it
         for code in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
-            exec(compile(code, "docs/parity.md", "exec"), names)
+            exec(compile(code, "docs/parity-howto.md", "exec"), names)
     assert (tmp_path / "block.capsule" / "capsule.json").exists()
 
 
@@ -80,4 +80,4 @@ def test_a_test_of_a_port_is_five_lines() -> None:
     """Besides NumPy's import. The documents show the same test."""
     text = (EXAMPLE / "test_port.py").read_text()
     assert len([line for line in text.splitlines() if line and line != "import numpy"]) == 5
-    assert text[text.index("def test_block") :] in (ROOT / "docs" / "parity.md").read_text()
+    assert text[text.index("def test_block") :] in (ROOT / "docs" / "parity-howto.md").read_text()

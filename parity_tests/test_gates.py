@@ -162,11 +162,11 @@ def test_an_optimizer_that_strays_names_the_users_parameters(module: Module) -> 
 
 
 def test_the_example_of_the_documentation_says_what_is_printed_there(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (Path(__file__).parents[1] / "docs" / "parity.md").read_text("utf-8")
+    text = (Path(__file__).parents[1] / "docs" / "parity-howto.md").read_text("utf-8")
     section = text.partition("\n## A pair of your own\n")[2].partition("\n## ")[0]
     code, printed = re.findall(r"```python\n(.*?)```.*?```\n(.*?)```", section, re.DOTALL)[-1]
     names: dict[str, Any] = {}
-    exec(compile(code, "docs/parity.md", "exec"), names)
+    exec(compile(code, "docs/parity-howto.md", "exec"), names)
     assert len(names["errors"]) == len(names["mistakes"])
     assert "\n".join(names["errors"]) + "\n" == printed
 

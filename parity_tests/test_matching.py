@@ -361,11 +361,11 @@ def test_the_table_fits_a_terminal_and_the_python_is_the_map() -> None:
 
 
 def test_the_example_of_the_documentation_prints_what_stands_there() -> None:
-    text = (Path(__file__).parents[1] / "docs" / "parity.md").read_text("utf-8")
+    text = (Path(__file__).parents[1] / "docs" / "parity-howto.md").read_text("utf-8")
     blocks = re.findall(r"```python\n(.*?)```.*?```\n(.*?)```", text, re.DOTALL)
     [(code, printed)] = [block for block in blocks if "match_weights" in block[0]]
     names: dict[str, Any] = {}
-    exec(compile(code, "docs/parity.md", "exec"), names)
+    exec(compile(code, "docs/parity-howto.md", "exec"), names)
     rounding = r"\d\.\de-\d+"
     assert re.sub(rounding, "", names["table"]) + "\n" == re.sub(rounding, "", printed)
 

@@ -1,33 +1,67 @@
-"""The code in the README runs, and the commands and files that it names exist."""
+"""The code in the README and on the pages of docs/ runs, and the commands and files that they name exist."""
 
 import re
+import shlex
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from jax_tformer.__main__ import PROGRAMS
 from jax_tformer.presets import ARCHITECTURES, EXPERIMENTS
 from parity_tests import ParityError
 from parity_tests.test_pretrained import saved
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    if not path.name.endswith(".template.md")
+}
+README = PAGES["README.md"]
+RUN_ELSEWHERE = {
+    "docs/adding-a-family.md": "sketches of files, with ... in them",
+    "docs/from-flax.md": "run by test_from_flax.py, which makes the folders of Flax",
+    "docs/known-issues.md": "a line that gave NaN",
+    "docs/parity-howto.md": "run by test_matching.py, test_gates.py and test_example.py, which know what they print",
+    "docs/porting.md": "run by build_porting.py, whose test is test_porting.py",
+    "docs/walkthrough.md": "lines of the sources, by build_walkthrough.py",
+}
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=[f"block {i}" for i in range(1, len(BLOCKS) + 1)])
-def test_code_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def blocks(page: str) -> list[str]:
+    """The Python of a page."""
+    return re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("page", "block"),
+    [
+        pytest.param(page, block, id=f"{page} {i}")
+        for page in PAGES
+        if page not in RUN_ELSEWHERE
+        for i, block in enumerate(blocks(page), 1)
+    ],
+)
+def test_code_runs(page: str, block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     if 'load_pretrained("gpt2")' in block:
         saved("gpt2", tmp_path / "gpt2", dtype="float32")
     names: dict[str, object] = {}
-    exec(compile(block, "README.md", "exec"), names)
+    exec(compile(block, page, "exec"), names)
     assert "assert" in block, "a block that asserts nothing could print anything"
 
 
+@pytest.mark.parametrize("page", RUN_ELSEWHERE)
+def test_pages_that_are_left_out_have_code(page: str) -> None:
+    assert blocks(page)
+
+
 def test_a_mistake_in_the_pair_is_told_as_written() -> None:
-    """README says what check_parity says where one side takes the other GELU."""
-    [block] = [block for block in BLOCKS if "check_parity" in block]
-    said = re.search(r"With `(approximate=True)` it reports `(.*?)`", README.replace("\n", " "))
+    """The tutorial says what check_parity says where one side takes the other GELU."""
+    page = "docs/parity-tutorial.md"
+    [block] = [block for block in blocks(page) if "check_parity" in block]
+    said = re.search(r"With `(approximate=True)` it reports `(.*?)`", PAGES[page].replace("\n", " "))
     assert said
     pattern = re.escape(said[2]).replace(re.escape("..."), r"\S+").replace(r"\ >\ ", r" > +")
     # Where the two part follows, as a note.
@@ -36,12 +70,13 @@ def test_a_mistake_in_the_pair_is_told_as_written() -> None:
 
 
 def test_nothing_is_left_to_fill_in() -> None:
-    assert not re.search(r"@@|TODO|XXX|FIXME", README)
+    assert not [page for page, text in PAGES.items() if re.search(r"@@|TODO|XXX|FIXME", text)]
 
 
 def test_there_is_code_for_each_architecture() -> None:
-    code = "\n".join(BLOCKS)
-    assert len(BLOCKS) >= 4
+    code = "\n".join(blocks("README.md"))
+    assert len(blocks("README.md")) >= 4
+    assert len(README.splitlines()) <= 200
     for stacks in ("encoder=", "decoder="):
         assert stacks in code
 
@@ -60,17 +95,52 @@ def test_every_figure_of_speed_names_its_processor() -> None:
     assert len(tables) > 10
     unsaid = [head for above, head in tables if not re.search("EPYC|Xeon|TPU", above + head)]
     assert [head for head in unsaid if "command | question" not in head] == []
-    [results] = re.findall(r"^## Results\n(.*?)^## ", README, re.DOTALL | re.MULTILINE)
+    results = PAGES["docs/results.md"]
     for line in ("AMD EPYC: ours", "Intel Xeon (AVX-512): speed", "AMD EPYC, batch 1", "Intel Xeon, batch 1"):
         assert line in results
-    assert "PyTorch trains three of the four models faster" in " ".join(results.split())
+    for page in (README, results):
+        assert "PyTorch trains three of the four models faster" in " ".join(page.split())
 
 
-def test_links_lead_somewhere() -> None:
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
+@pytest.mark.parametrize("page", [*PAGES, "llms.txt"])
+def test_links_lead_somewhere(page: str) -> None:
+    """Files and headings; `make docs` says it of the pages of docs/ among each other."""
+    for target, place in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)", (ROOT / page).read_text("utf-8")):
+        file = (ROOT / page).parent / target if target else ROOT / page
+        assert file.exists(), target
+        titles = re.findall(r"^#+ (.*)", file.read_text("utf-8"), re.MULTILINE) if place else []
+        assert not place or place in {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_exist(page: str) -> None:
+    """Programs, modules, targets of make and experiments, in the blocks without a language."""
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for language, block in re.findall(r"^```(.*?)\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE):
+        for line in block.splitlines():
+            if language or not re.match(r"(\$ )?(make|python|jax-tformer) ", line):
+                continue
+            program, *rest = shlex.split(line.removeprefix("$ "), comments=True)
+            if program == "make":
+                assert not rest or rest[0] in targets, line
+            elif program == "jax-tformer":
+                assert rest[0] in PROGRAMS, line
+            elif rest[0] == "-m":
+                assert find_spec(rest[1]), line
+            elif page != "docs/porting.md":  # its programs are in docs/porting
+                assert (ROOT / rest[0]).exists(), line
+                named = rest[1:2] if rest[0] in ("train.py", "compare.py") else []
+                assert not named or named[0].startswith("--") or named[0] in EXPERIMENTS, line
+
+
+def test_the_site_and_llms_txt_have_all_pages() -> None:
+    listed = (ROOT / "llms.txt").read_text("utf-8")
+    for page in PAGES:
+        name = page.removeprefix("docs/").removesuffix(".md")
+        assert f"]({page})" in listed or name == "index" or name.startswith("api/"), page
+        assert re.search(rf"^{name}$", PAGES["docs/index.md"], re.MULTILINE) or name in ("README", "index"), page
 
 
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *EXPERIMENTS])
 def test_every_preset_is_named(name: str) -> None:
-    assert f"`{name}`" in README
+    assert f"`{name}`" in PAGES["docs/architectures.md"] + PAGES["docs/training.md"]

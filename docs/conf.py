@@ -10,6 +10,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["*.template.md"]
 html_theme = "furo"
 html_title = project
+# Named by <img> in the pages, which Sphinx does not follow.
+html_extra_path = ["architecture.svg", "attention.svg"]
 html_show_copyright = False
 html_copy_source = False
 smartquotes = False

@@ -7,10 +7,10 @@ from importlib.metadata import version
 from typing import Any
 
 # Most of a test's time is compilation, and this makes it six times as short. What depends on optimised code (float32
-# quality, models of full size) asks for it: see OPTIMISED in parity_tests/bridge.py.
+# quality, models of full size) asks for it: see OPTIMISED in twin/bridge.py.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
 if version("jaxlib").startswith("0.10."):
-    # See fusion_emitters in jax_tformer/run/startup.py, which may not be imported yet.
+    # See fusion_emitters in jax_tformer/runs/startup.py, which may not be imported yet.
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
 import jax
@@ -69,9 +69,9 @@ def tokenizers_and_ids_are_made_anew() -> Iterator[None]:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """The worst figure of each preset and gate, of all tests that recorded one."""
     # Only now: what the hook above instruments must not have been imported before it.
-    from jax_tformer_comparison.machine import describe_machine, jax_device
     from parity.report.terminal_table import table_text
     from parity_tests.report import Results
+    from twin.machine import describe_machine, jax_device
 
     results, screen = Results(), terminalreporter._tw
     for reports in terminalreporter.stats.values():

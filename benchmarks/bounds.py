@@ -125,7 +125,7 @@ class Bandwidth:
         import jax.numpy as jnp
         import torch
 
-        from jax_tformer_comparison.torch_side import torch_device
+        from twin.torch_side import torch_device
 
         count = megabytes * 2**20 // 4
         self._bytes, self._calls = 4 * count, 1 if device == "cpu" else 20
@@ -160,7 +160,7 @@ class Products:
         import jax.numpy as jnp
         import torch
 
-        from jax_tformer_comparison.torch_side import torch_device
+        from twin.torch_side import torch_device
 
         self._calls = 3 if device == "cpu" else 20
         ours: dict[str, tuple[int, Callable[[], Any], Callable[[Any], Any]]] = {}

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jax_tformer.errors import InputError
-from jax_tformer_comparison.machine import Machine
+from jax_tformer.config.errors import InputError
+from twin.machine import Machine
 
 TOLERANCE = 0.1
 """A case became slower if its median grew by more than this fraction."""

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from benchmarks.compare import compare, read_saved
-from jax_tformer.errors import InputError
-from jax_tformer.run import startup
-from jax_tformer_comparison.machine import Machine, cores, describe_machine
-from jax_tformer_comparison.sides import Alone, Here, SideFailed
+from jax_tformer.config.errors import InputError
+from twin.machine import Machine, cores, describe_machine
+from twin.sides import Alone, Here, SideFailed
 
 _QUIET = 0.05
 """Up to this fraction of other work the times mean something."""
@@ -175,10 +174,7 @@ class Session:
 
 
 def side_environment(device: str, *, uses_jax: bool = True) -> dict[str, str]:
-    """The variables that a side's process begins with: full float32, no caches of compiled programs, all cores.
-
-    On the processor all sides alike have the allocator that train.py has, which makes PyTorch faster too.
-    """
+    """The variables that a side's process begins with: full float32, no caches of compiled programs, all cores."""
     general = {
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",
@@ -187,7 +183,7 @@ def side_environment(device: str, *, uses_jax: bool = True) -> dict[str, str]:
         "JAX_ENABLE_COMPILATION_CACHE": "false",
     }
     if device == "cpu":
-        return general | startup.allocator_settings() | {"JAX_PLATFORMS": "cpu"}
+        return general | {"JAX_PLATFORMS": "cpu"}
     # Products of float32 numbers in float32, as PyTorch computes them; and no more memory than is needed.
     precise = {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     return general | precise | {"JAX_PLATFORMS": "cuda,cpu" if uses_jax else "cpu"}
@@ -260,7 +256,7 @@ def other_work(name: str, share: float | None) -> list[str]:
 def _machine_notes(machine: Machine) -> list[str]:
     if machine.device != "cpu":
         return []
-    notes = ["On the processor every side has the allocator settings of jax_tformer.run.startup."]
+    notes = ["On the processor every side has the allocator settings of jax_tformer.runs.startup."]
     if machine.vendor == "AuthenticAMD":
         notes.append("This is an AMD processor: torch multiplies matrices with MKL, which is slow on some of them.")
     return notes

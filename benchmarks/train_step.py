@@ -20,8 +20,8 @@ from benchmarks.session import (
 )
 from benchmarks.sides import HUGGING_FACE, OURS, REFERENCE
 from benchmarks.training_cases import TOLERANCE, TrainingCase, cases
-from jax_tformer_comparison.machine import Neighbours
-from jax_tformer_comparison.sides import Alone, Here, SideFailed
+from twin.machine import Neighbours
+from twin.sides import Alone, Here, SideFailed
 
 _NOTES = (
     "ms a step: median of all steps (A B A B), in brackets min..max; forward, backward, clipping and AdamW, each step "

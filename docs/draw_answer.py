@@ -18,8 +18,8 @@ from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
 from jax_tformer import ComputeConfig, transformer
 from jax_tformer.functional import DecoderOnlyTransformer
-from jax_tformer.weights import names
-from jax_tformer.weights.huggingface import from_huggingface
+from jax_tformer.hub import names
+from jax_tformer.hub.families import from_huggingface
 from parity import Difference, first_difference
 
 COLUMNS = 100

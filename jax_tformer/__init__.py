@@ -15,45 +15,45 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jax_tformer.config import ComputeConfig, DropoutConfig, LoraConfig, StackConfig, TransformerConfig
+    from jax_tformer.config.errors import InputError
+    from jax_tformer.config.presets import ARCHITECTURES, EXPERIMENTS
     from jax_tformer.decoding.generation import generate, stream
     from jax_tformer.decoding.scoring import score
     from jax_tformer.decoding.settings import DecodingConfig
-    from jax_tformer.errors import InputError
     from jax_tformer.functional import Transformer, transformer
+    from jax_tformer.hub.adapters import load_adapters, save_adapters
+    from jax_tformer.hub.files import load_weights, save_weights
+    from jax_tformer.hub.loading import load_pretrained
+    from jax_tformer.hub.names import from_reference, to_reference
+    from jax_tformer.hub.saving import save_pretrained
     from jax_tformer.lora import add_lora, merge_lora
-    from jax_tformer.presets import ARCHITECTURES, EXPERIMENTS
-    from jax_tformer.pretrained.adapters import load_adapters, save_adapters
-    from jax_tformer.pretrained.loading import load_pretrained
-    from jax_tformer.pretrained.saving import save_pretrained
-    from jax_tformer.weights.files import load_weights, save_weights
-    from jax_tformer.weights.names import from_reference, to_reference
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "ARCHITECTURES": "presets",
-    "EXPERIMENTS": "presets",
+    "ARCHITECTURES": "config.presets",
+    "EXPERIMENTS": "config.presets",
     "ComputeConfig": "config",
     "DecodingConfig": "decoding.settings",
     "DropoutConfig": "config",
-    "InputError": "errors",
+    "InputError": "config.errors",
     "LoraConfig": "config",
     "StackConfig": "config",
     "Transformer": "functional",
     "TransformerConfig": "config",
     "add_lora": "lora",
-    "from_reference": "weights.names",
+    "from_reference": "hub.names",
     "generate": "decoding.generation",
-    "load_adapters": "pretrained.adapters",
-    "load_pretrained": "pretrained.loading",
-    "load_weights": "weights.files",
+    "load_adapters": "hub.adapters",
+    "load_pretrained": "hub.loading",
+    "load_weights": "hub.files",
     "merge_lora": "lora",
-    "save_adapters": "pretrained.adapters",
-    "save_pretrained": "pretrained.saving",
-    "save_weights": "weights.files",
+    "save_adapters": "hub.adapters",
+    "save_pretrained": "hub.saving",
+    "save_weights": "hub.files",
     "score": "decoding.scoring",
     "stream": "decoding.generation",
-    "to_reference": "weights.names",
+    "to_reference": "hub.names",
     "transformer": "functional",
 }
 

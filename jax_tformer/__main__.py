@@ -4,17 +4,16 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from jax_tformer.errors import InputError, TrainingFailed
-from jax_tformer.run.command_line import SMALLER_ANSWERS, SMALLER_TRAINING, as_called, run_program, say_version
-from jax_tformer.run.startup import restart_with_allocator
+from jax_tformer.cli.command_line import SMALLER_ANSWERS, SMALLER_TRAINING, as_called, run_program, say_version
+from jax_tformer.config.errors import InputError, TrainingFailed
 
 PROGRAMS = {
-    "train": ("jax_tformer.programs.train", "train a transformer, or continue a run"),
-    "generate": ("jax_tformer.programs.generate", "let a trained model complete or translate"),
-    "compare": ("jax_tformer_comparison.program", "train in JAX and PyTorch side by side; a report"),
-    "parity": ("parity_tests.program", "prove here that the models equal the PyTorch reference"),
-    "from-flax": ("jax_tformer.programs.from_flax", "write a flax_model.msgpack as safetensors"),
-    "export": ("jax_tformer.programs.export", "write a run's model as safetensors, config and tokenizer"),
+    "train": ("jax_tformer.cli.train", "train a transformer, or continue a run"),
+    "generate": ("jax_tformer.cli.generate", "let a trained model complete or translate"),
+    "compare": ("twin.compare", "train in JAX and PyTorch side by side; a report"),
+    "parity": ("twin.prove", "prove here that the models equal the PyTorch reference"),
+    "from-flax": ("jax_tformer.cli.from_flax", "write a flax_model.msgpack as safetensors"),
+    "export": ("jax_tformer.cli.export", "write a run's model as safetensors, config and tokenizer"),
 }
 """Program -> the module with its `main`, and what it does. compare and parity need torch."""
 
@@ -24,7 +23,6 @@ def main() -> None:
     name, arguments = "".join(sys.argv[1:2]), sys.argv[2:]
     if name not in PROGRAMS:
         raise SystemExit(_refused(name))
-    restart_with_allocator()
     # The name that error messages and --help use.
     sys.argv = [f"jax-tformer {name}", *arguments]
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import dacite
 
-from jax_tformer.errors import InputError
+from jax_tformer.config.errors import InputError
 
 C = TypeVar("C")
 SMALL = 2**24

@@ -7,8 +7,8 @@ from flax import nnx, traverse_util
 from jaxtyping import Array, Float, Key
 
 from jax_tformer.config import TransformerConfig
+from jax_tformer.config.errors import InputError
 from jax_tformer.describe import parameter_table, short_summary
-from jax_tformer.errors import InputError
 from jax_tformer.model.dropout import name_sites
 from jax_tformer.model.masks import require_mask
 from jax_tformer.model.parameters import Declared, draw
@@ -32,7 +32,7 @@ class Transformer(Generic[Model]):
     kind: type[Model]
     """The Flax module's class."""
     origin: Any = None
-    """What a pretrained folder held beyond the config, see `jax_tformer.pretrained.origin`; not part of equality."""
+    """What a pretrained folder held beyond the config, see `jax_tformer.hub.origin`; not part of equality."""
 
     def __init__(self, config: TransformerConfig) -> None:
         if config.vocab_size is None:

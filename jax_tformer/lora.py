@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Key
 
 from jax_tformer.config import LoraConfig, LoraTarget, TransformerConfig
-from jax_tformer.errors import InputError
+from jax_tformer.config.errors import InputError
 from jax_tformer.model.dropout import Dropout
 from jax_tformer.model.parameters import ZEROS, Start, accumulator, parameter
 from jax_tformer.model.shapes import DropoutKey

@@ -19,13 +19,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from jax_tformer.errors import InputError
+from jax_tformer.config.errors import InputError
 from jax_tformer.files import write_text
-from jax_tformer_comparison.machine import Machine, describe_machine, jax_device
 from parity.report.figures import cause, gates_markdown, shown, summary_markdown
 from parity.report.terminal_table import table_text
 from parity_tests.report import Results, faults_markdown
 from parity_tests.report_page import html
+from twin.machine import Machine, describe_machine, jax_device
 
 ROOT = Path(__file__).parents[1]
 TABLES = ("gates", "summary", "faults")
@@ -210,7 +210,7 @@ def _output_to(log: IO[bytes]) -> Iterator[IO[str]]:
 
 def unmeasured(results: Results) -> list[str]:
     """The gates that a whole run should have measured and has not: an emptied parametrisation is no green."""
-    from parity_tests.cases import CONFIGS
+    from twin.cases import CONFIGS
 
     always = ["1 activations", "2 gradients", "3 float32 / allowed", "4 bfloat16 / allowed", "9 bytes lost", "10 draws"]
     trained = ["5 optimizer", "6 trajectory, float64", "6 trajectory / allowed"]

@@ -5,9 +5,9 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from jax_tformer import config as choices
 from jax_tformer.config import ComputeConfig, DropoutConfig, LoraConfig, RotaryConfig, StackConfig, TransformerConfig
-from parity_tests.cases import Lengths, kinds
+from jax_tformer.config import model as choices
+from twin.cases import Lengths, kinds
 
 Strategy = st.SearchStrategy[Any]
 

@@ -9,8 +9,8 @@ import torch
 from parity.differ.answer import sendable
 from parity.gates.measure import Measured, ParityError
 from parity.gates.pair import Bridge, Tensors
-from parity_tests.bridge import where_they_part
 from parity_tests.report import TOLERANCES
+from twin.bridge import where_they_part
 
 NOT_ASKED: dict[str, bool | None] = dict.fromkeys(TOLERANCES)
 """Whether hand-picked tolerances would have let a fault pass, where there are neither logits nor losses to compare."""

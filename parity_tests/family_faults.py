@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from jax_tformer.config import RotaryConfig, StackConfig, TransformerConfig
-from parity_tests.cases import VOCABULARY
 from parity_tests.faults import Fault, code_fault
 from torch_ref import attention, blocks, embedding
+from twin.cases import VOCABULARY
 
 GEMMA = TransformerConfig(
     vocab_size=VOCABULARY,

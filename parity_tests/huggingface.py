@@ -12,13 +12,13 @@ from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from jax_tformer.config import Dtype, TransformerConfig
-from jax_tformer.weights.huggingface import from_huggingface
+from jax_tformer.hub.families import from_huggingface
 from parity.gates.pair import Result, Tensors, from_torch, to_torch
 from parity.islands import Float64
-from parity_tests.cases import batch_for
 from parity_tests.oracles import ENTRIES
 from torch_ref.masks import position_ids
 from torch_ref.training import cross_entropy
+from twin.cases import batch_for
 
 
 class Oracle:

@@ -11,11 +11,11 @@ from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.model.fast import rows
 from parity.gates.pair import Tensors
 from parity_tests import faults, library_faults, mask_faults, quiet_faults, random_faults
-from parity_tests.bridge import Pair
-from parity_tests.cases import CONFIGS, VOCABULARY, Lengths, batch_for, weights_for
 from parity_tests.faults import Fault, changed_weight, faulty
 from parity_tests.small_configs import TWO_STACKS, of_one_length
 from torch_ref import reference
+from twin.bridge import Pair
+from twin.cases import CONFIGS, VOCABULARY, Lengths, batch_for, weights_for
 
 
 @dataclass(frozen=True)

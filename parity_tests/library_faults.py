@@ -12,6 +12,7 @@ import numpy as np
 from jax_tformer.cache import Cache, KeyValue
 from jax_tformer.decoding import beam, loop, strategies
 from jax_tformer.decoding.past import Past
+from jax_tformer.hub import names
 from jax_tformer.model import attention, blocks, embedding, layers
 from jax_tformer.model.attention import Attention
 from jax_tformer.model.blocks import Stack
@@ -21,7 +22,6 @@ from jax_tformer.model.masks import Mask
 from jax_tformer.model.parameters import accumulator
 from jax_tformer.training import linear_loss, step
 from jax_tformer.training import optimizer as our_optimizer
-from jax_tformer.weights import names
 from parity_tests import narrow_parts
 from parity_tests.faults import code_fault
 

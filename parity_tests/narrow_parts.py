@@ -25,9 +25,9 @@ from jax_tformer.model.masks import Mask
 from jax_tformer.training.linear_loss import linear_cross_entropy
 from parity.gates.measure import Measured, Quality, Sample, quality
 from parity.gates.pair import Tensors, from_torch
-from parity_tests.bridge import EVERY_ROUNDING
 from torch_ref import heads, layers
 from torch_ref.attention import Attention
+from twin.bridge import EVERY_ROUNDING
 
 BATCH, LENGTH, WIDTH, HEADS, VOCABULARY = 2, 24, 64, 4, 61
 STACK = StackConfig(num_layers=1, num_heads=HEADS)

@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental import pallas
 
 from jax_tformer.model import attention, fast
-from jax_tformer.run import evaluation
+from jax_tformer.runs import evaluation
 from jax_tformer.training import step
 from parity_tests.faults import code_fault
 from parity_tests.library_faults import no_higher, uncapped

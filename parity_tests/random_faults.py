@@ -22,8 +22,8 @@ from jax_tformer.model.embedding import Table
 from jax_tformer.model.layers import FeedForward, Linear
 from jax_tformer.model.parameters import Start
 from jax_tformer.training import step
-from jax_tformer_comparison import dropout
 from parity_tests.faults import Fault, code_fault
+from twin import dropout
 
 
 @contextmanager

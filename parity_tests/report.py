@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jax_tformer.presets import ARCHITECTURES
+from jax_tformer.config.presets import ARCHITECTURES
 from parity.gates.ulps import Ulps
 from parity.report.figures import GATES as PAIR_GATES
 from parity.report.figures import Cell, Figures, Gate, cause, markdown_table, plain, shown, with_ulps

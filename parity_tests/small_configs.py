@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from parity.gates.pair import Tensors
-from parity_tests.cases import VOCABULARY, Lengths, batch_for
+from twin.cases import VOCABULARY, Lengths, batch_for
 
 STACK = StackConfig(
     num_layers=2,

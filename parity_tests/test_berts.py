@@ -19,17 +19,17 @@ from transformers.models.bert import BertConfig, BertForMaskedLM
 
 from jax_tformer import load_pretrained, save_pretrained
 from jax_tformer.config import DropoutConfig
-from jax_tformer.errors import InputError
+from jax_tformer.config.errors import InputError
 from jax_tformer.functional import transformer
-from jax_tformer.weights.huggingface import config_from_huggingface, from_huggingface, to_huggingface
-from jax_tformer.weights.names import from_reference, to_reference
-from jax_tformer_comparison.dropout import dropout_sites
+from jax_tformer.hub.families import config_from_huggingface, from_huggingface, to_huggingface
+from jax_tformer.hub.names import from_reference, to_reference
 from parity.gates.measure import FLOAT32, Measured, compared, relative_error
-from parity_tests.cases import weights_for
 from parity_tests.huggingface import Oracle, config_json
 from parity_tests.oracles import ENTRIES
 from torch_ref import reference
 from torch_ref.layers import inject
+from twin.cases import weights_for
+from twin.dropout import dropout_sites
 
 Record = Callable[[str, Measured], None]
 TOKENS = np.arange(2, 2 + 2 * 7).reshape(2, 7)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, BartConfig, BartForConditionalGeneration, GPT2Config, GPT2LMHeadModel
 
-import generate
+from jax_tformer.cli import generate
 from parity_tests.small_tokenizers import TEXTS, byte_level
 
 NEW = 12

@@ -17,21 +17,20 @@ import numpy as np
 import pytest
 import torch
 
-import compare
+from jax_tformer.cli.command_line import run_program
 from jax_tformer.config import DropoutConfig
-from jax_tformer.run.command_line import run_program
 from jax_tformer.terminal import Interruption
-from jax_tformer_comparison import where
-from jax_tformer_comparison.jax_side import JaxSide
-from jax_tformer_comparison.options import read_plan
-from jax_tformer_comparison.progress import LiveView
-from jax_tformer_comparison.record import SeedRecord
-from jax_tformer_comparison.report import FILES
-from jax_tformer_comparison.side_by_side import Batches, Needs, measure_alone
-from jax_tformer_comparison.sides import StepFigures
-from jax_tformer_comparison.torch_side import TorchSide
-from jax_tformer_comparison.where import SAME
 from parity import Difference
+from twin import compare, where
+from twin.jax_side import JaxSide
+from twin.options import read_plan
+from twin.progress import LiveView
+from twin.record import SeedRecord
+from twin.report import FILES
+from twin.side_by_side import Batches, Needs, measure_alone
+from twin.sides import StepFigures
+from twin.torch_side import TorchSide
+from twin.where import SAME
 
 STACK = {"num-layers": 1, "num-heads": 2, "feedforward-width": 8}
 TINY = [
@@ -322,5 +321,5 @@ def test_each_framework_alone() -> None:
 
 
 def test_the_torch_side_imports_no_jax() -> None:
-    program = "import sys, compare, jax_tformer_comparison.torch_side; sys.exit('jax' in sys.modules)"
+    program = "import sys, compare, twin.torch_side; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[1])

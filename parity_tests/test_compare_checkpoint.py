@@ -22,10 +22,10 @@ from transformers import (
 from transformers import GPT2LMHeadModel as GPT2
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding as MarianPositions
 
-import compare
-from jax_tformer.run.command_line import run_program
+from jax_tformer.cli.command_line import run_program
 from parity_tests.oracles.marian import exact_table
 from parity_tests.small_tokenizers import CORPUS, byte_level, word_pieces
+from twin import compare
 
 HEADS = {f"{side}_attention_heads": 2 for side in ("encoder", "decoder")}
 WIDTHS = {f"{side}_ffn_dim": 32 for side in ("encoder", "decoder")}

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from jax_tformer.errors import TrainingFailed
+from jax_tformer.config.errors import TrainingFailed
 from jax_tformer.terminal import Interruption
-from jax_tformer_comparison import side_by_side
-from jax_tformer_comparison.machine import Machine
-from jax_tformer_comparison.options import read_plan
-from jax_tformer_comparison.progress import LiveView
-from jax_tformer_comparison.record import ParameterError, Record, SeedRecord, gate6, parameter_errors
-from jax_tformer_comparison.report import Findings
-from jax_tformer_comparison.report_plots import parameter_table
-from jax_tformer_comparison.sides import StepFigures, require_loss_type, require_same_step
 from parity.gates.measure import ParityError
+from twin import side_by_side
+from twin.machine import Machine
+from twin.options import read_plan
+from twin.progress import LiveView
+from twin.record import ParameterError, Record, SeedRecord, gate6, parameter_errors
+from twin.report import Findings
+from twin.report_plots import parameter_table
+from twin.sides import StepFigures, require_loss_type, require_same_step
 
 
 def figures(loss: float, tokens: int = 7, norm: float = 1.0) -> StepFigures:

@@ -19,16 +19,16 @@ from jax_tformer.decoding.fast import layers_apart
 from jax_tformer.decoding.generation import Generated, generate
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.functional import AnyTransformer, Params, transformer
+from jax_tformer.hub.families import from_huggingface
+from jax_tformer.hub.names import from_reference
 from jax_tformer.model.transformer import Outputs
 from jax_tformer.training.step import forward
-from jax_tformer.weights.huggingface import from_huggingface
-from jax_tformer.weights.names import from_reference
 from parity.gates.measure import Measured, compared, worst
 from parity.gates.pair import Tensors
-from parity_tests.cases import CONFIGS, PADDINGS, WINDOWED, Lengths, batch_for, weights_for
 from parity_tests.family_faults import GEMMA
 from parity_tests.generation import Hypothesis, drivable, greedy_margins, huggingface_generate
 from parity_tests.huggingface import Oracle
+from twin.cases import CONFIGS, PADDINGS, WINDOWED, Lengths, batch_for, weights_for
 
 Record = Callable[[str, Measured], None]
 

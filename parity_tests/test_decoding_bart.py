@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from jax_tformer.decoding.generation import generate
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.functional import AnyTransformer, Params
-from jax_tformer.weights.huggingface import from_huggingface
+from jax_tformer.hub.families import from_huggingface
 from parity_tests.generation import greedy_margins, huggingface_generate
 from parity_tests.huggingface import Oracle
 from parity_tests.test_decoding import BEAMS, NEW, START, Record, beams_of, differing, model_of, uneven_prompts

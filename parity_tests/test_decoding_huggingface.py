@@ -9,9 +9,9 @@ from transformers import PreTrainedModel
 from jax_tformer.decoding.generation import generate
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.functional import AnyTransformer, Params
-from jax_tformer.weights.huggingface import FAMILIES, from_huggingface
-from jax_tformer.weights.huggingface.tables import their_views
-from jax_tformer.weights.views import read
+from jax_tformer.hub.families import FAMILIES, from_huggingface
+from jax_tformer.hub.tables import their_views
+from jax_tformer.hub.views import read
 from parity_tests.generation import greedy_margins, huggingface_generate
 from parity_tests.huggingface import Oracle
 from parity_tests.oracles import ENTRIES

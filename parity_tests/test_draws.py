@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
-from jax_tformer.experiment import OptimizerConfig, TrainingConfig
+from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.functional import transformer
 from jax_tformer.training.step import TrainState
-from jax_tformer_comparison.dropout import masks_of_step
 from parity.gates.measure import Measured, compared
 from parity.gates.pair import Tensors
 from parity_tests import random_faults
-from parity_tests.bridge import Pair
-from parity_tests.cases import CONFIGS, Lengths, batch_for, weights_for
 from parity_tests.draws import Worst, dependences, judged, largest
 from parity_tests.faults import Fault
 from parity_tests.training_pair import TrainingPair, same_path
+from twin.bridge import Pair
+from twin.cases import CONFIGS, Lengths, batch_for, weights_for
+from twin.dropout import masks_of_step
 
 RATES = DropoutConfig(embedding=0.4, attention=0.3, residual=0.5, feedforward=0.6, final=0.45)
 """All different, so that no site can have that of another; near a half, where a few draws tell much."""

@@ -19,17 +19,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jax_tformer.config import TransformerConfig
+from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.functional import AnyTransformer, Params, transformer
+from jax_tformer.hub.names import from_reference, slots
 from jax_tformer.model.attention import Attention, attend
 from jax_tformer.model.blocks import Block
 from jax_tformer.model.dropout import name_sites
 from jax_tformer.model.embedding import InputEmbedding
 from jax_tformer.model.layers import FeedForward
 from jax_tformer.model.masks import Mask, position_ids
-from jax_tformer.presets import ARCHITECTURES
-from jax_tformer.weights.names import from_reference, slots
 from parity.gates.measure import FLOAT64_BAR, relative_error
-from parity_tests.cases import CONFIGS, weights_for
 from parity_tests.documents import (
     ATTENTION_OUTPUT,
     KEYS,
@@ -42,6 +41,7 @@ from parity_tests.documents import (
 )
 from parity_tests.test_sources import first_layer
 from torch_ref import layers, reference
+from twin.cases import CONFIGS, weights_for
 
 ARTICLE, LECTURE, NOTEBOOK = (CONFIGS[name] for name in ("article-encoder-decoder", "lecture-seq2seq", "notebook-bert"))
 

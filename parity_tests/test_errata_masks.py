@@ -20,9 +20,9 @@ from jax_tformer.model.attention import attend
 from jax_tformer.model.masks import Mask
 from jax_tformer.model.transformer import Outputs
 from parity.gates.measure import FLOAT64_BAR, relative_error
-from parity_tests.reference_loss import mean_cross_entropy
 from parity_tests.test_errata import LECTURE, sharp
 from parity_tests.test_sources import captured
+from twin.reference_loss import mean_cross_entropy
 
 
 def notebook_weights(scores: list[float], mask: list[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -8,11 +8,11 @@ import pytest
 from jax_tformer.config import TransformerConfig
 from parity.gates.measure import Measured, compared
 from parity.gates.pair import Result
-from parity_tests.bridge import Pair
-from parity_tests.cases import batch_for, weights_for
 from parity_tests.family_faults import CODE, CONFIGS, CROSSED, GEMMA, NEOX, Otherwise
 from parity_tests.faults import Fault
 from torch_ref import reference
+from twin.bridge import Pair
+from twin.cases import batch_for, weights_for
 
 
 @lru_cache(maxsize=3)

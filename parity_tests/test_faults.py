@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 
 from jax_tformer.config import DropoutConfig
+from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.decoding.generation import generate
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.functional import transformer
-from jax_tformer.weights.names import from_reference, to_reference
+from jax_tformer.hub.names import from_reference, to_reference
 from parity.gates.measure import BFLOAT16, FLOAT32, Measured, ParityError, Quality, compared, quality, trajectory, worst
 from parity.gates.pair import Result, Tensors
 from parity_tests import faults, library_faults
-from parity_tests.bridge import Pair, known_zeros
-from parity_tests.cases import CONFIGS, OFF_CENTRE, Lengths, batch_for, weights_for
 from parity_tests.faults import Fault, changed_weight, faulty
 from parity_tests.generation import drivable, greedy_margins, huggingface_generate
 from parity_tests.small_configs import TWO_STACKS, of_one_length
@@ -38,6 +36,8 @@ from parity_tests.test_training import batches
 from parity_tests.test_weights import bytes_lost, noise
 from parity_tests.training_pair import Path, TrainingPair, same_path
 from torch_ref import reference
+from twin.bridge import Pair, known_zeros
+from twin.cases import CONFIGS, OFF_CENTRE, Lengths, batch_for, weights_for
 
 BATCH = of_one_length()
 

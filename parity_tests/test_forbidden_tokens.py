@@ -7,7 +7,7 @@ import pytest
 
 from jax_tformer.decoding.generation import generate
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.weights.huggingface import from_huggingface
+from jax_tformer.hub.families import from_huggingface
 from parity_tests.generation import Hypothesis, greedy_margins
 from parity_tests.huggingface import Oracle
 from parity_tests.test_decoding import BEAMS, END, NEW, START, Record, alone, compared_beams, differing, model_of

@@ -12,8 +12,8 @@ import pytest
 from flax import traverse_util
 
 from jax_tformer import InputError
-from jax_tformer.pretrained.flax_weights import load_flax
-from jax_tformer.programs import from_flax
+from jax_tformer.cli import from_flax
+from jax_tformer.hub.flax_weights import load_flax
 from parity_tests.flax_folders import flax_tree, save_flax
 from parity_tests.huggingface import Oracle
 from parity_tests.oracles import ENTRIES

@@ -11,13 +11,13 @@ import torch
 from transformers import PreTrainedModel
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.weights.huggingface import from_huggingface
+from jax_tformer.hub.families import from_huggingface
 from parity.gates.measure import FLOAT64_BAR, ParityError
 from parity.gates.pair import to_torch
-from parity_tests.cases import CONFIGS, weights_for
 from parity_tests.generation import Hypothesis, drivable, greedy_margins, huggingface_generate
 from parity_tests.huggingface import Narrowed, Oracle
 from torch_ref import reference
+from twin.cases import CONFIGS, weights_for
 
 NAMES = ["gpt2", "vaswani-base", "switches-decoder-only", "switches-encoder-decoder"]
 PROMPTS = [[7, 3, 50, 3, 9], [12], [5, 44, 0]]

@@ -13,8 +13,6 @@ from torch import Tensor
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.functional import transformer
 from parity.gates.measure import Measured, compared
-from parity_tests.bridge import Pair, identity
-from parity_tests.cases import PADDINGS, VOCABULARY, batch_for, weights_for
 from parity_tests.faults import Fault, code_fault
 from parity_tests.initialisation import gate as start_gate
 from parity_tests.test_draws import CLASSIFYING
@@ -22,6 +20,8 @@ from parity_tests.test_draws import drawn as drawn_masks
 from parity_tests.test_draws import gate as draws_gate
 from parity_tests.test_initialisation import drawn
 from torch_ref import heads
+from twin.bridge import Pair, identity
+from twin.cases import PADDINGS, VOCABULARY, batch_for, weights_for
 
 STACK = StackConfig(num_layers=2, num_heads=4, feedforward_width=48, activation="gelu_erf", token_types=2)
 HEADLESS = TransformerConfig(vocab_size=VOCABULARY, d_model=32, encoder=STACK, head="none")

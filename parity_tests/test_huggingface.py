@@ -15,9 +15,9 @@ import torch
 from transformers.activations import ACT2FN
 
 from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig
+from jax_tformer.hub.families import FAMILIES, from_huggingface
+from jax_tformer.hub.tables import ACTIVATIONS, CONV1D, MATRIX, read_rows
 from jax_tformer.model.layers import activate
-from jax_tformer.weights.huggingface import FAMILIES, from_huggingface
-from jax_tformer.weights.huggingface.tables import ACTIVATIONS, CONV1D, MATRIX, read_rows
 from parity.gates.measure import (
     BFLOAT16,
     BFLOAT16_VALUES,
@@ -30,11 +30,11 @@ from parity.gates.measure import (
     quality,
 )
 from parity.gates.pair import Result, Tensors
-from parity_tests.bridge import Pair, known_zeros, parity_options
-from parity_tests.cases import CONFIGS, PADDINGS, REGIMES
 from parity_tests.huggingface import Narrowed, Oracle, comparable, masked
 from parity_tests.oracles import ENTRIES, VARIANTS
 from parity_tests.test_models import DRAWS_BFLOAT16
+from twin.bridge import Pair, known_zeros, parity_options
+from twin.cases import CONFIGS, PADDINGS, REGIMES
 
 Record = Callable[[str, Measured], None]
 FIRST = [name for name, entry in ENTRIES.items() if not entry.further]

@@ -11,13 +11,13 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from jax_tformer import load_pretrained, save_pretrained
-from jax_tformer.errors import InputError
-from jax_tformer.weights.huggingface import from_huggingface, to_huggingface
-from jax_tformer.weights.names import WeightsError
+from jax_tformer.config.errors import InputError
+from jax_tformer.hub.families import from_huggingface, to_huggingface
+from jax_tformer.hub.names import WeightsError
 from parity.gates.measure import compared
-from parity_tests.cases import PADDINGS, weights_for
 from parity_tests.huggingface import Oracle
 from parity_tests.test_huggingface_weights import bytes_lost
+from twin.cases import PADDINGS, weights_for
 
 
 @pytest.mark.parametrize("padding", PADDINGS)

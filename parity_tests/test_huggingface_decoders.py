@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from jax_tformer.config import RotaryConfig, StackConfig
-from jax_tformer.errors import InputError
-from jax_tformer.weights.huggingface import config_from_huggingface, to_huggingface
-from parity_tests.cases import weights_for
+from jax_tformer.config.errors import InputError
+from jax_tformer.hub.families import config_from_huggingface, to_huggingface
 from parity_tests.huggingface import Oracle
 from parity_tests.oracles import ENTRIES
 from parity_tests.oracles.decoders import LLAMA3
+from twin.cases import weights_for
 
 WINDOWS, FULL = "sliding_attention", "full_attention"
 OLDER: list[tuple[str, dict[str, Any]]] = [

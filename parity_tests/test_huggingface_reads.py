@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.errors import InputError
-from jax_tformer.weights.huggingface import config_from_huggingface, tables
+from jax_tformer.config.errors import InputError
+from jax_tformer.hub import tables
+from jax_tformer.hub.families import config_from_huggingface
 from parity_tests.oracles import ENTRIES
 from parity_tests.oracles.decoders import LLAMA3
 from parity_tests.transformers_reads import attributes, rotary_parameters

@@ -13,13 +13,13 @@ from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
 from jax_tformer.functional import transformer
-from jax_tformer.weights.huggingface import from_huggingface
-from jax_tformer.weights.names import from_reference
+from jax_tformer.hub.families import from_huggingface
+from jax_tformer.hub.names import from_reference
 from parity.gates.measure import FLOAT32, Measured, Sample, compared, quality
 from parity.islands import Float64
-from parity_tests.bridge import Pair, parity_options
-from parity_tests.cases import Lengths, batch_for
 from parity_tests.huggingface import Oracle, comparable, config_json, masked
+from twin.bridge import Pair, parity_options
+from twin.cases import Lengths, batch_for
 
 Record = Callable[[str, Measured], None]
 FAR = Lengths(batch=2, source=520, target=520)

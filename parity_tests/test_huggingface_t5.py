@@ -14,17 +14,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from jax_tformer.config import Activation, DropoutConfig
-from jax_tformer.errors import InputError
-from jax_tformer.weights.huggingface import config_from_huggingface, from_huggingface, to_huggingface
-from jax_tformer.weights.names import WeightsError
-from jax_tformer_comparison.dropout import dropout_sites
+from jax_tformer.config.errors import InputError
+from jax_tformer.hub.families import config_from_huggingface, from_huggingface, to_huggingface
+from jax_tformer.hub.names import WeightsError
 from parity.gates.measure import Measured, compared
-from parity_tests.cases import VOCABULARY
 from parity_tests.huggingface import Oracle
 from parity_tests.test_decoding import model_of
 from parity_tests.test_huggingface_weights import bytes_lost
 from torch_ref import reference
 from torch_ref.layers import inject
+from twin.cases import VOCABULARY
+from twin.dropout import dropout_sites
 
 T5 = {"architectures": ["T5ForConditionalGeneration"]}
 MARIAN = {"architectures": ["MarianMTModel"]}

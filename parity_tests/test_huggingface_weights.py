@@ -19,18 +19,18 @@ from transformers.models.marian import MarianConfig, MarianMTModel
 from transformers.models.t5 import T5Config, T5ForConditionalGeneration
 
 from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig
-from jax_tformer.errors import InputError
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.functional import transformer
-from jax_tformer.presets import ARCHITECTURES
-from jax_tformer.weights.huggingface import FAMILIES, config_from_huggingface, from_huggingface, to_huggingface
-from jax_tformer.weights.huggingface.tables import CONV1D, Row, read_rows
-from jax_tformer.weights.names import WeightsError, from_reference, to_reference
+from jax_tformer.hub.families import FAMILIES, config_from_huggingface, from_huggingface, to_huggingface
+from jax_tformer.hub.names import WeightsError, from_reference, to_reference
+from jax_tformer.hub.tables import CONV1D, Row, read_rows
 from parity.gates.measure import Measured, compared, worst
 from parity.gates.pair import Tensors
-from parity_tests.cases import CONFIGS, weights_for
 from parity_tests.huggingface import Oracle, config_json
 from parity_tests.oracles import ENTRIES
 from parity_tests.oracles.decoders import LLAMA3
+from twin.cases import CONFIGS, weights_for
 
 Record = Callable[[str, Measured], None]
 

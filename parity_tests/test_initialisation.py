@@ -10,14 +10,14 @@ import pytest
 from flax import traverse_util
 
 from jax_tformer.config import TransformerConfig
+from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.functional import AnyTransformer, transformer
-from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.training.step import forward
 from parity.gates.measure import Measured
 from parity_tests import random_faults
-from parity_tests.cases import CONFIGS, batch_for
 from parity_tests.faults import Fault
 from parity_tests.initialisation import Expected, expected, gate
+from twin.cases import CONFIGS, batch_for
 
 DRAWS = 12
 LOSS = "10 first loss"

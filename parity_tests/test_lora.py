@@ -17,22 +17,22 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from jax_tformer.config import DropoutConfig, LoraConfig, TransformerConfig
-from jax_tformer.errors import InputError
-from jax_tformer.experiment import OptimizerConfig, TrainingConfig
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.functional import AnyTransformer, Params, transformer
+from jax_tformer.hub.adapters import load_adapters, save_adapters
+from jax_tformer.hub.families import from_huggingface
+from jax_tformer.hub.names import from_reference
 from jax_tformer.lora import add_lora, is_adapter, join_adapters, merge_lora, split_adapters
-from jax_tformer.pretrained.adapters import load_adapters, save_adapters
-from jax_tformer.weights.huggingface import from_huggingface
-from jax_tformer.weights.names import from_reference
 from parity.gates.measure import Measured, compared
-from parity_tests.bridge import Pair, identity
-from parity_tests.cases import SWITCHES, Lengths, batch_for, weights_for
 from parity_tests.faults import code_fault
 from parity_tests.huggingface import Oracle
 from parity_tests.initialisation import gate
 from parity_tests.test_initialisation import drawn
 from parity_tests.training_pair import TrainingPair, same_path
 from torch_ref import layers, training
+from twin.bridge import Pair, identity
+from twin.cases import SWITCHES, Lengths, batch_for, weights_for
 
 ALL = LoraConfig(3, 6.0, ("all",))
 SOME = LoraConfig(2, 3.0, ("query", "value", "down"), rank_stabilized=True)

@@ -16,13 +16,13 @@ from jax_tformer.model.masks import Mask
 from parity.gates.measure import Measured, compared
 from parity.gates.pair import Tensors
 from parity_tests import mask_faults
-from parity_tests.bridge import Pair
-from parity_tests.cases import VOCABULARY, Lengths, batch_for, weights_for
 from parity_tests.family_faults import GEMMA
 from parity_tests.faults import Fault
 from parity_tests.mask_faults import PAIR, TEXT
 from parity_tests.quiet_faults import KERNELS_BAR, kernels_on_a_cpu
 from parity_tests.test_decoding import CACHED, model_of, stepwise
+from twin.bridge import Pair
+from twin.cases import VOCABULARY, Lengths, batch_for, weights_for
 
 # Rotation alone would not show where positions begin: it is relative.
 STACK = StackConfig(num_layers=1, num_heads=2, feedforward_width=12, positions="sinusoidal_interleaved", window=5)

@@ -23,8 +23,11 @@ from jax_tformer.model.fast import rows
 from jax_tformer.model.masks import Mask
 from jax_tformer.training.step import forward
 from parity.gates.measure import FLOAT64_BAR, relative_error
-from parity_tests.bridge import Pair, identity
-from parity_tests.cases import (
+from parity_tests.test_decoding import model_of
+from parity_tests.test_models import judge_narrow
+from torch_ref.masks import visible
+from twin.bridge import Pair, identity
+from twin.cases import (
     CONFIGS,
     OFF_CENTRE,
     REGIMES,
@@ -38,9 +41,6 @@ from parity_tests.cases import (
     weights_for,
     windowed,
 )
-from parity_tests.test_decoding import model_of
-from parity_tests.test_models import judge_narrow
-from torch_ref.masks import visible
 
 Record = Callable[..., None]
 LENGTHS = Lengths(batch=3, source=13, target=14)

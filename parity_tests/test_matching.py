@@ -17,16 +17,16 @@ from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.functional import transformer
-from jax_tformer.weights.huggingface import from_huggingface
-from jax_tformer.weights.names import from_reference
+from jax_tformer.hub.families import from_huggingface
+from jax_tformer.hub.names import from_reference
 from parity import ParityError, Weight, WeightMatch, check_parity, match_weights
 from parity.gates.pytrees import paths
 from parity.gates.weight_map import Weights
 from parity.islands import Float64
-from parity_tests.cases import CONFIGS, VOCABULARY, weights_for
 from parity_tests.huggingface import Oracle
 from parity_tests.other_pairs.pair import OtherPair
 from torch_ref import reference
+from twin.cases import CONFIGS, VOCABULARY, weights_for
 
 PAIRS = ("convolutions", "distilbert", "encoder_layers", "gpt_neox", "gru", "mixer")
 INPUTS = {

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jax_tformer.presets import ARCHITECTURES
+from jax_tformer.config.presets import ARCHITECTURES
 from parity.gates.measure import BFLOAT16, BFLOAT16_VALUES, FLOAT32, Sample, compared, quality
 from parity.gates.pair import Tensors
-from parity_tests.bridge import Pair, identity, known_zeros
-from parity_tests.cases import CONFIGS, OFF_CENTRE, PADDINGS, REGIMES, WINDOWED, Lengths, batch_for, weights_for
+from twin.bridge import Pair, identity, known_zeros
+from twin.cases import CONFIGS, OFF_CENTRE, PADDINGS, REGIMES, WINDOWED, Lengths, batch_for, weights_for
 
 Record = Callable[..., None]
 DRAWS_FLOAT32, DRAWS_BFLOAT16 = 11, 31

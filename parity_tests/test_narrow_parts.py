@@ -9,9 +9,9 @@ import pytest
 
 from parity.gates.measure import Measured
 from parity_tests import library_faults
-from parity_tests.bridge import EVERY_ROUNDING
 from parity_tests.faults import Fault
 from parity_tests.narrow_parts import drawn, judged
+from twin.bridge import EVERY_ROUNDING
 
 
 def test_gate_4_part_by_part(record: Callable[[str, Measured], None]) -> None:

@@ -12,7 +12,7 @@ import parity
 import parity_tests
 
 ROOT = Path(parity.__file__).parent
-OURS = {"jax_tformer", "torch_ref", "parity_tests", "jax_tformer_comparison", "benchmarks", "tests"}
+OURS = {"jax_tformer", "torch_ref", "parity_tests", "twin", "benchmarks", "tests"}
 WITHOUT_TORCH = (
     "gates.measure",
     "gates.pytrees",

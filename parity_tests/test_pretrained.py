@@ -14,16 +14,16 @@ from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
 from jax_tformer import InputError, load_pretrained, save_pretrained
+from jax_tformer.cli import export, train
 from jax_tformer.config import Dtype
-from jax_tformer.pretrained.tensor_files import open_tensors
-from jax_tformer.programs import export, train
-from jax_tformer.run.restoring import load_trained
-from jax_tformer.run.run_folder import RunFolder
-from jax_tformer.weights.views import read
+from jax_tformer.hub.tensor_files import open_tensors
+from jax_tformer.hub.views import read
+from jax_tformer.runs.folder import RunFolder
+from jax_tformer.runs.restoring import load_trained
 from parity.gates.pair import Tensors
-from parity_tests.cases import VOCABULARY
 from parity_tests.huggingface import Oracle
 from parity_tests.oracles import ENTRIES
+from twin.cases import VOCABULARY
 
 NAMES = [
     name if name in ("gpt2", "bert masked", "bart") else pytest.param(name, marks=pytest.mark.deep) for name in ENTRIES

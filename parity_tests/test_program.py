@@ -1,4 +1,4 @@
-"""`jax-tformer parity` of an installed package, which has no tests: it sees a fault, and refuses what it cannot do."""
+"""`jax-tformer parity` sees a fault, and refuses what it cannot do."""
 
 import os
 from dataclasses import replace
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.errors import InputError
-from parity_tests import bridge, program
+from jax_tformer.config.errors import InputError
 from torch_ref import reference
+from twin import bridge
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def test_a_fault_is_red(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         return reference(replace(config, encoder=replace(config.encoder, norm_eps=1e-6)))
 
     monkeypatch.setattr(bridge, "reference", faulty)
-    assert program.installed(["article-encoder"]) == 1
+    assert prove.main(["article-encoder"]) == 1
     said = capsys.readouterr().out
     assert said.startswith("article-encoder: RED: gate 9 numbers lost 0.0e+00, gate 1 activations ")
     # And where the two part.
@@ -33,4 +33,4 @@ def test_a_fault_is_red(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_an_unknown_preset_is_refused() -> None:
     with pytest.raises(InputError, match="there is no preset 'gpt3'; expected some of article-encoder-decoder, "):
-        program.installed(["gpt2", "gpt3"])
+        prove.main(["gpt2", "gpt3"])

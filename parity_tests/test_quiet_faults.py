@@ -15,19 +15,19 @@ from torch.nn import functional as F
 
 from jax_tformer.cache import KeyValue
 from jax_tformer.config import ComputeConfig, StackConfig, TransformerConfig
+from jax_tformer.config.experiment import MeshConfig
 from jax_tformer.data.batches import Pipeline
-from jax_tformer.experiment import MeshConfig
 from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.model.attention import attend_by
 from jax_tformer.model.masks import Mask
-from jax_tformer.run.evaluation import Evaluator
-from jax_tformer.sharding import make_mesh
+from jax_tformer.runs.evaluation import Evaluator
+from jax_tformer.training.sharding import make_mesh
 from jax_tformer.training.step import Batch, TrainState, train_step
 from parity.gates.measure import BFLOAT16, FLOAT64_BAR, Measured, Sample, compared, quality
 from parity.gates.pair import Tensors
 from parity_tests import quiet_faults
-from parity_tests.bridge import Pair
-from parity_tests.cases import CONFIGS, Lengths, batch_for, weights_for
+from twin.bridge import Pair
+from twin.cases import CONFIGS, Lengths, batch_for, weights_for
 
 HEADS = 6
 

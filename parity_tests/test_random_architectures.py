@@ -16,9 +16,9 @@ from jax_tformer.config import ComputeConfig, DropoutConfig, LoraConfig, RotaryC
 from jax_tformer.model.fast import rows
 from parity.gates.measure import Measured, ParityError, compared
 from parity_tests.architectures import Case, cases, configs, stacks
-from parity_tests.bridge import Pair, known_zeros
-from parity_tests.cases import Lengths, batch_for, weights_for
 from parity_tests.test_decoding import CACHED, model_of, stepwise
+from twin.bridge import Pair, known_zeros
+from twin.cases import Lengths, batch_for, weights_for
 
 CONFIGS = (TransformerConfig, StackConfig, RotaryConfig, DropoutConfig, LoraConfig, ComputeConfig)
 

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from jax_tformer.__main__ import PROGRAMS
-from jax_tformer.presets import ARCHITECTURES, EXPERIMENTS
+from jax_tformer.config.presets import ARCHITECTURES, EXPERIMENTS
 from parity_tests import ParityError
 from parity_tests.test_pretrained import saved
 

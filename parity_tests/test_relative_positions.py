@@ -15,11 +15,11 @@ from jax_tformer.model.fast import rows
 from parity.gates.measure import Measured, compared
 from parity.gates.pair import Result, Tensors
 from parity_tests import position_faults
-from parity_tests.bridge import Pair, identity
-from parity_tests.cases import VOCABULARY, Lengths, batch_for, weights_for
 from parity_tests.faults import Fault
 from parity_tests.test_decoding import CACHED, model_of, stepwise
 from torch_ref.embedding import bucket
+from twin.bridge import Pair, identity
+from twin.cases import VOCABULARY, Lengths, batch_for, weights_for
 
 # Distances reach all buckets, and far beyond the last; the decoder's and the encoder's differ.
 STACK = StackConfig(

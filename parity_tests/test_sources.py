@@ -20,6 +20,7 @@ from flax import nnx
 from jaxtyping import Array
 
 from jax_tformer.config import TransformerConfig
+from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.data.pairs import shift_right
 from jax_tformer.data.text import windows
 from jax_tformer.functional import AnyTransformer, Params, transformer
@@ -29,10 +30,7 @@ from jax_tformer.model.embedding import angles, sinusoidal
 from jax_tformer.model.layers import Norm
 from jax_tformer.model.masks import Mask, position_ids
 from jax_tformer.model.transformer import Outputs
-from jax_tformer.presets import ARCHITECTURES
 from parity.gates.measure import FLOAT64_BAR, relative_error
-from parity_tests.bridge import Pair
-from parity_tests.cases import weights_for
 from parity_tests.documents import (
     ATTENTION_OUTPUT,
     CAUSAL,
@@ -55,6 +53,8 @@ from parity_tests.documents import (
 )
 from torch_ref import embedding, layers, reference
 from torch_ref.masks import visible
+from twin.bridge import Pair
+from twin.cases import weights_for
 
 DOCUMENTS = Path(__file__).resolve().parents[2] / "shared" / "sources"
 

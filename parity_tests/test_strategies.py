@@ -18,11 +18,11 @@ from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.strategies import Place, process, rules_of
 from parity.gates.measure import Measured, compared, worst
 from parity_tests import library_faults
-from parity_tests.cases import CONFIGS, VOCABULARY, weights_for
 from parity_tests.draws import judged, largest
 from parity_tests.faults import Fault
 from parity_tests.generation import Float64, drivable
 from parity_tests.test_decoding import CACHED, TOKENS, model_of
+from twin.cases import CONFIGS, VOCABULARY, weights_for
 
 PROMPT = [3, 4, 5]
 # The first ones show the faults of library_faults.CHOICES.

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from jax_tformer.config import DropoutConfig, TransformerConfig
-from jax_tformer.experiment import OptimizerConfig, Schedule, TrainingConfig
+from jax_tformer.config.experiment import OptimizerConfig, Schedule, TrainingConfig
 from parity.gates.measure import Measured, compared, trajectory
 from parity.gates.pair import Tensors
-from parity_tests.bridge import Pair, known_zeros
-from parity_tests.cases import CONFIGS, PADDINGS, REGIMES, Lengths, batch_for, weights_for
 from parity_tests.training_pair import TrainingPair, same_path
 from torch_ref import reference
 from torch_ref.layers import Dropout, inject
+from twin.bridge import Pair, known_zeros
+from twin.cases import CONFIGS, PADDINGS, REGIMES, Lengths, batch_for, weights_for
 
 Record = Callable[[str, Measured], None]
 

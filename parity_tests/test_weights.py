@@ -11,14 +11,14 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
 from jax_tformer.config import Dtype, TransformerConfig
-from jax_tformer.errors import InputError
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.functional import Params, transformer
-from jax_tformer.presets import ARCHITECTURES
-from jax_tformer.weights.files import load_weights, save_weights
-from jax_tformer.weights.names import WeightsError, from_reference, reference_shape, slots, to_reference
+from jax_tformer.hub.files import load_weights, save_weights
+from jax_tformer.hub.names import WeightsError, from_reference, reference_shape, slots, to_reference
 from parity.gates.measure import Measured, worst
-from parity_tests.cases import CONFIGS
 from torch_ref import reference
+from twin.cases import CONFIGS
 
 PARAMETERS = {"gpt2": 124_439_808, "bert-base": 109_514_298}
 """The published counts: Hugging Face's GPT2LMHeadModel and BertForMaskedLM of these configs have as many."""

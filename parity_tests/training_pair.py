@@ -9,18 +9,18 @@ import numpy as np
 import torch
 
 from jax_tformer.config import Dtype, TransformerConfig
-from jax_tformer.experiment import OptimizerConfig, TrainingConfig
+from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.functional import transformer
+from jax_tformer.hub.names import from_reference, to_reference
 from jax_tformer.lora import trained
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import TrainState, train_step
-from jax_tformer.weights.names import from_reference, to_reference
-from jax_tformer_comparison.dropout import masks_of_step
 from parity.gates.measure import Measured, compared
 from parity.gates.pair import Tensors, to_torch
-from parity_tests.bridge import known_zeros, parity_options
 from torch_ref import reference
 from torch_ref.training import Trainer
+from twin.bridge import known_zeros, parity_options
+from twin.dropout import masks_of_step
 
 
 class Path(NamedTuple):

@@ -12,17 +12,17 @@ import jax.numpy as jnp
 import torch
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.experiment import OptimizerConfig
+from jax_tformer.config.experiment import OptimizerConfig
 from jax_tformer.training import optimizer as our_optimizer
 from jax_tformer.training.step import batch_loss
 from parity.differ.answer import Difference, Stage
 from parity.differ.first_difference import difference_of
 from parity.gates.pair import Bridge
-from parity_tests.bridge import Pair
-from parity_tests.cases import VOCABULARY, batch_for, weights_for
 from parity_tests.faults import TRAINING, Fault
 from parity_tests.library_faults import COARSE_MOMENT, LIBRARY_TRAINING
 from torch_ref import training
+from twin.bridge import Pair
+from twin.cases import VOCABULARY, batch_for, weights_for
 
 _STACK = StackConfig(num_layers=1, num_heads=2, feedforward_width=12, positions="sinusoidal_interleaved")
 _CONFIG = TransformerConfig(vocab_size=VOCABULARY, d_model=8, decoder=_STACK)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jax_tformer.run.checkpoints import Checkpoints
+from jax_tformer.runs.checkpoints import Checkpoints
 
 OPTIMIZER = optax.chain(
     optax.clip_by_global_norm(1.0), optax.adamw(1e-3), optax.masked(optax.sgd(0.1), {"w": True, "b": False})

@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import pytest
 
-import generate
+from jax_tformer.cli import generate
+from jax_tformer.cli.command_line import run_program
 from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.config.experiment import ExperimentConfig, MaskedTextData, PairData, TextData, TokenizerConfig
 from jax_tformer.data.pipeline import build_tokenizer_for
-from jax_tformer.experiment import ExperimentConfig, MaskedTextData, PairData, TextData, TokenizerConfig
 from jax_tformer.functional import transformer
-from jax_tformer.run.checkpoints import Checkpoints
-from jax_tformer.run.command_line import run_program
-from jax_tformer.run.run_folder import RunFolder
+from jax_tformer.runs.checkpoints import Checkpoints
+from jax_tformer.runs.folder import RunFolder
 
 CONTEXT, SOURCE_LENGTH, TARGET_LENGTH = 32, 16, 12
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import train
-from jax_tformer.run.command_line import run_program
+from jax_tformer.cli import train
+from jax_tformer.cli.command_line import run_program
 from tests.small_runs import TINY, Refuse, again
 
 ROOT = Path(__file__).parents[1]

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import generate
-import train
-from jax_tformer.errors import InputError
-from jax_tformer.run import restoring, train_options
-from jax_tformer.run.run_folder import RunFolder
+from jax_tformer.cli import generate, train, train_options
+from jax_tformer.config.errors import InputError
+from jax_tformer.runs import restoring
+from jax_tformer.runs.folder import RunFolder
 from tests.small_runs import TEXT, Refuse, again, contents, lose_checkpoints
 
 

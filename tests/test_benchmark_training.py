@@ -20,13 +20,13 @@ from benchmarks.sides import OURS, REFERENCE
 from benchmarks.sides.reference import Reference
 from benchmarks.training_cases import OPTIMIZER, BatchShape, draw_batch, small_gpt, tiny, without_dropout
 from jax_tformer.config import TransformerConfig
+from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.data.batches import IGNORED
 from jax_tformer.functional import transformer
-from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import init_state
 from jax_tformer.training.step import train_step as make_step
-from jax_tformer_comparison.sides import Here
+from twin.sides import Here
 
 EXACT: dict[str, Any] = {"attention": "einsum", "remat": "none"}
 """Every product in the open, and none computed twice."""
@@ -39,7 +39,7 @@ def figures(main: Any, out: Path) -> dict[str, Any]:
     report = json.loads(out.read_text())
     assert report["machine"]["cores"] >= 1
     assert report["seconds"] > 0
-    assert any("jax_tformer.run.startup" in note for note in report["notes"])
+    assert any("jax_tformer.runs.startup" in note for note in report["notes"])
     for branch in branches(report):
         if isinstance(branch, dict) and branch.keys() == {"median", "low", "high"}:
             assert 0 < branch["low"] <= branch["median"] <= branch["high"]

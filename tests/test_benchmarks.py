@@ -17,8 +17,8 @@ from benchmarks.decoding.measure import suites
 from benchmarks.session import Report, by_turns, run_benchmark, side_environment, spread
 from benchmarks.sides import OURS, draw_prompts
 from benchmarks.startup import __main__ as startup
-from jax_tformer.presets import ARCHITECTURES
-from jax_tformer_comparison.sides import Alone, Here, SideFailed
+from jax_tformer.config.presets import ARCHITECTURES
+from twin.sides import Alone, Here, SideFailed
 
 
 def numbers(tree: Any) -> list[float]:

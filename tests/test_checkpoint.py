@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_tformer.errors import InputError
-from jax_tformer.run import restoring
-from jax_tformer.run.checkpoints import Checkpoints
-from jax_tformer.run.restoring import load_parameters
+from jax_tformer.config.errors import InputError
+from jax_tformer.runs import restoring
+from jax_tformer.runs.checkpoints import Checkpoints
+from jax_tformer.runs.restoring import load_parameters
 from tests.checkpoint_states import ABSTRACT, abstract, assert_same_bits, make_state, save_all, snapshot
 
 

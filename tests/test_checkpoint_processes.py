@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from jax_tformer.run import restoring
-from jax_tformer.run.checkpoints import Checkpoints
+from jax_tformer.runs import restoring
+from jax_tformer.runs.checkpoints import Checkpoints
 from tests.checkpoint_states import save_all
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +34,7 @@ import sys
 from pathlib import Path
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
-from jax_tformer.run.checkpoints import Checkpoints
+from jax_tformer.runs.checkpoints import Checkpoints
 assert not any(name.startswith("orbax") for name in sys.modules), "orbax must be imported at first use only"
 
 axes = (jax.sharding.AxisType.Auto,) * 2
@@ -82,8 +82,8 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 import jax.numpy as jnp
-from jax_tformer.errors import InputError
-from jax_tformer.run.checkpoints import Checkpoints
+from jax_tformer.config.errors import InputError
+from jax_tformer.runs.checkpoints import Checkpoints
 
 checkpoints = Checkpoints(Path(sys.argv[1]), 2)
 checkpoints.save(1, {"params": {"w": jnp.zeros(1000)}}, {})
@@ -110,7 +110,7 @@ SAVE_UNTIL_KILLED = """
 import sys
 from pathlib import Path
 import jax, jax.numpy as jnp
-from jax_tformer.run.checkpoints import Checkpoints
+from jax_tformer.runs.checkpoints import Checkpoints
 
 def make(step):
     tree = {"w": jnp.full((300, 100), step), "b": jnp.full(9, step)}
@@ -168,9 +168,9 @@ folder, port, index = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 jax.distributed.initialize("localhost:" + port, 2, index, heartbeat_timeout_seconds=20, shutdown_timeout_seconds=20)
 from jax.experimental.multihost_utils import sync_global_devices
 from jax.sharding import NamedSharding, PartitionSpec as P
-from jax_tformer.errors import InputError
-from jax_tformer.run import restoring
-from jax_tformer.run.checkpoints import Checkpoints
+from jax_tformer.config.errors import InputError
+from jax_tformer.runs import restoring
+from jax_tformer.runs.checkpoints import Checkpoints
 
 mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 make = jax.jit(lambda step: {"params": {"w": jnp.arange(64.0) + step}}, out_shardings=NamedSharding(mesh, P("data")))

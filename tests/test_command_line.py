@@ -2,10 +2,10 @@
 
 import pytest
 
-from jax_tformer.errors import InputError
-from jax_tformer.run.command_line import parse
-from jax_tformer.run.generate_options import GenerateOptions
-from jax_tformer.run.train_options import train_options
+from jax_tformer.cli.command_line import parse
+from jax_tformer.cli.generate_options import GenerateOptions
+from jax_tformer.cli.train_options import train_options
+from jax_tformer.config.errors import InputError
 
 
 def test_short_names_and_numbers_as_people_write_them() -> None:

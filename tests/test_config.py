@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from jax_tformer.config import DropoutConfig, RotaryConfig, StackConfig, TransformerConfig
-from jax_tformer.errors import InputError
-from jax_tformer.experiment import ExperimentConfig, TrainingConfig
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import ExperimentConfig, TrainingConfig
+from jax_tformer.config.presets import ARCHITECTURES, EXPERIMENTS
 from jax_tformer.files import differences, from_dict, to_dict
-from jax_tformer.presets import ARCHITECTURES, EXPERIMENTS
 
 ROOT = Path(__file__).parents[1]
 
@@ -182,9 +182,9 @@ def test_differences_name_the_fields() -> None:
 @pytest.mark.parametrize(
     "statement",
     [
-        "import jax_tformer.config, jax_tformer.experiment, jax_tformer.presets",
+        "import jax_tformer.config, jax_tformer.config.experiment, jax_tformer.config.presets",
         "import jax_tformer; jax_tformer.TransformerConfig",
-        "import jax_tformer.run.command_line",
+        "import jax_tformer.cli.command_line",
         "import train, generate",
     ],
 )
@@ -205,4 +205,4 @@ def test_the_library_never_imports_torch_nor_the_reference_jax() -> None:
                 if words[:1] in (["import"], ["from"]):
                     assert words[1].split(".")[0] not in forbidden, f"{path.name}: {line}"
                 if folder == "torch_ref" and words[:1] == ["from"] and words[1].startswith("jax_tformer"):
-                    assert words[1] in ("jax_tformer.config", "jax_tformer.experiment"), f"{path.name}: {line}"
+                    assert words[1] in ("jax_tformer.config", "jax_tformer.config.experiment"), f"{path.name}: {line}"

@@ -11,10 +11,10 @@ import pytest
 
 from jax_tformer import __main__ as console
 from jax_tformer import __version__, load_weights, transformer
+from jax_tformer.config.experiment import TextData
 from jax_tformer.data.tokenizer_sources import load_tokenizer
-from jax_tformer.experiment import TextData
 from jax_tformer.files import to_dict
-from jax_tformer.run.run_folder import RunFolder
+from jax_tformer.runs.folder import RunFolder
 from tests.speaking import write_run
 
 ROOT = Path(__file__).parents[1]
@@ -131,7 +131,7 @@ def test_the_wheel_has_what_it_imports_of_parity_tests() -> None:
     (listed,) = (node.value for node in setup.body if isinstance(node, ast.Assign))
     shipped = ast.literal_eval(listed)
     files = [ROOT / "parity_tests" / f"{name}.py" for name in shipped]
-    files += [*(ROOT / "jax_tformer_comparison").glob("*.py"), *(ROOT / "jax_tformer").rglob("*.py")]
+    files += [*(ROOT / "twin").glob("*.py"), *(ROOT / "jax_tformer").rglob("*.py")]
     wanted = set()
     for path in files:
         for node in ast.walk(ast.parse(path.read_text())):

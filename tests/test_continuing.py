@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-import generate
-import train
-from jax_tformer.errors import InputError
-from jax_tformer.presets import EXPERIMENTS
-from jax_tformer.run.evaluation import Evaluator
-from jax_tformer.run.results import read_metrics
-from jax_tformer.run.resuming import permitted_changes
-from jax_tformer.run.train_options import train_options
+from jax_tformer.cli import generate, train
+from jax_tformer.cli.train_options import train_options
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.presets import EXPERIMENTS
+from jax_tformer.runs.evaluation import Evaluator
+from jax_tformer.runs.results import read_metrics
+from jax_tformer.runs.resume import permitted_changes
 
 TINY = [
     *("--model.d-model", "16", "--model.decoder.num-layers", "1", "--model.decoder.num-heads", "2"),

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.config.errors import InputError
 from jax_tformer.decoding.fast import layers_apart
 from jax_tformer.decoding.generation import Generated, generate, stream
 from jax_tformer.decoding.loop import advance, row_keys, start
 from jax_tformer.decoding.scoring import score
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.strategies import rules_of
-from jax_tformer.errors import InputError
 from jax_tformer.functional import AnyTransformer, Params, transformer
 
 STACK = StackConfig(num_layers=2, num_heads=2, feedforward_width=32, norm_placement="pre", final_norm=True)

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_tformer.config.errors import InputError
 from jax_tformer.decoding import generation
 from jax_tformer.decoding.beam import search
 from jax_tformer.decoding.fast import layers_apart
 from jax_tformer.decoding.generation import generate, stream
 from jax_tformer.decoding.loop import advance
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.errors import InputError
 from jax_tformer.functional import transformer
 from tests.test_decoding import GPT, PROMPTS, SEQ2SEQ, START, Model
 

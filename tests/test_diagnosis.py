@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
-from jax_tformer.experiment import MeshConfig, OptimizerConfig
+from jax_tformer.config.experiment import MeshConfig, OptimizerConfig
 from jax_tformer.functional import transformer
-from jax_tformer.run.progress import first_not_finite
-from jax_tformer.sharding import make_mesh
+from jax_tformer.runs.progress import first_not_finite
 from jax_tformer.training.optimizer import optimizer
+from jax_tformer.training.sharding import make_mesh
 from jax_tformer.training.step import TrainState, init_state, train_step
 
 STACK = StackConfig(num_layers=2, num_heads=2, feedforward_width=8, norm_placement="pre", final_norm=True)

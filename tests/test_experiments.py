@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import generate
-import train
+from jax_tformer.cli import generate, train
 
 SHORT = [
     *("--model.d-model", "16", "--model.encoder.num-layers", "1", "--model.encoder.feedforward-width", "16"),

@@ -10,22 +10,20 @@ import jax
 import numpy as np
 import pytest
 
-import generate
-import train
 from jax_tformer import load_pretrained, save_pretrained
 from jax_tformer.__main__ import PROGRAMS
+from jax_tformer.cli import export, generate, train
+from jax_tformer.cli.chat import ChatTemplate
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import TokenizerConfig
+from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.data.tokenizer_sources import build_tokenizer, load_tokenizer
-from jax_tformer.errors import InputError
-from jax_tformer.experiment import TokenizerConfig
 from jax_tformer.functional import Params, transformer
-from jax_tformer.presets import EXPERIMENTS
-from jax_tformer.programs import export
-from jax_tformer.run.chat import ChatTemplate
-from jax_tformer.run.huggingface import experiment_from
-from jax_tformer.run.restoring import load_trained
-from jax_tformer.run.run_folder import RunFolder
-from jax_tformer.weights.huggingface import t5
+from jax_tformer.hub.families import t5
+from jax_tformer.runs.folder import RunFolder
+from jax_tformer.runs.huggingface import experiment_from
+from jax_tformer.runs.restoring import load_trained
 from tests.small_runs import TEXT, Refuse
 
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"

@@ -14,7 +14,7 @@ from jax._src.cudnn import fused_attention_stablehlo
 from jax.experimental import pallas
 
 from jax_tformer.config import AttentionImplementation, ComputeConfig, Remat, StackConfig, TransformerConfig
-from jax_tformer.errors import InputError
+from jax_tformer.config.errors import InputError
 from jax_tformer.functional import transformer
 from jax_tformer.model.attention import attend_by
 from jax_tformer.model.masks import Mask
@@ -142,15 +142,15 @@ from functools import partial
 import jax
 from jax.experimental import pallas
 pallas.pallas_call = partial(pallas.pallas_call, interpret=True)
-from jax_tformer.experiment import MeshConfig
+from jax_tformer.config.experiment import MeshConfig
 from jax_tformer.model.fast import choose_implementation
 from benchmarks.training_cases import without_dropout
-from jax_tformer.presets import ARCHITECTURES
+from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.model.masks import Mask
-from jax_tformer.errors import InputError
+from jax_tformer.config.errors import InputError
 from jax_tformer.model.attention import attend_by
-from jax_tformer.sharding import make_mesh
-from jax_tformer.run import preparing
+from jax_tformer.training.sharding import make_mesh
+from jax_tformer.runs import preparing
 from tests.test_fused_attention import WHOLE, largest_difference
 
 choose = lambda: choose_implementation("tpu", jax.numpy.dtype("bfloat16"), WHOLE, WHOLE, Mask(causal=True), drops=False)
@@ -184,8 +184,8 @@ from jax.experimental import pallas
 pallas.pallas_call = partial(pallas.pallas_call, interpret=True)
 split, plain = [], jax.shard_map
 jax.shard_map = lambda *given, **options: split.append(1) or plain(*given, **options)
-import train
-from jax_tformer.run.evaluation import Evaluator
+from jax_tformer.cli import train
+from jax_tformer.runs.evaluation import Evaluator
 evaluate = Evaluator.__call__
 
 def counted(self, params):

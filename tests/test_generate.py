@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from jax_tformer.cli.generate_options import GenerateOptions
+from jax_tformer.cli.texts import Reader, Room, Text, batched, read_references, read_standard_input
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import TextData
 from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.data.tokenizer_sources import load_tokenizer
-from jax_tformer.errors import InputError
-from jax_tformer.experiment import TextData
-from jax_tformer.run.generate_options import GenerateOptions
-from jax_tformer.run.texts import Reader, Room, Text, batched, read_references, read_standard_input
 from tests.speaking import CONTEXT, TARGET_LENGTH, Program, write_runs
 
 ROOT = Path(__file__).parents[1]

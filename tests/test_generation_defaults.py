@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from jax_tformer.cli.generate_options import read_options
+from jax_tformer.config.errors import InputError
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.errors import InputError
-from jax_tformer.pretrained.origin import read_defaults
-from jax_tformer.run.generate_options import read_options
+from jax_tformer.hub.origin import read_defaults
 
 
 def test_what_is_never_said() -> None:

@@ -13,7 +13,7 @@ from jaxtyping import Array
 from jax_tformer.data.batches import IGNORED
 from jax_tformer.training import linear_loss
 from jax_tformer.training.linear_loss import linear_cross_entropy
-from parity_tests.reference_loss import cross_entropy
+from twin.reference_loss import cross_entropy
 
 BATCH, LENGTH, WIDTH, VOCABULARY = 3, 7, 8, 37
 SETTINGS = [(*each, cap) for each in ((0.0, False), (0.0, True), (0.1, False), (0.1, True)) for cap in (None, 2.0)]

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import TextData, TokenizerConfig, TrainingConfig
 from jax_tformer.data import text_files, tokenizers
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.text import load_text, split_text
 from jax_tformer.data.text_files import Pieces
 from jax_tformer.data.tokenizer_sources import build_tokenizer, load_tokenizer
 from jax_tformer.data.tokenizers import PIECE_END, WORD_END, Role, Tokenizer
-from jax_tformer.errors import InputError
-from jax_tformer.experiment import TextData, TokenizerConfig, TrainingConfig
 from tests.test_tokenizers import backend_ids
 
 SPECIAL: dict[Role, str] = {"pad": "<|e|>", "start": "<|e|>|", "end": "é<|"}

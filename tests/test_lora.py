@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 from flax import traverse_util
 
-import generate
-import train
 from jax_tformer import load_adapters, load_pretrained
+from jax_tformer.cli import export, generate, train
 from jax_tformer.config import LoraConfig, StackConfig, TransformerConfig
-from jax_tformer.errors import InputError
-from jax_tformer.experiment import OptimizerConfig
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import OptimizerConfig
 from jax_tformer.functional import Params, transformer
 from jax_tformer.lora import add_lora, is_adapter, join_adapters, merge_lora, split_adapters, trained
-from jax_tformer.programs import export
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import init_state, train_step
 from tests.small_runs import TEXT, TINY, Refuse
@@ -167,8 +165,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def arrays(run: Path, step: int) -> dict[str, bytes]:
     """The files of the arrays of a checkpoint."""
-    from jax_tformer.run.restoring import restore
-    from jax_tformer.run.run_folder import RunFolder
+    from jax_tformer.runs.folder import RunFolder
+    from jax_tformer.runs.restoring import restore
 
     config = RunFolder(run).read_config()
     net = transformer(config.model)

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import MaskedTextData, TextData, TokenizerConfig, TrainingConfig
 from jax_tformer.data.batches import IGNORED, Pipeline
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.text import mask_tokens
 from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.errors import InputError
-from jax_tformer.experiment import MaskedTextData, TextData, TokenizerConfig, TrainingConfig
 
 TEXT = "".join(f"{n} bottles of beer on the wall, take one down and pass it around.\n" for n in range(60))
 TRAINING = TrainingConfig(batch_size=4, evaluate_batches=3, seed=5)

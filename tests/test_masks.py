@@ -10,7 +10,7 @@ from jax import Array
 from jax.test_util import check_grads
 
 from jax_tformer.config import AttentionImplementation
-from jax_tformer.errors import InputError
+from jax_tformer.config.errors import InputError
 from jax_tformer.model.attention import attend_by
 from jax_tformer.model.masks import Mask, masked_softmax
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from jax_tformer.errors import InputError
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.files import write_text
-from jax_tformer.presets import EXPERIMENTS
-from jax_tformer.run.results import MetricsLog, draw_losses, read_metrics
-from jax_tformer.run.run_folder import RunFolder
+from jax_tformer.runs.folder import RunFolder
+from jax_tformer.runs.results import MetricsLog, draw_losses, read_metrics
 
 GOOD = [{"step": step, "loss": 1.5 - step} for step in range(1, 8)]
 LINES = [json.dumps(row).encode() for row in GOOD]

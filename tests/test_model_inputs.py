@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.config.errors import InputError
 from jax_tformer.decoding.generation import generate, stream
 from jax_tformer.decoding.scoring import score
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.errors import InputError
 from jax_tformer.functional import AnyTransformer, transformer
 
 STACK = StackConfig(num_layers=1, num_heads=2, feedforward_width=8)

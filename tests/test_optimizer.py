@@ -8,10 +8,10 @@ import numpy as np
 import optax
 import pytest
 
-from jax_tformer.errors import InputError
-from jax_tformer.experiment import OptimizerConfig
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import OptimizerConfig
+from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.functional import transformer
-from jax_tformer.presets import ARCHITECTURES
 from jax_tformer.training.optimizer import clip_by_global_norm, decay_mask, learning_rate, optimizer
 
 

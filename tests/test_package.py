@@ -12,9 +12,9 @@ import yaml
 
 import jax_tformer
 from jax_tformer import ARCHITECTURES, DecodingConfig, StackConfig, TransformerConfig, transformer
-from jax_tformer import described as described_module
 from jax_tformer.config import ComputeConfig, DropoutConfig
-from jax_tformer.experiment import (
+from jax_tformer.config import described as described_module
+from jax_tformer.config.experiment import (
     MaskedTextData,
     MeshConfig,
     OptimizerConfig,

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import PairData, TextData, TokenizerConfig, TrainingConfig
 from jax_tformer.data import dates
 from jax_tformer.data.batches import IGNORED, Batch, Pipeline
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.errors import InputError
-from jax_tformer.experiment import PairData, TextData, TokenizerConfig, TrainingConfig
 
 TRAINING = TrainingConfig(batch_size=4, evaluate_batches=3, seed=5)
 CHARACTERS = TokenizerConfig("characters")

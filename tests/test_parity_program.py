@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jax_tformer.errors import InputError
+from jax_tformer.config.errors import InputError
 from parity_tests.__main__ import arguments, main
 
 ROOT = Path(__file__).parents[1]

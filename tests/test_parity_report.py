@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from jax_tformer_comparison.machine import Machine, describe_machine
 from parity import Difference, Site
 from parity.differ.answer import sendable
 from parity.report.figures import Cell, cause, gates_markdown, shown, summary_markdown
@@ -19,6 +18,7 @@ from parity.report.terminal_table import table_text
 from parity_tests.__main__ import between, facts, updated
 from parity_tests.report import GATES, Fault, Results, faults_markdown
 from parity_tests.report_page import html
+from twin.machine import Machine, describe_machine
 
 ROOT = Path(__file__).parents[1]
 MACHINE = Machine("cpu", "Some Processor", "SomeVendor", 2, "Linux", {"jax": "1.2.3"})

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import MaskedTextData, PairData, TextData, TokenizerConfig, TrainingConfig
 from jax_tformer.data.batches import IGNORED, Batch, Pipeline, evaluation_items, shuffled_items
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.tokenizer_sources import load_tokenizer
 from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.errors import InputError
-from jax_tformer.experiment import MaskedTextData, PairData, TextData, TokenizerConfig, TrainingConfig
 
 TEXT = "".join(f"{n} bottles of beer on the wall, take one down and pass it around.\n" for n in range(60))
 TRAINING = TrainingConfig(batch_size=4, evaluate_batches=3, seed=5)

@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 
 from jax_tformer.config import ComputeConfig, DropoutConfig, Remat, StackConfig, TransformerConfig
-from jax_tformer.experiment import MeshConfig, OptimizerConfig
+from jax_tformer.config.experiment import MeshConfig, OptimizerConfig
 from jax_tformer.functional import transformer
-from jax_tformer.run import startup
-from jax_tformer.run.preparing import choose_remat, compile_beside, describe_compute, fit_to_devices, kept_bytes
-from jax_tformer.run.startup import FLOAT64, OPTIONS, compiler_options
-from jax_tformer.sharding import make_mesh
+from jax_tformer.runs.preparing import choose_remat, compile_beside, describe_compute, fit_to_devices, kept_bytes
+from jax_tformer.runs.startup import FLOAT64, OPTIONS, compiler_options
 from jax_tformer.training.optimizer import optimizer
+from jax_tformer.training.sharding import make_mesh
 from jax_tformer.training.step import evaluation_step, init_state, train_step
 
 STACK = StackConfig(num_layers=4, num_heads=4, feedforward_width=64, norm_placement="pre")
@@ -103,9 +102,9 @@ def test_programs_pass_parameters_as_arguments() -> None:
 
 INITIALISED = """
 import jax, numpy as np
-from jax_tformer.run.startup import compiler_options
+from jax_tformer.runs.startup import compiler_options
 from jax_tformer.functional import transformer
-from jax_tformer.presets import EXPERIMENTS
+from jax_tformer.config.presets import EXPERIMENTS
 
 for name in ("python-docs", "dates"):
     net = transformer(EXPERIMENTS[name].config.model.with_vocab_size(64))
@@ -136,82 +135,3 @@ def test_compiled_beside_other_work() -> None:
 
 
 HUGE, KEEP = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}, "MALLOC_TRIM_THRESHOLD_"
-
-
-@pytest.mark.parametrize(
-    ("policy", "library", "huge"),
-    [
-        ("always [madvise] never", "glibc 2.36", True),
-        ("always [madvise] never", "glibc 2.34", False),
-        ("[always] madvise never", "glibc 2.36", False),
-        (None, "glibc 2.36", False),
-    ],
-)
-def test_memory_is_given_out_as_suits_the_system(
-    policy: str | None, library: str, huge: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if policy:
-        (tmp_path / "enabled").write_text(policy)
-    monkeypatch.setattr(startup, "_HUGE_PAGES_POLICY", tmp_path / "enabled")
-    monkeypatch.setattr(os, "confstr", lambda name: library)
-    found = startup.allocator_settings()
-    assert found == HUGE if huge else KEEP in found
-    monkeypatch.setattr(os, "confstr_names", {})
-    assert startup.allocator_settings() == {}
-
-
-@pytest.mark.parametrize("before", [{}, HUGE, {"GLIBC_TUNABLES": "something of the user's"}])
-def test_a_program_begins_again_once(before: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[tuple[list[str], dict[str, str]]] = []
-    monkeypatch.setattr(os, "execve", lambda path, words, environment: begun.append((words, environment)))
-    monkeypatch.setattr(os, "environ", before)
-    monkeypatch.setattr(startup, "allocator_settings", lambda: HUGE)
-    monkeypatch.setattr(sys, "orig_argv", ["python", __file__, "dates"])
-    monkeypatch.setattr(sys, "argv", [__file__, "dates"])
-    startup.restart_with_allocator()
-    assert begun == ([] if before else [([sys.executable, __file__, "dates"], HUGE)])
-
-
-PROGRAM = """
-import os, sys
-from jax_tformer.run import startup
-startup.allocator_settings = lambda: {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-if __name__ == "__main__":
-    startup.restart_with_allocator()
-print("program", *sys.argv[1:], "begun again" if "GLIBC_TUNABLES" in os.environ else "")
-"""
-CALLER = """
-import runpy, sys
-print("caller", flush=True)
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-@pytest.mark.parametrize(
-    ("command", "printed"),
-    [
-        (["program.py", "a"], "program a begun again"),
-        (["-B", "-Wignore", "program.py", "a"], "program a begun again"),
-        (["-", "a"], "program a"),
-        ([], "program"),
-        (["caller.py", "program.py", "a"], "caller program a"),
-        (["-m", "program", "a"], "program a"),
-        (["-c", CALLER, "program.py", "a"], "caller program a"),
-    ],
-    ids=["file", "options", "standard input", "no words", "runpy", "module", "code"],
-)
-def test_only_a_process_that_is_the_program_begins_again(command: list[str], printed: str, tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM)
-    (tmp_path / "caller.py").write_text(CALLER)
-    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
-    done = subprocess.run(
-        [sys.executable, *command],
-        input=PROGRAM,
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-        env=environment | {"PYTHONPATH": str(Path(__file__).parents[1])},
-    )
-    assert " ".join(done.stdout.split()) == printed

@@ -16,15 +16,14 @@ import tokenizers
 from safetensors.numpy import save_file
 
 from jax_tformer import TransformerConfig, load_pretrained, save_pretrained, transformer
+from jax_tformer.config.errors import InputError
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding.generation import generate
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.errors import InputError
 from jax_tformer.files import new_folder
-from jax_tformer.pretrained import tensor_files
-from jax_tformer.pretrained.origin import read_origin, write_origin
-from jax_tformer.pretrained.tensor_files import open_tensors
-from jax_tformer.weights import views
+from jax_tformer.hub import tensor_files, views
+from jax_tformer.hub.origin import read_origin, write_origin
+from jax_tformer.hub.tensor_files import open_tensors
 from tests.pretrained_folders import STACK, save_small
 
 
@@ -131,9 +130,9 @@ import jax
 import numpy as np
 
 from jax_tformer import load_pretrained, save_pretrained
-from jax_tformer.experiment import MeshConfig
-from jax_tformer.pretrained import tensor_files
-from jax_tformer.sharding import make_mesh
+from jax_tformer.config.experiment import MeshConfig
+from jax_tformer.hub import tensor_files
+from jax_tformer.training.sharding import make_mesh
 
 folder = Path(sys.argv[1])
 

@@ -196,7 +196,7 @@ def refused(original: Path, tmp_path: Path, damage: Callable[[Path], object], me
 
 
 def test_a_file_that_shrinks_while_it_is_read(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from jax_tformer.pretrained import loading
+    from jax_tformer.hub import loading
 
     folder = Path(shutil.copytree(whole, tmp_path / "model"))
     placed = loading._placed

@@ -12,13 +12,13 @@ from pathlib import Path
 import jax
 import pytest
 
-from jax_tformer import sharding
-from jax_tformer.errors import InputError
-from jax_tformer.presets import EXPERIMENTS
-from jax_tformer.run import preparing, restoring, startup
-from jax_tformer.run.command_line import run_program
-from jax_tformer.run.progress import ProgressLine
+from jax_tformer.cli.command_line import run_program
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.presets import EXPERIMENTS
+from jax_tformer.runs import preparing, restoring, startup
+from jax_tformer.runs.progress import ProgressLine
 from jax_tformer.terminal import Interruption
+from jax_tformer.training import sharding
 
 ROOT = Path(__file__).parents[1]
 
@@ -77,8 +77,8 @@ def test_real_memory_that_cannot_be_had(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_state_that_no_memory_holds_is_refused_before_anything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    from jax_tformer.experiment import MeshConfig
-    from jax_tformer.sharding import make_mesh
+    from jax_tformer.config.experiment import MeshConfig
+    from jax_tformer.training.sharding import make_mesh
 
     mesh = make_mesh(MeshConfig(), 1)
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
@@ -123,7 +123,7 @@ def test_a_platform_that_jax_has_never_heard_of(monkeypatch: pytest.MonkeyPatch)
 PROGRAM = """
 import sys
 import warnings
-from jax_tformer.run.command_line import run_program
+from jax_tformer.cli.command_line import run_program
 def program(arguments):
     print("an answer", flush=arguments == ["at once"])
     return 0
@@ -223,8 +223,8 @@ import sys
 import warnings
 from pathlib import Path
 import jax
-from jax_tformer.presets import EXPERIMENTS
-from jax_tformer.run.startup import set_up_jax
+from jax_tformer.config.presets import EXPERIMENTS
+from jax_tformer.runs.startup import set_up_jax
 
 set_up_jax(EXPERIMENTS["dates"].config.model)
 folder = Path(sys.argv[1]) / "jax-tformer"

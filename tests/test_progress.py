@@ -6,8 +6,8 @@ import re
 import pytest
 from rich.console import Console
 
-from jax_tformer.run import progress
-from jax_tformer.run.progress import ProgressLine
+from jax_tformer.runs import progress
+from jax_tformer.runs.progress import ProgressLine
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import train
-from jax_tformer.run.results import read_metrics
+from jax_tformer.cli import train
+from jax_tformer.runs.results import read_metrics
 
 ROOT = Path(__file__).parents[1]
 STEPS = 40

@@ -11,21 +11,21 @@ import jax
 import pytest
 
 from jax_tformer.config import LoraConfig
-from jax_tformer.errors import InputError
-from jax_tformer.experiment import MeshConfig
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import MeshConfig
+from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.functional import transformer
 from jax_tformer.model.axes import AXES, axes_of
-from jax_tformer.presets import ARCHITECTURES
-from jax_tformer.sharding import make_mesh, parameter_shardings
+from jax_tformer.training.sharding import make_mesh, parameter_shardings
 
 PROGRAM = """
 import json, sys
 import jax, numpy as np
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.experiment import MeshConfig, OptimizerConfig
+from jax_tformer.config.experiment import MeshConfig, OptimizerConfig
 from jax_tformer.functional import transformer
-from jax_tformer.run.preparing import state_shardings
-from jax_tformer.sharding import make_mesh, place_batch
+from jax_tformer.runs.preparing import state_shardings
+from jax_tformer.training.sharding import make_mesh, place_batch
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import init_state, train_step
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import PairData, TextData
 from jax_tformer.data.batches import held_out_items
 from jax_tformer.data.pairs import load_pairs
 from jax_tformer.data.text import load_text
-from jax_tformer.errors import InputError
-from jax_tformer.experiment import PairData, TextData
 
 
 def text_of(path: Path | str) -> str:

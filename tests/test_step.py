@@ -9,12 +9,12 @@ import optax
 import pytest
 
 from jax_tformer.config import ComputeConfig, DropoutConfig, Remat, StackConfig, TransformerConfig
+from jax_tformer.config.experiment import OptimizerConfig
 from jax_tformer.data.batches import IGNORED
-from jax_tformer.experiment import OptimizerConfig
 from jax_tformer.functional import Params, transformer
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import Batch, TrainState, forward, init_state, train_step
-from parity_tests.reference_loss import mean_cross_entropy
+from twin.reference_loss import mean_cross_entropy
 
 STACK = StackConfig(num_layers=3, num_heads=2, feedforward_width=32, norm_placement="pre", final_norm=True)
 CONFIG = TransformerConfig(vocab_size=23, d_model=16, decoder=STACK)

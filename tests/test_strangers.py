@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import ExperimentConfig, TextData, TokenizerConfig
 from jax_tformer.data.tokenizer_sources import build_tokenizer, load_tokenizer
-from jax_tformer.errors import InputError
-from jax_tformer.experiment import ExperimentConfig, TextData, TokenizerConfig
 from jax_tformer.files import from_dict, parse_json, read_json, read_text
-from jax_tformer.run import restoring
-from jax_tformer.run.run_folder import RunFolder
+from jax_tformer.runs import restoring
+from jax_tformer.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -204,7 +204,7 @@ def test_what_training_would_write_to_is_in_the_folder(
 
 PROGRAM = """
 import sys, generate, train
-from jax_tformer.run.command_line import run_program
+from jax_tformer.cli.command_line import run_program
 for program, *arguments in {calls!r}:
     sys.argv = [program, *arguments]
     try:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from jax_tformer.config.errors import InputError
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.strategies import choose, draw, keep_min_p, keep_top_k, keep_top_p, rules_of
-from jax_tformer.errors import InputError
 
 DRAWS = 100_000
 PROBABILITIES = np.array([0.02, 0.3, 0.05, 0.2, 0.13, 0.01, 0.25, 0.04])

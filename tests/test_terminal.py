@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from jax_tformer.errors import InputError, TrainingFailed
-from jax_tformer.run.answers import Completion
-from jax_tformer.run.command_line import run_program
-from jax_tformer.run.output import JsonOutput, TextOutput
-from jax_tformer.run.progress import ProgressLine
-from jax_tformer.run.texts import Text
+from jax_tformer.cli.answers import Completion
+from jax_tformer.cli.command_line import run_program
+from jax_tformer.cli.output import JsonOutput, TextOutput
+from jax_tformer.cli.texts import Text
+from jax_tformer.config.errors import InputError, TrainingFailed
+from jax_tformer.runs.progress import ProgressLine
 from jax_tformer.terminal import one_line, say, visible
 
 TITLE = "\x1b]0;mine\x07"

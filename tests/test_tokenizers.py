@@ -13,13 +13,13 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jax_tformer.config.errors import InputError, require_ids
+from jax_tformer.config.experiment import TokenizerConfig
 from jax_tformer.data.pairs import shift_right
 from jax_tformer.data.text import windows
 from jax_tformer.data.text_files import Pieces
 from jax_tformer.data.tokenizer_sources import build_tokenizer, load_tokenizer
 from jax_tformer.data.tokenizers import PIECE_END, Role, Tokenizer, check_vocabulary
-from jax_tformer.errors import InputError, require_ids
-from jax_tformer.experiment import TokenizerConfig
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 GPT2 = SHARED / "gpt2"

@@ -2,8 +2,8 @@
 
 import pytest
 
+from jax_tformer.config.errors import InputError
 from jax_tformer.decoding.translation_scores import translation_scores
-from jax_tformer.errors import InputError
 
 LONG = ["the cat is on the mat", "there is a dog"]
 

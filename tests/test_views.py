@@ -4,8 +4,8 @@ import einops
 import numpy as np
 import pytest
 
-from jax_tformer.weights import views
-from jax_tformer.weights.views import Part, Rearranged, Stacked, read, same_bytes
+from jax_tformer.hub import views
+from jax_tformer.hub.views import Part, Rearranged, Stacked, read, same_bytes
 
 AXES = [
     ("(n o) i -> n o i", (12, 5), {"n": 3}),

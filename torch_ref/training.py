@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 
-from jax_tformer.experiment import OptimizerConfig, TrainingConfig
+from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
 from torch_ref.layers import inject
 from torch_ref.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Outputs
 

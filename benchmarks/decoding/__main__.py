@@ -15,7 +15,7 @@ from benchmarks.session import (
     other_work,
     run_benchmark,
 )
-from jax_tformer_comparison.machine import cores
+from twin.machine import cores
 
 _MEGABYTES = {"cpu": 512, "gpu": 4096}
 

@@ -10,10 +10,10 @@ from benchmarks.session import Session, by_turns, gathered, spread
 from benchmarks.sides import HUGGING_FACE, OURS, REFERENCE, Decoded, draw_prompts
 from benchmarks.training_cases import tiny
 from jax_tformer.config import TransformerConfig
-from jax_tformer.presets import ARCHITECTURES
-from jax_tformer.weights.huggingface import llama
-from jax_tformer_comparison.machine import Neighbours
-from jax_tformer_comparison.sides import Alone, Here, SideFailed
+from jax_tformer.config.presets import ARCHITECTURES
+from jax_tformer.hub.families import llama
+from twin.machine import Neighbours
+from twin.sides import Alone, Here, SideFailed
 
 TIE = 1e-4
 """Where two sides choose different tokens, float32 may be the reason if the logits are no further apart than this."""

@@ -1,6 +1,6 @@
 """What a benchmark asks of every implementation, and the weights and prompts that all of them get.
 
-A side that trains is one of the comparison's (jax_tformer_comparison/sides.py), on one batch. Nothing here imports a
+A side that trains is one of the comparison's (twin/sides.py), on one batch. Nothing here imports a
 framework: a side that computes with PyTorch shall hold no more than PyTorch does.
 """
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from benchmarks.training_cases import BatchShape, draw_batch
 from jax_tformer.config import TransformerConfig
-from jax_tformer_comparison.machine import free_torch_memory
-from jax_tformer_comparison.sides import Side, StepFigures
+from twin.machine import free_torch_memory
+from twin.sides import Side, StepFigures
 
 OURS, REFERENCE, HUGGING_FACE = "benchmarks.sides.ours", "benchmarks.sides.reference", "benchmarks.sides.hugging_face"
 """The modules of the sides; each has what trains, and a Decoder."""

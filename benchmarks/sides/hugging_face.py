@@ -32,11 +32,11 @@ from benchmarks.sides.reference import fuse
 from benchmarks.training_cases import OPTIMIZER, START_ID, TRAINING, BatchShape
 from jax_tformer.config import TransformerConfig
 from jax_tformer.functional import transformer
-from jax_tformer.weights.huggingface import to_huggingface
-from jax_tformer.weights.names import reference_shape, slots
-from jax_tformer_comparison.sides import Tensors
-from jax_tformer_comparison.torch_side import TorchSide, device_memory, torch_device
+from jax_tformer.hub.families import to_huggingface
+from jax_tformer.hub.names import reference_shape, slots
 from torch_ref.training import StepMetrics, adamw, tokens_read
+from twin.sides import Tensors
+from twin.torch_side import TorchSide, device_memory, torch_device
 
 CacheKind = Literal["dynamic", "static", "static compiled"]
 

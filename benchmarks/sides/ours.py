@@ -10,16 +10,16 @@ import numpy as np
 from benchmarks.sides import Decoded, Training, draw_weights
 from benchmarks.training_cases import OPTIMIZER, START_ID, TRAINING, BatchShape, draw_batch
 from jax_tformer.config import TransformerConfig
+from jax_tformer.config.experiment import MeshConfig
 from jax_tformer.decoding.fast import layers_apart
 from jax_tformer.decoding.generation import generate, stream
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.experiment import MeshConfig
 from jax_tformer.functional import transformer
-from jax_tformer.run.preparing import fit_to_devices
-from jax_tformer.sharding import make_mesh
-from jax_tformer.weights.names import from_reference, reference_shape, slots
-from jax_tformer_comparison.jax_side import JaxSide, device_memory
-from jax_tformer_comparison.machine import forget_peak
+from jax_tformer.hub.names import from_reference, reference_shape, slots
+from jax_tformer.runs.preparing import fit_to_devices
+from jax_tformer.training.sharding import make_mesh
+from twin.jax_side import JaxSide, device_memory
+from twin.machine import forget_peak
 
 
 def training(config: TransformerConfig, shape: BatchShape, device: str) -> Training:

@@ -9,9 +9,9 @@ import torch
 from benchmarks.sides import Decoded, Training, draw_weights
 from benchmarks.training_cases import OPTIMIZER, START_ID, TRAINING, BatchShape
 from jax_tformer.config import TransformerConfig
-from jax_tformer_comparison.sides import Tensors
-from jax_tformer_comparison.torch_side import TorchSide, device_memory, torch_device
 from torch_ref import reference
+from twin.sides import Tensors
+from twin.torch_side import TorchSide, device_memory, torch_device
 
 
 class Reference(TorchSide):

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.session import Report, Session, by_turns, make_table, other_work, run_benchmark, show, spread
 from benchmarks.startup.programs import COLD, TINY, TORCH, WARM, Programs
-from jax_tformer_comparison.machine import Neighbours
+from twin.machine import Neighbours
 
 
 def main(arguments: Sequence[str]) -> int:

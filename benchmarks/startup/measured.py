@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-_PROGRAM = Path(__file__).resolve().parents[2] / "train.py"
+_PROGRAM = Path(__file__).resolve().parents[2] / "jax_tformer" / "cli" / "train.py"
 _LIBRARIES = ("jax", "flax.nnx", "optax", "orbax.checkpoint", "grain")
 _FUNCTIONS = {"init_state": "initialisation", "step": "step"}
 
@@ -36,9 +36,9 @@ def chapters(arguments: Sequence[str]) -> None:
 
     import jax.monitoring
 
-    import train
+    from jax_tformer.cli import train
     from jax_tformer.data import pipeline
-    from jax_tformer.run import huggingface, results
+    from jax_tformer.runs import huggingface, results
 
     compiled: list[tuple[float, str, float]] = []
 
@@ -71,7 +71,7 @@ def first_torch_step(config: str, device: str) -> None:
     import torch
 
     from benchmarks.training_cases import BatchShape, draw_batch
-    from jax_tformer.experiment import ExperimentConfig, PairData
+    from jax_tformer.config.experiment import ExperimentConfig, PairData
     from jax_tformer.files import from_dict, read_json
     from torch_ref import reference
     from torch_ref.training import Trainer

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from jax_tformer_comparison.sides import SideFailed
+from twin.sides import SideFailed
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SHORT = "--training.steps 3 --training.log-every 1 --training.evaluate-batches 1 --sample.count 1"

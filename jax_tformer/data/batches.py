@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jax_tformer.errors import require_ids
-from jax_tformer.experiment import PairData, TextData, TrainingConfig
+from jax_tformer.config.errors import require_ids
+from jax_tformer.config.experiment import PairData, TextData, TrainingConfig
 from jax_tformer.files import combined_hash
 
 if TYPE_CHECKING:

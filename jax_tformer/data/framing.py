@@ -9,7 +9,7 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 
-from jax_tformer.errors import InputError
+from jax_tformer.config.errors import InputError
 
 if TYPE_CHECKING:
     from jax_tformer.data.tokenizers import Tokenizer

@@ -8,6 +8,8 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.experiment import PairData, TrainingConfig
 from jax_tformer.data import dates
 from jax_tformer.data.batches import (
     IGNORED,
@@ -23,8 +25,6 @@ from jax_tformer.data.batches import (
 from jax_tformer.data.framing import pair_framing
 from jax_tformer.data.text_files import read_json_lines, read_lines
 from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.errors import InputError, require
-from jax_tformer.experiment import PairData, TrainingConfig
 from jax_tformer.files import user_path
 
 Pair = tuple[str, str]

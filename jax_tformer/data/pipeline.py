@@ -5,6 +5,7 @@ from itertools import chain
 
 import numpy as np
 
+from jax_tformer.config.experiment import MaskedTextData, PairData, TextData, TrainingConfig
 from jax_tformer.data import dates
 from jax_tformer.data.batches import Pipeline
 from jax_tformer.data.pairs import load_pairs, pair_files, pairs_pipeline, training_texts
@@ -12,7 +13,6 @@ from jax_tformer.data.text import load_text, split_text, text_files, text_pipeli
 from jax_tformer.data.text_files import Pieces, check_file
 from jax_tformer.data.tokenizer_sources import build_tokenizer
 from jax_tformer.data.tokenizers import PIECE_END, Role, Tokenizer
-from jax_tformer.experiment import MaskedTextData, PairData, TextData, TrainingConfig
 
 _DATE_SAMPLES = 10_000
 

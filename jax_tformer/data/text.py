@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
+from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.experiment import MaskedTextData, TextData, TrainingConfig
 from jax_tformer.data.batches import IGNORED, Batch, MakeBatch, Pipeline, fingerprint, shuffled, thinned_out
 from jax_tformer.data.framing import Framing
 from jax_tformer.data.text_files import blocks, read_json_lines, read_utf8
 from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.errors import InputError, require
-from jax_tformer.experiment import MaskedTextData, TextData, TrainingConfig
 from jax_tformer.files import kept, user_path
 
 _SUFFIXES = (".txt", ".md", ".rst", ".jsonl")

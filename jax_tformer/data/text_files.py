@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from jax_tformer.errors import InputError, require
+from jax_tformer.config.errors import InputError, require
 
 BLOCK = 2**20
 """Bytes, or characters, that are processed together."""

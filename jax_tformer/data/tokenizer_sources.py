@@ -11,10 +11,10 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import TokenizerConfig
 from jax_tformer.data.framing import follow_settings, read_framing
 from jax_tformer.data.tokenizers import BYTES, FIELDS, ONE_CHARACTER, Role, Tokenizer
-from jax_tformer.errors import InputError
-from jax_tformer.experiment import TokenizerConfig
 from jax_tformer.files import hub_folder, kept, read_json, read_text, user_path
 
 _SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")

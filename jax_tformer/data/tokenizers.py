@@ -13,9 +13,9 @@ from typing import Any, Literal
 import numpy as np
 import tokenizers
 
+from jax_tformer.config.errors import InputError
 from jax_tformer.data.framing import Framing, added_ids, cleans_spaces, template
 from jax_tformer.data.text_files import BLOCK, Pieces, blocks
-from jax_tformer.errors import InputError
 from jax_tformer.files import write_text
 
 Role = Literal["start", "end", "pad", "mask"]

@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tformer.config.errors import InputError, require, require_field, require_ids
 from jax_tformer.decoding.beam import search, start_search
 from jax_tformer.decoding.fast import unstacked
 from jax_tformer.decoding.loop import advance, grown, restart, row_keys, start
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.strategies import rules_of
-from jax_tformer.errors import InputError, require, require_field, require_ids
 from jax_tformer.functional import AnyTransformer, DecoderTransformer, EncoderOnlyTransformer, Params
-from jax_tformer.sharding import require_memory
+from jax_tformer.training.sharding import require_memory
 
 Ids = Sequence[int] | np.ndarray
 """Token ids of one text."""

@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_tformer.config import StackConfig
+from jax_tformer.config.errors import require, require_ids
 from jax_tformer.decoding.generation import Ids, padded, require_positions, require_speaker, rounded
-from jax_tformer.errors import require, require_ids
 from jax_tformer.functional import AnyTransformer, DecoderOnlyTransformer, DecoderTransformer, Params
 
 

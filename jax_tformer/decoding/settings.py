@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jax_tformer.described import described
-from jax_tformer.errors import require_choice, require_field, require_finite, require_positive
+from jax_tformer.config.described import described
+from jax_tformer.config.errors import require_choice, require_field, require_finite, require_positive
 
 LengthPenaltyForm = Literal["paper", "power"]
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jax_tformer.errors import require
+from jax_tformer.config.errors import require
 
 _RUN = 4
 """BLEU compares runs of up to this many tokens, and is zero without any such run."""

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_tformer.errors import InputError
+from jax_tformer.config.errors import InputError
 from jax_tformer.model.layers import soft_cap
 from jax_tformer.model.shapes import Ids, Marks, Numbers, Positions, SourceIds, SourceMarks
 

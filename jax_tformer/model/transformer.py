@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 from jax_tformer.cache import Cache, empty_cache, place_tokens
 from jax_tformer.config import TransformerConfig
-from jax_tformer.errors import require
+from jax_tformer.config.errors import require
 from jax_tformer.model.blocks import Captured, Masks, Stack
 from jax_tformer.model.embedding import InputEmbedding, Table
 from jax_tformer.model.heads import Classifier, Head, Pooler

@@ -8,7 +8,7 @@ import optax
 from flax import traverse_util
 from jaxtyping import Array
 
-from jax_tformer.experiment import OptimizerConfig
+from jax_tformer.config.experiment import OptimizerConfig
 from jax_tformer.functional import Params
 from jax_tformer.model.axes import is_vector
 from jax_tformer.model.parameters import accumulator

@@ -5,8 +5,8 @@ from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForSeq2SeqLM
 from transformers.models.bart import BartForConditionalGeneration, BartModel
 
-from parity_tests.cases import VOCABULARY
 from parity_tests.oracles.entry import Entry
+from twin.cases import VOCABULARY
 
 _SETTINGS = {
     "vocab_size": VOCABULARY,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from parity_tests.cases import VOCABULARY
+from twin.cases import VOCABULARY
 
 STACKS = {"decoder": ("layers", {"self_attn": "self_attention"})}
 IDS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}

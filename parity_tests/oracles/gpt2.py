@@ -3,8 +3,8 @@
 from transformers import AutoModelForCausalLM
 from transformers.models.gpt2 import GPT2LMHeadModel
 
-from parity_tests.cases import VOCABULARY
 from parity_tests.oracles.entry import Entry
+from twin.cases import VOCABULARY
 
 ENTRIES = {
     "gpt2": Entry(

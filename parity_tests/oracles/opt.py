@@ -3,9 +3,9 @@
 from transformers import AutoModelForCausalLM
 from transformers.models.opt import OPTForCausalLM
 
-from parity_tests.cases import VOCABULARY
 from parity_tests.oracles.decoders import IDS
 from parity_tests.oracles.entry import Entry
+from twin.cases import VOCABULARY
 
 ENTRIES = {
     "opt": Entry(

@@ -13,8 +13,8 @@ from transformers.models.roberta import (
     RobertaModel,
 )
 
-from parity_tests.cases import VOCABULARY
 from parity_tests.oracles.entry import Entry
+from twin.cases import VOCABULARY
 
 _SETTINGS = {
     "vocab_size": VOCABULARY,

@@ -6,8 +6,8 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.models.t5 import T5ForConditionalGeneration
 
-from parity_tests.cases import VOCABULARY
 from parity_tests.oracles.entry import Entry
+from twin.cases import VOCABULARY
 
 
 def untied(model: PreTrainedModel) -> None:

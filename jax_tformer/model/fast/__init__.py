@@ -14,7 +14,7 @@ from jax.sharding import get_abstract_mesh
 from jaxtyping import Array, Bool, Float
 
 from jax_tformer.config import AttentionImplementation
-from jax_tformer.errors import require
+from jax_tformer.config.errors import require
 from jax_tformer.model.fast.cudnn import attend_by_cudnn, capability
 from jax_tformer.model.fast.pallas import BLOCK, attend_by_pallas, flash_kernel, share_kernel
 from jax_tformer.model.fast.rows import attend_in_rows

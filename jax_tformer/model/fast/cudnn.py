@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jax_tformer.errors import InputError
+from jax_tformer.config.errors import InputError
 from jax_tformer.model.masks import Mask
 
 

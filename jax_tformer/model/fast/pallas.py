@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec, get_abstract_mesh
 from jaxtyping import Array, Float, Int
 
-from jax_tformer.errors import InputError, require
+from jax_tformer.config.errors import InputError, require
 from jax_tformer.model.masks import Mask
 
 Kernel = Callable[[Array, Array, Array, Array | None, Array | None], Array]

@@ -1,0 +1,157 @@
+"""Generates answers to texts, in batches or as a stream."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from jax_tformer.cli.texts import Text, batched
+from jax_tformer.data.tokenizers import Tokenizer
+from jax_tformer.decoding.fast import layers_apart
+from jax_tformer.decoding.generation import generate, stream
+from jax_tformer.decoding.settings import DecodingConfig
+from jax_tformer.functional import AnyTransformer, Params
+
+
+class Completion(NamedTuple):
+    """One answer to a text."""
+
+    text: str
+    tokens: list[int]
+    """The generated tokens without the end token."""
+    finished: bool
+    """Whether the end token came."""
+    score: float | None
+    """In a beam search, the log-probability divided by the length penalty."""
+
+    @property
+    def made(self) -> int:
+        """The number of generated tokens, the end token included."""
+        return len(self.tokens) + self.finished
+
+
+class Answerer:
+    """A model that continues prompts or translates sources by a DecodingConfig.
+
+    With `context`, a text with this many tokens drops the older half and continues. `ends` says whether the end token
+    ends an answer. At most `batch` texts are answered at once.
+    """
+
+    def __init__(
+        self,
+        net: AnyTransformer,
+        params: Params,
+        tokenizer: Tokenizer,
+        decoding: DecodingConfig,
+        *,
+        seed: int = 0,
+        context: int | None = None,
+        ends: bool = True,
+        batch: int = 128,
+    ) -> None:
+        self._net, self._tokenizer, self._decoding = net, tokenizer, decoding
+        # Done once here instead of in every batch.
+        self._params = layers_apart(params, rows=batch * max(decoding.num_beams, decoding.num_return_sequences))
+        self._batch = batch
+        self._translates = net.config.encoder is not None
+        start, framing = tokenizer.start_id, tokenizer.framing
+        end_ids: tuple[int, ...] = () if tokenizer.end_id is None else (tokenizer.end_id,)
+        if framing is not None:
+            start, end_ids = framing.start_id, framing.end_ids
+        self._ends = end_ids if ends else ()
+        self._options: dict[str, Any] = {"end_id": self._ends or None, "seed": seed, "context": context}
+        self._options["start_id"] = start if self._translates else None
+        self._rows = 1
+
+    def answers(self, texts: Sequence[Text]) -> list[list[Completion]]:
+        """Returns the completions of each text, the best or first one first."""
+        # Keeps the number of rows, so that a smaller last batch needs no compilation.
+        self._rows = max(self._rows, len(texts))
+        filled = [*texts, *[texts[-1]] * (self._rows - len(texts))]
+        limits = [text.limit for text in filled]
+        found = generate(
+            self._net, self._params, [text.ids for text in filled], self._decoding, limits=limits, **self._options
+        )
+        none = [[None] * self._decoding.num_return_sequences] * len(texts)
+        scores = none if found.scores is None else found.scores.tolist()
+        return [
+            [self._completion(text, *answer) for answer in zip(found.rows(row), scores[row], strict=True)]
+            for row, text in enumerate(texts)
+        ]
+
+    def best(self, texts: Iterable[Text]) -> list[str]:
+        """Returns the best or first answer to each text."""
+        return [found[0].text for batch in batched(texts, self._batch) for found in self.answers(batch)]
+
+    def stream(self, text: Text) -> Iterator[str]:
+        """Streams the single answer to a text: a piece, perhaps empty, for every token, and a last one."""
+        pieces = TextStream(self._tokenizer, self._before(text))
+        tokens = stream(self._net, self._params, [text.ids], self._decoding, limits=[text.limit], **self._options)
+        for token in (int(each.item()) for each in tokens):
+            yield "" if token in self._ends else pieces.push(token)
+        yield pieces.finish()
+
+    def _before(self, text: Text) -> list[int]:
+        """The tokens that an answer continues."""
+        return [] if self._translates else text.ids
+
+    def _completion(self, text: Text, tokens: list[int], score: float | None) -> Completion:
+        finished = tokens[-1] in self._ends
+        tokens = tokens[:-1] if finished else tokens
+        return Completion(added_text(self._tokenizer, self._before(text), tokens), tokens, finished, score)
+
+
+_UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+_HELD = 32
+"""How many replacement characters at the end are held back. Each stands for the bytes of an incomplete character, or
+(byte fallback) for one byte of it. A longer row is not text, and all but its last ones are returned."""
+_MAY_CHANGE = re.compile(r"(?: +(?:n *)?(?:' *)?[vr]?|')\Z")
+"""What is held back where spaces are taken out. The next characters may make it " n't", "'ve" or "."; and an apostrophe
+that lost its spaces gets the first one back where a full stop takes the second."""
+_KEPT = 48
+"""How many tokens are decoded again as context of the next: more than are held back, and a character's bytes."""
+
+
+class TextStream:
+    """Decodes a stream: `push` takes a token and returns the text that is now certain; `finish` returns the rest.
+
+    Joined, the returned texts are what decoding all tokens at once adds to the text of `before`. Each token costs the
+    decoding of fewer than a hundred, however long the stream is.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, before: Iterable[int] = ()) -> None:
+        self._decode, self._cleans = tokenizer.decode, tokenizer.cleans_spaces
+        self._ids = list(before)[-_KEPT:]
+        self._sent = len(self._decode(self._ids))
+        """How many characters of the window's text have been returned or belong to `before`."""
+
+    def push(self, token: int) -> str:
+        """Returns the text that `token` makes certain: often its own, sometimes none, or that of several tokens."""
+        self._ids.append(token)
+        text = self._decode(self._ids)
+        unsure = min(len(text) - len(text.rstrip(_UNKNOWN)), _HELD)
+        if self._cleans and (found := _MAY_CHANGE.search(text)):
+            unsure = max(unsure, len(text) - found.start())
+        new = text[self._sent : len(text) - unsure]
+        self._sent += len(new)
+        if len(self._ids) >= 2 * _KEPT:
+            self._shorten(text)
+        return new
+
+    def finish(self) -> str:
+        """Returns the text that was held back."""
+        return self._decode(self._ids)[self._sent :]
+
+    def _shorten(self, text: str) -> None:
+        """Drops all but the last tokens, if their text alone is the end of `text` and the rest was returned."""
+        ids = self._ids[-_KEPT:]
+        end = self._decode(ids)
+        forgotten = len(text) - len(end)
+        # A cut inside a character changes the text; then the next token will be tried.
+        if forgotten <= self._sent and text.endswith(end):
+            self._ids, self._sent = ids, self._sent - forgotten
+
+
+def added_text(tokenizer: Tokenizer, before: Iterable[int], tokens: Iterable[int]) -> str:
+    """Returns what `tokens` add to the text of the tokens before them."""
+    before = list(before)
+    return tokenizer.decode([*before, *tokens])[len(tokenizer.decode(before)) :]

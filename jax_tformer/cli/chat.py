@@ -1,0 +1,100 @@
+"""Chat templates: a conversation as the text that a model was trained on (Jinja, in a process of its own)."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jax_tformer.cli.texts import Text
+from jax_tformer.config.errors import InputError
+from jax_tformer.files import read_text
+
+Message = dict[str, str]
+"""{"role": "system", "user" or "assistant", "content": text}."""
+_PROCESS = Path(__file__).with_name("template_process.py")
+_WAIT = 60
+"""Seconds; the process bounds its own, but does not get them all on a busy machine."""
+
+
+class ChatTemplate:
+    """A template, and the special tokens by name that it may use.
+
+    It may come from a stranger: it runs in Jinja's sandbox, which lets it read and change nothing but the messages, and
+    in a process whose time, memory and output are bounded. Starting that takes about 0.1 s for each message.
+    """
+
+    def __init__(self, source: str, tokens: Mapping[str, str], where: str) -> None:
+        """Raises InputError, naming `where`, if `source` is no Jinja template."""
+        self._source, self._tokens, self._where = source, dict(tokens), where
+        self._ask(None)
+
+    def render(self, messages: list[Message]) -> str:
+        """Returns the text of a conversation, up to where the assistant's next answer begins.
+
+        Raises InputError if the template refuses the conversation.
+        """
+        given = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
+        return self._ask(given | self._tokens)
+
+    def _ask(self, names: Mapping[str, Any] | None) -> str:
+        asked = json.dumps({"source": self._source, "names": names})
+        try:
+            # -P: the modules beside that file do not take the place of others.
+            done = subprocess.run(
+                [sys.executable, "-P", _PROCESS], input=asked, capture_output=True, text=True, timeout=_WAIT, check=True
+            )
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+            raise InputError(
+                f"the chat template in {self._where} takes more time or memory than any conversation needs; "
+                "check it, or leave --chat out"
+            ) from None
+        outcome, text = json.loads(done.stdout)
+        if outcome == "damaged":
+            raise InputError(f"the chat template in {self._where} is damaged ({text}); restore it")
+        if outcome == "refused":
+            raise InputError(f"the chat template in {self._where} refuses this ({text})")
+        return str(text)
+
+
+def read_chat_template(folder: Path, settings: Mapping[str, Any], tokens: Mapping[str, str]) -> ChatTemplate | None:
+    """Reads chat_template.jinja, or chat_template in `settings` (tokenizer_config.json); None if there is none.
+
+    Of several templates by name, takes "default". Raises InputError if it is damaged.
+    """
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        return ChatTemplate(read_text(path), tokens, str(path))
+    found, where = settings.get("chat_template"), str(folder / "tokenizer_config.json")
+    if isinstance(found, list) and all(isinstance(each, dict) for each in found):
+        found = next((each.get("template") for each in found if each.get("name") == "default"), None)
+    if found is None:
+        return None
+    if not isinstance(found, str):
+        raise InputError(f"chat_template is {found!r:.40} in {where}; expected a template, or a list of them by name")
+    return ChatTemplate(found, tokens, where)
+
+
+class Conversation:
+    """A conversation, message by message: makes a Text of what the user says, and hears the answer."""
+
+    def __init__(
+        self, template: ChatTemplate, read: Callable[..., Text], encode: Callable[[str], list[int]], system: str | None
+    ) -> None:
+        """`read` makes a Text of a text and its ids; `encode` makes the ids of a rendered conversation."""
+        self._template, self._read, self._encode = template, read, encode
+        self._messages = [] if system is None else [{"role": "system", "content": system}]
+
+    def __call__(self, text: str, number: int = 1, place: str | None = None) -> Text:
+        """Adds what the user says; raises InputError, and forgets it, if the model cannot take it."""
+        self._messages.append({"role": "user", "content": text})
+        try:
+            return self._read(text, number, place, ids=self._encode(self._template.render(self._messages)))
+        except InputError:
+            self._messages.pop()
+            raise
+
+    def hear(self, answer: str) -> None:
+        """Adds the answer."""
+        self._messages.append({"role": "assistant", "content": answer})

@@ -1,0 +1,102 @@
+"""Write the model of a run for use elsewhere: weights, config and tokenizer, each in a file of its own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from jax_tformer.cli.command_line import checkpoint_step, parse
+from jax_tformer.config import Dtype
+from jax_tformer.config.errors import InputError, require
+from jax_tformer.files import new_folder, require_new_folder, to_dict, user_path, write_json
+
+if TYPE_CHECKING:
+    from jax_tformer.runs.folder import RunFolder
+    from jax_tformer.runs.restoring import Which
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What is written where."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """The folder of a run."""
+    out: Annotated[Path, tyro.conf.Positional]
+    """A new or empty folder, for model.safetensors, config.json and the files of the tokenizer."""
+    checkpoint: str = "newest"
+    """newest, best (by held-out loss), or the step of a checkpoint that the run still has."""
+    huggingface: bool = False
+    """Write what Hugging Face's from_pretrained opens, instead of PyTorch's names for torch_ref."""
+    adapters: bool = False
+    """Write only the adapters of a run with --lora, in the format of PEFT; without it they are merged."""
+    architecture: str | None = None
+    """With --huggingface or --adapters, the class, such as GPTNeoXForCausalLM; None: that of the run's --init, or with
+    --huggingface the first that can express the model."""
+    dtype: Dtype | Literal["float16"] | None = None
+    """With --huggingface, the type of the weights there; None: as they are."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse(ExportOptions, arguments, prog="jax-tformer export", description=__doc__ or "")
+    step, out = checkpoint_step(options.checkpoint), user_path(options.out)
+    for name in ("architecture", "dtype"):
+        told = f"--{name} is {getattr(options, name)!r} without --huggingface; expected both, or neither"
+        served = options.huggingface or (options.adapters and name == "architecture")
+        require(served or getattr(options, name) is None, told)
+    require(
+        not (options.huggingface and options.adapters),
+        "there are --huggingface and --adapters; expected one of them: the whole model, or its adapters alone",
+    )
+    require_new_folder(out)
+
+    from jax_tformer.runs.folder import RunFolder
+
+    run = RunFolder(user_path(options.run))
+    experiment = run.read_config()
+    if options.adapters:
+        require(experiment.model.lora is not None, f"{run.path} has no adapters; leave --adapters out")
+        print(export_adapters(run, out, step, options.architecture))
+        return 0
+    if options.huggingface:
+        from jax_tformer.runs.huggingface import export_pretrained, require_expressible
+
+        require_expressible(experiment, options.architecture)
+        print(export_pretrained(run, out, step, architecture=options.architecture, dtype=options.dtype))
+        return 0
+
+    import safetensors
+
+    from jax_tformer.hub.files import save_weights
+    from jax_tformer.runs.restoring import load_trained
+
+    trained = load_trained(run, step)
+    with new_folder(out) as whole:
+        trained.tokenizer.save(whole)
+        write_json(whole / "config.json", to_dict(trained.net.config))
+        try:
+            save_weights(whole / "model.safetensors", trained.params, trained.net.config)
+        except safetensors.SafetensorError as error:
+            raise InputError(f"cannot write {out}: {' '.join(str(error).split())}") from error
+    names = ", ".join(sorted(path.name for path in out.iterdir()))
+    print(f"step {trained.step} of {run.path} is in {out}/: {names}")
+    return 0
+
+
+def export_adapters(run: "RunFolder", out: Path, step: "Which", architecture: str | None) -> str:
+    """Writes the adapters of a checkpoint in the format of PEFT to the new folder `out`; returns a line that says so.
+
+    They are for the folder that the run began with; without one, for a model of the class `architecture` with the
+    parameters that the run began with. Raises InputError as `load_trained` and `save_adapters` do.
+    """
+    from jax_tformer.hub.adapters import save_adapters
+    from jax_tformer.hub.origin import read_origin
+    from jax_tformer.runs.restoring import load_trained
+
+    trained = load_trained(run, step, merge=False)
+    net, base = trained.net, run.read_config().init
+    net.origin = read_origin(run.origin) if run.origin.exists() else None
+    save_adapters(out, net, trained.params, architecture=architecture, base=base)
+    names = ", ".join(sorted(path.name for path in out.iterdir()))
+    return f"the adapters of step {trained.step} of {run.path} are in {out}/: {names}"

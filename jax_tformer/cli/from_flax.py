@@ -1,0 +1,41 @@
+"""Write the weights of a Flax model of transformers (flax_model.msgpack) as safetensors, once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jax_tformer.cli.command_line import parse
+from jax_tformer.files import require_new_folder, user_path
+
+
+@dataclass(frozen=True)
+class FromFlaxOptions:
+    """What is written where."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """The folder with config.json and flax_model.msgpack."""
+    out: Annotated[Path, tyro.conf.Positional]
+    """A new or empty folder, which transformers and load_pretrained open."""
+    max_shard_size: str = "5GB"
+    """The largest file of weights; more of them go into shards with an index."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse(FromFlaxOptions, arguments, prog="jax-tformer from-flax", description=__doc__ or "")
+    out = user_path(options.out)
+    require_new_folder(out)
+
+    import jax
+
+    from jax_tformer.hub.flax_weights import load_flax
+    from jax_tformer.hub.saving import save_pretrained
+
+    net, params, tokenizer = load_flax(options.folder)
+    save_pretrained(out, net, params, tokenizer, max_shard_size=options.max_shard_size)
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    names = ", ".join(sorted(path.name for path in out.iterdir()))
+    print(f"{net.origin.architecture} of {count:,} parameters is in {out}/: {names}")
+    return 0

@@ -1,0 +1,241 @@
+"""Reads and writes low-rank adapters in the format of PEFT: adapter_config.json and adapter_model.safetensors."""
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import jax
+import numpy as np
+import safetensors
+from safetensors.numpy import save_file
+
+from jax_tformer.config import LoraConfig, LoraTarget
+from jax_tformer.config.errors import InputError
+from jax_tformer.files import (
+    from_dict,
+    new_folder,
+    parse_json,
+    read_json,
+    require_new_folder,
+    to_dict,
+    user_path,
+    write_json,
+)
+from jax_tformer.functional import AnyTransformer, Params, transformer
+from jax_tformer.hub.adapter_tables import (
+    PREFIX,
+    Module,
+    modules,
+    pairs,
+    read_adapters,
+    shortest,
+    write_adapters,
+)
+from jax_tformer.hub.families import FAMILIES
+from jax_tformer.hub.names import from_reference, listed, slots, to_reference
+from jax_tformer.hub.tables import Arrays, Row
+from jax_tformer.hub.tensor_files import open_file
+from jax_tformer.hub.views import read
+from jax_tformer.lora import join_adapters, split_adapters, without_adapters
+
+CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+_KEY = "jax_tformer.lora"
+_CHANGE_NOTHING = {
+    *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out"),
+    *("inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha"),
+    *("lora_dropout", "megatron_config", "megatron_core"),
+    *("peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "target_modules", "task_type"),
+    "use_rslora",
+}
+"""Fields of adapter_config.json that we read, or that change nothing once the adapters are there."""
+
+
+def save_adapters(
+    folder: str | Path, net: AnyTransformer, params: Params, *, architecture: str | None = None, base: str | None = None
+) -> None:
+    """Writes the adapters of a model to a new folder that PEFT's `PeftModel.from_pretrained(model, folder)` opens.
+
+    `architecture` is the class in `transformers` of the model that they are for (None: that of the folder which `net`
+    was loaded from), and `base` the folder or name of that model, for those who open the adapters. Where modules are
+    fused there, the adapters may have a higher rank (see `weights.huggingface.adapters`); the function is the same.
+
+    Raises InputError if there are no adapters, if the class is unknown or has no such modules, or if the folder holds
+    something.
+    """
+    out = user_path(folder)
+    if net.config.lora is None:
+        raise InputError("the model has no adapters to save; expected one with TransformerConfig.lora")
+    require_new_folder(out)
+    rows = _rows(net, architecture)
+    found = modules(rows, without_adapters(net.config))
+    theirs = write_adapters(found, to_reference(split_adapters(params)[0]))
+    arrays = {f"{PREFIX}{name}.lora_A.weight": a for name, (a, _) in theirs.items()}
+    arrays |= {f"{PREFIX}{name}.lora_B.weight": b for name, (_, b) in theirs.items()}
+    names = {row.theirs.removesuffix(".weight").replace("*", "0") for row in rows} | found.keys()
+    inputs_first = any(found[name].inputs_first for name in theirs)
+    said = _written(net.config.lora, {name: len(a) for name, (a, _) in theirs.items()}, names, base, inputs_first)
+    metadata = {"format": "pt", _KEY: json.dumps(to_dict(net.config.lora))}
+    try:
+        with new_folder(out) as whole:
+            save_file(arrays, whole / WEIGHTS, metadata=metadata)
+            write_json(whole / CONFIG, said)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise InputError(f"cannot write {out}: {' '.join(str(error).split())}") from error
+
+
+def load_adapters(
+    folder: str | Path, net: AnyTransformer, params: Params, *, architecture: str | None = None
+) -> tuple[AnyTransformer, Params]:
+    """Loads adapters that PEFT or `save_adapters` wrote; returns the model with them, and its parameters.
+
+    `net` and `params` are the model that they are for, as `load_pretrained` returns it; `architecture` is its class in
+    `transformers` if it comes from elsewhere. The adapters take the type of the parameters, and may then be trained
+    further, or merged by `merge_lora`.
+
+    Raises InputError, in one line, for folders that are not whole, for kinds of adapters that we do not have, and for
+    adapters of another model.
+    """
+    path = user_path(folder)
+    if net.config.lora is not None:
+        raise InputError("the model has adapters already; expected one without, as merge_lora returns")
+    if not (path / CONFIG).exists():
+        raise InputError(f"{path} has no {CONFIG}; expected a folder that PEFT's save_pretrained wrote")
+    if not (path / WEIGHTS).exists() and (path / PICKLE).exists():
+        raise InputError(
+            f"{path} holds {PICKLE} and no {WEIGHTS}; such files can run code when they are read, so they are not; "
+            "where you trust it, let PEFT write it again with safe_serialization=True"
+        )
+    said, rows = _read_config(path / CONFIG), _rows(net, architecture)
+    with open_file(path, WEIGHTS) as stored:
+        arrays = {name: read(tensor) for name, tensor in stored.items()}
+    try:
+        found = modules(rows, net.config)
+        theirs = pairs(rows, net.config, found, arrays)
+        lora, ours = _read(said, found, theirs, _own_config(path / WEIGHTS))
+        adapted = transformer(dataclasses.replace(net.config, lora=lora))
+        shapes = split_adapters(adapted.shapes)[0]
+        if missing := slots(shapes).keys() - ours.keys():
+            raise InputError(f"it leaves out {listed(missing)}, and our adapters are in every layer")
+        dtype = np.dtype(net.config.compute.parameter_dtype)
+        adapters = from_reference({name: array.astype(dtype) for name, array in ours.items()}, shapes)
+    except InputError as error:
+        raise InputError(f"{path} does not hold adapters for this model: {error}") from error
+    adapted.origin = net.origin
+    return adapted, join_adapters(jax.tree.map(jax.numpy.asarray, adapters), params)
+
+
+def _rows(net: AnyTransformer, architecture: str | None) -> tuple[Row, ...]:
+    chosen = architecture or (None if net.origin is None else net.origin.architecture)
+    if chosen not in FAMILIES:
+        raise InputError(f"architecture is {chosen!r}; expected one of {', '.join(FAMILIES)}")
+    return FAMILIES[chosen].rows(without_adapters(net.config))
+
+
+def _written(
+    lora: LoraConfig, ranks: Mapping[str, int], names: Collection[str], base: str | None, inputs_first: bool
+) -> dict[str, Any]:
+    """Returns the fields of adapter_config.json for modules of these ranks; `names` are those of all modules.
+
+    `inputs_first`: whether their weights are transposed, as in GPT-2.
+    """
+    rank, others = min(ranks.values()), set(names) - ranks.keys()
+    wider = {name: size for name, size in ranks.items() if size != rank}
+    patterns = {shortest(name, set(names) - wider.keys()): size for name, size in wider.items()}
+
+    def alpha(size: int) -> float:
+        exact = lora.alpha * (math.sqrt(size / lora.rank) if lora.rank_stabilized else size / lora.rank)
+        return int(exact) if exact == int(exact) else exact
+
+    return {
+        "peft_type": "LORA",
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": alpha(rank),
+        "lora_dropout": lora.dropout,
+        "fan_in_fan_out": inputs_first,
+        "use_rslora": lora.rank_stabilized,
+        "target_modules": sorted({shortest(name, others) for name in ranks}),
+        "rank_pattern": patterns,
+        "alpha_pattern": {name: alpha(size) for name, size in patterns.items()},
+        "bias": "none",
+    }
+
+
+def _read_config(path: Path) -> Mapping[str, Any]:
+    """Reads adapter_config.json; raises InputError for kinds of adapters and settings that we do not have."""
+    said = read_json(path)
+    if not isinstance(said, dict) or said.get("peft_type") != "LORA":
+        kind = said.get("peft_type") if isinstance(said, dict) else said
+        raise InputError(f"{path} has peft_type {kind!r}; expected 'LORA', the only kind of adapters that we have")
+    for name, value in said.items():
+        if name not in _CHANGE_NOTHING and value and value != "none":
+            raise InputError(f"{path} has {name} {value!r}, which our adapters cannot express; expected it unset")
+    start = said.get("init_lora_weights")
+    if isinstance(start, str) and start not in ("gaussian", "eva", "orthogonal"):
+        raise InputError(
+            f"{path} has init_lora_weights {start!r}, which changes the model itself; expected adapters beside it: "
+            "let PEFT convert them (path_initial_model_for_weight_conversion)"
+        )
+    for name, whole in (("r", True), ("lora_alpha", False)):
+        value = said.get(name)
+        if not isinstance(value, int if whole else int | float) or isinstance(value, bool) or value <= 0:
+            raise InputError(f"{path} has {name} {value!r}; expected a number above 0")
+    return said
+
+
+def _own_config(path: Path) -> LoraConfig | None:
+    """Returns the LoraConfig in the header of a file of `save_adapters`; None in those of others."""
+    with safetensors.safe_open(path, framework="numpy") as file:
+        told = (file.metadata() or {}).get(_KEY)
+    if told is None:
+        return None
+    try:
+        return from_dict(LoraConfig, parse_json(told), where=str(path))
+    except ValueError as error:
+        raise InputError(f"the header of {path} is damaged ({error}); restore it") from error
+
+
+def _read(
+    said: Mapping[str, Any],
+    found: Mapping[str, Module],
+    theirs: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    own: LoraConfig | None,
+) -> tuple[LoraConfig, Arrays]:
+    """Returns the config of the adapters, and the adapters by the names of `torch_ref`."""
+    alphas = {name: float(_pattern(said, "alpha_pattern", name, said["lora_alpha"])) for name in theirs}
+    ranks = {name: int(_pattern(said, "rank_pattern", name, said["r"])) for name in theirs}
+    stabilized = bool(said.get("use_rslora"))
+    for name, (a, _) in theirs.items():
+        if len(a) != ranks[name]:
+            raise InputError(f"{name}.lora_A has {len(a)} rows, and {CONFIG} says rank {ranks[name]}; expected as many")
+    if own is not None and _is_own(own, found, theirs) and own.rank_stabilized == stabilized:
+        return own, read_adapters(found, theirs, own)
+    targets = {part.split(".")[-1] for name in theirs for part in found[name].ours}
+    for what, values in (("ranks", set(ranks.values())), ("alphas", set(alphas.values()))):
+        if len(values) > 1:
+            raise InputError(f"its {what} are {', '.join(map(str, sorted(values)))}; expected the same for all modules")
+    ordered: Any = tuple(target for target in get_args(LoraTarget) if target in targets)
+    rank, alpha, dropout = ranks.popitem()[1], alphas.popitem()[1], float(said.get("lora_dropout") or 0.0)
+    return LoraConfig(rank, alpha, ordered, dropout, stabilized), read_adapters(found, theirs, None)
+
+
+def _pattern(said: Mapping[str, Any], field: str, module: str, otherwise: Any) -> Any:
+    """Looks up a module as PEFT does: by patterns of the end of its name."""
+    patterns = said.get(field) or {}
+    return next((value for end, value in patterns.items() if re.fullmatch(rf"(.*\.)?({end})", module)), otherwise)
+
+
+def _is_own(own: LoraConfig, found: Mapping[str, Module], theirs: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> bool:
+    """Whether the adapters still are as `save_adapters` lays them out: others may have trained them since."""
+    read = read_adapters(found, theirs, own)
+    again = write_adapters({name: found[name] for name in theirs}, read)
+    return again.keys() == theirs.keys() and all(
+        mine.shape == yours.shape and (mine == yours).all()
+        for name, pair in again.items()
+        for mine, yours in zip(pair, theirs[name], strict=True)
+    )

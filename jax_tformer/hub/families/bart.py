@@ -1,0 +1,147 @@
+"""The tables of BART (Lewis et al., 2019), `transformers.BartForConditionalGeneration` and `BartModel`.
+
+facebook/bart-base and bart-large are of the class BartModel, which has no head. Ours predicts with its token table, as
+`AutoModelForSeq2SeqLM` does with these files; that needs no array of its own, so that the model is saved as it came.
+"""
+
+from dataclasses import replace
+
+from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.hub.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, Settings, pair
+
+STACK = StackConfig(
+    num_layers=12,
+    num_heads=16,
+    feedforward_width=4096,
+    activation="gelu_erf",
+    embedding_norm=True,
+    positions="learned",
+    max_positions=1024,
+    # fairseq kept rows for padding, which no position uses.
+    position_offset=2,
+)
+LARGE = TransformerConfig(
+    vocab_size=50265,
+    d_model=1024,
+    encoder=STACK,
+    decoder=STACK,
+    shared_embedding=True,
+    tied_head=True,
+    head_bias=True,
+    dropout=DropoutConfig(embedding=0.1, residual=0.1),
+)
+SETTINGS = (
+    Setting("vocab_size", ("vocab_size",)),
+    Setting("d_model", ("d_model",), synonym="hidden_size"),
+    Setting("encoder_layers", ("encoder.num_layers",), synonym="num_hidden_layers"),
+    Setting("decoder_layers", ("decoder.num_layers",)),
+    Setting("encoder_attention_heads", ("encoder.num_heads",), synonym="num_attention_heads"),
+    Setting("decoder_attention_heads", ("decoder.num_heads",)),
+    Setting("encoder_ffn_dim", ("encoder.feedforward_width",)),
+    Setting("decoder_ffn_dim", ("decoder.feedforward_width",)),
+    Setting("max_position_embeddings", ("encoder.max_positions", "decoder.max_positions")),
+    Setting("activation_function", ("encoder.activation", "decoder.activation"), ACTIVATIONS),
+    Setting("scale_embedding", ("encoder.embedding_scale", "decoder.embedding_scale")),
+    Setting("tie_word_embeddings", ("tied_head", "shared_embedding")),
+    Setting("init_std", ("initializer_std",)),
+    Setting("dropout", ("dropout.embedding", "dropout.residual")),
+    Setting("attention_dropout", ("dropout.attention",)),
+    Setting("activation_dropout", ("dropout.feedforward",)),
+)
+FIXED = {
+    "is_encoder_decoder": True,
+    "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0,
+    # From early versions, in which this class also served mBART and others.
+    "normalize_before": False,
+    "normalize_embedding": True,
+    "add_final_layer_norm": False,
+    "static_position_embeddings": False,
+}
+"""`pad_token_id` is not read, as with BERT, nor are the other ids, which only their `generate` uses."""
+
+
+def _attention(theirs: str, ours: str) -> tuple[Row, ...]:
+    names = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
+    return tuple(row for name, our in names.items() for row in pair(f"{theirs}.{name}", f"{ours}.{our}"))
+
+
+def _stack(side: str, embedding: str) -> tuple[Row, ...]:
+    theirs, ours = f"model.{side}.layers.*", f"{side}.blocks.*"
+    return (
+        Row(f"model.{side}.embed_positions.weight", (f"{embedding}.positions.weight",)),
+        *pair(f"model.{side}.layernorm_embedding", f"{embedding}.norm", VECTOR),
+        *_attention(f"{theirs}.self_attn", f"{ours}.self_attention"),
+        *pair(f"{theirs}.self_attn_layer_norm", f"{ours}.self_attention_norm", VECTOR),
+        *pair(f"{theirs}.fc1", f"{ours}.feedforward.up"),
+        *pair(f"{theirs}.fc2", f"{ours}.feedforward.down"),
+        *pair(f"{theirs}.final_layer_norm", f"{ours}.feedforward_norm", VECTOR),
+        # The format of fairseq, which older versions saved.
+        Row(f"model.{side}.version", None),
+    )
+
+
+ROWS = (
+    *_stack("encoder", "source_embedding"),
+    *_stack("decoder", "target_embedding"),
+    *_attention("model.decoder.layers.*.encoder_attn", "decoder.blocks.*.cross_attention"),
+    *pair("model.decoder.layers.*.encoder_attn_layer_norm", "decoder.blocks.*.cross_attention_norm", VECTOR),
+)
+
+
+def _tables(config: TransformerConfig) -> tuple[str, str]:
+    """Returns the names of the encoder's and the decoder's token tables, which are one if they are shared."""
+    source = "source_embedding.tokens.weight"
+    return source, source if config.shared_embedding else "target_embedding.tokens.weight"
+
+
+def _stacks(config: TransformerConfig) -> tuple[Row, ...]:
+    """Returns the rows of all but the head; untied it has three token tables, and `shared` is unused."""
+    (source, target), shared = _tables(config), config.shared_embedding
+    return (
+        Row("model.shared.weight", (source,) if shared else None, filled=None if shared else source),
+        Row("model.encoder.embed_tokens.weight", (source,)),
+        Row("model.decoder.embed_tokens.weight", (target,)),
+        *ROWS,
+    )
+
+
+def rows(config: TransformerConfig) -> tuple[Row, ...]:
+    """Returns the rows of a BartForConditionalGeneration."""
+    return (
+        *_stacks(config),
+        Row("lm_head.weight", (_tables(config)[1] if config.tied_head else "head.weight",)),
+        # A buffer there, which is added to the logits but not trained.
+        Row("final_logits_bias", ("head.bias",), "1 (n o) -> n o"),
+    )
+
+
+def _bare(config: TransformerConfig) -> tuple[Row, ...]:
+    """Returns the rows of a BartModel; a tied head without a bias has no arrays."""
+    return tuple(row._replace(theirs=row.theirs.removeprefix("model.")) for row in _stacks(config))
+
+
+def _find_head(config: Settings) -> dict[str, object]:
+    """Says that tied tables serve as a head; untied, AutoModelForSeq2SeqLM would draw one."""
+    return {**config, "head": "none" if config.get("tie_word_embeddings") is False else "linear"}
+
+
+def _leave_head(written: Settings) -> dict[str, object]:
+    """Inverts `_find_head`."""
+    return {name: value for name, value in written.items() if name != "head"}
+
+
+FAMILIES = {
+    "BartForConditionalGeneration": Family(
+        model_type="bart", template=LARGE, settings=SETTINGS, fixed=FIXED, rows=rows
+    ),
+    "BartModel": Family(
+        model_type="bart",
+        template=replace(LARGE, head_bias=False),
+        settings=(*SETTINGS, Setting("head", ("head",))),
+        fixed=FIXED,
+        rows=_bare,
+        flatten=_find_head,
+        nest=_leave_head,
+    ),
+}

@@ -1,0 +1,157 @@
+"""The tables of BERT (Devlin et al., 2018): without a head, as a masked language model, and as a classifier."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from jax_tformer.config import DropoutConfig, TransformerConfig
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.presets import ARCHITECTURES
+from jax_tformer.hub.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, Settings, pair
+from jax_tformer.hub.views import View
+
+SETTINGS = (
+    Setting("vocab_size", ("vocab_size",)),
+    Setting("hidden_size", ("d_model",)),
+    Setting("num_hidden_layers", ("encoder.num_layers",)),
+    Setting("num_attention_heads", ("encoder.num_heads",)),
+    Setting("intermediate_size", ("encoder.feedforward_width",)),
+    Setting("max_position_embeddings", ("encoder.max_positions",)),
+    Setting("type_vocab_size", ("encoder.token_types",)),
+    Setting("hidden_act", ("encoder.activation",), ACTIVATIONS),
+    Setting("layer_norm_eps", ("encoder.norm_eps",)),
+    Setting("initializer_range", ("initializer_std",)),
+    Setting("hidden_dropout_prob", ("dropout.embedding", "dropout.residual")),
+    Setting("attention_probs_dropout_prob", ("dropout.attention",)),
+)
+TIED = Setting("tie_word_embeddings", ("tied_head",))
+FIXED = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"}
+"""`pad_token_id` is not read: PyTorch does not train that row of the token table, but no output depends on it."""
+
+
+CLASSES = Setting("classes", ("classes",), said="num_labels")
+"""Made by `count_labels`; what the classes are called is not part of our config."""
+
+
+def count_labels(config: Settings) -> dict[str, object]:
+    """Works out the number of classes from their names, or from `num_labels`, as config.json may say instead."""
+    names = config.get("id2label")
+    if names is not None and not isinstance(names, Mapping):
+        raise InputError(f"id2label is {names!r} in the Hugging Face config; expected an object with a name per class")
+    number = config.get("num_labels")
+    if names is not None and number not in (None, len(names)):
+        raise InputError(
+            f"id2label names {len(names)} classes and num_labels is {number!r} in the Hugging Face config; expected "
+            "one number of classes; remove the wrong one"
+        )
+    return {**config, "classes": number if names is None else len(names)}
+
+
+def classifier_nested(written: Settings) -> dict[str, object]:
+    """Inverts `count_labels`; a rate of the classifier that is the hidden one's is null, as by default."""
+    named = name_labels(written)
+    same = named["classifier_dropout"] == named["hidden_dropout_prob"]
+    return {**named, "classifier_dropout": None} if same else named
+
+
+def name_labels(written: Settings) -> dict[str, object]:
+    """Inverts `count_labels`, with the names that transformers gives to classes without one."""
+    named = dict(written)
+    labels = {f"LABEL_{number}": number for number in range(int(str(named.pop("classes") or 0)))}
+    return {**named, "id2label": {str(number): name for name, number in labels.items()}, "label2id": labels}
+
+
+def classifier_dropout(*ours: str) -> Setting:
+    """Makes the setting of these rates; absent or null it means `hidden_dropout_prob`."""
+    return Setting("classifier_dropout", ours, default=lambda read: read["dropout.residual"])
+
+
+def encoder(prefix: str = "") -> tuple[Row, ...]:
+    """Returns the rows of embedding and encoder, which RoBERTa shares."""
+    layer, ours = "encoder.layer.*", "encoder.blocks.*"
+    rows = (
+        Row("embeddings.word_embeddings.weight", ("embedding.tokens.weight",)),
+        Row("embeddings.position_embeddings.weight", ("embedding.positions.weight",)),
+        Row("embeddings.token_type_embeddings.weight", ("embedding.token_types.weight",)),
+        *pair("embeddings.LayerNorm", "embedding.norm", VECTOR),
+        *pair(f"{layer}.attention.self.query", f"{ours}.self_attention.query"),
+        *pair(f"{layer}.attention.self.key", f"{ours}.self_attention.key"),
+        *pair(f"{layer}.attention.self.value", f"{ours}.self_attention.value"),
+        *pair(f"{layer}.attention.output.dense", f"{ours}.self_attention.output"),
+        *pair(f"{layer}.attention.output.LayerNorm", f"{ours}.self_attention_norm", VECTOR),
+        *pair(f"{layer}.intermediate.dense", f"{ours}.feedforward.up"),
+        *pair(f"{layer}.output.dense", f"{ours}.feedforward.down"),
+        *pair(f"{layer}.output.LayerNorm", f"{ours}.feedforward_norm", VECTOR),
+        # 0, 1, 2 ..., which older versions saved.
+        Row("embeddings.position_ids", None),
+    )
+    return tuple(row._replace(theirs=prefix + row.theirs) for row in rows)
+
+
+def no_pooler(prefix: str) -> tuple[Row, ...]:
+    """Returns the rows of a pooler that files of other classes hold, and this class does not have."""
+    return Row(f"{prefix}pooler.dense.weight", None), Row(f"{prefix}pooler.dense.bias", None)
+
+
+def bare(config: TransformerConfig) -> tuple[Row, ...]:
+    """Returns the rows of a BertModel or RobertaModel; one made with `add_pooling_layer=False` has no pooler."""
+    return (*encoder(), *(() if config.pooler == "none" else pair("pooler.dense", "pooler.dense")))
+
+
+def with_or_without_pooler(config: TransformerConfig, weights: Mapping[str, View]) -> TransformerConfig:
+    """Returns the config without its pooler if no array is called so: config.json does not tell."""
+    return config if any(name.endswith("pooler.dense.weight") for name in weights) else replace(config, pooler="none")
+
+
+def _masked(config: TransformerConfig) -> tuple[Row, ...]:
+    """Returns the rows of a BertForMaskedLM; an untied head has arrays of its own, and `predictions.bias` is unused."""
+    head, tied = "cls.predictions", config.tied_head
+    return (
+        *encoder("bert."),
+        *no_pooler("bert."),
+        *pair(f"{head}.transform.dense", "head.dense"),
+        *pair(f"{head}.transform.LayerNorm", "head.norm", VECTOR),
+        Row(f"{head}.bias", ("head.bias",) if tied else None, VECTOR, filled=None if tied else "head.bias"),
+        Row(f"{head}.decoder.weight", ("embedding.tokens.weight" if tied else "head.weight",)),
+        Row(f"{head}.decoder.bias", ("head.bias",), VECTOR),
+        # Of BertForPreTraining, whose file may be read as this class.
+        Row("cls.seq_relationship.weight", None),
+        Row("cls.seq_relationship.bias", None),
+    )
+
+
+def _texts(config: TransformerConfig) -> tuple[Row, ...]:
+    return *encoder("bert."), *pair("bert.pooler.dense", "pooler.dense"), *pair("classifier", "classifier")
+
+
+def _tokens(config: TransformerConfig) -> tuple[Row, ...]:
+    return *encoder("bert."), *no_pooler("bert."), *pair("classifier", "classifier")
+
+
+def headless(masked: TransformerConfig) -> TransformerConfig:
+    """Returns the config without its head, and with a pooler."""
+    return replace(masked, head="none", tied_head=False, head_bias=False, pooler="tanh")
+
+
+def of_texts(masked: TransformerConfig, dropout: DropoutConfig) -> TransformerConfig:
+    """Returns the config with a head for two classes of texts, the number of a config.json that names none."""
+    return replace(headless(masked), head="classify_text", classes=2, dropout=dropout)
+
+
+def of_tokens(masked: TransformerConfig, dropout: DropoutConfig) -> TransformerConfig:
+    """Returns the config with a head for two classes of tokens."""
+    return replace(headless(masked), head="classify_tokens", classes=2, pooler="none", dropout=dropout)
+
+
+_TEMPLATE = ARCHITECTURES["bert-base"]
+_DROPOUT = replace(_TEMPLATE.dropout, classifier=0.1)
+_CLASSIFYING = (*SETTINGS, CLASSES, classifier_dropout("dropout.classifier"))
+FAMILIES = {
+    "BertModel": Family("bert", headless(_TEMPLATE), SETTINGS, FIXED, bare, adapted=with_or_without_pooler),
+    "BertForMaskedLM": Family("bert", _TEMPLATE, (*SETTINGS, TIED), FIXED, _masked),
+    "BertForSequenceClassification": Family(
+        "bert", of_texts(_TEMPLATE, _DROPOUT), _CLASSIFYING, FIXED, _texts, count_labels, classifier_nested
+    ),
+    "BertForTokenClassification": Family(
+        "bert", of_tokens(_TEMPLATE, _DROPOUT), _CLASSIFYING, FIXED, _tokens, count_labels, classifier_nested
+    ),
+}

@@ -1,0 +1,162 @@
+"""The tables of Gemma 1 to 3 (Gemma Team, 2024; 2024; 2025), `transformers.GemmaForCausalLM` and so on."""
+
+from dataclasses import replace
+
+from jax_tformer.config import RotaryConfig, TransformerConfig
+from jax_tformer.config.errors import InputError
+from jax_tformer.hub import layer_types, rope
+from jax_tformer.hub.families import llama
+from jax_tformer.hub.layer_types import FULL, WINDOWED
+from jax_tformer.hub.tables import ACTIVATIONS, Family, Row, Setting, Settings
+
+_GEMMA = TransformerConfig(
+    vocab_size=256000,
+    d_model=3072,
+    tied_head=True,
+    decoder=replace(
+        llama.STACK,
+        num_layers=28,
+        num_heads=16,
+        key_value_heads=16,
+        head_width=256,
+        feedforward_width=24576,
+        activation="gelu_tanh",
+        norm_unit_offset=True,
+        embedding_scale=True,
+        max_positions=8192,
+    ),
+)
+_STACK = replace(
+    llama.STACK,
+    num_layers=26,
+    num_heads=8,
+    key_value_heads=4,
+    head_width=256,
+    feedforward_width=9216,
+    activation="gelu_tanh",
+    norm_placement="sandwich",
+    norm_unit_offset=True,
+    embedding_scale=True,
+    attention_scale=256,
+    window=4096,
+)
+_GEMMA2 = TransformerConfig(
+    vocab_size=256000,
+    d_model=2304,
+    tied_head=True,
+    logit_cap=30.0,
+    decoder=replace(_STACK, max_positions=8192, window_layers=(True, False), score_cap=50.0),
+)
+_GEMMA3 = TransformerConfig(
+    vocab_size=262208,
+    d_model=2304,
+    tied_head=True,
+    decoder=replace(
+        _STACK,
+        max_positions=131072,
+        window_layers=(True, True, True, True, True, False),
+        query_key_norm=True,
+        position_base=1e6,
+        rotary=RotaryConfig(window_base=1e4),
+    ),
+)
+_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", **ACTIVATIONS}
+_SETTINGS1 = (*llama.SETTINGS, llama.ATTENTION_BIAS, Setting("head_dim", ("decoder.head_width",)))
+_SETTINGS = (
+    *_SETTINGS1,
+    *layer_types.SETTINGS,
+    Setting("hidden_activation", ("decoder.activation",), _ACTIVATIONS),
+    Setting("query_pre_attn_scalar", ("decoder.attention_scale",)),
+    Setting("final_logit_softcapping", ("logit_cap",), nullable=True),
+)
+_NORMS = {
+    "input_layernorm": "self_attention_norm",
+    "post_attention_layernorm": "self_attention_output_norm",
+    "pre_feedforward_layernorm": "feedforward_norm",
+    "post_feedforward_layernorm": "feedforward_output_norm",
+}
+_LOCAL = "rope_local_base_freq"
+
+
+def _rows(config: TransformerConfig) -> tuple[Row, ...]:
+    return llama.rows(config, _NORMS)
+
+
+def _flatten2(config: Settings) -> dict[str, object]:
+    config = rope.flatten(config)
+    return layer_types.flatten(config, _window(config), _STACK.num_layers, lambda layer: layer % 2 == 0)
+
+
+def _flatten3(config: Settings) -> dict[str, object]:
+    """Each kind of layer has rotary positions of its own; older fields speak of those without a window, but one."""
+    kinds = rope.rope_object(config)
+    if kinds.keys() - {FULL, WINDOWED}:
+        raise InputError(f"rope_parameters has {sorted(kinds)} in the Hugging Face config; expected {FULL}, {WINDOWED}")
+    whole, local = (rope.rope_object(kinds, kind) for kind in (FULL, WINDOWED))
+    whole |= rope.rope_object(config, "rope_scaling")
+    rope.require_whole({"partial_rotary_factor": config.get("partial_rotary_factor"), **whole})
+    whole.setdefault("rope_theta", config.get("rope_theta"))
+    local.setdefault("rope_theta", config.get(_LOCAL))
+    if (kind := local.get("rope_type", "default")) != "default":
+        raise InputError(f"rope_parameters.{WINDOWED}.rope_type is {kind!r}; only 'default' is supported")
+    every = config.get("sliding_window_pattern")
+    every = every if isinstance(every, int) else 6
+    flat = {**config, **rope.flat_rope(whole), _LOCAL: local["rope_theta"]}
+    flat = layer_types.flatten(flat, _window(config), _STACK.num_layers, lambda layer: (layer + 1) % every != 0)
+    if flat["window"] is None:
+        # No layer turns by the base of those with a window.
+        flat |= {_LOCAL: None}
+    elif flat[_LOCAL] is None:
+        flat |= {_LOCAL: 1e4}
+    return flat
+
+
+def _window(config: Settings) -> object:
+    return config.get("sliding_window", _STACK.window)
+
+
+def _nest2(written: Settings) -> dict[str, object]:
+    scale = written["query_pre_attn_scalar"]
+    widths = {"head_width": written["head_dim"], "model_width": written["hidden_size"], "none": 1}
+    number = widths[scale] if isinstance(scale, str) else scale
+    nested = layer_types.nest(rope.nest(written))
+    return {**nested, "sliding_window": written["window"], "query_pre_attn_scalar": number}
+
+
+def _nest3(written: Settings) -> dict[str, object]:
+    nested = _nest2(written)
+    local = nested.pop(_LOCAL)
+    kinds = {FULL: nested["rope_parameters"], WINDOWED: {"rope_type": "default", "rope_theta": local}}
+    return {**nested, "rope_parameters": kinds}
+
+
+FAMILIES = {
+    "GemmaForCausalLM": Family(
+        model_type="gemma",
+        template=_GEMMA,
+        # What the first releases call gelu is the approximation.
+        settings=(*_SETTINGS1, Setting("hidden_act", ("decoder.activation",), {**_ACTIVATIONS, "gelu": "gelu_tanh"})),
+        fixed={"use_bidirectional_attention": False},
+        rows=llama.rows,
+        flatten=rope.flatten,
+        nest=rope.nest,
+    ),
+    "Gemma2ForCausalLM": Family(
+        model_type="gemma2",
+        template=_GEMMA2,
+        settings=(*_SETTINGS, Setting("attn_logit_softcapping", ("decoder.score_cap",), nullable=True)),
+        fixed={"use_bidirectional_attention": False},
+        rows=_rows,
+        flatten=_flatten2,
+        nest=_nest2,
+    ),
+    "Gemma3ForCausalLM": Family(
+        model_type="gemma3_text",
+        template=_GEMMA3,
+        settings=(*_SETTINGS, Setting(_LOCAL, ("decoder.rotary.window_base",), nullable=True)),
+        fixed={"use_bidirectional_attention": False, "attn_logit_softcapping": None},
+        rows=_rows,
+        flatten=_flatten3,
+        nest=_nest3,
+    ),
+}

@@ -1,0 +1,107 @@
+"""The tables of OPT (Zhang et al., 2022), `transformers.OPTForCausalLM`."""
+
+from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.config.errors import InputError
+from jax_tformer.hub.tables import (
+    ACTIVATIONS,
+    VECTOR,
+    Family,
+    Row,
+    Setting,
+    Settings,
+    linear,
+    pair,
+)
+
+TEMPLATE = TransformerConfig(
+    vocab_size=50272,
+    d_model=768,
+    decoder=StackConfig(
+        num_layers=12,
+        num_heads=12,
+        feedforward_width=3072,
+        norm_placement="pre",
+        final_norm=True,
+        positions="learned",
+        max_positions=2048,
+        # Position p is row p + 2 of their table; no position uses the first two.
+        position_offset=2,
+    ),
+    tied_head=True,
+    dropout=DropoutConfig(residual=0.1),
+)
+_BIASES = ("query", "key", "value", "output", "feedforward")
+SETTINGS = (
+    Setting("vocab_size", ("vocab_size",)),
+    Setting("hidden_size", ("d_model",)),
+    Setting("num_hidden_layers", ("decoder.num_layers",)),
+    Setting("num_attention_heads", ("decoder.num_heads",)),
+    Setting("ffn_dim", ("decoder.feedforward_width",)),
+    Setting("max_position_embeddings", ("decoder.max_positions",)),
+    Setting("activation_function", ("decoder.activation",), ACTIVATIONS),
+    Setting("do_layer_norm_before", ("decoder.norm_placement",), {True: "pre", False: "post"}),
+    Setting("final_norm", ("decoder.final_norm",)),
+    Setting("enable_bias", tuple(f"decoder.{name}_bias" for name in _BIASES)),
+    Setting("tie_word_embeddings", ("tied_head",)),
+    Setting("init_std", ("initializer_std",)),
+    Setting("dropout", ("dropout.residual",)),
+    Setting("attention_dropout", ("dropout.attention",)),
+)
+
+
+def _flatten(config: Settings) -> dict[str, object]:
+    """Works out `final_norm`, which follows from two of their settings."""
+    width, projected = config.get("hidden_size", TEMPLATE.d_model), config.get("word_embed_proj_dim")
+    if projected not in (None, width):
+        raise InputError(
+            f"word_embed_proj_dim is {projected!r} in the Hugging Face config; only hidden_size, {width!r}, "
+            "is supported"
+        )
+    before, removed = config.get("do_layer_norm_before"), config.get("_remove_final_layer_norm")
+    return {**config, "final_norm": before is not False and removed is not True}
+
+
+def _nest(written: Settings) -> dict[str, object]:
+    nested = dict(written)
+    removed = nested["do_layer_norm_before"] is True and not nested.pop("final_norm")
+    return {**nested, "_remove_final_layer_norm": removed, "word_embed_proj_dim": nested["hidden_size"]}
+
+
+def _rows(config: TransformerConfig) -> tuple[Row, ...]:
+    stack, theirs, ours = config.output_stack, "model.decoder.layers.*", "decoder.blocks.*"
+    attention = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
+    feedforward = {"fc1": "up", "fc2": "down"}
+    return (
+        Row("model.decoder.embed_tokens.weight", ("embedding.tokens.weight",)),
+        Row("model.decoder.embed_positions.weight", ("embedding.positions.weight",)),
+        *(
+            row
+            for name, our in attention.items()
+            for row in linear(
+                f"{theirs}.self_attn.{name}", f"{ours}.self_attention.{our}", getattr(stack, f"{our}_bias")
+            )
+        ),
+        *pair(f"{theirs}.self_attn_layer_norm", f"{ours}.self_attention_norm", VECTOR),
+        *(
+            row
+            for name, our in feedforward.items()
+            for row in linear(f"{theirs}.{name}", f"{ours}.feedforward.{our}", stack.feedforward_bias)
+        ),
+        *pair(f"{theirs}.final_layer_norm", f"{ours}.feedforward_norm", VECTOR),
+        *(pair("model.decoder.final_layer_norm", "decoder.final_norm", VECTOR) if stack.final_norm else ()),
+        Row("lm_head.weight", ("embedding.tokens.weight" if config.tied_head else "head.weight",)),
+    )
+
+
+FAMILIES = {
+    "OPTForCausalLM": Family(
+        model_type="opt",
+        template=TEMPLATE,
+        settings=SETTINGS,
+        fixed={"layer_norm_elementwise_affine": True, "layerdrop": 0.0},
+        rows=_rows,
+        flatten=_flatten,
+        nest=_nest,
+    )
+}
+"""`pad_token_id` is not read: PyTorch does not train that row of the token table, but no output depends on it."""

@@ -1,0 +1,54 @@
+"""The tables of Qwen2 and Qwen3 (Yang et al., 2024; 2025), `transformers.Qwen2ForCausalLM` and `Qwen3ForCausalLM`.
+
+Both are Llamas; Qwen2 has biases of queries, keys and values, and Qwen3 normalises queries and keys.
+"""
+
+from dataclasses import replace
+
+from jax_tformer.hub import layer_types, rope
+from jax_tformer.hub.families import llama
+from jax_tformer.hub.tables import Family, Settings
+
+_STACK = replace(llama.STACK, feedforward_width=22016, max_positions=32768, key_value_heads=32)
+_TEMPLATE = replace(llama.TEMPLATE, vocab_size=151936)
+# Qwen2's models obey a head_dim, which its configuration class does not have.
+_SETTINGS = (*llama.SETTINGS, llama.ACTIVATION, llama.HEAD_WIDTH, *layer_types.SETTINGS)
+
+
+def _flatten(config: Settings) -> dict[str, object]:
+    config = rope.flatten(config)
+    window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
+    first = config.get("max_window_layers")
+    first = first if isinstance(first, int) else 28
+    return layer_types.flatten(config, window, _STACK.num_layers, lambda layer: layer >= first)
+
+
+def _nest(written: Settings) -> dict[str, object]:
+    window, flags = written["window"], layer_types.flags_of(written)
+    fields = {"use_sliding_window": window is not None, "sliding_window": window}
+    first = flags.index(True) if window is not None else len(flags)
+    if window is not None and all(flags[first:]):
+        fields["max_window_layers"] = first
+    return {**layer_types.nest(rope.nest(written)), **fields}
+
+
+FAMILIES = {
+    "Qwen2ForCausalLM": Family(
+        model_type="qwen2",
+        template=replace(_TEMPLATE, decoder=replace(_STACK, query_bias=True, key_bias=True, value_bias=True)),
+        settings=_SETTINGS,
+        fixed={},
+        rows=llama.rows,
+        flatten=_flatten,
+        nest=_nest,
+    ),
+    "Qwen3ForCausalLM": Family(
+        model_type="qwen3",
+        template=replace(_TEMPLATE, decoder=replace(_STACK, head_width=128, query_key_norm=True)),
+        settings=(*_SETTINGS, llama.ATTENTION_BIAS),
+        fixed={},
+        rows=llama.rows,
+        flatten=_flatten,
+        nest=_nest,
+    ),
+}

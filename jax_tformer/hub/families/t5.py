@@ -1,0 +1,160 @@
+"""The tables of T5 (Raffel et al., 2020), 1.0 and 1.1, and Flan: `transformers.T5ForConditionalGeneration`."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.config.errors import InputError
+from jax_tformer.hub.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, Settings
+from jax_tformer.hub.views import View, same_bytes
+
+_STACK = StackConfig(
+    num_layers=6,
+    num_heads=8,
+    head_width=64,
+    feedforward_width=2048,
+    attention_scale="none",
+    query_bias=False,
+    key_bias=False,
+    value_bias=False,
+    output_bias=False,
+    feedforward_bias=False,
+    norm="rmsnorm",
+    norm_bias=False,
+    norm_placement="pre",
+    norm_eps=1e-6,
+    final_norm=True,
+    positions="relative",
+)
+RATES = ("embedding", "attention", "residual", "feedforward", "final")
+SMALL = TransformerConfig(
+    vocab_size=32128,
+    d_model=512,
+    encoder=_STACK,
+    decoder=_STACK,
+    shared_embedding=True,
+    tied_head=True,
+    head_scale=True,
+    dropout=DropoutConfig(**dict.fromkeys(RATES, 0.1)),
+)
+
+
+def both(field: str) -> tuple[str, str]:
+    """Returns the name of a field of both stacks."""
+    return f"encoder.{field}", f"decoder.{field}"
+
+
+SETTINGS = (
+    Setting("vocab_size", ("vocab_size",)),
+    Setting("d_model", ("d_model",), synonym="hidden_size"),
+    Setting("d_kv", both("head_width"), synonym="head_dim"),
+    Setting("d_ff", both("feedforward_width")),
+    Setting("num_layers", ("encoder.num_layers",), synonym="num_hidden_layers"),
+    Setting("num_decoder_layers", ("decoder.num_layers",), default=lambda ours: ours["encoder.num_layers"]),
+    Setting("num_heads", both("num_heads"), synonym="num_attention_heads"),
+    Setting("relative_attention_num_buckets", both("relative_buckets")),
+    Setting("relative_attention_max_distance", both("relative_max_distance")),
+    Setting("layer_norm_epsilon", both("norm_eps")),
+    Setting("dense_act_fn", both("activation"), ACTIVATIONS),
+    Setting("is_gated_act", both("gated")),
+    Setting("tie_word_embeddings", ("tied_head",)),
+    # Versions before 5 have no such field: there, the head's input is scaled if the head is tied.
+    Setting("scale_decoder_outputs", ("head_scale",), default=lambda ours: ours["tied_head"]),
+    Setting("dropout_rate", tuple(f"dropout.{rate}" for rate in RATES)),
+)
+FIXED = {"is_encoder_decoder": True, "is_decoder": False}
+"""`initializer_factor` is not read: ours draws parameters by another rule, whatever it is."""
+TABLES = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+"""The token table, and the copies of it that older versions saved."""
+_GATED_GELU = "gated-gelu"
+"""Their one name of an activation that means GELU with tanh, the others' "gelu" being exact."""
+
+
+def flatten(config: Settings) -> Settings:
+    """Brings the two parts of `feed_forward_proj` into the fields that newer versions save beside it."""
+    given = config.get("feed_forward_proj") or "relu"
+    gate, _, name = str(given).rpartition("-")
+    if gate not in ("", "gated"):
+        raise InputError(
+            f"feed_forward_proj is {given!r} in the Hugging Face config; expected an activation, or 'gated-' and one"
+        )
+    parts = {"dense_act_fn": "gelu_new" if given == _GATED_GELU else name, "is_gated_act": gate == "gated"}
+    # Their models take null for false, where the field is there.
+    said = {name: False for name in ("is_gated_act", "scale_decoder_outputs") if config.get(name, "absent") is None}
+    return {**parts, **{name: value for name, value in config.items() if value is not None}, **said}
+
+
+def nest(written: Settings) -> Settings:
+    """Adds `feed_forward_proj`, which older versions read alone."""
+    name, gated = written["dense_act_fn"], written["is_gated_act"]
+    exact = "gelu_python" if gated and name == "gelu" else name
+    whole = _GATED_GELU if gated and name == "gelu_new" else f"gated-{exact}" if gated else name
+    return {**written, "dense_act_fn": exact, "feed_forward_proj": whole}
+
+
+def adapted(config: TransformerConfig, weights: Mapping[str, View]) -> TransformerConfig:
+    """Returns `config` with the head tied, unless the file has a head that differs from the token table.
+
+    Newer versions save "tie_word_embeddings": true whatever the model is, and go by the arrays when they load it.
+    """
+    head = weights.get("lm_head.weight")
+    table = next((weights[name] for name in TABLES if name in weights), None)
+    return replace(config, tied_head=head is None or table is None or same_bytes(head, table))
+
+
+def _attention(theirs: str, ours: str) -> tuple[Row, ...]:
+    names = {"q": "query", "k": "key", "v": "value", "o": "output"}
+    return tuple(Row(f"{theirs}.{name}.weight", (f"{ours}.{our}.weight",)) for name, our in names.items())
+
+
+def _sublayer(side: str, number: int) -> str:
+    return f"{side}.block.*.layer.{number}"
+
+
+def _stack(side: str, gated: bool) -> tuple[Row, ...]:
+    ours, last = f"{side}.blocks.*", _sublayer(side, 1 if side == "encoder" else 2)
+    projections = {"wi_0": "gate", "wi_1": "up"} if gated else {"wi": "up"}
+    return (
+        *_attention(f"{_sublayer(side, 0)}.SelfAttention", f"{ours}.self_attention"),
+        Row(f"{_sublayer(side, 0)}.layer_norm.weight", (f"{ours}.self_attention_norm.weight",), VECTOR),
+        Row(
+            f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+            (f"{side}.relative_positions.weight",),
+        ),
+        *(
+            Row(f"{last}.DenseReluDense.{name}.weight", (f"{ours}.feedforward.{our}.weight",))
+            for name, our in {**projections, "wo": "down"}.items()
+        ),
+        Row(f"{last}.layer_norm.weight", (f"{ours}.feedforward_norm.weight",), VECTOR),
+        Row(f"{side}.final_layer_norm.weight", (f"{side}.final_norm.weight",), VECTOR),
+    )
+
+
+def rows(config: TransformerConfig) -> tuple[Row, ...]:
+    """Returns the rows of a T5ForConditionalGeneration."""
+    assert config.encoder is not None  # as in the template
+    table, cross = "source_embedding.tokens.weight", _sublayer("decoder", 1)
+    return (
+        *(Row(name, (table,)) for name in TABLES),
+        Row("lm_head.weight", (table if config.tied_head else "head.weight",)),
+        *_stack("encoder", config.encoder.gated),
+        *_stack("decoder", config.encoder.gated),
+        *_attention(f"{cross}.EncDecAttention", "decoder.blocks.*.cross_attention"),
+        Row(f"{cross}.layer_norm.weight", ("decoder.blocks.*.cross_attention_norm.weight",), VECTOR),
+        # A table that nothing reads, in files from Mesh TensorFlow.
+        Row("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight", None),
+    )
+
+
+FAMILIES = {
+    "T5ForConditionalGeneration": Family(
+        model_type="t5",
+        template=SMALL,
+        settings=SETTINGS,
+        fixed=FIXED,
+        rows=rows,
+        flatten=flatten,
+        nest=nest,
+        adapted=adapted,
+    )
+}

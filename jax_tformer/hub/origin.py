@@ -1,0 +1,272 @@
+"""What a Hugging Face folder holds beyond our config: special ids, generation defaults, the tokenizer's files."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jax_tformer.config import Dtype
+from jax_tformer.config.errors import InputError
+from jax_tformer.files import read_json, write_json
+from jax_tformer.hub.tensor_files import inside, what_instead
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "*.model",
+    "*.spm",
+    "chat_template.json",
+    "*.jinja",
+)
+"""What a tokenizer may consist of."""
+_LARGEST = 2**28
+"""The most bytes of one of these files; the vocabulary of Gemma takes 35 MB."""
+
+_HOLDS: dict[str, Dtype] = {"F64": "float64", "F32": "float32", "F16": "float32", "BF16": "bfloat16"}
+"""Stored type -> ours without loss. Our arithmetic has no float16: it overflows at 65,504, and TPUs lack it."""
+_BY_WIDTH: tuple[Dtype, ...] = ("float64", "float32", "bfloat16")
+_IDS = ("bos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id")
+_LENGTHS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "top_k")
+_NGRAMS = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size")
+_WHOLE = (*_LENGTHS, *_NGRAMS, *_IDS)
+_NEVER = ("suppress_tokens", "begin_suppress_tokens")
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "length_penalty")
+_FLAGS = ("do_sample", "renormalize_logits")
+_OTHERS = ("eos_token_id", "forced_eos_token_id", "early_stopping", "bad_words_ids", *_NEVER, *_FLAGS)
+_READ = (*_WHOLE, *_NUMBERS, *_OTHERS)
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "encoder_repetition_penalty": (1.0,),
+    "diversity_penalty": (0.0,),
+    "num_beam_groups": (1,),
+    "guidance_scale": (1.0,),
+    "exponential_decay_length_penalty": (),
+    "sequence_bias": (),
+    "force_words_ids": (),
+    "constraints": (),
+    "penalty_alpha": (0.0,),
+    "stop_strings": ([],),
+    "max_time": (),
+    "top_h": (),
+    "token_healing": (False,),
+    "watermarking_config": (),
+    "num_return_sequences": (1,),
+}
+"""Setting that changes what is generated, which we do not have -> the values with which it changes nothing."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a model came from. `net.origin` holds it; it changes no number, so equality of nets ignores it."""
+
+    config: Mapping[str, Any]
+    """config.json, as it was."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """generation_config.json and the tokenizer's files, as they were, by name."""
+    types: Mapping[str, str] = field(default_factory=dict)
+    """The stored type of each array by its name in the file, as safetensors calls it ("F16")."""
+    converted: bool = False
+    """Whether `load_pretrained` was told another type, in which the weights are then saved as well."""
+
+    @property
+    def architecture(self) -> str:
+        """The class in `transformers`."""
+        return str(self.config["architectures"][0])
+
+    @property
+    def dtype(self) -> Dtype:
+        """The type of parameters that holds all stored numbers."""
+        found = {_HOLDS[type_] for type_ in self.types.values()}
+        return next((dtype for dtype in _BY_WIDTH if dtype in found), "float32")
+
+    @property
+    def generation(self) -> Mapping[str, Any] | None:
+        """generation_config.json; None: there was none."""
+        if GENERATION not in self.files:
+            return None
+        found: dict[str, Any] = json.loads(self.files[GENERATION])
+        return found
+
+
+def read_origin(folder: Path) -> Origin:
+    """Reads what `Origin` holds, without `types`, from a folder of `save_pretrained` or of `write_origin`.
+
+    Raises InputError if config.json is missing or damaged or asks for remote code, or if another file is damaged.
+    """
+    if not (folder / CONFIG).exists():
+        if any(folder.glob("*.gguf")):
+            raise InputError(what_instead(folder))
+        raise InputError(f"{folder} has no {CONFIG}; expected a folder that save_pretrained wrote")
+    config = read_json(inside(folder, CONFIG))
+    if not isinstance(config, dict):
+        raise InputError(f"{folder / CONFIG} holds {type(config).__name__}; expected a JSON object; restore it")
+    if "auto_map" in config:
+        raise InputError(
+            f"{folder / CONFIG} asks for code of its own (auto_map), which is not run; expected a class of "
+            "transformers itself; if the weights are of such a class, remove auto_map"
+        )
+    names = sorted(path.name for path in folder.iterdir() if not path.is_dir())
+    if GENERATION in names:
+        generation = read_json(inside(folder, GENERATION))
+        if not isinstance(generation, dict):
+            raise InputError(f"{folder / GENERATION} holds {type(generation).__name__}; expected a JSON object")
+        for name in generation.keys() & set(_NUMBERS):
+            # Whatever asks for them later: the file is copied on.
+            _require_kind(name, generation[name], str(folder / GENERATION))
+    kept = [name for name in names if name == GENERATION or any(fnmatch(name, kind) for kind in TOKENIZER_FILES)]
+    return Origin(config, {name: _bytes(inside(folder, name)) for name in kept})
+
+
+def write_origin(folder: Path, origin: Origin) -> None:
+    """Writes config.json and the other files into a folder that exists; `read_origin` reads them."""
+    write_json(folder / CONFIG, dict(origin.config))
+    for name, content in origin.files.items():
+        (folder / name).write_bytes(content)
+
+
+def _bytes(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise InputError(f"{path} has more than {_LARGEST:,} bytes; expected a file of a tokenizer; restore it")
+    return content
+
+
+class GenerationDefaults(NamedTuple):
+    """How a checkpoint generates where nobody says otherwise."""
+
+    decoding: dict[str, Any]
+    """Fields of DecodingConfig. There is a temperature if tokens are to be drawn."""
+    drawing: dict[str, Any]
+    """More of them, for tokens that are drawn because a flag asks for it."""
+    most: int | None
+    """The most new tokens of an answer."""
+    longest: int | None
+    """The most tokens of a prompt and its answer, or of a translation with its start token."""
+    start_id: int | None
+    """The first token that a decoder reads after an encoder."""
+    end_ids: tuple[int, ...]
+    """Any of these ends an answer; empty if the checkpoint does not say."""
+    translates: bool
+    ignored: tuple[str, ...]
+    """The settings that we do not have, each with its value."""
+
+
+def defaults_of(
+    origin: Origin, folder: Path, *, translates: bool, vocabulary: int | None
+) -> tuple[GenerationDefaults, Path]:
+    """Returns the defaults of the checkpoint in `folder`, and the file that says them; raises as `read_defaults`."""
+    settings, where = dict(origin.config), folder / "config.json"
+    if origin.generation is not None:
+        start = {name: settings.get(name) for name in ("decoder_start_token_id", "bos_token_id")}
+        settings, where = start | dict(origin.generation), folder / "generation_config.json"
+    return read_defaults(settings, translates=translates, where=str(where), vocabulary=vocabulary), where
+
+
+def read_defaults(
+    settings: Mapping[str, Any], *, translates: bool, where: str, vocabulary: int | None = None
+) -> GenerationDefaults:
+    """Reads generation settings, those of an encoder-decoder if `translates`.
+
+    Raises InputError for a wrong value, and for an end token that the model's `vocabulary` does not have.
+    """
+    given = {name: value for name, value in settings.items() if value is not None}
+    for name in given.keys() & set(_READ):
+        _require_kind(name, given[name], where)
+    ignored = [
+        f"{name} {given[name]!r:.40}"
+        for name, neutral in _NEUTRAL.items()
+        if name in given and given[name] not in neutral and given[name] != []
+    ]
+    decoding: dict[str, Any] = {}
+    # Also without num_beams: a flag may ask for a beam search.
+    if "length_penalty" in given:
+        decoding["length_penalty"] = float(given["length_penalty"])
+    for name in ("repetition_penalty", *_NGRAMS, "renormalize_logits", "early_stopping"):
+        decoding |= {name: given[name]} if name in given else {}
+    drawing: dict[str, Any] = {name: float(given[name]) for name in ("temperature", "top_p", "min_p") if name in given}
+    drawing |= {"top_k": given["top_k"] or None} if "top_k" in given else {}
+    beams = given.get("num_beams", 1)
+    if beams > 1:
+        decoding["num_beams"] = beams
+        if given.get("do_sample"):
+            ignored.append("do_sample with num_beams")
+    elif given.get("do_sample"):
+        # Without a top_k, transformers takes 50.
+        decoding |= {"temperature": 1.0, "top_k": 50} | drawing
+    ends = given.get("eos_token_id", [])
+    ends = ends if isinstance(ends, list) else [ends]
+    if unknown := [end for end in ends if vocabulary is not None and end >= vocabulary]:
+        raise InputError(f"eos_token_id is {unknown[0]} in {where}; expected ids below {vocabulary}, the vocabulary")
+    decoding |= _constraints(given, translates, ignored)
+    return GenerationDefaults(
+        decoding,
+        drawing,
+        given.get("max_new_tokens"),
+        None if "max_new_tokens" in given else given.get("max_length"),
+        given.get("decoder_start_token_id", given.get("bos_token_id")) if translates else None,
+        tuple(ends),
+        translates,
+        tuple(ignored),
+    )
+
+
+def _constraints(given: Mapping[str, Any], translates: bool, ignored: list[str]) -> dict[str, Any]:
+    """Returns the fields of DecodingConfig that force or forbid tokens; adds to `ignored` what they cannot express."""
+    found: dict[str, Any] = {name: tuple(given[name]) for name in _NEVER if given.get(name)}
+    if words := given.get("bad_words_ids"):
+        found["bad_words_ids"] = tuple(map(tuple, words))
+    fewest = given.get("min_new_tokens", 0)
+    if translates:
+        # Lengths of translations count the start token.
+        fewest = fewest or max(given.get("min_length", 0) - 1, 0)
+    elif given.get("min_length", 0) and not fewest:
+        ignored.append(f"min_length {given['min_length']}")
+    found |= {"min_new_tokens": fewest} if fewest else {}
+    if "forced_bos_token_id" in given and translates:
+        found["forced_bos_token_id"] = given["forced_bos_token_id"]
+    last = given.get("forced_eos_token_id")
+    if isinstance(last, list) and len(last) != 1:
+        ignored.append(f"forced_eos_token_id {last}")
+        last = None
+    last = last[0] if isinstance(last, list) else last
+    return found if last is None else found | {"forced_eos_token_id": last}
+
+
+def _require_kind(name: str, value: Any, where: str) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if name in _WHOLE:
+        good, expected = number and isinstance(value, int) and value >= 0, "a whole number of at least 0"
+    elif name in _NUMBERS:
+        least = -math.inf if name == "length_penalty" else 0
+        good = value is None or (number and least <= value < math.inf)
+        expected = "a number" if least else "a number of at least 0"
+    elif name == "bad_words_ids":
+        good = isinstance(value, list) and all(isinstance(word, list) and word and _are_ids(word) for word in value)
+        expected = "lists of one or more ids"
+    elif name in _NEVER:
+        good, expected = isinstance(value, list) and _are_ids(value), "a list of ids"
+    elif name in _FLAGS:
+        good, expected = isinstance(value, bool), "true or false"
+    elif name == "early_stopping":
+        good, expected = isinstance(value, bool) or value == "never", 'true, false or "never"'
+    else:
+        good = _are_ids(value if isinstance(value, list) else [value])
+        expected = "an id, or a list of ids"
+    if not good:
+        raise InputError(f"{name} is {value!r:.60} in {where}; expected {expected}")
+
+
+def _are_ids(values: list[Any]) -> bool:
+    return all(type(value) is int and value >= 0 for value in values)

@@ -1,0 +1,263 @@
+"""The folder of a run. Only data is loaded from it: JSON, text, Orbax arrays."""
+
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from jax_tformer.config import TransformerConfig
+from jax_tformer.data.tokenizer_sources import load_run_tokenizer, tokenizer_digests
+from jax_tformer.data.tokenizers import Tokenizer, check_vocabulary
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import ExperimentConfig
+from jax_tformer.files import (
+    changed_fields,
+    differences,
+    from_dict,
+    named_errors,
+    not_regular,
+    parse_json,
+    read_json,
+    require_writable,
+    to_dict,
+    user_path,
+    write_json,
+)
+
+ORIGIN = "origin"
+"""The folder of that name, and the entry of a checkpoint's `extra` with the digests of its files."""
+_LONGEST_LINE = 1 << 20
+_BEFORE_CONFIG = re.compile(r"lock|origin|tokenizer(_config)?\.json(\.partial)?|config\.json\.partial")
+"""Files that a job killed at its start may have left; a new job overwrites them."""
+
+
+class RunFolder:
+    """The files of one run, by name. Making this object writes nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.json"
+        """The complete experiment, which decides all results of the run."""
+        self.checkpoints = path / "checkpoints"
+        """Parameters, optimizer state and position in the data, by step."""
+        self.frozen = path / "frozen"
+        """The parameters that do not train, saved once beside the checkpoints of a run with adapters."""
+        self.saved = path / "saved.json"
+        """The step of the newest checkpoint, which tells a run that lost its checkpoints from a new one."""
+        self.metrics = path / "metrics.jsonl"
+        """One JSON object per line: training steps and evaluations."""
+        self.tensorboard = path / "tensorboard"
+        """Event files of TensorBoard."""
+        self.sessions = path / "sessions.jsonl"
+        """One JSON object per line: when each session of the run began, at which step, and what it changed."""
+        self.picture = path / "loss.png"
+        """The loss curves."""
+        self.samples = path / "samples.txt"
+        """Samples of the finished model."""
+        self.summary = path / "summary.json"
+        """The figures of the finished run."""
+        self.origin = path / ORIGIN
+        """What the Hugging Face folder said that the run began with: its config, generation settings, tokenizer."""
+        self._lock: IO[str] | None = None
+
+    def holds_run(self) -> bool:
+        """Whether a run was begun here."""
+        return self.config.exists()
+
+    def holds_checkpoint(self) -> bool:
+        """Whether the folder is a Hugging Face model's; raises InputError if its config.json is damaged."""
+        if not self.config.is_file():
+            return False
+        values = read_json(self.config)
+        return isinstance(values, dict) and ("model_type" in values or "architectures" in values)
+
+    def check(self) -> None:
+        """Raises InputError if the folder is a file, holds something else, or is not writable."""
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"{self.path} is a file; expected a folder: choose another --run")
+        require_writable(self.path)
+        names = [path.name for path in self.path.iterdir()] if self.path.is_dir() else []
+        begun = "lock" in names and all(map(_BEFORE_CONFIG.fullmatch, names))
+        if names and not self.holds_run() and not begun:
+            raise InputError(f"{self.path} holds files but no run (no config.json); choose an empty or new folder")
+        # All of it may be written to or deleted, and a stranger's link may point to anything of the user's; a pipe
+        # would block.
+        for path in self.path.rglob("*"):
+            if path.is_symlink() or not (path.is_dir() or path.is_file()):
+                kind = "is a link" if path.is_symlink() else not_regular(path)
+                raise InputError(f"{path} {kind}; expected a file or a folder; remove it, or choose another --run")
+        if self.holds_run():
+            # A damaged config is reported when it is read: --resume no moves it aside.
+            try:
+                values = read_json(self.config)
+            except InputError:
+                return
+            self._refuse_other_models(values)
+
+    def read_config(self, expected: str = "a folder that train.py has written") -> ExperimentConfig:
+        """Reads the experiment of the run; raises InputError if config.json is missing or damaged.
+
+        `expected` is what the caller takes, for the message where there is no run.
+        """
+        if not self.path.is_dir():
+            found = f"{self.path} is a file, not a run" if self.path.exists() else f"there is no run in {self.path}"
+            raise InputError(f"{found}; expected {expected}")
+        if not self.holds_run():
+            raise InputError(f"{self.path} holds no run (no {self.config.name}); {self._where_runs_are(expected)}")
+        values = read_json(self.config)
+        self._refuse_other_models(values)
+        return from_dict(ExperimentConfig, values, where=str(self.config))
+
+    def _refuse_other_models(self, values: Any) -> None:
+        if isinstance(values, dict) and ("model_type" in values or "architectures" in values):
+            raise InputError(
+                f"{self.path} holds a Hugging Face model ({values.get('model_type')}), not a run; expected a folder "
+                "that train.py has written; generate.py opens it as it is, and train.py --init trains it"
+            )
+
+    def _where_runs_are(self, expected: str) -> str:
+        """Suggests the run that this folder is part of, or the runs in it."""
+        here = self.path.absolute()
+        near = [folder for folder in here.parents[:2] if (folder / self.config.name).is_file()]
+        near = near[:1] or sorted(file.parent for file in here.glob(f"*/{self.config.name}"))
+        if not near:
+            return f"expected {expected}"
+        names = [min(str(folder), os.path.relpath(folder), key=len) for folder in near]
+        return f"did you mean {' or '.join(names[:3])}{' or another one in it' if len(names) > 3 else ''}?"
+
+    def read_tokenizer(self, vocab_size: int | None) -> Tokenizer:
+        """Reads the run's tokenizer; raises InputError if it is missing, damaged or does not fit the `vocab_size`."""
+        tokenizer = load_run_tokenizer(self.path)
+        if vocab_size is None:
+            raise InputError(f"{self.config} has no model.vocab_size; expected that of the run's tokenizer")
+        check_vocabulary(tokenizer, vocab_size)
+        return tokenizer
+
+    def began_as(self) -> str | None:
+        """Returns the name of the experiment that the run began as; None if unknown."""
+        try:
+            if not_regular(self.sessions):
+                return None
+            with open(self.sessions, "rb") as lines:
+                name = parse_json(lines.readline(_LONGEST_LINE).decode())["experiment"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+        return name if isinstance(name, str) else None
+
+    def require_recorded(self, extra: Mapping[str, Any], step: int) -> None:
+        """Raises InputError, naming what differs, if the model or the tokenizer here are not those that the checkpoint
+        of `step` recorded in `extra`. Old checkpoints did not record all of it.
+
+        How it is computed may differ, and so may all that concerns training.
+        """
+        made = f"that the checkpoint of step {step} was made with"
+        recorded = extra.get("config")
+        if isinstance(recorded, dict):
+            then = from_dict(TransformerConfig, recorded.get("model"), where=f"the config {made}")
+            now = dataclasses.replace(self.read_config().model, compute=then.compute)
+            changed = differences({"model": to_dict(then)}, {"model": to_dict(now)})
+            if changed:
+                raise InputError(f"{self.config} is not the config {made} ({'; '.join(changed)}); put it back")
+        recorded = extra.get("tokenizer")
+        if isinstance(recorded, dict):
+            for name, digest in tokenizer_digests(self.path).items():
+                if recorded.get(name) != digest:
+                    raise InputError(f"{self.path / name} is not the one {made}; put it back")
+        recorded = extra.get(ORIGIN)
+        if isinstance(recorded, dict):
+            for name in changed_fields(recorded, self.origin_digests()):
+                raise InputError(f"{self.origin / name} is not the one {made}; put it back, or take it away")
+
+    def origin_digests(self) -> dict[str, str]:
+        """Returns a SHA-256 of each file of `origin`, by its name; empty for a run that began with new weights."""
+        if not self.origin.exists():
+            return {}
+        from jax_tformer.hub.origin import read_origin
+
+        origin = read_origin(self.origin)
+        said = {**origin.files, "config.json": json.dumps(origin.config, sort_keys=True).encode()}
+        return {name: hashlib.sha256(content).hexdigest() for name, content in said.items()}
+
+    def record_session(self, experiment: ExperimentConfig, *, name: str | None, **told: Any) -> None:
+        """Adds a line with `name` and `told` to sessions.jsonl, then updates config.json.
+
+        In this order, no value that config.json ever had is lost.
+        """
+        line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), "experiment": name, **told})
+        with named_errors(self.sessions), open(self.sessions, "a", encoding="utf-8") as stream:
+            stream.write(line + "\n")
+        write_json(self.config, to_dict(experiment))
+
+    def create(self, experiment: ExperimentConfig, tokenizer: Tokenizer) -> None:
+        """Makes the folder and writes the tokenizer, what the run begins with and, last, config.json, which makes it
+        a run."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            tokenizer.save(self.path)
+            if experiment.init is not None:
+                # Imported here because only such runs need it.
+                from jax_tformer.hub.origin import read_origin, write_origin
+
+                self.origin.mkdir(exist_ok=True)
+                write_origin(self.origin, read_origin(user_path(experiment.init)))
+            write_json(self.config, to_dict(experiment))
+        except OSError as error:
+            raise InputError(f"cannot write to {self.path}: {error.strerror}; choose another --run") from error
+
+    def lock(self) -> None:
+        """Makes the folder and locks it against other jobs until `unlock` or the end of this process.
+
+        Raises InputError if another job holds the lock.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = open(self.path / "lock", "w")  # noqa: SIM115 (open for as long as it is held)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise InputError(f"another job is training in {self.path}; stop it first, or give a new --run") from error
+
+    def unlock(self) -> None:
+        """Releases the folder."""
+        if self._lock is not None:
+            self._lock.close()
+
+    def take(self, resume: bool, before: ExperimentConfig | None) -> Path | None:
+        """Locks the folder for the run `before`, or for a new one; without `resume`, first moves an old run aside.
+
+        Returns the old run's new path. Raises InputError if another job holds the lock or has begun a run meanwhile.
+        """
+        moved = self._move_aside() if self.holds_run() and not resume else None
+        if self.holds_run() and before is None:
+            raise InputError(f"another job has begun a run in {self.path} meanwhile; the same command continues it")
+        self.lock()
+        return moved
+
+    def _move_aside(self) -> Path:
+        """Renames the folder to the first free PATH.1, PATH.2 ...; returns the new path."""
+        self.lock()
+        number, path = 1, self.path.absolute()
+        while (aside := path.with_name(f"{path.name}.{number}")).exists():
+            number += 1
+        try:
+            path.rename(aside)
+        except OSError as error:
+            raise InputError(
+                f"cannot move {path} to {aside.name}: {error.strerror}; give a new --run instead of --resume no"
+            ) from error
+        finally:
+            self.unlock()
+        return aside
+
+    def ended_at(self) -> int | None:
+        """Returns the steps after which the run ended; None if it has not, or if summary.json is damaged."""
+        try:
+            steps = read_json(self.summary)["steps"]
+        except (InputError, LookupError, TypeError):
+            return None
+        return steps if isinstance(steps, int) else None

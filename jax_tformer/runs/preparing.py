@@ -1,0 +1,198 @@
+"""Prepares training: resolves "auto", checks that the state fits into memory, compiles the step."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+from jax_tformer.config import Remat, TransformerConfig
+from jax_tformer.config.experiment import PairData, TextData, TrainingConfig
+from jax_tformer.functional import AnyTransformer, transformer
+from jax_tformer.lora import join_adapters, split_adapters, trained
+from jax_tformer.model.fast import choose_implementation
+from jax_tformer.model.masks import Mask
+from jax_tformer.cli.command_line import SMALLER_TRAINING
+from jax_tformer.runs.startup import compiler_options
+from jax_tformer.training.sharding import abstract_batch, parameter_shardings, require_memory
+from jax_tformer.training.step import TrainState, batch_loss, init_state, train_step
+
+_ROOM = 0.8
+"""The usable fraction of a device's memory; the compiler's temporary buffers need the rest."""
+
+
+def fit_to_devices(
+    config: TransformerConfig, batch: Mapping[str, Any], mesh: Mesh, accumulation: int
+) -> TransformerConfig:
+    """Replaces compute.remat "auto" by a choice for training on batches shaped like `batch`."""
+    if config.compute.remat != "auto":
+        return config
+    device = mesh.devices.flat[0]
+    limit = None if device.platform == "cpu" else (device.memory_stats() or {}).get("bytes_limit")
+    part = {
+        name: jax.ShapeDtypeStruct((len(rows) // accumulation, *rows.shape[1:]), rows.dtype)
+        for name, rows in batch.items()
+    }
+    rows_split = mesh.shape["data"] * mesh.shape["fsdp"]
+    with jax.set_mesh(mesh):
+        remat = choose_remat(config, part, limit, rows_split, mesh.shape["fsdp"] * mesh.shape["tensor"])
+    return dataclasses.replace(config, compute=dataclasses.replace(config.compute, remat=remat))
+
+
+class Prepared(NamedTuple):
+    """A training state and its step on a mesh."""
+
+    abstract: TrainState
+    """The shape, type and sharding of every array, to restore a checkpoint into."""
+    first_state: Callable[..., TrainState]
+    """Computes the state at step 0, of new parameters or of `given` ones, which it donates."""
+    step: jax.stages.Lowered
+    """(state, batch) -> (state, metrics), traced but not compiled; donates the state."""
+
+
+def prepare(
+    net: AnyTransformer,
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    training: TrainingConfig,
+    batch: Mapping[str, Any],
+) -> Prepared:
+    """Prepares training of `net` by `tx` on batches shaped like `batch`; raises InputError if it does not fit."""
+    first_state = jax.tree_util.Partial(init_state, net, tx, jax.random.key(training.seed))
+    shapes = jax.eval_shape(first_state)
+    shardings = state_shardings(mesh, tx, shapes)
+    abstract = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
+    )
+    require_room(abstract, mesh)
+    update = jax.jit(
+        train_step(net, tx, accumulation=training.accumulation, label_smoothing=training.label_smoothing),
+        out_shardings=(shardings, None),
+        donate_argnums=0,
+        compiler_options=compiler_options(net.config.compute.dtype),
+    )
+    with jax.set_mesh(mesh):
+        lowered = update.lower(abstract, abstract_batch(mesh, batch))
+    initialise = jax.jit(
+        first_state,
+        out_shardings=shardings,
+        donate_argnames=("given",),
+        compiler_options=compiler_options(once=True),
+    )
+    return Prepared(abstract, initialise, lowered)
+
+
+def state_shardings(mesh: Mesh, tx: optax.GradientTransformation, state: TrainState) -> Any:
+    """A TrainState with the sharding of every array; the optimizer's arrays are split like their parameters."""
+    replicated = NamedSharding(mesh, PartitionSpec())
+    parameters = parameter_shardings(mesh, state.params)
+    opt_state = optax.tree_utils.tree_map_params(
+        tx,
+        lambda _, sharding: sharding,
+        state.opt_state,
+        trained(parameters),
+        transform_non_params=lambda _: replicated,
+    )
+    return state._replace(params=parameters, opt_state=opt_state, step=replicated, key=replicated)  # type: ignore[arg-type]
+
+
+def compile_beside(lowered: jax.stages.Lowered) -> Future[Callable[..., Any]]:
+    """Compiles a lowered function (`jax.jit(...).lower(...)`) in a thread.
+
+    XLA compiles without Python's lock, so the main thread can continue. `result()` returns the compiled function, or
+    raises the compiler's error.
+    """
+    pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
+    future: Future[Callable[..., Any]] = pool.submit(lowered.compile)
+    pool.shutdown(wait=False)
+    return future
+
+
+def require_room(state: PyTree, mesh: Mesh) -> None:
+    """Raises InputError if `state`, abstract and with shardings, does not fit into memory."""
+    leaves = jax.tree.leaves(state)
+    asked = sum(math.prod(x.sharding.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize for x in leaves)
+    device = mesh.local_devices[0]
+    if device.platform == "cpu":
+        # All devices of this process share the machine's memory.
+        asked *= len(mesh.local_devices)
+    mend = (
+        "make the model smaller (--model.d-model, the stacks' --num-layers and --feedforward-width, "
+        "--data.tokenizer.vocab-size), or split it over more devices (--mesh.fsdp, --mesh.tensor)"
+    )
+    require_memory(asked, "the parameters and the optimizer's state", mend, device)
+
+
+def require_room_for_batches(data: TextData | PairData, training: TrainingConfig) -> None:
+    """Raises InputError if the batches that are held at once do not fit into the machine's memory."""
+    tokens = data.context_length if isinstance(data, TextData) else data.source_length + data.target_length
+    # The least: int32 tokens and labels of a batch for evaluation, one for the step, and four that wait.
+    asked = training.batch_size * tokens * 8 * 6
+    require_memory(asked, f"batches of {training.batch_size:,} rows", SMALLER_TRAINING)
+
+
+def choose_remat(
+    config: TransformerConfig,
+    part: Mapping[str, jax.ShapeDtypeStruct],
+    limit: int | None,
+    rows_split: int,
+    weights_split: int,
+) -> Remat:
+    """Chooses the least rematerialisation that fits a device of `limit` bytes; without a limit "dots", fastest on CPU.
+
+    Rows of a batch are split over `rows_split` devices, parameters and optimizer over `weights_split`.
+    """
+    if limit is None:
+        return "dots"
+    kept: tuple[Remat, ...] = ("none", "dots")
+    for remat in kept:
+        net = transformer(dataclasses.replace(config, compute=dataclasses.replace(config.compute, remat=remat)))
+        # Parameters, and of those that train the gradients and Adam's two moments.
+        weights = (_bytes(net.shapes) + 3 * _bytes(trained(net.shapes))) / weights_split
+        if weights + kept_bytes(net, part) / rows_split <= _ROOM * limit:
+            return remat
+    return "full"
+
+
+def kept_bytes(net: AnyTransformer, part: Mapping[str, jax.ShapeDtypeStruct]) -> int:
+    """Counts the bytes that the forward pass of one part keeps for the backward pass, without parameters."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+
+    def forward(params: Any, batch: Any, key: Any) -> Any:
+        trains, frozen = split_adapters(params)
+
+        def loss(params: Any) -> Any:
+            return batch_loss(net, join_adapters(params, frozen), batch, dropout_key=key)[0]
+
+        return jax.vjp(loss, trains)[1]
+
+    return max(0, _bytes(jax.eval_shape(forward, net.shapes, dict(part), key)) - _bytes(net.shapes))
+
+
+def describe_compute(config: TransformerConfig, mesh: Mesh, length: int) -> str:
+    """Describes type, attention and remat in words; `length` is that of the output stack's sequences."""
+    compute, stack = config.compute, config.output_stack
+    attention = compute.attention
+    if attention == "auto":
+        # As many rows as the mesh splits; every batch has a multiple of them.
+        shape = (mesh.shape["data"] * mesh.shape["fsdp"], length, stack.num_heads, config.head_width(stack))
+        platform, dtype = mesh.devices.flat[0].platform, jnp.dtype(compute.dtype)
+        with jax.set_mesh(mesh):
+            mask = Mask(causal=config.decoder is not None, window=stack.window)
+            drops = config.dropout.attention > 0
+            attention = choose_implementation(platform, dtype, shape, shape, mask, drops=drops)
+    return f"{compute.dtype}, attention {attention!r}, remat {compute.remat!r}"
+
+
+def _bytes(tree: Any) -> int:
+    return sum(
+        math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize
+        for leaf in jax.tree.leaves(tree)
+        if hasattr(leaf, "shape") and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+    )

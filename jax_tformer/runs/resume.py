@@ -1,0 +1,194 @@
+"""Continues a run as if it had not stopped: its state, its place in the data, its clock."""
+
+import json
+import math
+import time
+from functools import cached_property
+from typing import Any
+
+import grain
+
+from jax_tformer.data.batches import Batch
+from jax_tformer.data.tokenizer_sources import tokenizer_digests
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import ExperimentConfig
+from jax_tformer.files import changed_fields, shortened, to_dict
+from jax_tformer.functional import Params
+from jax_tformer.lora import join_adapters, split_adapters
+from jax_tformer.runs.checkpoints import Checkpoints
+from jax_tformer.runs.restoring import FROZEN, HELD_OUT_LOSS, frozen_digest, load_frozen
+from jax_tformer.runs.folder import ORIGIN, RunFolder
+from jax_tformer.training.step import TrainState
+
+_ROUNDING = "the same function, summed in another order: from here on, numbers may differ from one long run by rounding"
+_SAME_TEXT = "the text there must be the same"
+_OWN_TOKENIZER = "the run keeps the tokenizer in its folder"
+_MEANINGS = {
+    "training.steps": "the learning rate follows the same schedule, only longer or shorter",
+    "training.log_every": "existing rows of metrics.jsonl stay as they are",
+    "training.evaluate_every": "from here on, the held-out loss is measured at other steps",
+    "training.evaluate_batches": "from here on, held-out losses are measured on other batches",
+    "training.checkpoint_every": "from here on, checkpoints are saved at other steps",
+    "training.keep_checkpoints": "the next save deletes those beyond",
+    "training.accumulation": f"{_ROUNDING}, and by what dropout draws",
+    "sample": "the end of the run samples with it",
+    "mesh": _ROUNDING,
+    "model.compute.attention": _ROUNDING,
+    "model.compute.remat": _ROUNDING,
+    "model.compute.unroll": _ROUNDING,
+    "data.path": _SAME_TEXT,
+    "data.target_path": _SAME_TEXT,
+    "data.tokenizer.name": _OWN_TOKENIZER,
+    "data.tokenizer.revision": _OWN_TOKENIZER,
+}
+"""Field -> what changing it means. A continued run may change these: its results so far do not depend on them."""
+_COSINE = (
+    "the cosine of the learning rate now ends there: from here on the schedule is another one, and the steps so far "
+    "are not those of a run of this length"
+)
+
+Changes = dict[str, tuple[Any, Any]]
+"""Field -> (value before, value from now on)."""
+
+
+def permitted_changes(run: ExperimentConfig | None, wanted: ExperimentConfig) -> tuple[Changes, list[str]]:
+    """Returns (the fields that change when `run` continues as `wanted`, what each change means); nothing without a run.
+
+    Raises InputError for changes that would have changed the results so far.
+    """
+    if run is None:
+        return {}, []
+    fields = changed_fields(to_dict(run), to_dict(wanted))
+    meanings = dict(_MEANINGS)
+    if run.optimizer.schedule == "cosine":
+        meanings["training.steps"] = _COSINE
+    notes, refused = [], []
+    for name, (before, now) in fields.items():
+        told = f"{name}: {json.dumps(before)} -> {json.dumps(now)}"
+        meaning = meanings.get(name) or meanings.get(name.partition(".")[0])
+        if meaning is None:
+            refused.append(told)
+        else:
+            notes.append(f"changed {told}: {meaning}")
+    if refused:
+        raise InputError(
+            f"the results of this run so far would be different with {shortened(refused)}; "
+            "leave that out to continue it, or start again with a new --run or --resume no"
+        )
+    return fields, notes
+
+
+class Resumption:
+    """Saves and restores a training state with the position in its data; `started` is when this session began.
+
+    Times are in seconds by time.perf_counter.
+    """
+
+    def __init__(
+        self, run: RunFolder, checkpoints: Checkpoints, fingerprint: str, experiment: ExperimentConfig, started: float
+    ) -> None:
+        self._run = run
+        self._checkpoints, self._fingerprint, self._experiment = checkpoints, fingerprint, experiment
+        self._earlier, self._started, self._best, self._saved = 0.0, started, math.inf, 0
+        self._frozen_saved = False
+        self.notes: list[str] = []
+        """The damaged checkpoints that were skipped, and why."""
+
+    @property
+    def seconds(self) -> float:
+        """The seconds spent on the run so far, in all its sessions."""
+        return self._earlier + time.perf_counter() - self._started
+
+    def restore(self, abstract: TrainState, batches: grain.DatasetIterator[Batch]) -> TrainState | None:
+        """Restores the newest intact state, and `batches` to the next one; returns None if there is no checkpoint yet.
+
+        `abstract` has the shapes, types and shardings of the arrays. Raises InputError if the data, the model or the
+        tokenizer has changed since the run began, if no checkpoint is intact, or if they hold other arrays or more
+        steps than wanted.
+        """
+        trained, frozen = split_adapters(abstract.params)
+        restored = self._checkpoints.restore(abstract._replace(params=trained)._asdict())
+        if restored is None:
+            return None
+        self._run.require_recorded(restored.extra, restored.step)
+        try:
+            fingerprint, seconds = restored.extra["fingerprint"], float(restored.extra["seconds"])
+            planned = restored.extra["config"]["training"]["steps"]
+            batches.set_state(restored.extra["batches"])
+        except (LookupError, TypeError, ValueError) as error:
+            # Something is missing or has a wrong type, which Grain does not check either.
+            raise InputError(
+                f"the checkpoint of step {restored.step} does not hold all that training continues from ({error}); "
+                "start a new run with --run"
+            ) from error
+        if fingerprint != self._fingerprint:
+            raise InputError(
+                "the text or its tokenizer has changed since the run began; restore it, or start a new run with --run"
+            )
+        steps, reached = self._experiment.training.steps, restored.step
+        if reached > steps or (reached == steps != planned):
+            raise InputError(
+                f"the run has done {reached} steps, and {steps} are wanted; expected more than {reached} "
+                "(--report shows the results of a run)"
+            )
+        params = join_adapters(
+            restored.state["params"], load_frozen(self._run, frozen, restored.extra) if frozen else {}
+        )
+        self._earlier = seconds
+        self._best, self._frozen_saved = self._checkpoints.best_loss(), True
+        self.notes += restored.skipped
+        return TrainState(**{**restored.state, "params": params})
+
+    @cached_property
+    def _tokenizer(self) -> dict[str, str]:
+        # Read once, at the first save: by then the files exist, and are those that the session uses.
+        return tokenizer_digests(self._run.path)
+
+    @cached_property
+    def _origin(self) -> dict[str, str]:
+        return self._run.origin_digests()
+
+    def improves(self, held_out_loss: float | None) -> bool:
+        """Whether this held-out loss is below all that were saved, so that the state should be saved."""
+        return held_out_loss is not None and held_out_loss < self._best
+
+    def save(
+        self, state: TrainState, batches: grain.DatasetIterator[Batch], held_out_loss: float | None = None
+    ) -> None:
+        """Begins to save in the background; `state` may be donated at once. The save is kept once `finite` is called.
+
+        A state with finite numbers may still be broken, so that every run from it fails at the next step.
+        `held_out_loss` is that of this state, if known.
+        """
+        trained, frozen = split_adapters(state.params)
+        extra = {
+            "batches": batches.get_state(),
+            "fingerprint": self._fingerprint,
+            "seconds": self.seconds,
+            "config": to_dict(self._experiment),
+            "tokenizer": self._tokenizer,
+            ORIGIN: self._origin,
+            HELD_OUT_LOSS: held_out_loss,
+        }
+        if frozen:
+            extra[FROZEN] = self._save_frozen(frozen)
+        if held_out_loss is not None:
+            self._best = min(self._best, held_out_loss)
+        self._saved = int(state.step)
+        self._checkpoints.begin(self._saved, state._replace(params=trained)._asdict(), extra)
+
+    def _save_frozen(self, frozen: Params) -> str | None:
+        """Saves what does not train, unless this session has saved or restored it, and returns its digest.
+
+        Waits until it is on the disk: a checkpoint of adapters is worth nothing without it.
+        """
+        if not self._frozen_saved:
+            with Checkpoints(self._run.frozen, keep=1) as checkpoints:
+                checkpoints.save(0, {"params": frozen}, {})
+            self._frozen_saved = True
+        return frozen_digest(self._run)
+
+    def finite(self, step: int) -> None:
+        """Keeps the state saved before `step`, because the loss and gradients of `step` are finite."""
+        if self._saved < step:
+            self._checkpoints.keep()

@@ -1,0 +1,155 @@
+"""Sets up a program: JAX and compiler options. Importing this is cheap.
+
+Every setting was measured, or says that it was not; docs/benchmarks.md has the figures.
+"""
+
+import contextlib
+import dataclasses
+import glob
+import os
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jax_tformer.config.errors import InputError
+from jax_tformer.terminal import one_line
+
+if TYPE_CHECKING:
+    from jax_tformer.config import TransformerConfig
+
+Options = dict[str, bool | int | str]
+
+_MPI_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""Where Open MPI, and MPICH and its kin, say how many processes they started."""
+_CACHE_WARNING = re.compile(
+    r"Error (reading|writing) persistent compilation cache entry for '([^']+)': (.*)", re.DOTALL
+)
+
+OPTIONS: dict[str, Options] = {
+    # Overlaps the exchange of gradients between devices with computation. Not measured yet.
+    "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True},
+}
+"""JAX's name of the platform -> compiler options. On GPUs, XLA uses command buffers by default."""
+FLOAT64: dict[str, Options] = {
+    # XLA's YNN fusions may read uninitialised memory (docs/known-issues.md), and float64 is for proofs. In float32 they
+    # stay on: without them a step takes 4 to 9 % longer. jax 0.12 has the option too.
+    "cpu": {"xla_cpu_experimental_ynn_fusion_type": ""},
+}
+"""Additional options for float64."""
+
+
+def require_one_process() -> None:
+    """Raises InputError if SLURM, Open MPI or another MPI has started several processes for one program.
+
+    Each would train the whole model alone, in the same folder. A batch script of SLURM, which is one process, knows the
+    number of tasks too, but has no step.
+    """
+    for count, sign in (("SLURM_NTASKS", "SLURM_STEP_NODELIST"), *((name, name) for name in _MPI_COUNTS)):
+        told = os.environ.get(count, "")
+        if sign in os.environ and told.isdecimal() and int(told) > 1:
+            raise InputError(
+                f"{told} processes were started ({count}); expected one, because several cannot train together yet: "
+                "start one, as with srun --ntasks=1 or mpirun -n 1; it can use all devices of its machine"
+            )
+
+
+def compiler_options(dtype: str = "float32", *, once: bool = False) -> Options:
+    """Returns the options for JAX's default platform and `dtype`; `once` is for programs that run a single time."""
+    import jax
+
+    platform = jax.default_backend()
+    exact = FLOAT64.get(platform, {}) if dtype == "float64" else {}
+    if not once:
+        return OPTIONS.get(platform, {}) | exact
+    # Halves the time to compile an initialisation, with the same bits and speed.
+    return exact if platform != "cpu" else {"xla_backend_optimization_level": 1, **fusion_emitters(False), **exact}
+
+
+def fusion_emitters(on: bool) -> Options:
+    """Returns the option that turns XLA's fusion emitters for CPUs on or off, if this version has it."""
+    import jax
+
+    return {"xla_cpu_use_fusion_emitters": on} if jax.__version_info__ < (0, 11) else {}
+
+
+def set_up_jax(config: "TransformerConfig") -> None:
+    """Caches compiled programs on disk, and enables float64 if the config needs it.
+
+    Raises InputError if there is no device to compute on.
+    """
+    import jax
+
+    from jax_tformer.files import bound_cache, cache_folder
+
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if not folder:
+        folder = str(cache_folder())
+        # JAX's own bound reads the whole folder for every new program, and adds none to entries written without it.
+        bound_cache(cache_folder())
+        jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    if not isinstance(warnings.showwarning, _CacheWarnings):
+        warnings.showwarning = _CacheWarnings(Path(folder))
+        # Python would show only the first, since all come from the same line of JAX.
+        warnings.filterwarnings("always", message=_CACHE_WARNING.pattern)
+    if "float64" in (config.compute.dtype, config.compute.parameter_dtype):
+        jax.config.update("jax_enable_x64", True)
+    _require_device()
+
+
+def for_other_shapes(config: "TransformerConfig") -> "TransformerConfig":
+    """Returns `config` with attention "auto".
+
+    The implementation for training's batches may not suit other lengths or numbers of rows, or another machine.
+    """
+    return dataclasses.replace(config, compute=dataclasses.replace(config.compute, attention="auto"))
+
+
+class _CacheWarnings:
+    """Replaces warnings about unreadable or unwritable programs in the cache by a single line; shows others unchanged.
+
+    JAX would leave a damaged file and warn at every start. This removes it, so that JAX writes it anew.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._before, self._told = folder, warnings.showwarning, set[bool]()
+
+    def __call__(self, message: Warning | str, *where: Any, **more: Any) -> None:
+        found = _CACHE_WARNING.match(str(message))
+        if found is None:
+            self._before(message, *where, **more)
+            return
+        what, program, reason = found.groups()
+        told, damaged = f"cannot be kept in {one_line(str(self._folder))}: {one_line(reason)}", False
+        # Several files may have this name, so all are removed; they are compiled again when they are needed.
+        for entry in self._folder.glob(f"{glob.escape(program)}-*-cache"):
+            with contextlib.suppress(OSError):
+                entry.unlink()
+                if what == "reading":
+                    told, damaged = "in the cache were damaged; they are compiled anew", True
+        if damaged not in self._told and sys.stderr is not None:
+            self._told.add(damaged)
+            print(f"compiled programs {told}", file=sys.stderr)
+
+
+def _require_device() -> None:
+    """Raises InputError if JAX has no device of the kind that JAX_PLATFORMS asks for."""
+    import jax
+
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        # JAX raises AssertionError if it knows no platform of this name.
+        reason = " ".join(str(error).partition("(set JAX_PLATFORMS=")[0].split())
+        # For an unknown backend, JAX's message may name another one than was asked for.
+        told = f" ({reason})" if reason and "not in the list of known backends" not in reason else ""
+        wanted = os.environ.get("JAX_PLATFORMS")
+        asked = f"JAX_PLATFORMS is {wanted!r}" if wanted else "JAX was asked for any device"
+        raise InputError(
+            f"{asked}, and there is no such device here{told}; "
+            "set JAX_PLATFORMS=cpu or unset it, or install JAX for the device: jax[cuda13], jax[cuda12] for an "
+            "older driver, or jax[tpu]"
+        ) from error

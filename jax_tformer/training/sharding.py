@@ -1,0 +1,102 @@
+"""Splits arrays over devices: one table from the axes of parameters to those of the mesh.
+
+The model never mentions devices. One device is the mesh 1 x 1 x 1, with the same code path.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import MeshConfig
+from jax_tformer.functional import Params
+from jax_tformer.model.axes import axes_of
+
+MESH_AXES = {"D": "fsdp", "H": "tensor", "K": "tensor", "F": "tensor", "V": "tensor"}
+"""An axis of parameters (`jax_tformer.model.axes`) -> the mesh axis that splits it; other axes stay whole."""
+
+BATCH = PartitionSpec(("data", "fsdp"))
+"""The rows of a batch are split over both axes."""
+
+
+def make_mesh(config: MeshConfig, rows: int) -> Mesh:
+    """Makes the mesh data x fsdp x tensor for batches computed `rows` at a time (batch size / accumulation).
+
+    If `config.data` is None, takes the largest number that the devices and the rows allow. Raises InputError if there
+    are fewer devices than the mesh needs, or if the rows do not divide over data x fsdp.
+    """
+    devices, others = jax.device_count(), config.fsdp * config.tensor
+    fitting = [data for data in range(1, devices // others + 1) if rows % (data * config.fsdp) == 0]
+    data = config.data or max(fitting, default=1)
+    if data * others > devices:
+        raise InputError(
+            f"the mesh is data {data} x fsdp {config.fsdp} x tensor {config.tensor} = {data * others} devices, but "
+            f"there are {devices}; expected at most {devices}; lower --mesh.data, --mesh.fsdp or --mesh.tensor"
+        )
+    if rows % (data * config.fsdp):
+        raise InputError(
+            f"a batch of {rows} rows (batch_size / accumulation) does not divide over {data * config.fsdp} devices "
+            f"(data x fsdp); expected a multiple of {data * config.fsdp}"
+        )
+    shape, names = (data, config.fsdp, config.tensor), ("data", "fsdp", "tensor")
+    used = jax.devices()[: data * others]
+    return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names), devices=used)
+
+
+def require_memory(asked: int, what: str, mend: str, device: jax.Device | None = None) -> None:
+    """Raises InputError if `what` takes more bytes (`asked`) than there are on `device`; None: on this machine.
+
+    Without this check it would fail after minutes, or the system would kill the process without a message.
+    """
+    if device is None or device.platform == "cpu":
+        limit, where = host_memory(), "here"
+    else:
+        limit, where = (device.memory_stats() or {}).get("bytes_limit", asked), "on each device"
+    if asked > limit:
+        told = f"{what} take {asked / 2**30:,.1f} GiB, and there are {limit / 2**30:,.1f} GiB {where}"
+        raise InputError(f"{told}; {mend}")
+
+
+def host_memory() -> int:
+    """Returns the bytes of memory of the machine, or of the container if those are fewer."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(machine, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):
+        return machine
+
+
+def parameter_shardings(mesh: Mesh, shapes: Params) -> Params:
+    """The NamedSharding of every parameter; an axis that its mesh axis does not divide stays whole."""
+    shardings: Params = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: NamedSharding(mesh, _partition(mesh, ".".join(key.key for key in path), leaf.shape)), shapes
+    )
+    return shardings
+
+
+def place_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Puts a batch on the devices, split by rows."""
+    placed: dict[str, jax.Array] = jax.device_put(dict(batch), NamedSharding(mesh, BATCH))
+    return placed
+
+
+def abstract_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shapes, types and shardings of `place_batch(mesh, batch)`."""
+    sharding = NamedSharding(mesh, BATCH)
+    return {name: jax.ShapeDtypeStruct(rows.shape, rows.dtype, sharding=sharding) for name, rows in batch.items()}
+
+
+def _partition(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:
+    axes = axes_of(path).replace("->", "").split()
+    # A vector of the model's width is not worth gathering.
+    names = {} if axes == ["D"] else MESH_AXES
+    whole = (None,) * (len(shape) - len(axes))
+    splits = [
+        names[axis] if axis in names and size % mesh.shape[names[axis]] == 0 else None
+        for axis, size in zip(axes, shape[len(whole) :], strict=True)
+    ]
+    return PartitionSpec(*whole, *splits)

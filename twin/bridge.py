@@ -1,0 +1,173 @@
+"""One model in both frameworks, with the same weights, run on the same batch."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from jax_tformer.config import Dtype, TransformerConfig
+from jax_tformer.functional import Params, transformer
+from jax_tformer.hub.names import from_reference, to_reference
+from jax_tformer.runs.startup import FLOAT64, fusion_emitters
+from jax_tformer.training.step import forward
+from parity.differ.answer import Difference
+from parity.differ.first_difference import difference_of
+from parity.gates.measure import FLOAT64_BAR, Measured, compared, worst
+from parity.gates.pair import Bridge, Result, Tensors
+from torch_ref import Outputs, reference
+from torch_ref.layers import inject
+from torch_ref.training import apply_to_batch as apply_theirs
+from torch_ref.training import cross_entropy
+from twin.dropout import drawn_masks
+from twin.reference_loss import cross_entropy as cross_entropy_sum
+from twin.reference_loss import mean_cross_entropy
+
+OPTIMISED = {"xla_backend_optimization_level": 3, **fusion_emitters(True)}
+"""Compiles as outside of the tests, where conftest.py switches optimisation off."""
+EVERY_ROUNDING = {"xla_allow_excess_precision": False, "xla_cpu_experimental_ynn_fusion_type": ""}
+"""Compiles what the program says. By default XLA leaves roundings to bfloat16 out where it can, and its fusions for
+YNNPACK do so whatever it is told."""
+KINDS = ("hidden", "self_attention", "cross_attention")
+"""What is captured of every layer and compared."""
+
+
+def parity_options(dtype: str, *, optimised: bool) -> dict[str, Any]:
+    """How a gate compiles: as fast as can be, or as users do; float64 always without what FLOAT64 leaves out."""
+    exact = FLOAT64.get(jax.default_backend(), {}) if dtype == "float64" else {}
+    return (OPTIMISED if optimised else {}) | exact
+
+
+class Pair(Bridge):
+    """The JAX model and the PyTorch reference of one config and one type, holding the same weights."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        weights: Mapping[str, np.ndarray],
+        dtype: Dtype,
+        *,
+        optimised: bool,
+        dropout_seed: int | None = None,
+    ) -> None:
+        """`weights` are the reference's, by name; they are rounded to `dtype`.
+
+        With `dropout_seed` JAX drops by that key, and the reference by the masks that JAX drew.
+        """
+        self.config = config.with_dtype(dtype)
+        self.net = transformer(self.config)
+        self.key = None if dropout_seed is None else jax.random.key(dropout_seed)
+        super().__init__(
+            self._ours,
+            self._theirs,
+            reference(self.config).eval(),
+            into=lambda weights: from_reference(weights, self.net.shapes),
+            back=to_reference,
+            dtype=dtype,
+            compiler_options=parity_options(dtype, optimised=optimised),
+        )
+        self.load(weights)
+
+    def run_jax(self, batch: Tensors) -> Result:
+        """Forward and backward in JAX; the masks that it drew go to the reference."""
+        self.share_masks(batch)
+        return super().run_jax(batch)
+
+    def share_masks(self, batch: Tensors) -> None:
+        """Draws the masks that JAX drops by in this batch, and gives them to the reference."""
+        masks = drawn_masks(self.config, self.key, batch)
+        inject(self.module, {name: torch.from_numpy(np.asarray(mask).copy()) for name, mask in masks.items()})
+
+    def forward(self, batch: Tensors) -> Tensors:
+        """The activations alone, in JAX; compiled anew."""
+        activations = jax.jit(lambda *given: self.ours(*given)[1], compiler_options=self._compiler_options)
+        return {k: np.asarray(x) for k, x in activations(self.params, jax.device_put(batch)).items()}
+
+    def _ours(self, params: Params, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
+        outputs = forward(self.net, params, batch, dropout_key=self.key, capture=True)
+        activations = {"logits": outputs.logits}
+        if self.config.head == "none":
+            if outputs.pooled is not None:
+                activations["pooled"] = outputs.pooled
+            high = jnp.promote_types(outputs.logits.dtype, jnp.float32)
+            loss = jnp.stack([jnp.square(x.astype(high)).mean() for x in activations.values()]).sum()
+        else:
+            logits = outputs.logits if outputs.logits.ndim == 3 else outputs.logits[:, None]
+            loss = mean_cross_entropy(logits, batch["labels"])
+            activations["loss of each token"] = token_losses(logits, batch["labels"])
+        activations["loss"] = loss
+        for side in ("encoder", "decoder"):
+            for kind in KINDS if (captured := getattr(outputs, side)) else ():
+                layers = getattr(captured, kind)
+                for layer in range(0 if layers is None else layers.shape[0]):
+                    activations[f"{side}.{layer}.{kind}"] = layers[layer]
+        return loss, activations
+
+    def _theirs(self, model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        output: Outputs = apply_theirs(model, batch)
+        activations = {"logits": output.logits}
+        # A model without a head has no labels to meet: any smooth function of its outputs shows its gradients.
+        if self.config.head == "none":
+            if output.pooled is not None:
+                activations["pooled"] = output.pooled
+            high = torch.promote_types(output.logits.dtype, torch.float32)
+            loss = torch.stack([x.to(high).square().mean() for x in activations.values()]).sum()
+        else:
+            logits = output.logits if output.logits.ndim == 3 else output.logits[:, None]
+            loss = cross_entropy(logits, batch["labels"])
+            losses = F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="none")
+            activations["loss of each token"] = losses.view(batch["labels"].shape)
+        activations["loss"] = loss
+        for side in ("encoder", "decoder"):
+            for kind in KINDS if (captured := getattr(output, side)) else ():
+                for layer, tensor in enumerate(getattr(captured, kind)):
+                    activations[f"{side}.{layer}.{kind}"] = tensor
+        return loss, activations
+
+
+def identity(models: Pair, batch: Tensors) -> Iterator[Measured]:
+    """Gates 1 and 2 on one batch."""
+    ours, theirs = models.run_jax(batch), models.run_torch(batch)
+    yield compared("1 activations", ours.activations, theirs.activations)
+    zeros = known_zeros(models.config, theirs.gradients)
+    yield compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros)
+    # What is zero in exact arithmetic must be so on either side, not merely alike.
+    for side in (ours, theirs) if zeros else ():
+        sizes = {key: float(np.linalg.norm(side.gradients[key])) / scale for key, scale in zeros.items()}
+        yield worst("2 gradients", sizes, FLOAT64_BAR)
+
+
+def where_they_part(models: Bridge, batch: Tensors, name: str) -> Difference | str:
+    """The first difference, or why there is none: a search that breaks must not hide the gate that is red."""
+    try:
+        return difference_of(models, batch, name=name)
+    except Exception as error:
+        return f"where they part was not found ({type(error).__name__}: {' '.join(str(error).split())})"
+
+
+def token_losses(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """`[B, T]`, the cross-entropy of every token by itself."""
+
+    def one(logits: jax.Array, label: jax.Array) -> jax.Array:
+        return cross_entropy_sum(logits[None, None], label[None, None])[0]
+
+    return jax.vmap(jax.vmap(one))(logits, labels)
+
+
+def known_zeros(config: TransformerConfig, gradients: Tensors) -> dict[str, float]:
+    """The gradients that are zero in exact arithmetic, with the global norm to measure them against.
+
+    A key bias adds the same number to all scores of a query, which the softmax takes out again (not so where a
+    rotation, a norm or a bound stands between them).
+    """
+    scale = float(np.sqrt(sum(float(np.square(g.astype(np.float64)).sum()) for g in gradients.values())))
+
+    def taken_out(name: str) -> bool:
+        stack = getattr(config, name.split(".")[0])
+        turned = stack.positions == "rotary" and ".self_attention." in name
+        return not (turned or stack.query_key_norm or stack.score_cap is not None)
+
+    return {name: scale for name in gradients if name.endswith("key.bias") and taken_out(name)}

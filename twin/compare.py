@@ -1,0 +1,106 @@
+"""JAX and PyTorch side by side: `python compare.py [EXPERIMENT] [--steps N] [--out FOLDER] [--FIELD VALUE ...]`."""
+
+import dataclasses
+import math
+import os
+from collections.abc import Sequence
+
+from jax_tformer.config.errors import InputError, TrainingFailed
+from jax_tformer.runs.startup import require_one_process
+from jax_tformer.terminal import Interruption, say
+
+
+def main(arguments: Sequence[str]) -> int:
+    # 1. The plan: a preset, the flags that change it, and how to compare; checked before the slow imports.
+    from twin.options import read_plan
+
+    plan = read_plan(arguments)
+    require_one_process()
+
+    # XLA would reserve three quarters of a GPU's memory, but both frameworks need some.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+    try:
+        import torch  # training needs no torch, so it may be missing
+    except ImportError as error:
+        raise InputError("a comparison needs PyTorch; in the repository, pip install '.[parity]' adds it") from error
+
+    from jax_tformer.runs.startup import set_up_jax
+    from parity.gates.measure import ParityError
+    from twin.checkpoint import checkpoint_weights, transformers_side
+    from twin.jax_side import JaxSide, full_precision
+    from twin.machine import common_device, describe_machine, jax_device
+    from twin.progress import LiveView
+    from twin.record import Record, SeedRecord
+    from twin.report import Findings, ReportFolder
+    from twin.report_page import report_page
+    from twin.side_by_side import Batches, Sides, compare_seed, measure_alone
+    from twin.torch_side import TorchSide
+    from twin.where import first_difference
+
+    # 2. Both frameworks, on the same device and with the same precision.
+    folder = ReportFolder(plan.out)
+    folder.check()
+    set_up_jax(plan.experiment.model)
+    device = common_device()
+    full_precision()
+
+    # 3. The data: batches by number, made on demand.
+    batches = Batches(plan.experiment, plan.steps)
+    model = plan.experiment.model.with_vocab_size(batches.vocab_size)
+    experiment = dataclasses.replace(plan.experiment, model=model)
+
+    # 4. The sides: the JAX library, the PyTorch reference, and the reference in float64 as the truth.
+    given = (experiment.optimizer, experiment.training, device)
+    theirs = TorchSide("PyTorch", model, *given, plan.torch_compile)
+    sides = Sides(
+        JaxSide(model, *given, checkpoint_weights(plan)), theirs, None, transformers_side(plan, model, *given)
+    )
+    parameters = sum(math.prod(shape) for shape in sides.torch.shapes().values())
+    if plan.needs_truth(parameters):
+        sides = sides._replace(truth=TorchSide("float64", model.with_dtype("float64"), *given))
+
+    # 5. The loop, seed by seed; then memory, with each framework alone.
+    record, stopped, alone = Record(plan.dtype), None, {}
+    with Interruption() as stop, LiveView(plan.steps, len(plan.seeds), (sides.jax, sides.torch)) as view:
+        truth = " and the float64 truth" if sides.truth else ""
+        third = ", transformers" if sides.transformers else ""
+        view.say(f"{plan.name}: {parameters:,} parameters, JAX, PyTorch{third}{truth} in {plan.dtype} on {device}")
+        if model.lora is not None:
+            view.say(f"{sides.jax.numbers_that_train():,} of them train: adapters of rank {model.lora.rank} (LoRA)")
+        failure: Exception | None = None
+        try:
+            for seed in plan.seeds:
+                record.seeds.append(SeedRecord(seed))
+                compare_seed(record.seeds[-1], sides, model, batches(seed), plan.dropout == "shared", view, stop)
+                if stop.signal is not None:
+                    break
+        except (ParityError, TrainingFailed) as error:
+            failure, stopped = error, str(error)
+        if stop.signal is not None and record.steps < plan.steps * len(plan.seeds):
+            stopped = f"interrupted after {record.steps} of {plan.steps * len(plan.seeds)} steps"
+        if plan.memory and not stopped:
+            view.say("measuring each framework alone ...")
+            sides.jax.start(plan.seeds[0], None)
+            weights = sides.jax.parameters()
+            alone = measure_alone(experiment, weights, batches(plan.seeds[0]), device, plan.torch_compile, stop)
+
+    # 6. The report.
+    machine = describe_machine(jax_device())
+    findings = Findings(plan, record, parameters, machine, torch.get_num_threads(), alone, stopped)
+    if record.begun:
+        folder.write(record, findings.as_dict(), report_page(findings))
+    if findings.passed is False:
+        say("beyond the bar: looking for where the two part ...")
+        first_batch = next(iter(batches(plan.seeds[0])))
+        where = first_difference(sides.jax, theirs, model, first_batch, plan.seeds[0], plan.name)
+        findings = dataclasses.replace(findings, where=where)
+        folder.write(record, findings.as_dict(), report_page(findings))
+        say(str(where))
+    if record.begun:
+        say("\n".join([*map(str, findings.statements()), f"the report is {folder.path}/report.html"]))
+    if failure is not None:
+        raise TrainingFailed(str(failure))
+    if stopped:
+        return stop.status
+    return 1 if findings.passed is False else 0

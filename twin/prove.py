@@ -1,0 +1,65 @@
+"""`jax-tformer parity`: gates 1, 2 and 9 on the presets, with the JAX and the PyTorch that are installed.
+
+All gates are tests, which only the source tree has: `make parity` runs them there.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from jax_tformer.config.errors import InputError
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Proves the presets that `arguments` name, or all; returns the exit status: 0 all green, 1 something red."""
+    try:
+        import torch  # training needs no torch, so it may be missing
+    except ImportError as error:
+        raise InputError("the proof needs PyTorch; in the repository, pip install '.[parity]' adds it") from error
+    # What is compared in float64 does not depend on how well it is compiled, and that takes most of the time.
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
+
+    import jax
+
+    from twin.cases import CONFIGS
+
+    if set(arguments) & {"-h", "--help"}:
+        print(f"usage: jax-tformer parity [PRESET ...]\n\nGates 1, 2 and 9 in float64 on: {', '.join(CONFIGS)}.")
+        return 0
+    if unknown := [name for name in arguments if name not in CONFIGS]:
+        raise InputError(f"there is no preset {unknown[0]!r}; expected some of {', '.join(CONFIGS)}")
+    torch.set_num_threads(1)
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        red = [name for name in arguments or CONFIGS if not green(name)]
+    return 1 if red else 0
+
+
+def green(name: str) -> bool:
+    """Prints the worst figure of each gate on a preset, and whether all are within their bars."""
+    from parity.gates.measure import ParityError, worst
+    from twin.bridge import Pair, identity, where_they_part
+    from twin.cases import CONFIGS, PADDINGS, REGIMES, batch_for, weights_for
+
+    config = CONFIGS[name]
+    models = Pair(config, weights_for(config, 0.02), "float64", optimised=False)
+    found: dict[str, Any] = {}
+    where = ""
+    try:
+        for seed, (std, padding) in enumerate((std, padding) for std in REGIMES.values() for padding in PADDINGS):
+            weights = weights_for(config, std, seed)
+            models.load(weights)
+            back = models.back(models.params)
+            lost = worst("9 numbers lost", {key: float((weights[key] != back[key]).sum()) for key in weights}, 0.0)
+            batch = batch_for(config, padding, seed)
+            for figure in (lost, *identity(models, batch)):
+                found[figure.gate] = max(found.get(figure.gate, figure), figure, key=lambda each: each.worst)
+                where = where or ("" if figure.passed else str(where_they_part(models, batch, name)))
+    except ParityError as error:
+        print(f"{name}: RED: {error}")
+        return False
+    passed = all(figure.passed for figure in found.values())
+    figures = ", ".join(f"gate {gate} {figure.worst:.1e}" for gate, figure in found.items())
+    print(f"{name}: {'green' if passed else 'RED'}: {figures}", flush=True)
+    if where:
+        print(where, flush=True)
+    return passed

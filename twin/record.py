@@ -1,0 +1,204 @@
+"""Records a comparison: the curves of every seed, the error of every parameter, and the verdicts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from jax_tformer.config import TransformerConfig
+from parity.gates.measure import (
+    FLOAT64_BAR,
+    TRAJECTORY_FACTOR,
+    TRAJECTORY_FLOOR,
+    Measured,
+    relative_error,
+    require_comparable,
+    worst,
+)
+from twin.bridge import known_zeros
+from twin.sides import StepFigures, Tensors, require_same_names
+
+PARTED = 1e-3
+"""Gate 6 judges only steps at which PyTorch is nearer than this to the truth, in nats. Training amplifies every
+difference, even rounding, until any two float32 trainings diverge; then distances only show rounding."""
+
+AT_LEAST = 20
+"""The fewest steps over which gate 6 takes PyTorch's largest distance, because a single loss may be right by luck."""
+
+
+class ParameterError(NamedTuple):
+    """Relative distances of one parameter after the last step; those from the truth are None without a truth."""
+
+    difference: float
+    """Between JAX and PyTorch."""
+    jax: float | None
+    """Between JAX and the truth."""
+    torch: float | None
+    """Between PyTorch and the truth."""
+
+
+@dataclass
+class SeedRecord:
+    """The run of one seed."""
+
+    seed: int
+    jax: list[StepFigures] = field(default_factory=list)
+    torch: list[StepFigures] = field(default_factory=list)
+    truth: list[StepFigures] = field(default_factory=list)
+    """The float64 training; empty if it is not part of the comparison."""
+    transformers: list[StepFigures] = field(default_factory=list)
+    """The same model in `transformers`; empty if it is not part of the comparison."""
+    parameters: dict[str, ParameterError] = field(default_factory=dict)
+    """Errors by parameter after `parameters_step`; empty before that."""
+    parameters_step: int = 0
+    """The step after which parameters were compared: the one at which float32 left the truth, or the last one."""
+    other_work: float | None = None
+    """Fraction of the CPUs' time that other processes took after the first step; None if unknown."""
+
+    @property
+    def steps(self) -> int:
+        """How many steps both sides have taken."""
+        return len(self.torch)
+
+    def losses(self, side: str) -> np.ndarray:
+        """Returns the losses of "jax", "torch" or "truth", float64[steps]."""
+        return np.array([figures.loss for figures in getattr(self, side)][: self.steps], np.float64)
+
+    def distance(self, one: str, other: str) -> np.ndarray:
+        """Returns |loss - loss| of two sides in nats, float64[steps]."""
+        return np.abs(self.losses(one) - self.losses(other))
+
+    def relative_difference(self, side: str = "torch") -> np.ndarray:
+        """Returns |JAX - PyTorch| / |PyTorch| of the losses, float64[steps]; `side` may be "transformers"."""
+        ours, theirs = self.losses("jax"), self.losses(side)
+        return np.abs(ours - theirs) / np.where(ours == theirs, 1.0, np.abs(theirs))
+
+    def judged(self, side: str = "torch") -> int:
+        """Counts the steps that gate 6 judges: until PyTorch's distance from the truth reaches PARTED, at least one."""
+        return max(int((np.maximum.accumulate(self.distance(side, "truth")) < PARTED).sum()), 1)
+
+    def allowed(self, side: str = "torch") -> np.ndarray:
+        """Returns the bar of gate 6 at every step that it judges, float64[judged], in nats."""
+        theirs = np.maximum.accumulate(self.distance(side, "truth")[: self.judged(side)])
+        theirs = np.maximum(theirs, theirs[:AT_LEAST][-1])
+        return TRAJECTORY_FACTOR * theirs + TRAJECTORY_FLOOR
+
+
+@dataclass
+class Record:
+    """All seeds of a comparison."""
+
+    dtype: str
+    seeds: list[SeedRecord] = field(default_factory=list)
+
+    @property
+    def begun(self) -> list[SeedRecord]:
+        """The seeds with at least one step."""
+        return [seed for seed in self.seeds if seed.steps]
+
+    @property
+    def steps(self) -> int:
+        """The total steps of all seeds."""
+        return sum(seed.steps for seed in self.seeds)
+
+    @property
+    def has_truth(self) -> bool:
+        """Whether every step was also taken in float64."""
+        return bool(self.begun) and all(len(seed.truth) >= seed.steps for seed in self.begun)
+
+    @property
+    def has_transformers(self) -> bool:
+        """Whether every step was also taken in `transformers`."""
+        return bool(self.begun) and all(len(seed.transformers) >= seed.steps for seed in self.begun)
+
+    def seconds(self, side: str) -> np.ndarray:
+        """Returns the seconds of all steps of "jax" or "torch" but the very first, which also compiles."""
+        steps = [figures.seconds for seed in self.begun for figures in getattr(seed, side)[: seed.steps]]
+        return np.array(steps[1:])
+
+    def first_seconds(self, side: str) -> float | None:
+        """Returns the seconds of the very first step of "jax" or "torch", compilation included."""
+        return getattr(self.begun[0], side)[0].seconds if self.begun else None
+
+    def other_work(self) -> float | None:
+        """Returns the largest fraction of the CPUs' time that other processes took during a seed; None if unknown."""
+        return _largest([seed.other_work for seed in self.seeds])
+
+    def tokens(self) -> float:
+        """Returns the mean number of tokens per step."""
+        return float(np.mean([figures.tokens for seed in self.begun for figures in seed.jax[: seed.steps]]))
+
+    def parameters(self) -> dict[str, ParameterError]:
+        """Returns the largest error of all seeds, for each parameter."""
+        compared = [seed.parameters for seed in self.seeds if seed.parameters]
+        return {
+            name: ParameterError(*(_largest([errors[name][i] for errors in compared]) for i in range(3)))  # type: ignore[arg-type]
+            for name in (compared[0] if compared else {})
+        }
+
+    def verdicts(self) -> list[Measured]:
+        """Judges the gates of this comparison; there are none in bfloat16, or in float32 without a truth."""
+        if self.dtype == "float64":
+            found = [_loss_verdict(self.begun)]
+            if errors := {name: error.difference for name, error in self.parameters().items()}:
+                found.append(worst("5, parameters", errors, FLOAT64_BAR))
+            return [*found, _loss_verdict(self.begun, "transformers")] if self.has_transformers else found
+        if self.dtype == "float32" and self.has_truth:
+            others = [gate6(seed, "transformers") for seed in self.begun if self.has_transformers]
+            return [*(gate6(seed) for seed in self.begun), *others]
+        return []
+
+
+def gate6(seed: SeedRecord, side: str = "torch") -> Measured:
+    """Judges gate 6 for one seed: at every step, the largest |JAX - truth| so far against 3 times PyTorch's + 1e-6.
+
+    Takes PyTorch's over at least the first 20 steps, since a single loss may be right by luck. Returns the step that is
+    nearest to its bar or furthest beyond it, in nats. A single bar for all steps would allow JAX at the first step what
+    PyTorch needs at the last. With `side` "transformers", its training is the one that JAX may not be worse than.
+    """
+    bars = seed.allowed(side)
+    ours = np.maximum.accumulate(seed.distance("jax", "truth")[: len(bars)])
+    place = int((ours / bars).argmax())
+    return Measured("6", float(ours[place]), float(bars[place]), f"seed {seed.seed}, step {place + 1}{_beside(side)}")
+
+
+def _loss_verdict(seeds: Sequence[SeedRecord], side: str = "torch") -> Measured:
+    differences = {
+        f"seed {seed.seed}, step {place + 1}{_beside(side)}": float(seed.relative_difference(side)[place])
+        for seed in seeds
+        for place in [int(seed.relative_difference(side).argmax())]
+    }
+    return worst("5, loss", differences, FLOAT64_BAR)
+
+
+def _beside(side: str) -> str:
+    return "" if side == "torch" else f", beside {side}"
+
+
+def parameter_errors(
+    config: TransformerConfig, ours: Tensors, theirs: Tensors, truth: Tensors | None
+) -> dict[str, ParameterError]:
+    """Measures how far apart the parameters of both sides are, relative to their size, and each from the truth.
+
+    A key bias that changes nothing in exact arithmetic is measured relative to all parameters together, because its own
+    size is rounding. Raises ParityError if names, shapes, types or the places of NaN differ.
+    """
+    require_same_names(ours, theirs)
+    scales = known_zeros(config, dict(theirs))
+    errors = {}
+    for name in theirs:
+        require_comparable(name, ours[name], theirs[name])
+        scale = scales.get(name)
+        exact = None if truth is None else truth[name]
+        errors[name] = ParameterError(
+            relative_error(ours[name], theirs[name], scale),
+            None if exact is None else relative_error(ours[name], exact, scale),
+            None if exact is None else relative_error(theirs[name], exact, scale),
+        )
+    return errors
+
+
+def _largest(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.max(known)) if known else None

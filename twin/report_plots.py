@@ -1,0 +1,190 @@
+"""Draws the pictures of a report, as PNG files and as SVG in the colours of the page around it."""
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from parity.gates.measure import FLOAT64_BAR
+from twin.record import ParameterError, Record
+
+INK, LINE, JAX, TORCH, TRUTH, BAND = "#1d1d22", "#d8d8dd", "#0a5fa5", "#e08214", "#5b5b66", "#dfe9f2"
+"""Blue and orange can be told apart with every kind of colour blindness, and in grey."""
+VARIABLES = {INK: "--text", LINE: "--line", JAX: "--jax", TORCH: "--torch", TRUTH: "--truth", BAND: "--band"}
+"""Colour -> the page's variable for it, so that its dark scheme also applies to the pictures."""
+_SMALLEST = 1e-18
+_STYLE: Any = {
+    "font.size": 9,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "comparison",
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": LINE,
+    "grid.linewidth": 0.6,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "mathtext.default": "regular",
+}
+
+
+@matplotlib.rc_context(_STYLE)
+def loss_figure(record: Record) -> Figure:
+    """Draws both loss curves; for several seeds, their mean and the range from lowest to highest."""
+    figure, axes = _axes("step", "loss, nats a token")
+    steps = np.arange(1, max(seed.steps for seed in record.begun) + 1)
+    for side, name, colour, width in (("torch", "PyTorch", TORCH, 5.0), ("jax", "JAX", JAX, 1.4)):
+        curves = np.full((len(record.begun), len(steps)), np.nan)
+        for row, seed in zip(curves, record.begun, strict=True):
+            row[: seed.steps] = seed.losses(side)
+        if len(curves) > 1:
+            axes.fill_between(steps, np.nanmin(curves, 0), np.nanmax(curves, 0), color=colour, alpha=0.18, linewidth=0)
+            name = f"{name}, {len(curves)} seeds"
+        axes.plot(steps, np.nanmean(curves, 0), color=colour, linewidth=width, label=name)
+    axes.set_ylim(bottom=0)
+    _legend(axes, columns=2)
+    return figure
+
+
+@matplotlib.rc_context(_STYLE)
+def difference_figure(record: Record) -> Figure:
+    """Draws the distance of the losses on a logarithmic scale: points for steps, a line for the largest so far.
+
+    In float32 with a truth, draws each side's distance from it, and the band that gate 6 allows. In float64, draws the
+    bar.
+    """
+    if record.dtype == "float64":
+        figure, axes = _axes("step", "|JAX - PyTorch| / PyTorch, loss")
+        for number, seed in enumerate(record.begun):
+            _distances(axes, seed.relative_difference(), JAX, "" if number else "JAX from PyTorch")
+        axes.axhline(FLOAT64_BAR, color=TORCH, linewidth=1.2, linestyle="dashed", label=f"bar, {FLOAT64_BAR:.0e}")
+    elif record.has_truth:
+        figure, axes = _axes("step", "distance from float64 loss, nats a token")
+        for number, seed in enumerate(record.begun):
+            if record.dtype == "float32":
+                allowed, label = seed.allowed(), "" if number else "gate 6 allows"
+                axes.fill_between(
+                    np.arange(1, len(allowed) + 1), _SMALLEST, allowed, color=BAND, linewidth=0, label=label
+                )
+            _distances(axes, seed.distance("torch", "truth"), TORCH, "" if number else f"PyTorch, {record.dtype}")
+            _distances(axes, seed.distance("jax", "truth"), JAX, "" if number else f"JAX, {record.dtype}")
+    else:
+        figure, axes = _axes("step", "|JAX - PyTorch|, nats a token")
+        for number, seed in enumerate(record.begun):
+            _distances(axes, seed.distance("jax", "torch"), JAX, "" if number else "JAX from PyTorch")
+    axes.set_yscale("log")
+    drawn = [float(y) for line in axes.lines for y in np.asarray(line.get_ydata()) if y > 0] or [1.0]
+    axes.set_ylim(min(drawn) / 3, max(drawn) * 12)
+    _legend(axes, columns=2)
+    return figure
+
+
+@matplotlib.rc_context(_STYLE)
+def parameter_figure(errors: dict[str, ParameterError]) -> Figure:
+    """A heat map of the relative difference of every parameter, by kind and layer."""
+    layers, kinds, table = parameter_table(errors)
+    figure = Figure(figsize=(2.9 + 0.62 * len(layers), 0.9 + 0.23 * len(kinds)), layout="constrained")
+    axes = figure.subplots()
+    found = np.array([[np.nan if error is None else max(error, _SMALLEST) for error in row] for row in table])
+    logarithms = np.log10(found)
+    low, high = np.floor(np.nanmin(logarithms)), np.ceil(np.nanmax(logarithms))
+    mesh = axes.pcolormesh(logarithms, cmap="cividis", vmin=low, vmax=max(high, low + 1))
+    for (row, column), value in np.ndenumerate(found):
+        if np.isfinite(value):
+            dark = (logarithms[row, column] - low) / max(high - low, 1) < 0.55
+            text = "0" if value <= _SMALLEST else f"{value:.0e}".replace("e-0", "e-")
+            place = (column + 0.5, row + 0.5)
+            axes.text(*place, text, ha="center", va="center", fontsize=7, color="#ffffff" if dark else "#000000")
+    axes.set_xticks(np.arange(len(layers)) + 0.5, layers)
+    axes.set_yticks(np.arange(len(kinds)) + 0.5, kinds)
+    axes.invert_yaxis()
+    axes.tick_params(length=0, labelsize=8)
+    axes.xaxis.tick_top()
+    axes.spines[:].set_visible(False)
+    axes.grid(False)
+    bar = figure.colorbar(mesh, ax=axes, fraction=0.035, pad=0.02, aspect=30)
+    bar.set_label("relative difference, power of ten")
+    bar.outline.set_visible(False)
+    return figure
+
+
+def parameter_table(errors: dict[str, ParameterError]) -> tuple[list[str], list[str], list[list[float | None]]]:
+    """Returns (columns, rows, differences), with a column for each layer and one for the rest, a row for each kind."""
+    outside = "no layer"
+    places: dict[str, tuple[str, str]] = {}
+    for name in errors:
+        found = re.fullmatch(r"(encoder|decoder)\.blocks\.(\d+)\.(.*)", name)
+        places[name] = (f"{found[1]}\n{found[2]}", found[3]) if found else (outside, name)
+    layers = sorted({layer for layer, _ in places.values()}, key=lambda layer: _layer_order(layer, outside))
+    kinds = list(dict.fromkeys(kind for layer, kind in places.values() if layer != outside))
+    kinds = [kind for layer, kind in places.values() if layer == outside] + sorted(kinds, key=_kind_order)
+    table: list[list[float | None]] = [[None] * len(layers) for _ in kinds]
+    for name, (layer, kind) in places.items():
+        table[kinds.index(kind)][layers.index(layer)] = errors[name].difference
+    return layers, kinds, table
+
+
+@matplotlib.rc_context(_STYLE)
+def save_png(figure: Figure, path: Path) -> None:
+    """Writes the picture with a white background."""
+    FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=160, facecolor="white")
+
+
+@matplotlib.rc_context(_STYLE)
+def to_svg(figure: Figure, name: str, description: str) -> str:
+    """Returns an inline SVG element: without background, with the page's colours and fonts, and unique ids."""
+    FigureCanvasSVG(figure)
+    stream = io.StringIO()
+    nothing = {"Creator": None, "Date": None, "Format": None, "Type": None}
+    figure.savefig(stream, format="svg", transparent=True, metadata=nothing)
+    svg = stream.getvalue()
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg)
+    svg = re.sub(r'\b(id="|xlink:href="#|href="#|url\(#)', lambda found: f"{found[0]}{name}-", svg)
+    svg = re.sub(r"'?DejaVu Sans'?[^;\"]*", "system-ui, sans-serif", svg)
+    for colour, variable in VARIABLES.items():
+        svg = svg.replace(colour, f"var({variable})")
+    return svg.replace("<svg", f'<svg role="img" aria-label="{description}"', 1).strip()
+
+
+def _axes(across: str, up: str) -> tuple[Figure, matplotlib.axes.Axes]:
+    # As wide as a phone, so that text is readable there; a wide screen shows two next to each other.
+    figure = Figure(figsize=(4.3, 3.3), layout="constrained")
+    axes = figure.subplots()
+    axes.set(xlabel=across, ylabel=up)
+    return figure, axes
+
+
+def _distances(axes: matplotlib.axes.Axes, values: np.ndarray, colour: str, label: str) -> None:
+    steps, seen = np.arange(1, len(values) + 1), values > 0
+    axes.plot(steps[seen], values[seen], ".", color=colour, markersize=2.5, alpha=0.45)
+    largest = np.maximum.accumulate(values)
+    axes.plot(steps[largest > 0], largest[largest > 0], color=colour, linewidth=1.6, label=label or "_")
+
+
+def _legend(axes: matplotlib.axes.Axes, columns: int) -> None:
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2, columnspacing=1.2)
+
+
+def _layer_order(layer: str, outside: str) -> tuple[int, int]:
+    if layer == outside:
+        return 0, 0
+    stack, number = layer.split("\n")
+    return (1 if stack == "encoder" else 2), int(number)
+
+
+def _kind_order(kind: str) -> tuple[int, str]:
+    order = ("self_attention_norm", "self_attention", "cross_attention_norm", "cross_attention", "feedforward_norm")
+    module = kind.split(".")[0]
+    return (order.index(module) if module in order else len(order)), kind

@@ -1,0 +1,186 @@
+"""Trains both sides from the same weights on the same batches: in turn in one process, then each alone in its own."""
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+from jax_tformer.config import TransformerConfig
+from jax_tformer.config.experiment import ExperimentConfig
+from jax_tformer.data.batches import check_batch_ids
+from jax_tformer.data.pipeline import build_pipeline
+from jax_tformer.data.tokenizers import check_vocabulary
+from jax_tformer.runs.huggingface import new_tokenizer
+from jax_tformer.terminal import Interruption
+from parity.gates.measure import ParityError
+from twin.jax_side import JaxSide
+from twin.machine import Neighbours
+from twin.progress import LiveView
+from twin.record import SeedRecord, parameter_errors
+from twin.sides import Alone, Side, SideFailed, Tensors, require_same_step
+
+ALONE_STEPS = 12
+"""Steps of each side alone: the first, which also compiles, and those that are timed."""
+
+
+class Batches:
+    """Makes `steps` training batches for each seed, on demand, because a background thread would disturb the timing.
+
+    Raises InputError if the text cannot be read or the tokenizer cannot be loaded.
+    """
+
+    def __init__(self, experiment: ExperimentConfig, steps: int) -> None:
+        self._experiment, self._steps = experiment, steps
+        self._tokenizer = new_tokenizer(experiment)
+        self.vocab_size = experiment.model.vocab_size or self._tokenizer.vocab_size
+        """Rows of the model's token table."""
+        check_vocabulary(self._tokenizer, self.vocab_size)
+
+    def __call__(self, seed: int) -> Iterator[Tensors]:
+        """Yields the batches of one seed; raises InputError if the text is too short."""
+        training = dataclasses.replace(self._experiment.training, seed=seed)
+        batches = build_pipeline(self._experiment.data, training, self._tokenizer).train
+        for number in range(self._steps):
+            batch = batches[number]
+            check_batch_ids(batch, self.vocab_size)
+            yield batch
+
+
+class Sides(NamedTuple):
+    """The sides that are compared."""
+
+    jax: JaxSide
+    torch: Side
+    truth: Side | None
+    """The float64 training, if there is one."""
+    transformers: Side | None = None
+    """The same model in `transformers`, if it began as one of its checkpoints."""
+
+
+def start(sides: Sides, seed: int) -> dict[str, Tensors]:
+    """Starts every side: JAX draws weights, and the others get them. Returns the parameters of JAX and PyTorch.
+
+    Raises ParityError if names, shapes or types differ.
+    """
+    sides.jax.start(seed, None)
+    weights = sides.jax.parameters()
+    for side in (sides.torch, sides.truth, sides.transformers):
+        if side is not None:
+            side.start(seed, weights)
+    return {"jax": weights, "torch": sides.torch.parameters()}
+
+
+def compare_seed(
+    record: SeedRecord,
+    sides: Sides,
+    config: TransformerConfig,
+    batches: Iterable[Tensors],
+    shared_dropout: bool,
+    view: LiveView,
+    stop: Interruption,
+) -> None:
+    """Trains on all `batches`, or until a signal comes; records every step and, once, the errors of parameters.
+
+    The sides take turns at going first, because the second finds the caches full of the other's numbers. Raises
+    ParityError if the sides do not begin with the same bits, and ParityError or TrainingFailed for a step that cannot
+    be compared; earlier steps stay recorded.
+    """
+    begun = start(sides, record.seed)
+    errors = parameter_errors(config, begun["jax"], begun["torch"], None)
+    moved = [name for name, error in errors.items() if error.difference != 0]
+    if moved:
+        raise ParityError(f"{moved[0]} differs before the first step, by {errors[moved[0]].difference:.1e}")
+    others = Neighbours()
+    for number, batch in enumerate(batches, 1):
+        masks = sides.jax.masks(batch) if shared_dropout else None
+        if number % 2:
+            ours = sides.jax.step(batch, masks)
+            theirs = sides.torch.step(batch, masks)
+        else:
+            theirs = sides.torch.step(batch, masks)
+            ours = sides.jax.step(batch, masks)
+        require_same_step(number, ours, theirs)
+        if sides.transformers is not None:
+            record.transformers.append(sides.transformers.step(batch, None))
+        exact = None if sides.truth is None else sides.truth.step(batch, masks)
+        record.jax.append(ours)
+        record.torch.append(theirs)
+        if exact is not None:
+            record.truth.append(exact)
+        if number == 1:
+            others = Neighbours()  # starts here, because compilers run in processes of their own
+        record.other_work = others.share()
+        if not record.parameters and config.compute.dtype == "float32" and record.truth and record.judged() < number:
+            _compare_parameters(record, sides, config)
+        view.update(record)
+        if stop.signal is not None:
+            break
+    if not record.parameters:
+        _compare_parameters(record, sides, config)
+
+
+def _compare_parameters(record: SeedRecord, sides: Sides, config: TransformerConfig) -> None:
+    truth = None if sides.truth is None else sides.truth.parameters()
+    record.parameters = parameter_errors(config, sides.jax.parameters(), sides.torch.parameters(), truth)
+    record.parameters_step = record.steps
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What one framework needed alone, in bytes and seconds."""
+
+    peak_memory: int
+    """Peak of the process: interpreter, libraries, compiler, parameters, optimizer, activations."""
+    memory_before: int
+    """Peak of the same process after importing the libraries, before building anything."""
+    device_memory: int | None
+    """Peak on the accelerator; None without one."""
+    step_seconds: float
+    """Median, without the first step."""
+    product_rate: float
+    """Floating-point operations per second in one large square matrix product of the comparison's type."""
+
+
+def measure_alone(
+    experiment: ExperimentConfig,
+    weights: Tensors,
+    batches: Iterable[Tensors],
+    device: str,
+    compiled: bool,
+    stop: Interruption,
+) -> dict[str, Needs | str]:
+    """Measures what "jax" and "torch" each need on the first of `batches`; if that fails, returns the reason instead.
+
+    In the comparing process both share memory and caches, so here each trains for a few steps in a process of its own.
+    """
+    given = (experiment.model, experiment.optimizer, experiment.training, device)
+    room = "twin"
+    makers: dict[str, tuple[Any, ...]] = {
+        "jax": (f"{room}.jax_side:alone", *given),
+        "torch": (f"{room}.torch_side:TorchSide", "PyTorch", *given, compiled),
+    }
+    first = list(islice(batches, ALONE_STEPS))
+    found: dict[str, Needs | str] = {}
+    for name, made in makers.items():
+        side = Alone(*made)
+        try:
+            side.call("start", experiment.training.seed, weights)
+            seconds = []
+            for batch in first:
+                if stop.signal is not None:
+                    raise SideFailed("interrupted")
+                seconds.append(side.call("step", batch, None).seconds)
+            found[name] = Needs(
+                peak_memory=side.call("peak_memory"),
+                memory_before=side.call("libraries_memory"),
+                device_memory=side.call("device_memory"),
+                step_seconds=statistics.median(seconds[1:] or seconds),
+                product_rate=side.call("product_rate", 1024 if device == "cpu" else 8192),
+            )
+        except SideFailed as error:
+            found[name] = str(error)
+        finally:
+            side.close()
+    return found

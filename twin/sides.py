@@ -1,0 +1,225 @@
+"""A framework as comparison and benchmarks see it: it takes weights, steps on batches, and returns its weights.
+
+A side runs in this process (Here), or alone in a process of its own (Alone).
+"""
+
+import importlib
+import math
+import multiprocessing
+import os
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from jax_tformer.config.errors import TrainingFailed
+from parity.gates.measure import ParityError
+from twin.machine import forget_peak, peak_memory
+
+Tensors = Mapping[str, np.ndarray]
+"""Arrays by name: a batch, or parameters by the names of `torch_ref`."""
+Masks = Sequence[Tensors]
+"""Dropout masks (bool, True = kept) by site, for each part of a batch."""
+
+
+class StepFigures(NamedTuple):
+    """The figures of one step of one side."""
+
+    loss: float
+    """Mean cross-entropy of the batch before the update, in nats per token."""
+    gradient_norm: float
+    """Global norm before clipping."""
+    tokens: int
+    """Tokens read, without padding."""
+    seconds: float
+    """Time from a batch on the device to updated parameters and metrics."""
+
+
+class Side(Protocol):
+    """One framework with a model, an optimizer and a type of arithmetic."""
+
+    name: str
+    """The name in messages."""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Returns the shape of every parameter, by the names of `torch_ref`."""
+
+    def start(self, seed: int, weights: Tensors | None) -> None:
+        """Resets the training to `weights`, or to new ones if it can draw them; compiled programs stay."""
+
+    def step(self, batch: Tensors, masks: Masks | None) -> StepFigures:
+        """Makes one update, with `masks` unless this side draws its own."""
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Returns the current parameters, by the names of `torch_ref`, in this side's type."""
+
+    def device_memory(self) -> int | None:
+        """Returns the peak bytes of device memory; None on a CPU."""
+
+    def product_rate(self, size: int) -> float:
+        """Measures one product of two square matrices of this side's type, in floating-point operations per second."""
+
+
+class Here:
+    """A side in this process."""
+
+    def __init__(self, kind: str, *arguments: Any) -> None:
+        """Makes the side: `kind` is the "module:name" of a callable for `arguments`."""
+        module, name = kind.split(":")
+        make = getattr(importlib.import_module(module), name)
+        if "jax" in sys.modules:
+            # Counts JAX's device as part of the libraries.
+            sys.modules["jax"].local_devices()
+        forget_peak()
+        self._libraries = peak_memory()
+        self._side = make(*arguments)
+        forget_peak()
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Calls the side's method `name`, or `peak_memory`, `forget_peak` or `libraries_memory` of the process.
+
+        `libraries_memory` is the process's memory before the side was made, in bytes.
+        """
+        if name == "libraries_memory":
+            return self._libraries
+        of_process = {"peak_memory": peak_memory, "forget_peak": forget_peak}
+        return (of_process.get(name) or getattr(self._side, name))(*arguments)
+
+    def close(self) -> None:
+        """Drops the side."""
+        del self._side
+
+
+class SideFailed(RuntimeError):
+    """An error from another process, in one line."""
+
+
+class Alone:
+    """A side in a new process, which holds nothing else and sleeps between calls."""
+
+    def __init__(self, kind: str, *arguments: Any, environment: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Starts making the side, as `Here` does, in a process with the additional variables of `environment`.
+
+        Returns at once; the first call waits until the side is ready.
+        """
+        spawn = multiprocessing.get_context("spawn")
+        self._connection, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=_serve, args=(theirs, kind, arguments), daemon=True)
+        with _begin_with(environment):
+            self._process.start()
+        theirs.close()
+        self._made = False
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Calls as `Here` does; raises SideFailed for any error of the side."""
+        if not self._made:
+            self._receive()
+            self._made = True
+        self._connection.send((name, arguments))
+        return self._receive()
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._connection.close()
+        self._process.join(5)
+        if self._process.is_alive():
+            self._process.kill()
+
+    def _receive(self) -> Any:
+        try:
+            failed, result = self._connection.recv()
+        except (EOFError, ConnectionError) as error:
+            self._process.join(5)
+            raise SideFailed(f"the process ended with status {self._process.exitcode}") from error
+        if failed:
+            raise SideFailed(result)
+        return result
+
+
+def _serve(connection: Connection, kind: str, arguments: tuple[Any, ...]) -> None:
+    try:
+        side = Here(kind, *arguments)
+        connection.send((False, None))
+    except Exception as error:
+        connection.send((True, one_line(error)))
+        return
+    while True:
+        try:
+            name, given = connection.recv()
+        except EOFError:
+            return
+        try:
+            connection.send((False, side.call(name, *given)))
+        except Exception as error:
+            connection.send((True, one_line(error)))
+
+
+def one_line(error: Exception) -> str:
+    """Returns an error's type and message in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+
+
+@contextmanager
+def _begin_with(environment: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+    """Inside, new processes get these variables and ignore Ctrl-C."""
+    before, handler = dict(os.environ), signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        signal.signal(signal.SIGINT, handler)
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """Times a call in seconds: the median of six, after a warm-up."""
+    seconds = []
+    for _ in range(7):
+        began = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[1:])
+
+
+def require_same_names(ours: Mapping[str, object], theirs: Mapping[str, object]) -> None:
+    """Raises ParityError, with both lists, if the names of the parameters differ."""
+    if ours.keys() != theirs.keys():
+        raise ParityError(
+            f"only JAX has the parameters {sorted(ours.keys() - theirs.keys())}, "
+            f"only PyTorch has {sorted(theirs.keys() - ours.keys())}"
+        )
+
+
+def require_loss_type(side: str, found: str, dtype: str) -> None:
+    """Raises ParityError unless the loss of a training in `dtype` is float64 or, for narrower types, float32."""
+    expected = "float64" if dtype == "float64" else "float32"
+    if found != expected:
+        raise ParityError(f"{side} gives the loss in {found}; expected {expected} in a comparison in {dtype}")
+
+
+def require_same_step(number: int, ours: StepFigures, theirs: StepFigures) -> None:
+    """Raises ParityError if the sides read different numbers of tokens, or if only one's loss or gradient is finite.
+
+    Raises TrainingFailed if neither is finite.
+    """
+    if ours.tokens != theirs.tokens:
+        raise ParityError(f"step {number}: JAX read {ours.tokens} tokens, PyTorch {theirs.tokens}")
+    for what, a, b in (
+        ("loss", ours.loss, theirs.loss),
+        ("gradient norm", ours.gradient_norm, theirs.gradient_norm),
+    ):
+        if math.isfinite(a) != math.isfinite(b):
+            raise ParityError(f"the {what} of step {number} is {a} in JAX and {b} in PyTorch")
+        if not math.isfinite(a):
+            raise TrainingFailed(
+                f"the {what} of step {number} is {a} in JAX and {b} in PyTorch; try a lower --optimizer.learning-rate "
+                "or a longer --optimizer.warmup-steps"
+            )

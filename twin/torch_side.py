@@ -1,0 +1,147 @@
+"""The PyTorch reference as a side. This file does not import jax, so that it also runs in a process without it."""
+
+import time
+from contextlib import nullcontext
+from typing import Any
+
+import ml_dtypes  # noqa: F401 (NumPy knows bfloat16 from here on)
+import numpy as np
+import torch
+from torch import Tensor
+
+from jax_tformer.config import TransformerConfig
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
+from parity.gates.measure import ParityError
+from torch_ref import reference
+from torch_ref.training import Trainer
+from twin.sides import (
+    Masks,
+    StepFigures,
+    Tensors,
+    require_loss_type,
+    require_same_names,
+    seconds_of,
+)
+
+
+class TorchSide:
+    """torch_ref's Trainer, on the CPU or on the first CUDA device."""
+
+    def __init__(
+        self,
+        name: str,
+        model: TransformerConfig,
+        optimization: OptimizerConfig,
+        training: TrainingConfig,
+        device: str,
+        compiled: bool = False,
+    ) -> None:
+        """`model` must have a vocab_size and this side's types; `device` is "cpu" or "gpu"."""
+        # No TF32 for float32 products.
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+        self.name, self._config = name, model
+        self._optimization, self._training = optimization, training
+        self._device, self._compiled = torch_device(device), compiled
+        self._model: Any = self._build().to(self._device)
+        if compiled:
+            self._model.compile()
+        self._trainer: Any
+
+    def _build(self) -> torch.nn.Module:
+        return reference(self._config)
+
+    def in_float64(self) -> torch.nn.Module:
+        """Returns a new model like this side's, in float64 and uncompiled."""
+        return reference(self._config.with_dtype("float64"))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Returns the shape of every parameter."""
+        return {name: tuple(tensor.shape) for name, tensor in self._model.state_dict().items()}
+
+    def start(self, seed: int, weights: Tensors | None) -> None:
+        """Resets the training to `weights`, which are required because this side draws none."""
+        if weights is None:
+            raise ValueError("the PyTorch side starts from given weights only")
+        own, dtype = self._model.state_dict(), self._config.compute.parameter_dtype
+        require_same_names(weights, own)
+        for name, array in weights.items():
+            if tuple(own[name].shape) != array.shape:
+                raise ParityError(f"{name}: shapes differ: JAX {list(array.shape)}, PyTorch {list(own[name].shape)}")
+            if own[name].dtype != getattr(torch, dtype):
+                raise ParityError(f"{name}: PyTorch holds {own[name].dtype}, expected {dtype}")
+        with torch.no_grad():
+            for name, array in weights.items():
+                # torch takes no bfloat16 from NumPy, but float32 holds every bfloat16 exactly.
+                known = array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
+                own[name].copy_(torch.from_numpy(np.array(known)))
+        self._train(seed)
+
+    def _train(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        self._trainer = Trainer(self._model, self._optimization, self._training)
+
+    def step(self, batch: Tensors, masks: Masks | None) -> StepFigures:
+        """Makes one update with these dropout masks, if any; autocasts parameters wider than the arithmetic."""
+        tensors = self._placed(batch)
+        kept = None if masks is None else [self._placed(part) for part in masks]
+        compute = self._config.compute
+        same = compute.dtype == compute.parameter_dtype
+        self._wait()
+        started = time.perf_counter()
+        try:
+            with nullcontext() if same else torch.autocast(self._device.type, getattr(torch, compute.dtype)):
+                metrics = self._trainer.step(tensors, kept)
+        except ValueError as error:
+            raise ParityError(f"PyTorch cannot take the step that JAX took: {error}") from error
+        except RuntimeError as error:
+            if not self._compiled or self._trainer.updates:
+                raise
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(f"torch.compile does not work here ({reason}); leave --torch-compile out") from error
+        self._wait()
+        seconds = time.perf_counter() - started
+        require_loss_type(self.name, str(metrics.loss.dtype).removeprefix("torch."), compute.dtype)
+        return StepFigures(float(metrics.loss), float(metrics.gradient_norm), int(metrics.tokens), seconds)
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Returns the current parameters."""
+        arrays = {}
+        for name, tensor in self._model.state_dict().items():
+            known = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+            arrays[name] = known.cpu().numpy().astype(np.dtype(str(tensor.dtype).removeprefix("torch.")))
+        return arrays
+
+    def device_memory(self) -> int | None:
+        """Returns the peak bytes that PyTorch has allocated on its device; None on a CPU."""
+        return device_memory(self._device)
+
+    def product_rate(self, size: int) -> float:
+        """Measures one product of square matrices, in floating-point operations per second."""
+        matrix = torch.ones(size, size, dtype=getattr(torch, self._config.compute.dtype), device=self._device)
+
+        def multiply() -> None:
+            matrix @ matrix
+            self._wait()
+
+        return 2 * size**3 / seconds_of(multiply)
+
+    def _placed(self, arrays: Tensors) -> dict[str, Tensor]:
+        # torch's embedding and cross-entropy need 64-bit ids.
+        wide = {name: array.astype(np.int64) if array.dtype == np.int32 else array for name, array in arrays.items()}
+        return {name: torch.from_numpy(np.array(array)).to(self._device) for name, array in wide.items()}
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def torch_device(device: str) -> torch.device:
+    """Returns the torch device of "cpu" or "gpu"."""
+    return torch.device("cuda" if device == "gpu" else device)
+
+
+def device_memory(device: torch.device) -> int | None:
+    """Returns the peak bytes of torch's allocator on a GPU; None on a CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

@@ -1,0 +1,132 @@
+"""The model of a Hugging Face folder in `transformers` itself, as a side of the comparison."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jax_tformer.config import TransformerConfig
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
+from jax_tformer.files import user_path
+from jax_tformer.hub.families import from_huggingface, to_huggingface
+from parity.gates.measure import ParityError
+from parity.islands import Float64
+from twin.sides import Masks, StepFigures, Tensors
+from twin.torch_side import TorchSide
+
+NAME = "transformers"
+
+
+class TransformersSide(TorchSide):
+    """A class of `transformers` with torch_ref's Trainer around it: the same loss, AdamW and schedule."""
+
+    def __init__(
+        self,
+        folder: str,
+        model: TransformerConfig,
+        optimization: OptimizerConfig,
+        training: TrainingConfig,
+        device: str,
+    ) -> None:
+        """`folder` has the config.json; `model` is our config of it, with this side's types and without dropout."""
+        import transformers
+
+        self._settings = transformers.AutoConfig.from_pretrained(user_path(folder))
+        self._architecture = str((self._settings.architectures or [""])[0])
+        self._kind: Any = getattr(transformers, self._architecture, None)
+        if self._kind is None:
+            raise InputError(f"this transformers ({transformers.__version__}) has no class {self._architecture!r}")
+        super().__init__(NAME, model, optimization, training, device)
+
+    def start(self, seed: int, weights: Tensors | None) -> None:
+        """Resets the training to `weights`, which are named as torch_ref's."""
+        if weights is None:
+            raise ValueError("the transformers side starts from given weights only")
+        _, theirs = to_huggingface(self._architecture, self._config, weights)
+        inner: nn.Module = self._model.inner
+        own = inner.state_dict()
+        if unknown := theirs.keys() - own.keys():
+            raise ParityError(f"transformers has no {sorted(unknown)[0]}, which our tables write")
+        with torch.no_grad():
+            for name, array in theirs.items():
+                own[name].copy_(torch.from_numpy(array.astype("float64")).view(own[name].shape))
+        inner.tie_weights()  # type: ignore[operator]
+        self._train(seed)
+
+    def step(self, batch: Tensors, masks: Masks | None) -> StepFigures:
+        """Makes one update; there is no dropout, and `masks` must be None."""
+        with self._whole():
+            return super().step(batch, None)
+
+    def parameters(self) -> dict[str, Any]:
+        """Returns the current parameters, by the names of torch_ref."""
+        theirs = {
+            name: tensor.detach().cpu().numpy().reshape(self._model.saved.get(name, tensor.shape))
+            for name, tensor in self._model.inner.state_dict().items()
+        }
+        return from_huggingface(self._settings.to_dict(), theirs)[1]
+
+    def _build(self) -> nn.Module:
+        with self._whole():
+            dtype = getattr(torch, self._config.compute.parameter_dtype)
+            return _Adapter(self._kind(self._settings).to(dtype))
+
+    def _whole(self) -> AbstractContextManager[object]:
+        """In a comparison in float64 nothing is computed in float32, as `transformers` would with some constants."""
+        return Float64() if self._config.compute.dtype == "float64" else nullcontext()
+
+
+class _Adapter(nn.Module):
+    """Takes batches as torch_ref's models do. Never draws dropout, whatever the folder says.
+
+    Trains the numbers that are saved as buffers too: the bias of BART's and Marian's logits, which is a parameter of
+    ours. `saved` has their shapes. Trains the row of the padding token by look-ups, as ours does: a Marian begins with
+    it. A class without a head predicts with its token table.
+    """
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.saved: dict[str, torch.Size] = {}
+        for name, buffer in [*inner.named_buffers()]:
+            if name in inner.state_dict() and buffer.is_floating_point():
+                place, _, leaf = name.rpartition(".")
+                owner = inner.get_submodule(place)
+                self.saved[name] = buffer.shape
+                delattr(owner, leaf)
+                # A vector: weight decay is for matrices.
+                owner.register_parameter(leaf, nn.Parameter(buffer.flatten()))
+        for module in inner.modules():
+            if isinstance(module, nn.Embedding):
+                module.padding_idx = None
+        inner.config.use_cache = False  # type: ignore[union-attr, unused-ignore]
+
+    def train(self, mode: bool = True) -> "_Adapter":
+        super().train(mode)
+        self.inner.eval()
+        return self
+
+    def forward(self, *inputs: Tensor | None) -> Any:
+        """(tokens, mask, token types, segments), or (source, target, their masks, their segments) -> logits."""
+        given: Mapping[str, Tensor | None]
+        if len(inputs) > 4:
+            names = ("input_ids", "decoder_input_ids", "attention_mask", "decoder_attention_mask")
+            given = dict(zip(names, inputs, strict=False))
+        else:
+            given = dict(zip(("input_ids", "attention_mask", "token_type_ids"), inputs, strict=False))
+        arrays = {
+            name: array.long() if array.dtype == torch.bool else array
+            for name, array in given.items()
+            if array is not None
+        }
+        output = self.inner(**arrays)
+        if "logits" in output:
+            logits = output.logits
+        else:
+            table: nn.Embedding = self.inner.get_input_embeddings()  # type: ignore[operator]
+            logits = output[0] @ table.weight.T
+        return SimpleNamespace(logits=logits if logits.dtype == torch.float64 else logits.float())

@@ -138,7 +138,7 @@ def test_a_signal_ends_the_measurement_of_each_alone(monkeypatch: pytest.MonkeyP
     closed = []
 
     class Idle:
-        def __init__(self, *kind: Any, environment: Any) -> None:
+        def __init__(self, *kind: Any) -> None:
             pass
 
         def call(self, name: str, *given: Any) -> None:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from jax_tformer.config.errors import TrainingFailed
+from jax_tformer.runs.startup import keep_freed_memory
 from parity.gates.measure import ParityError
 from twin.machine import forget_peak, peak_memory
 
@@ -144,6 +145,7 @@ class Alone:
 
 
 def _serve(connection: Connection, kind: str, arguments: tuple[Any, ...]) -> None:
+    keep_freed_memory()
     try:
         side = Here(kind, *arguments)
         connection.send((False, None))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 from jax_tformer import __version__
 from jax_tformer.config.errors import InputError, TrainingFailed
+from jax_tformer.runs.startup import keep_freed_memory
 from jax_tformer.terminal import one_line
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: 
 
     `smaller` says what to change if there is not enough memory.
     """
+    keep_freed_memory()
     if sys.stderr is None:
         # Otherwise messages would be printed among the answers.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)

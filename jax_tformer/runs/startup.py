@@ -66,9 +66,10 @@ def keep_freed_memory() -> None:
     malloc.
     """
     tuned = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
-    mallopt = None if tuned else getattr(ctypes.CDLL(None), "mallopt", None)
-    for parameter, value in _KEEP_FREED.items() if mallopt else ():
-        mallopt(parameter, value)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and not tuned:
+        for parameter, value in _KEEP_FREED.items():
+            mallopt(parameter, value)
 
 
 def compiler_options(dtype: str = "float32", *, once: bool = False) -> Options:

@@ -47,34 +47,45 @@ class Parity:
         Where a gate is red, `parity.first_difference` is asked where the two part, and the end of the run shows it.
         """
         __tracebackhide__ = True
-        from parity import ParityError, check_parity
+        from parity import check_parity
         from parity.gates.check import searched
 
-        try:
-            figures = check_parity(ours, theirs, weights, inputs, name=name, explain=False, **options)
-        except ParityError as error:
-            like = options.get("like")
-            found = searched(ours, theirs, weights, inputs, like=like, name=name) if explain else None
-            self._record(name, error.figures, str(error), found)
-            raise error.with_traceback(None) from None
-        notes = "\n".join(f"{name}: gate {figure.gate}: {figure.note}" for figure in figures if figure.note)
-        self._record(name, figures, found=notes or None)
-        return figures
+        def search() -> Any:
+            return searched(ours, theirs, weights, inputs, like=options.get("like"), name=name)
+
+        def run() -> "list[Measured]":
+            return check_parity(ours, theirs, weights, inputs, name=name, explain=False, **options)
+
+        return self._require(run, name, search=search if explain else None)
 
     def tensors(
         self, gate: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], *, name: str = "tensors", **options: Any
     ) -> "Measured":
         """`parity.assert_parity`: tensors that the test has already, by name, against the bar of `gate`."""
         __tracebackhide__ = True
-        from parity import ParityError, assert_parity
+        from parity import assert_parity
 
-        try:
-            figure = assert_parity(gate, ours, theirs, **options)
-        except ParityError as error:
-            self._record(name, error.figures, str(error))
-            raise error.with_traceback(None) from None
-        self._record(name, [figure])
-        return figure
+        return self._require(lambda: [assert_parity(gate, ours, theirs, **options)], name)[0]
+
+    def figure(self, measured: "Measured", *, row: str, search: Callable[[], Any] | None = None) -> None:
+        """What the test measured by itself, for the row of this name; raises ParityError where it is red.
+
+        `search` is then asked where the two part, and the end of the run shows the answer.
+        """
+        __tracebackhide__ = True
+        self._require(lambda: [measured.require()], row, row=row, search=search)
+
+    def fault(self, name: str, figures: "Sequence[Measured]", planted: str, **more: str) -> None:
+        """A fault that the test has `planted` somewhere: fails unless one of the figures is red, and notes the first.
+
+        `more` are further columns of the table of faults.
+        """
+        __tracebackhide__ = True
+        red = [figure for figure in figures if not figure.passed]
+        assert red, f"no gate sees {name!r}: {'; '.join(map(str, figures))}"
+        figure, bar = float(red[0].worst), float(red[0].bar)
+        said = {"fault": name, "planted in": planted, "seen by gate": red[0].gate, "figure": figure, "bar": bar}
+        self._record(name, fault=said | {"figure / bar": figure / bar if bar else float("inf")} | more)
 
     def first_difference(self, *arguments: Any, name: str = "pair", **options: Any) -> "Difference":
         """`parity.first_difference`, whose answer is noted; it fails nothing by itself."""
@@ -82,30 +93,46 @@ class Parity:
         from parity import first_difference
 
         found = first_difference(*arguments, name=name, **options)
-        self._record(name, (), None, found)
+        self._record(name, found=found)
         return found
+
+    def _require(
+        self,
+        run: "Callable[[], list[Measured]]",
+        name: str,
+        *,
+        row: str | None = None,
+        search: Callable[[], Any] | None = None,
+    ) -> "list[Measured]":
+        """The figures that `run` measures, noted, also where it raises."""
+        __tracebackhide__ = True
+        from parity import ParityError
+
+        try:
+            figures = run()
+        except ParityError as error:
+            found = search() if search else None
+            self._record(name, error.figures, row=row, error=str(error), found=found)
+            raise error.with_traceback(None) from None
+        notes = "\n".join(f"{name}: gate {figure.gate}: {figure.note}" for figure in figures if figure.note)
+        self._record(name, figures, row=row, found=notes or None)
+        return figures
 
     def _record(
         self,
         name: str,
-        figures: "Sequence[Measured]",
+        figures: "Sequence[Measured]" = (),
+        *,
+        row: str | None = None,
         error: str | None = None,
         found: "Difference | str | None" = None,
+        fault: Mapping[str, Any] | None = None,
     ) -> None:
+        from parity.differ.answer import sendable
+
         rows = [[f.gate, float(f.worst), float(f.bar), f.name] for f in figures]
-        ulps = [
-            [f.gate, next(iter(f.ulps.values())).unit, {name: each.as_json() for name, each in f.ulps.items()}]
-            for f in figures
-            if f.ulps
-        ]
-        about = {"name": name, "figures": rows, "ulps": ulps, "error": error, "device": _device()}
-        self._note(about | (NO_ANSWER if found is None else _sendable(found)))
-
-
-def _sendable(found: "Difference | str") -> dict[str, Any]:
-    from parity.differ.answer import sendable
-
-    return sendable(found)
+        about = {"name": name, "row": row, "figures": rows, "fault": fault or {}, "error": error, "device": _device()}
+        self._note(about | (NO_ANSWER if found is None else sendable(found)))
 
 
 def _device() -> str:
@@ -165,7 +192,7 @@ class Reporter:
 
     # First: the terminal's summary, which shows what happens here, is part of the same hook.
     @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Writes the report and the summary of the job; a run whose report was not written has not passed."""
         summary = os.environ.get("GITHUB_STEP_SUMMARY")
         if self._checks is None and self._folder is None:
@@ -173,7 +200,8 @@ class Reporter:
         from parity.report.checks import Checks
 
         checks = self._checks = self._checks or Checks()
-        checks.settle()
+        checks.others = session.testsfailed - len(checks.failed)
+        checks.interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
         written = True
         if self._folder is not None:
             written = self._write(self._folder, checks.write)

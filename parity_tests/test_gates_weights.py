@@ -62,9 +62,6 @@ def test_stacked_layers_of_a_fused_projection_pass_every_gate() -> None:
     weights = fused(0, 1, 2)
     figures = check_parity(ours, blocks(), weights, [X], zero_gradients=["blocks.key.bias"])
     assert [figure.gate[0] for figure in figures] == ["9", "1", "2", "3", "5"]
-    # Gate 3 comes with a histogram of each tensor, by the names that the module gives.
-    assert [bool(figure.ulps) for figure in figures] == [False, False, False, True, False]
-    assert figures[3].ulps.keys() == {"output", *(f"{n}.fused.{kind}" for n in range(3) for kind in ("weight", "bias"))}
 
 
 def test_query_and_key_exchanged_in_the_map() -> None:

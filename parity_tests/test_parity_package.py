@@ -9,18 +9,15 @@ from pathlib import Path
 import pytest
 
 import parity
-import parity_tests
 
 ROOT = Path(parity.__file__).parent
 OURS = {"jax_tformer", "torch_ref", "parity_tests", "twin", "benchmarks", "tests"}
 WITHOUT_TORCH = (
     "gates.measure",
     "gates.pytrees",
-    "gates.ulps",
     "gates.weight_map",
     "report.page",
     "report.summary_page",
-    "report.ulps_histograms",
 )
 
 
@@ -60,10 +57,3 @@ def test_every_public_name_is_there() -> None:
     assert dir(parity) == sorted(parity.__all__)
     with pytest.raises(AttributeError, match="module 'parity' has no attribute 'nothing'"):
         parity.nothing  # noqa: B018
-
-
-def test_the_names_of_parity_tests_are_those_of_parity() -> None:
-    for name in ("check_parity", "assert_parity", "ParityError", "Measured"):
-        assert getattr(parity_tests, name) is getattr(parity, name)
-    with pytest.raises(AttributeError, match="module 'parity_tests' has no attribute 'nothing'"):
-        parity_tests.nothing  # noqa: B018

@@ -88,7 +88,7 @@ def test_the_terminal_says_what_is_red_and_where(both: tuple[Path, subprocess.Co
     assert "\ntest_port.py::test_green:\npair: gate 2 gradients: trained in ours alone: up.bias\n" in summary
     assert "RED" in summary
     assert "test_port.py::test_red: pair: gate 1 activations" in summary
-    assert "RED: 1 figure above its bar, 1 failed test (tests: 1 failed, 1 passed)" in summary
+    assert "RED: 1 figure above the bar, 1 failed test (tests: 1 failed, 1 passed)" in summary
     assert max(map(len, summary.splitlines()[1:-3])) <= 120
     assert re.search(r"JAX +test_port.py:\d+ +return jax.nn.gelu", summary)
     assert re.search(r"PyTorch +test_port.py:\d+ +return\s+torch.nn.functional.gelu", summary)

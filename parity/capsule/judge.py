@@ -16,9 +16,10 @@ from parity.gates.measure import (
     Measured,
     ParityError,
     compared,
+    numbers_lost,
     quality_of_errors,
-    require_comparable,
-    worst,
+    refusal,
+    require_same_names,
     zero_scales,
 )
 from parity.gates.projection import Inputs, Tensors, Values
@@ -188,12 +189,7 @@ class Trial:
 
     def _conversion(self) -> Measured:
         there = self._weights if self._own else self._convert.back(self._convert.there(self._held))
-        lost = {}
-        for key, array in there.items():
-            held = self._held[key]
-            same = (held == array) | (np.isnan(held) & np.isnan(array))
-            lost[key] = float(same.size - np.count_nonzero(same))
-        return worst("9 numbers lost", lost, 0.0)
+        return numbers_lost(there, self._held)
 
     def _exact(self, gate: str) -> Measured:
         recorded = self._recorded("float64")
@@ -210,23 +206,14 @@ class Trial:
         recorded, before = self._recorded(dtype).floating(), self._about.distances[dtype]
         first, errors = from_float64(self._run, self._weights, self._inputs, dtype, self._known, self._zero)
         found = first.floating()
-        if found.keys() != recorded.keys():
-            only = sorted(found.keys() - recorded.keys()), sorted(recorded.keys() - found.keys())
-            raise ParityError(f"gate {gate}: only this side has {only[0]}, only the capsule has {only[1]}")
-        refused, pairs = {}, {}
-        for key in recorded:
-            ours, theirs = self._in_order(found[key], recorded[key])
-            try:
-                require_comparable(key, ours, theirs)
-                if str(ours.dtype) not in allowed.dtypes:
-                    raise ParityError(f"{key}: {ours.dtype} on both sides; expected {' or '.join(allowed.dtypes)}")
-            except ParityError as error:
-                refused[key] = str(error)
-            else:
-                if key in errors:
-                    here, there = self._in_order(errors[key], self._distances(before, key))
-                    pairs[key] = list(zip(here, there, strict=True))
-        return quality_of_errors(f"{gate} {dtype} / allowed", pairs, allowed, refused, recorded)
+        require_same_names(gate, *self._in_order(found, recorded))
+        refused = {key: refusal(key, *self._in_order(found[key], recorded[key]), allowed) for key in recorded}
+        pairs = {
+            key: list(zip(*self._in_order(errors[key], self._distances(before, key)), strict=True))
+            for key, reason in refused.items()
+            if key in errors and not reason
+        }
+        return quality_of_errors(f"{gate} {dtype} / allowed", pairs, allowed, refused)
 
     def _recorded(self, part: str) -> Values:
         tensors = self._reader.read(part)

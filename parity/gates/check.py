@@ -23,9 +23,9 @@ from parity.gates.measure import (
     ParityError,
     Sample,
     compared,
+    numbers_lost,
     quality,
     relative_error,
-    worst,
     zero_scales,
 )
 from parity.gates.pair import Bridge, Dtype, Result, Tensors
@@ -187,10 +187,7 @@ class OwnPair:
 
     def conversion(self) -> Measured:
         """Gate 9."""
-        there_and_back = self.map.back(self.map.into(self.weights))
-        held = self.map.held(self.weights)
-        lost = {key: float((array != there_and_back[key]).sum()) for key, array in held.items()}
-        return worst("9 numbers lost", lost, 0.0)
+        return numbers_lost(self.map.held(self.weights), self.map.back(self.map.into(self.weights)))
 
     def outputs(self) -> Measured:
         """Gate 1."""

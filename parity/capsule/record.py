@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parity.capsule.files import CapsuleReader, new_capsule
+from parity.capsule.files import CapsuleReader, DamageError, new_capsule
 from parity.gates.measure import relative_error, zero_scales
 from parity.gates.projection import RECIPE, Inputs, Tensors, Values, is_floating, projection, rounded, varied
 
@@ -48,36 +48,29 @@ class About:
     """Weights with a gradient."""
     buffers: tuple[str, ...]
     zero_gradients: tuple[str, ...]
-    distances: dict[str, dict[str, list[float | str]]]
+    distances: dict[str, dict[str, list[Any]]]
     """Type -> tensor -> how far from its own float64 it is, relative, for each of SAMPLES; JSON has no infinity."""
 
     @classmethod
     def read(cls, capsule: CapsuleReader) -> "About":
         """Raises ParityError for fields that are missing, of another type, or do not fit the tensors."""
-        said: Any = capsule.about.get("side")
-        fields: dict[str, type] = {"framework": str, "name": str, "by_name": bool, "distances": dict}
-        fields |= dict.fromkeys(("gates", "trained", "buffers", "zero_gradients"), list)
-        for name, kind in fields.items():
-            if not isinstance(said, dict) or not isinstance(said.get(name), kind):
-                raise capsule.damaged(f"capsule.json has no {name} of its side")
-        lists = (said[name] for name, kind in fields.items() if kind is list)
-        if not all(isinstance(each, str) for row in lists for each in row):
-            raise capsule.damaged("capsule.json names what is no text")
-        read: dict[str, Any] = {
-            name: tuple(said[name]) if kind is list else said[name] for name, kind in fields.items()
-        }
-        about = cls(**read)
-        weights, values = set(capsule.names("weights")), set(capsule.names("float64"))
-        if about.framework not in ("jax", "torch") or not set(about.gates) <= set(GATES):
-            raise capsule.damaged(f"its side is {about.framework!r}, for the gates {list(about.gates)}")
-        if not {*about.trained, *about.buffers, *about.zero_gradients} <= weights:
-            raise capsule.damaged("capsule.json names weights that are not there")
-        outputs = {name for name in values if name.startswith("output ")}
-        if not outputs or values - outputs != {f"gradient {name}" for name in about.trained}:
-            raise capsule.damaged("its float64 values are not outputs and the gradients of what is trained")
-        for gate, dtype in NARROW.items():
-            if gate in about.gates and (dtype not in capsule or not isinstance(about.distances.get(dtype), dict)):
-                raise capsule.damaged(f"it has no {dtype} values, which gate {gate} needs")
+        with capsule.reading():
+            said = capsule.about["side"]
+            about = cls(**{name: tuple(x) if isinstance(x, list) else x for name, x in said.items()})
+            if about.framework not in ("jax", "torch") or not set(about.gates) <= set(GATES):
+                raise DamageError(f"its side is {about.framework!r}, for the gates {list(about.gates)}")
+            if not {*about.trained, *about.buffers, *about.zero_gradients} <= capsule.tensors["weights"].keys():
+                raise DamageError("capsule.json names weights that are not there")
+            for part in ("float64", *(NARROW[gate] for gate in about.gates if gate in NARROW)):
+                tensors = capsule.tensors[part]
+                outputs = {name for name in tensors if name.startswith("output ")}
+                if not outputs or tensors.keys() - outputs != {f"gradient {name}" for name in about.trained}:
+                    raise DamageError(f"its {part} values are not outputs and the gradients of what is trained")
+                for name, (kind, *shape) in tensors.items() if part != "float64" else ():
+                    if "float" in kind and shape:
+                        row = about.distances[part][name] = [float(error) for error in about.distances[part][name]]
+                        if len(row) != SAMPLES:
+                            raise DamageError(f"capsule.json has no {SAMPLES} distances of {name}")
         return about
 
 
@@ -106,7 +99,7 @@ def record(
     """
     _require_gates(gates)
     given = Inputs.read(inputs)
-    distances: dict[str, dict[str, list[float | str]]] = {}
+    distances: dict[str, dict[str, list[Any]]] = {}
     one = side_of(side, params, given)
     with new_capsule(path) as writer, one.exactly():
         writer.add("weights", one.weights)

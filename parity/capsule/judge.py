@@ -18,7 +18,9 @@ from parity.gates.measure import (
     numbers_lost,
     quality_of_errors,
     refusal,
+    require_gates,
     require_same_names,
+    run_gates,
     zero_scales,
 )
 from parity.gates.projection import Inputs, Tensors, Values
@@ -59,19 +61,13 @@ def judge(
     reader = CapsuleReader(capsule)
     about = About.read(reader)
     wanted = about.gates if gates is None else tuple(gates)
-    if isinstance(gates, str) or not wanted or not set(wanted) <= set(about.gates):
-        raise ValueError(f"the capsule has no gates {gates!r}; expected a list of some of {list(about.gates)}")
-    figures: list[Measured] = []
+    require_gates(gates if isinstance(gates, str) else wanted, about.gates)
     try:
         trial = Trial(reader, about, side, weights, params, own_weights)
-        with trial.side.exactly():
-            for gate in wanted:
-                figures.append(trial.measured(gate).require())
     except ParityError as error:
-        said = ParityError(f"{name}: {error}")
-        said.figures = (*figures, *error.figures)
-        raise said from None
-    return figures
+        raise ParityError(f"{name}: {error}") from None
+    with trial.side.exactly():
+        return run_gates(name, wanted, trial.measured)
 
 
 class Trial:

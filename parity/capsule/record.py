@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parity.capsule.files import CapsuleReader, DamageError, new_capsule
-from parity.gates.measure import relative_error, zero_scales
+from parity.gates.measure import relative_error, require_gates, zero_scales
 from parity.gates.projection import RECIPE, Inputs, Tensors, Values, is_floating, projection, rounded, varied
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def record(
     folder that cannot be written; nothing is left behind then. ValueError for gates that a capsule does not have,
     TypeError for a side of another kind.
     """
-    _require_gates(gates)
+    require_gates(gates, GATES)
     given = Inputs.read(inputs)
     distances: dict[str, dict[str, list[Any]]] = {}
     one = side_of(side, params, given)
@@ -191,11 +191,6 @@ def from_float64(
         first = first or values
     assert first is not None
     return first, errors
-
-
-def _require_gates(gates: Sequence[str]) -> None:
-    if isinstance(gates, str) or not gates or not set(gates) <= set(GATES):
-        raise ValueError(f"a capsule has no gates {gates!r}; expected a list of some of {list(GATES)}")
 
 
 def _versions() -> dict[str, str]:

@@ -26,6 +26,8 @@ from parity.gates.measure import (
     numbers_lost,
     quality,
     relative_error,
+    require_gates,
+    run_gates,
     zero_scales,
 )
 from parity.gates.pair import Bridge, Dtype, Result, Tensors
@@ -77,9 +79,7 @@ def check_parity(
     steps where its losses do: its answer is the error's `difference`, and a note below its message. Gradients that are
     zero but for rounding are named instead, if there are any.
     """
-    if isinstance(gates, str) or not gates or (unknown := set(gates) - set(GATES)):
-        given = gates if isinstance(gates, str) or not gates else sorted(unknown)
-        raise ValueError(f"there is no gate {given!r} for a pair of your own; expected a list of some of {list(GATES)}")
+    require_gates(gates, GATES)
     if not isinstance(theirs, nn.Module):
         raise TypeError(f"theirs is a {type(theirs).__name__}; expected a torch.nn.Module, which holds its weights")
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
@@ -92,22 +92,16 @@ def check_parity(
             "4": lambda: pair.quality("4 bfloat16 / allowed", "bfloat16", zero_gradients),
             "5": lambda: pair.optimizer(zero_gradients),
         }
-        figures: list[Measured] = []
-        for gate in gates:
-            try:
-                figures.append(runs[gate]().require())
-            except ParityError as error:
-                named = ParityError(f"{name}: {error}")
-                named.figures = (*figures, *error.figures)
-                if explain and (gate in ("1", "2") or (gate == "5" and error.figures)):
-                    named.difference = pair.quiet(zero_gradients) if gate == "5" else ""
-                    for module in pair.parting() if gate == "5" else [theirs]:
-                        named.difference = named.difference or searched(
-                            ours, module, weights, inputs, like=like, name=name
-                        )
-                    named.add_note(str(named.difference))
-                raise named from None
-        return figures
+        try:
+            return run_gates(name, gates, lambda gate: runs[gate]())
+        except ParityError as error:
+            trained = error.gate == "5" and not all(figure.passed for figure in error.figures)
+            if explain and (trained or error.gate in ("1", "2")):
+                error.difference = pair.quiet(zero_gradients) if trained else ""
+                for module in pair.parting() if trained else [theirs]:
+                    error.difference = error.difference or searched(ours, module, weights, inputs, like=like, name=name)
+                error.add_note(str(error.difference))
+            raise
 
 
 def searched(

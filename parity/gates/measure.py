@@ -1,6 +1,6 @@
 """How two tensors are compared: normalised per tensor against a bar, never elementwise with a chosen tolerance."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +18,8 @@ class ParityError(AssertionError):
     """What had been measured, the red figure last; without it where there is none, since the two cannot be compared."""
     difference: Any = None
     """The `Difference` that was found, where one was looked for; a sentence where the search itself failed."""
+    gate: str = ""
+    """Which was red, or could not be measured."""
 
 
 @dataclass(frozen=True)
@@ -225,6 +227,26 @@ def quality_of_errors(
                 here, there = np.exp(np.log(np.maximum(errors[name], allowed.floor)).mean(axis=0))
             ratios[name] = float(here / (allowed.factor * there + allowed.floor))
     return _judged(gate, ratios, 1.0)
+
+
+def require_gates(gates: Sequence[str], known: Sequence[str]) -> None:
+    """Raises ValueError unless these are some of the gates that are known."""
+    if isinstance(gates, str) or not gates or not set(gates) <= set(known):
+        raise ValueError(f"there are no gates {gates!r} here; expected a list of some of {list(known)}")
+
+
+def run_gates(name: str, gates: Sequence[str], measure: Callable[[str], Measured]) -> list[Measured]:
+    """The figures of `gates`, each printed; the ParityError of a red one begins with the pair's name, has the figures
+    before it, and says which `gate` it is."""
+    figures: list[Measured] = []
+    for gate in gates:
+        try:
+            figures.append(measure(gate).require())
+        except ParityError as error:
+            said = ParityError(f"{name}: {error}")
+            said.figures, said.gate = (*figures, *error.figures), gate
+            raise said from None
+    return figures
 
 
 def numbers_lost(before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> Measured:

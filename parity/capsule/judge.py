@@ -156,11 +156,8 @@ class Trial:
     def _run(self, weights: Tensors, inputs: Inputs, dtype: str, known: Tensors) -> Values:
         """The side on weights by the names of the capsule, with the gradients of what both train by those names."""
         there = {key: array for key, array in self._there(weights).items() if key in self.side.weights}
-        values = self.side.run(there, inputs, dtype, known)
-        zero = np.zeros((), next(iter(values.gradients.values())).dtype)
-        blank = {key: np.broadcast_to(zero, array.shape) for key, array in self.side.weights.items()}
-        gradients = self._back(blank | values.gradients)
-        return Values(values.outputs, {key: gradients[key] for key in self._trained})
+        values = self.side.run(there, inputs, dtype, known).converted(self.side.weights, self._back)
+        return Values(values.outputs, {key: values.gradients[key] for key in self._trained})
 
     @cached_property
     def _found(self) -> Values:

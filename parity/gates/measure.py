@@ -258,6 +258,11 @@ def numbers_lost(before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarra
     return worst("9 numbers lost", lost, 0.0)
 
 
+def global_norm(gradients: Mapping[str, np.ndarray]) -> float:
+    """Of all together, in float64."""
+    return float(np.sqrt(sum(np.square(gradient.astype(np.float64)).sum() for gradient in gradients.values())))
+
+
 def zero_scales(
     exact: Mapping[str, np.ndarray], names: Collection[str], where: Mapping[str, np.ndarray] | None = None
 ) -> dict[str, float]:
@@ -266,7 +271,7 @@ def zero_scales(
     `where` says in which of its places, as truth values; everywhere unless it is told of. Raises ParityError where one
     is not zero, or does not exist.
     """
-    scale = float(np.sqrt(sum(np.square(gradient).sum() for gradient in exact.values())))
+    scale = global_norm(exact)
     for name in names:
         if name not in exact:
             raise ParityError(f"zero_gradients names {name!r}, which the module lacks: {sorted(exact)}")

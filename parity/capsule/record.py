@@ -55,8 +55,9 @@ class About:
     def read(cls, capsule: CapsuleReader) -> "About":
         """Raises ParityError for fields that are missing, of another type, or do not fit the tensors."""
         with capsule.reading():
-            said = capsule.about["side"]
-            about = cls(**{name: tuple(x) if isinstance(x, list) else x for name, x in said.items()})
+            said: dict[str, Any] = capsule.about["side"]
+            said = {name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
+            about = cls(**said)
             if about.framework not in ("jax", "torch") or not set(about.gates) <= set(GATES):
                 raise DamageError(f"its side is {about.framework!r}, for the gates {list(about.gates)}")
             if not {*about.trained, *about.buffers, *about.zero_gradients} <= capsule.tensors["weights"].keys():
@@ -109,12 +110,12 @@ def record(
         zero_scales(exact.gradients, zero_gradients)
         inside = {f"input {key}": array for key, array in given.arrays.items()}
         writer.add("inputs", inside | {f"projection {key}": array for key, array in known.items()})
-        writer.add("float64", named(exact))
+        writer.add("float64", exact.named())
         del exact
         for gate in gates:
             if dtype := NARROW.get(gate):
                 first, errors = from_float64(one.run, one.weights, given, dtype, known, zero_gradients)
-                writer.add(dtype, named(first))
+                writer.add(dtype, first.named())
                 distances[dtype] = {
                     key: [float(error) if np.isfinite(error) else str(error) for error in row]
                     for key, row in errors.items()
@@ -155,12 +156,6 @@ def is_module(side: Any) -> bool:
     """Whether this is a `torch.nn.Module`, asked without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(side, torch.nn.Module)
-
-
-def named(values: Values) -> Tensors:
-    """Outputs and gradients under the names that they have in a capsule."""
-    outputs = {f"output {name}": array for name, array in values.outputs.items()}
-    return outputs | {f"gradient {name}": array for name, array in values.gradients.items()}
 
 
 def from_float64(

@@ -127,10 +127,14 @@ class Values:
         blank = {name: np.broadcast_to(zero, array.shape) for name, array in weights.items()}
         return Values(self.outputs, back(blank | self.gradients))
 
-    def floating(self) -> Tensors:
-        """Outputs that are floating-point, and gradients."""
-        outputs = {f"output {name}": array for name, array in self.outputs.items() if is_floating(array.dtype)}
+    def named(self) -> Tensors:
+        """Outputs and gradients, by names that tell them apart."""
+        outputs = {f"output {name}": array for name, array in self.outputs.items()}
         return outputs | {f"gradient {name}": array for name, array in self.gradients.items()}
+
+    def floating(self) -> Tensors:
+        """Those that are floating-point."""
+        return {name: array for name, array in self.named().items() if is_floating(array.dtype)}
 
 
 def is_floating(dtype: np.dtype) -> bool:

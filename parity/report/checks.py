@@ -55,10 +55,10 @@ class Checks:
     def figures(self) -> Figures:
         """All figures, once it is known how the tests ended."""
         return Figures(
-            Cell(check["row"] or self._row(test), *figure, expected=self.outcomes.get(test) != "failed")
+            Cell(check["row"] or self._row(test), gate, figure, bar, name, self.outcomes.get(test) != "failed")
             for test in self.tests
             for check in self.checks(test)
-            for figure in check["figures"]
+            for gate, figure, bar, name in check["figures"]
         )
 
     @property
@@ -185,23 +185,22 @@ class Checks:
         }
 
     def _document(self, facts: dict[str, Any]) -> dict[str, Any]:
-        tests = []
-        for test in self.tests:
-            checks = [
-                {key: check[key] for key in ("name", "row", "error", "difference", "answer")}
-                | {
-                    "fault": {key: _plain(value) for key, value in check["fault"].items()},
-                    "figures": [
-                        {"gate": gate, "figure": _plain(figure), "bar": _plain(bar), "worst_tensor": name}
-                        | {"passed": Cell("", gate, figure, bar, name).within}
-                        for gate, figure, bar, name in check["figures"]
-                    ],
-                }
-                for check in self.checks(test)
+        def said(check: dict[str, Any]) -> dict[str, Any]:
+            figures = [
+                {"gate": gate, "figure": _plain(figure), "bar": _plain(bar), "worst_tensor": name}
+                | {"passed": Cell("", gate, figure, bar, name).within}
+                for gate, figure, bar, name in check["figures"]
             ]
-            outcome = self.outcomes.get(test, "unfinished")
-            tests.append({"test": test, "outcome": outcome, "message": self.failed.get(test), "checks": checks})
-        verdict = self.verdict()
+            fault = {key: _plain(value) for key, value in check["fault"].items()}
+            rest = {key: check[key] for key in ("name", "row", "error", "difference", "answer")}
+            return rest | {"figures": figures, "fault": fault}
+
+        verdict, failed = self.verdict(), self.failed
+        tests = [
+            {"test": test, "outcome": self.outcomes.get(test, "unfinished"), "message": failed.get(test)}
+            | {"checks": list(map(said, self.checks(test)))}
+            for test in self.tests
+        ]
         return {"verdict": verdict.partition(":")[0].lower(), "told": verdict, **facts, "tests": tests}
 
 
@@ -243,10 +242,9 @@ def _hanging(line: str, width: int) -> str:
 
 def _processor() -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    model = next(named, "") or platform.processor() or platform.machine()
+    model = platform.processor() or platform.machine()
+    with suppress(OSError):
+        about = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        named = re.search(r"^model name\s*: (.+)", about, re.MULTILINE)
+        model = named[1].strip() if named else model
     return f"{cores} {_of(cores, 'core')} of {model}"

@@ -84,7 +84,7 @@ class Parity:
         red = [figure for figure in figures if not figure.passed]
         assert red, f"no gate sees {name!r}: {'; '.join(map(str, figures))}"
         figure, bar = float(red[0].worst), float(red[0].bar)
-        said = {"fault": name, "planted in": planted, "seen by gate": red[0].gate, "figure": figure, "bar": bar}
+        said = {"fault": name, "planted in": planted, "seen by gate": red[0].gate, "figure": figure, "bar": f"{bar:g}"}
         self._record(name, fault=said | {"figure / bar": figure / bar if bar else float("inf")} | more)
 
     def first_difference(self, *arguments: Any, name: str = "pair", **options: Any) -> "Difference":

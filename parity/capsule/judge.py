@@ -130,11 +130,15 @@ class Trial:
     def measured(self, gate: str) -> Measured:
         """The figure of one gate."""
         if gate == "9":
-            return self._conversion()
+            return numbers_lost(self._weights if self._own else self._back(self._there(self._held)), self._held)
         if gate in NARROW:
             self.__dict__.pop("_found", None)  # two copies of all weights that are not needed any more
             return self._quality(gate, NARROW[gate])
-        return self._exact(gate)
+        recorded, found = self._recorded("float64"), self._found
+        if gate == "1":
+            return compared("1 activations", *self._in_order(found.outputs, recorded.outputs))
+        zero = zero_scales(recorded.gradients, self._zero)
+        return compared("2 gradients", *self._in_order(found.gradients, recorded.gradients), zero=zero)
 
     def _require_weights(self, *, by_name: bool) -> None:
         """That every trained weight of the capsule has its place in the side, and the same shape there."""
@@ -162,17 +166,6 @@ class Trial:
     @cached_property
     def _found(self) -> Values:
         return self._run(self._weights, self._inputs.rounded("float64", "float64"), "float64", self._known)
-
-    def _conversion(self) -> Measured:
-        there = self._weights if self._own else self._back(self._there(self._held))
-        return numbers_lost(there, self._held)
-
-    def _exact(self, gate: str) -> Measured:
-        recorded, found = self._recorded("float64"), self._found
-        if gate == "1":
-            return compared("1 activations", *self._in_order(found.outputs, recorded.outputs))
-        zero = zero_scales(recorded.gradients, self._zero)
-        return compared("2 gradients", *self._in_order(found.gradients, recorded.gradients), zero=zero)
 
     def _quality(self, gate: str, dtype: str) -> Measured:
         allowed = FLOAT32 if dtype == "float32" else BFLOAT16

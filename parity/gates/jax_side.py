@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from parity.gates.measure import ParityError
+from parity.gates.measure import ParityError, failure
 from parity.gates.projection import (
     Inputs,
     Tensors,
@@ -47,8 +47,7 @@ def called(function: Callable[..., Any], params: Any, inputs: Inputs, arrays: Ma
     except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
         shapes = {path: list(np.shape(leaf)) for path, leaf in paths(params).items()}
         given = [list(array.shape) for array in arrays.values()]
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        raise ParityError(f"ours failed ({reason}) on params {shapes} and inputs {given}") from error
+        raise failure("ours", error, f"params {shapes} and inputs {given}") from error
 
 
 def _is_key(leaf: Any) -> bool:

@@ -77,6 +77,12 @@ def require_comparable(name: str, ours: np.ndarray, theirs: np.ndarray) -> None:
             )
 
 
+def failure(side: str, error: Exception, given: str) -> ParityError:
+    """To be raised where a side fails on what it was given: in one line."""
+    reason, *_ = f"{type(error).__name__}: {error}".splitlines()
+    return ParityError(f"{side} failed ({reason}) on {given}")
+
+
 def relative_error(ours: np.ndarray, theirs: np.ndarray, scale: float | None = None) -> float:
     """The larger of ||a - b|| / ||b|| and max|a - b| / max|b|, in float64.
 

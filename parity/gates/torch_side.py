@@ -10,7 +10,7 @@ import torch
 from ml_dtypes import bfloat16
 from torch import Tensor, nn
 
-from parity.gates.measure import ParityError
+from parity.gates.measure import ParityError, failure
 from parity.gates.projection import Inputs, Tensors, Values, known_or_made, named_outputs
 
 
@@ -61,9 +61,9 @@ class TorchSide:
                 module, inputs.arrays, lambda arrays: torch_loss(self._inputs.call(module, arrays=arrays), known)
             )
         except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
-            shapes = [list(array.shape) for array in inputs.arrays.values()]
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            raise ParityError(f"theirs failed ({reason}) on inputs {shapes}") from error
+            raise failure(
+                "theirs", error, f"inputs {[list(array.shape) for array in inputs.arrays.values()]}"
+            ) from error
         return Values(outputs, {name: gradients[name] for name in gradients if name in self.trained})
 
 

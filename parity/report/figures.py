@@ -34,8 +34,8 @@ GATES = {
     ),
     "4 bfloat16 / allowed": Gate(
         "bf16",
-        "bfloat16: the same ratio, with 1.8 times PyTorch's distance allowed (1.5 times where it is judged apart what "
-        "is computed before the backward pass).",
+        "bfloat16: the same ratio, with 1.8 times PyTorch's distance allowed (1.5 times for what models compute before "
+        "the backward pass).",
     ),
     "4 parts, bfloat16 / allowed": Gate(
         "parts",

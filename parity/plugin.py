@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 PROPERTY = "parity check"
 """Under this name a check travels with the report of its test, also from a process that xdist has started."""
-NO_ANSWER = {"difference": None, "answer": None, "answer_html": None}
-"""Where nobody asked where the two part."""
 
 
 class Parity:
@@ -132,7 +130,7 @@ class Parity:
 
         rows = [[f.gate, float(f.worst), float(f.bar), f.name] for f in figures]
         about = {"name": name, "row": row, "figures": rows, "fault": fault or {}, "error": error, "device": _device()}
-        self._note(about | (NO_ANSWER if found is None else sendable(found)))
+        self._note(about | sendable("" if found is None else found))
 
 
 def _device() -> str:
@@ -177,8 +175,8 @@ class Reporter:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._checks: Checks | None = None
-        self._said: list[tuple[str, bool]] = []
-        """Lines below the table, and whether they are good news."""
+        self._said: list[str] = []
+        """Lines below the table: what was written."""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Takes in one phase of one test."""
@@ -193,7 +191,7 @@ class Reporter:
     # First: the terminal's summary, which shows what happens here, is part of the same hook.
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Writes the report and the summary of the job; a run whose report was not written has not passed."""
+        """Writes the report and the summary of the job; a run for which one was not written has not passed."""
         summary = os.environ.get("GITHUB_STEP_SUMMARY")
         if self._checks is None and self._folder is None:
             return
@@ -202,23 +200,17 @@ class Reporter:
         checks = self._checks = self._checks or Checks()
         checks.others = session.testsfailed - len(checks.failed)
         checks.interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
-        written = True
-        if self._folder is not None:
-            written = self._write(self._folder, checks.write)
-        if summary and checks.tests:
-            self._write(Path(summary), checks.append_markdown)
-        if not written and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def _write(self, path: Path, write: Callable[[Path], None]) -> bool:
-        try:
-            write(path)
-        except OSError as error:
-            self._said.append((f"{path}: cannot be written ({error.strerror or error})", False))
-            return False
-        if path == self._folder:
-            self._said.append((f"{path}: parity.html, parity.json", True))
-        return True
+        for path, write, said in (
+            (self._folder, checks.write, "parity.html, parity.json"),
+            (summary and checks.tests and Path(summary), checks.append_markdown, "the summary of the job"),
+        ):
+            if path:
+                try:
+                    write(path)
+                except OSError as error:
+                    said = f"cannot be written ({error.strerror or error})"
+                    session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+                self._said.append(f"{path}: {said}")
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """The table, what failed and where the two part."""
@@ -231,8 +223,8 @@ class Reporter:
         verdict = self._checks.verdict()
         good = verdict.startswith("GREEN")
         terminalreporter.write_line(verdict, green=good, red=not good, bold=True)
-        for line, fine in self._said:
-            terminalreporter.write_line(line, red=not fine)
+        for line in self._said:
+            terminalreporter.write_line(line)
 
 
 __all__ = ["Parity", "parity"]

@@ -20,9 +20,9 @@ import torch
 from parity import Difference, Site, difference
 from parity.differ.alignment import Equal
 from parity.report.figures import markdown_table
-from parity_tests.__main__ import between
 from parity_tests.localisation import Located, asked, cases
 from parity_tests.other_pairs.planting import PAIRS
+from parity_tests.tables import between
 
 
 def unmatched(name: str) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import pytest
 
 from jax_tformer.__main__ import PROGRAMS
 from jax_tformer.config.presets import ARCHITECTURES, EXPERIMENTS
-from parity_tests import ParityError
+from parity import ParityError
 from parity_tests.test_pretrained import saved
 
 ROOT = Path(__file__).parents[1]

@@ -4,7 +4,7 @@ A fault is a context manager around the run of one side. These are planted in th
 its functions; library_faults.py has those of arithmetic.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
-from jax_tformer.config import StackConfig, TransformerConfig
 from torch_ref import attention, blocks, heads, training, transformer
 from torch_ref.layers import Dropout
 
@@ -30,20 +29,20 @@ class Fault(NamedTuple):
     """Fields of both stacks of the reference's config that differ, for faults that a config can express."""
 
 
-def config_fault(name: str, **changes: Any) -> Fault:
+def config_fault(name, **changes):
     """The reference reads a config that differs from ours."""
     return Fault(name, contextmanager(lambda: iter([None])), changes)
 
 
-def code_fault(name: str, owner: Any, attribute: str, wrong: Callable[..., Any]) -> Fault:
+def code_fault(name, owner, attribute, wrong):
     """`owner.attribute` is `wrong(right)` instead."""
     return Fault(name, lambda: patch.object(owner, attribute, wrong(getattr(owner, attribute))))
 
 
-def faulty(config: TransformerConfig, changes: Mapping[str, Any]) -> TransformerConfig:
+def faulty(config, changes):
     """`config` with these fields of all its stacks changed."""
 
-    def stack(old: StackConfig | None) -> StackConfig | None:
+    def stack(old):
         return None if old is None else replace(old, **changes)
 
     return replace(config, encoder=stack(config.encoder), decoder=stack(config.decoder))
@@ -52,16 +51,16 @@ def faulty(config: TransformerConfig, changes: Mapping[str, Any]) -> Transformer
 # Of the model, in the reference.
 
 
-def unbiased_variance(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def layer_norm(x: Tensor, shape: Any, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+def unbiased_variance(right):
+    def layer_norm(x, shape, weight, bias, eps):
         normalised = (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=True, keepdim=True) + eps).sqrt()
         return normalised * weight + (0 if bias is None else bias)
 
     return layer_norm
 
 
-def leaking_causal_mask(right: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
-    def visible(ids: Tensor, *, causal: bool, **given: Any) -> Tensor | None:
+def leaking_causal_mask(right):
+    def visible(ids, *, causal, **given):
         seen = right(ids, causal=False, **given)
         leaking = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril(diagonal=1)[None, None]
         return seen if not causal else leaking if seen is None else leaking & seen
@@ -69,19 +68,19 @@ def leaking_causal_mask(right: Callable[..., Tensor | None]) -> Callable[..., Te
     return visible
 
 
-def without_padding_mask(right: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
-    def visible(ids: Tensor, *, causal: bool, is_token: Tensor | None, **given: Any) -> Tensor | None:
+def without_padding_mask(right):
+    def visible(ids, *, causal, is_token, **given):
         return right(ids, causal=causal, is_token=None if causal else is_token, **given)
 
     return visible
 
 
-def later_positions(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def later_positions(right):
     return lambda *args: right(*args) + 1
 
 
-def interleaved_rotation(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def rotate(x: Tensor, angle: Tensor) -> Tensor:
+def interleaved_rotation(right):
+    def rotate(x, angle):
         angle = angle[:, None]
         even, odd = x[..., 0::2], x[..., 1::2]
         turned = even * angle.cos() - odd * angle.sin(), odd * angle.cos() + even * angle.sin()
@@ -90,16 +89,16 @@ def interleaved_rotation(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return rotate
 
 
-def swapped_cross_attention(right: Callable[..., Any]) -> Callable[..., Any]:
-    def forward(self: Any, x: Tensor, memory: Tensor, mask: Tensor | None, *own: Any) -> tuple[Tensor, Tensor]:
+def swapped_cross_attention(right):
+    def forward(self, x, memory, mask, *own):
         # Only cross-attention has no positions; both sequences must be of one length for this to run at all.
         return right(self, x, memory, mask, *own) if own else right(self, memory, x, mask)
 
     return forward
 
 
-def untied_head(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def forward(self: Any, x: Tensor, table: nn.Embedding) -> Tensor:
+def untied_head(right):
+    def forward(self, x, table):
         """The same numbers as the table has, but not the table: its gradient does not come this way."""
         copy = nn.Embedding.from_pretrained(table.weight.detach())
         return right(self, x, copy)
@@ -107,14 +106,14 @@ def untied_head(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return forward
 
 
-def padding_index(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def padding_index(right):
     return lambda ids, table, padding_idx=None, *rest: right(ids, table, 0, *rest)
 
 
-def swapped_residual(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def swapped_residual(right):
     """The residual stream comes from the normalised input."""
 
-    def _add(self: Any, x: Tensor, h: Tensor, norm: nn.Module) -> Tensor:
+    def _add(self, x, h, norm):
         return norm(x + h) if self.placement == "post" else norm(x) + h
 
     return _add
@@ -124,7 +123,7 @@ def swapped_residual(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 @contextmanager
-def changed_weight(model: nn.Module, name: str, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def changed_weight(model, name, change):
     """The parameter called `name` is something else for a while."""
     parameter = model.get_parameter(name)
     right = parameter.detach().clone()
@@ -137,11 +136,11 @@ def changed_weight(model: nn.Module, name: str, change: Callable[[Tensor], Tenso
             parameter.copy_(right)
 
 
-def transposed(weight: Tensor) -> Tensor:
+def transposed(weight):
     return weight.T
 
 
-def first_two_heads_swapped(weight: Tensor, heads: int) -> Tensor:
+def first_two_heads_swapped(weight, heads):
     parts = list(weight.chunk(heads))
     return torch.cat([parts[1], parts[0], *parts[2:]])
 
@@ -149,8 +148,8 @@ def first_two_heads_swapped(weight: Tensor, heads: int) -> Tensor:
 # Of the loss and the optimizer, in the reference.
 
 
-def smoothing_without_the_label(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def summed(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+def smoothing_without_the_label(right):
+    def summed(logits, labels, label_smoothing=0.0):
         """eps / (V - 1) on every token but the label."""
         log_p, vocabulary = logits.log_softmax(-1), logits.shape[-1]
         chosen = log_p.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
@@ -161,16 +160,16 @@ def smoothing_without_the_label(right: Callable[..., Tensor]) -> Callable[..., T
     return summed
 
 
-def every_token_counts(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def every_token_counts(right):
     return lambda labels: torch.tensor(labels.numel())
 
 
-def later_schedule(right: Callable[..., float]) -> Callable[..., float]:
+def later_schedule(right):
     return lambda config, n, steps: right(config, n + 1, steps)
 
 
-def clip_without_epsilon(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def clip(parameters: Any, limit: float) -> Tensor:
+def clip_without_epsilon(right):
+    def clip(parameters, limit):
         parameters = list(parameters)
         norm = torch.stack([p.grad.norm() for p in parameters]).norm()
         for parameter in parameters:
@@ -184,7 +183,7 @@ class EpsilonInsideTheRoot(torch.optim.AdamW):
     """m / sqrt(v + eps^2) where AdamW has m / (sqrt(v) + eps)."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure=None):  # type: ignore[override]
         for group in self.param_groups:
             (beta1, beta2), rate = group["betas"], group["lr"]
             for p in group["params"]:
@@ -198,8 +197,8 @@ class EpsilonInsideTheRoot(torch.optim.AdamW):
                 p.mul_(1 - rate * group["weight_decay"]).sub_(rate * m / (v + group["eps"] ** 2).sqrt())
 
 
-def decay_everywhere(right: Callable[..., Any]) -> Callable[..., Any]:
-    def adamw(model: nn.Module, config: Any) -> torch.optim.AdamW:
+def decay_everywhere(right):
+    def adamw(model, config):
         optimizer = right(model, config)
         for group in optimizer.param_groups:
             group["weight_decay"] = config.weight_decay
@@ -208,8 +207,8 @@ def decay_everywhere(right: Callable[..., Any]) -> Callable[..., Any]:
     return adamw
 
 
-def unscaled_dropout(right: Callable[..., Any]) -> Callable[..., Any]:
-    def forward(self: Any, x: Tensor) -> Tensor:
+def unscaled_dropout(right):
+    def forward(self, x):
         return x if self.keep is None else x.masked_fill(~self.keep, 0.0)
 
     return forward

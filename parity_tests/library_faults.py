@@ -1,8 +1,6 @@
 """Faults planted in the library: what it computes or stores too coarsely, or leaves to a default."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 from unittest.mock import patch
 
 import jax
@@ -26,8 +24,8 @@ from parity_tests import narrow_parts
 from parity_tests.faults import code_fault
 
 
-def one_pass_variance(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    def call(self: Norm, x: jax.Array) -> jax.Array:
+def one_pass_variance(right):
+    def call(self, x):
         high = x.astype(accumulator(x.dtype))
         mean = high.mean(-1, keepdims=True) if self.kind == "layernorm" else jnp.zeros_like(high[..., :1])
         variance = jnp.maximum(jnp.square(high).mean(-1, keepdims=True) - jnp.square(mean), 0)
@@ -37,16 +35,16 @@ def one_pass_variance(right: Callable[..., jax.Array]) -> Callable[..., jax.Arra
     return call
 
 
-def no_higher(right: Callable[..., Any]) -> Callable[..., Any]:
+def no_higher(right):
     """What should be computed in at least float32 is computed in the type of the rest."""
     return lambda dtype: jnp.dtype(dtype)
 
 
-def narrow_where(chosen: Callable[..., bool]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def narrow_where(chosen):
     """In layers.py and embedding.py: the type of the input, and no higher, in the calls that `chosen` chooses."""
 
-    def wrong(right: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
+    def wrong(right):
+        def call(*args):
             kept = no_higher(accumulator) if chosen(*args) else accumulator
             with patch.object(layers, "accumulator", kept), patch.object(embedding, "accumulator", kept):
                 return right(*args)
@@ -56,29 +54,29 @@ def narrow_where(chosen: Callable[..., bool]) -> Callable[[Callable[..., Any]], 
     return wrong
 
 
-def narrow_norm(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def narrow_norm(kind):
     """LayerNorm or RMSNorm in the type of its input."""
     return narrow_where(lambda norm, x: norm.kind == kind)
 
 
-def narrow_activation(prefix: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def narrow_activation(prefix):
     """Activations whose names begin so in the type of their input."""
     return narrow_where(lambda x, activation: activation.startswith(prefix))
 
 
-def rounded(x: jax.Array) -> jax.Array:
+def rounded(x):
     return x.astype(jnp.bfloat16).astype(x.dtype)
 
 
-def rounded_result(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def rounded_result(right):
     return lambda *args, **options: rounded(right(*args, **options))
 
 
-def rounded_scores(in_rows: bool) -> Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]]:
+def rounded_scores(in_rows):
     """Of attention in rows, which asks for a part of the mask, or of the weights as a whole, which are captured."""
 
-    def wrong(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-        def softmax(self: Mask, scores: jax.Array, length: int, slots: int, *part: slice) -> jax.Array:
+    def wrong(right):
+        def softmax(self, scores, length, slots, *part):
             return right(self, rounded(scores) if bool(part) == in_rows else scores, length, slots, *part)
 
         return softmax
@@ -86,23 +84,23 @@ def rounded_scores(in_rows: bool) -> Callable[[Callable[..., jax.Array]], Callab
     return wrong
 
 
-def rounded_schedule(right: Callable[..., Any]) -> Callable[..., Any]:
-    def learning_rate(config: Any, steps: int) -> Callable[[jax.Array], jax.Array]:
+def rounded_schedule(right):
+    def learning_rate(config, steps):
         return lambda n: right(config, steps)(n).astype(jnp.float32)
 
     return learning_rate
 
 
-def by_default(option: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def by_default(option):
     """What the config says of this option of AdamW is left to optax."""
     return lambda right: lambda *args, **options: right(*args, **{k: v for k, v in options.items() if k != option})
 
 
-def padding_read(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def padding_read(right):
     return lambda batch: right({name: x for name, x in batch.items() if "mask" not in name})
 
 
-def uncapped(right: Callable[..., Any]) -> Callable[..., Any]:
+def uncapped(right):
     """Logits, of which the cap is the last argument, are as large as they come."""
     return lambda *given: right(*given[:-1])
 
@@ -111,30 +109,30 @@ CAP = 0.5
 """Of the logits of the model that is trained with faults: near their size."""
 
 
-def capped_without_slope(right: Callable[..., Any]) -> Callable[..., Any]:
+def capped_without_slope(right):
     """The gradient by the capped logits is divided by the slope of the cap, with which it is multiplied afterwards."""
 
-    def losses(logits: jax.Array, *rest: Any) -> tuple[jax.Array, jax.Array]:
+    def losses(logits, *rest):
         loss, by_logits = right(logits, *rest)
         return loss, by_logits / (1 - jnp.square(logits / CAP))
 
     return losses
 
 
-def coarse_moment(right: Callable[..., Any]) -> Callable[..., Any]:
+def coarse_moment(right):
     return lambda *args, **options: right(*args, **options, mu_dtype=jnp.bfloat16)
 
 
-def coarse_choice(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def coarse_choice(right):
     """Two logits that 8 bits do not tell apart are a tie."""
     return lambda logits: right(logits.astype(jnp.float8_e4m3fn).astype(logits.dtype))
 
 
-def cached_masks(**changes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def cached_masks(**changes):
     """The masks of self-attention with these fields changed, where there is a cache."""
 
-    def wrong(right: Callable[..., Any]) -> Callable[..., Any]:
-        def masks(self: Stack, tokens: Any, is_token: Any, segments: Any, prefix: Any = None, cache: Any = None) -> Any:
+    def wrong(right):
+        def masks(self, tokens, is_token, segments, prefix=None, cache=None):
             seen = right(self, tokens, is_token, segments, prefix, cache)
             return seen if cache is None else {window: replace(mask, **changes) for window, mask in seen.items()}
 
@@ -143,22 +141,20 @@ def cached_masks(**changes: Any) -> Callable[[Callable[..., Any]], Callable[...,
     return wrong
 
 
-def padding_counted(right: Callable[..., Any]) -> Callable[..., Any]:
-    def take_slots(self: Cache, new: jax.Array) -> Any:
+def padding_counted(right):
+    def take_slots(self, new):
         positions, placed = right(self, new)
         return jnp.broadcast_to(self.filled + jnp.arange(new.shape[1]), positions.shape), placed
 
     return take_slots
 
 
-def slot_before(right: Callable[..., Any]) -> Callable[..., Any]:
+def slot_before(right):
     return lambda self, key, value, first: right(self, key, value, jnp.maximum(first - 1, 0))
 
 
-def unmasked_source(right: Callable[..., Any]) -> Callable[..., Any]:
-    def call(
-        self: Attention, x: Any, memory: Any, mask: Mask, rotation: Any, key: Any, cache: Any, capture: bool
-    ) -> Any:
+def unmasked_source(right):
+    def call(self, x, memory, mask, rotation, key, cache, capture):
         crosses = cache is not None and not mask.causal
         mask = replace(mask, is_token=None) if crosses else mask
         return right(self, x, memory, mask, rotation, key, cache, capture)
@@ -166,28 +162,28 @@ def unmasked_source(right: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def never_reordered(right: Callable[..., Any]) -> Callable[..., Any]:
+def never_reordered(right):
     return lambda cache, chosen: cache if len(chosen) == len(cache.is_token) else right(cache, chosen)
 
 
-def one_token_more(right: Callable[..., Any]) -> Callable[..., Any]:
+def one_token_more(right):
     return lambda rules, length, dtype: right(rules, length + 1, dtype)
 
 
-def one_token_longer(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def one_token_longer(right):
     """Unfinished beams are hoped to end with a token more than they have, for no loss."""
     return lambda rules, made, limits: right(rules, made + 1, limits)
 
 
-def hope_again(right: Callable[..., Any]) -> Callable[..., Any]:
+def hope_again(right):
     """A search that is over goes on where its unfinished beams look better later."""
     return lambda rules, beams, *rest: right(rules, beams._replace(improvable=jnp.ones_like(beams.improvable)), *rest)
 
 
-def said_by_another(right: Callable[..., Any]) -> Callable[..., Any]:
+def said_by_another(right):
     """A beam counts what another one has just said among its own tokens."""
 
-    def extended(rules: Any, beams: beam.Beams, *rest: Any) -> beam.Beams:
+    def extended(rules, beams, *rest):
         made = right(rules, beams, *rest)
         if made.seen is None:
             return made
@@ -197,49 +193,49 @@ def said_by_another(right: Callable[..., Any]) -> Callable[..., Any]:
     return extended
 
 
-def one_more_before_the_end(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def one_more_before_the_end(right):
     return lambda scores, rules, place: right(
         scores, replace(rules, fewest=None if rules.fewest is None else rules.fewest + 1), place
     )
 
 
-def never_behind_a_forced_token(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def never_behind_a_forced_token(right):
     """What may not begin is suppressed at the first place, though the token there is forced."""
 
-    def constrain(scores: jax.Array, rules: Any, place: Any) -> jax.Array:
+    def constrain(scores, rules, place):
         begun = right(scores, replace(rules, first=None), place)
         return right(begun, replace(rules, suppressed_at_begin=None), place)
 
     return constrain
 
 
-def padding_said(right: Callable[..., Any]) -> Callable[..., Any]:
+def padding_said(right):
     """Padding is among the tokens of a text, and of its n-grams."""
     return lambda prompt, mask, *rest: right(prompt, jnp.ones_like(mask), *rest)
 
 
-def same_number(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def same_number(right):
     return lambda logits, keys, *rest: right(logits, jax.random.split(jax.random.key(0), len(keys)), *rest)
 
 
-def later_start(right: Callable[..., Any]) -> Callable[..., Any]:
-    def boolean(self: Mask, length: int, slots: int, rows: slice = slice(None), *columns: slice) -> Any:
+def later_start(right):
+    def boolean(self, length, slots, rows=slice(None), *columns):
         return right(replace(self, first=self.first + 1) if rows.start else self, length, slots, rows, *columns)
 
     return boolean
 
 
-def whole_blocks(right: Callable[..., Any]) -> Callable[..., Any]:
+def whole_blocks(right):
     """The mask of a block is that of its own keys, with nothing hidden: what a bidirectional model has."""
 
-    def boolean(self: Mask, length: int, slots: int, *part: slice) -> Any:
+    def boolean(self, length, slots, *part):
         return right(replace(self, causal=False) if part else self, length, slots, *part)
 
     return boolean
 
 
-def through_float16(right: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-    def read(view: Any) -> np.ndarray:
+def through_float16(right):
+    def read(view):
         array = right(view)
         return array.astype(np.float16).astype(array.dtype)
 

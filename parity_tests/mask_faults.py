@@ -1,14 +1,11 @@
 """Faults of who sees whom: windows, segments and prefixes, in training and from a cache."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
-from torch import Tensor
 
 from jax_tformer import cache
 from jax_tformer.config import StackConfig
@@ -20,32 +17,32 @@ from parity_tests.library_faults import cached_masks
 from torch_ref import blocks as reference
 
 
-def seen_as(change: Callable[[Mask], Mask]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def seen_as(change):
     """A method of `Mask` works on another mask."""
     return lambda right: lambda self, *args: right(change(self), *args)
 
 
-def wider(mask: Mask) -> Mask:
+def wider(mask):
     return mask if mask.window is None else replace(mask, window=mask.window + 1)
 
 
-def narrower(mask: Mask) -> Mask:
+def narrower(mask):
     return mask if mask.window is None else replace(mask, window=mask.window - 1)
 
 
-def prefix_sees_all(mask: Mask) -> Mask:
+def prefix_sees_all(mask):
     """Also what comes behind the prefix."""
     return mask if mask.prefix is None else replace(mask, prefix=(mask.prefix[0], jnp.ones_like(mask.prefix[1])))
 
 
-def wider_reference(right: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+def wider_reference(right):
     return lambda ids, *, window, **given: right(ids, window=window and window + 1, **given)
 
 
-def segments_before(right: Callable[..., Any]) -> Callable[..., Any]:
+def segments_before(right):
     """A segment sees those before it too."""
 
-    def boolean(self: Mask, length: int, slots: int, *part: slice) -> Any:
+    def boolean(self, length, slots, *part):
         if self.segments is None:
             return right(self, length, slots, *part)
         rows, columns = part or (slice(None), slice(None))
@@ -57,21 +54,21 @@ def segments_before(right: Callable[..., Any]) -> Callable[..., Any]:
     return boolean
 
 
-def one_long_text(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def one_long_text(right):
     return lambda length, tokens, segments=None: right(length, tokens)
 
 
-def segments_crossed(right: Callable[..., Any]) -> Callable[..., Any]:
-    def call(self: Block, x: Any, mask: Any, rotation: Any, memory: Any, across: Mask, *rest: Any) -> Any:
+def segments_crossed(right):
+    def call(self, x, mask, rotation, memory, across, *rest):
         return right(self, x, mask, rotation, memory, across and replace(across, segments=None), *rest)
 
     return call
 
 
-def window_behind(right: Callable[..., Any]) -> Callable[..., Any]:
+def window_behind(right):
     """From a cache, the window is counted from the place behind the new tokens."""
 
-    def boolean(self: Mask, length: int, slots: int, *part: slice) -> Any:
+    def boolean(self, length, slots, *part):
         # The place of the first query is known before anything is computed where there is no cache.
         if isinstance(self.first, int) or self.window is None:
             return right(self, length, slots, *part)
@@ -81,10 +78,10 @@ def window_behind(right: Callable[..., Any]) -> Callable[..., Any]:
     return boolean
 
 
-def turns_from_the_end(right: Callable[..., Any]) -> Callable[..., Any]:
+def turns_from_the_end(right):
     """From a cache, layers by turns are counted from the last one, which is the same where the pattern divides them."""
 
-    def call(self: Stack, *args: Any, cache: Any = None, **given: Any) -> Any:
+    def call(self, *args, cache=None, **given):
         late = -self.stack.num_layers % len(self.stack.windows)
         turned = (*self.stack.windows[late:], *self.stack.windows[:late])
         with patch.object(StackConfig, "windows", self.stack.windows if cache is None else turned):
@@ -93,23 +90,23 @@ def turns_from_the_end(right: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def averaged_when_blind(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def averaged_when_blind(right):
     """A query that may attend to nothing attends to everything."""
 
-    def softmax(scores: jax.Array, mask: jax.Array | None) -> jax.Array:
+    def softmax(scores, mask):
         return right(scores, None if mask is None else mask | ~mask.any(-1, keepdims=True))
 
     return softmax
 
 
-def asked_for(**others: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def asked_for(**others):
     """A kernel is asked for something else."""
     return lambda right: lambda *arrays, **options: right(*arrays, **options | others)
 
 
-def window_changed(more: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def wrong(right: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arrays: jax.Array, local_window_size: tuple[int, int] | None, **options: Any) -> Any:
+def window_changed(more):
+    def wrong(right):
+        def call(*arrays, local_window_size, **options):
             other = local_window_size and (local_window_size[0] + more, local_window_size[1])
             return right(*arrays, local_window_size=other, **options)
 

@@ -1,8 +1,6 @@
 """Faults of relative positions: the wrong bucket, the wrong place, a table that the layers do not share."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,34 +12,34 @@ from parity_tests.faults import code_fault
 from torch_ref import blocks
 
 
-def later_edges(right: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+def later_edges(right):
     """A bucket of several distances begins one too late."""
     return lambda buckets, furthest: right(buckets, furthest) + (np.arange(buckets) > buckets // 2).astype(np.int32)
 
 
-def both_directions(right: Callable[..., Any]) -> Callable[..., Any]:
+def both_directions(right):
     return lambda relative, buckets, furthest, causal: right(relative, buckets, furthest, False)
 
 
-def turned(right: Callable[..., Any]) -> Callable[..., Any]:
+def turned(right):
     """In an encoder, the two halves of the table are exchanged."""
     return lambda relative, buckets, furthest, causal: right(
         relative if causal else -relative, buckets, furthest, causal
     )
 
 
-def from_the_start(right: Callable[..., Any]) -> Callable[..., Any]:
+def from_the_start(right):
     """From a cache, new tokens stand at the beginning."""
     return lambda self, mask, length, slots: right(self, replace(mask, first=jnp.zeros((), jnp.int32)), length, slots)
 
 
-def in_the_first_layer(change: Callable[[Tensor], Tensor | None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def in_the_first_layer(change):
     """Every layer after the first gets another bias."""
 
-    def wrong(right: Callable[..., Any]) -> Callable[..., Any]:
+    def wrong(right):
         given: list[Tensor | None] = []
 
-        def forward(self: Any, x: Tensor, mask: Any, places: Any, memory: Any, across: Any, bias: Tensor | None) -> Any:
+        def forward(self, x, mask, places, memory, across, bias):
             again = any(bias is earlier for earlier in given)
             given.append(bias)
             return right(self, x, mask, places, memory, across, change(bias) if again and bias is not None else bias)

@@ -6,10 +6,8 @@ implementation sees, and gate 10 must see it. A forward pass that drops somethin
 sees.
 """
 
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +25,7 @@ from twin import dropout
 
 
 @contextmanager
-def in_all(owners: tuple[Any, ...], name: str, wrong: Callable[..., Any]) -> Iterator[None]:
+def in_all(owners, name, wrong):
     with ExitStack() as planted:
         for owner in owners:
             if hasattr(owner, name):
@@ -35,61 +33,61 @@ def in_all(owners: tuple[Any, ...], name: str, wrong: Callable[..., Any]) -> Ite
         yield
 
 
-def defined(name: str, function: str, wrong: Callable[..., Any]) -> Fault:
+def defined(name, function, wrong):
     """What draws masks is wrong by definition: wherever it is used, in training and from outside."""
     return Fault(name, partial(in_all, (sites, step, dropout), function, wrong))
 
 
-def forward(name: str, function: str, wrong: Callable[..., Any]) -> Fault:
+def forward(name, function, wrong):
     """The forward pass alone is wrong."""
     return code_fault(name, sites, function, wrong)
 
 
-def one_for_all(right: Callable[..., Any]) -> Callable[..., Any]:
+def one_for_all(right):
     """Of an array of keys, the first for all, where there are any."""
 
-    def keys(*args: Any) -> Any:
+    def keys(*args):
         drawn = right(*args)
         return None if drawn is None else jnp.broadcast_to(drawn[:1], drawn.shape)
 
     return keys
 
 
-def numbers_ignored(right: Callable[..., Any]) -> Callable[..., Any]:
+def numbers_ignored(right):
     """The key of a layer is that of all layers."""
     return lambda key, layer: key
 
 
-def named(**others: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def named(**others):
     """Parts that have the key of another."""
     return lambda right: lambda key, site: right(key, ".".join(others.get(part, part) for part in site.split(".")))
 
 
-def one_key(right: Callable[..., Any]) -> Callable[..., Any]:
+def one_key(right):
     """Every layer drops by one key."""
 
-    def call(self: Block, *args: Any) -> Any:
+    def call(self, *args):
         *given, key, cache, capture = args
         return right(self, *given, None if key is None else jax.random.key(7), cache, capture)
 
     return call
 
 
-def embeddings_alike(right: Callable[..., Any]) -> Callable[..., Any]:
+def embeddings_alike(right):
     """The rows of an embedding share a mask."""
 
-    def masks(*args: Any) -> Any:
+    def masks(*args):
         drawn = right(*args)
         return {k: jnp.broadcast_to(mask[:1], mask.shape) if "embedding" in k else mask for k, mask in drawn.items()}
 
     return masks
 
 
-def shared_along(axis: int, ndim: int | None = None) -> Callable[..., Any]:
+def shared_along(axis, ndim=None):
     """One mask along this axis, where there are `ndim` axes."""
 
-    def wrong(right: Callable[..., Any]) -> Callable[..., Any]:
-        def draw(key: Any, rate: float, shape: tuple[int, ...]) -> Any:
+    def wrong(right):
+        def draw(key, rate, shape):
             if len(shape) != (ndim or len(shape)):
                 return right(key, rate, shape)
             drawn = right(key, rate, (*shape[:axis], 1, *shape[axis:][1:]))
@@ -100,11 +98,11 @@ def shared_along(axis: int, ndim: int | None = None) -> Callable[..., Any]:
     return wrong
 
 
-def without_step(right: Callable[..., Any]) -> Callable[..., Any]:
+def without_step(right):
     return lambda net, state, accumulation: right(net, state._replace(step=jnp.zeros_like(state.step)), accumulation)
 
 
-def swapped(right: Callable[..., Any]) -> Callable[..., Any]:
+def swapped(right):
     """Drops what should be kept."""
     return lambda key, rate, shape: right(key, 1 - rate if rate else 0.0, shape)
 
@@ -139,17 +137,17 @@ STEP_DRAWS = (
 """Gate 7, of training."""
 
 
-def branches_are_layers(right: Callable[..., None]) -> Callable[..., None]:
+def branches_are_layers(right):
     """The scale of residual projections counts each layer once, however many branches it has."""
 
-    def start(self: Any, config: Any, stack: Any, *, residual_branches: int) -> None:
+    def start(self, config, stack, *, residual_branches):
         right(self, config, stack, residual_branches=stack.num_layers)
 
     return start
 
 
-def fan_of_one_head(right: Callable[..., None]) -> Callable[..., None]:
-    def start(self: Any, inputs: Any, outputs: Any, config: Any, **options: Any) -> None:
+def fan_of_one_head(right):
+    def start(self, inputs, outputs, config, **options):
         right(self, inputs, outputs, config, **options)
         alone = layers.projection_start(config, inputs[-1], outputs[-1])
         self.kernel = layers.parameter(inputs + outputs, config, alone)
@@ -157,26 +155,26 @@ def fan_of_one_head(right: Callable[..., None]) -> Callable[..., None]:
     return start
 
 
-def layers_alike(right: Callable[..., Any]) -> Callable[..., Any]:
-    def draw(*args: Any) -> Any:
+def layers_alike(right):
+    def draw(*args):
         drawn = right(*args)
         return {path: jnp.broadcast_to(x[:1], x.shape) if ".blocks." in path else x for path, x in drawn.items()}
 
     return draw
 
 
-def key_from_query(right: Callable[..., int]) -> Callable[..., int]:
+def key_from_query(right):
     return lambda path: right(path.replace(b".key.", b".query."))
 
 
-def narrow_tables(right: Callable[..., None]) -> Callable[..., None]:
+def narrow_tables(right):
     return lambda self, rows, config, *, std: right(self, rows, config, std=0.02)
 
 
-def another_kind(right: Callable[..., Any]) -> Callable[..., Any]:
+def another_kind(right):
     """Uniform numbers where normal ones of the same deviation are meant, or the reverse."""
 
-    def start(*args: Any) -> Any:
+    def start(*args):
         meant = right(*args)
         if meant.kind == "normal":
             return Start("uniform", meant.size * 3**0.5)

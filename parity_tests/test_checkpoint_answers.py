@@ -1,7 +1,6 @@
 """generate.py FOLDER chooses the tokens that `transformers` chooses with the folder's own generation settings."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,7 +64,7 @@ TRANSLATORS: dict[str, dict[str, Any]] = {
 }
 
 
-def gpt2(folder: Path) -> Any:
+def gpt2(folder):
     torch.manual_seed(0)
     tokenizer = byte_level()
     sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 96, "initializer_range": 0.6}
@@ -73,7 +72,7 @@ def gpt2(folder: Path) -> Any:
     return kept(folder, GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer) + 3, **sizes, **ids)), tokenizer)
 
 
-def bart(folder: Path) -> Any:
+def bart(folder):
     torch.manual_seed(1)
     tokenizer = byte_level(adds="around")
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "max_position_embeddings": 96, "init_std": 0.6}
@@ -84,7 +83,7 @@ def bart(folder: Path) -> Any:
     return kept(folder, BartForConditionalGeneration(BartConfig(vocab_size=len(tokenizer), **sizes, **ids)), tokenizer)
 
 
-def kept(folder: Path, model: Any, tokenizer: Any) -> Any:
+def kept(folder, model, tokenizer):
     model = model.double().eval()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -103,9 +102,7 @@ QUICK = ("penalty, several ends", "beams, several ends", "as BART for summaries"
         pytest.param(bart, TRANSLATORS, False, id="BART, more", marks=pytest.mark.deep),
     ],
 )
-def test_answers(
-    make: Any, variants: dict[str, Any], quick: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_answers(make, variants, quick, tmp_path, capsys):
     folder = tmp_path / "checkpoint"
     model = make(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -138,7 +135,7 @@ def test_answers(
     assert len(lengths) > 1, "answers should end at different places"
 
 
-def test_what_is_not_honoured_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_honoured_is_said(tmp_path, capsys):
     gpt2(tmp_path)
     capsys.readouterr()
     odd = {"typical_p": 0.9, "encoder_repetition_penalty": 1.5, "top_p": 0.5, "penalty_alpha": 0.6}
@@ -149,7 +146,7 @@ def test_what_is_not_honoured_is_said(tmp_path: Path, capsys: pytest.CaptureFixt
     assert note.endswith("typical_p 0.9, encoder_repetition_penalty 1.5, penalty_alpha 0.6")
 
 
-def test_draws_of_a_flag_have_the_bounds_of_the_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_draws_of_a_flag_have_the_bounds_of_the_checkpoint(tmp_path, capsys):
     """A generation_config.json may say top_p and temperature without do_sample."""
     gpt2(tmp_path)
     said: list[tuple[dict[str, float], list[str]]] = [
@@ -169,7 +166,7 @@ def test_draws_of_a_flag_have_the_bounds_of_the_checkpoint(tmp_path: Path, capsy
     assert found[3] != found[0] != found[4]
 
 
-def test_beams_of_a_flag_have_the_penalty_of_the_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_beams_of_a_flag_have_the_penalty_of_the_checkpoint(tmp_path, capsys):
     """A generation_config.json may say length_penalty without num_beams."""
     model = gpt2(tmp_path)
     given = AutoTokenizer.from_pretrained(tmp_path)("It", return_tensors="pt").input_ids

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,8 @@ from twin import compare, where
 from twin.jax_side import JaxSide
 from twin.options import read_plan
 from twin.progress import LiveView
-from twin.record import SeedRecord
 from twin.report import FILES
 from twin.side_by_side import Batches, Needs, measure_alone
-from twin.sides import StepFigures
 from twin.torch_side import TorchSide
 from twin.where import SAME
 
@@ -48,7 +46,7 @@ Run = Callable[..., tuple[int, Any]]
 
 
 @pytest.fixture(autouse=True, scope="module")
-def exact_arithmetic() -> Iterator[None]:
+def exact_arithmetic():
     """In place of the fixture of this name for all gates: compare.py sets its arithmetic itself; undone afterwards."""
     names = ("jax_enable_x64", "jax_default_matmul_precision", "jax_compilation_cache_dir")
     before = {name: getattr(jax.config, name) for name in names}
@@ -60,17 +58,17 @@ def exact_arithmetic() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def single_precision() -> None:
+def single_precision():
     """float64 is on where a test asks for it: as in a new process."""
     jax.config.update("jax_enable_x64", False)
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(tmp_path, monkeypatch, capsys):
     """Runs compare.py in an empty folder; returns its exit status and what it printed."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments: str) -> tuple[int, Any]:
+    def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["compare.py", *arguments])
         with pytest.raises(SystemExit) as stop:
             run_program(compare.main, "compare.py")
@@ -80,12 +78,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return run
 
 
-def report(folder: Path = Path("report")) -> dict[str, Any]:
+def report(folder=Path("report")):
     return json.loads((folder / "report.json").read_text())
 
 
 @pytest.mark.deep
-def test_float64_with_shared_dropout_parts_and_seeds(run: Run) -> None:
+def test_float64_with_shared_dropout_parts_and_seeds(run):
     options = ["--dtype", "float64", "--dropout", "shared", "--training.accumulation", "2", "--seeds", "2"]
     status, printed = run(*QUICK, "--steps", "4", "--out", "report", *options)
     assert status == 0, printed.err
@@ -107,7 +105,7 @@ def test_float64_with_shared_dropout_parts_and_seeds(run: Run) -> None:
     assert sorted(FILES) == sorted(path.name for path in Path("report").iterdir())
 
 
-def test_float32_is_judged_against_the_truth(run: Run) -> None:
+def test_float32_is_judged_against_the_truth(run):
     status, printed = run(*QUICK, "--steps", "3", "--out", "report")
     assert status == 0, printed.err
     found = report()
@@ -122,7 +120,7 @@ def test_float32_is_judged_against_the_truth(run: Run) -> None:
     assert report()["passed"] is None
 
 
-def test_bfloat16_has_no_gate_and_a_terminal_a_table(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_has_no_gate_and_a_terminal_a_table(run, monkeypatch):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     status, printed = run(*QUICK, "--steps", "2", "--out", "report", "--dtype", "bfloat16")
     assert status == 0, printed.err
@@ -132,20 +130,18 @@ def test_bfloat16_has_no_gate_and_a_terminal_a_table(run: Run, monkeypatch: pyte
         assert words in printed.out
 
 
-def planted(monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], optimizer: dict[str, Any]) -> None:
+def planted(monkeypatch, model, optimizer):
     """Makes PyTorch train another model, or by another optimizer, than JAX."""
     init = TorchSide.__init__
 
-    def faulty(side: TorchSide, name: str, ours: Any, optimization: Any, *rest: Any) -> None:
+    def faulty(side, name, ours, optimization, *rest):
         init(side, name, dataclasses.replace(ours, **model), dataclasses.replace(optimization, **optimizer), *rest)
 
     monkeypatch.setattr(TorchSide, "__init__", faulty)
 
 
 @pytest.mark.parametrize(("dtype", "eps"), [("float64", 1.0001e-8), ("float32", 1e-6)])
-def test_a_planted_fault_turns_the_verdict_red(
-    run: Run, monkeypatch: pytest.MonkeyPatch, dtype: str, eps: float
-) -> None:
+def test_a_planted_fault_turns_the_verdict_red(run, monkeypatch, dtype, eps):
     planted(monkeypatch, {}, {"eps": eps})
     if dtype == "float32":  # The search is the same for both, and takes its time.
         monkeypatch.setattr(where, "where_they_part", lambda *given: Difference("none"))
@@ -160,7 +156,7 @@ def test_a_planted_fault_turns_the_verdict_red(
     assert "ulps" not in report()["verdicts"][0]
 
 
-def test_a_fault_of_the_model_is_found_where_it_is(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_the_model_is_found_where_it_is(run, monkeypatch):
     decoder = read_plan(QUICK).experiment.model.decoder
     assert decoder is not None
     planted(monkeypatch, {"decoder": dataclasses.replace(decoder, norm_eps=1e-3)}, {})
@@ -174,7 +170,7 @@ def test_a_fault_of_the_model_is_found_where_it_is(run: Run, monkeypatch: pytest
     assert "Where they part" in Path("report/report.html").read_text()
 
 
-def test_other_shapes_stop_at_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_shapes_stop_at_once(run, monkeypatch):
     planted(monkeypatch, {"head_bias": True}, {})
     status, printed = run(*QUICK, "--steps", "2", "--out", "report")
     assert status == 1
@@ -182,11 +178,11 @@ def test_other_shapes_stop_at_once(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert not Path("report").exists()
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, kind: type, loss: float) -> None:
+def failing(monkeypatch, kind, loss):
     step = kind.step  # type: ignore[attr-defined]
     taken: list[None] = []
 
-    def faulty(side: Any, *inputs: Any) -> StepFigures:
+    def faulty(side, *inputs):
         taken.append(None)
         figures = step(side, *inputs)
         return figures._replace(loss=loss) if len(taken) == 2 else figures
@@ -194,7 +190,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, kind: type, loss: float) -> None:
     monkeypatch.setattr(kind, "step", faulty)
 
 
-def test_a_nan_on_one_side_stops_and_keeps_what_was_done(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nan_on_one_side_stops_and_keeps_what_was_done(run, monkeypatch):
     failing(monkeypatch, JaxSide, float("nan"))
     status, printed = run(*QUICK, "--steps", "3", "--out", "report")
     assert status == 1
@@ -204,7 +200,7 @@ def test_a_nan_on_one_side_stops_and_keeps_what_was_done(run: Run, monkeypatch: 
     assert "Stopped: the loss of step 2 is nan in JAX" in Path("report/report.html").read_text()
 
 
-def test_a_nan_on_both_sides_is_a_failed_training(run: Run) -> None:
+def test_a_nan_on_both_sides_is_a_failed_training(run):
     hot = ["--optimizer.learning-rate", "1e30", "--optimizer.clip-norm", "None"]
     status, printed = run(*QUICK, "--steps", "4", "--out", "report", "--truth", "no", *hot)
     assert status == 1
@@ -212,10 +208,10 @@ def test_a_nan_on_both_sides_is_a_failed_training(run: Run) -> None:
     assert printed.err.count("\n") == 1
 
 
-def test_an_interrupted_run_leaves_its_report(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_leaves_its_report(run, monkeypatch):
     update = LiveView.update
 
-    def interrupted(view: LiveView, record: SeedRecord) -> None:
+    def interrupted(view, record):
         update(view, record)
         if record.steps == 2:
             os.kill(os.getpid(), signal.SIGINT)
@@ -251,7 +247,7 @@ def test_an_interrupted_run_leaves_its_report(run: Run, monkeypatch: pytest.Monk
         (["text", "--data.path", "missing.txt"], "missing.txt"),
     ],
 )
-def test_bad_input_is_one_line_and_nothing_is_written(run: Run, arguments: list[str], message: str) -> None:
+def test_bad_input_is_one_line_and_nothing_is_written(run, arguments, message):
     Path("file").write_text("")
     Path("full").mkdir()
     Path("full/notes.txt").write_text("")
@@ -264,7 +260,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(run: Run, arguments: list[
     assert sorted(Path().rglob("*")) == before
 
 
-def test_a_device_that_pytorch_has_not(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_pytorch_has_not(run, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     status, printed = run(*QUICK, "--dtype", "float64")
     assert status == 2
@@ -272,7 +268,7 @@ def test_a_device_that_pytorch_has_not(run: Run, monkeypatch: pytest.MonkeyPatch
     assert "JAX_PLATFORMS=cpu" in printed.err
 
 
-def test_dropout_rates() -> None:
+def test_dropout_rates():
     assert read_plan(["dates"]).experiment.model.dropout.residual == 0
     assert read_plan(["dates", "--dropout", "shared"]).experiment.model.dropout.feedforward == 0.1
     own = read_plan(["pairs", "--data.path", "x.tsv", "--dropout", "shared"]).experiment.model.dropout
@@ -281,7 +277,7 @@ def test_dropout_rates() -> None:
     assert all_four.experiment.model.dropout == DropoutConfig(0.3, 0.3, 0.3, 0.3)
 
 
-def test_truth_where_it_is_affordable() -> None:
+def test_truth_where_it_is_affordable():
     assert read_plan(["dates"]).needs_truth(10_000_000)
     assert not read_plan(["dates"]).needs_truth(10_000_001)
     assert not read_plan(["dates", "--steps", "1001"]).needs_truth(1)
@@ -289,7 +285,7 @@ def test_truth_where_it_is_affordable() -> None:
     assert not read_plan(["dates", "--dtype", "float64"]).needs_truth(1)
 
 
-def test_batches_are_those_of_a_training() -> None:
+def test_batches_are_those_of_a_training():
     plan = read_plan(["dates", *TINY])
     batches = Batches(plan.experiment, 3)
     from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
@@ -304,7 +300,7 @@ def test_batches_are_those_of_a_training() -> None:
 
 
 @pytest.mark.deep
-def test_each_framework_alone() -> None:
+def test_each_framework_alone():
     plan = read_plan(["dates", *TINY])
     batches = Batches(plan.experiment, 3)
     model = plan.experiment.model.with_vocab_size(batches.vocab_size)
@@ -320,6 +316,6 @@ def test_each_framework_alone() -> None:
         assert needs.device_memory is None
 
 
-def test_the_torch_side_imports_no_jax() -> None:
+def test_the_torch_side_imports_no_jax():
     program = "import sys, compare, twin.torch_side; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[1])

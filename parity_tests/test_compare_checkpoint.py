@@ -37,7 +37,7 @@ TRANSLATOR = {
 BERT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
 
-def around() -> Any:
+def around():
     """A tokenizer that adds a token before and behind."""
     return byte_level(adds="around")
 
@@ -54,7 +54,7 @@ SHORT = ["--batch-size", "2", "--steps", "3", "--no-memory", "--out", "report"]
 
 
 @pytest.fixture(autouse=True)
-def single_precision() -> None:
+def single_precision():
     """float64 is on where a program asks for it: as in a new process."""
     jax.config.update("jax_enable_x64", False)
 
@@ -71,7 +71,7 @@ def single_precision() -> None:
         ),
     ],
 )
-def test_three_sides(kind: str, dtype: str, gates: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_sides(kind, dtype, gates, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # The class rounds it to float32 whatever its type.
     monkeypatch.setattr(MarianPositions, "create_weight", lambda self: exact_table(*self.weight.shape))
@@ -86,9 +86,7 @@ def test_three_sides(kind: str, dtype: str, gates: list[str], tmp_path: Path, mo
     assert "The loss of transformers itself is at most" in page
 
 
-def test_adapters_of_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_adapters_of_a_checkpoint(tmp_path, monkeypatch, capsys):
     """Ours and torch_ref's; `transformers` has none of its own."""
     monkeypatch.chdir(tmp_path)
     found = compared("text", ["--dtype", "float64", "--lora.rank", "2", "--lora.targets", "query,up"], monkeypatch)
@@ -100,7 +98,7 @@ def test_adapters_of_a_checkpoint(
     assert len(set(losses)) == 3
 
 
-def compared(kind: str, flags: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def compared(kind, flags, monkeypatch):
     """The report, within the bars, of compare.py on a small checkpoint of this kind in the current folder."""
     torch.manual_seed(0)
     model, config, make, sizes = MODELS[kind]

@@ -3,7 +3,7 @@
 `generate` drives its own GPT-2 and, for every preset, the reference.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -11,20 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from transformers import PreTrainedModel
 
-from jax_tformer.cache import Cache
-from jax_tformer.config import TransformerConfig
 from jax_tformer.decoding.fast import layers_apart
 from jax_tformer.decoding.generation import Generated, generate
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.functional import AnyTransformer, Params, transformer
+from jax_tformer.functional import transformer
 from jax_tformer.hub.families import from_huggingface
 from jax_tformer.hub.names import from_reference
-from jax_tformer.model.transformer import Outputs
 from jax_tformer.training.step import forward
 from parity.gates.measure import Measured, compared, worst
-from parity.gates.pair import Tensors
 from parity_tests.family_faults import GEMMA
 from parity_tests.generation import Hypothesis, drivable, greedy_margins, huggingface_generate
 from parity_tests.huggingface import Oracle
@@ -48,24 +43,24 @@ BEAMS: list[dict[str, Any]] = [
 ]
 
 
-def model_of(config: TransformerConfig, weights: Tensors) -> tuple[AnyTransformer, Params]:
+def model_of(config, weights):
     net = transformer(config.with_dtype("float64"))
     return net, jax.device_put(from_reference(weights, net.shapes))
 
 
-def uneven_prompts(config: TransformerConfig, rows: int = 4, seed: int = 5) -> list[list[int]]:
+def uneven_prompts(config, rows=4, seed=5):
     """Of 1 to 12 tokens, or to half of the learned positions."""
     rng, longest = np.random.default_rng(seed), min(12, (config.output_stack.max_positions or 99) // 2)
     lengths = [longest, *rng.integers(1, longest, rows - 1)]
     return [rng.integers(3, config.vocab_size, length).tolist() for length in lengths]
 
 
-def room(config: TransformerConfig) -> int:
+def room(config):
     """New tokens after such prompts."""
     return min(NEW, (config.output_stack.max_positions or 99) // 2)
 
 
-def differing(ours: Generated, theirs: list[list[Hypothesis]], margins: Sequence[np.ndarray]) -> Measured:
+def differing(ours, theirs, margins):
     """How many greedy tokens differ before the first unclear choice of their row (`margins`: best less second)."""
     wrong = clear = 0
     for prompt, ([hypothesis], margin) in enumerate(zip(theirs, margins, strict=True)):
@@ -77,7 +72,7 @@ def differing(ours: Generated, theirs: list[list[Hypothesis]], margins: Sequence
     return worst(TOKENS, {"greedy tokens": float(wrong)}, 0.0)
 
 
-def compared_beams(ours: Generated, theirs: list[list[Hypothesis]]) -> tuple[Measured, Measured]:
+def compared_beams(ours, theirs):
     """Tokens that differ in any of the returned beams, and the error of their scores."""
     tokens = [row for prompt in range(len(theirs)) for row in ours.rows(prompt)]
     expected = [list(hypothesis.tokens) for hypotheses in theirs for hypothesis in hypotheses]
@@ -95,24 +90,22 @@ def compared_beams(ours: Generated, theirs: list[list[Hypothesis]]) -> tuple[Mea
 class Reader:
     """A model that reads a batch into a cache, piece by piece, and as a whole; it compiles once what it computes."""
 
-    def __init__(self, net: AnyTransformer) -> None:
-        def begin(params: Params, piece: dict[str, jax.Array], slots: int) -> Outputs:
+    def __init__(self, net):
+        def begin(params, piece, slots):
             model: Any = net.bind(params)
             rows, lengths = len(next(iter(piece.values()))), [slots]
             if "source" in piece:
                 lengths.append(piece["source"].shape[1])
             return model(**piece, cache=model.new_cache(rows, *lengths))
 
-        def extend(params: Params, piece: dict[str, jax.Array], cache: Cache) -> Outputs:
+        def extend(params, piece, cache):
             model: Any = net.bind(params)
             return model.decode(memory=None, **piece, cache=cache) if "target" in piece else model(**piece, cache=cache)
 
         self.begin, self.extend = jax.jit(begin, static_argnames="slots"), jax.jit(extend)
         self.whole = jax.jit(lambda params, batch: forward(net, params, batch).logits)
 
-    def __call__(
-        self, params: Params, batch: Tensors, first: int, then: Sequence[int] = (), *, rows: int = 1
-    ) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, params, batch, first, then=(), *, rows=1):
         """Logits of all positions: from the cache, and by the forward pass.
 
         `first` positions are read at once, then as many as `then` says, then one by one. A prefix, which sees itself in
@@ -124,7 +117,7 @@ class Reader:
             batch["prefix"] = batch["prefix"] & (np.arange(length) < first)
         before = {name: array for name, array in batch.items() if name in ("source", "source_mask")}
 
-        def piece(start: int, end: int) -> Tensors:
+        def piece(start, end):
             return {name: array[:, start:end] for name, array in batch.items() if name not in before}
 
         apart = layers_apart(params, rows=rows)
@@ -136,13 +129,13 @@ class Reader:
         return jnp.concatenate(parts, axis=1), self.whole(params, batch)
 
 
-def stepwise(net: AnyTransformer, *read: Any, **options: Any) -> tuple[jax.Array, jax.Array]:
+def stepwise(net, *read, **options):
     """As `Reader` says, compiled anew: with whatever fault is planted now."""
     return Reader(net)(*read, **options)
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_a_cache_gives_the_logits_of_the_full_forward_pass(name: str, record: Record) -> None:
+def test_a_cache_gives_the_logits_of_the_full_forward_pass(name, record):
     net, params = model_of(CONFIGS[name], weights_for(CONFIGS[name], 0.2))
     read = Reader(net)
     for padding in PADDINGS:
@@ -161,7 +154,7 @@ def test_a_cache_gives_the_logits_of_the_full_forward_pass(name: str, record: Re
         *(pytest.param(name, padding, marks=pytest.mark.deep) for name in WINDOWED for padding in ("none", "right")),
     ],
 )
-def test_windows_and_prefixes_from_a_cache(name: str, kind: str, record: Record) -> None:
+def test_windows_and_prefixes_from_a_cache(name, kind, record):
     """In pieces, step by step, and at once."""
     config = (CONFIGS | WINDOWED | {"layers by turns": GEMMA})[name]
     net, params = model_of(config, weights_for(config, 0.2))
@@ -173,7 +166,7 @@ def test_windows_and_prefixes_from_a_cache(name: str, kind: str, record: Record)
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_a_single_row(name: str, record: Record) -> None:
+def test_a_single_row(name, record):
     """The products of a single row are other programs."""
     net, params = model_of(CONFIGS[name], weights_for(CONFIGS[name], 0.2))
     batch = {key: array[:1] for key, array in batch_for(CONFIGS[name], "none").items()}
@@ -182,7 +175,7 @@ def test_a_single_row(name: str, record: Record) -> None:
 
 
 @pytest.mark.parametrize("name", ["switches-decoder-only", "switches-encoder-decoder"])
-def test_far_from_the_start(name: str, record: Record) -> None:
+def test_far_from_the_start(name, record):
     """Rotation and sinusoids at positions beyond 500, most of them read at once."""
     net, params = model_of(CONFIGS[name], weights_for(CONFIGS[name], 0.2))
     batch = batch_for(CONFIGS[name], "left", lengths=Lengths(batch=2, source=520, target=520))
@@ -191,7 +184,7 @@ def test_far_from_the_start(name: str, record: Record) -> None:
 
 
 @pytest.mark.parametrize("name", [*DECODERS, *(pytest.param(name, marks=pytest.mark.deep) for name in WINDOWED)])
-def test_tokens_of_the_reference(name: str, record: Record) -> None:
+def test_tokens_of_the_reference(name, record):
     """Greedy and beams, from prompts (or sources) of uneven lengths, with an end token that comes."""
     config = (CONFIGS | WINDOWED)[name]
     weights = weights_for(config, 0.2)
@@ -211,15 +204,15 @@ def test_tokens_of_the_reference(name: str, record: Record) -> None:
 
 
 def beams_of(
-    net: AnyTransformer,
-    params: Params,
-    model: PreTrainedModel,
-    prompts: list[list[int]],
-    settings: dict[str, Any],
+    net,
+    params,
+    model,
+    prompts,
+    settings,
     *,
-    end_id: int | None,
-    **options: Any,
-) -> tuple[Measured, Measured]:
+    end_id,
+    **options,
+):
     new = room(net.config)
     theirs = huggingface_generate(model, prompts, end_id=end_id, max_new_tokens=new, **settings, **options)
     decoding = DecodingConfig(new, length_penalty_form="power", **settings)
@@ -227,7 +220,7 @@ def beams_of(
     return compared_beams(generate(net, params, prompts, decoding, end_id=end_id, start_id=start_id), theirs)
 
 
-def small_gpt2() -> tuple[AnyTransformer, Params, PreTrainedModel]:
+def small_gpt2():
     """(ours, its parameters, Hugging Face's)."""
     with jax.enable_x64(True):
         oracle = Oracle("gpt2")
@@ -238,11 +231,11 @@ def small_gpt2() -> tuple[AnyTransformer, Params, PreTrainedModel]:
 
 
 @pytest.fixture(scope="module")
-def gpt2() -> tuple[AnyTransformer, Params, PreTrainedModel]:
+def gpt2():
     return small_gpt2()
 
 
-def test_greedy_tokens_of_hugging_face(gpt2: tuple[AnyTransformer, Params, PreTrainedModel], record: Record) -> None:
+def test_greedy_tokens_of_hugging_face(gpt2, record):
     net, params, model = gpt2
     prompts = uneven_prompts(net.config, rows=8)
     for penalty in (1.0, 1.5):
@@ -253,18 +246,18 @@ def test_greedy_tokens_of_hugging_face(gpt2: tuple[AnyTransformer, Params, PreTr
         record("huggingface gpt2", differing(ours, theirs, margins))
 
 
-def alone(model: PreTrainedModel, prompts: list[list[int]], **settings: Any) -> list[list[Hypothesis]]:
+def alone(model, prompts, **settings):
     """Theirs one by one: in a batch, padding counts among the tokens that may not repeat."""
     return [huggingface_generate(model, [prompt], **settings)[0] for prompt in prompts]
 
 
-def repeating(count: int) -> list[list[int]]:
+def repeating(count):
     """Prompts of 1 to 12 tokens, of five kinds, so that some stand side by side again."""
     rng = np.random.default_rng(3)
     return [rng.integers(3, 8, length).tolist() for length in (1, 12, *rng.integers(2, 12, count - 2))]
 
 
-def test_ngrams_that_may_not_repeat(gpt2: tuple[AnyTransformer, Params, PreTrainedModel], record: Record) -> None:
+def test_ngrams_that_may_not_repeat(gpt2, record):
     net, params, model = gpt2
     prompts, options = repeating(6), {"end_id": END, "use_cache": True}
     free = alone(model, prompts, max_new_tokens=NEW, **options)
@@ -285,9 +278,7 @@ def test_ngrams_that_may_not_repeat(gpt2: tuple[AnyTransformer, Params, PreTrain
 
 
 @pytest.mark.parametrize("settings", BEAMS, ids=lambda settings: str([*settings.values()]))
-def test_beams_of_hugging_face(
-    settings: dict[str, Any], gpt2: tuple[AnyTransformer, Params, PreTrainedModel], record: Record
-) -> None:
+def test_beams_of_hugging_face(settings, gpt2, record):
     net, params, model = gpt2
     prompts = uneven_prompts(net.config, rows=6, seed=7)
     for end_id in (END, 40, None):
@@ -295,7 +286,7 @@ def test_beams_of_hugging_face(
             record("huggingface gpt2", figure)
 
 
-def test_the_gate_sees_one_wrong_token() -> None:
+def test_the_gate_sees_one_wrong_token():
     tokens = np.arange(12, dtype=np.int32).reshape(2, 1, 6)
     right = [[Hypothesis(tuple(row), -1.0)] for [row] in tokens.tolist()]
     margins = [np.ones(6), np.ones(6)]

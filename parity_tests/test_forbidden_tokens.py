@@ -8,29 +8,29 @@ import pytest
 from jax_tformer.decoding.generation import generate
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.hub.families import from_huggingface
-from parity_tests.generation import Hypothesis, greedy_margins
+from parity_tests.generation import greedy_margins
 from parity_tests.huggingface import Oracle
-from parity_tests.test_decoding import BEAMS, END, NEW, START, Record, alone, compared_beams, differing, model_of
+from parity_tests.test_decoding import BEAMS, END, NEW, START, alone, compared_beams, differing, model_of
 from parity_tests.test_decoding_bart import ENDS, IDS, PLAIN
 
 LIKED = {"gpt2": [13, 38, 43, 45, 53, 55], "bart": [24, 30, 39]}
 """Tokens that the model likes to say, so that its answers repeat some of a prompt of these."""
 
 
-def prompts_of(tokens: list[int]) -> list[list[int]]:
+def prompts_of(tokens):
     """Of 1 to 12 tokens, so that their padding differs."""
     rng = np.random.default_rng(1)
     return [rng.choice(tokens, length).tolist() for length in (12, 1, 9, 12, 6)]
 
 
-def pieces(answers: list[list[Hypothesis]]) -> list[list[int]]:
+def pieces(answers):
     """From the middle of every answer that has four tokens: two or three of them."""
     said = [list(answer.tokens) for [answer] in answers if len(answer.tokens) >= 4]
     return [tokens[len(tokens) // 2 - 1 :][: 2 + row % 2] for row, tokens in enumerate(said)]
 
 
 @pytest.mark.parametrize("name", ["gpt2", pytest.param("bart", marks=pytest.mark.deep)])
-def test_what_is_forbidden_does_not_come(name: str, record: Record) -> None:
+def test_what_is_forbidden_does_not_come(name, record):
     """Each of the three settings changes the answers of transformers, alone and beside the others."""
     translates = name == "bart"
     oracle = Oracle(name, **(IDS if translates else {}))

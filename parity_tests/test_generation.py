@@ -1,16 +1,12 @@
 """The oracle of decoding is right by itself: its answers are those of plain loops over the reference."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, product
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
 
-from jax_tformer.config import TransformerConfig
 from jax_tformer.hub.families import from_huggingface
 from parity.gates.measure import FLOAT64_BAR, ParityError
 from parity.gates.pair import to_torch
@@ -28,24 +24,24 @@ NEW = 12
 class Loops:
     """A model's next log-probabilities, one sequence at a time, without padding, and what follows from them."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config):
         self.start = None if config.encoder is None else 1
         self.weights = weights_for(config, 0.2)
         self.model = reference(config.with_dtype("float64")).eval()
         self.model.load_state_dict({name: to_torch(array) for name, array in self.weights.items()})
         self.oracle = drivable(config, self.weights)
 
-    def generate(self, prompts: Sequence[Sequence[int]], **settings: Any) -> list[list[Hypothesis]]:
+    def generate(self, prompts, **settings):
         return huggingface_generate(self.oracle, prompts, start_id=self.start, **settings)
 
-    def logits(self, prompt: Sequence[int], new: Sequence[int]) -> torch.Tensor:
+    def logits(self, prompt, new):
         """`[V]`, for the token after `new`."""
         with torch.no_grad():
             if self.start is None:
                 return self.model(torch.tensor([[*prompt, *new]])).logits[0, -1]
             return self.model(torch.tensor([prompt]), torch.tensor([[self.start, *new]])).logits[0, -1]
 
-    def greedy(self, prompt: Sequence[int], end_id: int | None, penalty: float = 1.0) -> tuple[tuple[int, ...], list]:
+    def greedy(self, prompt, end_id, penalty=1.0):
         """(new tokens, margins)."""
         new, margins = [], []
         while len(new) < NEW and (not new or new[-1] != end_id):
@@ -55,7 +51,7 @@ class Loops:
             margins.append(best - second)
         return tuple(new), margins
 
-    def total(self, prompt: Sequence[int], new: Sequence[int], penalty: float = 1.0) -> float:
+    def total(self, prompt, new, penalty=1.0):
         """The sum of the log-probabilities of `new`."""
         total = 0.0
         for count, token in enumerate(new):
@@ -63,9 +59,7 @@ class Loops:
             total += float(self.penalised(log_probs, prompt, new[:count], penalty)[token])
         return total
 
-    def penalised(
-        self, scores: torch.Tensor, prompt: Sequence[int], new: Sequence[int], penalty: float
-    ) -> torch.Tensor:
+    def penalised(self, scores, prompt, new, penalty):
         scores = scores.clone()
         for token in {*(prompt if self.start is None else [self.start]), *new}:
             scores[token] *= penalty if scores[token] < 0 else 1 / penalty
@@ -73,11 +67,11 @@ class Loops:
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def loops(request: pytest.FixtureRequest) -> Loops:
+def loops(request):
     return Loops(CONFIGS[request.param])
 
 
-def test_greedy_search_of_padded_prompts_is_a_loop_over_each(loops: Loops) -> None:
+def test_greedy_search_of_padded_prompts_is_a_loop_over_each(loops):
     endless = [loops.greedy(prompt, None) for prompt in PROMPTS]
     for end_id in (None, endless[0][0][3]):
         settings = {"end_id": end_id, "max_new_tokens": NEW}
@@ -89,7 +83,7 @@ def test_greedy_search_of_padded_prompts_is_a_loop_over_each(loops: Loops) -> No
             np.testing.assert_allclose(margin, expected, rtol=0, atol=FLOAT64_BAR)
 
 
-def test_the_penalty_of_repetition(loops: Loops) -> None:
+def test_the_penalty_of_repetition(loops):
     # Of one length: not every version of transformers leaves padding out.
     prompts, settings = [[7, 3, 50], [12, 12, 9]], {"end_id": None, "max_new_tokens": NEW, "repetition_penalty": 1.7}
     for prompt, [answer] in zip(prompts, loops.generate(prompts, **settings), strict=True):
@@ -100,7 +94,7 @@ def test_the_penalty_of_repetition(loops: Loops) -> None:
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.0])
-def test_scores_are_sums_of_log_probabilities(loops: Loops, length_penalty: float) -> None:
+def test_scores_are_sums_of_log_probabilities(loops, length_penalty):
     end_id = loops.greedy(PROMPTS[0], None)[0][4]
     settings = {"end_id": end_id, "max_new_tokens": NEW, "num_beams": 4, "length_penalty": length_penalty}
     answers = loops.generate(PROMPTS, num_return_sequences=4, **settings)
@@ -119,7 +113,7 @@ def test_scores_are_sums_of_log_probabilities(loops: Loops, length_penalty: floa
 
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6, 2.0])
 @pytest.mark.parametrize("name", ["gpt2", "vaswani-base"])
-def test_enough_beams_find_the_best_of_all_sequences(name: str, length_penalty: float) -> None:
+def test_enough_beams_find_the_best_of_all_sequences(name, length_penalty):
     vocabulary, new, prompts = 4, 3, [[1, 0, 3], [2]]
     loops = Loops(replace(CONFIGS[name], vocab_size=vocabulary))
     # A likely token, so that short answers are among the best.
@@ -140,7 +134,7 @@ def test_enough_beams_find_the_best_of_all_sequences(name: str, length_penalty: 
         np.testing.assert_allclose([beam.score for beam in beams], [scores[t] for t in best], rtol=FLOAT64_BAR)
 
 
-def gpt2() -> tuple[PreTrainedModel, PreTrainedModel]:
+def gpt2():
     """(Hugging Face's own model, the reference with its weights)."""
     theirs = Oracle("gpt2")
     weights = theirs.random_weights(0.2, 0)
@@ -149,7 +143,7 @@ def gpt2() -> tuple[PreTrainedModel, PreTrainedModel]:
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 4, "num_return_sequences": 3}], ids=["greedy", "beams"])
-def test_hugging_faces_model_and_the_reference_answer_the_same(settings: dict[str, Any]) -> None:
+def test_hugging_faces_model_and_the_reference_answer_the_same(settings):
     theirs, driven = gpt2()
     free = {"end_id": None, "max_new_tokens": NEW}
     end_id = huggingface_generate(theirs, PROMPTS, **free)[1][0].tokens[5]
@@ -164,7 +158,7 @@ def test_hugging_faces_model_and_the_reference_answer_the_same(settings: dict[st
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_nothing_is_computed_in_float32(loops: Loops, num_beams: int) -> None:
+def test_nothing_is_computed_in_float32(loops, num_beams):
     default = torch.get_default_dtype()
     with Narrowed() as islands:
         loops.generate(PROMPTS, end_id=5, max_new_tokens=4, num_beams=num_beams)
@@ -172,7 +166,7 @@ def test_nothing_is_computed_in_float32(loops: Loops, num_beams: int) -> None:
     assert torch.get_default_dtype() == default
 
 
-def test_what_cannot_be_an_oracle() -> None:
+def test_what_cannot_be_an_oracle():
     theirs, driven = gpt2()
     with pytest.raises(ParityError, match="float32"):
         huggingface_generate(theirs.float(), PROMPTS, end_id=None, max_new_tokens=2)

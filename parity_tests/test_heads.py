@@ -1,6 +1,5 @@
 """Poolers and classification heads: gates 1, 2, 7 and 10, and faults of theirs."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -8,11 +7,10 @@ import jax
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.functional import transformer
-from parity.gates.measure import Measured, compared
+from parity.gates.measure import compared
 from parity_tests.faults import Fault, code_fault
 from parity_tests.initialisation import gate as start_gate
 from parity_tests.test_draws import CLASSIFYING
@@ -36,7 +34,7 @@ CONFIGS = {
 
 
 @cache
-def pair(name: str) -> Pair:
+def pair(name):
     config = CONFIGS[name]
     seed = 0 if config.dropout.drops else None
     return Pair(config, weights_for(config, 0.2), "float64", optimised=False, dropout_seed=seed)
@@ -47,29 +45,29 @@ def pair(name: str) -> Pair:
     # The oracles have the others: BERT without a head, and of tokens.
     [name if "text" in name else pytest.param(name, marks=pytest.mark.deep) for name in CONFIGS],
 )
-def test_gates_1_and_2(name: str, record: Callable[..., None]) -> None:
+def test_gates_1_and_2(name, record):
     for padding in PADDINGS:
         batch = batch_for(CONFIGS[name], padding)
         for figure in identity(pair(name), batch):
             record(name, figure, pair(name), batch)
 
 
-def last_position(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def last_position(right):
     return lambda self, x: right(self, x.flip(1))
 
 
-def mean_position(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def mean_position(right):
     return lambda self, x: right(self, x.mean(1, keepdim=True))
 
 
-def dropout_after_the_dense_layer(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def forward(self: heads.Pooler, x: Tensor) -> Tensor:
+def dropout_after_the_dense_layer(right):
+    def forward(self, x):
         return self.activation(self.dropout(self.dense(x[:, 0])))  # type: ignore[no-any-return]
 
     return forward
 
 
-def forgotten_bias(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def forgotten_bias(right):
     return lambda self, x: right(self, x) - self.bias
 
 
@@ -91,7 +89,7 @@ FAULTS = {
     [(name, fault) for name, faults in FAULTS.items() for fault in faults],
     ids=lambda value: value.name if isinstance(value, Fault) else None,
 )
-def test_a_fault_of_heads(name: str, fault: Fault, report: Callable[..., None]) -> None:
+def test_a_fault_of_heads(name, fault, report):
     models, batch = pair(name), batch_for(CONFIGS[name], "right")
     ours = models.run_jax(batch)
     with fault.plant():
@@ -106,13 +104,13 @@ def test_a_fault_of_heads(name: str, fault: Fault, report: Callable[..., None]) 
     )
 
 
-def test_their_parameters_start_as_the_config_says(record: Callable[[str, Measured], None]) -> None:
+def test_their_parameters_start_as_the_config_says(record):
     for start in ("normal", "xavier_uniform"):
         config = replace(CONFIGS["text classified"], initializer=start, encoder=replace(STACK, num_layers=1))
         record("text classified", start_gate(config, drawn(config)))
 
 
-def test_their_masks_are_drawn_independently(record: Callable[[str, Measured], None]) -> None:
+def test_their_masks_are_drawn_independently(record):
     masks = drawn_masks(CONFIGS["text classified, with dropout"])
     assert {"pooler.dropout", "classifier.dropout"} <= masks.keys()
     record("text classified", draws_gate(masks))
@@ -122,7 +120,7 @@ def test_their_masks_are_drawn_independently(record: Callable[[str, Measured], N
     ("name", "logits", "pooled"),
     [("pooled", (3, 11, 32), (3, 32)), ("text classified", (3, 3), (3, 32)), ("tokens classified", (3, 11, 5), None)],
 )
-def test_shapes_of_outputs(name: str, logits: tuple[int, ...], pooled: tuple[int, ...] | None) -> None:
+def test_shapes_of_outputs(name, logits, pooled):
     net = transformer(CONFIGS[name])
     outputs = jax.eval_shape(lambda params, tokens: net.bind(params)(tokens), net.shapes, np.zeros((3, 11), np.int32))
     assert outputs.logits.shape == logits

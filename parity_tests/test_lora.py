@@ -3,10 +3,8 @@
 import copy
 import json
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +22,7 @@ from jax_tformer.hub.adapters import load_adapters, save_adapters
 from jax_tformer.hub.families import from_huggingface
 from jax_tformer.hub.names import from_reference
 from jax_tformer.lora import add_lora, is_adapter, join_adapters, merge_lora, split_adapters
-from parity.gates.measure import Measured, compared
+from parity.gates.measure import compared
 from parity_tests.faults import code_fault
 from parity_tests.huggingface import Oracle
 from parity_tests.initialisation import gate
@@ -46,33 +44,33 @@ class Model(NamedTuple):
     params: Params
 
     @property
-    def architecture(self) -> str:
+    def architecture(self):
         return str(self.oracle.json["architectures"][0])
 
-    def adapted(self, lora: LoraConfig) -> tuple[AnyTransformer, Params]:
+    def adapted(self, lora):
         """Ours with random adapters."""
         rng = np.random.default_rng(1)
         net, params = add_lora(self.net, self.params, lora, jax.random.key(0))
         adapters, rest = split_adapters(params)
         return net, join_adapters(jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.3, x.shape)), adapters), rest)
 
-    def opened(self, folder: Path) -> peft.PeftModel:
+    def opened(self, folder):
         """Theirs with the adapters of a folder; a key that is missing or unexpected there is an error."""
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
             model = copy.deepcopy(self.oracle.model)
             return peft.PeftModel.from_pretrained(model, folder, autocast_adapter_dtype=False)
 
-    def logits(self, net: AnyTransformer, params: Params) -> np.ndarray:
+    def logits(self, net, params):
         return np.asarray(net.apply(params, *(jnp.asarray(ids) for ids in self.ids())))
 
-    def their_logits(self, model: Any) -> np.ndarray:
+    def their_logits(self, model):
         names = ("input_ids", "decoder_input_ids")
         with torch.no_grad(), self.oracle.whole():
             given = {name: torch.from_numpy(ids).long() for name, ids in zip(names, self.ids(), strict=False)}
             return model(**given).logits.numpy()
 
-    def ids(self) -> list[np.ndarray]:
+    def ids(self):
         batch = self.oracle.batch("none", 1)
         return [batch[name] for name in ("source", "target", "tokens") if name in batch]
 
@@ -80,7 +78,7 @@ class Model(NamedTuple):
 _MODELS: dict[str, Model] = {}
 
 
-def model_of(name: str) -> Model:
+def model_of(name):
     if name not in _MODELS:
         oracle = Oracle(name)
         weights = oracle.random_weights(0.1, 0)
@@ -91,7 +89,7 @@ def model_of(name: str) -> Model:
     return _MODELS[name]
 
 
-def same(first: Params, second: Params) -> bool:
+def same(first, second):
     return jax.tree.structure(first) == jax.tree.structure(second) and all(
         np.asarray(a).tobytes() == np.asarray(b).tobytes()
         for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
@@ -129,7 +127,7 @@ deep = pytest.mark.deep
         ),
     ],
 )
-def test_peft_computes_the_same(name: str, lora: LoraConfig, tmp_path: Path, record: Callable[..., None]) -> None:
+def test_peft_computes_the_same(name, lora, tmp_path, record):
     model = model_of(name)
     net, params = model.adapted(lora)
     save_adapters(tmp_path / "ours", net, params, architecture=model.architecture)
@@ -152,7 +150,7 @@ def test_peft_computes_the_same(name: str, lora: LoraConfig, tmp_path: Path, rec
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A folder that PEFT wrote, with adapters of c_attn and both c_proj."""
     config = peft.LoraConfig(r=3, lora_alpha=6, target_modules=["c_attn", "c_proj"], init_lora_weights=False)
     torch.manual_seed(0)
@@ -161,12 +159,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "theirs"
 
 
-def load(folder: Path) -> tuple[AnyTransformer, Params]:
+def load(folder):
     model = model_of("gpt2")
     return load_adapters(folder, model.net, model.params, architecture=model.architecture)
 
 
-def test_a_folder_of_peft_comes_back_the_same(folder: Path, tmp_path: Path, record: Callable[..., None]) -> None:
+def test_a_folder_of_peft_comes_back_the_same(folder, tmp_path, record):
     model = model_of("gpt2")
     net, params = load(folder)
     assert net.config.lora == LoraConfig(3, 6.0, ("query", "key", "value", "output", "down"))
@@ -178,11 +176,11 @@ def test_a_folder_of_peft_comes_back_the_same(folder: Path, tmp_path: Path, reco
     assert all(files[0][name].tobytes() == files[1][name].tobytes() for name in files[0])
 
 
-def test_every_damaged_or_strange_folder_is_refused_in_one_line(folder: Path) -> None:
+def test_every_damaged_or_strange_folder_is_refused_in_one_line(folder):
     config, file = folder / "adapter_config.json", folder / "adapter_model.safetensors"
     said, arrays = json.loads(config.read_text()), load_file(file)
 
-    def refused(changes: dict[str, Any], others: dict[str, np.ndarray] | None = None) -> str:
+    def refused(changes, others=None):
         config.write_text(json.dumps(said | changes))
         save_file(arrays if others is None else others, file, metadata={"format": "pt"})
         with pytest.raises(InputError) as error:
@@ -217,7 +215,7 @@ def test_every_damaged_or_strange_folder_is_refused_in_one_line(folder: Path) ->
         load(folder)
 
 
-def test_adapters_that_are_not_there_are_not_saved(tmp_path: Path) -> None:
+def test_adapters_that_are_not_there_are_not_saved(tmp_path):
     model = model_of("gpt2")
     with pytest.raises(InputError, match="has no adapters to save"):
         save_adapters(tmp_path / "ours", model.net, model.params, architecture=model.architecture)
@@ -234,7 +232,7 @@ ADAPTED: TransformerConfig = replace(
 )
 
 
-def test_training_takes_the_same_path(record: Callable[[str, Measured], None], report: Callable[..., None]) -> None:
+def test_training_takes_the_same_path(record, report):
     """Gate 7, and the fault that the reference trains everything."""
     weights = weights_for(ADAPTED, 0.1)
     pair = TrainingPair(
@@ -256,7 +254,7 @@ def test_training_takes_the_same_path(record: Callable[[str, Measured], None], r
     report(fault.name, "reference", [same_path("7 dropout", ADAPTED, ours, theirs)])
 
 
-def test_faults_of_adapters(report: Callable[..., None]) -> None:
+def test_faults_of_adapters(report):
     config = replace(
         ADAPTED, dropout=DropoutConfig(), lora=replace(ADAPTED.lora, dropout=0.0) if ADAPTED.lora else None
     )
@@ -269,7 +267,7 @@ def test_faults_of_adapters(report: Callable[..., None]) -> None:
         report(unscaled.name, "reference", list(identity(pair, batch)))
 
 
-def test_adapters_start_as_pefts_do(record: Callable[[str, Measured], None]) -> None:
+def test_adapters_start_as_pefts_do(record):
     """Gate 10."""
     found = {path: array for path, array in drawn(ADAPTED).items() if is_adapter(tuple(path.split(".")))}
     record("LoRA", gate(ADAPTED, found))

@@ -1,6 +1,5 @@
 """Windows, segments and prefixes: what is seen too much or too little turns a gate red."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 
@@ -13,11 +12,9 @@ from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.model.attention import attend, attend_by
 from jax_tformer.model.fast import rows
 from jax_tformer.model.masks import Mask
-from parity.gates.measure import Measured, compared
-from parity.gates.pair import Tensors
+from parity.gates.measure import compared
 from parity_tests import mask_faults
 from parity_tests.family_faults import GEMMA
-from parity_tests.faults import Fault
 from parity_tests.mask_faults import PAIR, TEXT
 from parity_tests.quiet_faults import KERNELS_BAR, kernels_on_a_cpu
 from parity_tests.test_decoding import CACHED, model_of, stepwise
@@ -32,13 +29,13 @@ LENGTHS = Lengths(batch=3, source=14, target=11)
 
 
 @pytest.fixture(autouse=True)
-def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_blocks(monkeypatch):
     """Attention in blocks of 4 queries: these sequences would otherwise fit into one block."""
     monkeypatch.setattr(rows, "block_length", lambda length: 4)
 
 
 @pytest.fixture(scope="module")
-def models() -> dict[str, tuple[Pair, Tensors]]:
+def models():
     made = {TEXT: (TEXTS, "right segments prefix"), PAIR: (PAIRS, "none segments")}
     return {
         name: (Pair(config, weights_for(config, 0.2), "float64", optimised=False), batch_for(config, kind, 1, LENGTHS))
@@ -46,36 +43,34 @@ def models() -> dict[str, tuple[Pair, Tensors]]:
     }
 
 
-def gate_1(models: Pair, batch: Tensors) -> Measured:
+def gate_1(models, batch):
     """With whatever fault is planted now; no fault here needs gradients to be seen."""
     return compared("1 activations", models.forward(batch), models.run_torch(batch).activations)
 
 
 @pytest.mark.parametrize("kind", [TEXT, PAIR])
-def test_without_a_fault_the_gate_is_green(kind: str, models: dict[str, tuple[Pair, Tensors]]) -> None:
+def test_without_a_fault_the_gate_is_green(kind, models):
     gate_1(*models[kind]).require()
 
 
 @pytest.mark.parametrize(("kind", "fault"), mask_faults.MASKS, ids=[fault.name for _, fault in mask_faults.MASKS])
-def test_a_fault_of_who_sees_whom(
-    kind: str, fault: Fault, models: dict[str, tuple[Pair, Tensors]], report: Callable[..., None]
-) -> None:
+def test_a_fault_of_who_sees_whom(kind, fault, models, report):
     with fault.plant():
         report(fault.name, "library", [gate_1(*models[kind])])
 
 
-def test_a_fault_of_the_reference(models: dict[str, tuple[Pair, Tensors]], report: Callable[..., None]) -> None:
+def test_a_fault_of_the_reference(models, report):
     fault = mask_faults.REFERENCE
     with fault.plant():
         report(fault.name, "reference", [gate_1(*models[TEXT])])
 
 
 @pytest.fixture(scope="module")
-def gate_8() -> Callable[[], Measured]:
+def gate_8():
     """Green; compiled anew, with whatever fault is planted now."""
     batch = batch_for(GEMMA, "left prefix", lengths=LENGTHS)
 
-    def gate() -> Measured:
+    def gate():
         net, params = model_of(GEMMA, weights_for(GEMMA, 0.2))
         ours, full = stepwise(net, params, batch, first=3)
         return compared(CACHED, {"logits": ours}, {"logits": full})
@@ -86,12 +81,12 @@ def gate_8() -> Callable[[], Measured]:
 
 
 @pytest.mark.parametrize("fault", mask_faults.CACHED, ids=lambda fault: fault.name)
-def test_a_fault_of_the_cache(fault: Fault, gate_8: Callable[[], Measured], report: Callable[..., None]) -> None:
+def test_a_fault_of_the_cache(fault, gate_8, report):
     with fault.plant():
         report(fault.name, "library", [gate_8()])
 
 
-def asked_of_cudnn() -> Measured:
+def asked_of_cudnn():
     """What XLA makes of the arguments that cuDNN is given, against plain attention, under every kind of mask.
 
     Six heads share three; rows have padding on the right, on the left, or nothing else. Across two sequences, some
@@ -114,11 +109,11 @@ def asked_of_cudnn() -> Measured:
     return compared("1 activations", asked, plain, bar=KERNELS_BAR)
 
 
-def test_what_cudnn_is_asked_for() -> None:
+def test_what_cudnn_is_asked_for():
     asked_of_cudnn().require()
 
 
 @pytest.mark.parametrize("fault", mask_faults.CUDNN, ids=lambda fault: fault.name)
-def test_a_fault_of_what_cudnn_is_asked_for(fault: Fault, report: Callable[..., None]) -> None:
+def test_a_fault_of_what_cudnn_is_asked_for(fault, report):
     with fault.plant():
         report(fault.name, "library", [asked_of_cudnn()])

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from jax_tformer.config import DropoutConfig, TransformerConfig
-from jax_tformer.config.experiment import OptimizerConfig, Schedule, TrainingConfig
+from jax_tformer.config import DropoutConfig
+from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
 from parity.gates.measure import Measured, compared, trajectory
-from parity.gates.pair import Tensors
 from parity_tests.training_pair import TrainingPair, same_path
 from torch_ref import reference
 from torch_ref.layers import Dropout, inject
@@ -26,23 +25,23 @@ OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=10, clip_norm=0.5, 
 DROPOUT = DropoutConfig(embedding=0.1, attention=0.2, residual=0.15, feedforward=0.25, final=0.3)
 
 
-def batches(config: TransformerConfig, steps: int) -> list[Tensors]:
+def batches(config, steps):
     """One batch a step, of four that take turns: rows of even number, padded on the right or on the left."""
     kept = [batch_for(config, ("right", "left")[seed % 2], seed, Lengths(batch=4)) for seed in range(4)]
     return [kept[step % 4] for step in range(steps)]
 
 
-def without_dropout(name: str) -> TransformerConfig:
+def without_dropout(name):
     return replace(TRAINABLE[name], dropout=DropoutConfig())
 
 
-def shallow(config: TransformerConfig) -> TransformerConfig:
+def shallow(config):
     stacks = {side: stack for side in ("encoder", "decoder") if (stack := getattr(config, side))}
     return replace(config, **{side: replace(stack, num_layers=1) for side, stack in stacks.items()})
 
 
 @pytest.mark.parametrize("name", TRAINABLE)
-def test_gate_5_optimizer(name: str, record: Record) -> None:
+def test_gate_5_optimizer(name, record):
     """50 steps of AdamW with warm-up, cosine, clipping, decay mask, accumulation and label smoothing."""
     config = without_dropout(name)
     training = TrainingConfig(steps=50, batch_size=4, accumulation=2, label_smoothing=0.1)
@@ -66,7 +65,7 @@ def test_gate_5_optimizer(name: str, record: Record) -> None:
     ids=["inverse_sqrt, no clip", "constant, no warm-up, no decay", "beta1 0, eps 1e-3"],
 )
 @pytest.mark.deep
-def test_gate_5_other_settings(optimizer: OptimizerConfig, record: Record) -> None:
+def test_gate_5_other_settings(optimizer, record):
     config = without_dropout("post-decoder-only")
     pair = TrainingPair(
         config, weights_for(config, 0.2), optimizer, TrainingConfig(steps=50), "float64", optimised=False
@@ -76,7 +75,7 @@ def test_gate_5_other_settings(optimizer: OptimizerConfig, record: Record) -> No
     record("post-decoder-only", same_path("5 optimizer", config, ours, pair.follow_torch(steps, masks)))
 
 
-def test_gate_5_a_batch_without_labels() -> None:
+def test_gate_5_a_batch_without_labels():
     """The moments decay, the weights move on by momentum, and nothing becomes NaN."""
     config = without_dropout("post-decoder-only")
     steps = batches(config, 3)
@@ -91,7 +90,7 @@ def test_gate_5_a_batch_without_labels() -> None:
 
 @pytest.mark.parametrize("length", [100, pytest.param(300, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("name", TRAINABLE)
-def test_gate_6_trajectory(name: str, length: int, record: Record) -> None:
+def test_gate_6_trajectory(name, length, record):
     """100 steps, or 300: in float64 the same to 1e-12, parameters too; in float32 as near to that as PyTorch stays.
 
     float32 follows three paths: on one alone, either side may be thrown off by a ReLU that rounding pushes over its
@@ -126,7 +125,7 @@ def test_gate_6_trajectory(name: str, length: int, record: Record) -> None:
         *(pytest.param(n, marks=pytest.mark.deep) for n in ("bert-base", "switches-encoder-decoder")),
     ],
 )
-def test_gate_7_dropout(name: str, record: Record) -> None:
+def test_gate_7_dropout(name, record):
     """All rates on; PyTorch drops what JAX dropped: gates 1, 2 and 5 hold as they do without."""
     config = replace(TRAINABLE[name], dropout=DROPOUT)
     models = Pair(config, weights_for(config, 0.02), "float64", optimised=False, dropout_seed=7)
@@ -153,7 +152,7 @@ def test_gate_7_dropout(name: str, record: Record) -> None:
     assert any((masks[0][0][site] != masks[0][1][site]).any() for site in sites), "and every part"
 
 
-def rate_at(site: str) -> float:
+def rate_at(site):
     """The rate that DROPOUT has for a site."""
     if "embedding" in site:
         return DROPOUT.embedding
@@ -165,7 +164,7 @@ def rate_at(site: str) -> float:
 
 
 @pytest.mark.parametrize("change", ["missing", "unknown"])
-def test_masks_that_do_not_fit_are_refused_with_both_lists(change: str) -> None:
+def test_masks_that_do_not_fit_are_refused_with_both_lists(change):
     model = reference(replace(TRAINABLE["post-decoder-only"], dropout=DROPOUT))
     masks = {
         name: torch.ones(1, dtype=torch.bool) for name, module in model.named_modules() if isinstance(module, Dropout)
@@ -180,7 +179,7 @@ def test_masks_that_do_not_fit_are_refused_with_both_lists(change: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "inverse_sqrt"])
-def test_schedules_agree_to_the_last_bits(schedule: Schedule) -> None:
+def test_schedules_agree_to_the_last_bits(schedule):
     import jax.numpy as jnp
 
     from jax_tformer.training.optimizer import learning_rate as ours

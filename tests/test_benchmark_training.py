@@ -4,7 +4,6 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from benchmarks.bounds import Products, of_type, training_flops
 from benchmarks.sides import OURS, REFERENCE
 from benchmarks.sides.reference import Reference
 from benchmarks.training_cases import OPTIMIZER, BatchShape, draw_batch, small_gpt, tiny, without_dropout
-from jax_tformer.config import TransformerConfig
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.data.batches import IGNORED
 from jax_tformer.functional import transformer
@@ -33,7 +31,7 @@ EXACT: dict[str, Any] = {"attention": "einsum", "remat": "none"}
 ROOT = Path(__file__).parents[1]
 
 
-def figures(main: Any, out: Path) -> dict[str, Any]:
+def figures(main, out):
     """What a benchmark writes; all of its numbers are finite, and its spreads in order."""
     assert main(["--quick", "--out", str(out)]) == 0
     report = json.loads(out.read_text())
@@ -47,7 +45,7 @@ def figures(main: Any, out: Path) -> dict[str, Any]:
     return report
 
 
-def branches(tree: Any) -> Iterator[Any]:
+def branches(tree):
     """A tree of JSON, and all that is in it."""
     yield tree
     for branch in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
@@ -55,7 +53,7 @@ def branches(tree: Any) -> Iterator[Any]:
 
 
 @pytest.mark.deep
-def test_train_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_step(tmp_path, capsys):
     report = figures(train_step.main, tmp_path / "new" / "train_step.json")
     cases = {case["model"]: case for case in report["cases"]}
     assert set(cases) == {"small gpt", "gpt2", "vaswani-base", "bert-base"}
@@ -90,13 +88,13 @@ def test_train_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(text in shown for text in ("vaswani-base, 2 x 6 source and 8 tokens", "jax_tformer", "GFLOP/s"))
 
 
-def test_train_step_of_one_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_step_of_one_case(tmp_path, capsys):
     assert train_step.main(["--quick", "--model", "gpt", "--out", str(tmp_path / "none.json")]) == 2
     assert "expected one of 'small gpt', 'gpt2', 'vaswani-base', 'bert-base'" in capsys.readouterr().err
 
 
 @pytest.mark.deep
-def test_losses_that_disagree_are_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_that_disagree_are_a_failure(tmp_path, monkeypatch):
     start = Reference.start
     moved = lambda weights: {name: np.flip(array) for name, array in weights.items()}  # noqa: E731
     monkeypatch.setattr(Reference, "start", lambda side, seed, weights: start(side, seed, moved(weights)))
@@ -107,13 +105,13 @@ def test_losses_that_disagree_are_a_failure(tmp_path: Path, monkeypatch: pytest.
     assert case["disagreement"]["hugging face"] < case["tolerance"] < case["disagreement"]["reference"]
 
 
-def test_torch_alone_loads_no_other_framework() -> None:
+def test_torch_alone_loads_no_other_framework():
     code = "import sys, benchmarks.sides.reference; print({'jax', 'flax', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n", "its memory would be counted as PyTorch's"
 
 
-def counted(jaxpr: Any) -> int:
+def counted(jaxpr):
     """Operations of all matrix products in a jaxpr: the bodies of loops as often as they run."""
     total = 0
     for equation in jaxpr.eqns:
@@ -129,7 +127,7 @@ def counted(jaxpr: Any) -> int:
     return total
 
 
-def modern(config: TransformerConfig) -> TransformerConfig:
+def modern(config):
     """What GPT-2 is not: heads that share keys, gates, rotation, a head of its own."""
     stack = replace(config.output_stack, key_value_heads=1, gated=True, positions="rotary", max_positions=None)
     return replace(config, decoder=stack, tied_head=False)
@@ -146,7 +144,7 @@ def modern(config: TransformerConfig) -> TransformerConfig:
     ],
     ids=["gpt2", "modern", "bert", "vaswani", "article"],
 )
-def test_operations_are_those_of_the_program(config: TransformerConfig, shape: BatchShape) -> None:
+def test_operations_are_those_of_the_program(config, shape):
     config = replace(without_dropout(config), compute=replace(config.compute, **EXACT))
     net, tx = transformer(config), optimizer(OPTIMIZER, 10)
     state = jax.eval_shape(lambda: init_state(net, tx, jax.random.key(0)))
@@ -159,7 +157,7 @@ def test_operations_are_those_of_the_program(config: TransformerConfig, shape: B
     assert (flops.hidden > 0) == (config.decoder is not None)
 
 
-def test_operations_of_known_models() -> None:
+def test_operations_of_known_models():
     gpt2 = training_flops(ARCHITECTURES["gpt2"], 2, 256)
     # All parameters but biases, norms and positions; 12 layers of 12 heads of 64, half of 256 x 256 each.
     assert gpt2.projections == 6 * 512 * (12 * 12 * 768**2 + 50257 * 768)
@@ -172,7 +170,7 @@ def test_operations_of_known_models() -> None:
     assert translator.attention == 12 * 6 * 512 * (32 * 32 + 64 * 64 // 2 + 64 * 32)
 
 
-def test_batches_are_the_same_for_all_and_of_their_kind() -> None:
+def test_batches_are_the_same_for_all_and_of_their_kind():
     text = draw_batch(small_gpt(), BatchShape(2, 300))
     np.testing.assert_array_equal(text["tokens"][:, 1:], text["labels"][:, :-1])
     np.testing.assert_array_equal(text["tokens"], draw_batch(small_gpt(), BatchShape(2, 300))["tokens"])
@@ -183,7 +181,7 @@ def test_batches_are_the_same_for_all_and_of_their_kind() -> None:
     np.testing.assert_array_equal(pairs["target"][:, 1:], pairs["labels"][:, :-1])
 
 
-def test_products() -> None:
+def test_products():
     found = Products("cpu", ((8, 4, 2), (3, 3, 3)), ("float32",)).measure()
     assert set(found) == {f"{by} float32 {shape}" for by in ("jax", "torch") for shape in ("8 x 4 x 2", "3 x 3 x 3")}
     assert all(len(rates) == 1 and min(rates) > 0 for rates in found.values())
@@ -192,7 +190,7 @@ def test_products() -> None:
 
 
 @pytest.mark.deep
-def test_three_steps_of_both_are_the_same() -> None:
+def test_three_steps_of_both_are_the_same():
     given = (tiny(small_gpt()), BatchShape(2, 8), "cpu")
     losses = []
     for kind in (OURS, REFERENCE):

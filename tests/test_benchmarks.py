@@ -5,8 +5,6 @@ What they write is tested, not how fast anything is.
 
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +19,7 @@ from jax_tformer.config.presets import ARCHITECTURES
 from twin.sides import Alone, Here, SideFailed
 
 
-def numbers(tree: Any) -> list[float]:
+def numbers(tree):
     """All numbers in a tree of JSON."""
     if isinstance(tree, dict):
         tree = list(tree.values())
@@ -31,7 +29,7 @@ def numbers(tree: Any) -> list[float]:
 
 
 @pytest.mark.deep
-def test_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run(tmp_path, capsys):
     out = tmp_path / "new" / "decoding.json"
     assert main(["--quick", "--out", str(out)]) == 0
     report = json.loads(out.read_text())
@@ -77,7 +75,7 @@ def test_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_bytes_of_the_bound() -> None:
+def test_bytes_of_the_bound():
     gpt2, translator = ARCHITECTURES["gpt2"], ARCHITECTURES["vaswani-base"]
     assert weight_bytes(gpt2) == 4 * (124_439_808 - 1024 * 768)
     # 12 layers, keys and values of width 768, 128 + 64 tokens on average.
@@ -87,10 +85,10 @@ def test_bytes_of_the_bound() -> None:
     assert cache_bytes(translator, 2, 64, 64, 4) == 4 * 6 * 2 * 512 * (2 * 4 * 33 + 2 * 64)
 
 
-def test_turns_and_spreads() -> None:
+def test_turns_and_spreads():
     asked: list[str] = []
 
-    def measure(name: str) -> int:
+    def measure(name):
         asked.append(name)
         return len(asked)
 
@@ -102,7 +100,7 @@ def test_turns_and_spreads() -> None:
 
 
 @pytest.mark.deep
-def test_a_side_in_a_process_of_its_own() -> None:
+def test_a_side_in_a_process_of_its_own():
     kind, config = f"{OURS}:Decoding", suites(quick=True)[0].config
     given, question = (config, "cpu"), ("decode", draw_prompts(50, 2, 4), 4, 4, 1)
     side = Alone(kind, *given, environment=side_environment("cpu"))
@@ -115,7 +113,7 @@ def test_a_side_in_a_process_of_its_own() -> None:
         side.close()
 
 
-def test_a_side_that_cannot_be_made_says_why() -> None:
+def test_a_side_that_cannot_be_made_says_why():
     side = Alone(f"{OURS}:Nobody", environment={})
     with pytest.raises(SideFailed, match="Nobody"):
         side.call("decode")
@@ -123,7 +121,7 @@ def test_a_side_that_cannot_be_made_says_why() -> None:
 
 
 @pytest.mark.deep
-def test_startup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_startup(tmp_path, capsys):
     out = tmp_path / "startup.json"
     assert startup.main(["--quick", "--out", str(out)]) == 0
     report = json.loads(out.read_text())
@@ -146,7 +144,7 @@ def test_startup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "chapter by chapter" in capsys.readouterr().out
 
 
-def test_startup_says_which_program_fails(tmp_path: Path) -> None:
+def test_startup_says_which_program_fails(tmp_path):
     programs, missing = startup.Programs(tmp_path, "cpu"), ["--data.path", str(tmp_path / "missing.txt")]
     with pytest.raises(SideFailed, match=r"train\.py text: .*missing\.txt"):
         programs.first_step("text", missing, "cold")
@@ -160,7 +158,7 @@ def test_startup_says_which_program_fails(tmp_path: Path) -> None:
         (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
     ],
 )
-def test_bad_options_get_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_options_get_one_line(arguments, said, capsys):
     with pytest.raises(SystemExit) as stopped:
         startup.main(arguments)
     told = capsys.readouterr()
@@ -168,7 +166,7 @@ def test_bad_options_get_one_line(arguments: list[str], said: str, capsys: pytes
     assert told.err.startswith(f"python -m benchmarks.startup: error: {said}")
 
 
-def take(seconds: dict[str, float], *arguments: str) -> int:
+def take(seconds, *arguments):
     """Runs a benchmark in which ours takes `seconds` in each case."""
     ours = {name: spread([0.9 * median, median, 3 * median]) for name, median in seconds.items()}
     return run_benchmark("train_step", None, arguments, lambda session: Report({}, ours, [], []))
@@ -184,9 +182,7 @@ def take(seconds: dict[str, float], *arguments: str) -> int:
         ({"new": 9.0}, 1, ["new: nothing is saved"]),
     ],
 )
-def test_a_saved_result_is_a_floor_under_speed(
-    now: dict[str, float], status: int, said: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_saved_result_is_a_floor_under_speed(now, status, said, tmp_path, capsys):
     saved, out = tmp_path / "saved.json", tmp_path / "now.json"
     assert take({"step": 1.0, "other": 0.01}, "--out", str(saved)) == 0
     capsys.readouterr()
@@ -207,9 +203,7 @@ def test_a_saved_result_is_a_floor_under_speed(
         ("{", "", "cannot be read as a result of this benchmark"),
     ],
 )
-def test_a_saved_result_of_something_else_is_refused_before_anything_is_measured(
-    old: str, new: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_saved_result_of_something_else_is_refused_before_anything_is_measured(old, new, said, tmp_path, capsys):
     saved, out = tmp_path / "saved.json", tmp_path / "now.json"
     assert take({"step": 1.0}, "--out", str(saved)) == 0
     assert old in saved.read_text()

@@ -7,7 +7,7 @@ import pytest
 
 from jax_tformer.config.errors import InputError
 from torch_ref import reference
-from twin import bridge
+from twin import bridge, prove
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,16 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from jax_tformer.config import ComputeConfig, DropoutConfig, LoraConfig, RotaryConfig, StackConfig, TransformerConfig
-from jax_tformer.config import model as choices
+from jax_tformer.config import (
+    ComputeConfig,
+    DropoutConfig,
+    LoraConfig,
+    RotaryConfig,
+    StackConfig,
+    TransformerConfig,
+    model,
+    stack,
+)
 from twin.cases import Lengths, kinds
 
 Strategy = st.SearchStrategy[Any]
@@ -54,12 +62,12 @@ def few(*numbers: Any) -> Strategy:
 @st.composite
 def stacks(draw: st.DrawFn, longest: int, *, may_be_parallel: bool = True) -> dict[str, Any]:
     """Fields of a StackConfig for sequences of up to `longest`; every field is drawn."""
-    heads, norm, positions = draw(few(1, 2, 4)), draw(one_of(choices.Norm)), draw(one_of(choices.Positions))
+    heads, norm, positions = draw(few(1, 2, 4)), draw(one_of(stack.Norm)), draw(one_of(stack.Positions))
     # Those of an encoder are for two sides.
     shared, buckets = draw(few(None, 1, 2)), draw(few(4, 6, 10, 32))
     width = draw(few(None, 2, 4, 6) if positions == "rotary" else few(None, 1, 3, 4))
     layers, window = draw(st.integers(1, 3)), draw(few(None, None, 1, 2, 4))
-    placement = draw(one_of(choices.NormPlacement))
+    placement = draw(one_of(stack.NormPlacement))
     # The norm behind a branch of one number leaves its sign: its gradient is what eps makes of rounding.
     least = 5 if placement == "sandwich" else 1
     width = 3 if width == 1 and placement == "sandwich" else width
@@ -72,7 +80,7 @@ def stacks(draw: st.DrawFn, longest: int, *, may_be_parallel: bool = True) -> di
         "head_width": width,
         "window": window,
         "window_layers": draw(few(None, *(each for each in patterns if len(each) <= layers))),
-        "attention_scale": draw(one_of(choices.AttentionScale) | few(3)),
+        "attention_scale": draw(one_of(stack.AttentionScale) | few(3)),
         "score_cap": draw(few(None, None, 2.0)),
         # RMSNorm of one number leaves its sign, as LayerNorm of two: its gradient is what eps makes of rounding.
         "query_key_norm": (width or 8 // heads) > (2 if norm == "layernorm" else 1) and draw(st.booleans()),
@@ -81,7 +89,7 @@ def stacks(draw: st.DrawFn, longest: int, *, may_be_parallel: bool = True) -> di
         "value_bias": draw(st.booleans()),
         "output_bias": draw(st.booleans()),
         "feedforward_bias": draw(st.booleans()),
-        "activation": draw(one_of(choices.Activation)),
+        "activation": draw(one_of(stack.Activation)),
         "gated": draw(st.booleans()),
         "norm": norm,
         "norm_placement": placement,
@@ -125,7 +133,7 @@ def loras(draw: st.DrawFn, config: TransformerConfig) -> LoraConfig | None:
 @st.composite
 def rotations(draw: st.DrawFn, window: int | None) -> RotaryConfig:
     """What rotary positions turn and how they are scaled; short waves and long ones, and some in between."""
-    scaling = draw(one_of(choices.RotaryScaling))
+    scaling = draw(one_of(stack.RotaryScaling))
     long = {"low_frequency_factor": 0.5, "high_frequency_factor": 2.0, "original_positions": 9}
     return RotaryConfig(
         width=draw(few(None, 2)),
@@ -145,8 +153,8 @@ def configs(draw: st.DrawFn, longest: int) -> dict[str, Any]:
     if kind != "encoder-only":
         decoder = StackConfig(**draw(stacks(longest, may_be_parallel=kind == "decoder-only")))
     alone = kind == "encoder-only"
-    head = draw(one_of(choices.Head).filter(lambda head: alone or not head.startswith("classify")))
-    poolers = {"classify_text": few("tanh", "relu"), "none": one_of(choices.Pooler) if alone else few("none")}
+    head = draw(one_of(model.Head).filter(lambda head: alone or not head.startswith("classify")))
+    poolers = {"classify_text": few("tanh", "relu"), "none": one_of(model.Pooler) if alone else few("none")}
     pooler = draw(poolers.get(head, few("none")))
     predicts, classifies = head in ("linear", "transform"), head.startswith("classify")
     # A rate that nothing reads is refused.
@@ -166,7 +174,7 @@ def configs(draw: st.DrawFn, longest: int) -> dict[str, Any]:
         "head_scale": predicts and draw(st.booleans()),
         "logit_cap": draw(few(None, None, 2.0)) if predicts else None,
         # These three decide how weights start, not what is computed from them.
-        "initializer": draw(one_of(choices.Initializer)),
+        "initializer": draw(one_of(model.Initializer)),
         "initializer_std": draw(few(0.02, 1.0)),
         "residual_init_scale": draw(st.booleans()),
         "dropout": DropoutConfig(
@@ -175,7 +183,7 @@ def configs(draw: st.DrawFn, longest: int) -> dict[str, Any]:
         "compute": ComputeConfig(
             # The others are kernels of accelerators, or know float32 alone.
             attention=draw(few("auto", "einsum", "blocks")),
-            remat=draw(one_of(choices.Remat)),
+            remat=draw(one_of(model.Remat)),
             unroll=draw(few(1, 2)),
         ),
     }

@@ -12,15 +12,10 @@ import numpy as np
 import pytest
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
-from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.functional import transformer
 from jax_tformer.training.step import TrainState
-from parity.gates.measure import compared
-from parity_tests import random_faults
 from parity_tests.draws import dependences, judged, largest
-from parity_tests.training_pair import TrainingPair, same_path
-from twin.bridge import Pair
-from twin.cases import CONFIGS, Lengths, batch_for, weights_for
+from twin.cases import CONFIGS, Lengths, batch_for
 from twin.dropout import masks_of_step
 
 RATES = DropoutConfig(embedding=0.4, attention=0.3, residual=0.5, feedforward=0.6, final=0.45)
@@ -94,40 +89,3 @@ _STACK = StackConfig(num_layers=3, num_heads=2, feedforward_width=12)
 SMALL = TransformerConfig(
     vocab_size=61, d_model=8, encoder=replace(_STACK, num_layers=2), decoder=_STACK, dropout=RATES
 )
-
-
-@pytest.mark.parametrize("fault", random_faults.DRAWS, ids=lambda fault: fault.name)
-def test_a_fault_of_draws(fault, report):
-    with fault.plant():
-        masks = drawn(SMALL, parts=2 if "parts" in fault.name else 1)
-    report(fault.name, "library", [gate(masks)])
-
-
-@pytest.fixture(scope="module")
-def dropping():
-    """A model, a batch, and what the reference computes with the masks that are drawn from outside; gate 7 is green."""
-    models = Pair(SMALL, weights_for(SMALL, 0.2), "float64", optimised=False, dropout_seed=0)
-    batch = batch_for(SMALL, "none")
-    models.share_masks(batch)
-    theirs = models.run_torch(batch).activations
-    compared("7 dropout", models.forward(batch), theirs).require()
-    return models, batch, theirs
-
-
-@pytest.mark.parametrize("fault", random_faults.FORWARD_DRAWS, ids=lambda fault: fault.name)
-def test_a_forward_pass_that_drops_something_else(fault, dropping, report):
-    models, batch, theirs = dropping
-    with fault.plant():
-        ours = models.forward(batch)
-    report(fault.name, "library", [compared("7 dropout", ours, theirs)])
-
-
-@pytest.mark.parametrize("fault", random_faults.STEP_DRAWS, ids=lambda fault: fault.name)
-def test_training_that_drops_something_else(fault, report):
-    config = replace(SMALL, encoder=None, decoder=replace(_STACK, num_layers=1))
-    training = TrainingConfig(steps=2, batch_size=4, accumulation=2)
-    steps = [batch_for(config, "none", lengths=Lengths(batch=4, source=5))] * training.steps
-    models = TrainingPair(config, weights_for(config, 0.2), OptimizerConfig(), training, "float64", optimised=False)
-    with fault.plant():
-        ours, masks = models.follow_jax(steps)
-    report(fault.name, "library", [same_path("7 dropout", config, ours, models.follow_torch(steps, masks))])

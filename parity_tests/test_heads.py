@@ -10,8 +10,7 @@ import torch
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.functional import transformer
-from parity.gates.measure import compared
-from parity_tests.faults import Fault, code_fault
+from parity_tests.faults import code_fault
 from parity_tests.initialisation import gate as start_gate
 from parity_tests.test_draws import CLASSIFYING
 from parity_tests.test_draws import drawn as drawn_masks
@@ -82,26 +81,6 @@ FAULTS = {
         code_fault("pooler drops after its dense layer", heads.Pooler, "forward", dropout_after_the_dense_layer),
     ),
 }
-
-
-@pytest.mark.parametrize(
-    ("name", "fault"),
-    [(name, fault) for name, faults in FAULTS.items() for fault in faults],
-    ids=lambda value: value.name if isinstance(value, Fault) else None,
-)
-def test_a_fault_of_heads(name, fault, report):
-    models, batch = pair(name), batch_for(CONFIGS[name], "right")
-    ours = models.run_jax(batch)
-    with fault.plant():
-        theirs = models.run_torch(batch)
-    report(
-        fault.name,
-        "reference",
-        [
-            compared("1 activations", ours.activations, theirs.activations),
-            compared("2 gradients", ours.gradients, theirs.gradients),
-        ],
-    )
 
 
 def test_their_parameters_start_as_the_config_says(record):

@@ -12,7 +12,6 @@ from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.functional import transformer
 from jax_tformer.training.step import forward
 from parity.gates.measure import Measured
-from parity_tests import random_faults
 from parity_tests.initialisation import Expected, expected, gate
 from twin.cases import CONFIGS, batch_for
 
@@ -66,17 +65,6 @@ def test_the_sources_figures_at_full_size(name, path, start):
     assert (declared.kind, deviation) == pytest.approx(start)
 
 
-FAULTY = {fault.name: "gpt2" if "residual" in fault.name else "vaswani-base" for fault in random_faults.INITIALISATION}
-
-
-@pytest.mark.parametrize("fault", random_faults.INITIALISATION, ids=lambda fault: fault.name)
-def test_a_fault_of_initialisation(fault, report):
-    config = CONFIGS[FAULTY[fault.name]]
-    with fault.plant():
-        found = drawn(config)
-    report(fault.name, "library", [gate(config, found)])
-
-
 def excess(config):
     """How far fresh models are from the loss that they should have, ln V + d std^2 / 2: relative to the second term.
 
@@ -101,10 +89,3 @@ def excess(config):
 @pytest.mark.parametrize("name", ["article-encoder-decoder", "vaswani-base", "gpt2", "bert-base"])
 def test_the_loss_of_fresh_models(name):
     excess(CONFIGS[name]).require()
-
-
-def test_a_fault_that_the_first_loss_shows(report):
-    fault = next(fault for fault in random_faults.INITIALISATION if "tables" in fault.name)
-    with fault.plant():
-        measured = excess(CONFIGS["vaswani-base"])
-    report(f"{fault.name}, by the first loss", "library", [measured])

@@ -3,9 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-from parity_tests import library_faults
 from parity_tests.narrow_parts import drawn, judged
 from twin.bridge import EVERY_ROUNDING
 
@@ -13,12 +11,6 @@ from twin.bridge import EVERY_ROUNDING
 def test_gate_4_part_by_part(record):
     for figure in judged():
         record("parts", figure)
-
-
-@pytest.mark.parametrize("fault", library_faults.NARROW_PARTS, ids=lambda fault: fault.name)
-def test_a_rounding_too_many(fault, report):
-    with fault.plant():
-        report(fault.name, "library", [max(judged(draws=2), key=lambda figure: figure.worst)])
 
 
 def test_the_program_rounds_where_it_says_so():

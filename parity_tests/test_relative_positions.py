@@ -1,6 +1,7 @@
 """Relative positions: every bucket against transformers' T5, gates 1, 2 and 8, and faults that these see."""
 
 from dataclasses import replace
+from functools import cache
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,6 @@ from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.model.embedding import first_distances, relative_buckets
 from jax_tformer.model.fast import rows
 from parity.gates.measure import compared
-from parity_tests import position_faults
 from parity_tests.test_decoding import CACHED, model_of, stepwise
 from torch_ref.embedding import bucket
 from twin.bridge import Pair, identity
@@ -66,42 +66,18 @@ def test_an_edge_that_a_logarithm_in_float32_misses():
     assert T5Attention._relative_position_bucket(-distance, False, 36, 392).item() == 26
 
 
-@pytest.fixture(scope="module")
+@cache
 def models():
     return Pair(PAIRS, weights_for(PAIRS, 0.2), "float64", optimised=False)
 
 
-@pytest.fixture(scope="module")
 def batch():
     return batch_for(PAIRS, "right segments", 1, LENGTHS)
 
 
-@pytest.fixture(scope="module")
-def ours(models, batch):
-    return models.run_jax(batch)
-
-
-def test_gates_1_and_2(models, batch, record):
-    for figure in identity(models, batch):
+def test_gates_1_and_2(record):
+    for figure in identity(models(), batch()):
         record("relative positions", figure)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("fault", position_faults.LIBRARY, ids=lambda fault: fault.name)
-def test_a_fault_of_the_library(fault, models, batch, report):
-    with fault.plant():
-        wrong = models.forward(batch)
-    theirs = models.run_torch(batch).activations
-    report(fault.name, "library", [compared("1 activations", wrong, theirs)])
-
-
-@pytest.mark.parametrize("fault", position_faults.REFERENCE, ids=lambda fault: fault.name)
-def test_a_fault_of_the_reference(fault, models, batch, ours, report):
-    with fault.plant():
-        theirs = models.run_torch(batch)
-    tables = [{"table": side.gradients["decoder.relative_positions.weight"]} for side in (ours, theirs)]
-    activations = compared("1 activations", ours.activations, theirs.activations)
-    report(fault.name, "reference", [activations, compared("2 gradients", *tables)])
 
 
 def gate_8():
@@ -113,9 +89,3 @@ def gate_8():
 
 def test_from_a_cache(record):
     record("relative positions", gate_8())
-
-
-@pytest.mark.deep
-def test_a_fault_of_the_cache(report):
-    with position_faults.CACHED.plant():
-        report(position_faults.CACHED.name, "library", [gate_8()])

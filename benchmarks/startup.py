@@ -74,7 +74,7 @@ def _measure(session: Session) -> Report:
                 ratio = found[name][kind]["first_step"]["median"] / found[name][TORCH]["first_step"]["median"]
                 found[name][f"{kind}_over_torch"] = ratio
     nothing, help_page = (spread(seconds) for seconds in alone.values())
-    figures = {
+    figures: dict[str, Any] = {
         "nothing_seconds": nothing,
         "help_seconds": help_page,
         "experiments": found,

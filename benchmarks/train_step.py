@@ -28,9 +28,9 @@ _NOTES = (
     "waited for; no dropout; the first of every turn is not counted. tokens/s counts source and target.",
     "speed: that of the faster torch_ref, eager or compiled = 1. HF: Hugging Face's model with its own loss and "
     "attention kernels and AdamW as one kernel; the compiled torch_ref has that AdamW too.",
-    "of rate: operations that a step needs (causal attention counted half), over what the fastest matrix product "
-    "found could do in that time; x floor is the inverse. x own: the same by the fastest product of the side's own "
-    "library, JAX or torch. The products are measured between the turns.",
+    "x floor: the time of a step, over what the fastest matrix product found needs for its operations (causal "
+    "attention counted half). x own: the same by the fastest product of the side's own library, JAX or torch. The "
+    "products are measured between the turns.",
     "MB: the most that the side's process held from the first step on, compiler and libraries included (+ what was "
     "allocated on the accelerator). first s: the first step, compilation included.",
 )
@@ -150,7 +150,7 @@ def _compared(case: TrainingCase, sides: dict[str, dict[str, Any]], rates: dict[
         median = side["step_seconds"]["median"]
         reference = None if faster is None else references[faster] / median
         _, own_rate = own["jax" if name == "ours" else "torch"]
-        side |= {"of_rate": floor / median, "times_floor": median / floor, "times_reference": reference}
+        side |= {"times_floor": median / floor, "times_reference": reference}
         side["times_own_floor"] = median * own_rate / flops.needed
     disagreement = {
         name: max(abs(x - y) / abs(y) for x, y in zip(side["losses"], sides["ours"]["losses"], strict=True))
@@ -197,7 +197,6 @@ def _shown(case: Mapping[str, Any]) -> list[Any]:
             f"{side['tokens_per_second']:.0f}",
             f"{side['first_step_seconds']:.1f}",
             megabytes(side["peak_memory"], side["device_memory"]),
-            f"{side['of_rate']:.0%}",
             f"{side['times_floor']:.2f}",
             f"{side['times_own_floor']:.2f}",
             "" if speed is None else f"{speed:.2f}",
@@ -222,7 +221,7 @@ def _shown(case: Mapping[str, Any]) -> list[Any]:
     apart = ", ".join(f"{name} {distance:.1e}" for name, distance in case["disagreement"].items())
     lines.append(f"{verdict} in the first two steps: relative distance from ours {apart}")
     lines += other_work(case["model"], case["other_work"])
-    columns = ("", "ms a step", "tokens/s", "first s", "MB", "of rate", "x floor", "x own", "speed")
+    columns = ("", "ms a step", "tokens/s", "first s", "MB", "x floor", "x own", "speed")
     return [make_table(case["name"], columns, rows, "jax_tformer"), *(f"  {line}" for line in lines)]
 
 

@@ -72,7 +72,8 @@ def picture(source: list[str], answer: list[str], weights: np.ndarray) -> str:
     """The weights as SVG."""
     cells = [(row, column, weights[row, column]) for row, column in np.argwhere(weights >= FAINT)]
     sizes = {"cell": CELL, "left": LEFT, "top": TOP, "across": len(source), "down": len(answer)}
-    return PICTURE.render(sizes, source=source, answer=answer, cells=cells, grey=GREY, blue=BLUE)
+    drawn: str = PICTURE.render(sizes, source=source, answer=answer, cells=cells, grey=GREY, blue=BLUE)
+    return drawn
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """Hugging Face's own `generate`, in float64, on its own models and on the reference: the oracle of decoding."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,13 +19,16 @@ from torch_ref import reference
 Ids = Sequence[int]
 
 
-class Hypothesis(NamedTuple):
+@dataclass(frozen=True)
+class Hypothesis:
     """One answer to one prompt."""
 
     tokens: tuple[int, ...]
     """The new tokens, the end token included, nothing after it."""
-    score: float | None
+    score: float | None = None
     """With beams: the sum of log-probabilities over (number of new tokens)^length_penalty."""
+    margins: tuple[float, ...] = field(default=(), compare=False)
+    """Of greedy search: how clear each of the tokens was, the best logit less the second, after penalties."""
 
 
 def huggingface_generate(
@@ -49,31 +53,24 @@ def huggingface_generate(
     Raises ParityError where anything was computed in another type than float64.
     """
     answer, new = _run(model, prompts, end_id, start_id, pad_id, settings)
-    scores = [None] * len(new) if answer.get("sequences_scores") is None else answer.sequences_scores.tolist()
-    hypotheses = [Hypothesis(_until(row, end_id), score) for row, score in zip(new, scores, strict=True)]
+    searched = answer.get("sequences_scores") is not None
+    scores = answer.sequences_scores.tolist() if searched else [None] * len(new)
+    clear = [()] * len(new)
+    if not searched and not settings.get("do_sample"):
+        best, second = torch.stack(answer.scores, dim=1).topk(2, dim=-1).values.unbind(-1)
+        clear = (best - second).tolist()
+    hypotheses = [
+        Hypothesis(tokens, score, tuple(margins[: len(tokens)]))
+        for row, score, margins in zip(new, scores, clear, strict=True)
+        for tokens in [_until(row, end_id)]
+    ]
     each = len(hypotheses) // len(prompts)
     return [hypotheses[first : first + each] for first in range(0, len(hypotheses), each)]
 
 
-def greedy_margins(
-    model: PreTrainedModel,
-    prompts: Sequence[Ids],
-    *,
-    end_id: int | None,
-    start_id: int | None = None,
-    pad_id: int = 0,
-    **settings: Any,
-) -> list[np.ndarray]:
-    """`[N]` for each prompt: how clear each of its N new tokens was, the best logit less the second.
-
-    Logits are those that the choice was made from: after the penalty of repetition, where there is one.
-    """
-    if settings.get("do_sample") or settings.get("num_beams", 1) != 1:
-        raise ValueError(f"margins are those of greedy search; got {settings}")
-    answer, new = _run(model, prompts, end_id, start_id, pad_id, settings)
-    best = torch.stack(answer.scores, dim=1).topk(2, dim=-1).values
-    margins = (best[..., 0] - best[..., 1]).numpy()
-    return [margin[: len(_until(row, end_id))] for row, margin in zip(new, margins, strict=True)]
+def greedy_margins(model: PreTrainedModel, prompts: Sequence[Ids], **settings: Any) -> list[np.ndarray]:
+    """`[N]` for each prompt: how clear each of its N new tokens was."""
+    return [np.array(answer.margins) for [answer] in huggingface_generate(model, prompts, **settings)]
 
 
 def drivable(config: TransformerConfig, weights: Tensors) -> PreTrainedModel:

@@ -126,12 +126,12 @@ def test_no_ratio_while_other_work_runs(other_work, monkeypatch):
 
 def test_parameters_by_layer():
     bias = "feedforward.up.bias"
-    names = ["source_embedding.tokens.weight", f"decoder.blocks.1.{bias}", f"encoder.blocks.0.{bias}"]
+    names = ["source_embedding.tokens.weight", f"encoder.blocks.0.{bias}", f"decoder.blocks.1.{bias}"]
     errors = {name: ParameterError(float(number), None, None) for number, name in enumerate(names)}
     layers, kinds, table = parameter_table(errors)
     assert layers == ["no layer", "encoder\n0", "decoder\n1"]
     assert kinds == ["source_embedding.tokens.weight", bias]
-    assert table == [[0.0, None, None], [None, 2.0, 1.0]]
+    assert table == [[0.0, None, None], [None, 1.0, 2.0]]
 
 
 def test_a_signal_ends_the_measurement_of_each_alone(monkeypatch):

@@ -21,7 +21,7 @@ from jax_tformer.hub.names import from_reference
 from jax_tformer.training.step import forward
 from parity.gates.measure import Measured, compared, worst
 from parity_tests.family_faults import GEMMA
-from parity_tests.generation import Hypothesis, drivable, greedy_margins, huggingface_generate
+from parity_tests.generation import Hypothesis, drivable, huggingface_generate
 from parity_tests.huggingface import Oracle
 from twin.cases import CONFIGS, PADDINGS, WINDOWED, Lengths, batch_for, weights_for
 
@@ -60,11 +60,12 @@ def room(config):
     return min(NEW, (config.output_stack.max_positions or 99) // 2)
 
 
-def differing(ours, theirs, margins):
-    """How many greedy tokens differ before the first unclear choice of their row (`margins`: best less second)."""
+def differing(ours, theirs, margins=None):
+    """How many greedy tokens differ before the first unclear choice of their row (`margins`: other than theirs)."""
     wrong = clear = 0
+    margins = [hypothesis.margins for [hypothesis] in theirs] if margins is None else margins
     for prompt, ([hypothesis], margin) in enumerate(zip(theirs, margins, strict=True)):
-        certain = int(np.logical_and.accumulate(margin > CLEAR).sum())
+        certain = int(np.logical_and.accumulate(np.array(margin) > CLEAR).sum())
         [row] = ours.rows(prompt)
         wrong += sum(a != b for a, b in zip(row[:certain], hypothesis.tokens[:certain], strict=True))
         clear += certain
@@ -85,6 +86,11 @@ def compared_beams(ours, theirs):
         worst(TOKENS, {"tokens of beams": float(wrong)}, 0.0),
         compared(CACHED, {"scores of beams": ours.scores}, {"scores of beams": scores}),
     )
+
+
+def of_cache(ours, full):
+    """Gate 8, of logits from a cache and by the forward pass."""
+    return compared(CACHED, {"logits": ours}, {"logits": full})
 
 
 class Reader:
@@ -140,8 +146,8 @@ def test_a_cache_gives_the_logits_of_the_full_forward_pass(name, record):
     read = Reader(net)
     for padding in PADDINGS:
         # Kernels as they are, which are other programs, where the program is another one anyway.
-        ours, full = read(params, batch_for(CONFIGS[name], padding), first=3, rows=1000 if padding == "none" else 1)
-        record(name, compared(CACHED, {"logits": ours}, {"logits": full}))
+        rows = 1000 if padding == "none" else 1
+        record(name, of_cache(*read(params, batch_for(CONFIGS[name], padding), first=3, rows=rows)))
 
 
 @pytest.mark.parametrize(
@@ -161,8 +167,7 @@ def test_windows_and_prefixes_from_a_cache(name, kind, record):
     batch = batch_for(config, kind)
     read, everything = Reader(net), batch["labels"].shape[1]
     for first, then in ((4 if "prefix" in kind else 1, (3,)), (everything, ())):
-        ours, full = read(params, batch, first, then)
-        record(name, compared(CACHED, {"logits": ours}, {"logits": full}))
+        record(name, of_cache(*read(params, batch, first, then)))
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -170,8 +175,7 @@ def test_a_single_row(name, record):
     """The products of a single row are other programs."""
     net, params = model_of(CONFIGS[name], weights_for(CONFIGS[name], 0.2))
     batch = {key: array[:1] for key, array in batch_for(CONFIGS[name], "none").items()}
-    ours, full = stepwise(net, params, batch, first=1)
-    record(name, compared(CACHED, {"logits": ours}, {"logits": full}))
+    record(name, of_cache(*stepwise(net, params, batch, first=1)))
 
 
 @pytest.mark.parametrize("name", ["switches-decoder-only", "switches-encoder-decoder"])
@@ -180,7 +184,7 @@ def test_far_from_the_start(name, record):
     net, params = model_of(CONFIGS[name], weights_for(CONFIGS[name], 0.2))
     batch = batch_for(CONFIGS[name], "left", lengths=Lengths(batch=2, source=520, target=520))
     ours, full = stepwise(net, params, batch, first=512)
-    record(f"{name}, 520 positions", compared(CACHED, {"logits": ours[:, -8:]}, {"logits": full[:, -8:]}))
+    record(f"{name}, 520 positions", of_cache(ours[:, -8:], full[:, -8:]))
 
 
 @pytest.mark.parametrize("name", [*DECODERS, *(pytest.param(name, marks=pytest.mark.deep) for name in WINDOWED)])
@@ -195,12 +199,17 @@ def test_tokens_of_the_reference(name, record):
     new = room(config)
     free = huggingface_generate(model, prompts, end_id=None, max_new_tokens=new, **options)
     for end_id in (None, free[0][0].tokens[new // 2]):
-        theirs = huggingface_generate(model, prompts, end_id=end_id, max_new_tokens=new, **options)
-        margins = greedy_margins(model, prompts, end_id=end_id, max_new_tokens=new, **options)
-        ours = generate(net, params, prompts, DecodingConfig(new), end_id=end_id, **options)
-        record(name, differing(ours, theirs, margins))
+        record(name, greedy_of(net, params, model, prompts, end_id=end_id, **options))
     for figure in beams_of(net, params, model, prompts, BEAMS[0], end_id=end_id, **options):
         record(name, figure)
+
+
+def greedy_of(net, params, model, prompts, *, end_id, penalty=1.0, **options):
+    new, start_id = room(net.config), options.get("start_id")
+    asked = {"end_id": end_id, "max_new_tokens": new, "repetition_penalty": penalty, **options}
+    theirs = huggingface_generate(model, prompts, **asked)
+    decoding = DecodingConfig(new, repetition_penalty=penalty)
+    return differing(generate(net, params, prompts, decoding, end_id=end_id, start_id=start_id), theirs)
 
 
 def beams_of(
@@ -239,11 +248,8 @@ def test_greedy_tokens_of_hugging_face(gpt2, record):
     net, params, model = gpt2
     prompts = uneven_prompts(net.config, rows=8)
     for penalty in (1.0, 1.5):
-        settings = {"max_new_tokens": NEW, "repetition_penalty": penalty, "use_cache": True}
-        theirs = huggingface_generate(model, prompts, end_id=END, **settings)
-        margins = greedy_margins(model, prompts, end_id=END, **settings)
-        ours = generate(net, params, prompts, DecodingConfig(NEW, repetition_penalty=penalty), end_id=END)
-        record("huggingface gpt2", differing(ours, theirs, margins))
+        figure = greedy_of(net, params, model, prompts, end_id=END, penalty=penalty, use_cache=True)
+        record("huggingface gpt2", figure)
 
 
 def alone(model, prompts, **settings):
@@ -264,9 +270,8 @@ def test_ngrams_that_may_not_repeat(gpt2, record):
     settings = {"max_new_tokens": NEW, "no_repeat_ngram_size": 3, **options}
     theirs = alone(model, prompts, **settings)
     assert theirs != free
-    margins = [greedy_margins(model, [prompt], **settings)[0] for prompt in prompts]
     ours = generate(net, params, prompts, DecodingConfig(NEW, no_repeat_ngram_size=3), end_id=END)
-    record("huggingface gpt2", differing(ours, theirs, margins))
+    record("huggingface gpt2", differing(ours, theirs))
     beams = {**BEAMS[1], "no_repeat_ngram_size": 2, "renormalize_logits": True, "repetition_penalty": 1.2}
     theirs = alone(model, prompts, max_new_tokens=NEW, **beams, **options)
     for less in ("no_repeat_ngram_size", "renormalize_logits"):

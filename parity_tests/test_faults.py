@@ -31,19 +31,19 @@ from parity_tests import test_initialisation as initialisation
 from parity_tests import test_relative_positions as relative
 from parity_tests.family_faults import GEMMA
 from parity_tests.faults import Fault, changed_weight, faulty
-from parity_tests.generation import drivable, greedy_margins, huggingface_generate
+from parity_tests.generation import drivable, huggingface_generate
 from parity_tests.known_places import blocks_of_four
 from parity_tests.mask_faults import PAIR, TEXT
 from parity_tests.quiet_faults import KERNELS_BAR, kernels_on_a_cpu
 from parity_tests.small_configs import TWO_STACKS, of_one_length
 from parity_tests.test_decoding import (
     BEAMS,
-    CACHED,
     END,
     START,
     beams_of,
     differing,
     model_of,
+    of_cache,
     small_gpt2,
     stepwise,
     uneven_prompts,
@@ -82,7 +82,7 @@ def of_both(config, ours, theirs):
 
 @cache
 def two_stacks():
-    return Pair(TWO_STACKS, weights_for(TWO_STACKS, 0.02), "float64", optimised=False)
+    return Pair(TWO_STACKS, weights_for(TWO_STACKS, 0.02))
 
 
 def plant(fault):
@@ -112,7 +112,7 @@ def training_pair():
     settings = {"clip_norm": 0.05, "weight_decay": 0.1, "beta1": 0.8, "eps": 1e-7}
     optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=10, **settings)
     training = TrainingConfig(steps=50, batch_size=4, accumulation=2, label_smoothing=0.1)
-    return TrainingPair(TRAINED, weights_for(TRAINED, 0.02), optimizer, training, "float64", optimised=False)
+    return TrainingPair(TRAINED, weights_for(TRAINED, 0.02), optimizer, training)
 
 
 @cache
@@ -155,7 +155,7 @@ def judge_trajectory():
 
 def judge_dropout():
     config = replace(TRAINED, dropout=DropoutConfig(residual=0.1))
-    models = Pair(config, weights_for(config, 0.02), "float64", optimised=False, dropout_seed=0)
+    models = Pair(config, weights_for(config, 0.02), dropout_seed=0)
     batch = batch_for(config, "none")
     ours = models.run_jax(batch).activations
 
@@ -172,7 +172,7 @@ def judge_blocks():
     batch = batch_for(config, "none", lengths=Lengths(batch=2, source=150))
 
     def ask():
-        models = Pair(config, weights_for(config, 0.2), "float64", optimised=False)
+        models = Pair(config, weights_for(config, 0.2))
         return of_both(config, models.run_jax(batch), models.run_torch(batch))
 
     return ask
@@ -182,7 +182,7 @@ def ask_quality(gate, name, allowed, cases):
     """Gate 3 or 4."""
     dtype = "float32" if allowed is FLOAT32 else "bfloat16"
     start = weights_for(CONFIGS[name], 0.02)
-    exact = Pair(CONFIGS[name], start, "float64", optimised=False)
+    exact = Pair(CONFIGS[name], start)
     narrow = Pair(CONFIGS[name], start, dtype, optimised=dtype == "float32")
     samples = [narrow_sample(exact, narrow, *case) for case in cases]
     return [quality(gate, samples, allowed)], let_pass(samples[0].ours, samples[0].theirs)
@@ -220,13 +220,12 @@ def judge_decoding():
     free = huggingface_generate(model, prompts, end_id=None, start_id=START, max_new_tokens=8)
     ends = {"end_id": free[0][0].tokens[3], "start_id": START}
     greedy = huggingface_generate(model, prompts, max_new_tokens=8, **ends)
-    margins = greedy_margins(model, prompts, max_new_tokens=8, **ends)
 
     def ask():
         pair = model_of(config, weights)
         return [
             cached(*pair, batch),
-            differing(generate(*pair, prompts, DecodingConfig(8), **ends), greedy, margins),
+            differing(generate(*pair, prompts, DecodingConfig(8), **ends), greedy),
         ]
 
     return ask
@@ -234,8 +233,7 @@ def judge_decoding():
 
 def cached(net, params, batch):
     """Gate 8 of a cache, which is filled with three tokens first."""
-    ours, full = stepwise(net, params, batch, first=3)
-    return compared(CACHED, {"logits": ours}, {"logits": full})
+    return of_cache(*stepwise(net, params, batch, first=3))
 
 
 def judge_gemma():
@@ -272,7 +270,7 @@ MASKED_LENGTHS = Lengths(batch=3, source=14, target=11)
 def judge_masks(config, kind):
     """No fault here needs gradients to be seen."""
     batch = batch_for(config, kind, 1, MASKED_LENGTHS)
-    models = Pair(config, weights_for(config, 0.2), "float64", optimised=False)
+    models = Pair(config, weights_for(config, 0.2))
 
     def ask():
         with blocks_of_four():
@@ -347,7 +345,7 @@ def judge_ours_relative():
 
 
 def judge_forward_draws():
-    models = Pair(draws.SMALL, weights_for(draws.SMALL, 0.2), "float64", optimised=False, dropout_seed=0)
+    models = Pair(draws.SMALL, weights_for(draws.SMALL, 0.2), dropout_seed=0)
     batch = batch_for(draws.SMALL, "none")
     models.share_masks(batch)
     theirs = models.run_torch(batch).activations
@@ -361,7 +359,7 @@ def judge_step_draws():
     steps = [batch_for(config, "none", lengths=Lengths(batch=4, source=5))] * training.steps
 
     def ask():
-        pair = TrainingPair(config, weights_for(config, 0.2), OptimizerConfig(), training, "float64", optimised=False)
+        pair = TrainingPair(config, weights_for(config, 0.2), OptimizerConfig(), training)
         ours, masks = pair.follow_jax(steps)
         return [same_path("7 dropout", config, ours, pair.follow_torch(steps, masks))]
 

@@ -36,7 +36,7 @@ CONFIGS = {
 def pair(name):
     config = CONFIGS[name]
     seed = 0 if config.dropout.drops else None
-    return Pair(config, weights_for(config, 0.2), "float64", optimised=False, dropout_seed=seed)
+    return Pair(config, weights_for(config, 0.2), dropout_seed=seed)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def judge_narrow(name, exact, single_cases, half_cases, record):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gates_1_2_3_and_4(name, record):
     # One test a config, so that one process compiles its functions once.
-    exact = Pair(CONFIGS[name], weights_for(CONFIGS[name], 0.02), "float64", optimised=False)
+    exact = Pair(CONFIGS[name], weights_for(CONFIGS[name], 0.02))
     for std, padding in product(REGIMES.values(), PADDINGS):
         for weights, batch in inputs(name, std, padding, 2):
             exact.load(weights)
@@ -77,7 +77,7 @@ def test_gates_1_2_3_and_4(name, record):
 @pytest.mark.deep
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gates_3_and_4_in_the_other_cases(name, record):
-    exact = Pair(CONFIGS[name], weights_for(CONFIGS[name], 0.02), "float64", optimised=False)
+    exact = Pair(CONFIGS[name], weights_for(CONFIGS[name], 0.02))
     single = [case for case in SINGLE if case not in SINGLE_FIRST]
     half = [case for case in HALF if case not in HALF_FIRST]
     assert len(single) + len(half) == len(SINGLE + HALF) - len(SINGLE_FIRST + HALF_FIRST)
@@ -108,7 +108,7 @@ def test_gates_1_and_2_over_several_blocks(name, padding, record):
             if (stack := getattr(CONFIGS[name], side)) and stack.max_positions
         },
     )
-    models = Pair(config, weights_for(config, 0.2), "float64", optimised=False)
+    models = Pair(config, weights_for(config, 0.2))
     batch = batch_for(config, padding, lengths=Lengths(3, 140, 150))
     for figure in identity(models, batch):
         record(f"{name}, 3 blocks", figure, models, batch)
@@ -127,7 +127,7 @@ def test_the_off_centre_regime_is_off_centre():
 @pytest.mark.parametrize("name", ["vaswani-base", "switches-decoder-only", "switches-encoder-decoder"])
 def test_positions_far_from_the_start(name, record):
     """Rotation and sinusoids over 520 positions: rounding of large angles would show there first."""
-    models = Pair(CONFIGS[name], weights_for(CONFIGS[name], 0.2), "float64", optimised=False)
+    models = Pair(CONFIGS[name], weights_for(CONFIGS[name], 0.2))
     batch = batch_for(CONFIGS[name], "none", lengths=Lengths(batch=1, source=520, target=515))
     ours, theirs = models.run_jax(batch), models.run_torch(batch)
     record(f"{name}, 520 positions", compared("1 activations", ours.activations, theirs.activations))

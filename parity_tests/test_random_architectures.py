@@ -14,7 +14,7 @@ from jax_tformer.config import ComputeConfig, DropoutConfig, LoraConfig, RotaryC
 from jax_tformer.model.fast import rows
 from parity.gates.measure import Measured, ParityError, compared
 from parity_tests.architectures import Case, cases, configs, stacks
-from parity_tests.test_decoding import CACHED, model_of, stepwise
+from parity_tests.test_decoding import model_of, of_cache, stepwise
 from twin.bridge import Pair, known_zeros
 from twin.cases import Lengths, batch_for, weights_for
 
@@ -44,7 +44,7 @@ def short_blocks(monkeypatch):
 def figures(case):
     """Gates 1 and 2 of one case."""
     weights = weights_for(case.config, case.std, case.seed)
-    pair = Pair(case.config, weights, "float64", optimised=False, dropout_seed=case.dropout_seed)
+    pair = Pair(case.config, weights, dropout_seed=case.dropout_seed)
     batch = batch_for(case.config, case.kind, case.seed, case.lengths)
     ours, theirs = pair.run_jax(batch), pair.run_torch(batch)
     # Among random models are some whose attention cannot matter (all tokens alike, say), so that gradients cancel to a
@@ -63,8 +63,7 @@ def cached_figures(case):
     net, params = model_of(case.config, weights_for(case.config, case.std, case.seed))
     batch = batch_for(case.config, case.kind, case.seed, case.lengths)
     first = 3 if "prefix" in batch else 1
-    ours, full = stepwise(net, params, batch, first=first)
-    return [compared(CACHED, {"logits": ours}, {"logits": full})]
+    return [of_cache(*stepwise(net, params, batch, first=first))]
 
 
 @part_by_part

@@ -12,8 +12,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.model.embedding import first_distances, relative_buckets
 from jax_tformer.model.fast import rows
-from parity.gates.measure import compared
-from parity_tests.test_decoding import CACHED, model_of, stepwise
+from parity_tests.test_decoding import model_of, of_cache, stepwise
 from torch_ref.embedding import bucket
 from twin.bridge import Pair, identity
 from twin.cases import VOCABULARY, Lengths, batch_for, weights_for
@@ -68,7 +67,7 @@ def test_an_edge_that_a_logarithm_in_float32_misses():
 
 @cache
 def models():
-    return Pair(PAIRS, weights_for(PAIRS, 0.2), "float64", optimised=False)
+    return Pair(PAIRS, weights_for(PAIRS, 0.2))
 
 
 def batch():
@@ -83,8 +82,7 @@ def test_gates_1_and_2(record):
 def gate_8():
     """The decoder's logits token by token, from a cache, and at once; compiled anew."""
     net, params = model_of(PAIRS, weights_for(PAIRS, 0.2))
-    step_by_step, full = stepwise(net, params, batch_for(PAIRS, "left", lengths=LENGTHS), first=3)
-    return compared(CACHED, {"logits": step_by_step}, {"logits": full})
+    return of_cache(*stepwise(net, params, batch_for(PAIRS, "left", lengths=LENGTHS), first=3))
 
 
 def test_from_a_cache(record):

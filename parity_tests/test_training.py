@@ -45,7 +45,7 @@ def test_gate_5_optimizer(name, record):
     """50 steps of AdamW with warm-up, cosine, clipping, decay mask, accumulation and label smoothing."""
     config = without_dropout(name)
     training = TrainingConfig(steps=50, batch_size=4, accumulation=2, label_smoothing=0.1)
-    pair = TrainingPair(config, weights_for(config, 0.02), OPTIMIZER, training, "float64", optimised=False)
+    pair = TrainingPair(config, weights_for(config, 0.02), OPTIMIZER, training)
     steps = batches(config, training.steps)
     for std in REGIMES.values():
         pair.load(weights_for(config, std))
@@ -67,9 +67,7 @@ def test_gate_5_optimizer(name, record):
 @pytest.mark.deep
 def test_gate_5_other_settings(optimizer, record):
     config = without_dropout("post-decoder-only")
-    pair = TrainingPair(
-        config, weights_for(config, 0.2), optimizer, TrainingConfig(steps=50), "float64", optimised=False
-    )
+    pair = TrainingPair(config, weights_for(config, 0.2), optimizer, TrainingConfig(steps=50))
     steps = batches(config, 50)
     ours, masks = pair.follow_jax(steps)
     record("post-decoder-only", same_path("5 optimizer", config, ours, pair.follow_torch(steps, masks)))
@@ -80,9 +78,7 @@ def test_gate_5_a_batch_without_labels():
     config = without_dropout("post-decoder-only")
     steps = batches(config, 3)
     steps[1] = steps[1] | {"labels": np.full_like(steps[1]["labels"], -100)}
-    pair = TrainingPair(
-        config, weights_for(config, 0.02), OPTIMIZER, TrainingConfig(steps=3), "float64", optimised=False
-    )
+    pair = TrainingPair(config, weights_for(config, 0.02), OPTIMIZER, TrainingConfig(steps=3))
     ours, masks = pair.follow_jax(steps)
     assert ours.losses[1] == ours.gradient_norms[1] == 0
     same_path("5 optimizer", config, ours, pair.follow_torch(steps, masks)).require()
@@ -128,7 +124,7 @@ def test_gate_6_trajectory(name, length, record):
 def test_gate_7_dropout(name, record):
     """All rates on; PyTorch drops what JAX dropped: gates 1, 2 and 5 hold as they do without."""
     config = replace(TRAINABLE[name], dropout=DROPOUT)
-    models = Pair(config, weights_for(config, 0.02), "float64", optimised=False, dropout_seed=7)
+    models = Pair(config, weights_for(config, 0.02), dropout_seed=7)
     for padding, std in product(PADDINGS, REGIMES.values()):
         models.load(weights_for(config, std))
         batch = batch_for(config, padding)
@@ -138,7 +134,7 @@ def test_gate_7_dropout(name, record):
         record(name, compared("7 dropout", ours.gradients, theirs.gradients, zero=zeros))
 
     training = TrainingConfig(steps=20, batch_size=4, accumulation=2, label_smoothing=0.1)
-    pair = TrainingPair(config, weights_for(config, 0.02), OPTIMIZER, training, "float64", optimised=False)
+    pair = TrainingPair(config, weights_for(config, 0.02), OPTIMIZER, training)
     steps = batches(config, training.steps)
     path, masks = pair.follow_jax(steps)
     record(name, same_path("7 dropout", config, path, pair.follow_torch(steps, masks)))

@@ -85,37 +85,27 @@ def test_parameter_counts(name):
         assert abs(count / 1e6 - PAPER_MILLIONS[name]) < 0.04 * PAPER_MILLIONS[name]
 
 
-def broken(change):
-    """The message about weights that `change` has damaged."""
+NAME = "decoder.blocks.1.self_attention.query.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda w: w.pop(NAME), [f"1 missing ({NAME})"]),
+        (lambda w: w.update(surplus=w.pop(NAME)), ["1 unexpected (surplus)", f"1 missing ({NAME})"]),
+        (lambda w: w.update({NAME: w[NAME][:, :47]}), [f"{NAME} is [48, 47], expected [48, 48]"]),
+        (lambda w: w.update({NAME: w[NAME].astype(np.float16)}), [f"{NAME} is float16, expected float32"]),
+    ],
+    ids=["missing", "unexpected", "misshaped", "mistyped"],
+)
+def test_weights_that_do_not_fit(change, said):
     config = CONFIGS["gpt2"]
     weights = to_reference(noise(config))
     change(weights)
     with pytest.raises(WeightsError) as error:
         from_reference(weights, transformer(config).shapes)
+    assert all(each in str(error.value) for each in said)
     assert "\n" not in str(error.value)
-    return str(error.value)
-
-
-NAME = "decoder.blocks.1.self_attention.query.weight"
-
-
-def test_missing():
-    assert f"1 missing ({NAME})" in broken(lambda w: w.pop(NAME))
-
-
-def test_unexpected():
-    message = broken(lambda w: w.update(surplus=w.pop(NAME)))
-    assert "1 unexpected (surplus)" in message
-    assert f"1 missing ({NAME})" in message
-
-
-def test_misshaped():
-    assert f"{NAME} is [48, 47], expected [48, 48]" in broken(lambda w: w.update({NAME: w[NAME][:, :47]}))
-
-
-def test_mistyped():
-    message = broken(lambda w: w.update({NAME: w[NAME].astype(np.float16)}))
-    assert f"{NAME} is float16, expected float32" in message
 
 
 def test_doubled():
@@ -125,14 +115,16 @@ def test_doubled():
         from_reference([*weights, weights[3]], transformer(config).shapes)
 
 
-def test_a_leaf_without_a_rule():
-    with pytest.raises(WeightsError, match="no rule"):
-        to_reference({"mystery": {"gamma": np.zeros(3)}})
-
-
-def test_two_leaves_with_one_name():
-    with pytest.raises(WeightsError, match="would both be called"):
-        to_reference({"tokens": {"scale": np.zeros(3), "embedding": np.zeros((3, 3))}})
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"mystery": {"gamma": np.zeros(3)}}, "no rule"),
+        ({"tokens": {"scale": np.zeros(3), "embedding": np.zeros((3, 3))}}, "would both be called"),
+    ],
+)
+def test_leaves_without_a_name_of_their_own(params, said):
+    with pytest.raises(WeightsError, match=said):
+        to_reference(params)
 
 
 def test_transposing_a_square_matrix_shows():

@@ -59,9 +59,9 @@ class TrainingPair:
         weights: Mapping[str, np.ndarray],
         optimizer_config: OptimizerConfig,
         training: TrainingConfig,
-        dtype: Dtype,
+        dtype: Dtype = "float64",
         *,
-        optimised: bool,
+        optimised: bool = False,
     ) -> None:
         self.config, self.training, self.optimizer = config.with_dtype(dtype), training, optimizer_config
         self.dtype = np.dtype(dtype)

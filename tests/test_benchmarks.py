@@ -110,7 +110,6 @@ def test_train_step(figures, capsys):
             # Of 50 ids none is known yet, and an update helps.
             assert abs(first - math.log(50)) < 0.1
             assert second < first
-            assert side["of_rate"] * side["times_floor"] == pytest.approx(1)
             assert side["tokens_per_second"] == case["tokens"] / side["step_seconds"]["median"]
             assert min(side["peak_memory"], side["first_step_seconds"]) > 0
     shown = capsys.readouterr().out

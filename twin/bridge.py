@@ -48,9 +48,9 @@ class Pair(Bridge):
         self,
         config: TransformerConfig,
         weights: Mapping[str, np.ndarray],
-        dtype: Dtype,
+        dtype: Dtype = "float64",
         *,
-        optimised: bool,
+        optimised: bool = False,
         dropout_seed: int | None = None,
     ) -> None:
         """`weights` are the reference's, by name; they are rounded to `dtype`.

@@ -34,27 +34,27 @@ class Case:
     lengths: Lengths
     dropout_seed: int | None
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"Case({_arguments(self)})"
 
 
-def _arguments(value: Any) -> str:
+def _arguments(value):
     """The fields that differ from their defaults, as keyword arguments."""
     given = [(f, getattr(value, f.name)) for f in fields(value)]
     return ", ".join(f"{f.name}={pasteable(v)}" for f, v in given if f.default is MISSING or v != f.default)
 
 
-def pasteable(value: Any) -> str:
+def pasteable(value):
     """`value` as Python that makes it again, without the fields that have their defaults."""
     return f"{type(value).__name__}({_arguments(value)})" if is_dataclass(value) else repr(value)
 
 
-def one_of(literal: Any) -> Strategy:
+def one_of(literal):
     """Any value of a Literal type."""
     return st.sampled_from(get_args(literal))
 
 
-def few(*numbers: Any) -> Strategy:
+def few(*numbers):
     """One of these."""
     return st.sampled_from(numbers)
 

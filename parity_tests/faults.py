@@ -135,7 +135,7 @@ class EpsilonInsideTheRoot(torch.optim.AdamW):
     """m / sqrt(v + eps^2) where AdamW has m / (sqrt(v) + eps)."""
 
     @torch.no_grad()
-    def step(self, closure=None):  # type: ignore[override]
+    def step(self, closure=None):
         for group in self.param_groups:
             (beta1, beta2), rate = group["betas"], group["lr"]
             for p in group["params"]:

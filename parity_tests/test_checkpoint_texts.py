@@ -30,7 +30,7 @@ DATA = """{%- set ns = namespace(count=0) -%}
 {{ ns.count }}: {{ message | tojson }} {{ dict(a=1) | tojson(indent=2) }}
 {% endfor -%}
 {% if tools is none and strftime_now('%Y') | length == 4 %}{{ pad_token }}{% endif %}"""
-CONVERSATIONS: list[list[dict[str, str]]] = [
+CONVERSATIONS = [
     [{"role": "user", "content": "It was <b>"}],
     [
         {"role": "system", "content": 'Be "brief"\n'},
@@ -79,7 +79,6 @@ def test_conversations(template, place, tmp_path):
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     settings = read_settings(tmp_path)
     ours = read_chat_template(tmp_path, settings, special_tokens(settings))
-    assert ours is not None
     for messages in CONVERSATIONS:
         text = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         assert ours.render(messages) == text

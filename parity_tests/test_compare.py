@@ -149,7 +149,6 @@ def test_a_planted_fault_turns_the_verdict_red(run, monkeypatch, dtype, eps):
 
 def test_a_fault_of_the_model_is_found_where_it_is(run, monkeypatch):
     decoder = read_plan(QUICK).experiment.model.decoder
-    assert decoder is not None
     planted(monkeypatch, {"decoder": dataclasses.replace(decoder, norm_eps=1e-3)}, {})
     printed = run(*QUICK, "--steps", "2", "--dtype", "float64", status=1)
     found = report()["where"]
@@ -168,8 +167,8 @@ def test_other_shapes_stop_at_once(run, monkeypatch):
 
 
 def failing(monkeypatch, kind, loss):
-    step = kind.step  # type: ignore[attr-defined]
-    taken: list[None] = []
+    step = kind.step
+    taken = []
 
     def faulty(side, *inputs):
         taken.append(None)

@@ -2,9 +2,7 @@
 
 import csv
 import json
-import sys
 from pathlib import Path
-from typing import Any
 
 import jax
 import pytest
@@ -22,7 +20,6 @@ from transformers import (
 from transformers import GPT2LMHeadModel as GPT2
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding as MarianPositions
 
-from jax_tformer.cli.command_line import run_program
 from parity_tests.oracles.marian import exact_table
 from parity_tests.small_tokenizers import CORPUS, byte_level, word_pieces
 from twin import compare
@@ -42,7 +39,7 @@ def around():
     return byte_level(adds="around")
 
 
-MODELS: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
+MODELS = {
     "text": (GPT2, GPT2Config, byte_level, {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}),
     "masked": (BertForMaskedLM, BertConfig, word_pieces, {**BERT, "max_position_embeddings": 64}),
     "pairs": (BartForConditionalGeneration, BartConfig, around, TRANSLATOR),
@@ -75,7 +72,7 @@ def test_three_sides(kind, dtype, gates, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # The class rounds it to float32 whatever its type.
     monkeypatch.setattr(MarianPositions, "create_weight", lambda self: exact_table(*self.weight.shape))
-    found = compared(kind, ["--dtype", dtype], monkeypatch)
+    found = compared(kind, ["--dtype", dtype])
     assert [verdict["gate"] for verdict in found["verdicts"]] == gates
     assert found["speed"].keys() == {"jax", "torch", "transformers"}
     rows = list(csv.DictReader(Path("report/curves.csv").read_text().splitlines()))
@@ -89,7 +86,7 @@ def test_three_sides(kind, dtype, gates, tmp_path, monkeypatch):
 def test_adapters_of_a_checkpoint(tmp_path, monkeypatch, capsys):
     """Ours and torch_ref's; `transformers` has none of its own."""
     monkeypatch.chdir(tmp_path)
-    found = compared("text", ["--dtype", "float64", "--lora.rank", "2", "--lora.targets", "query,up"], monkeypatch)
+    found = compared("text", ["--dtype", "float64", "--lora.rank", "2", "--lora.targets", "query,up"])
     # Of 2 layers, queries 16 x 16 and projections 16 x 64.
     assert f"{2 * (2 * (16 + 16) + 2 * (16 + 64))} of them train: adapters of rank 2" in capsys.readouterr().out
     assert [verdict["gate"] for verdict in found["verdicts"]] == ["5, loss", "5, parameters"]
@@ -98,7 +95,7 @@ def test_adapters_of_a_checkpoint(tmp_path, monkeypatch, capsys):
     assert len(set(losses)) == 3
 
 
-def compared(kind, flags, monkeypatch):
+def compared(kind, flags):
     """The report, within the bars, of compare.py on a small checkpoint of this kind in the current folder."""
     torch.manual_seed(0)
     model, config, make, sizes = MODELS[kind]
@@ -112,10 +109,7 @@ def compared(kind, flags, monkeypatch):
     if kind == "pairs":
         Path("pairs.tsv").write_text("".join(f"{number} {CORPUS[0]}\t{number} is it\n" for number in range(40)))
         data = ["--data.path", "pairs.tsv", "--data.source-length", "90", "--data.target-length", "40"]
-    monkeypatch.setattr(sys, "argv", ["compare.py", kind, "--init", "checkpoint", *data, *SHORT, *flags])
-    with pytest.raises(SystemExit) as stop:
-        run_program(compare.main, "compare.py")
-    assert stop.value.code == 0
-    found: dict[str, Any] = json.loads(Path("report/report.json").read_text())
+    assert compare.main([kind, "--init", "checkpoint", *data, *SHORT, *flags]) == 0
+    found = json.loads(Path("report/report.json").read_text())
     assert found["passed"] is True
     return found

@@ -1,7 +1,6 @@
 """What a comparison finds in its figures: gate 6, errors of parameters, sentences, and what is no comparison."""
 
 import io
-from typing import Any
 
 import numpy as np
 import pytest
@@ -109,10 +108,10 @@ class Memory:
 def test_no_ratio_while_other_work_runs(other_work, monkeypatch):
     """Neither while it goes nor in the report; and none where nobody knows what else runs."""
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    memory: Any = Memory()
+    memory = Memory()
     console = Console(width=120, file=io.StringIO())
     console.print(LiveView(5, 1, (memory, memory))._table(timed(other_work), ""))
-    live = console.file.getvalue()  # type: ignore[attr-defined]
+    live = console.file.getvalue()
     said = findings(Record("float32", [timed(other_work)])).statements()[-1].text
     assert "10.0 ms in JAX and 40.0 ms in PyTorch" in said
     assert said.endswith("Measured on 2 cores of Some Processor (SomeVendor).")

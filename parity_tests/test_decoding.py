@@ -5,7 +5,6 @@
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +32,7 @@ NEW = 24
 START, END = 1, 2
 TOKENS, CACHED = "8 decoding", "8 decoding, float64"
 DECODERS = [name for name, config in CONFIGS.items() if config.decoder is not None and config.predicts_tokens]
-BEAMS: list[dict[str, Any]] = [
+BEAMS = [
     {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.6},
     {"num_beams": 3, "num_return_sequences": 2, "length_penalty": 1.0, "early_stopping": True},
     {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 2.0, "early_stopping": "never"},
@@ -98,14 +97,14 @@ class Reader:
 
     def __init__(self, net):
         def begin(params, piece, slots):
-            model: Any = net.bind(params)
+            model = net.bind(params)
             rows, lengths = len(next(iter(piece.values()))), [slots]
             if "source" in piece:
                 lengths.append(piece["source"].shape[1])
             return model(**piece, cache=model.new_cache(rows, *lengths))
 
         def extend(params, piece, cache):
-            model: Any = net.bind(params)
+            model = net.bind(params)
             return model.decode(memory=None, **piece, cache=cache) if "target" in piece else model(**piece, cache=cache)
 
         self.begin, self.extend = jax.jit(begin, static_argnames="slots"), jax.jit(extend)

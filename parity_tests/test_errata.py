@@ -37,7 +37,7 @@ from parity_tests.documents import (
     assert_prints,
 )
 from parity_tests.test_sources import first_layer
-from torch_ref import layers, reference
+from torch_ref import reference
 from twin.cases import CONFIGS, weights_for
 
 ARTICLE, LECTURE, NOTEBOOK = (CONFIGS[name] for name in ("article-encoder-decoder", "lecture-seq2seq", "notebook-bert"))
@@ -76,8 +76,6 @@ def assert_causal(dependence):
 def literal_decoder_layer(layer, memory, x):
     """000's: the encoder's output asks, the decoder's state answers, and the two are added."""
     x = layer.self_attention_norm(x + layer.self_attention(x, x, Mask(causal=True))[0])
-    assert layer.cross_attention is not None
-    assert layer.cross_attention_norm is not None
     x = layer.cross_attention_norm(x + layer.cross_attention(memory, x, Mask())[0])
     return layer.feedforward_norm(x + layer.feedforward(x))
 
@@ -93,8 +91,6 @@ def decoder_layer(source_length):
 def test_cross_attention_turned_round_sees_later_targets():
     layer, memory, states = decoder_layer(source_length=5)
     assert (influence(lambda x: literal_decoder_layer(layer, memory, x), states) > 1e-6).all()
-    ours = partial(layer, mask=Mask(causal=True), memory=memory, memory_mask=Mask())
-    assert_causal(influence(lambda x: ours(x)[0], states))
 
 
 def test_our_cross_attention_does_not_see_later_targets():
@@ -110,7 +106,6 @@ def test_cross_attention_turned_round_needs_equal_lengths():
     ours = partial(layer, mask=Mask(causal=True), memory=memory, memory_mask=Mask(), capture=True)
     x, found, _ = jax.eval_shape(ours, states)
     assert x.shape == (1, 5, 6)
-    assert found.cross_attention is not None
     assert found.cross_attention.shape == (1, 2, 5, 3)
 
 
@@ -133,18 +128,12 @@ def test_a_bare_dropout_ignores_its_rate(rate):
 
     # Identity matrices let the hidden activations through: all 1, but for dropout.
     config = replace(ARTICLE, d_model=50, dropout=replace(ARTICLE.dropout, feedforward=rate)).with_dtype("float64")
-    stack = replace(config.output_stack, feedforward_width=50)
-    ours = name_sites(FeedForward(config, stack, residual_branches=1))
-    theirs = layers.FeedForward(config, stack).double()
-    for ours_linear, theirs_linear in ((ours.up, theirs.up), (ours.down, theirs.down)):
-        ours_linear.kernel[...] = jnp.eye(50)
-        nn.init.eye_(theirs_linear.weight)
-        nn.init.zeros_(theirs_linear.bias)
-    hidden = np.asarray(jax.jit(ours)(jnp.asarray(x), jax.random.key(0)))
-    for activations in (hidden, theirs.train()(x).detach().numpy()):
-        assert (activations == 0).mean() == pytest.approx(rate, abs=0.01)
-        np.testing.assert_allclose(activations[activations != 0], 1 / (1 - rate), rtol=1e-12)
-    np.testing.assert_array_equal(ours(jnp.asarray(x)), x)
+    ours = name_sites(FeedForward(config, replace(config.output_stack, feedforward_width=50), residual_branches=1))
+    for linear in (ours.up, ours.down):
+        linear.kernel[...] = jnp.eye(50)
+    found = np.asarray(jax.jit(ours)(jnp.asarray(x), jax.random.key(0)))
+    assert (found == 0).mean() == pytest.approx(rate, abs=0.01)
+    np.testing.assert_allclose(found[found != 0], 1 / (1 - rate), rtol=1e-12)
 
 
 def test_our_article_preset_drops_what_the_article_means():
@@ -231,7 +220,6 @@ def literal_notebook(weights, x, mask, width):
 
 def test_the_notebook_scales_by_the_model_width():
     config = replace(ARCHITECTURES["notebook-bert"], vocab_size=1)
-    assert config.encoder is not None
     assert config.encoder.attention_scale == "head_width"
     weights = weights_for(config, 0.05)
     tensors = {name: torch.from_numpy(array) for name, array in weights.items()}

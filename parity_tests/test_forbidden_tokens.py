@@ -1,7 +1,5 @@
 """Gate 8 where words of several tokens, first tokens and n-grams of the prompt are forbidden: Hugging Face's tokens."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -40,12 +38,12 @@ def test_what_is_forbidden_does_not_come(name, record):
     config, weights = from_huggingface(oracle.json, raw)
     (net, params), model, prompts = model_of(config, weights), oracle.model, prompts_of(LIKED[name])
     end = ENDS[0] if translates else END
-    options: dict[str, Any] = {"end_id": end, "start_id": START} if translates else {"end_id": end}
+    options = {"end_id": end, "start_id": START} if translates else {"end_id": end}
     plain = {**options, **(PLAIN if translates else {"use_cache": True}), "max_new_tokens": NEW}
 
     free = alone(model, prompts, **plain)
     begins = sorted({answer.tokens[0] for [answer] in free[::2]})
-    never: dict[str, Any] = {"begin_suppress_tokens": begins, "encoder_no_repeat_ngram_size": 2}
+    never = {"begin_suppress_tokens": begins, "encoder_no_repeat_ngram_size": 2}
     # Words that would come, of two and three tokens. An end token is no bad word.
     words = [*pieces(free), *pieces(alone(model, prompts, **plain | never))]
     never["bad_words_ids"] = [*words, [end]]

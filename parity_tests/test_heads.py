@@ -61,7 +61,7 @@ def mean_position(right):
 
 def dropout_after_the_dense_layer(right):
     def forward(self, x):
-        return self.activation(self.dropout(self.dense(x[:, 0])))  # type: ignore[no-any-return]
+        return self.activation(self.dropout(self.dense(x[:, 0])))
 
     return forward
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from jax_tformer.config import DropoutConfig, LoraConfig, TransformerConfig
+from jax_tformer.config import DropoutConfig, LoraConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.functional import AnyTransformer, Params, transformer
@@ -75,7 +75,7 @@ class Model(NamedTuple):
         return [batch[name] for name in ("source", "target", "tokens") if name in batch]
 
 
-_MODELS: dict[str, Model] = {}
+_MODELS = {}
 
 
 def model_of(name):
@@ -246,7 +246,7 @@ def test_adapters_that_are_not_there_are_not_saved(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-ADAPTED: TransformerConfig = replace(
+ADAPTED = replace(
     SWITCHES["switches-decoder-only"],
     lora=LoraConfig(3, 5.0, ("all",), dropout=0.1),
     dropout=DropoutConfig(0.1, 0.1, 0.1, 0.1),

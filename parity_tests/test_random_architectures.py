@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, find, given, seed, settings
 
 from jax_tformer.config import ComputeConfig, DropoutConfig, LoraConfig, RotaryConfig, StackConfig, TransformerConfig
 from jax_tformer.model.fast import rows
-from parity.gates.measure import Measured, ParityError, compared
+from parity.gates.measure import ParityError, compared
 from parity_tests.architectures import Case, cases, configs, stacks
 from parity_tests.test_decoding import model_of, of_cache, stepwise
 from twin.bridge import Pair, known_zeros
@@ -89,7 +89,7 @@ def hold(
 ):
     """Requires the figures of one part of `examples` cases, the second number with --deep; records the worst."""
     start = pytestconfig.getoption("--deep")
-    worst: dict[str, Measured] = {}
+    worst = {}
 
     @seed(part if start is None else 1000 + PARTS * start + part)
     @settings(QUICK, max_examples=examples[start is not None] // PARTS)
@@ -123,7 +123,7 @@ def test_every_field_is_drawn():
 
 @pytest.mark.parametrize("strategy", [stacks(5), configs(5)], ids=["stacks", "configs"])
 def test_no_field_is_always_the_same(strategy):
-    seen: dict[str, set[str]] = {}
+    seen = {}
 
     @seed(0)
     @settings(QUICK, max_examples=150)

@@ -3,8 +3,6 @@
 Gate 10, for successive tokens: each is drawn by itself, with the reference's probabilities.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +21,7 @@ from twin.cases import CONFIGS, VOCABULARY, weights_for
 
 PROMPT = [3, 4, 5]
 # The first three show the faults of library_faults.CHOICES.
-SETTINGS: list[dict[str, Any]] = [
+SETTINGS = [
     {"min_new_tokens": 4, "eos_token_id": 3},
     {"forced_bos_token_id": 7, "begin_suppress_tokens": [3, 5, 60]},
     {"no_repeat_ngram_size": 1, "repetition_penalty": 1.2},

@@ -4,16 +4,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
 from jax_tformer.config import DropoutConfig
 from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
+from jax_tformer.training.optimizer import learning_rate as our_rate
 from parity.gates.measure import Measured, compared, trajectory
 from parity_tests.training_pair import TrainingPair, same_path
 from torch_ref import reference
 from torch_ref.layers import Dropout, inject
+from torch_ref.training import learning_rate as their_rate
 from twin.bridge import Pair, known_zeros
 from twin.cases import CONFIGS, PADDINGS, REGIMES, Lengths, batch_for, weights_for
 
@@ -139,24 +142,9 @@ def test_gate_7_dropout(name, record):
     path, masks = pair.follow_jax(steps)
     record(name, same_path("7 dropout", config, path, pair.follow_torch(steps, masks)))
 
-    kept = {site: np.mean([part[site].mean() for step in masks for part in step]) for site in masks[0][0]}
+    # That they are drawn as the config says, and anew for every step and part, is gate 10 (test_draws.py).
     sites = {site for site, module in reference(config).named_modules() if isinstance(module, Dropout)}
-    assert kept.keys() == sites, "every site has a mask"
-    for site, fraction in kept.items():
-        assert fraction == pytest.approx(1 - rate_at(site), abs=0.02), site
-    assert any((masks[0][0][site] != masks[1][0][site]).any() for site in sites), "every step draws anew"
-    assert any((masks[0][0][site] != masks[0][1][site]).any() for site in sites), "and every part"
-
-
-def rate_at(site):
-    """The rate that DROPOUT has for a site."""
-    if "embedding" in site:
-        return DROPOUT.embedding
-    if site.endswith("residual_dropout"):
-        return DROPOUT.residual
-    if site.endswith("final_dropout"):
-        return DROPOUT.final
-    return DROPOUT.feedforward if "feedforward" in site else DROPOUT.attention
+    assert masks[0][0].keys() == sites, "every site has a mask"
 
 
 @pytest.mark.parametrize("change", ["missing", "unknown"])
@@ -176,12 +164,7 @@ def test_masks_that_do_not_fit_are_refused_with_both_lists(change):
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "inverse_sqrt"])
 def test_schedules_agree_to_the_last_bits(schedule):
-    import jax.numpy as jnp
-
-    from jax_tformer.training.optimizer import learning_rate as ours
-    from torch_ref.training import learning_rate as theirs
-
     config = replace(OPTIMIZER, schedule=schedule)
-    rates = ours(config, 40)
-    expected = np.array([theirs(config, n, 40) for n in range(50)])
+    rates = our_rate(config, 40)
+    expected = np.array([their_rate(config, n, 40) for n in range(50)])
     compared("schedule", {"rate": rates(jnp.arange(50))}, {"rate": expected}, bar=1e-15).require()

@@ -1,6 +1,6 @@
 """Random architectures: any legal config of small size, any batch, for gates 1 and 2."""
 
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
@@ -33,20 +33,6 @@ class Case:
     """Of the batch (see `batch_for`)."""
     lengths: Lengths
     dropout_seed: int | None
-
-    def __repr__(self):
-        return f"Case({_arguments(self)})"
-
-
-def _arguments(value):
-    """The fields that differ from their defaults, as keyword arguments."""
-    given = [(f, getattr(value, f.name)) for f in fields(value)]
-    return ", ".join(f"{f.name}={pasteable(v)}" for f, v in given if f.default is MISSING or v != f.default)
-
-
-def pasteable(value):
-    """`value` as Python that makes it again, without the fields that have their defaults."""
-    return f"{type(value).__name__}({_arguments(value)})" if is_dataclass(value) else repr(value)
 
 
 def one_of(literal):

@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, seed, settings
 
-from jax_tformer.config import ComputeConfig, DropoutConfig, LoraConfig, RotaryConfig, StackConfig, TransformerConfig
+from jax_tformer.config import ComputeConfig, DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.model.fast import rows
 from parity.gates.measure import ParityError, compared
-from parity_tests.architectures import Case, cases, configs, stacks
+from parity_tests.architectures import cases, configs, stacks
 from parity_tests.test_decoding import model_of, of_cache, stepwise
 from twin.bridge import Pair, known_zeros
-from twin.cases import Lengths, batch_for, weights_for
-
-CONFIGS = (TransformerConfig, StackConfig, RotaryConfig, DropoutConfig, LoraConfig, ComputeConfig)
+from twin.cases import batch_for, weights_for
 
 QUICK = settings(
     deadline=None,
@@ -134,14 +132,3 @@ def test_no_field_is_always_the_same(strategy):
 
     look()
     assert not [name for name, values in seen.items() if len(values) < 2]
-
-
-def test_a_failing_example_can_be_pasted():
-    names = {kind.__name__: kind for kind in (Case, Lengths, *CONFIGS)}
-
-    @settings(QUICK, max_examples=50)
-    @given(cases())
-    def comes_back(case):
-        assert eval(repr(case), names) == case
-
-    comes_back()

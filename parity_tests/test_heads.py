@@ -10,7 +10,7 @@ import torch
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.functional import transformer
-from parity_tests.faults import code_fault
+from parity_tests.faults import call_fault
 from parity_tests.initialisation import gate as start_gate
 from parity_tests.test_draws import CLASSIFYING
 from parity_tests.test_draws import drawn as drawn_masks
@@ -51,36 +51,28 @@ def test_gates_1_and_2(name, record):
             record(name, figure, pair(name), batch)
 
 
-def last_position(right):
-    return lambda self, x: right(self, x.flip(1))
-
-
-def mean_position(right):
-    return lambda self, x: right(self, x.mean(1, keepdim=True))
-
-
-def dropout_after_the_dense_layer(right):
-    def forward(self, x):
-        return self.activation(self.dropout(self.dense(x[:, 0])))
-
-    return forward
-
-
-def forgotten_bias(right):
-    return lambda self, x: right(self, x) - self.bias
-
-
+POOLER = (heads.Pooler, "forward")
 FAULTS = {
     "text classified": (
-        code_fault("pooler takes the last position", heads.Pooler, "forward", last_position),
-        code_fault("pooler takes the mean", heads.Pooler, "forward", mean_position),
-        code_fault("pooler: tanh instead of relu", torch.nn.ReLU, "forward", lambda right: lambda self, x: x.tanh()),
-        code_fault("classifier without its bias", heads.Classifier, "forward", forgotten_bias),
+        call_fault("pooler takes the last position", *POOLER, lambda right, self, x: right(self, x.flip(1))),
+        call_fault("pooler takes the mean", *POOLER, lambda right, self, x: right(self, x.mean(1, keepdim=True))),
+        call_fault("pooler: tanh instead of relu", torch.nn.ReLU, "forward", lambda right, self, x: x.tanh()),
+        call_fault(
+            "classifier without its bias",
+            heads.Classifier,
+            "forward",
+            lambda right, self, x: right(self, x) - self.bias,
+        ),
     ),
     "text classified, with dropout": (
-        code_fault("pooler drops after its dense layer", heads.Pooler, "forward", dropout_after_the_dense_layer),
+        call_fault(
+            "pooler drops after its dense layer",
+            *POOLER,
+            lambda right, self, x: self.activation(self.dropout(self.dense(x[:, 0]))),
+        ),
     ),
 }
+"""Gates 1 and 2, in test_faults.py."""
 
 
 def test_their_parameters_start_as_the_config_says(record):

@@ -23,7 +23,7 @@ from jax_tformer.hub.families import from_huggingface
 from jax_tformer.hub.names import from_reference
 from jax_tformer.lora import add_lora, is_adapter, join_adapters, merge_lora, split_adapters
 from parity.gates.measure import compared
-from parity_tests.faults import code_fault
+from parity_tests.faults import call_fault
 from parity_tests.huggingface import Oracle
 from parity_tests.initialisation import gate
 from parity_tests.test_initialisation import drawn
@@ -100,35 +100,42 @@ def same(first, second):
     )
 
 
-deep = pytest.mark.deep
+CASES = {
+    # One A of several projections there, and one each here: c_attn.
+    "gpt2": (SOME, ALL),
+    "bart": (SOME, ALL),
+    # The end of one module's name is that of another's, too: output.dense.
+    "bert masked": (SOME, ALL),
+    "distilbert masked": (SOME,),
+    # Queries, keys and values fused head by head.
+    "gpt_neox": (SOME,),
+    "llama": (ALL,),
+    "t5": (ALL,),
+    # Those whose modules have names of their own.
+    "opt": (ALL,),
+    "starcoder2": (ALL,),
+    "marian": (SOME,),
+    "roberta masked": (SOME,),
+    # Llama's descendants: biases, norms of queries and keys, windows, norms behind the branches.
+    "mistral": (SOME,),
+    "qwen2": (SOME,),
+    "qwen3": (ALL,),
+    "gemma2": (ALL,),
+    "gemma3": (SOME,),
+}
 
 
 @pytest.mark.parametrize(
     ("name", "lora"),
     [
-        # One A of several projections there, and one each here: c_attn.
-        pytest.param("gpt2", SOME, id="gpt2, some"),
-        pytest.param("gpt2", ALL, id="gpt2, all"),
-        pytest.param("bart", SOME, id="bart, some", marks=deep),
-        # The end of one module's name is that of another's, too: output.dense.
-        pytest.param("bert masked", SOME, id="bert, some", marks=deep),
-        pytest.param("bert masked", ALL, id="bert, all", marks=deep),
-        pytest.param("bart", ALL, id="bart, all", marks=deep),
-        pytest.param("distilbert masked", SOME, id="distilbert, some", marks=deep),
-        # Queries, keys and values fused head by head.
-        pytest.param("gpt_neox", SOME, id="gpt_neox, some", marks=deep),
-        pytest.param("llama", ALL, id="llama, all", marks=deep),
-        pytest.param("t5", ALL, id="t5, all", marks=deep),
-        # Those whose modules have names of their own.
-        pytest.param("opt", ALL, id="opt, all", marks=deep),
-        pytest.param("starcoder2", ALL, id="starcoder2, all", marks=deep),
-        pytest.param("marian", SOME, id="marian, some", marks=deep),
-        pytest.param("roberta masked", SOME, id="roberta, some", marks=deep),
-        # Llama's descendants: biases, norms of queries and keys, windows, norms behind the branches.
-        *(
-            pytest.param(name, lora, id=f"{name}, {'all' if lora is ALL else 'some'}", marks=deep)
-            for name, lora in (("mistral", SOME), ("qwen2", SOME), ("qwen3", ALL), ("gemma2", ALL), ("gemma3", SOME))
-        ),
+        pytest.param(
+            name,
+            lora,
+            id=f"{name.removesuffix(' masked')}, {'all' if lora is ALL else 'some'}",
+            marks=[] if name == "gpt2" else pytest.mark.deep,
+        )
+        for name, given in CASES.items()
+        for lora in given
     ],
 )
 def test_peft_computes_the_same(name, lora, tmp_path, record):
@@ -262,23 +269,18 @@ def test_training_takes_the_same_path(record, report):
     record("LoRA", same_path("7 dropout", ADAPTED, ours, pair.follow_torch(batches, masks)))
     changed = {name for name in weights if ours.parameters[name].tobytes() != weights[name].tobytes()}
     assert changed == {name for name in weights if ".lora." in name}
-    fault = code_fault("everything trains beside adapters", training, "freeze", lambda right: lambda model: None)
+    fault = call_fault("everything trains beside adapters", training, "freeze", lambda right, model: None)
     with fault.plant():
         theirs = pair.follow_torch(batches, masks)
     report(fault.name, "reference", [same_path("7 dropout", ADAPTED, ours, theirs)])
 
 
 def test_faults_of_adapters(report):
-    config = replace(
-        ADAPTED, dropout=DropoutConfig(), lora=replace(ADAPTED.lora, dropout=0.0) if ADAPTED.lora else None
-    )
-    batch = batch_for(config, "right")
-    pair = Pair(config, weights_for(config, 0.1))
-    unscaled = code_fault(
-        "LoRA: no alpha / rank", layers.Adapter, "forward", lambda right: lambda self, x: self.b(self.a(x))
-    )
-    with unscaled.plant():
-        report(unscaled.name, "reference", list(identity(pair, batch)))
+    config = replace(ADAPTED, dropout=DropoutConfig(), lora=replace(ADAPTED.lora, dropout=0.0))
+    batch, pair = batch_for(config, "right"), Pair(config, weights_for(config, 0.1))
+    fault = call_fault("LoRA: no alpha / rank", layers.Adapter, "forward", lambda right, self, x: self.b(self.a(x)))
+    with fault.plant():
+        report(fault.name, "reference", list(identity(pair, batch)))
 
 
 def test_adapters_start_as_pefts_do(record):

@@ -417,21 +417,15 @@ TABLE = [
     ("library", judge_step_draws, random_faults.STEP_DRAWS),
     ("library", partial(judge_fresh, "gpt2"), random_faults.INITIALISATION[:1]),
     ("library", partial(judge_fresh, "vaswani-base"), random_faults.INITIALISATION[1:]),
-    (
-        "library",
-        judge_first_loss,
-        [random_faults.NARROW_TABLES._replace(name="init: tables at 0.02, by the first loss")],
-    ),
+    ("library", judge_first_loss, [BY_FIRST_LOSS]),
 ]
 DEEP = (*position_faults.LIBRARY, position_faults.CACHED)
-JUDGES = {}
 
 
+@cache
 def judge(make):
     """The judge that `make` makes, once for all its faults."""
-    if make not in JUDGES:
-        JUDGES[make] = make()
-    return JUDGES[make]
+    return make()
 
 
 def answer(ask):

@@ -16,7 +16,7 @@ import pytest
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from benchmarks import decoding, startup, train_step
-from benchmarks.bounds import Products, cache_bytes, measured_by, training_flops, weight_bytes
+from benchmarks.bounds import cache_bytes, training_flops, weight_bytes
 from benchmarks.session import Report, by_turns, run_benchmark, side_environment, spread
 from benchmarks.sides import OURS, draw_prompts
 from benchmarks.sides.reference import Reference
@@ -98,7 +98,6 @@ def test_train_step(figures, capsys):
         # The BART has weights of its own.
         assert set(case["disagreement"]) == set(sides) - {"ours", "hugging face" if model == "vaswani-base" else ""}
         assert max(case["disagreement"].values()) < 1e-5
-        assert case["floor_seconds"] == case["flops"]["needed"] / case["products"]["operations_per_second"]
         assert case["faster_reference"] == "reference"
         assert sides["reference"]["times_reference"] == 1
         # The common floor is that of the faster library.
@@ -110,7 +109,6 @@ def test_train_step(figures, capsys):
             # Of 50 ids none is known yet, and an update helps.
             assert abs(first - math.log(50)) < 0.1
             assert second < first
-            assert side["tokens_per_second"] == case["tokens"] / side["step_seconds"]["median"]
             assert min(side["peak_memory"], side["first_step_seconds"]) > 0
     shown = capsys.readouterr().out
     assert all(text in shown for text in ("vaswani-base, 2 x 6 source and 8 tokens", "jax_tformer", "GFLOP/s"))
@@ -120,10 +118,8 @@ def test_train_step(figures, capsys):
 def test_startup(figures, capsys):
     report = figures(startup)
     assert 0 < report["nothing_seconds"]["median"] < report["help_seconds"]["median"]
-    assert report["experiments"].keys() == {"python-docs"}
-    found = report["experiments"]["python-docs"]
-    kinds = [f"python-docs, tiny, {kind}" for kind in ("cold", "warm")]
-    assert report["ours"] == {name: found[name.split()[-1]]["first_step"] for name in kinds}
+    [found] = report["experiments"].values()
+    assert report["ours"] == {f"python-docs, tiny, {kind}": found[kind]["first_step"] for kind in ("cold", "warm")}
     for kind in ("cold", "warm"):
         assert found[kind]["own_first_step"]["median"] < found[kind]["first_step"]["median"]
         assert found[kind]["first_step"]["median"] < found[kind]["whole"]["median"]
@@ -168,18 +164,12 @@ def test_bad_options_get_one_line(program, arguments, said, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_turns_and_spreads():
+def test_turns():
     asked = []
-
-    def measure(name):
-        asked.append(name)
-        return len(asked)
-
-    found = by_turns(["a", "b"], 3, measure)
+    measure = lambda name: asked.append(name) or len(asked)  # noqa: E731
+    assert by_turns(["a", "b"], 3, measure) == {"a": [1, 3, 5], "b": [2, 4, 6]}
     assert asked == ["a", "b"] * 3
-    assert found == {"a": [1, 3, 5], "b": [2, 4, 6]}
     assert by_turns(["a"], 5, measure, seconds=0.0) == {"a": [7, 8]}
-    assert spread([3.0, 1.0, 7.0]) == {"median": 3.0, "low": 1.0, "high": 7.0}
 
 
 @pytest.mark.deep
@@ -314,22 +304,13 @@ def test_operations_are_those_of_the_program(config, shape):
     assert (flops.hidden > 0) == (config.decoder is not None)
 
 
-def test_operations_and_bytes_of_known_models():
+def test_bytes_of_known_models():
     gpt2, translator = ARCHITECTURES["gpt2"], ARCHITECTURES["vaswani-base"]
-    flops = training_flops(gpt2, 2, 256)
-    # All parameters but biases, norms and positions; 12 layers of 12 heads of 64, half of 256 x 256 each.
-    assert flops.projections == 6 * 512 * (12 * 12 * 768**2 + 50257 * 768)
-    assert flops.attention == flops.hidden == 2 * 12 * 12 * 768 * 256 * 256 // 2
-    flops, square, inner = training_flops(translator, 1, 64, 32), 512**2, 2 * 512 * 2048
-    # The decoder's cross-attention makes keys and values of the source.
-    of_source, of_target = 6 * (4 * square + inner) + 6 * 2 * square, 6 * (6 * square + inner) + 37000 * 512
-    assert flops.projections == 6 * (32 * of_source + 64 * of_target)
-    assert flops.attention == 12 * 6 * 512 * (32 * 32 + 64 * 64 // 2 + 64 * 32)
     assert weight_bytes(gpt2) == 4 * (124_439_808 - 1024 * 768)
     # 12 layers, keys and values of width 768, 128 + 64 tokens on average.
     assert cache_bytes(gpt2, 8, 128, 128, 1) == 4 * 8 * 12 * 2 * 768 * 192
     # Table, and in 6 layers: 4 + 2 attention matrices (keys and values of the source are kept), feed-forward, 3 norms.
-    assert weight_bytes(translator) == 4 * (37000 * 512 + 6 * (6 * square + inner + 2048 + 512 + 3 * 2 * 512))
+    assert weight_bytes(translator) == 4 * (37000 * 512 + 6 * (6 * 512**2 + 2 * 512 * 2048 + 2048 + 512 + 3 * 2 * 512))
     assert cache_bytes(translator, 2, 64, 64, 4) == 4 * 6 * 2 * 512 * (2 * 4 * 33 + 2 * 64)
 
 
@@ -342,11 +323,3 @@ def test_batches_are_the_same_for_all_and_of_their_kind():
     pairs = draw_batch(ARCHITECTURES["vaswani-base"], BatchShape(2, 5, 3))
     assert {name: ids.shape for name, ids in pairs.items()} == {"source": (2, 3), "target": (2, 5), "labels": (2, 5)}
     np.testing.assert_array_equal(pairs["target"][:, 1:], pairs["labels"][:, :-1])
-
-
-def test_products():
-    found = Products("cpu", ((8, 4, 2), (3, 3, 3)), ("float32",)).measure()
-    assert set(found) == {f"{by} float32 {shape}" for by in ("jax", "torch") for shape in ("8 x 4 x 2", "3 x 3 x 3")}
-    assert all(len(rates) == 1 and min(rates) > 0 for rates in found.values())
-    assert measured_by(found, "float32") == found
-    assert len(measured_by(found, "jax")) == 2

@@ -1,18 +1,32 @@
-"""What is decoded, and one model through all its cases, on all sides by turns."""
+"""Decoding side by side with PyTorch: `python -m benchmarks.decoding [--device gpu] [--out FILE] [--quick]`."""
 
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.bounds import best_way, cache_bytes, weight_bytes
-from benchmarks.session import Session, by_turns, gathered, spread
+from benchmarks.session import (
+    ModelOptions,
+    Report,
+    Session,
+    by_turns,
+    gathered,
+    make_table,
+    megabytes,
+    milliseconds,
+    other_work,
+    run_benchmark,
+    spread,
+)
 from benchmarks.sides import HUGGING_FACE, OURS, REFERENCE, Decoded, draw_prompts
 from benchmarks.training_cases import tiny
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.hub.families import llama
-from twin.machine import Neighbours
+from twin.machine import Neighbours, cores
 from twin.sides import Alone, Here, SideFailed
 
 TIE = 1e-4
@@ -20,6 +34,8 @@ TIE = 1e-4
 _OURS, _THEIRS, _STATIC, _REFERENCE, _READING = "ours", "hugging face", "hugging face static", "reference", "reading"
 _CASE_SECONDS = 60.0
 """After this long, the sides of a case get no third turn."""
+_MEGABYTES = {"cpu": 512, "gpu": 4096}
+"""What is read to see how fast the memory is."""
 
 LLAMA = replace(
     llama.TEMPLATE,
@@ -39,44 +55,25 @@ class Case:
     prompt: int
     """Tokens of each prompt, or of each source."""
     new_tokens: int
+    """Where it is 1, the time of a step is the time to the first token."""
     rounds: int
-    reference_tokens: int
+    reference_tokens: int = 0
     """Tokens that the side without a cache decodes; 0: it has no part in this case."""
     beams: int = 1
 
     @property
     def name(self) -> str:
         """For people."""
-        return f"batch {self.batch}, {f'beam search, {self.beams} beams' if self.beams > 1 else 'greedy'}"
+        search = f"beam search, {self.beams} beams" if self.beams > 1 else "greedy"
+        return f"batch {self.batch}, {search}: {self.prompt} + {self.new_tokens} tokens"
 
 
-@dataclass(frozen=True)
-class Windows:
-    """The time of a token early and late: `count` tokens after each of `prompts`, in a cache of `slots`."""
-
-    prompts: tuple[int, int]
-    count: int
-    slots: int
-    rounds: int
-
-
-@dataclass(frozen=True)
-class FirstTokens:
-    """The time until the first token comes, after prompts of each of `shapes`: rows, and tokens of each."""
-
-    shapes: tuple[tuple[int, int], ...]
-    rounds: int
-
-
-@dataclass(frozen=True)
-class Suite:
+class Suite(NamedTuple):
     """One model and its cases, in the order of their needs."""
 
     model: str
     config: TransformerConfig
     cases: tuple[Case, ...]
-    windows: Windows | None = None
-    first_tokens: FirstTokens | None = None
 
     @property
     def translates(self) -> bool:
@@ -89,38 +86,25 @@ def suites(*, quick: bool) -> tuple[Suite, ...]:
     gpt2, translator = ARCHITECTURES["gpt2"], ARCHITECTURES["vaswani-base"]
     if quick:
         case = Case(batch=2, prompt=4, new_tokens=4, rounds=2, reference_tokens=2)
-        windows, first_tokens = Windows(prompts=(4, 8), count=2, slots=16, rounds=1), FirstTokens(((2, 4),), rounds=1)
+        first = Case(batch=2, prompt=4, new_tokens=1, rounds=1)
         return (
-            Suite("gpt2", tiny(gpt2, 1), (case,), windows, first_tokens),
+            Suite("gpt2", tiny(gpt2, 1), (case, first)),
             Suite("vaswani-base", tiny(translator, 1), (case, replace(case, beams=2, reference_tokens=0))),
         )
+    one, eight = Case(1, 128, 128, rounds=4), Case(8, 128, 128, rounds=3)
+    pair = Case(1, 64, 64, rounds=5)
+    first_tokens = [Case(rows, length, 1, 5) for rows, length in ((1, 32), (1, 128), (1, 512), (1, 992), (8, 128))]
     return (
-        Suite(
-            "gpt2",
-            gpt2,
-            (
-                Case(batch=1, prompt=128, new_tokens=128, rounds=4, reference_tokens=8),
-                Case(batch=8, prompt=128, new_tokens=128, rounds=3, reference_tokens=3),
-            ),
-            Windows(prompts=(96, 864), count=64, slots=1024, rounds=2),
-            FirstTokens(((1, 32), (1, 128), (1, 512), (1, 992), (8, 128)), rounds=5),
-        ),
-        Suite(
-            "llama",
-            LLAMA,
-            (
-                Case(batch=1, prompt=128, new_tokens=128, rounds=4, reference_tokens=0),
-                Case(batch=8, prompt=128, new_tokens=128, rounds=3, reference_tokens=0),
-            ),
-        ),
+        Suite("gpt2", gpt2, (replace(one, reference_tokens=8), replace(eight, reference_tokens=3), *first_tokens)),
+        Suite("llama", LLAMA, (one, eight)),
         Suite(
             "vaswani-base",
             translator,
             (
-                Case(batch=1, prompt=64, new_tokens=64, rounds=5, reference_tokens=8),
-                Case(batch=8, prompt=64, new_tokens=64, rounds=5, reference_tokens=4),
-                Case(batch=1, prompt=64, new_tokens=64, rounds=5, reference_tokens=0, beams=4),
-                Case(batch=8, prompt=64, new_tokens=64, rounds=3, reference_tokens=0, beams=4),
+                replace(pair, reference_tokens=8),
+                replace(pair, batch=8, reference_tokens=4),
+                replace(pair, beams=4),
+                replace(pair, batch=8, rounds=3, beams=4),
             ),
         ),
     )
@@ -131,6 +115,26 @@ class Timed(NamedTuple):
 
     first: Decoded
     whole: Decoded
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Status 1 where sides disagree about a token that is no tie, or fail."""
+    return run_benchmark("decoding", __doc__, arguments, _measure, ModelOptions)
+
+
+def _measure(session: Session) -> Report:
+    chosen = session.chosen(suites(quick=session.quick))
+    # What reads the memory, between the turns of the others.
+    read_megabytes = 4 if session.quick else _MEGABYTES[session.device]
+    reading = session.start("benchmarks.bounds:Bandwidth", session.device, read_megabytes, cores())
+    found = [measure_suite(suite, session, reading) for suite in chosen]
+    reading.close()
+    cases = {f"{suite['model']}, {case['name']}": case for suite in found for case in suite["cases"]}
+    ours = {name: case["sides"][_OURS]["step_seconds"] for name, case in cases.items()}
+    shown = [line for suite in found for line in ("", *other_work(suite["model"], suite["other_work"]))]
+    shown += [item for name, case in cases.items() for item in _shown(name, case)]
+    agreed = all(case["agreed"] for case in cases.values())
+    return Report({"megabytes": read_megabytes, "suites": found}, ours, shown, notes(read_megabytes), agreed)
 
 
 def measure_suite(suite: Suite, session: Session, reading: Alone | Here) -> dict[str, Any]:
@@ -150,18 +154,10 @@ def measure_suite(suite: Suite, session: Session, reading: Alone | Here) -> dict
         sides[_STATIC] = session.start(f"{HUGGING_FACE}:Decoding", *given, kind, uses_jax=False)
     try:
         cases = [_measure_case(suite, case, sides, reading, session) for case in suite.cases]
-        windows = _measure_windows(suite, suite.windows, sides, session) if suite.windows else None
-        first = _measure_first_tokens(suite, suite.first_tokens, sides, session) if suite.first_tokens else []
     finally:
         for side in sides.values():
             side.close()
-    return {
-        "model": suite.model,
-        "cases": cases,
-        "windows": windows,
-        "first_tokens": first,
-        "other_work": others.share(),
-    }
+    return {"model": suite.model, "cases": cases, "other_work": others.share()}
 
 
 def _measure_case(suite: Suite, case: Case, sides: Sides, reading: Alone | Here, session: Session) -> dict[str, Any]:
@@ -172,13 +168,19 @@ def _measure_case(suite: Suite, case: Case, sides: Sides, reading: Alone | Here,
     def decode(name: str, count: int) -> Decoded:
         return sides[name].call("decode", prompts, count, case.new_tokens, case.beams)
 
+    def timed(name: str, count: int) -> Timed:
+        first = decode(name, 1)
+        return Timed(first, decode(name, count) if count > 1 else first)
+
     # Ours is compiled for a number of tokens; what the others compile does not depend on it.
     few = min(4, case.new_tokens)
-    warm_tokens = {_OURS: case.new_tokens, _THEIRS: few, _STATIC: few}
+    warm_tokens = {_OURS: case.new_tokens, _THEIRS: few}
+    if _STATIC in sides and case.new_tokens > 1:
+        warm_tokens[_STATIC] = few
     first_calls = {}
-    for name in [name for name in warm_tokens if name in sides]:
+    for name, count in warm_tokens.items():
         try:
-            first_calls[name] = decode(name, warm_tokens[name]).seconds
+            first_calls[name] = decode(name, count).seconds
             decode(name, 1)
         except SideFailed as error:
             if name != _STATIC:
@@ -186,39 +188,40 @@ def _measure_case(suite: Suite, case: Case, sides: Sides, reading: Alone | Here,
             absent[name] = str(error)
 
     def turn(name: str) -> Any:
-        return reading.call("measure") if name == _READING else Timed(decode(name, 1), decode(name, case.new_tokens))
+        return reading.call("measure") if name == _READING else timed(name, case.new_tokens)
 
     turns = by_turns([*first_calls, _READING], session.rounds(case.rounds), turn, seconds=_CASE_SECONDS)
     ways = gathered(turns.pop(_READING))
     way, bandwidth = best_way(ways)
     read = weight_bytes(suite.config), cache_bytes(suite.config, case.batch, case.prompt, case.new_tokens, case.beams)
-    bound = sum(read) / bandwidth
+    bound = sum(read) / bandwidth if case.new_tokens > 1 else None
     found = {
-        name: _figures(timed, case.batch, case.new_tokens, first_calls[name], warm_tokens[name], bound)
-        for name, timed in turns.items()
+        name: _figures(taken, case.batch, case.new_tokens, first_calls[name], warm_tokens[name], bound)
+        for name, taken in turns.items()
     }
     if case.reference_tokens:
         # One turn of a few tokens: every one takes the whole forward pass.
         warm = decode(_REFERENCE, 1).seconds
-        turns[_REFERENCE] = [Timed(decode(_REFERENCE, 1), decode(_REFERENCE, case.reference_tokens))]
+        turns[_REFERENCE] = [timed(_REFERENCE, case.reference_tokens)]
         found[_REFERENCE] = _figures(turns[_REFERENCE], case.batch, case.reference_tokens, warm, 1, None)
+    labels = {
+        _OURS: "jax_tformer",
+        _THEIRS: "BART (HF), own weights" if suite.translates else "HF, dynamic cache",
+        _STATIC: f"HF, static cache{'' if session.quick else ', compiled'}",
+        _REFERENCE: f"torch_ref, {case.reference_tokens} tokens",
+    }
     theirs = found[_THEIRS]["step_seconds"]["median"]
     for name, figures in found.items():
-        few_tokens = f", {case.reference_tokens} tokens" if name == _REFERENCE else ""
-        figures["label"] = _label(name, suite, session) + few_tokens
+        figures["label"] = labels[name]
         figures["times_theirs"] = theirs / figures["step_seconds"]["median"]
         figures["peak_memory"] = sides[name].call("peak_memory")
         figures["device_memory"] = sides[name].call("device_memory")
-    tokens = {name: timed[0].whole.tokens for name, timed in turns.items()}
+    tokens = {name: taken[0].whole.tokens for name, taken in turns.items()}
     # The BART has weights of its own.
     compared = [name for name in tokens if name != _OURS and not (suite.translates and name == _THEIRS)]
     agreement = {name: _agreement(prompts, tokens[_OURS], tokens[name], sides[_REFERENCE]) for name in compared}
-    return {
+    return asdict(case) | {
         "name": case.name,
-        "batch": case.batch,
-        "prompt": case.prompt,
-        "new_tokens": case.new_tokens,
-        "beams": case.beams,
         "weight_bytes": read[0],
         "cache_bytes": read[1],
         "bandwidth": {"bytes_per_second": bandwidth, "way": way, "ways": ways},
@@ -235,7 +238,7 @@ def _measure_case(suite: Suite, case: Case, sides: Sides, reading: Alone | Here,
 def _figures(
     turns: list[Timed], batch: int, new_tokens: int, first_call: float, warm_tokens: int, bound: float | None
 ) -> dict[str, Any]:
-    """Of one side; without a `bound` it has no cache, and the first token takes no longer than the others."""
+    """Of one side; without a `bound` it has no cache, or no token but the first, which is then one like the others."""
 
     def step(turn: Timed) -> float:
         rest = turn.whole.seconds - turn.first.seconds
@@ -271,64 +274,54 @@ def _agreement(prompts: list[list[int]], ours: np.ndarray, others: np.ndarray, j
     return {"rows": len(prompts), "equal_rows": len(prompts) - len(gaps), "largest_gap": max(gaps, default=0.0)}
 
 
-def _measure_windows(suite: Suite, windows: Windows, sides: Sides, session: Session) -> dict[str, Any]:
-    """Measures the median time of a token in each window, of ours and of the dynamic cache."""
-    session.say(f"{suite.model}: the time of a token by position ...")
-    early, late = windows.prompts
-    keys = {f"{name} {prompt}": (name, prompt) for prompt in windows.prompts for name in (_OURS, _THEIRS)}
-
-    def measure(key: str, count: int = windows.count) -> float:
-        name, prompt = keys[key]
-        row = draw_prompts(suite.config.vocab_size or 0, 1, prompt)[0]
-        return float(np.median(sides[name].call("intervals", row, count, windows.slots - prompt)))
-
-    for key in keys:
-        measure(key, 2)
-    turns = by_turns(list(keys), session.rounds(windows.rounds), measure)
-    found: dict[str, Any] = {}
-    for name in (_OURS, _THEIRS):
-        times = [spread(turns[f"{name} {prompt}"]) for prompt in (early, late)]
-        found[name] = {
-            "label": _label(name, suite, session),
-            "early_seconds": times[0],
-            "late_seconds": times[1],
-            "late_over_early": times[1]["median"] / times[0]["median"],
-        }
-    positions = [prompt + windows.count // 2 for prompt in windows.prompts]
-    return {"slots": windows.slots, "count": windows.count, "positions": positions, "sides": found}
+def notes(read_megabytes: int) -> list[str]:
+    """What the figures mean, a line each."""
+    return [
+        "tokens/s: new tokens of all rows; 'with prompt' counts the time of reading the prompt (or source) too, "
+        "and ms/step leaves it out (a generation of one token is subtracted). Of one token, ms/step is the time to it.",
+        "median of the turns (A B A B), in brackets min..max. 'speed' is that of the first Hugging Face side = 1.",
+        f"bound: weights and cache that a step reads, over the speed of the fastest way of reading {read_megabytes} "
+        "MiB, measured between the turns.",
+        "MB: the most that the side's process held while compiling and decoding, libraries and weights included, "
+        "up to and with this case; each side is alone in its process"
+        + (", but for --quick." if read_megabytes < 64 else "."),
+        "HF: Hugging Face's generate; BART: of vaswani-base's shape. torch_ref has no cache and computes the whole "
+        "forward pass for every token, so that only a few tokens are measured, once.",
+    ]
 
 
-def _measure_first_tokens(suite: Suite, asked: FirstTokens, sides: Sides, session: Session) -> list[dict[str, Any]]:
-    """Measures how long each shape of prompts takes to be read and to give a token, by ours and the dynamic cache."""
-    session.say(f"{suite.model}: the time to the first token ...")
-    found = []
-    for batch, length in asked.shapes:
-        prompts = draw_prompts(suite.config.vocab_size or 0, batch, length)
+def _shown(name: str, case: Mapping[str, Any]) -> list[Any]:
+    """The table of a case, and lines below it."""
+    rows = [
+        (
+            side["label"],
+            f"{side['tokens_per_second_without_prefill']:.1f}",
+            f"{side['tokens_per_second']:.1f}",
+            milliseconds(side["step_seconds"]),
+            f"{side['times_theirs']:.2f}",
+            "" if side["of_bound"] is None else f"{side['of_bound']:.0%}",
+            f"{side['compile_seconds']:.1f}",
+            megabytes(side["peak_memory"], side["device_memory"]),
+        )
+        for side in case["sides"].values()
+    ]
+    columns = ("", "tokens/s", "with prompt", "ms/step", "speed", "of bound", "compile s", "MB")
+    lines = [f"{name} is absent: {reason}" for name, reason in case["absent"].items()]
+    if case["bound_seconds"] is not None:
+        lines.append(
+            f"bound: {1000 * case['bound_seconds']:.2f} ms/step for {case['weight_bytes'] / 1e6:.1f} MB of weights "
+            f"and {case['cache_bytes'] / 1e6:.1f} MB of cache at "
+            f"{case['bandwidth']['bytes_per_second'] / 1e9:.1f} GB/s ({case['bandwidth']['way']})"
+        )
+    for other, found in case["agreement"].items():
+        line = f"the same tokens as {other}: {found['equal_rows']} of {found['rows']} rows"
+        if found["equal_rows"] < found["rows"]:
+            tie = "ties in float32" if found["largest_gap"] <= TIE else "NO TIES"
+            line += f"; elsewhere the two logits are up to {found['largest_gap']:.1e} apart: {tie}"
+        lines.append(line)
+    lines.append(f"different tokens in a row: {case['different_tokens']:.1f} on average")
+    return [make_table(name, columns, rows), *(f"  {line}" for line in lines)]
 
-        def measure(name: str, prompts: list[list[int]] = prompts) -> float:
-            return float(sides[name].call("decode", prompts, 1, 1, 1).seconds)
 
-        first_calls = {name: measure(name) for name in (_OURS, _THEIRS)}
-        turns = by_turns([*first_calls], session.rounds(asked.rounds), measure)
-        times = {name: spread(seconds) for name, seconds in turns.items()}
-        figures = {
-            name: {
-                "label": _label(name, suite, session),
-                "seconds": seconds,
-                "first_call_seconds": first_calls[name],
-                "prompt_tokens_per_second": batch * length / seconds["median"],
-                "times_theirs": times[_THEIRS]["median"] / seconds["median"],
-            }
-            for name, seconds in times.items()
-        }
-        found.append({"batch": batch, "prompt": length, "sides": figures})
-    return found
-
-
-def _label(name: str, suite: Suite, session: Session) -> str:
-    return {
-        _OURS: "jax_tformer",
-        _THEIRS: "BART (HF), own weights" if suite.translates else "HF, dynamic cache",
-        _STATIC: f"HF, static cache{'' if session.quick else ', compiled'}",
-        _REFERENCE: "torch_ref",
-    }[name]
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

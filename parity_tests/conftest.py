@@ -69,3 +69,10 @@ def report(record_property: Callable[[str, object], None]) -> Callable[..., None
         record_property("fault", row | {"margin": margin} | passes)
 
     return note
+
+
+@pytest.fixture
+def as_others_write() -> Iterator[None]:
+    """Ports lean on broadcasting, which our own code does without."""
+    with jax.numpy_rank_promotion("allow"):
+        yield

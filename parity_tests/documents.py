@@ -78,6 +78,6 @@ SCALED_WEIGHTS = [0.1368, 0.1740, 0.1261, 0.1778, 0.1868, 0.1985]
 SCALED_OUTPUT = [0.5863, 0.4658]
 
 
-def assert_prints(array: object, printed: object) -> None:
+def assert_prints(array, printed):
     """`array`, rounded to four decimals, is `printed`."""
     np.testing.assert_array_equal(np.round(np.asarray(array), 4), printed)

@@ -1,9 +1,7 @@
 """Faults on paths that no gate took: groups of heads, many accumulated parts, held-out batches of uneven size."""
 
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 from unittest.mock import patch
 
 import jax
@@ -21,11 +19,11 @@ KERNELS_BAR = 1e-6
 
 
 @contextmanager
-def kernels_on_a_cpu() -> Iterator[None]:
+def kernels_on_a_cpu():
     """Inside, the TPU's kernel is interpreted, and XLA computes what cuDNN is asked for, from the same arguments."""
     by_default = jax.nn.dot_product_attention
 
-    def by_xla(*arrays: jax.Array, implementation: str, **options: Any) -> jax.Array:
+    def by_xla(*arrays, implementation, **options):
         assert implementation == "cudnn"
         return by_default(*arrays, implementation="xla", **options)
 
@@ -34,10 +32,10 @@ def kernels_on_a_cpu() -> Iterator[None]:
         yield
 
 
-def tiled(right: Callable[..., Any]) -> Callable[..., Any]:
+def tiled(right):
     """Query head h asks key/value head h mod K, where it should ask its group's, h div (H/K)."""
 
-    def attend(query: jax.Array, key: jax.Array, *rest: Any) -> Any:
+    def attend(query, key, *rest):
         order = np.arange(query.shape[2]).reshape(-1, key.shape[2]).T.ravel()
         output, weights = right(query[:, :, order], key, *rest)
         return output[:, :, np.argsort(order)], weights
@@ -45,9 +43,9 @@ def tiled(right: Callable[..., Any]) -> Callable[..., Any]:
     return attend
 
 
-def of_batch_means(right: Callable[..., Any]) -> Callable[..., Any]:
-    def evaluation_step(net: Any) -> Callable[..., tuple[jax.Array, int]]:
-        def mean(*args: Any) -> tuple[jax.Array, int]:
+def of_batch_means(right):
+    def evaluation_step(net):
+        def mean(*args):
             total, count = right(net)(*args)
             return total / count, 1
 

@@ -1,6 +1,5 @@
 """`first_difference` on pairs of a few lines each, for what the small GPT of test_first_difference.py has not."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,14 +13,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from parity import ParityError, WeightMap, check_parity, first_difference, match_weights
+from parity import ParityError, check_parity, first_difference, match_weights
 
 NUMBERS = np.random.default_rng(1).standard_normal((5, 4))
-LINEAR: WeightMap = {"kernel": ("linear.weight", "o i -> i o"), "bias": "linear.bias"}
+LINEAR = {"kernel": ("linear.weight", "o i -> i o"), "bias": "linear.bias"}
 
 
 @pytest.fixture(autouse=True)
-def as_others_write_jax() -> Iterator[None]:
+def as_others_write_jax():
     """Ports lean on broadcasting, which our own code does without."""
     with jax.numpy_rank_promotion("allow"):
         yield
@@ -30,19 +29,19 @@ def as_others_write_jax() -> Iterator[None]:
 @pytest.mark.parametrize(
     "theirs", [F.silu, F.mish, lambda x: 1 - torch.sigmoid(x)], ids=["silu", "mish", "1 - sigmoid"]
 )
-def test_a_step_within_an_activation_is_not_taken_for_it(theirs: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_a_step_within_an_activation_is_not_taken_for_it(theirs):
     class Theirs(nn.Sequential):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self[1](theirs(self[0](x)))  # type: ignore[no-any-return]
+        def forward(self, x):
+            return self[1](theirs(self[0](x)))
 
     torch.manual_seed(0)
-    weights: WeightMap = {
+    weights = {
         f"{name}.{ours}": (f"{name}.{kind}", axes)
         for name in "01"
         for ours, kind, axes in (("kernel", "weight", "o i -> i o"), ("bias", "bias", "o -> o"))
     }
 
-    def other(p: Any, x: jax.Array) -> jax.Array:
+    def other(p, x):
         h = jax.nn.gelu(x @ p["0"]["kernel"] + p["0"]["bias"], approximate=True)
         return h @ p["1"]["kernel"] + p["1"]["bias"]
 
@@ -51,20 +50,20 @@ def test_a_step_within_an_activation_is_not_taken_for_it(theirs: Callable[[torch
     assert found.kind in allowed
 
 
-def test_experts_in_one_product_and_one_by_one() -> None:
+def test_experts_in_one_product_and_one_by_one():
     class Theirs(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             torch.manual_seed(0)
             self.experts = nn.ModuleList(nn.Linear(4, 8) for _ in range(3))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             hidden = [torch.tanh(expert(x)) for expert in self.experts]
             return hidden[0] - 2 * hidden[1] + hidden[2]
 
     weights = {"kernel": ("experts.{layer}.weight", "o i -> i o"), "bias": "experts.{layer}.bias"}
 
-    def batched(p: Any, x: jax.Array, power: int = 1) -> jax.Array:
+    def batched(p, x, power=1):
         hidden = jnp.tanh(jnp.einsum("td,edh->eth", x, p["kernel"]) + p["bias"][:, None])
         hidden = hidden**power
         return hidden[0] - 2 * hidden[1] + hidden[2]
@@ -76,18 +75,18 @@ def test_experts_in_one_product_and_one_by_one() -> None:
     assert found.kind is None
 
 
-def test_a_mask_of_a_large_negative_number_hides_nothing() -> None:
+def test_a_mask_of_a_large_negative_number_hides_nothing():
     class Theirs(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             torch.manual_seed(0)
             self.linear = nn.Linear(4, 6)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             scores = self.linear(x)
             return (scores + torch.arange(6) % 2 * -1e9).softmax(-1)
 
-    def ours(p: Any, x: jax.Array) -> jax.Array:
+    def ours(p, x):
         scores = x @ p["kernel"] + p["bias"][::-1]
         return jax.nn.softmax(jnp.where(jnp.arange(6) % 2 == 1, -1e9, scores))
 
@@ -98,13 +97,13 @@ def test_a_mask_of_a_large_negative_number_hides_nothing() -> None:
     assert found.ours.source == 'scores = x @ p["kernel"] + p["bias"][::-1]'
 
 
-def test_what_is_not_compared_is_said() -> None:
+def test_what_is_not_compared_is_said():
     class Two(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.linear = nn.Linear(4, 3)
 
-        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        def forward(self, x):
             return {"y": self.linear(x), "ids": self.linear(x).argmax(-1), "z": x}
 
     weights = {"kernel": ("linear.weight", "o i -> i o"), "bias": "linear.bias"}
@@ -134,19 +133,19 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("packed", SHAPES)
-def test_nested_outputs_are_compared_by_all_three(packed: str) -> None:
+def test_nested_outputs_are_compared_by_all_three(packed):
     """`(y, (h, c))` of an LSTM, and the same in a dict and in a dataclass."""
 
     class Theirs(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             torch.manual_seed(0)
             self.lstm = nn.LSTM(4, 3, batch_first=True)
 
-        def forward(self, x: torch.Tensor) -> Any:
+        def forward(self, x):
             return SHAPES[packed](self.lstm(x))
 
-    def ours(p: Any, x: jax.Array, factor: float = 1.0) -> Any:
+    def ours(p, x, factor=1.0):
         h = c = jnp.zeros((x.shape[0], 3), x.dtype)
         states = []
         for t in range(x.shape[1]):
@@ -158,7 +157,7 @@ def test_nested_outputs_are_compared_by_all_three(packed: str) -> None:
         c = c * factor
         return SHAPES[packed]((jnp.stack(states, 1), (h[None], c[None])))
 
-    weights: WeightMap = {
+    weights = {
         "ih": ("lstm.weight_ih_l0", "o i -> i o"),
         "hh": ("lstm.weight_hh_l0", "o i -> i o"),
         "bias_ih": "lstm.bias_ih_l0",
@@ -184,8 +183,8 @@ def test_nested_outputs_are_compared_by_all_three(packed: str) -> None:
     assert not match_weights(shapes, Theirs(), ours=wrong, inputs=inputs).verified
 
     # Without the state: nothing of it is passed over in silence.
-    def alone(p: Any, x: jax.Array) -> jax.Array:
-        return ours(p, x)[0]  # type: ignore[no-any-return]
+    def alone(p, x):
+        return ours(p, x)[0]
 
     if packed == "tuple":
         said = "not compared: 1.0, 1.1"
@@ -195,25 +194,25 @@ def test_nested_outputs_are_compared_by_all_three(packed: str) -> None:
             check_parity(alone, Theirs(), weights, inputs, gates=["1"], explain=False)
 
 
-def test_what_only_ours_trains_is_said() -> None:
+def test_what_only_ours_trains_is_said():
     """Whisper's encoder has its positions as a parameter that is frozen."""
 
     class Theirs(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             torch.manual_seed(0)
             self.linear, self.positions = nn.Linear(4, 4), nn.Embedding(5, 4)
             self.positions.weight.requires_grad_(False)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             return torch.tanh(self.linear(x) + self.positions.weight)
 
-    def ours(p: Any, x: jax.Array, frozen: bool = False, factor: float = 1.0) -> jax.Array:
+    def ours(p, x, frozen=False, factor=1.0):
         positions = jax.lax.stop_gradient(p["positions"]) if frozen else p["positions"]
         bias = p["bias"] * factor + jax.lax.stop_gradient(p["bias"] * (1 - factor))
         return jnp.tanh(x @ p["kernel"] + bias + positions)
 
-    weights: WeightMap = {**LINEAR, "positions": "positions.weight"}
+    weights = {**LINEAR, "positions": "positions.weight"}
     said = "trained in ours alone: positions.weight"
     found = first_difference(ours, Theirs(), weights, [NUMBERS])
     assert not found
@@ -235,21 +234,21 @@ def test_what_only_ours_trains_is_said() -> None:
     assert not any(figure.note for figure in check_parity(frozen, Theirs(), weights, [NUMBERS], gates=["1", "2"]))
 
 
-def test_parts_in_another_order_are_named_where_they_are_put_together() -> None:
+def test_parts_in_another_order_are_named_where_they_are_put_together():
     """A table of cosines and sines, as of positions: what differs first is no sine, but their order."""
 
     class Theirs(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             torch.manual_seed(0)
             self.linear = nn.Linear(4, 6)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             angles = torch.arange(5, dtype=torch.float64)[:, None] / 10 ** torch.arange(3, dtype=torch.float64)
             table = torch.cat([angles.sin(), angles.cos()], -1)
             return torch.tanh(self.linear(x) + table)
 
-    def ours(p: Any, x: jax.Array) -> jax.Array:
+    def ours(p, x):
         angles = jnp.arange(5)[:, None] / 10.0 ** jnp.arange(3)
         table = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], -1)
         return jnp.tanh(x @ p["kernel"] + p["bias"] + table)
@@ -263,24 +262,24 @@ def test_parts_in_another_order_are_named_where_they_are_put_together() -> None:
     assert found.theirs.source == "table = torch.cat([angles.sin(), angles.cos()], -1)"
 
 
-def test_code_that_reads_the_weight_of_another_layer_is_no_difference_of_weights() -> None:
+def test_code_that_reads_the_weight_of_another_layer_is_no_difference_of_weights():
     class Theirs(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             torch.manual_seed(0)
             self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             for layer in self.layers:
                 x = torch.tanh(layer(x))
             return x
 
-    def ours(p: Any, x: jax.Array, last: int = 1) -> jax.Array:
+    def ours(p, x, last=1):
         for layer in range(3):
             x = jnp.tanh(x @ p["kernel"][min(layer, last)] + p["bias"][layer])
         return x
 
-    weights: WeightMap = {"kernel": ("layers.{layer}.weight", "o i -> i o"), "bias": "layers.{layer}.bias"}
+    weights = {"kernel": ("layers.{layer}.weight", "o i -> i o"), "bias": "layers.{layer}.bias"}
     assert not first_difference(partial(ours, last=2), Theirs(), weights, [NUMBERS])
     found = first_difference(ours, Theirs(), weights, [NUMBERS])
     # The map is right, so that the answer is a line and not a weight.

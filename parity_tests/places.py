@@ -17,7 +17,7 @@ import torch
 
 from parity import Difference
 from parity.differ import first_difference
-from parity.differ.alignment import Equal
+from parity.differ.alignment import match
 from parity.report.figures import markdown_table
 from parity_tests.localisation import CASES, asked
 from parity_tests.other_pairs.planting import PAIRS
@@ -35,15 +35,15 @@ def unmatched(name):
     with patch.object(first_difference, "located", lambda sides, **_: kept.append(sides) or Difference("none")):
         asked(import_module(f"parity_tests.other_pairs.{name}").pair())
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        ours, theirs = kept[0].run(backward=False, keep=(frozenset(), frozenset()))
-    equal = Equal.of(ours, theirs)
+        sides = kept[0].run_ours(False), kept[0].run_theirs(False)
+    match(*sides)
     return tuple(
         sum(
             row.kind == "operation" and row.data and row.features is not None and values.leaf(number) is None
-            for number in values.live() - same.keys()
+            for number in values.live() - values.equal.keys()
             for row in [values.rows[number]]
         )
-        for values, same in ((ours, equal.ours), (theirs, equal.theirs))
+        for values in sides
     )
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any, Literal
 
@@ -103,24 +103,9 @@ class Difference:
         return "not sure: these are the places to look at first"
 
     def as_json(self) -> dict[str, Any]:
-        """The fields, as JSON has them."""
-        return {
-            "name": self.name,
-            "left_out": list(self.left_out),
-            "trained_alone": list(self.trained_alone),
-            "stage": self.stage,
-            "ours": self.ours and self.ours.as_json(),
-            "theirs": self.theirs and self.theirs.as_json(),
-            "agreed": [[ours.as_json(), theirs.as_json()] for ours, theirs in self.agreed],
-            "kind": self.kind,
-            "sure": self.sure,
-            "confirmed": self.confirmed,
-            "verdict": self.verdict,
-            "parameters": list(self.parameters),
-            "differing": list(self.differing),
-            "opaque": list(self.opaque),
-            "counts": list(self.counts),
-        }
+        """The fields, as JSON has them, and the verdict."""
+        fields: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return {**fields, "verdict": self.verdict}
 
     def as_html(self) -> str:
         """A part of a page: HTML for `parity.report.page`, which has its style."""
@@ -137,7 +122,7 @@ def sendable(found: Difference | str) -> dict[str, Any]:
     """An answer, or why there is none, in plain types: as one process can send it to another."""
     if isinstance(found, str):
         return {"difference": None, "answer": found, "answer_html": None}
-    return {"difference": json.loads(json.dumps(found.as_json())), "answer": str(found), "answer_html": found.as_html()}
+    return {"difference": found.as_json(), "answer": str(found), "answer_html": found.as_html()}
 
 
 def _rows(found: Difference) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from parity.differ.values import NOWHERE, Kind, Place, Value, Values
+from parity.differ.values import NOWHERE, STACK, Kind, Place, Value, Values
 
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
 """Primitives that are nothing but the program inside; it is run in their place."""
@@ -52,7 +52,7 @@ def values_of_jax(
     closed = jax.make_jaxpr(in_order)(*args)
     leaves = jax.tree.leaves(args)[::-1]
     del args
-    run = _Run(Values("ours", keep=keep))
+    run = _Run(Values("ours", keep))
     given = [Known(leaves[-1], run.values.add(Value(kind, kind, name=name), leaves.pop())) for kind, name in names]
     results = run.program(closed.jaxpr, run.constants(closed.consts), (given.pop(0) for _ in names), ())
     for name, known in zip(order, results, strict=True):
@@ -196,7 +196,7 @@ class _Run:
         for rows in made:
             array = rows.array()
             numbers = tuple(number for number in rows.numbers if number is not None)
-            row = Value("operation", "stack of layers", numbers, place=self._place(eqn), layer=layer)
+            row = Value("operation", STACK, numbers, place=self._place(eqn), layer=layer)
             row.backward = self._backward(eqn)
             # The rows say it all; the whole is looked at where somebody compares it by name.
             number = self.values.add(row, array if len(self.values.rows) in self.values.keep else None)
@@ -210,7 +210,7 @@ class _Run:
         if known.number is None:
             return Known(array, None)
         before = self.values.rows[known.number]
-        if before.operation == "stack of layers" and len(before.inputs) == before.shape[0]:
+        if before.operation == STACK and len(before.inputs) == before.shape[0]:
             return Known(array, before.inputs[i])
         place = self._outer[-1][0] if self._outer else NOWHERE
         row = Value("operation", "layer row", (known.number,), before.name, "", place, layer, backward=before.backward)

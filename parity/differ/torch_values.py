@@ -75,7 +75,7 @@ def values_of_torch(
     operations. `taken` is given each gradient as soon as it is there, and the module lets go of it; or all of them
     after the run, `at_once`. Raises whatever `run` raises, and SeveralPassesError for a gradient that comes in parts.
     """
-    recorder = Recorder(Values("theirs", keep=keep))
+    recorder = Recorder(Values("theirs", keep))
     trained = {name: p for name, p in module.named_parameters() if taken and p.requires_grad}
 
     def hand_over(name: str) -> None:

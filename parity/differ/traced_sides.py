@@ -67,10 +67,10 @@ class Sides:
         rest = {n: leaf for n, leaf in enumerate(leaves) if n not in shapes}
         return shapes, rest, tree, [path for n, path in enumerate(paths(params)) if n in shapes]
 
-    def params(self, arrays: Sequence[Any]) -> Any:
-        """The tree of our parameters, holding `arrays` in the place of its own."""
-        held = dict(zip(self._shapes, arrays, strict=True)) | self._rest
-        return self._tree.unflatten([held[n] for n in range(len(held))])
+    def params(self, arrays: Sequence[Any], *, whole: bool = True) -> Any:
+        """The tree of our parameters, holding `arrays` in the place of its own; what is no array only if `whole`."""
+        held: dict[int, Any] = dict(zip(self._shapes, arrays, strict=True)) | (self._rest if whole else {})
+        return self._tree.unflatten([held.get(n) for n in range(self._tree.num_leaves)])
 
     def _tagged(self) -> dict[str, list[tuple[str, int | None]]]:
         if self.back is None:
@@ -97,10 +97,6 @@ class Sides:
                 one = row is None or len(whole) < 2 or whole[0] == 1
                 found[name].append((self.names[leaf - 1], None if one else row))
         return found
-
-    def run(self, *, backward: bool, keep: tuple[frozenset[int], frozenset[int]]) -> tuple[Values, Values]:
-        """All values of both sides, with the numbers of those in `keep` (ours, theirs)."""
-        return self.run_ours(backward, keep[0]), self.run_theirs(backward, keep[1])
 
     def run_ours(self, backward: bool, keep: frozenset[int] = frozenset()) -> Values:
         """Our values."""
@@ -132,7 +128,9 @@ class Sides:
             return [in_double(leaf) for leaf in jax.tree.leaves(self._params()) if is_array(leaf)], inputs
 
         hand_back()
-        return values_of_jax(both, arguments, labels, keep=keep)
+        values = values_of_jax(both, arguments, labels, keep=keep)
+        values.again = lambda keep: self.run_ours(backward, keep)
+        return values
 
     def run_theirs(
         self,
@@ -143,18 +141,15 @@ class Sides:
     ) -> Values:
         """Their values. Each gradient is given to `taken`, with the weight's name, and let go; the last call counts."""
         try:
-            return self._run_theirs(backward, keep, taken)
+            values = self._run_theirs(backward, keep, taken)
         except SeveralPassesError:
             # A part of the module runs backward by itself: its weights get more than one gradient.
             self._at_once = True
-            return self._run_theirs(backward, keep, taken)
+            values = self._run_theirs(backward, keep, taken)
+        values.again = lambda keep: self.run_theirs(backward, keep)
+        return values
 
-    def _run_theirs(
-        self,
-        backward: bool,
-        keep: frozenset[int],
-        taken: Callable[[str, np.ndarray], None],
-    ) -> Values:
+    def _run_theirs(self, backward: bool, keep: frozenset[int], taken: Callable[[str, np.ndarray], None]) -> Values:
         module = self.module()
         hand_back()
         inputs = {name: to_torch(array.copy()) for name, array in self.inputs.items()}
@@ -183,11 +178,6 @@ class Sides:
             number = ours.outputs.get(GRADIENT + name)
             arrays.append(np.zeros(shape) if number is None else ours.arrays.pop(number))
         return self.back(self.params(arrays))
-
-    @staticmethod
-    def gradient(name: str) -> str:
-        """The output that is the gradient of a weight."""
-        return GRADIENT + name
 
 
 def _inverted(holds: Mapping[str, Sequence[str]]) -> dict[str, list[tuple[str, int | None]]]:

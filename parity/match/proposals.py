@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from parity.match.candidates import Candidate, Leaf, Proposal, Tensor
-from parity.match.layouts import Layout, layouts, parts, section
+from parity.match.layouts import Layout, layouts, parts, same
 from parity.match.parameter_names import Likeness
 
 EQUAL = 1000.0
@@ -66,11 +66,11 @@ class Matcher:
 
     def _longer(self, tensor: Tensor, shape: tuple[int, ...]) -> list[Layout]:
         """A table of which ours lacks the first rows (those that a library keeps for padding), or the last."""
-        if len(shape) != 2 or "embedding" not in tensor.meaning.words or tensor.shape[0] <= shape[0]:
+        if len(shape) != 2 or shape[1] != tensor.shape[1] or "embedding" not in tensor.meaning.words:
             return []
-        idle = tensor.shape[0] - shape[0]
-        ways = [section(tensor.shape, shape, {0: first}) for first in dict.fromkeys((idle, 0))]
-        return [way for way in ways if way is not None]
+        idle = max(0, tensor.shape[0] - shape[0])
+        ways = [(first, first + shape[0]) for first in dict.fromkeys((idle, 0))]
+        return [replace(same(shape), part=rows, rows=0) for rows in ways if idle]
 
     def _away(self, leaf: Leaf, tensor: Tensor) -> float:
         """What places far apart speak against each other; trees of ours are often sorted by name, so not much."""
@@ -144,9 +144,9 @@ class Matcher:
 
     def _choose_orders(self) -> None:
         """Among layouts of the same shapes, prefers what parameters of that kind have where shapes leave no choice."""
-        for path, found in self.candidates.items():
-            leaf = next(leaf for leaf in self.leaves if leaf.path == path)
-            self.candidates[path] = [replace(one, score=one.score - self._against(leaf, one)) for one in found]
+        for leaf in self.leaves:
+            found = self.candidates[leaf.path]
+            self.candidates[leaf.path] = [replace(one, score=one.score - self._against(leaf, one)) for one in found]
 
     def _against(self, leaf: Leaf, candidate: Candidate) -> float:
         """What speaks against a layout that is one of several."""

@@ -16,6 +16,9 @@ from parity.differ.element_order import in_our_layout
 from parity.differ.fingerprints import BAR, fingerprint, finite
 from parity.differ.values import Value, Values
 
+_MOST = 1 << 14
+"""Numbers that a factor may be the root of are smaller."""
+
 
 def kind(ours: Start, theirs: Start) -> str | None:
     """One sentence about the difference; None where nothing is proven."""
@@ -159,18 +162,16 @@ def _called(factor: float, sizes: Collection[int] = ()) -> str:
     `sizes` are those of the axes around: 8 may be the root of a width of 64, where there is such a width.
     """
     size, shown, sign = abs(factor), f"{factor:.6g}", "-" if factor < 0 else ""
-    for n in range(2, 1 << 14):
-        for value, name in ((math.sqrt(n), f"sqrt({n})"), (1 / math.sqrt(n), f"1/sqrt({n})")):
-            if not math.isclose(size, value, rel_tol=1e-9):
-                continue
-            if math.isqrt(n) ** 2 != n:
-                return f"{shown} ({sign}{name})"
-            if n in sizes:
-                return f"{shown} ({sign}{name}?)"
-            break
-        if any(math.isclose(size, value, rel_tol=1e-9) for value in (n, 1 / n)) and n * n not in sizes:
-            # A number that can be written out says as much as the quotient.
-            return shown if math.isclose(float(shown), factor, rel_tol=1e-12) else f"{shown} ({sign}1/{n})"
+    large, inverse = max(size, 1 / size), "" if size > 1 else "1/"
+    whole, square = round(min(large, _MOST)), round(min(large, _MOST) ** 2)
+    if 1 < whole < _MOST and math.isclose(large, whole, rel_tol=1e-9) and whole**2 not in sizes:
+        # A number that can be written out says as much as the quotient.
+        return shown if math.isclose(float(shown), factor, rel_tol=1e-12) else f"{shown} ({sign}1/{whole})"
+    if 1 < square < _MOST and math.isclose(large, math.sqrt(square), rel_tol=1e-9):
+        if math.isqrt(square) ** 2 != square:
+            return f"{shown} ({sign}{inverse}sqrt({square}))"
+        if square in sizes:
+            return f"{shown} ({sign}{inverse}sqrt({square})?)"
     for hundredth in range(1, 100):
         keep = 1 - hundredth / 100
         if math.isclose(size, 1 / keep, rel_tol=1e-9):

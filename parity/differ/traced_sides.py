@@ -78,12 +78,11 @@ class Sides:
         # Numbers that say of which leaf and row they are find their way through any mapping.
         tags = []
         shapes = list(self._shapes.values())
-        for n, shape in enumerate(shapes):
-            rows = np.arange(shape[0] if shape else 1, dtype=np.float64)
-            tag = n + 1 + (rows + 1) / 2.0**20
-            tags.append(np.broadcast_to(tag.reshape(-1, *[1] * (len(shape) - 1)) if shape else tag[0], shape))
+        for n, shape in enumerate(shapes, 1):
+            rows = n + np.arange(1, (shape or (1,))[0] + 1) / 2.0**20
+            tags.append(np.array(np.broadcast_to(rows.reshape(shape[:1] + (1,) * (len(shape) - 1)), shape)))
         try:
-            named = self.back(self.params([np.array(tag) for tag in tags]))
+            named = self.back(self.params(tags))
         except (ParityError, ValueError, TypeError, KeyError):
             return {}
         found: dict[str, list[tuple[str, int | None]]] = {}
@@ -108,17 +107,12 @@ class Sides:
         def both(arrays: Any, inputs: Any) -> dict[str, Any]:
             if not backward:
                 return forward(arrays, inputs)[1]
-            moving = [jnp.issubdtype(array.dtype, jnp.floating) for array in arrays]
-
-            def loss(some: Any) -> tuple[Any, dict[str, Any]]:
-                rest = iter(some)
-                return forward([next(rest) if m else a for a, m in zip(arrays, moving, strict=True)], inputs)
-
-            given = [array for array, m in zip(arrays, moving, strict=True) if m]
-            (_, outputs), gradients = jax.value_and_grad(loss, has_aux=True)(given)
-            names = [name for name, m in zip(self.names, moving, strict=True) if m]
-            named = {GRADIENT + name: gradient for name, gradient in zip(names, gradients, strict=True)}
-            return {**outputs, **named}
+            # Whole numbers have gradients of a type of their own, which holds nothing.
+            differentiated = jax.value_and_grad(forward, has_aux=True, allow_int=True)
+            (_, outputs), gradients = differentiated(arrays, inputs)
+            named = zip(self.names, gradients, strict=True)
+            floating = {GRADIENT + name: g for name, g in named if jnp.issubdtype(g.dtype, jnp.floating)}
+            return {**outputs, **floating}
 
         inputs = {name: jnp.asarray(array) for name, array in sorted(self.inputs.items())}
         labels: list[tuple[Kind, str]] = [("parameter", name) for name in self.names]

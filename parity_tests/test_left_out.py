@@ -68,7 +68,6 @@ def test_what_is_held_is_compared_as_before(theirs):
         check_parity(without_bias, theirs, WEIGHTS, [IDS])
     found = raised.value.difference
     assert isinstance(found, Difference)
-    assert found.theirs is not None
     assert found.theirs.module == "up"
 
 

@@ -9,14 +9,9 @@ from torch import nn
 
 from parity import Weight, match_weights
 
+pytestmark = pytest.mark.usefixtures("as_others_write")
 WIDTH, HEADS, HEAD = 16, 4, 4
 X = np.random.default_rng(0).standard_normal((2, 5, WIDTH))
-
-
-@pytest.fixture(autouse=True)
-def _as_a_user_has_it():
-    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 def shape(*sizes):

@@ -50,3 +50,10 @@ def report(parity):
         parity.fault(fault, measured, planted, **missed)
 
     return note
+
+
+@pytest.fixture
+def as_others_write() -> Iterator[None]:
+    """Ports lean on broadcasting, which our own code does without."""
+    with jax.numpy_rank_promotion("allow"):
+        yield

@@ -20,7 +20,7 @@ from jax_tformer.config.errors import InputError
 from jax_tformer.files import changed_fields, differences, from_dict, to_dict
 from jax_tformer.functional import transformer
 from jax_tformer.hub.names import WeightsError, listed, once, reference_shape, require_fit, slots
-from jax_tformer.hub.views import Part, Rearranged, Stacked, View, read, rearranged_shape, same_bytes
+from jax_tformer.hub.tensors import Part, Rearranged, Stacked, View, read, rearranged_shape, same_bytes
 
 Arrays = dict[str, np.ndarray]
 Settings = Mapping[str, object]

@@ -7,7 +7,7 @@ from jax_tformer.config import DropoutConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.hub.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, Settings, pair
-from jax_tformer.hub.views import View
+from jax_tformer.hub.tensors import View
 
 SETTINGS = (
     Setting("vocab_size", ("vocab_size",)),

@@ -13,7 +13,7 @@ from jax_tformer.config.errors import InputError
 from jax_tformer.hub.families import bart
 from jax_tformer.hub.names import WeightsError
 from jax_tformer.hub.tables import ACTIVATIONS, Family, Row, Setting, Settings
-from jax_tformer.hub.views import View, read
+from jax_tformer.hub.tensors import View, read
 
 _STACK = replace(bart.STACK, embedding_norm=False, positions="sinusoidal_half", position_offset=0)
 LARGE = replace(bart.LARGE, vocab_size=58101, encoder=_STACK, decoder=_STACK)

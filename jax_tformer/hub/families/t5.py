@@ -6,7 +6,7 @@ from dataclasses import replace
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.hub.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, Settings
-from jax_tformer.hub.views import View, same_bytes
+from jax_tformer.hub.tensors import View, same_bytes
 
 _STACK = StackConfig(
     num_layers=6,

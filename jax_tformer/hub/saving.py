@@ -197,7 +197,8 @@ def _special_ids(net: AnyTransformer, tokenizer: Tokenizer | None) -> dict[str, 
     ids = {"pad_token_id": tokenizer.pad_id}
     if net.config.decoder is not None:
         ids |= {"bos_token_id": tokenizer.start_id, "eos_token_id": tokenizer.end_id}
-    if net.config.encoder is not None and net.config.decoder is not None:
+    # Null is no value of this one in every class.
+    if net.config.encoder is not None and net.config.decoder is not None and tokenizer.start_id is not None:
         ids["decoder_start_token_id"] = tokenizer.start_id
     return ids
 

@@ -20,7 +20,7 @@ from transformers import (
 from transformers import GPT2LMHeadModel as GPT2
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding as MarianPositions
 
-from parity_tests.oracles.marian import exact_table
+from parity_tests.oracles import exact_table
 from parity_tests.small_tokenizers import CORPUS, byte_level, word_pieces
 from twin import compare
 

@@ -10,23 +10,23 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.experiment import ExperimentConfig, MaskedTextData, PairData, TextData, TokenizerConfig
 from jax_tformer.data.framing import Framing
 from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.data.tokenizer_sources import load_tokenizer
 from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.config.errors import InputError, require
-from jax_tformer.config.experiment import ExperimentConfig, MaskedTextData, PairData, TextData, TokenizerConfig
 from jax_tformer.files import changed_fields, shortened, to_dict, user_path
 from jax_tformer.functional import Params, transformer
-from jax_tformer.lora import without_adapters
+from jax_tformer.hub.families import config_from_huggingface
 from jax_tformer.hub.loading import load_pretrained
 from jax_tformer.hub.origin import Origin, defaults_of, read_origin
 from jax_tformer.hub.saving import StoredDtype, described, save_pretrained
-from jax_tformer.hub.tensor_files import open_tensors
-from jax_tformer.runs.restoring import Which, load_trained
-from jax_tformer.runs.folder import RunFolder
-from jax_tformer.hub.families import config_from_huggingface
 from jax_tformer.hub.tables import CannotExpress
+from jax_tformer.hub.tensors import open_tensors
+from jax_tformer.lora import without_adapters
+from jax_tformer.runs.folder import RunFolder
+from jax_tformer.runs.restoring import Which, load_trained
 
 _LEARNING_RATE = 5e-5
 """What `transformers` fine-tunes with by default; the experiments' own rates are for new weights."""
@@ -45,8 +45,7 @@ def experiment_from(preset: ExperimentConfig, init: str) -> ExperimentConfig:
         raise InputError(f"there is no folder {folder}; expected that of a Hugging Face model after --init")
     origin = read_origin(folder)
     # The arrays tell what config.json does not, such as whether a T5 has a head of its own.
-    with open_tensors(folder) as stored:
-        model, data = config_from_huggingface(origin.config, stored), preset.data
+    model, data = config_from_huggingface(origin.config, open_tensors(folder)), preset.data
     _require_kind(folder, origin, model, preset)
     if not (folder / "tokenizer.json").exists():
         raise InputError(f"{folder} has no tokenizer.json; expected one, as save_pretrained of a fast tokenizer writes")

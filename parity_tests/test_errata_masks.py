@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Array
 from torch.nn import functional as F
 
-from jax_tformer.data.batches import IGNORED
+from jax_tformer.config import IGNORED
 from jax_tformer.model.attention import attend
 from jax_tformer.model.masks import Mask
 from jax_tformer.model.transformer import Outputs

@@ -10,9 +10,9 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.data.framing import Framing
+from jax_tformer.data.tokenizers import Framing
 from jax_tformer.data.pipeline import build_tokenizer_for
-from jax_tformer.data.tokenizer_sources import load_tokenizer
+from jax_tformer.data.tokenizers import load_tokenizer
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.config.experiment import ExperimentConfig, MaskedTextData, PairData, TextData, TokenizerConfig

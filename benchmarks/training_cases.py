@@ -5,10 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.config import IGNORED, DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.config.presets import ARCHITECTURES
-from jax_tformer.data.batches import IGNORED
 from jax_tformer.data.pairs import shift_right
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-4, schedule="constant", warmup_steps=0)

@@ -9,8 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.config.errors import require
 from jax_tformer.model.masks import position_ids
-from jax_tformer.model.parameters import dtype_of
-from jax_tformer.model.shapes import Ids, Marks, Numbers, Positions
+from jax_tformer.model.parameters import Ids, Marks, Numbers, Positions, dtype_of
 
 
 class KeyValue(NamedTuple):

@@ -13,9 +13,9 @@ import os
 import shutil
 import stat
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +28,7 @@ SMALL = 2**24
 """The most bytes of a small file, such as a config."""
 _DEEPEST = 64
 """The deepest nesting of objects and lists; a config has five levels."""
-_LONGEST_NUMBER = 40
+_TOO_DEEP = f"it is nested more than {_DEEPEST} deep"
 _KINDS = {
     stat.S_ISDIR: "a folder",
     stat.S_ISFIFO: "a pipe",
@@ -37,7 +37,6 @@ _KINDS = {
     stat.S_ISBLK: "a device",
 }
 _CACHE_BYTES = 2**32
-_DAY = 24 * 60 * 60
 
 
 def user_path(path: str | Path) -> Path:
@@ -111,12 +110,21 @@ def write_json(path: Path, values: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Writes `text` in UTF-8 as `write_bytes` writes."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, *parts: bytes | memoryview) -> None:
     """Replaces the file atomically: even after a power cut it is the old one or the new one, whole."""
-    partial = path.with_name(path.name + ".partial")
+    unfinished = path.with_name(path.name + ".partial")
     with named_errors(path):
-        partial.write_text(text, encoding="utf-8")
-        sync(partial)
-        partial.replace(path)
+        try:
+            with open(unfinished, "wb") as file:
+                file.writelines(parts)
+            sync(unfinished)
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
         sync(path.parent)
 
 
@@ -159,7 +167,8 @@ def new_folder(out: Path) -> Iterator[Path]:
     beside = out.parent / f".{out.name}.partial"
     whole, lock = beside / out.name, beside / "lock"
     beside.parent.mkdir(parents=True, exist_ok=True)
-    if os.path.lexists(beside) and (beside.is_symlink() or not _is_left_over(beside, whole, lock)):
+    there = os.listdir(beside) if beside.is_dir() and not beside.is_symlink() else [str(beside)]
+    if os.path.lexists(beside) and {*there} not in (set(), {"lock"}, {"lock", out.name}):
         raise InputError(f"{beside} is in the way, and is no unfinished copy of {out.name}; move it elsewhere")
     beside.mkdir(exist_ok=True)
     with open(lock, "a") as held:
@@ -180,11 +189,6 @@ def new_folder(out: Path) -> Iterator[Path]:
             lock.unlink()
             with suppress(OSError):  # somebody else's file is in it by now
                 beside.rmdir()
-
-
-def _is_left_over(beside: Path, whole: Path, lock: Path) -> bool:
-    names = set(beside.iterdir()) if beside.is_dir() else {beside}
-    return names <= {lock} or names == {lock, whole}
 
 
 def read_json(path: Path, most: int = SMALL) -> Any:
@@ -236,39 +240,32 @@ def not_regular(path: Path) -> str | None:
 
 def parse_json(text: str) -> Any:
     """Parses JSON; raises ValueError for anything else, for too deep nesting, and for NaN or too large numbers."""
-    too_deep = ValueError(f"it is nested more than {_DEEPEST} deep")
     try:
-        values = json.loads(text, parse_constant=_no_number, parse_float=_finite, parse_int=_short)
+        values = json.loads(
+            text, parse_constant=_no_number, parse_float=partial(_finite, float), parse_int=partial(_finite, int)
+        )
+        _check_depth(values, _DEEPEST)
     except RecursionError:
-        raise too_deep from None
-    level = [values]
-    for _ in range(_DEEPEST + 1):
-        level = [
-            part
-            for outer in level
-            if isinstance(outer, dict | list)
-            for part in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        if not level:
-            return values
-    raise too_deep
+        raise ValueError(_TOO_DEEP) from None
+    return values
+
+
+def _check_depth(values: Any, levels: int) -> None:
+    if levels < 0:
+        raise ValueError(_TOO_DEEP)
+    for part in values.values() if isinstance(values, dict) else values if isinstance(values, list) else ():
+        if isinstance(part, dict | list):
+            _check_depth(part, levels - 1)
 
 
 def _no_number(name: str) -> float:
     raise ValueError(f"{name} is no number")
 
 
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if not math.isfinite(number):
-        raise ValueError(f"{digits[:_LONGEST_NUMBER]} is too large a number")
-    return number
-
-
-def _short(digits: str) -> int:
-    if len(digits) > _LONGEST_NUMBER:
-        raise ValueError(f"{digits[:_LONGEST_NUMBER]}... is too large a number")
-    return int(digits)
+def _finite(kind: type[float], digits: str) -> float:
+    if not math.isfinite(float(digits)):
+        raise ValueError(f"{digits[:40]} is too large a number")
+    return kind(digits)
 
 
 def changed_fields(old: Any, new: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
@@ -327,25 +324,19 @@ def bound_cache(folder: Path) -> None:
     Other processes may read or remove files at the same time: an open file stays readable, and a missing one is made
     again. The time of use is the system's access time, which most systems keep to the day.
     """
-    bound, now = cache_bytes(), time.time()
     files = []
-    for parent, _, names in os.walk(folder):
-        for path in (os.path.join(parent, name) for name in names):
-            try:
-                found = os.stat(path, follow_symlinks=False)
-            except OSError:
-                continue
-            files.append((max(found.st_atime, found.st_mtime), found.st_size, path))
-    total = sum(size for _, size, _ in files)
-    for used, size, path in sorted(files):
-        # Partial files of killed processes.
-        unfinished = path.endswith(".partial") and used < now - _DAY
-        if total > bound or unfinished:
-            try:
-                os.unlink(path)
-            except OSError:
-                continue
-            total -= size
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            found = path.lstat()
+            if not stat.S_ISDIR(found.st_mode):
+                files.append((max(found.st_atime, found.st_mtime), found.st_size, path))
+    excess = sum(size for _, size, _ in files) - cache_bytes()
+    for _, size, path in sorted(files):
+        if excess <= 0:
+            break
+        with suppress(OSError):
+            path.unlink()
+            excess -= size
 
 
 def combined_hash(parts: Iterable[str | memoryview]) -> str:
@@ -377,13 +368,6 @@ def kept(key: Iterable[str | memoryview], make: Callable[[], bytes | memoryview]
     if content.nbytes <= cache_bytes():
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, partial = tempfile.mkstemp(suffix=".partial", dir=path.parent)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.writelines((hashlib.sha256(content).digest(), content))
-                os.replace(partial, path)
-            except BaseException:
-                os.unlink(partial)
-                raise
+            write_bytes(path, hashlib.sha256(content).digest(), content)
             bound_cache(cache_folder())
     return content

@@ -11,8 +11,17 @@ from jax_tformer.config.errors import InputError
 from jax_tformer.describe import parameter_table, short_summary
 from jax_tformer.model.dropout import name_sites
 from jax_tformer.model.masks import require_mask
-from jax_tformer.model.parameters import Declared, draw
-from jax_tformer.model.shapes import DropoutKey, Ids, Marks, Numbers, SourceIds, SourceMarks, SourceNumbers
+from jax_tformer.model.parameters import (
+    Declared,
+    DropoutKey,
+    Ids,
+    Marks,
+    Numbers,
+    SourceIds,
+    SourceMarks,
+    SourceNumbers,
+    draw,
+)
 from jax_tformer.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly
 
 Params = dict[str, Any]

@@ -12,8 +12,7 @@ from jaxtyping import Array, Float, Key
 from jax_tformer.config import LoraConfig, LoraTarget, TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.model.dropout import Dropout
-from jax_tformer.model.parameters import ZEROS, Start, accumulator, parameter
-from jax_tformer.model.shapes import DropoutKey
+from jax_tformer.model.parameters import ZEROS, DropoutKey, Start, accumulator, parameter
 from jax_tformer.scan import PROJECTION
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from jax_tformer.data.batches import IGNORED
+from jax_tformer.config import IGNORED
 from jax_tformer.model.attention import attend
 from jax_tformer.model.masks import Mask
 from parity.gates.measure import FLOAT64_BAR, relative_error

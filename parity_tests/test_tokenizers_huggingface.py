@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
-from jax_tformer.data.framing import _FORCED as FORCED
-from jax_tformer.data.tokenizer_sources import load_tokenizer
+from jax_tformer.data.tokenizers import _FORCED as FORCED
+from jax_tformer.data.tokenizers import load_tokenizer
 from parity_tests import small_tokenizers
 
 SPECIAL = ["<s>", "</s>", "<unk>", "<pad>", "[CLS]", "[SEP]", "[UNK]", "[PAD]", "[MASK]"]

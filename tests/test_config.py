@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ from jax_tformer.files import differences, from_dict, to_dict
 
 ROOT = Path(__file__).parents[1]
 
-BAD_STACKS: list[tuple[dict[str, Any], str]] = [
+BAD_STACKS = [
     ({"num_layers": 0}, "num_layers is 0"),
     ({"num_heads": -2}, "num_heads is -2"),
     ({"feedforward_width": 1.5}, "feedforward_width is 1.5"),
@@ -45,7 +44,7 @@ BAD_STACKS: list[tuple[dict[str, Any], str]] = [
     ({"token_types": -1}, "token_types is -1"),
     ({"relative_buckets": 0}, "relative_buckets is 0"),
 ]
-BAD_MODELS: list[tuple[dict[str, Any], str]] = [
+BAD_MODELS = [
     ({}, "neither encoder nor decoder"),
     ({"decoder": StackConfig(), "vocab_size": 0}, "vocab_size is 0"),
     ({"decoder": StackConfig(num_heads=7)}, "divisible by the number of heads"),
@@ -96,7 +95,7 @@ BAD_MODELS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "message"), BAD_STACKS)
-def test_bad_stacks(fields: dict[str, Any], message: str) -> None:
+def test_bad_stacks(fields, message):
     with pytest.raises(InputError) as error:
         StackConfig(**fields)
     assert message in str(error.value)
@@ -114,7 +113,7 @@ def test_bad_stacks(fields: dict[str, Any], message: str) -> None:
         ({"window_base": 0.0}, "window_base is 0.0"),
     ],
 )
-def test_bad_rotary(fields: dict[str, Any], message: str) -> None:
+def test_bad_rotary(fields, message):
     with pytest.raises(InputError) as error:
         RotaryConfig(**fields)
     assert message in str(error.value)
@@ -122,14 +121,14 @@ def test_bad_rotary(fields: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(("fields", "message"), BAD_MODELS)
-def test_bad_models(fields: dict[str, Any], message: str) -> None:
+def test_bad_models(fields, message):
     with pytest.raises(InputError) as error:
         TransformerConfig(**fields)
     assert message in str(error.value)
 
 
 @pytest.mark.parametrize("head", ["none", "classify_tokens"])
-def test_training_needs_a_head_that_predicts_tokens(head: Any) -> None:
+def test_training_needs_a_head_that_predicts_tokens(head):
     config = EXPERIMENTS["masked-docs"].config
     classes = None if head == "none" else 3
     model = dataclasses.replace(config.model, head=head, classes=classes, tied_head=False, head_bias=False)
@@ -138,13 +137,13 @@ def test_training_needs_a_head_that_predicts_tokens(head: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_architectures_go_through_json(name: str) -> None:
+def test_architectures_go_through_json(name):
     config = ARCHITECTURES[name]
     assert from_dict(TransformerConfig, json.loads(json.dumps(to_dict(config))), where="here") == config
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_experiments_go_through_json(name: str) -> None:
+def test_experiments_go_through_json(name):
     config = EXPERIMENTS[name].config
     back = from_dict(ExperimentConfig, json.loads(json.dumps(to_dict(config))), where="here")
     assert back == config
@@ -160,7 +159,7 @@ def test_experiments_go_through_json(name: str) -> None:
         (lambda d: d["training"].update(steps=-1), "steps is -1"),
     ],
 )
-def test_damaged_json_is_refused_in_one_line(change: Any, message: str) -> None:
+def test_damaged_json_is_refused_in_one_line(change, message):
     values = to_dict(EXPERIMENTS["dates"].config)
     change(values)
     with pytest.raises(InputError) as error:
@@ -170,7 +169,7 @@ def test_damaged_json_is_refused_in_one_line(change: Any, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_differences_name_the_fields() -> None:
+def test_differences_name_the_fields():
     old = EXPERIMENTS["dates"].config
     new = dataclasses.replace(old, training=TrainingConfig(steps=7))
     lines = differences(to_dict(old), to_dict(new))
@@ -188,7 +187,7 @@ def test_differences_name_the_fields() -> None:
         "import train, generate",
     ],
 )
-def test_reading_a_config_imports_no_framework(statement: str) -> None:
+def test_reading_a_config_imports_no_framework(statement):
     check = (
         f"{statement}; import sys; print([m for m in ('jax', 'flax', 'torch', 'grain', 'orbax') if m in sys.modules])"
     )
@@ -196,7 +195,7 @@ def test_reading_a_config_imports_no_framework(statement: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_library_never_imports_torch_nor_the_reference_jax() -> None:
+def test_the_library_never_imports_torch_nor_the_reference_jax():
     """Of the reference, torch_ref, only the config of ours may be known; of torch, ours knows nothing."""
     for folder, forbidden in (("jax_tformer", ("torch",)), ("torch_ref", ("jax", "flax", "optax"))):
         for path in (ROOT / folder).rglob("*.py"):

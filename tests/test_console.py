@@ -12,7 +12,7 @@ import pytest
 from jax_tformer import __main__ as console
 from jax_tformer import __version__, load_weights, transformer
 from jax_tformer.config.experiment import TextData
-from jax_tformer.data.tokenizer_sources import load_tokenizer
+from jax_tformer.data.tokenizers import load_tokenizer
 from jax_tformer.files import to_dict
 from jax_tformer.runs.folder import RunFolder
 from tests.speaking import write_run

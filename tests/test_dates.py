@@ -13,18 +13,18 @@ from jax_tformer.data import dates
 ALL_DAYS = [dates.FIRST_DAY + timedelta(index) for index in range(dates.DAYS)]
 
 
-def test_a_hundred_years_so_that_two_digits_decide_the_year() -> None:
+def test_a_hundred_years_so_that_two_digits_decide_the_year():
     assert ALL_DAYS[-1] == dates.LAST_DAY
     assert len({day.year % 100 for day in ALL_DAYS}) == len({day.year for day in ALL_DAYS}) == 100
 
 
-def test_examples_of_the_documentation() -> None:
+def test_examples_of_the_documentation():
     written = {way.write(date(2021, 3, 4)) for way in dates.date_formats()}
     assert {"en_US: 3/4/21", "en_GB: 04/03/2021", "ja: 2021年3月4日木曜日", "de: Donnerstag, 4. März 2021"} <= written
 
 
 @pytest.mark.parametrize("code", dates.LOCALES)
-def test_every_locale_writes_what_babel_writes(code: str) -> None:
+def test_every_locale_writes_what_babel_writes(code):
     ways = [way for way in dates.date_formats() if way.template.startswith(f"{code}: ")]
     assert len(ways) >= 3
     skeletons = [name for name in dates.SKELETONS if name in Locale.parse(code).datetime_skeletons]
@@ -35,8 +35,8 @@ def test_every_locale_writes_what_babel_writes(code: str) -> None:
         assert {way.write(day) for way in ways} == {f"{code}: {text}" for text in expected}
 
 
-def test_every_text_means_one_date() -> None:
-    meanings: dict[str, date] = {}
+def test_every_text_means_one_date():
+    meanings = {}
     for way in dates.date_formats():
         # All days of three years that differ in one digit, and one day in each of the other years.
         for day in ALL_DAYS[: 3 * 366] + ALL_DAYS[::347]:
@@ -44,19 +44,19 @@ def test_every_text_means_one_date() -> None:
     assert len(meanings) > 250_000
 
 
-def test_many_locales_and_scripts() -> None:
+def test_many_locales_and_scripts():
     assert len(dates.LOCALES) >= 36
     scripts = {"a": "Latin", "д": "Cyrillic", "α": "Greek", "ב": "Hebrew", "م": "Arabic", "म": "Devanagari"}
     scripts |= {"ม": "Thai", "月": "Han", "월": "Hangul", "ა": "Georgian", "ա": "Armenian"}
     assert set(scripts) <= set(dates.alphabet())
 
 
-def test_alphabet_and_longest_sources_bound_all_pairs() -> None:
+def test_alphabet_and_longest_sources_bound_all_pairs():
     alphabet = set(dates.alphabet())
     longest = max(map(len, dates.longest_sources()))
     assert longest < 64
     generator = np.random.default_rng(1)
-    seen: Counter[str] = Counter()
+    seen = Counter()
     lengths = []
     for _ in range(20_000):
         source, target = dates.make_pair(generator, False, 0.1)
@@ -68,8 +68,8 @@ def test_alphabet_and_longest_sources_bound_all_pairs() -> None:
     assert len(alphabet - set(seen)) <= 5
 
 
-def test_pairs_come_from_the_seed() -> None:
-    def pairs(seed: int) -> list[tuple[str, str]]:
+def test_pairs_come_from_the_seed():
+    def pairs(seed):
         generator = np.random.default_rng(seed)
         return [dates.make_pair(generator, False, 0.1) for _ in range(50)]
 
@@ -77,7 +77,7 @@ def test_pairs_come_from_the_seed() -> None:
     assert pairs(1) != pairs(2)
 
 
-def test_held_out_days_are_never_trained_on() -> None:
+def test_held_out_days_are_never_trained_on():
     generator = np.random.default_rng(0)
     held_out = {dates.make_pair(generator, True, 0.1)[1] for _ in range(20_000)}
     trained = {dates.make_pair(generator, False, 0.1)[1] for _ in range(20_000)}
@@ -88,9 +88,9 @@ def test_held_out_days_are_never_trained_on() -> None:
     assert {day[:4] for day in held_out} == {str(year) for year in range(1969, 2069)}
 
 
-def test_a_pair_is_a_way_of_writing_its_date() -> None:
+def test_a_pair_is_a_way_of_writing_its_date():
     generator = np.random.default_rng(3)
-    ways: Counter[str] = Counter()
+    ways = Counter()
     for _ in range(2_000):
         source, target = dates.make_pair(generator, False, 0.1)
         assert source in {way.write(date.fromisoformat(target)) for way in dates.date_formats()}

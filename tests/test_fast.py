@@ -15,7 +15,7 @@ from jax_tformer.model.fast.few_rows import FEW_ROWS, multiply_by_rows
 from tests.test_decoding import GPT, PROMPTS
 
 
-def test_layers_apart_or_together() -> None:
+def test_layers_apart_or_together():
     net = transformer(GPT)
     params = net.init(jax.random.key(0))
     tokens = jnp.array([[3, 4, 5]])
@@ -38,7 +38,7 @@ def test_layers_apart_or_together() -> None:
 
 
 @pytest.mark.parametrize("outputs", [6, 35, 127])
-def test_products_of_few_and_many_rows(outputs: int) -> None:
+def test_products_of_few_and_many_rows(outputs):
     """Outputs in 2 parts, in 5, and of a number without divisors."""
     drawn = np.random.default_rng(0)
     matrix = drawn.standard_normal((outputs, 16)).astype(np.float32)

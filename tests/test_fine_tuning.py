@@ -18,7 +18,7 @@ from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import TokenizerConfig
 from jax_tformer.config.presets import EXPERIMENTS
-from jax_tformer.data.tokenizer_sources import build_tokenizer, load_tokenizer
+from jax_tformer.data.tokenizers import build_tokenizer, load_tokenizer
 from jax_tformer.functional import Params, transformer
 from jax_tformer.hub.families import t5
 from jax_tformer.runs.folder import RunFolder

@@ -13,7 +13,7 @@ import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 from jax.experimental import pallas
 
-from jax_tformer.config import AttentionImplementation, ComputeConfig, Remat, StackConfig, TransformerConfig
+from jax_tformer.config import ComputeConfig, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.functional import transformer
 from jax_tformer.model.attention import attend_by
@@ -27,12 +27,12 @@ them by turns, and not in groups."""
 WHOLE = (BATCH, LENGTH, HEADS, WIDTH)
 
 
-def draw(*shapes: tuple[int, ...], dtype: str = "float32") -> list[jax.Array]:
+def draw(*shapes, dtype="float32"):
     rng = np.random.default_rng(0)
     return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
 
 
-def padding(length: int) -> jax.Array:
+def padding(length):
     """Rows without padding, with it on the right, on the left (a whole block and more), and with nothing else."""
     tokens = np.ones((BATCH, length), bool)
     tokens[1, length - 37 :] = False
@@ -41,15 +41,13 @@ def padding(length: int) -> jax.Array:
     return jnp.asarray(tokens)
 
 
-def output_and_gradients(
-    implementation: AttentionImplementation, inputs: list[jax.Array], mask: Mask
-) -> tuple[jax.Array, ...]:
+def output_and_gradients(implementation, inputs, mask):
     """The output, and what a random gradient of it makes of query, key and value."""
     *arrays, gradient = inputs
 
     @jax.jit
-    def compute(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        def attended(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    def compute(*arrays):
+        def attended(query, key, value):
             return attend_by(implementation, query, key, value, mask, WIDTH**-0.5)[0]
 
         output, pull = jax.vjp(attended, *arrays)
@@ -58,9 +56,7 @@ def output_and_gradients(
     return compute(*arrays)
 
 
-def largest_difference(
-    implementation: AttentionImplementation, key_heads: int, keys: int, *, masked: bool, causal: bool
-) -> float:
+def largest_difference(implementation, key_heads, keys, *, masked, causal):
     """Of outputs and gradients from those of "einsum", which for normal inputs are of order 1."""
     shared = (BATCH, keys, key_heads, WIDTH)
     inputs, mask = draw(WHOLE, shared, shared, WHOLE), Mask(causal=causal, is_token=padding(keys) if masked else None)
@@ -77,12 +73,12 @@ def largest_difference(
     [(True, False, 3, LENGTH), (True, True, 1, LENGTH), (False, True, 3, 256), (False, False, 6, 256)],
 )
 def test_fused_attention_is_attention(
-    causal: bool,
-    masked: bool,
-    key_heads: int,
-    keys: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    causal,
+    masked,
+    key_heads,
+    keys,
+    monkeypatch,
+):
     """The TPU kernel is interpreted here, block by block."""
     monkeypatch.setattr(pallas, "pallas_call", partial(pallas.pallas_call, interpret=True))
     assert largest_difference("pallas", key_heads, keys, masked=masked, causal=causal) < 2e-5
@@ -91,7 +87,7 @@ def test_fused_attention_is_attention(
 @pytest.mark.parametrize(
     ("causal", "masked", "keys"), [(False, False, 256), pytest.param(True, True, LENGTH, marks=pytest.mark.deep)]
 )
-def test_segments_in_the_tpu_kernel(causal: bool, masked: bool, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_in_the_tpu_kernel(causal, masked, keys, monkeypatch):
     """Several texts in a row; across two sequences, some find no text of their number, and get zeros."""
     monkeypatch.setattr(pallas, "pallas_call", partial(pallas.pallas_call, interpret=True))
     asking = jnp.broadcast_to(jnp.arange(LENGTH) // 100, (BATCH, LENGTH))
@@ -116,9 +112,7 @@ def test_segments_in_the_tpu_kernel(causal: bool, masked: bool, keys: int, monke
         ("pallas", 100, "float32", "attention is 'pallas', for lengths that 128 divides, and these are 100 and 100"),
     ],
 )
-def test_what_a_kernel_cannot_compute_is_said_in_one_line(
-    implementation: AttentionImplementation, length: int, dtype: str, message: str
-) -> None:
+def test_what_a_kernel_cannot_compute_is_said_in_one_line(implementation, length, dtype, message):
     if implementation == "cudnn" and jax.default_backend() == "gpu":
         pytest.skip("cuDNN can compute this")
     with jax.enable_x64(dtype == "float64"):
@@ -129,7 +123,7 @@ def test_what_a_kernel_cannot_compute_is_said_in_one_line(
 
 
 @pytest.mark.parametrize("implementation", ["cudnn", "pallas"])
-def test_no_kernel_drops_attention_weights(implementation: AttentionImplementation) -> None:
+def test_no_kernel_drops_attention_weights(implementation):
     query, key, value = draw(*[(1, 128, 2, 64)] * 3)
     keep = jnp.ones((1, 2, 128, 128), bool)
     with pytest.raises(InputError, match=f"attention is '{implementation}', which cannot drop") as raised:
@@ -199,7 +193,7 @@ sys.exit(train.main(sys.argv[1:]))
 """
 
 
-def on_eight_devices(code: str, *arguments: str) -> str:
+def on_eight_devices(code, *arguments):
     """What a fresh process prints."""
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
@@ -210,14 +204,14 @@ def on_eight_devices(code: str, *arguments: str) -> str:
 
 
 @pytest.mark.deep
-def test_devices_share_the_tpu_kernel() -> None:
+def test_devices_share_the_tpu_kernel():
     differences = [float(word) for word in on_eight_devices(ON_EIGHT_DEVICES).split()]
     assert len(differences) == 4
     assert max(differences) < 2e-5
 
 
 @pytest.mark.deep
-def test_training_shares_the_tpu_kernel(tmp_path: Path) -> None:
+def test_training_shares_the_tpu_kernel(tmp_path):
     """Training and evaluation split it over a mesh; the samples, whose rows do not divide, do without it."""
     text = tmp_path / "text.txt"
     text.write_text("Colourless green ideas sleep furiously. " * 400)
@@ -233,7 +227,7 @@ def test_training_shares_the_tpu_kernel(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("remat", "runs"), [("none", 1), ("dots", 1), ("full", 2)])
-def test_what_is_kept_of_cudnns_kernel(remat: Remat, runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_of_cudnns_kernel(remat, runs, monkeypatch):
     """How often it computes a layer's attention, in a program that is lowered for a GPU and not compiled."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91100)
     monkeypatch.setattr(fused_attention_stablehlo, "check_compute_capability", lambda _: True)

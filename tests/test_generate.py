@@ -16,7 +16,7 @@ from jax_tformer.cli.texts import Reader, Room, Text, batched, read_references, 
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import TextData
 from jax_tformer.data.pipeline import build_tokenizer_for
-from jax_tformer.data.tokenizer_sources import load_tokenizer
+from jax_tformer.data.tokenizers import load_tokenizer
 from tests.speaking import CONTEXT, TARGET_LENGTH, Program, write_runs
 
 ROOT = Path(__file__).parents[1]

@@ -1,16 +1,13 @@
 """The loss that training uses, which never has all logits at once, against the one that has."""
 
-from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxtyping import Array
 
-from jax_tformer.data.batches import IGNORED
+from jax_tformer.config import IGNORED
 from jax_tformer.training import linear_loss
 from jax_tformer.training.linear_loss import linear_cross_entropy
 from twin.reference_loss import cross_entropy
@@ -21,12 +18,12 @@ SETTINGS = [(*each, cap) for each in ((0.0, False), (0.0, True), (0.1, False), (
 
 
 @pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
+def double():
     with jax.enable_x64(True):
         yield
 
 
-def inputs(dtype: str, biased: bool) -> tuple[Array, Array, Array | None, Array]:
+def inputs(dtype, biased):
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.standard_normal((BATCH, LENGTH, WIDTH)), dtype)
     table = jnp.asarray(rng.standard_normal((VOCABULARY, WIDTH)), dtype)
@@ -36,9 +33,7 @@ def inputs(dtype: str, biased: bool) -> tuple[Array, Array, Array | None, Array]
     return x, table, bias, jnp.asarray(labels)
 
 
-def plain(
-    x: Array, table: Array, bias: Array | None, labels: Array, smoothing: float, cap: float | None
-) -> tuple[Array, Array]:
+def plain(x, table, bias, labels, smoothing, cap):
     """All logits at once, and JAX's own gradient."""
     high = jnp.promote_types(x.dtype, jnp.float32)
     logits = jnp.einsum("btd,vd->btv", x, table, preferred_element_type=high)
@@ -46,11 +41,11 @@ def plain(
     return cross_entropy(logits if cap is None else cap * jnp.tanh(logits / cap), labels, smoothing)
 
 
-def loss_and_gradients(loss: object, arguments: tuple, *settings: float | None) -> tuple[Array, Array, list[Array]]:
+def loss_and_gradients(loss, arguments, *settings):
     x, table, bias, labels = arguments
     # The factor stands for what a caller does with the loss: the gradient of `_summed` is made before it is known.
     function = lambda x, table, bias: (lambda total, count: (3 * total, count))(  # noqa: E731
-        *loss(x, table, bias, labels, *settings)  # type: ignore[operator]
+        *loss(x, table, bias, labels, *settings)
     )
     (total, count), gradients = jax.jit(jax.value_and_grad(function, argnums=(0, 1, 2), has_aux=True))(x, table, bias)
     return total, count, jax.tree.leaves(gradients)
@@ -58,9 +53,7 @@ def loss_and_gradients(loss: object, arguments: tuple, *settings: float | None) 
 
 @pytest.mark.parametrize("at_once", [10**9, 4 * VOCABULARY, 1], ids=["at once", "4 rows", "1 row"])
 @pytest.mark.parametrize(("smoothing", "biased", "cap"), SETTINGS)
-def test_equal_in_float64(
-    at_once: int, smoothing: float, biased: bool, cap: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_in_float64(at_once, smoothing, biased, cap, monkeypatch):
     monkeypatch.setattr(linear_loss, "LOGITS_AT_ONCE", at_once)
     arguments = inputs("float64", biased)
     ours, theirs = (loss_and_gradients(loss, arguments, smoothing, cap) for loss in (linear_cross_entropy, plain))
@@ -74,7 +67,7 @@ def test_equal_in_float64(
 
 
 @pytest.mark.parametrize(("smoothing", "biased", "cap"), SETTINGS)
-def test_as_good_in_bfloat16(smoothing: float, biased: bool, cap: float | None) -> None:
+def test_as_good_in_bfloat16(smoothing, biased, cap):
     """The vocabulary is padded to 128 there; of the padding nothing may be seen."""
     arguments = inputs("bfloat16", biased)
     x, table, bias, labels = arguments
@@ -87,7 +80,7 @@ def test_as_good_in_bfloat16(smoothing: float, biased: bool, cap: float | None) 
         assert np.linalg.norm(one.astype(np.float64) - other) <= 2**-7 * np.linalg.norm(other)
 
 
-def test_parts_of_bfloat16_are_added_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_bfloat16_are_added_in_float32(monkeypatch):
     """Loss and gradients of table and bias are rounded once, so that it hardly matters how many parts there are."""
     arguments, found = inputs("bfloat16", True), []
     for at_once in (10**9, 1):
@@ -99,15 +92,15 @@ def test_parts_of_bfloat16_are_added_in_float32(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("at_once", "cap"), [(10**9, None), (4 * VOCABULARY, 2.0)], ids=["at once", "4 rows, capped"])
-def test_forward_mode_and_second_derivatives(at_once: int, cap: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forward_mode_and_second_derivatives(at_once, cap, monkeypatch):
     """In float64, along a random direction of x, table and bias: first order, and the gradient's own derivative."""
     monkeypatch.setattr(linear_loss, "LOGITS_AT_ONCE", at_once)
     x, table, bias, labels = inputs("float64", True)
     assert bias is not None
     along = tuple(jnp.cos(jnp.arange(a.size)).reshape(a.shape) for a in (x, table, bias))
 
-    def derivatives(loss: Callable[..., tuple[Array, Array]]) -> list[Array]:
-        def function(x: Array, table: Array, bias: Array) -> Array:
+    def derivatives(loss):
+        def function(x, table, bias):
             return 3 * loss(x, table, bias, labels, 0.1, cap)[0]
 
         gradients = jax.grad(function, argnums=(0, 1, 2))
@@ -118,14 +111,14 @@ def test_forward_mode_and_second_derivatives(at_once: int, cap: float | None, mo
         assert np.linalg.norm(one - other) <= 1e-13 * np.linalg.norm(other)
 
 
-def test_a_table_that_does_not_move_takes_no_part() -> None:
+def test_a_table_that_does_not_move_takes_no_part():
     x, table, _, labels = inputs("float64", False)
     moved = jax.jvp(lambda x: linear_cross_entropy(x, table, None, labels)[0], (x,), (jnp.ones_like(x),))[1]
     gradient = jax.grad(lambda x: linear_cross_entropy(x, table, None, labels)[0])(x)
     np.testing.assert_allclose(moved, gradient.sum(), rtol=1e-12)
 
 
-def equations(program: Any) -> Iterator[Any]:
+def equations(program):
     """Those of a jaxpr, and of the jaxprs inside it."""
     for equation in program.eqns:
         yield equation
@@ -134,7 +127,7 @@ def equations(program: Any) -> Iterator[Any]:
                 yield from equations(inner)
 
 
-def test_nothing_is_computed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_computed_twice(monkeypatch):
     """Loss and gradients are three products of matrices, in one loop that carries nothing of the size of the logits."""
     monkeypatch.setattr(linear_loss, "LOGITS_AT_ONCE", 4 * VOCABULARY)
     x, table, bias, labels = inputs("float32", True)
@@ -147,7 +140,7 @@ def test_nothing_is_computed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(variable.aval.shape[-2:] == (rows, VOCABULARY) for variable in loop.invars)
 
 
-def test_no_label_counts() -> None:
+def test_no_label_counts():
     x, table, bias, labels = inputs("float64", True)
     nothing = (x, table, bias, jnp.full_like(labels, IGNORED))
     total, count, gradients = loss_and_gradients(linear_cross_entropy, nothing, 0.1)
@@ -155,7 +148,7 @@ def test_no_label_counts() -> None:
     assert not any(gradient.any() for gradient in gradients)
 
 
-def test_no_array_holds_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_array_holds_all_logits(monkeypatch):
     """One row at a time needs less memory, by about the logits of the others."""
     x = jax.ShapeDtypeStruct((4, 64, 16), jnp.float32)
     table, labels = jax.ShapeDtypeStruct((4096, 16), jnp.float32), jax.ShapeDtypeStruct((4, 64), jnp.int32)

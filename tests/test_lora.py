@@ -1,7 +1,6 @@
 """Low-rank adapters: what trains, what is merged, what a run keeps, and what is refused."""
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +15,11 @@ from jax_tformer.cli import export, generate, train
 from jax_tformer.config import LoraConfig, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import OptimizerConfig
-from jax_tformer.functional import Params, transformer
+from jax_tformer.functional import transformer
 from jax_tformer.lora import add_lora, is_adapter, join_adapters, merge_lora, split_adapters, trained
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import init_state, train_step
-from tests.small_runs import TEXT, TINY, Refuse
+from tests.small_runs import TEXT, TINY
 from tests.test_fine_tuning import SHORT, save_gpt2
 
 STACK = StackConfig(
@@ -31,16 +30,16 @@ LORA = LoraConfig(rank=3, alpha=6.0, targets=("all",), dropout=0.1)
 TX = optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=0, schedule="constant"), 100)
 
 
-def batch() -> dict[str, jax.Array]:
+def batch():
     tokens = np.random.default_rng(0).integers(0, 23, (4, 9))
     return {"tokens": jnp.asarray(tokens, jnp.int32), "labels": jnp.asarray(np.roll(tokens, -1, 1), jnp.int32)}
 
 
-def flat(params: Params) -> dict[tuple[str, ...], np.ndarray]:
+def flat(params):
     return {path: np.asarray(leaf) for path, leaf in traverse_util.flatten_dict(params).items()}
 
 
-def test_a_hundred_steps_change_the_adapters_alone() -> None:
+def test_a_hundred_steps_change_the_adapters_alone():
     net = transformer(replace(CONFIG, lora=LORA))
     state = init_state(net, TX, jax.random.key(0))
     before = flat(state.params)
@@ -58,13 +57,13 @@ def test_a_hundred_steps_change_the_adapters_alone() -> None:
     assert losses[-1] < losses[0] - 0.5
 
 
-def products(config: TransformerConfig) -> set[tuple[int, ...]]:
+def products(config):
     """The shapes of all matrix products of a training step."""
     net = transformer(config)
     state = jax.eval_shape(lambda: init_state(net, TX, jax.random.key(0)))
     found = set()
 
-    def look(jaxpr: jax.extend.core.Jaxpr) -> None:
+    def look(jaxpr):
         for equation in jaxpr.eqns:
             if equation.primitive.name == "dot_general":
                 found.add(tuple(sorted(equation.outvars[0].aval.shape)))
@@ -77,13 +76,13 @@ def products(config: TransformerConfig) -> set[tuple[int, ...]]:
     return found
 
 
-def test_the_backward_pass_computes_no_gradient_of_the_frozen_weights() -> None:
+def test_the_backward_pass_computes_no_gradient_of_the_frozen_weights():
     matrix = (16, 40)
     assert matrix in products(CONFIG)
     assert matrix not in products(replace(CONFIG, lora=LORA))
 
 
-def test_merged_weights_compute_the_same() -> None:
+def test_merged_weights_compute_the_same():
     net = transformer(replace(CONFIG, lora=replace(LORA, rank_stabilized=True)))
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 0.2, leaf.shape), jnp.float32), net.shapes)
@@ -99,7 +98,7 @@ def test_merged_weights_compute_the_same() -> None:
     assert merge_lora(plain, merged) == (plain, merged)
 
 
-def test_fresh_adapters_change_nothing_yet() -> None:
+def test_fresh_adapters_change_nothing_yet():
     net = transformer(CONFIG)
     params = net.init(jax.random.key(0))
     adapted, more = add_lora(net, params, LORA, jax.random.key(1))
@@ -129,12 +128,12 @@ def test_fresh_adapters_change_nothing_yet() -> None:
         ({"targets": ("all", "up")}, "expected all, or some"),
     ],
 )
-def test_adapters_that_cannot_be(fields: dict[str, object], message: str) -> None:
+def test_adapters_that_cannot_be(fields, message):
     with pytest.raises(InputError, match=message):
         replace(CONFIG, lora=replace(LORA, **fields))
 
 
-def test_a_target_that_the_model_does_not_have() -> None:
+def test_a_target_that_the_model_does_not_have():
     with pytest.raises(InputError, match="no stack is gated; expected other targets, or all"):
         replace(CONFIG, decoder=replace(STACK, gated=False), lora=LoraConfig(targets=("gate",)))
 
@@ -152,7 +151,7 @@ COMMAND = [
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory):
     """`whole`, four steps in one go, and `parts`, the same in two sessions."""
     folder = tmp_path_factory.mktemp("adapters")
     (folder / "text.txt").write_text(TEXT)
@@ -163,7 +162,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def arrays(run: Path, step: int) -> dict[str, bytes]:
+def arrays(run, step):
     """The files of the arrays of a checkpoint."""
     from jax_tformer.runs.folder import RunFolder
     from jax_tformer.runs.restoring import restore
@@ -180,33 +179,33 @@ def arrays(run: Path, step: int) -> dict[str, bytes]:
     return {jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
 
 
-def test_a_continued_run_is_the_same_to_the_bit(runs: Path) -> None:
+def test_a_continued_run_is_the_same_to_the_bit(runs):
     assert arrays(runs / "parts", 4) == arrays(runs / "whole", 4)
 
 
-def test_a_run_speaks_with_its_adapters(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_speaks_with_its_adapters(runs, capsys):
     assert generate.main([str(runs / "whole"), "--prompt", "It was", "--max-new-tokens", "2"]) == 0
     assert capsys.readouterr().out.startswith("It was")
 
 
 @pytest.fixture
-def adapted(runs: Path, folder: Path) -> Path:
+def adapted(runs, folder):
     shutil.copy(runs / "text.txt", folder)
     return Path(shutil.copytree(runs / "whole", folder / "run"))
 
 
-def lose(run: Path) -> None:
+def lose(run):
     shutil.rmtree(run / "frozen")
 
 
-def flip(run: Path) -> None:
+def flip(run):
     largest = max((run / "frozen" / "0" / "params").rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1
     largest.write_bytes(content)
 
 
-def exchange(run: Path) -> None:
+def exchange(run):
     (run / "frozen" / "0" / "checksums.json").write_text('{"files": {}}')
 
 
@@ -218,24 +217,22 @@ def exchange(run: Path) -> None:
         (exchange, "frozen is not the one that the checkpoint was made with; put back a copy of that"),
     ],
 )
-def test_what_the_adapters_change_is_lost(
-    damage: Callable[[Path], None], said: str, adapted: Path, refuse: Refuse
-) -> None:
+def test_what_the_adapters_change_is_lost(damage, said, adapted, refuse):
     damage(adapted)
     assert said in refuse("run", "--prompt", "It", program="generate.py")
     assert said in refuse("--run", "run", "--training.steps", "5")
 
 
-def test_other_adapters_need_another_run(adapted: Path, refuse: Refuse) -> None:
+def test_other_adapters_need_another_run(adapted, refuse):
     assert "model.lora.rank: 2 -> 3; leave that out" in refuse("--run", "run", "--lora.rank", "3")
 
 
-def test_a_run_without_adapters_gets_none(run: Path, refuse: Refuse) -> None:
+def test_a_run_without_adapters_gets_none(run, refuse):
     message = refuse("--run", "run", "--lora.rank", "2", "--training.steps", "3")
     assert "the results of this run so far would be different with model.lora: null -> " in message
 
 
-def test_a_checkpoint_is_adapted_and_its_adapters_are_exported(folder: Path) -> None:
+def test_a_checkpoint_is_adapted_and_its_adapters_are_exported(folder):
     """With --init: the folder's weights stay as they are, and come back merged, or with the adapters beside them."""
     save_gpt2(folder / "gpt2")
     (folder / "text.txt").write_text(TEXT)

@@ -1,15 +1,11 @@
 """The softmax that heeds a mask, and its derivative."""
 
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import Array
 from jax.test_util import check_grads
 
-from jax_tformer.config import AttentionImplementation
 from jax_tformer.config.errors import InputError
 from jax_tformer.model.attention import attend_by
 from jax_tformer.model.masks import Mask, masked_softmax
@@ -18,12 +14,12 @@ SHAPE = (2, 3, 4, 5)
 
 
 @pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
+def double():
     with jax.enable_x64(True):
         yield
 
 
-def drawn() -> tuple[Array, Array]:
+def drawn():
     """Scores, and a mask under which one row may attend to nothing."""
     rng = np.random.default_rng(0)
     mask = rng.random((2, 1, 4, 5)) < 0.6
@@ -32,16 +28,16 @@ def drawn() -> tuple[Array, Array]:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_derivatives_of_every_order_forward_and_backward(masked: bool) -> None:
+def test_derivatives_of_every_order_forward_and_backward(masked):
     scores, mask = drawn()
 
-    def weights(x: Array) -> Array:
+    def weights(x):
         return masked_softmax(jnp.asarray(x), mask if masked else None)
 
     check_grads(weights, (scores,), order=2)
 
 
-def test_a_row_that_sees_nothing_has_neither_weights_nor_gradients() -> None:
+def test_a_row_that_sees_nothing_has_neither_weights_nor_gradients():
     scores, mask = drawn()
     weights, pull = jax.vjp(lambda x: masked_softmax(x, mask), scores)
     (gradient,) = pull(jnp.ones_like(scores).at[0, 0, 0].set(jnp.arange(5.0)))
@@ -51,7 +47,7 @@ def test_a_row_that_sees_nothing_has_neither_weights_nor_gradients() -> None:
     assert not np.where(mask, 0, np.broadcast_to(gradient, SHAPE)).any()
 
 
-def test_what_rounding_loses_is_the_same_for_every_key() -> None:
+def test_what_rounding_loses_is_the_same_for_every_key():
     """w * (g - sum(w * g)) subtracts g as it is; the error of the sum is that of every key, and cancels later.
 
     Differentiated by JAX itself, `jax.nn.softmax` subtracts a g that was divided, and so rounded, at every key: then
@@ -68,7 +64,7 @@ def test_what_rounding_loses_is_the_same_for_every_key() -> None:
 
 @pytest.mark.parametrize("implementation", ["einsum", "blocks"])
 @pytest.mark.parametrize("shape", [(2, 3, 70, 70), (1, 3, 70, 70), (1, 1, 1, 70)])
-def test_a_bias_is_added_to_the_scores(implementation: AttentionImplementation, shape: tuple[int, ...]) -> None:
+def test_a_bias_is_added_to_the_scores(implementation, shape):
     """70 queries are two blocks; the bias may be one for all rows, heads or queries."""
     rng = np.random.default_rng(2)
     query, key, value = (jnp.asarray(rng.standard_normal((2, 70, 3, 4))) for _ in range(3))

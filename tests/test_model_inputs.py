@@ -2,8 +2,6 @@
 
 import inspect
 import re
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +12,7 @@ from jax_tformer.config.errors import InputError
 from jax_tformer.decoding.generation import generate, stream
 from jax_tformer.decoding.scoring import score
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.functional import AnyTransformer, transformer
+from jax_tformer.functional import transformer
 
 STACK = StackConfig(num_layers=1, num_heads=2, feedforward_width=8)
 GPT = transformer(TransformerConfig(vocab_size=11, d_model=8, decoder=STACK))
@@ -46,9 +44,7 @@ FIVE, SEVEN = jnp.ones((2, 5), bool), jnp.ones((2, 7), bool)
         ),
     ],
 )
-def test_a_mask_of_another_shape_is_told_the_right_one(
-    net: AnyTransformer, call: Callable[[Any, Any], Any], name: str, expected: list[int]
-) -> None:
+def test_a_mask_of_another_shape_is_told_the_right_one(net, call, name, expected):
     # One too long; a whole attention mask; a row for all.
     for wrong in ([2, expected[1] + 1], [2, 1, 1, expected[1]], [1, expected[1]]):
         message = re.escape(f"{name} has the shape {wrong}; expected {expected}, that of its tokens")
@@ -58,13 +54,13 @@ def test_a_mask_of_another_shape_is_told_the_right_one(
 
 
 @pytest.mark.parametrize("side", ["source_segments", "target_segments"])
-def test_segments_of_one_side_alone_are_refused(side: str) -> None:
-    segments: dict[str, Any] = {side: SOURCE if side == "source_segments" else TOKENS}
+def test_segments_of_one_side_alone_are_refused(side):
+    segments = {side: SOURCE if side == "source_segments" else TOKENS}
     with pytest.raises(InputError, match="there are segments of one side alone; expected source_segments and"):
         jax.eval_shape(lambda params: BOTH.apply(params, SOURCE, TOKENS, **segments), BOTH.shapes)
 
 
-def test_ids_outside_of_the_vocabulary_are_refused_where_they_can_be() -> None:
+def test_ids_outside_of_the_vocabulary_are_refused_where_they_can_be():
     params, message = GPT.init(jax.random.key(0)), "a token has the id 11; expected ids from 0 to 10"
     asked = DecodingConfig(2)
     for refused in (
@@ -85,7 +81,7 @@ def test_ids_outside_of_the_vocabulary_are_refused_where_they_can_be() -> None:
     assert not nan[0].any()
 
 
-def test_every_kind_of_model_shows_what_it_takes() -> None:
+def test_every_kind_of_model_shows_what_it_takes():
     names = {net: [*inspect.signature(net.apply).parameters] for net in (GPT, BERT, BOTH)}
     assert names[GPT] == ["params", "tokens", "mask", "token_types", "segments", "prefix", "dropout_key"]
     assert names[BERT] == ["params", "tokens", "mask", "token_types", "segments", "dropout_key"]
@@ -94,7 +90,7 @@ def test_every_kind_of_model_shows_what_it_takes() -> None:
     assert "logits of the token after each" in (GPT.apply.__doc__ or "")
 
 
-def test_apply_gives_logits_alone() -> None:
+def test_apply_gives_logits_alone():
     cache = GPT.bind(GPT.shapes)
     for more in ({"capture": True}, {"cache": jax.eval_shape(lambda: cache.new_cache(2, 9))}):
         with pytest.raises(TypeError, match="unexpected keyword argument"):

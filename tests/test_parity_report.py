@@ -193,9 +193,7 @@ def test_documents_get_the_tables_between_their_markers(tmp_path):
         in once
     )
     assert "| worst of 1 row | 5.0e-16 | 0 |\n" in once
-    assert (
-        "| GELU: tanh <-> erf \\| one side | reference | 1 activations | 1.0e-04 | 1e-12 | 1.0e+08 | seen |" in once
-    )
+    assert "| GELU: tanh <-> erf \\| one side | reference | 1 activations | 1.0e-04 | 1e-12 | 1.0e+08 | seen |" in once
     assert once.count(f"Measured on {document['measured_on']}, {document['date'][:10]}, jax ") == 3
     for name, table in (("README.md", "summary"), ("docs/parity.md", "gates"), ("docs/parity.md", "faults")):
         [part] = between(table).finditer((ROOT / name).read_text("utf-8"))

@@ -15,7 +15,7 @@ from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import MeshConfig
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.functional import transformer
-from jax_tformer.model.axes import AXES, axes_of
+from jax_tformer.model.parameters import AXES, axes_of
 from jax_tformer.training.sharding import make_mesh, parameter_shardings
 
 PROGRAM = """

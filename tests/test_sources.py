@@ -1,7 +1,6 @@
 """Where text and pairs come from, and what is said about files that hold neither."""
 
 import json
-from collections.abc import Iterable
 from itertools import compress
 from pathlib import Path
 
@@ -14,16 +13,16 @@ from jax_tformer.data.pairs import load_pairs
 from jax_tformer.data.text import load_text
 
 
-def text_of(path: Path | str) -> str:
+def text_of(path):
     return bytes(load_text(TextData(path=str(path)))).decode()
 
 
-def pairs_of(path: Path, target_path: Path | None = None) -> list[tuple[str, str]]:
+def pairs_of(path, target_path=None):
     texts = iter(load_pairs(PairData(path=str(path), target_path=None if target_path is None else str(target_path))))
     return list(zip(texts, texts, strict=True))
 
 
-def complaint(path: Path | str, content: bytes | None = None) -> str:
+def complaint(path, content=None):
     """The error that loading `path` as text raises, after writing `content` there."""
     if content is not None:
         Path(path).write_bytes(content)
@@ -33,7 +32,7 @@ def complaint(path: Path | str, content: bytes | None = None) -> str:
     return str(caught.value)
 
 
-def pair_complaint(path: Path, content: str | None = None, target_path: Path | None = None) -> str:
+def pair_complaint(path, content=None, target_path=None):
     if content is not None:
         path.write_text(content, encoding="utf-8")
     with pytest.raises(InputError) as caught:
@@ -42,7 +41,7 @@ def pair_complaint(path: Path, content: str | None = None, target_path: Path | N
     return str(caught.value)
 
 
-def test_python_docs_are_english_text_in_a_fixed_order() -> None:
+def test_python_docs_are_english_text_in_a_fixed_order():
     text = bytes(load_text(TextData("python-docs"))).decode()
     assert len(text) > 300_000
     assert 'The "assert" statement\n' in text
@@ -51,12 +50,12 @@ def test_python_docs_are_english_text_in_a_fixed_order() -> None:
     assert "\0" not in text
 
 
-def test_one_file_is_its_text(tmp_path: Path) -> None:
+def test_one_file_is_its_text(tmp_path):
     (tmp_path / "a.txt").write_bytes("\ufeff\nÇa  va\r\n\r\n\tbien".encode())
     assert text_of(tmp_path / "a.txt") == "\nÇa  va\n\n\tbien"
 
 
-def test_folder_glob_and_json_lines_join_documents_by_a_blank_line(tmp_path: Path) -> None:
+def test_folder_glob_and_json_lines_join_documents_by_a_blank_line(tmp_path):
     (tmp_path / "b.md").write_text("second\n")
     (tmp_path / "a.txt").write_text("first")
     (tmp_path / "empty.jsonl").write_text('{"text": " "}\n')
@@ -68,12 +67,12 @@ def test_folder_glob_and_json_lines_join_documents_by_a_blank_line(tmp_path: Pat
     assert text_of(tmp_path / "**" / "c.*") == "third\n\nfourth\n"
 
 
-def test_a_file_whose_name_looks_like_a_pattern(tmp_path: Path) -> None:
+def test_a_file_whose_name_looks_like_a_pattern(tmp_path):
     (tmp_path / "a[1].txt").write_text("text\n")
     assert text_of(tmp_path / "a[1].txt") == "text\n"
 
 
-def test_text_errors(tmp_path: Path) -> None:
+def test_text_errors(tmp_path):
     with pytest.raises(InputError, match=r"give --data\.path"):
         load_text(TextData("files"))
     file = tmp_path / "a.txt"
@@ -88,7 +87,7 @@ def test_text_errors(tmp_path: Path) -> None:
     assert "holds no text" in complaint(tmp_path / "a.jsonl", b'{"text": "\\n"}\n')
 
 
-def _folder(path: Path) -> Path:
+def _folder(path):
     path.mkdir()
     return path
 
@@ -104,13 +103,13 @@ def _folder(path: Path) -> Path:
         (r'{"text": "half \ud83d"}', 'a lone surrogate under "text"'),
     ],
 )
-def test_json_lines_errors_name_the_line(tmp_path: Path, line: str, says: str) -> None:
+def test_json_lines_errors_name_the_line(tmp_path, line, says):
     lines = ['{"text": "fine"}'] * 1233 + [line, '{"text": "fine"}']
     message = complaint(tmp_path / "a.jsonl", ("\n".join(lines) + "\n").encode())
     assert f"a.jsonl, line 1,234: {says}" in message
 
 
-def test_pairs_in_three_forms(tmp_path: Path) -> None:
+def test_pairs_in_three_forms(tmp_path):
     expected = [("ein Haus", "a house"), ("zwei\u2028Wörter", "two words")]
     (tmp_path / "a.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in expected), encoding="utf-8")
     records = [json.dumps({"source": s, "target": t}) for s, t in expected]
@@ -123,7 +122,7 @@ def test_pairs_in_three_forms(tmp_path: Path) -> None:
     assert pairs_of(tmp_path / "a.de", tmp_path / "a.en") == expected
 
 
-def test_pair_errors(tmp_path: Path) -> None:
+def test_pair_errors(tmp_path):
     with pytest.raises(InputError, match=r"give --data\.path"):
         load_pairs(PairData("files"))
     fine = "a\tb\n" * 1233
@@ -149,8 +148,8 @@ def test_pair_errors(tmp_path: Path) -> None:
     assert "c.txt does not exist" in pair_complaint(text, "a\n", tmp_path / "c.txt")
 
 
-def test_held_out_items_are_a_function_of_the_items() -> None:
-    def chosen(items: Iterable[str], fraction: float) -> set[str]:
+def test_held_out_items_are_a_function_of_the_items():
+    def chosen(items, fraction):
         items = list(items)
         return set(compress(items, held_out_items(items, fraction)))
 

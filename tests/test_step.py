@@ -8,12 +8,11 @@ import numpy as np
 import optax
 import pytest
 
-from jax_tformer.config import ComputeConfig, DropoutConfig, Remat, StackConfig, TransformerConfig
+from jax_tformer.config import IGNORED, ComputeConfig, DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.config.experiment import OptimizerConfig
-from jax_tformer.data.batches import IGNORED
-from jax_tformer.functional import Params, transformer
+from jax_tformer.functional import transformer
 from jax_tformer.training.optimizer import optimizer
-from jax_tformer.training.step import Batch, TrainState, forward, init_state, train_step
+from jax_tformer.training.step import forward, init_state, train_step
 from twin.reference_loss import mean_cross_entropy
 
 STACK = StackConfig(num_layers=3, num_heads=2, feedforward_width=32, norm_placement="pre", final_norm=True)
@@ -21,32 +20,32 @@ CONFIG = TransformerConfig(vocab_size=23, d_model=16, decoder=STACK)
 TX = optimizer(OptimizerConfig(warmup_steps=0, schedule="constant"), 10)
 
 
-def batch() -> Batch:
+def batch():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 23, (4, 9))
     labels[0, 2:] = IGNORED  # rows with different numbers of counting labels, so that means of means show
     return {"tokens": jnp.asarray(rng.integers(0, 23, (4, 9)), jnp.int32), "labels": jnp.asarray(labels, jnp.int32)}
 
 
-def after_one_step(config: TransformerConfig, **options: float) -> tuple[TrainState, float]:
+def after_one_step(config, **options):
     net = transformer(config)
     state = init_state(net, TX, jax.random.key(0))
-    state, metrics = jax.jit(train_step(net, TX, **options))(state, batch())  # type: ignore[arg-type]
+    state, metrics = jax.jit(train_step(net, TX, **options))(state, batch())
     return state, float(metrics.loss)
 
 
-def largest_difference(first: Params, second: Params) -> float:
+def largest_difference(first, second):
     return max(jax.tree.leaves(jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), first, second)))
 
 
-def gradients(config: TransformerConfig) -> Params:
+def gradients(config):
     net = transformer(config)
     params = net.init(jax.random.key(0))
     loss = lambda params: mean_cross_entropy(forward(net, params, batch()).logits, batch()["labels"])  # noqa: E731
     return jax.jit(jax.grad(loss))(params)
 
 
-def test_accumulation_gives_the_gradients_of_the_whole_batch() -> None:
+def test_accumulation_gives_the_gradients_of_the_whole_batch():
     whole, whole_loss = after_one_step(CONFIG, label_smoothing=0.1)
     parts, parts_loss = after_one_step(CONFIG, label_smoothing=0.1, accumulation=2)
     assert parts_loss == pytest.approx(whole_loss, rel=1e-6)
@@ -55,7 +54,7 @@ def test_accumulation_gives_the_gradients_of_the_whole_batch() -> None:
     assert largest_difference(first, second) < 1e-7
 
 
-def test_a_step_changes_every_parameter_and_counts_itself() -> None:
+def test_a_step_changes_every_parameter_and_counts_itself():
     net = transformer(CONFIG)
     before = init_state(net, TX, jax.random.key(0))
     after, _ = after_one_step(CONFIG)
@@ -70,7 +69,7 @@ def test_a_step_changes_every_parameter_and_counts_itself() -> None:
     assert not unchanged
 
 
-def test_a_batch_without_labels_gives_no_loss_and_no_gradient() -> None:
+def test_a_batch_without_labels_gives_no_loss_and_no_gradient():
     net = transformer(CONFIG)
     params = net.init(jax.random.key(0))
     nothing = batch() | {"labels": jnp.full((4, 9), IGNORED)}
@@ -82,18 +81,18 @@ def test_a_batch_without_labels_gives_no_loss_and_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("compute", [*(ComputeConfig(remat=r) for r in ("dots", "full")), ComputeConfig(unroll=3)])
-def test_remat_and_unroll_change_the_order_and_nothing_else(compute: ComputeConfig) -> None:
+def test_remat_and_unroll_change_the_order_and_nothing_else(compute):
     changed = dataclasses.replace(CONFIG, compute=compute)
     assert largest_difference(gradients(CONFIG), gradients(changed)) < 1e-6
 
 
 @pytest.mark.parametrize("remat", ["dots", "full"])
-def test_remat_keeps_less(remat: Remat) -> None:
+def test_remat_keeps_less(remat):
     """The compiled gradient of a deep stack needs less memory the more is computed again."""
     sizes = {}
     for kind in ("none", remat):
         stack = dataclasses.replace(STACK, num_layers=12, feedforward_width=256)
-        config = dataclasses.replace(CONFIG, decoder=stack, compute=ComputeConfig(remat=kind))  # type: ignore[arg-type]
+        config = dataclasses.replace(CONFIG, decoder=stack, compute=ComputeConfig(remat=kind))
         net = transformer(config)
         tokens = jax.ShapeDtypeStruct((16, 64), jnp.int32)
         compiled = jax.jit(jax.grad(lambda p, t, net=net: net.apply(p, t).sum())).lower(net.shapes, tokens).compile()
@@ -101,7 +100,7 @@ def test_remat_keeps_less(remat: Remat) -> None:
     assert sizes[remat] < 0.7 * sizes["none"]
 
 
-def test_dropout_follows_from_key_and_step() -> None:
+def test_dropout_follows_from_key_and_step():
     config = dataclasses.replace(CONFIG, dropout=DropoutConfig(0.1, 0.1, 0.1, 0.1, 0.1))
     net = transformer(config)
     step = jax.jit(train_step(net, TX))
@@ -112,7 +111,7 @@ def test_dropout_follows_from_key_and_step() -> None:
 
 
 @pytest.mark.parametrize("site", ["embedding", "attention", "residual", "feedforward", "final"])
-def test_each_dropout_rate_acts_and_only_with_a_key(site: str) -> None:
+def test_each_dropout_rate_acts_and_only_with_a_key(site):
     plain, config = transformer(CONFIG), dataclasses.replace(CONFIG, dropout=DropoutConfig(**{site: 0.4}))
     net, tokens = transformer(config), batch()["tokens"]
     params = plain.init(jax.random.key(0))
@@ -121,7 +120,7 @@ def test_each_dropout_rate_acts_and_only_with_a_key(site: str) -> None:
     assert not (net.apply(params, tokens, dropout_key=jax.random.key(1)) == expected).all()
 
 
-def test_bfloat16_keeps_norms_softmax_and_logits_in_float32() -> None:
+def test_bfloat16_keeps_norms_softmax_and_logits_in_float32():
     config = dataclasses.replace(CONFIG, compute=ComputeConfig(dtype="bfloat16"))
     net = transformer(config)
     params = net.init(jax.random.key(0))
@@ -134,7 +133,7 @@ def test_bfloat16_keeps_norms_softmax_and_logits_in_float32() -> None:
     assert float(jnp.abs(sums - 1).max()) < 1e-5
 
 
-def test_parameters_kept_in_bfloat16_are_widened_before_anything_is_computed() -> None:
+def test_parameters_kept_in_bfloat16_are_widened_before_anything_is_computed():
     """To the bit what the same numbers give that are kept in float32; 1 + scale, say, would be rounded in bfloat16."""
     stack = dataclasses.replace(STACK, norm_unit_offset=True, norm_bias=True, positions="relative")
     config = dataclasses.replace(CONFIG, decoder=stack, head_bias=True, tied_head=False)
@@ -147,6 +146,6 @@ def test_parameters_kept_in_bfloat16_are_widened_before_anything_is_computed() -
     np.testing.assert_array_equal(narrow.apply(params, tokens), transformer(config).apply(wide, tokens))
 
 
-def test_float64_needs_x64() -> None:
+def test_float64_needs_x64():
     with pytest.raises(ValueError, match="jax_enable_x64"):
         transformer(CONFIG.with_dtype("float64"))

@@ -13,7 +13,7 @@ import pytest
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import ExperimentConfig, TextData, TokenizerConfig
-from jax_tformer.data.tokenizer_sources import build_tokenizer, load_tokenizer
+from jax_tformer.data.tokenizers import build_tokenizer, load_tokenizer
 from jax_tformer.files import from_dict, parse_json, read_json, read_text
 from jax_tformer.runs import restoring
 from jax_tformer.runs.folder import RunFolder

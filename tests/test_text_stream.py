@@ -1,6 +1,5 @@
 """Text from tokens as they come: together it is what decoding all of them gives, and none is taken back."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +9,7 @@ from tokenizers import decoders, models
 
 from jax_tformer.cli.answers import TextStream, added_text
 from jax_tformer.config.experiment import TokenizerConfig
-from jax_tformer.data.framing import follow_settings
-from jax_tformer.data.tokenizer_sources import build_tokenizer, load_tokenizer
-from jax_tformer.data.tokenizers import Tokenizer
+from jax_tformer.data.tokenizers import Tokenizer, build_tokenizer, follow_settings, load_tokenizer
 
 GPT2 = Path(__file__).parents[2] / "shared" / "data" / "gpt2"
 TEXT = (
@@ -23,7 +20,7 @@ END = {"start": "<|endoftext|>", "end": "<|endoftext|>"}
 
 
 @pytest.fixture(scope="module", params=["bytes", "characters", "bpe", "gpt2"])
-def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+def tokenizer(request):
     if request.param == "gpt2":
         if not GPT2.is_dir():
             pytest.skip("the GPT-2 tokenizer is not here")
@@ -32,14 +29,14 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     return build_tokenizer(config, [TEXT * 3], {} if request.param == "characters" else END)
 
 
-def pushed(tokenizer: Tokenizer, ids: Iterable[int], before: Iterable[int] = ()) -> list[str]:
+def pushed(tokenizer, ids, before=()):
     stream = TextStream(tokenizer, before)
     pieces = [stream.push(int(token)) for token in ids]
     return [*pieces, stream.finish()]
 
 
 @pytest.mark.parametrize("repeats", [1, 7])
-def test_text_comes_back(tokenizer: Tokenizer, repeats: int) -> None:
+def test_text_comes_back(tokenizer, repeats):
     ids = tokenizer.encode(TEXT * repeats)
     pieces = pushed(tokenizer, ids)
     assert "".join(pieces) == TEXT * repeats
@@ -49,21 +46,21 @@ def test_text_comes_back(tokenizer: Tokenizer, repeats: int) -> None:
     assert len(list(filter(None, pieces))) > len(ids) / 3
 
 
-def test_a_character_comes_when_it_is_complete() -> None:
+def test_a_character_comes_when_it_is_complete():
     tokenizer = build_tokenizer(TokenizerConfig("bytes"), (), END)
     assert pushed(tokenizer, tokenizer.encode("a🙂é")) == ["a", "", "", "", "🙂", "", "é", ""]
     assert pushed(tokenizer, tokenizer.encode("a🙂")[:3]) == ["a", "", "", "\N{REPLACEMENT CHARACTER}"]
 
 
 @pytest.mark.parametrize("cut", range(0, 60, 7))
-def test_what_follows_a_prompt(tokenizer: Tokenizer, cut: int) -> None:
+def test_what_follows_a_prompt(tokenizer, cut):
     before, after = tokenizer.encode(TEXT[:cut]), tokenizer.encode(TEXT[cut:])
     assert added_text(tokenizer, before, after) == TEXT[cut:]
     assert "".join(pushed(tokenizer, after, before)) == TEXT[cut:]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_tokens(tokenizer: Tokenizer, seed: int) -> None:
+def test_any_tokens(tokenizer, seed):
     # Of bytes, most are no characters.
     random = np.random.default_rng(seed)
     ids = random.integers(tokenizer.vocab_size, size=700)
@@ -73,11 +70,11 @@ def test_any_tokens(tokenizer: Tokenizer, seed: int) -> None:
 
 
 @pytest.mark.parametrize("byte", [0xFF, 0x80, 0xF0])
-def test_a_long_stream_costs_little(byte: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_stream_costs_little(byte, monkeypatch):
     tokenizer = build_tokenizer(TokenizerConfig("bytes"), (), END)
     decode, decoded = tokenizer.decode, 0
 
-    def counted(ids: list[int]) -> str:
+    def counted(ids):
         nonlocal decoded
         decoded += len(ids)
         return decode(ids)
@@ -92,7 +89,7 @@ def test_a_long_stream_costs_little(byte: int, monkeypatch: pytest.MonkeyPatch) 
         assert "".join(pieces[:-1]).startswith(decode(ids)[:-40])
 
 
-def test_spaces_that_are_taken_out_are_held_back() -> None:
+def test_spaces_that_are_taken_out_are_held_back():
     """Whatever comes: what a later token would close up has not been returned yet."""
     words = [
         " ",

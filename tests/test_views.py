@@ -20,9 +20,7 @@ AXES = [
 
 
 @pytest.mark.parametrize(("axes", "shape", "sizes"), AXES, ids=[axes for axes, _, _ in AXES])
-def test_parts_are_those_of_einops(
-    axes: str, shape: tuple[int, ...], sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_are_those_of_einops(axes, shape, sizes, monkeypatch):
     rng = np.random.default_rng(0)
     source = rng.integers(0, 1000, shape)
     view, wanted = Rearranged(source, axes, sizes), einops.rearrange(source, axes, **sizes)
@@ -41,13 +39,13 @@ def test_parts_are_those_of_einops(
     assert not same_bytes(view, wanted + (wanted == wanted.max()))
 
 
-def test_layers_apart_and_together() -> None:
+def test_layers_apart_and_together():
     layers = [np.full((2, 3), number, np.float32) for number in range(4)]
     np.testing.assert_array_equal(read(Stacked(layers)), np.stack(layers))
     np.testing.assert_array_equal(read(Part(np.stack(layers), 2)), layers[2])
 
 
 @pytest.mark.parametrize("axes", ["a b c -> c", "(n o) i -> n o i", "(n o) 1 -> n o"])
-def test_shapes_that_do_not_fit(axes: str) -> None:
+def test_shapes_that_do_not_fit(axes):
     with pytest.raises(ValueError, match=r"shape \[7, 5\]"):
         Rearranged(np.zeros((7, 5)), axes, {"n": 3})

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import jax
@@ -26,14 +25,14 @@ AXES = {"B": 3, "T": 5, "S": 7, "D": 32, "H": 8, "K": 2, "C": 4, "F": 40, "V": 3
 """A length for each letter, no two alike."""
 
 
-def check(root: Path) -> tuple[int, str]:
+def check(root):
     """What the builder says of the walkthrough in a copy of the repository."""
     command = [sys.executable, "docs/build_walkthrough.py", "--check"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     return done.returncode, done.stderr
 
 
-def test_the_page_is_what_the_sources_say() -> None:
+def test_the_page_is_what_the_sources_say():
     assert check(ROOT) == (0, "")
 
 
@@ -70,7 +69,7 @@ def test_the_page_is_what_the_sources_say() -> None:
         ),
     ],
 )
-def test_what_has_drifted_is_named(file: str, old: str, new: str, said: str, tmp_path: Path) -> None:
+def test_what_has_drifted_is_named(file, old, new, said, tmp_path):
     for folder in ("docs", "jax_tformer", "torch_ref", "parity_tests"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "CONTRIBUTING.md", tmp_path)
@@ -82,13 +81,13 @@ def test_what_has_drifted_is_named(file: str, old: str, new: str, said: str, tmp
     assert said in told
 
 
-def test_the_stated_shapes_are_those_of_a_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stated_shapes_are_those_of_a_forward_pass(monkeypatch):
     stack = StackConfig(AXES["L"], AXES["H"], AXES["F"], key_value_heads=AXES["K"])
     net = EncoderDecoderTransformer(TransformerConfig(AXES["V"], AXES["D"], encoder=stack, decoder=stack))
-    found: dict[str, tuple[int, ...]] = {}
+    found = {}
 
-    def recording(call: Any) -> Any:
-        def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def recording(call):
+        def called(self, *args, **kwargs):
             result = call(self, *args, **kwargs)
             found[self.place] = (result[0] if isinstance(result, tuple) else result).shape
             return result
@@ -100,7 +99,7 @@ def test_the_stated_shapes_are_those_of_a_forward_pass(monkeypatch: pytest.Monke
         if "__call__" in vars(kind):
             monkeypatch.setattr(kind, "__call__", recording(kind.__call__))
 
-    def run(params: Any, batch: Any) -> Any:
+    def run(params, batch):
         model = net.bind(params)
         for place, module in nnx.iter_modules(model):
             module.place = ".".join(map(str, place))
@@ -112,12 +111,12 @@ def test_the_stated_shapes_are_those_of_a_forward_pass(monkeypatch: pytest.Monke
     monkeypatch.setattr(nnx.Module, "place", "", raising=False)
     outputs, loss = jax.eval_shape(run, net.shapes, batch)
 
-    def shape(name: str) -> tuple[int, ...]:
+    def shape(name):
         if name == "loss" or name in batch:
             return loss.shape if name == "loss" else batch[name].shape
         if not name.startswith("outputs."):
             return found[name]
-        result: Any = outputs
+        result = outputs
         for part in name.split(".")[1:]:
             result = getattr(result, part)
         return result.shape
@@ -128,7 +127,7 @@ def test_the_stated_shapes_are_those_of_a_forward_pass(monkeypatch: pytest.Monke
         assert shape(name) == tuple(AXES[axis] for axis in axes.split(", ") if axis), name
 
 
-def test_the_drawing_has_the_names_of_the_parts() -> None:
+def test_the_drawing_has_the_names_of_the_parts():
     stack = StackConfig(2, 2, 8, norm_placement="pre", final_norm=True)
     net = EncoderDecoderTransformer(TransformerConfig(11, 8, encoder=stack, decoder=stack))
     places = {".".join(map(str, place)) for place, _ in nnx.iter_modules(net.bind(net.init(jax.random.key(0))))}
@@ -139,7 +138,7 @@ def test_the_drawing_has_the_names_of_the_parts() -> None:
     assert len(attentions) == sum(name.endswith("attention") for name in drawn)
 
 
-def test_the_table_of_differences_is_that_of_the_presets() -> None:
+def test_the_table_of_differences_is_that_of_the_presets():
     [header] = re.findall(r"^\| \| `([\w-]+)`.*`([\w-]+)`.*`([\w-]+)`", PAGE, re.MULTILINE)
     rows = re.findall(r"^\| `(\w+)` \| (\S+) \| (\S+) \| (\S+) \|$", PAGE, re.MULTILINE)
     assert len(rows) >= 9
@@ -151,14 +150,12 @@ def test_the_table_of_differences_is_that_of_the_presets() -> None:
             assert told == value, (name, field)
 
 
-def test_attention_is_drawn_of_any_run_that_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_attention_is_drawn_of_any_run_that_has_it(tmp_path, monkeypatch, capsys):
     write_runs(tmp_path)
     monkeypatch.syspath_prepend(ROOT / "docs")
     draw = import_module("draw_attention").main
 
-    def drawn(run: str, *options: str) -> Path:
+    def drawn(run, *options):
         out = tmp_path / "attention.svg"
         monkeypatch.setattr(
             sys, "argv", ["draw_attention.py", str(tmp_path / run), "so 1", "--out", str(out), *options]

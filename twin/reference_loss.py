@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jax_tformer.data.batches import IGNORED
+from jax_tformer.config import IGNORED
 from jax_tformer.model.parameters import accumulator
 
 

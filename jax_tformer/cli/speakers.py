@@ -79,7 +79,7 @@ def find_speaker(options: GenerateOptions) -> Speaker:
 
 
 def _of_folder(options: GenerateOptions, path: Path) -> Speaker:
-    from jax_tformer.data.tokenizer_sources import load_tokenizer
+    from jax_tformer.data.tokenizers import load_tokenizer
     from jax_tformer.hub.families import config_from_huggingface
     from jax_tformer.hub.loading import load_pretrained
     from jax_tformer.hub.origin import read_origin
@@ -145,7 +145,7 @@ def _of_checkpoint(
 
 def _conversing(speaker: Speaker, read: Reader, options: GenerateOptions, folder: Path) -> Speaker:
     from jax_tformer.cli.chat import Conversation, read_chat_template
-    from jax_tformer.data.tokenizer_sources import read_settings, special_tokens
+    from jax_tformer.data.tokenizers import read_settings, special_tokens
 
     settings = read_settings(folder)
     template = read_chat_template(folder, settings, special_tokens(settings))

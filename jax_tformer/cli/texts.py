@@ -8,8 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.config.experiment import PairData, TextData
-from jax_tformer.data.framing import Framing, pair_framing
-from jax_tformer.data.tokenizers import Tokenizer
+from jax_tformer.data.tokenizers import Framing, Tokenizer, pair_framing
 from jax_tformer.files import user_path
 from jax_tformer.terminal import one_line
 

@@ -36,8 +36,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from jax_tformer.data.batches import check_batch_ids
     from jax_tformer.data.pipeline import build_pipeline
-    from jax_tformer.data.tokenizer_sources import load_run_tokenizer
-    from jax_tformer.data.tokenizers import check_vocabulary
+    from jax_tformer.data.tokenizers import check_vocabulary, load_run_tokenizer
     from jax_tformer.functional import transformer
     from jax_tformer.lora import merge_lora, trained
     from jax_tformer.runs.checkpoints import Checkpoints

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.config.described import described
 from jax_tformer.config.errors import require, require_choice, require_finite, require_fraction, require_positive
 
 TokenizerKind = Literal["bytes", "characters", "bpe", "huggingface"]
@@ -17,7 +16,6 @@ PairSource = Literal["dates", "files"]
 Schedule = Literal["constant", "cosine", "inverse_sqrt"]
 
 
-@described
 @dataclass(frozen=True)
 class TokenizerConfig:
     """How text becomes ids. The tokenizer is saved with the run."""
@@ -56,7 +54,6 @@ class TokenizerConfig:
         )
 
 
-@described
 @dataclass(frozen=True)
 class TextData:
     """Plain text, cut into windows of one length, for decoder-only models."""
@@ -81,7 +78,6 @@ class TextData:
         _require_path_fits(self.source, self.path)
 
 
-@described
 @dataclass(frozen=True)
 class MaskedTextData(TextData):
     """Plain text in windows. A BERT-style encoder learns to restore masked tokens."""
@@ -95,7 +91,6 @@ class MaskedTextData(TextData):
         require_fraction(self, "masked")
 
 
-@described
 @dataclass(frozen=True)
 class PairData:
     """Pairs of source and target text for encoder-decoder models."""
@@ -140,7 +135,6 @@ def _require_path_fits(source: str, path: str | None) -> None:
     )
 
 
-@described
 @dataclass(frozen=True)
 class OptimizerConfig:
     """AdamW (Loshchilov & Hutter, 2019) with clipping by global norm and a warm-up schedule."""
@@ -181,7 +175,6 @@ class OptimizerConfig:
             require_finite(self, "clip_norm", above=0)
 
 
-@described
 @dataclass(frozen=True)
 class TrainingConfig:
     """How long to train, and what to do on the way."""
@@ -223,7 +216,6 @@ class TrainingConfig:
         )
 
 
-@described
 @dataclass(frozen=True)
 class SampleConfig:
     """What is sampled from the model at the end of a run."""
@@ -245,7 +237,6 @@ class SampleConfig:
             require_positive(self, "top_k")
 
 
-@described
 @dataclass(frozen=True)
 class MeshConfig:
     """How many devices share each kind of work; their product is the number of devices in use."""
@@ -263,7 +254,6 @@ class MeshConfig:
         require_positive(self, "fsdp", "tensor")
 
 
-@described
 @dataclass(frozen=True)
 class ExperimentConfig:
     """Everything that decides the numbers of a run; saved in the run folder as config.json."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jax_tformer.config import IGNORED
 from jax_tformer.config.errors import require_ids
 from jax_tformer.config.experiment import PairData, TextData, TrainingConfig
 from jax_tformer.files import combined_hash
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     import grain
 
     from jax_tformer.data.tokenizers import Tokenizer
-
-IGNORED = -100
-"""The label of positions that the loss ignores."""
 
 Batch = dict[str, np.ndarray]
 """Arrays of B rows: "tokens", or "source" and "target" with their masks, and "labels"."""

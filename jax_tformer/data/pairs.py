@@ -8,11 +8,11 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from jax_tformer.config import IGNORED
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.config.experiment import PairData, TrainingConfig
 from jax_tformer.data import dates
 from jax_tformer.data.batches import (
-    IGNORED,
     Batch,
     MakeBatch,
     Pipeline,
@@ -22,9 +22,8 @@ from jax_tformer.data.batches import (
     shuffled,
     thinned_out,
 )
-from jax_tformer.data.framing import pair_framing
-from jax_tformer.data.text_files import read_json_lines, read_lines
-from jax_tformer.data.tokenizers import Tokenizer
+from jax_tformer.data.text import read_json_lines, read_lines
+from jax_tformer.data.tokenizers import Tokenizer, pair_framing
 from jax_tformer.files import user_path
 
 Pair = tuple[str, str]

@@ -9,10 +9,8 @@ from jax_tformer.config.experiment import MaskedTextData, PairData, TextData, Tr
 from jax_tformer.data import dates
 from jax_tformer.data.batches import Pipeline
 from jax_tformer.data.pairs import load_pairs, pair_files, pairs_pipeline, training_texts
-from jax_tformer.data.text import load_text, split_text, text_files, text_pipeline
-from jax_tformer.data.text_files import Pieces, check_file
-from jax_tformer.data.tokenizer_sources import build_tokenizer
-from jax_tformer.data.tokenizers import PIECE_END, Role, Tokenizer
+from jax_tformer.data.text import check_file, load_text, split_text, text_files, text_pipeline
+from jax_tformer.data.tokenizers import Pieces, Role, Tokenizer, build_tokenizer
 
 _DATE_SAMPLES = 10_000
 
@@ -61,7 +59,7 @@ def _texts(data: TextData | PairData) -> Iterable[str]:
         return ()
     if isinstance(data, TextData):
         text = load_text(data)
-        return Pieces(text if kind == "characters" else split_text(text, data.held_out)[0], PIECE_END)
+        return Pieces(text if kind == "characters" else split_text(text, data.held_out)[0])
     if data.source == "dates" and kind == "characters":
         return (dates.alphabet(),)
     if data.source == "dates":

@@ -1,6 +1,13 @@
-"""Makes batches of text: one stream of ids, cut into windows, for language models or masked for encoders."""
+"""Reads text files, and makes batches of text: one stream of ids, cut into windows, predicted or masked.
+
+A wrong file is told exactly. Texts stay UTF-8, because one emoji would make a Python string take four bytes for every
+character.
+"""
 
 import glob
+import io
+import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -9,17 +16,73 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
+from jax_tformer.config import IGNORED
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.config.experiment import MaskedTextData, TextData, TrainingConfig
-from jax_tformer.data.batches import IGNORED, Batch, MakeBatch, Pipeline, fingerprint, shuffled, thinned_out
-from jax_tformer.data.framing import Framing
-from jax_tformer.data.text_files import blocks, read_json_lines, read_utf8
-from jax_tformer.data.tokenizers import Tokenizer
+from jax_tformer.data.batches import Batch, MakeBatch, Pipeline, fingerprint, shuffled, thinned_out
+from jax_tformer.data.tokenizers import Framing, Pieces, Tokenizer
 from jax_tformer.files import kept, user_path
 
 _SUFFIXES = (".txt", ".md", ".rst", ".jsonl")
 _TABLES = (".json", ".csv")
 """Their texts would have to be taken out; as they are, a model learns quotes and commas."""
+
+
+def check_file(path: Path) -> None:
+    """Raises InputError unless `path` is a readable file; does not open it."""
+    try:
+        require(path.exists(), f"{path} does not exist; expected a file; check the path")
+        require(path.is_file(), f"{path} is not a file; expected a file of text")
+        require(os.access(path, os.R_OK), f"{path} cannot be read; expected a readable file; change its permissions")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); expected a readable file") from error
+
+
+def read_utf8(path: Path) -> bytes:
+    """Reads a text file as UTF-8, with "\\n" as line ends; raises InputError if it is empty or not UTF-8."""
+    check_file(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); expected a readable file") from error
+    nul = data.find(b"\0")
+    require(nul < 0, f"{path} is binary: a NUL byte at byte {nul:,}; expected UTF-8 text")
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        byte = f"byte 0x{data[error.start]:02x} at byte {error.start:,}"
+        raise InputError(f"{path} is not UTF-8: {byte}; convert it to UTF-8") from error
+    require(bool(data) and not data.isspace(), f"{path} is empty; expected text")
+    return data.removeprefix("\ufeff".encode()).replace(b"\r\n", b"\n")
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Yields the lines of a text file; raises InputError as `read_utf8` does."""
+    # str.splitlines would also split at separators inside sentences, and put parallel files out of step.
+    for line in io.BytesIO(read_utf8(path)):
+        yield line.decode().removesuffix("\n")
+
+
+def read_json_lines(path: Path, fields: tuple[str, ...]) -> Iterator[dict[str, str]]:
+    """Yields the objects of a file, one per line; raises InputError if one has no text in one of the `fields`."""
+    for number, line in enumerate(read_lines(path), 1):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path}, line {number:,}: not JSON ({error}); expected one JSON object a line") from error
+        for field in fields:
+            if not isinstance(record, dict) or not isinstance(record.get(field), str):
+                raise InputError(
+                    f'{path}, line {number:,}: no text under "{field}"; expected an object with a string under '
+                    + " and ".join(f'"{name}"' for name in fields)
+                )
+            try:
+                record[field].encode()
+            except UnicodeEncodeError as error:  # JSON escapes can spell half of a surrogate pair
+                raise InputError(
+                    f'{path}, line {number:,}: a lone surrogate under "{field}"; expected valid Unicode'
+                ) from error
+        yield record
 
 
 def text_files(data: TextData) -> list[Path]:
@@ -61,7 +124,7 @@ def load_text(data: TextData) -> memoryview:
 
     Raises InputError if the files do not exist, cannot be read, hold no text, or are not UTF-8 or JSON lines.
     """
-    written = (document for document in _documents(data) if any(block.strip() for block in blocks(document)))
+    written = (document for document in _documents(data) if document.decode().strip())
     first, second = next(written, None), next(written, None)
     if first is None:
         raise InputError(f"{data.path} holds no text; expected at least one document that is not empty")
@@ -103,12 +166,12 @@ def split_text(text: memoryview, held_out: float) -> tuple[memoryview, memoryvie
 
     Random windows would overlap with training windows, so that the model would be tested on text that it has read.
     """
-    characters = int(sum(map(len, blocks(text))) * (1 - held_out))
+    rest = int(sum(map(len, Pieces(text))) * (1 - held_out))
     end = 0
-    for block in blocks(text):
-        part = block[:characters]
+    for piece in Pieces(text):
+        part = piece[:rest]
         end += len(part.encode())
-        characters -= len(part)
+        rest -= len(part)
     return text[:end], text[end:]
 
 
@@ -123,7 +186,7 @@ def token_stream(tokenizer: Tokenizer, text: memoryview, first: Sequence[int] = 
     """Returns `first` and then the ids of `text`, as `Tokenizer.encode_text` does; caches ids that are slow to make."""
     if tokenizer.has_table:
         return tokenizer.encode_text(text, first)
-    key = ("ids", tokenizers.__version__, tokenizer.to_json(), str(list(first)), text)
+    key = ("ids of pieces", tokenizers.__version__, tokenizer.to_json(), str(list(first)), text)
     return np.frombuffer(kept(key, lambda: tokenizer.encode_text(text, first).data), tokenizer.id_type)
 
 

@@ -1,22 +1,27 @@
-"""Encodes and decodes text with any Hugging Face tokenizer."""
+"""Tokenizers: those of Hugging Face, of bytes or characters, or BPE trained here; and the tokens around a text."""
 
+import dataclasses
+import hashlib
 import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import TemplateProcessing
 
-from jax_tformer.config.errors import InputError
-from jax_tformer.data.framing import Framing, added_ids, cleans_spaces, template
-from jax_tformer.data.text_files import BLOCK, Pieces, blocks
-from jax_tformer.files import write_text
+from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.experiment import TokenizerConfig
+from jax_tformer.files import from_dict, hub_folder, kept, read_json, read_text, user_path, write_text
 
 Role = Literal["start", "end", "pad", "mask"]
 
@@ -34,6 +39,62 @@ _PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), 
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 BYTES = [chr(byte if byte in _PRINTABLE else 256 + _OTHERS.index(byte)) for byte in range(256)]
 """The printable character that stands for each byte in GPT-2's byte-level BPE."""
+_PROBES = ("a", "1", ".", "的")
+_CLS, _SEP = ("cls_token", "[CLS]"), ("sep_token", "[SEP]")
+_BEGIN, _END = ("cls_token", "<s>"), ("sep_token", "</s>")
+_OWN: Mapping[str, tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]] = {
+    "BertTokenizer": ((_CLS,), (_SEP,)),
+    "DistilBertTokenizer": ((_CLS,), (_SEP,)),
+    "RobertaTokenizer": ((_BEGIN,), (_END,)),
+    "BartTokenizer": ((_BEGIN,), (_END,)),
+    "T5Tokenizer": ((), (("eos_token", "</s>"),)),
+    "GPTNeoXTokenizer": ((), ()),
+}
+"""Class in `transformers` -> what it always puts before and after a text: Hugging Face's name of the token, and the
+token if the settings do not say."""
+_CLEANED = (
+    *((f" {mark}", mark) for mark in ".?!,"),
+    (" ' ", "'"),
+    *((f" {ending}", ending) for ending in ("n't", "'m", "'s", "'ve", "'re")),
+)
+"""What clean_up_tokenization_spaces replaces in a decoded text, in this order, and by what."""
+_FORCED = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+_LETTERS = {
+    "lowercase": "do_lower_case",
+    "handle_chinese_chars": "tokenize_chinese_chars",
+    "strip_accents": "strip_accents",
+}
+"""Field of BertNormalizer -> its name in tokenizer_config.json."""
+_SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")
+_HUB_FILES = ["tokenizer.json", *_SETTINGS]
+_LARGEST = 2**28
+"""The most bytes of tokenizer.json; a quarter of a million tokens take 35 MB."""
+_PIECE_BYTES = 8192
+_PIECES_TOGETHER = 128
+_SPACE, _SPACE_OR_LINE_END = re.compile(rb"(?<=\S) "), re.compile(rb"(?<=\S)[ \n]")
+
+
+@dataclass(frozen=True)
+class Framing:
+    """The special tokens of a checkpoint, which its tokenizer and its generation settings say."""
+
+    before: tuple[int, ...]
+    """Ids before a whole text: a prompt, a source or a target."""
+    after: tuple[int, ...]
+    """Ids after it."""
+    start_id: int | None = None
+    """The first token that a decoder reads after an encoder."""
+    end_ids: tuple[int, ...] = ()
+    """Any of these ends an answer."""
+
+    def __post_init__(self) -> None:
+        ids = (*self.before, *self.after, *self.end_ids, self.start_id or 0)
+        require(min(ids) >= 0, f"there is the id {min(ids)}; expected ids of at least 0")
+
+    @property
+    def size(self) -> int:
+        """How many tokens there are around a text."""
+        return len(self.before) + len(self.after)
 
 
 class Tokenizer:
@@ -74,10 +135,9 @@ class Tokenizer:
         self.table_rows = max((vocabulary[token] for token in needed), default=-1) + 1
         # The longest one that matches counts.
         either = "|".join(map(re.escape, sorted(filter(None, self._special), key=len, reverse=True)))
-        self._spelled = re.compile(either.encode()) if either else None
+        self._spelled = re.compile(f"({either})") if either else None
         outline = json.loads(backend.to_str())
         self._table = _table(outline, self._special)
-        self._piece_end = _piece_end(outline)
         self.cleans_spaces = cleans_spaces(outline["decoder"])
 
     def framed(self, start_id: int | None = None, end_ids: tuple[int, ...] | None = None) -> "Tokenizer":
@@ -114,63 +174,33 @@ class Tokenizer:
 
         Raises InputError if `text` is not valid Unicode, or contains a character that a character tokenizer lacks.
         """
-        return self.encode_text(memoryview(_utf8(text))).astype(np.int32)
-
-    def encode_text(self, text: memoryview, first: Sequence[int] = ()) -> np.ndarray:
-        """Returns `first` and then the ids of `text` (valid UTF-8), `id_type`[N]; the ids are those of `encode`.
-
-        Encodes part by part into one array, to save memory, unless the tokenizer needs the whole text at once.
-        """
-        ids = np.empty(len(first) + len(text), self.id_type)
-        end = 0
-        for part in chain([np.array(first, np.int32)], self._parts(text)):
-            if end + len(part) > len(ids):  # some text has more tokens than bytes
-                ids = np.concatenate([ids[:end], np.empty(max(len(text), len(part)), ids.dtype)])
-            ids[end : end + len(part)] = part
-            end += len(part)
-        return ids[:end]
+        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Returns the ids of every text, as `encode` does."""
+        for text in texts:
+            _require_unicode(text)
         if self._table is None:
-            for text in texts:
-                _utf8(text)
-            return list(self._backend_ids(texts))
-        joined = "".join(texts)
-        if self._table.encoding == "utf-8" or (self._spelled and self._spelled.search(_utf8(joined))):
-            return [self.encode(text) for text in texts]
-        # One id per character, so all texts can be looked up together.
-        ids = self._table.look_up(joined)
-        ends = list(accumulate(map(len, texts)))
-        return [ids[end - len(text) : end] for text, end in zip(texts, ends, strict=True)]
+            found = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+            return [np.array(each.ids, np.int32) for each in found]
+        if self._spelled is None or not any(map(self._spelled.search, texts)):
+            return self._table.look_up(texts)
+        return [self._look_up_parts(self._spelled.split(text)) for text in texts]
 
-    def _parts(self, text: memoryview) -> Iterator[np.ndarray]:
-        """Yields the ids of a text in parts."""
-        if self._table is not None:
-            start = 0
-            for found in self._spelled.finditer(text) if self._spelled else ():
-                yield from map(self._table.look_up, blocks(text[start : found.start()]))
-                yield np.array([self._special[found[0].decode()]], np.int32)
-                start = found.end()
-            yield from map(self._table.look_up, blocks(text[start:]))
-        elif self._piece_end is not None:
-            # The library slows down on long texts, so the text is cut where no token can cross.
-            yield from self._backend_ids(Pieces(text, self._piece_end))
-        else:
-            yield from self._backend_ids(["".join(blocks(text))])
+    def _look_up_parts(self, parts: Sequence[str]) -> np.ndarray:
+        """Returns the ids of a text that was split at special tokens, which are every second part."""
+        assert self._table is not None
+        ids = self._table.look_up(parts[::2])
+        special = (np.array([self._special[token]], np.int32) for token in parts[1::2])
+        return np.concatenate([*chain.from_iterable(zip(ids, special, strict=False)), ids[-1]])
 
-    def _backend_ids(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
-        """Yields the library's ids of each text, a million characters at a time: encodings take 100 times as much."""
-        group: list[str] = []
-        size = 0
-        for text in chain(texts, [None]):
-            if text is None or size > BLOCK:
-                for encoding in self._backend.encode_batch_fast(group, add_special_tokens=False):
-                    yield np.array(encoding.ids, np.int32)
-                group, size = [], 0
-            if text is not None:
-                group.append(text)
-                size += len(text) + 100
+    def encode_text(self, text: memoryview, first: Sequence[int] = ()) -> np.ndarray:
+        """Returns `first` and then the ids of a long `text` (valid UTF-8), `id_type`[N], encoded in `Pieces`."""
+        ids, pieces = bytearray(np.array(first, self.id_type).tobytes()), iter(Pieces(text))
+        while group := list(islice(pieces, _PIECES_TOGETHER)):
+            for part in self.encode_batch(group):
+                ids += part.astype(self.id_type).tobytes()
+        return np.frombuffer(ids, self.id_type)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of `ids` without special tokens."""
@@ -183,7 +213,7 @@ class Tokenizer:
     @cached_property
     def _json(self) -> str:
         # Takes 0.2 s for the vocabulary of GPT-2, and both the cache and the fingerprint need it.
-        framing = {} if self.framing is None else {"framing": self.framing._asdict()}
+        framing = {} if self.framing is None else {"framing": dataclasses.asdict(self.framing)}
         said = {"tokenizer": json.loads(self._backend.to_str()), "roles": self._roles, **framing}
         return json.dumps(said, sort_keys=True)
 
@@ -191,7 +221,7 @@ class Tokenizer:
         """Writes `tokenizer.json` and `tokenizer_config.json`, which the AutoTokenizer of transformers reads too."""
         settings: dict[str, Any] = {FIELDS[role][0]: token for role, token in self._roles.items()}
         if self.framing is not None:
-            settings["framing"] = self.framing._asdict()
+            settings["framing"] = dataclasses.asdict(self.framing)
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         Path(folder).mkdir(parents=True, exist_ok=True)
         # tokenizer.json is written last, so that its roles exist if it does.
@@ -208,6 +238,27 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
         )
 
 
+class Pieces(Iterable[str]):
+    """Iterates over a text (UTF-8) in parts of about 8,192 bytes, because the library slows down on long texts.
+
+    Cuts before a space, which is where no token of GPT-2, BERT, Llama 3 or Qwen 2 crosses: the ids are those of the
+    whole text. Only text without spaces is cut before a line end. Tokenizers that split texts in other ways may give
+    other ids at a cut.
+    """
+
+    def __init__(self, text: bytes | memoryview) -> None:
+        self._text = text
+
+    def __iter__(self) -> Iterator[str]:
+        start = 0
+        while start < len(self._text):
+            near = start + _PIECE_BYTES
+            found = _SPACE.search(self._text, near, near + _PIECE_BYTES) or _SPACE_OR_LINE_END.search(self._text, near)
+            end = found.start() if found else len(self._text)
+            yield str(self._text[start:end], "utf-8")
+            start = end
+
+
 @dataclass(frozen=True)
 class _Table:
     """Byte or code point -> id, or -1. Gives the library's ids, 100 times faster."""
@@ -215,17 +266,19 @@ class _Table:
     encoding: Literal["utf-8", "utf-32-le"]
     ids: np.ndarray
 
-    def look_up(self, text: str) -> np.ndarray:
-        """Returns the id of each byte or character of `text`, int32[N]; raises InputError if one has none."""
-        units = np.frombuffer(text.encode(self.encoding), np.uint8 if self.encoding == "utf-8" else np.uint32)
+    def look_up(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Returns the id of each byte or character of every text; raises InputError if one has none."""
+        rows = [text.encode(self.encoding) for text in texts]
+        units = np.frombuffer(b"".join(rows), np.uint8 if self.encoding == "utf-8" else np.uint32)
         ids: np.ndarray = self.ids[np.minimum(units, len(self.ids) - 1)]
         if ids.min(initial=0) < 0:
-            character = text[int(np.argmin(ids))]
+            character = "".join(texts)[int(np.argmin(ids))]
             raise InputError(
                 f"the character {character!r} (U+{ord(character):04X}) is not in the tokenizer's vocabulary; expected "
                 "characters of the text that it was made from; leave it out, or train with the bytes tokenizer"
             )
-        return ids
+        sizes = [len(row) // units.itemsize for row in rows]
+        return [ids[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 def _table(outline: dict[str, Any], special: Mapping[str, int]) -> _Table | None:
@@ -250,51 +303,237 @@ def _table(outline: dict[str, Any], special: Mapping[str, int]) -> _Table | None
     return _Table("utf-32-le", table)
 
 
-PIECE_END = re.compile(r"(?<=\S)[ \n]")
-"""Where text can be cut for byte-level BPE. No match of GPT-2's pattern has whitespace after another character, and
-what precedes a match does not change it. Python's whitespace is that of the pattern and four control characters."""
-WORD_END = re.compile(r"(?<=\S) ")
-"""Where text can be cut for later patterns, which join newlines to preceding characters that are no letter or digit."""
-# How Llama 3 and Qwen 2 split text: digits in threes, and one by one.
-_SPLITS = [
-    [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}]
-    for pattern in (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-        rf"{count}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-        for count in ("{1,3}", "")
-    )
-]
-
-
-def _piece_end(outline: dict[str, Any]) -> re.Pattern[str] | None:
-    """Returns where to cut a text so that encoding its parts gives the same ids; None if that is unknown."""
-    before, normalizer = outline["pre_tokenizer"] or {}, (outline["normalizer"] or {}).get("type")
-    *splits, last = before.get("pretokenizers") or [before]
-    plain_bytes = last.get("type") == "ByteLevel" and not last.get("add_prefix_space")
-    splits_bytes = plain_bytes and last.get("use_regex", True)
-    bert = last.get("type") == "BertPreTokenizer" and normalizer in (None, "BertNormalizer")
-    end = None
-    if not splits and (bert or (splits_bytes and normalizer is None)):
-        end = PIECE_END
-    elif splits in _SPLITS and plain_bytes and not splits_bytes and normalizer in (None, "NFC"):
-        end = WORD_END
-    crossing = any(
-        _looks_around(token) or (normalizer and token["normalized"]) or PIECE_END.search(token["content"])
-        for token in outline["added_tokens"]
-    )
-    return None if crossing else end
-
-
 def _looks_around(token: dict[str, Any]) -> bool:
     """Whether an added token depends on the characters beside it, or takes them in."""
     return bool(token["lstrip"] or token["rstrip"] or token["single_word"])
 
 
-def _utf8(text: str) -> bytes:
+def _require_unicode(text: str) -> None:
     try:
-        return text.encode()
+        text.encode()
     except UnicodeEncodeError as error:
         raise InputError(
             f"the text holds a lone surrogate (U+{ord(text[error.start]):04X}) at character {error.start}; "
             "expected valid Unicode; was it read in the wrong encoding?"
         ) from error
+
+
+def added_ids(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the ids that the tokenizer's post-processor puts before and after every text."""
+    for probe in _PROBES:
+        ids, inner = backend.encode(probe).ids, backend.encode(probe, add_special_tokens=False).ids
+        if not inner:
+            continue
+        for start in range(len(ids) - len(inner) + 1):
+            if ids[start : start + len(inner)] == inner:
+                return tuple(ids[:start]), tuple(ids[start + len(inner) :])
+    return (), ()
+
+
+def follow_settings(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], tokens: Mapping[str, str]) -> None:
+    """Makes `backend` encode and decode as `transformers` does.
+
+    `settings` is tokenizer_config.json, `tokens` has the special tokens by name. The post-processor of tokenizer.json
+    says which tokens are added, whatever add_bos_token and add_eos_token are; but some classes have their own. Spaces
+    and letters are treated as the settings say, if they do. The text of a BPE is not cleaned up.
+    """
+    kind = str(settings.get("tokenizer_class")).removesuffix("Fast")
+    if kind in _OWN:
+        sides = [[backend.token_to_id(tokens.get(*named)) for named in side] for side in _OWN[kind]]
+        before, after = (tuple(id for id in side if id is not None) for side in sides)
+        if None not in (*sides[0], *sides[1]) and added_ids(backend) != (before, after):
+            backend.post_processor = template(backend, Framing(before, after))
+    first, normalizer = backend.pre_tokenizer, backend.normalizer
+    if isinstance(first, ByteLevel) and isinstance(spaced := settings.get("add_prefix_space"), bool):
+        first.add_prefix_space = spaced
+        backend.pre_tokenizer = first
+    if isinstance(normalizer, BertNormalizer):
+        for name, theirs in _LETTERS.items():
+            if isinstance(given := settings.get(theirs), bool):
+                setattr(normalizer, name, given)
+        backend.normalizer = normalizer
+    cleans = settings.get("clean_up_tokenization_spaces") is True
+    if cleans and (not isinstance(backend.model, tokenizers.models.BPE) or settings.get(_FORCED) is True):
+        backend.decoder = _cleaning(backend.decoder)
+
+
+def _cleaning(decoder: Any) -> decoders.Sequence:
+    """Returns a decoder that takes spaces before punctuation out of the text of `decoder`."""
+    # Without one, the library joins tokens by spaces; no token begins with this.
+    first = decoders.WordPiece(prefix="\0", cleanup=False) if decoder is None else decoder
+    return decoders.Sequence([first, decoders.Fuse(), *(decoders.Replace(*pair) for pair in _CLEANED)])
+
+
+def cleans_spaces(decoder: Mapping[str, Any] | None) -> bool:
+    """Whether a decoder, as in tokenizer.json, is one of `follow_settings` that cleans spaces up."""
+    steps = [(step.get("pattern"), step.get("content")) for step in (decoder or {}).get("decoders", [])]
+    return steps[-len(_CLEANED) :] == [({"String": pattern}, content) for pattern, content in _CLEANED]
+
+
+def template(backend: tokenizers.Tokenizer, framing: Framing) -> TemplateProcessing:
+    """Returns the post-processor that adds the tokens of `framing`."""
+    tokens = {id: backend.id_to_token(id) for id in (*framing.before, *framing.after)}
+    single = [*map(tokens.get, framing.before), "$A", *map(tokens.get, framing.after)]
+    return TemplateProcessing(single=single, special_tokens=[(token, id) for id, token in tokens.items()])
+
+
+def pair_framing(tokenizer: Tokenizer) -> Framing:
+    """Returns what stands around sources and targets; raises InputError if the tokenizer lacks a token for it."""
+    framing = tokenizer.framing
+    if framing is None:
+        start, end = tokenizer.require("start", "for pairs"), tokenizer.require("end", "for pairs")
+        return Framing((), (end,), start, (end,))
+    if framing.start_id is None:
+        raise InputError("the checkpoint has no decoder_start_token_id; expected the id that its decoder starts with")
+    return framing
+
+
+def build_tokenizer(config: TokenizerConfig, texts: Iterable[str], special: Mapping[Role, str]) -> Tokenizer:
+    """Makes the tokenizer that `config` describes; characters and BPE come from `texts`.
+
+    `special` names the token of each role; two roles may share one. Special tokens get the highest ids. A Hugging Face
+    tokenizer has its own special tokens and ignores `special`.
+
+    Raises InputError if a character tokenizer gets no text, or the Hugging Face tokenizer cannot be loaded.
+    """
+    if config.kind == "huggingface":
+        return _load_huggingface(config.name, config.revision)
+    tokens = list(dict.fromkeys(special.values()))
+    if config.kind == "bytes":
+        backend = _byte_level(
+            models.BPE({character: byte for byte, character in enumerate(BYTES)}, []), use_regex=False
+        )
+    elif config.kind == "characters":
+        backend = _characters(texts)
+    else:
+        assert config.vocab_size is not None  # checked on construction
+        backend = _trained_bpe(texts, config.vocab_size - len(tokens))
+    backend.add_special_tokens([tokenizers.AddedToken(token, normalized=False, special=True) for token in tokens])
+    return Tokenizer(backend, special)
+
+
+def _byte_level(model: models.BPE, use_regex: bool) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _characters(texts: Iterable[str]) -> tokenizers.Tokenizer:
+    found: set[str] = set()
+    for text in texts:
+        found.update(text)
+    characters = sorted(found)
+    if not characters:
+        raise InputError("the text is empty; expected text to take the tokenizer's characters from")
+    backend = tokenizers.Tokenizer(models.WordLevel({character: id for id, character in enumerate(characters)}))
+    backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(ONE_CHARACTER), "isolated")
+    backend.decoder = decoders.Fuse()
+    return backend
+
+
+def _trained_bpe(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
+    """Trains BPE on `texts`, which are read twice, or takes it from the cache of an earlier run."""
+
+    def train() -> bytes:
+        backend = _byte_level(models.BPE(), use_regex=True)
+        # All 256 bytes are in the alphabet, so that any text can be encoded.
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        )
+        backend.train_from_iterator(texts, trainer)
+        return backend.to_str().encode()
+
+    key = chain(["bpe", tokenizers.__version__, str(vocab_size)], texts)
+    return tokenizers.Tokenizer.from_str(str(kept(key, train), "utf-8"))
+
+
+def _load_huggingface(name: str | None, revision: str | None) -> Tokenizer:
+    if name is None:
+        raise InputError(
+            "tokenizer kind is 'huggingface' without a name; give --data.tokenizer.name a folder or a hub name"
+        )
+    if user_path(name).is_dir():
+        if revision is not None:
+            raise InputError(f"the tokenizer {name!r} is a folder, which has no revision; leave it out")
+        return load_tokenizer(user_path(name))
+    # Tokenizer.from_pretrained would not fetch the files that hold the roles.
+    return load_tokenizer(hub_folder("tokenizer", name, revision, "--data.tokenizer.revision", _HUB_FILES))
+
+
+def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
+    """Loads the tokenizer that we or Hugging Face saved in `folder`.
+
+    Raises InputError if one of its files is missing or damaged.
+    """
+    path = Path(folder) / "tokenizer.json"
+    if not path.exists():
+        raise InputError(f"{path} does not exist; expected a tokenizer there, as a run or Hugging Face saves it")
+    text = read_text(path, _LARGEST)
+    roles, settings = _read_roles(Path(folder)), read_settings(Path(folder))
+    where = str(Path(folder) / "tokenizer_config.json")
+    framing = from_dict(Framing, settings["framing"], where=where) if "framing" in settings else None
+    try:
+        backend = tokenizers.Tokenizer.from_str(text)
+        follow_settings(backend, settings, special_tokens(settings))
+        return Tokenizer(backend, roles, framing)
+    except Exception as error:  # the library raises nothing narrower
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path} is not a tokenizer ({reason}); restore it, or start a new run") from error
+
+
+def load_run_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
+    """Loads what `Tokenizer.save` wrote; raises InputError if one of its two files is missing or damaged."""
+    tokenizer = load_tokenizer(folder)
+    if not (Path(folder) / "tokenizer_config.json").exists():
+        raise InputError(f"{Path(folder) / 'tokenizer_config.json'} is missing; restore it, or start a new run")
+    return tokenizer
+
+
+def tokenizer_digests(folder: str | os.PathLike[str]) -> dict[str, str]:
+    """Returns, for each file of the tokenizer in `folder`, a SHA-256 of its ids or of its special tokens' roles.
+
+    Reads the files, because another version of the library may write a `Tokenizer` differently. Raises InputError as
+    `load_tokenizer` does.
+    """
+    roles: dict[str, Any] = {str(role): token for role, token in _read_roles(Path(folder)).items()}
+    if "framing" in (settings := read_settings(Path(folder))):
+        roles["framing"] = settings["framing"]
+    said = {
+        "tokenizer.json": read_json(Path(folder) / "tokenizer.json", _LARGEST),
+        "tokenizer_config.json": roles,
+    }
+    texts = {name: json.dumps(content, sort_keys=True) for name, content in said.items()}
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Reads special_tokens_map.json and tokenizer_config.json, as far as they exist; the second one counts.
+
+    Raises InputError if one is damaged.
+    """
+    found: dict[str, Any] = {}
+    for path in (folder / name for name in _SETTINGS):
+        if path.exists():
+            settings = read_json(path)
+            if not isinstance(settings, dict):
+                raise InputError(f"{path} is not a JSON object; restore it, or start a new run")
+            # A null says nothing.
+            found |= {name: value for name, value in settings.items() if value is not None}
+    return found
+
+
+def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the special tokens that `read_settings` has found, by Hugging Face's names ("bos_token")."""
+    contents = {
+        name: token.get("content") if isinstance(token, dict) else token
+        for name, token in settings.items()
+        if name.endswith("_token")
+    }
+    return {name: content for name, content in contents.items() if isinstance(content, str)}
+
+
+def _read_roles(folder: Path) -> dict[Role, str]:
+    named = special_tokens(read_settings(folder))
+    found = {role: next((named[field] for field in fields if field in named), None) for role, fields in FIELDS.items()}
+    return {role: token for role, token in found.items() if token is not None}

@@ -3,13 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jax_tformer.config.described import described
 from jax_tformer.config.errors import require_choice, require_field, require_finite, require_positive
 
 LengthPenaltyForm = Literal["paper", "power"]
 
 
-@described
 @dataclass(frozen=True)
 class DecodingConfig:
     """Greedy search, sampling or beam search, each with a repetition penalty.

@@ -12,8 +12,7 @@ from jax.sharding import Mesh
 
 from jax_tformer.config import Dtype
 from jax_tformer.config.errors import InputError
-from jax_tformer.data.tokenizer_sources import load_tokenizer
-from jax_tformer.data.tokenizers import Tokenizer
+from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
 from jax_tformer.files import hub_folder, user_path
 from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.hub.families import config_from_huggingface, family_of

@@ -1,7 +1,7 @@
 """Converts parameters between our names and layouts and those of `torch_ref`, in both directions.
 
 Both sides give every module the same name, so one short table of leaves is enough: each leaf's name there. Its axes
-(`jax_tformer.model.axes`) say how it is rearranged. Neither depends on the architecture.
+(`jax_tformer.model.parameters`) say how it is rearranged. Neither depends on the architecture.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from jax_tformer.config.errors import InputError
 from jax_tformer.functional import Params
 from jax_tformer.hub.tensors import Part, Rearranged, Stacked, View, read, rearranged_shape
-from jax_tformer.model.axes import axes_of, is_vector
+from jax_tformer.model.parameters import axes_of, is_vector
 
 LEAVES = {
     "lora.a": "lora.a.weight",
@@ -46,7 +46,7 @@ class Rule(NamedTuple):
         except KeyError:
             ours = None
         if ours is None:
-            raise WeightsError(f"no rule says what {path} is called in the reference; add it to jax_tformer.model.axes")
+            raise WeightsError(f"no rule says what {path} is called in the reference; add it to model.parameters")
         theirs = f"({after}) ({before})" if after else f"({before})" if is_vector(path) else before
         return Rule(ours, LEAVES[ours], f"{before} {after}".strip() + f" -> {theirs}")
 

@@ -16,8 +16,7 @@ from flax import traverse_util
 
 from jax_tformer.config import DropoutConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.data.tokenizer_sources import load_tokenizer
-from jax_tformer.data.tokenizers import Tokenizer
+from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
 from jax_tformer.files import new_folder, require_new_folder, user_path, write_json
 from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.hub.families import FAMILIES, config_from_huggingface

@@ -14,8 +14,7 @@ from jax_tformer.model.dropout import Dropout, drop
 from jax_tformer.model.embedding import Rotation, rotate
 from jax_tformer.model.layers import Linear, Norm, identity
 from jax_tformer.model.masks import Mask
-from jax_tformer.model.parameters import accumulator
-from jax_tformer.model.shapes import DropoutKey, Memory, Stream
+from jax_tformer.model.parameters import DropoutKey, Memory, Stream, accumulator
 from jax_tformer.scan import ATTENTION_OUTPUT
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
-from jax_tformer.model.shapes import DropoutKey
+from jax_tformer.model.parameters import DropoutKey
 
 Model = TypeVar("Model", bound=nnx.Module)
 

@@ -16,8 +16,17 @@ from jax_tformer.config.errors import InputError
 from jax_tformer.model.dropout import Dropout
 from jax_tformer.model.layers import Norm, identity
 from jax_tformer.model.masks import Mask
-from jax_tformer.model.parameters import Start, accumulator, dtype_of, parameter
-from jax_tformer.model.shapes import DropoutKey, Ids, Numbers, Positions, Stream
+from jax_tformer.model.parameters import (
+    DropoutKey,
+    Ids,
+    Numbers,
+    Positions,
+    Start,
+    Stream,
+    accumulator,
+    dtype_of,
+    parameter,
+)
 
 
 class Table(nnx.Module):

@@ -9,8 +9,7 @@ from jax_tformer.model.dropout import Dropout
 from jax_tformer.model.embedding import Table
 from jax_tformer.model.fast.few_rows import multiply_new_tokens
 from jax_tformer.model.layers import Linear, Norm, activate, identity, soft_cap
-from jax_tformer.model.parameters import ZEROS, accumulator, dtype_of, parameter, projection_start
-from jax_tformer.model.shapes import DropoutKey, Stream
+from jax_tformer.model.parameters import ZEROS, DropoutKey, Stream, accumulator, dtype_of, parameter, projection_start
 
 
 class Head(nnx.Module):

@@ -16,8 +16,16 @@ from jaxtyping import Array, Float
 from jax_tformer.config import Activation, LoraTarget, StackConfig, TransformerConfig
 from jax_tformer.lora import adapter
 from jax_tformer.model.dropout import Dropout
-from jax_tformer.model.parameters import ONES, ZEROS, accumulator, dtype_of, parameter, projection_start
-from jax_tformer.model.shapes import DropoutKey, Stream
+from jax_tformer.model.parameters import (
+    ONES,
+    ZEROS,
+    DropoutKey,
+    Stream,
+    accumulator,
+    dtype_of,
+    parameter,
+    projection_start,
+)
 from jax_tformer.scan import PROJECTION
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_tformer.config.errors import InputError
 from jax_tformer.model.layers import soft_cap
-from jax_tformer.model.shapes import Ids, Marks, Numbers, Positions, SourceIds, SourceMarks
+from jax_tformer.model.parameters import Ids, Marks, Numbers, Positions, SourceIds, SourceMarks
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,11 @@
-"""How a parameter is declared and drawn, and the types in which it and the activations are computed."""
+"""The arrays of a model: the shapes that its functions share, and how parameters are declared and drawn.
+
+One table says what each axis of each parameter is; sharding, weight decay, LoRA and the names of weights read it. D
+model width, H heads, K key/value heads, C head width, F feed-forward width, V vocabulary, N classes, P positions, Y
+token types, U buckets of distances, R rank of an adapter. `inputs -> outputs` is a matrix x W; other parameters are
+vectors, or tables with a row for each index. The leading L axis of stacked layers is not written. Of activations, B is
+rows, T target or only text, S source.
+"""
 
 import math
 import zlib
@@ -11,9 +18,76 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_tformer.config import TransformerConfig
+
+DropoutKey = Key[Array, ""] | None
+"""Turns dropout on: of the forward pass or, inside a layer, of the layer."""
+Ids = Int[Array, "B T"]
+Marks = Bool[Array, "B T"] | None
+"""True at tokens, or at those of a prefix; None: all, or none."""
+Numbers = Int[Array, "B T"] | None
+"""Of segments, or token types."""
+SourceIds = Int[Array, "B S"]
+SourceMarks = Bool[Array, "B S"] | None
+SourceNumbers = Int[Array, "B S"] | None
+Positions = Int[Array, "#B T"]
+Stream = Float[Array, "B T D"]
+"""The residual stream, and what enters and leaves the parts of a layer."""
+Memory = Float[Array, "B S D"] | None
+"""The encoder's output; None: the cache holds its keys and values."""
+
+AXES = {
+    "query.kernel": "D -> H C",
+    "key.kernel": "D -> K C",
+    "value.kernel": "D -> K C",
+    "output.kernel": "H C -> D",
+    "gate.kernel": "D -> F",
+    "up.kernel": "D -> F",
+    "down.kernel": "F -> D",
+    "dense.kernel": "D -> E",
+    "head.kernel": "D -> V",
+    "classifier.kernel": "D -> N",
+    "query.bias": "H C",
+    "key.bias": "K C",
+    "value.bias": "K C",
+    "gate.bias": "F",
+    "up.bias": "F",
+    "head.bias": "V",
+    "classifier.bias": "N",
+    "query_norm.scale": "C",
+    "query_norm.bias": "C",
+    "key_norm.scale": "C",
+    "key_norm.bias": "C",
+    "tokens.embedding": "V D",
+    "positions.embedding": "P D",
+    "token_types.embedding": "Y D",
+    "relative_positions.embedding": "U H",
+    "scale": "D",
+    "bias": "D",
+}
+"""The end of a parameter's path -> its axes; the first that fits. Adapters follow from the matrix that they change."""
+
+
+def axes_of(path: str) -> str:
+    """Returns the axes of the parameter at `path`, such as `decoder.blocks.feedforward.up.kernel`.
+
+    Raises KeyError for a parameter that the table does not have.
+    """
+    module, _, leaf = path.rpartition(".lora.")
+    if module:
+        inputs, outputs = axes_of(f"{module}.kernel").split(" -> ")
+        return f"{inputs} -> R" if leaf == "a" else f"R -> {outputs}"
+    try:
+        return next(axes for name, axes in AXES.items() if f".{path}".endswith(f".{name}"))
+    except StopIteration:
+        raise KeyError(path) from None
+
+
+def is_vector(path: str) -> bool:
+    """Whether the parameter is a bias or the scale of a norm: neither a matrix nor a table."""
+    return f".{path}".endswith((".bias", ".scale"))
 
 
 def dtype_of(name: str) -> jnp.dtype:

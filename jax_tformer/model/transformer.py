@@ -12,7 +12,7 @@ from jax_tformer.model.blocks import Captured, Masks, Stack
 from jax_tformer.model.embedding import InputEmbedding, Table
 from jax_tformer.model.heads import Classifier, Head, Pooler
 from jax_tformer.model.masks import Mask, position_ids
-from jax_tformer.model.shapes import (
+from jax_tformer.model.parameters import (
     DropoutKey,
     Ids,
     Marks,

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from jax_tformer.data.batches import IGNORED, Pipeline
+from jax_tformer.config import IGNORED
+from jax_tformer.data.batches import Pipeline
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.translation_scores import translation_scores

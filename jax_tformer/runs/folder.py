@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.data.tokenizer_sources import load_run_tokenizer, tokenizer_digests
+from jax_tformer.data.tokenizers import load_run_tokenizer, tokenizer_digests
 from jax_tformer.data.tokenizers import Tokenizer, check_vocabulary
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import ExperimentConfig

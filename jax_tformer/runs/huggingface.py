@@ -12,9 +12,9 @@ from jax.sharding import Mesh
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.config.experiment import ExperimentConfig, MaskedTextData, PairData, TextData, TokenizerConfig
-from jax_tformer.data.framing import Framing
+from jax_tformer.data.tokenizers import Framing
 from jax_tformer.data.pipeline import build_tokenizer_for
-from jax_tformer.data.tokenizer_sources import load_tokenizer
+from jax_tformer.data.tokenizers import load_tokenizer
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.files import changed_fields, shortened, to_dict, user_path
 from jax_tformer.functional import Params, transformer

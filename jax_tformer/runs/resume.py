@@ -9,7 +9,7 @@ from typing import Any
 import grain
 
 from jax_tformer.data.batches import Batch
-from jax_tformer.data.tokenizer_sources import tokenizer_digests
+from jax_tformer.data.tokenizers import tokenizer_digests
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import ExperimentConfig
 from jax_tformer.files import changed_fields, shortened, to_dict

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int
 
-from jax_tformer.data.batches import IGNORED
+from jax_tformer.config import IGNORED
 from jax_tformer.model.layers import soft_cap
 from jax_tformer.model.parameters import accumulator
 

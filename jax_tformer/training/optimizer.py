@@ -10,8 +10,7 @@ from jaxtyping import Array
 
 from jax_tformer.config.experiment import OptimizerConfig
 from jax_tformer.functional import Params
-from jax_tformer.model.axes import is_vector
-from jax_tformer.model.parameters import accumulator
+from jax_tformer.model.parameters import accumulator, is_vector
 
 
 def learning_rate(config: OptimizerConfig, steps: int) -> Callable[[Array], Array]:

@@ -14,10 +14,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import MeshConfig
 from jax_tformer.functional import Params
-from jax_tformer.model.axes import axes_of
+from jax_tformer.model.parameters import axes_of
 
 MESH_AXES = {"D": "fsdp", "H": "tensor", "K": "tensor", "F": "tensor", "V": "tensor"}
-"""An axis of parameters (`jax_tformer.model.axes`) -> the mesh axis that splits it; other axes stay whole."""
+"""An axis of parameters (`jax_tformer.model.parameters`) -> the mesh axis that splits it; other axes stay whole."""
 
 BATCH = PartitionSpec(("data", "fsdp"))
 """The rows of a batch are split over both axes."""

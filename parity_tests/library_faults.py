@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tformer.cache import Cache, KeyValue
-from jax_tformer.decoding import beam, loop, strategies
-from jax_tformer.decoding.past import Past
+from jax_tformer.decoding import beam, loop, sampling
+from jax_tformer.decoding.sampling import History
 from jax_tformer.hub import names
 from jax_tformer.model import attention, blocks, embedding, layers
 from jax_tformer.model.attention import Attention
@@ -191,15 +191,15 @@ def said_by_another(right: Callable[..., Any]) -> Callable[..., Any]:
         made = right(rules, beams, *rest)
         if made.seen is None:
             return made
-        said = jax.nn.one_hot(made.running.tokens[:, :, beams.made], made.seen.shape[-1], dtype=bool)
-        return made._replace(seen=made.seen | jnp.roll(said, 1, axis=1))
+        said = jax.nn.one_hot(made.running.tokens[:, :, beams.length], made.seen.shape[-1], dtype=bool)
+        return made._replace(seen=made.seen | jnp.roll(said, 1, axis=1).reshape(made.seen.shape))
 
     return extended
 
 
 def one_more_before_the_end(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return lambda scores, rules, place: right(
-        scores, replace(rules, fewest=None if rules.fewest is None else rules.fewest + 1), place
+        scores, replace(rules, min_new_tokens=None if rules.min_new_tokens is None else rules.min_new_tokens + 1), place
     )
 
 
@@ -207,8 +207,8 @@ def never_behind_a_forced_token(right: Callable[..., jax.Array]) -> Callable[...
     """What may not begin is suppressed at the first place, though the token there is forced."""
 
     def constrain(scores: jax.Array, rules: Any, place: Any) -> jax.Array:
-        begun = right(scores, replace(rules, first=None), place)
-        return right(begun, replace(rules, suppressed_at_begin=None), place)
+        begun = right(scores, replace(rules, forced_bos_token_id=None), place)
+        return right(begun, replace(rules, begin_suppress_tokens=None), place)
 
     return constrain
 
@@ -282,7 +282,7 @@ LIBRARY_TRAINING = (
 COARSE_MOMENT = code_fault("Adam's first moment kept in bfloat16", our_optimizer.optax, "adamw", coarse_moment)
 """Gate 6."""
 DECODING = (
-    code_fault("greedy choice among logits kept in 8 bits", strategies, "best", coarse_choice),
+    code_fault("greedy choice among logits kept in 8 bits", sampling, "argmax", coarse_choice),
     code_fault("cache: padding attended to", Stack, "masks", cached_masks(is_token=None)),
     code_fault("cache: positions count padding", Cache, "take_slots", padding_counted),
     code_fault("cache: written one slot too early", KeyValue, "write", slot_before),
@@ -290,14 +290,14 @@ DECODING = (
     code_fault("beams: cache not reordered", beam, "take_sequences", never_reordered),
     code_fault("beams: length penalty of one token more", beam, "_penalty", one_token_more),
     code_fault("beams: hope for one token more", beam, "_hoped_length", one_token_longer),
-    code_fault("beams: a lost hope comes back", beam, "_extended", hope_again),
-    code_fault("beams: tokens seen by another beam", beam, "_extended", said_by_another),
+    code_fault("beams: a lost hope comes back", beam, "_extend_beams", hope_again),
+    code_fault("beams: tokens seen by another beam", beam, "_extend_beams", said_by_another),
 )
 """Gate 8."""
 CHOICES = (
-    code_fault("min_new_tokens: one more", strategies, "constrain", one_more_before_the_end),
-    code_fault("begin_suppress_tokens: not behind a forced one", strategies, "constrain", never_behind_a_forced_token),
-    code_fault("n-grams: padding counts", Past, "of", padding_said),
+    code_fault("min_new_tokens: one more", sampling, "constrain", one_more_before_the_end),
+    code_fault("begin_suppress_tokens: not behind a forced one", sampling, "constrain", never_behind_a_forced_token),
+    code_fault("n-grams: padding counts", History, "of", padding_said),
 )
 """Gate 8, for the first settings of test_strategies.py, one by one."""
 SAME_NUMBER = code_fault("sampling: one random number for every step", loop, "choose", same_number)

@@ -22,7 +22,7 @@ from transformers import (
 from transformers import GPT2LMHeadModel as GPT2
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding as MarianPositions
 
-from jax_tformer.cli.command_line import run_program
+from jax_tformer.terminal import run_program
 from parity_tests.oracles.marian import exact_table
 from parity_tests.small_tokenizers import CORPUS, byte_level, word_pieces
 from twin import compare

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from jax_tformer.cache import Cache
 from jax_tformer.config import TransformerConfig
-from jax_tformer.decoding.fast import layers_apart
-from jax_tformer.decoding.generation import Generated, generate
+from jax_tformer.decoding.generate import Generated, generate
+from jax_tformer.decoding.loop import layers_apart
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.hub.families import from_huggingface

@@ -13,12 +13,11 @@ import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.decoding.fast import layers_apart
-from jax_tformer.decoding.generation import Generated, generate, stream
-from jax_tformer.decoding.loop import advance, row_keys, start
-from jax_tformer.decoding.scoring import score
+from jax_tformer.decoding.generate import Generated, generate, stream
+from jax_tformer.decoding.loop import advance, layers_apart, row_keys, start
+from jax_tformer.decoding.sampling import make_rules
+from jax_tformer.decoding.score import score
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.decoding.strategies import rules_of
 from jax_tformer.functional import AnyTransformer, Params, transformer
 
 STACK = StackConfig(num_layers=2, num_heads=2, feedforward_width=32, norm_placement="pre", final_norm=True)
@@ -97,15 +96,15 @@ def test_rows_end_where_the_end_token_comes(seq2seq: Model) -> None:
 
 def test_the_loop_stops_when_all_rows_have_ended(gpt: Model) -> None:
     net, params = gpt
-    decoding, rules = DecodingConfig(30), rules_of(DecodingConfig())
+    decoding, rules = DecodingConfig(30), make_rules(DecodingConfig())
     prompt, mask = jnp.array([[3, 4, 5]], jnp.int32), jnp.ones((1, 3), bool)
     end = generate(net, params, [[3, 4, 5]], decoding).rows(0)[0][4]
     first = generate(net, params, [[3, 4, 5]], decoding).rows(0)[0].index(end)
     keys, ends, limits = row_keys(jax.random.key(0), jnp.zeros(1, jnp.uint32), 1), jnp.array([end]), jnp.array([30])
     apart = layers_apart(params)
-    state = start(net, rules, apart, prompt, mask, None, limits, ends, keys, slots=33)
+    state = start(net, rules, apart, prompt, mask, None, limits, ends, keys, cache_length=33)
     state, _ = advance(net, rules, apart, state, ends, jnp.int32(29), room=29)
-    assert int(state.made) == first + 1 < 30
+    assert int(state.new_tokens) == first + 1 < 30
 
 
 def test_stream_says_what_generate_says(gpt: Model) -> None:

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from jax_tformer.config.errors import InputError
-from jax_tformer.decoding import generation
+from jax_tformer.decoding import generate as generation
 from jax_tformer.decoding.beam import search
-from jax_tformer.decoding.fast import layers_apart
-from jax_tformer.decoding.generation import generate, stream
-from jax_tformer.decoding.loop import advance
+from jax_tformer.decoding.generate import generate, stream
+from jax_tformer.decoding.loop import advance, layers_apart
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.functional import transformer
 from tests.test_decoding import GPT, PROMPTS, SEQ2SEQ, START, Model
@@ -41,7 +40,7 @@ def test_a_cache_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = generate(net, params, PROMPTS, decoding)
     before = advance._cache_size()
     monkeypatch.setattr(generation, "SHORT", 16)
-    assert [generation.held_slots(used, 192) for used in (1, 32, 33, 64)] == [64, 64, 192, 192]
+    assert [generation.cache_length(used, 192) for used in (1, 32, 33, 64)] == [64, 64, 192, 192]
     found = generate(net, params, PROMPTS, decoding)
     assert advance._cache_size() == before + 1, "a shorter cache has a program of its own"
     assert (found.tokens == whole.tokens).all()

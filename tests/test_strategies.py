@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from jax_tformer.config.errors import InputError
+from jax_tformer.decoding.sampling import choose, draw, keep_min_p, keep_top_k, keep_top_p, make_rules
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.decoding.strategies import choose, draw, keep_min_p, keep_top_k, keep_top_p, rules_of
 
 DRAWS = 100_000
 PROBABILITIES = np.array([0.02, 0.3, 0.05, 0.2, 0.13, 0.01, 0.25, 0.04])
@@ -61,7 +61,7 @@ def test_draws_have_the_probabilities(strategy: str, dtype: str) -> None:
         logits = jnp.tile(jnp.asarray(np.log(PROBABILITIES), dtype), (DRAWS, 1))
         seen = jnp.tile(SEEN, (DRAWS, 1)) if decoding.repetition_penalty != 1 else None
         keys = jax.random.split(jax.random.key(1), DRAWS)
-        tokens = jax.jit(choose)(logits, keys, rules_of(decoding), seen)
+        tokens = jax.jit(choose)(logits, keys, make_rules(decoding), seen)
     counts = np.bincount(np.asarray(tokens), minlength=8)
     assert counts[probabilities == 0].sum() == 0
     drawn = probabilities > 0
@@ -81,13 +81,13 @@ def test_temperature_zero_is_greedy_whatever_the_key() -> None:
     logits = jnp.array([[0.1, 3.0, 0.2], [2.0, 1.9, 0.0], [1.0, 5.0, 5.0]])
     for seed in range(5):
         keys = jax.random.split(jax.random.key(seed), 3)
-        assert choose(logits, keys, rules_of(DecodingConfig()), None).tolist() == [1, 0, 1]
+        assert choose(logits, keys, make_rules(DecodingConfig()), None).tolist() == [1, 0, 1]
 
 
 def test_the_smallest_temperature_is_greedy() -> None:
     logits = jnp.array([[0.1, 3.0, 0.2], [200.0, 1.9, 0.0]])
     keys = jax.random.split(jax.random.key(0), 2)
-    assert choose(logits, keys, rules_of(DecodingConfig(temperature=1e-38)), None).tolist() == [1, 0]
+    assert choose(logits, keys, make_rules(DecodingConfig(temperature=1e-38)), None).tolist() == [1, 0]
 
 
 @pytest.mark.deep

@@ -6,17 +6,16 @@ import sys
 
 import pytest
 
-from jax_tformer.cli.answers import Completion
-from jax_tformer.cli.command_line import run_program
-from jax_tformer.cli.output import JsonOutput, TextOutput
-from jax_tformer.cli.texts import Text
+from jax_tformer.cli.texts import JsonOutput, TextOutput
 from jax_tformer.config.errors import InputError, TrainingFailed
+from jax_tformer.decoding.answers import Completion
+from jax_tformer.decoding.prompts import Prompt
 from jax_tformer.runs.progress import ProgressLine
-from jax_tformer.terminal import one_line, say, visible
+from jax_tformer.terminal import one_line, run_program, say, visible
 
 TITLE = "\x1b]0;mine\x07"
 SHOWN = r"\u001b]0;mine\u0007"
-TEXT = Text(f"It {TITLE}", [0], 9, 1, "line 1")
+TEXT = Prompt(f"It {TITLE}", [0], 9, 1, "line 1")
 ANSWER = Completion(f"was\u009b2J\n\ta{TITLE}", [1], False, None)
 
 

@@ -8,11 +8,11 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models
 
-from jax_tformer.cli.answers import TextStream, added_text
 from jax_tformer.config.experiment import TokenizerConfig
 from jax_tformer.data.framing import follow_settings
 from jax_tformer.data.tokenizer_sources import build_tokenizer, load_tokenizer
 from jax_tformer.data.tokenizers import Tokenizer
+from jax_tformer.decoding.answers import TextStream, added_text
 
 GPT2 = Path(__file__).parents[2] / "shared" / "data" / "gpt2"
 TEXT = (

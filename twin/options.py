@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jax_tformer.cli.command_line import parse
+from jax_tformer.cli.options import parse
 from jax_tformer.cli.train_options import SHORT_NAMES, chosen_experiment, with_adapters
 from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig
 from jax_tformer.config.errors import require, require_fraction, require_positive

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from jax_tformer.cli.command_line import checkpoint_step, parse
+from jax_tformer.cli.options import checkpoint_step, parse
 from jax_tformer.config import Dtype
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.files import new_folder, require_new_folder, to_dict, user_path, write_json

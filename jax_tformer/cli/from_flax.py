@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from jax_tformer.cli.command_line import parse
+from jax_tformer.cli.options import parse
 from jax_tformer.files import require_new_folder, user_path
 
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from jax_tformer.cli.command_line import as_called, long_name, parse
+from jax_tformer.cli.options import given_flags, parse
 from jax_tformer.config import LoraConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import ExperimentConfig
 from jax_tformer.config.presets import DEFAULT_EXPERIMENT, EXPERIMENTS
 from jax_tformer.files import changed_fields, require_new_folder, shortened, to_dict, user_path
+from jax_tformer.terminal import as_called
 
 if TYPE_CHECKING:
     from jax_tformer.runs.folder import RunFolder
@@ -164,7 +165,7 @@ def _start(
 
 def with_adapters(experiment: ExperimentConfig, arguments: Sequence[str]) -> ExperimentConfig:
     """Returns `experiment`, with adapters if it has none and a flag describes them."""
-    asked = any(long_name(argument, SHORT_NAMES).startswith("--model.lora.") for argument in arguments)
+    asked = any(flag.startswith("--model.lora.") for flag in given_flags(arguments, SHORT_NAMES))
     if not asked or experiment.model.lora is not None:
         return experiment
     return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, lora=LoraConfig()))
@@ -193,11 +194,11 @@ def _require_report(folder: "RunFolder", run: ExperimentConfig | None, wanted: E
 
 def _own_settings(run: ExperimentConfig, name: str, arguments: Sequence[str]) -> list[str]:
     """Returns a note about settings in which the run differs from the named experiment and no flag repeats."""
-    said = {long_name(argument, SHORT_NAMES).partition("=")[0].replace("_", "-") for argument in arguments}
+    flags = given_flags(arguments, SHORT_NAMES)
     own = [
         f"{field} {json.dumps(value)}"
         for field, (_, value) in changed_fields(to_dict(EXPERIMENTS[name].config), to_dict(run)).items()
-        if f"--{field.replace('_', '-')}" not in said and field not in ("model.vocab_size", *_PLACES)
+        if f"--{field.replace('_', '-')}" not in flags and field not in ("model.vocab_size", *_PLACES)
     ]
     return [f"the run keeps its own settings where {name} has others: {shortened(own)}"] if own else []
 

@@ -76,8 +76,8 @@ def processed(settings: dict[str, Any]) -> Iterator[Measured]:
     tuples = {name: tuple(settings[name]) for name in settings.keys() & {"begin_suppress_tokens"}}
     tuples |= {name: tuple(map(tuple, settings[name])) for name in settings.keys() & {"bad_words_ids"}}
     asked = {"temperature": 1.0} | settings | tuples
-    ends, rows = jnp.array([asked.pop("eos_token_id", -1)]), np.arange(len(prompts))[:, None]
-    rules, limits, banned = make_rules(DecodingConfig(**asked)), jnp.full(len(prompts), 10), 0
+    ends, rows = [asked.pop("eos_token_id", -1)], np.arange(len(prompts))[:, None]
+    rules, limits, banned = make_rules(DecodingConfig(**asked), ends), jnp.full(len(prompts), 10), 0
     for step, (raw, scores) in enumerate(zip(answer.logits, answer.scores, strict=True)):
         seen = np.zeros(raw.shape, bool)
         said = answer.sequences[:, : length + step].numpy()
@@ -85,7 +85,7 @@ def processed(settings: dict[str, Any]) -> Iterator[Measured]:
         # Padding, on our side alone, has the id of a token that may be said.
         texts = (pad_rows(text.tolist(), text.shape[1] + 3, side="left") for text in (said, prompts))
         (tokens, mask), given = jax.tree.map(jnp.asarray, tuple(texts))
-        now = Step(jnp.asarray(step), limits, ends, History.of(tokens, mask, 3, given))
+        now = Step(jnp.asarray(step), limits, History.of(tokens, mask, 3, given))
         found = process_logits(jnp.asarray(raw.numpy()), rules, jnp.asarray(seen), now)
         # Up to a constant a row, which the softmax takes out.
         ours, theirs = np.asarray(jax.nn.log_softmax(found)), scores.log_softmax(-1).numpy()

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_tformer.cache import Cache
-from jax_tformer.decoding.loop import Source, extend, mark_seen, prefill, start_history, take_sequences
-from jax_tformer.decoding.sampling import History, Rules, Step, restrict
+from jax_tformer.decoding.loop import Prompts, extend, mark_seen, prefill, start_history, take_sequences
+from jax_tformer.decoding.sampling import History, Rules, Seen, Step, restrict
 from jax_tformer.functional import DecoderTransformer, Params
 
 _NEVER = -1e9
@@ -46,11 +46,12 @@ class Beams(NamedTuple):
     """Finished sequences; their scores are divided by the length penalty."""
     improvable: Bool[Array, " B"]
     """Whether an unfinished sequence might still overtake a finished one."""
-    seen: Bool[Array, "N V"] | None
-    """The tokens in prompt and beam, for each of N = B * W beams; None without a repetition penalty."""
+    seen: Seen
+    """Of N = B * W beams."""
     prompts: History | None
     """The prompt of each of B * W sequences; None where the rules do not look back."""
     cache: Cache
+    limits: Int[Array, " B"]
     length: Int[Array, ""]
     """How many tokens the unfinished sequences have."""
     broken: Bool[Array, ""]
@@ -64,11 +65,7 @@ def start_search(
     net: DecoderTransformer,
     rules: Rules,
     params: Params,
-    prompt: Int[Array, "B P"],
-    mask: Bool[Array, "B P"],
-    source: Source,
-    limits: Int[Array, " B"],
-    end_ids: Int[Array, " E"],
+    prompts: Prompts,
     cache_length: int,
     room: int,
 ) -> Beams:
@@ -76,10 +73,10 @@ def start_search(
 
     The cache has `cache_length` slots. No sequence gets more than `room` tokens (M).
     """
-    batch, width = len(prompt), rules.num_beams
-    logits, cache = prefill(net, params, prompt, mask, source, cache_length)
+    batch, width = len(prompts.tokens), rules.num_beams
+    logits, cache = prefill(net, params, prompts, cache_length)
     nothing = Sequences(
-        jnp.full((batch, width, room), end_ids[0], jnp.int32),
+        jnp.full((batch, width, room), rules.end_ids[0], jnp.int32),
         jnp.zeros((batch, width), jnp.int32),
         jnp.full((batch, width), _NEVER, logits.dtype),
         jnp.zeros((batch, width), bool),
@@ -90,14 +87,15 @@ def start_search(
         nothing._replace(scores=nothing.scores.at[:, 0].set(0), exist=nothing.exist.at[:, 0].set(True)),
         nothing,
         jnp.ones(batch, bool),
-        None if rules.repetition_penalty is None else mark_seen(net, prompt, mask)[rows],
-        start_history(rules, prompt, mask, source, rows, 0),
+        mark_seen(net, rules, prompts, rows),
+        start_history(rules, prompts, rows, 0),
         take_sequences(cache, rows),
+        prompts.limits,
         jnp.asarray(0, jnp.int32),
         jnp.asarray(False),
         jnp.zeros(batch, bool),
     )
-    return _extend_beams(rules, beams, jnp.repeat(logits[:, None], width, axis=1), limits, end_ids)
+    return _extend_beams(rules, beams, jnp.repeat(logits[:, None], width, axis=1))
 
 
 @partial(jax.jit, static_argnames="net", donate_argnames="beams")
@@ -106,8 +104,6 @@ def search(
     rules: Rules,
     params: Params,
     beams: Beams,
-    limits: Int[Array, " B"],
-    end_ids: Int[Array, " E"],
     steps: Int[Array, ""],
 ) -> Beams:
     """Searches on for up to `steps` tokens, for which the cache must have room, or until it is over. Donates `beams`.
@@ -121,20 +117,19 @@ def search(
     def one_more(beams: Beams) -> Beams:
         tokens = jax.lax.dynamic_index_in_dim(beams.running.tokens, beams.length - 1, axis=2, keepdims=False)
         logits, cache = extend(net, params, tokens.reshape(-1, 1), beams.cache)
-        return _extend_beams(rules, beams._replace(cache=cache), logits.reshape(*tokens.shape, -1), limits, end_ids)
+        return _extend_beams(rules, beams._replace(cache=cache), logits.reshape(*tokens.shape, -1))
 
     return jax.lax.while_loop(lambda beams: ~beams.closed.all() & (beams.length < last), one_more, beams)
 
 
-def _extend_beams(
-    rules: Rules, beams: Beams, logits: Float[Array, "B W V"], limits: Int[Array, " B"], end_ids: Int[Array, " E"]
-) -> Beams:
+def _extend_beams(rules: Rules, beams: Beams, logits: Float[Array, "B W V"]) -> Beams:
     """Returns the beams with one more token."""
+    limits, end_ids = beams.limits, rules.end_ids
     (batch, width, vocabulary), running = logits.shape, beams.running
     broken = jnp.isnan(logits).any((1, 2)) & ~beams.closed
     log_probabilities = jax.nn.log_softmax(logits, axis=-1)
     history = None if beams.prompts is None else _history(beams.prompts, running.tokens, beams.length)
-    step = Step(beams.length, jnp.repeat(limits, width), end_ids, history)
+    step = Step(beams.length, jnp.repeat(limits, width), history)
     log_probabilities = restrict(log_probabilities.reshape(-1, vocabulary), rules, beams.seen, step)
     log_probabilities = log_probabilities.reshape(logits.shape)
     if rules.renormalize_logits:
@@ -175,6 +170,7 @@ def _extend_beams(
         seen,
         beams.prompts,
         take_sequences(beams.cache, rows),
+        limits,
         length,
         beams.broken | broken.any(),
         ~improvable | full | (length >= limits),

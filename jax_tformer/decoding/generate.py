@@ -11,7 +11,7 @@ import numpy as np
 
 from jax_tformer.config.errors import InputError, require, require_field, require_ids
 from jax_tformer.decoding.beam import search, start_search
-from jax_tformer.decoding.loop import advance, grow_cache, restart, row_keys, start, unstack_layers
+from jax_tformer.decoding.loop import Prompts, advance, grow_cache, restart, row_keys, start, unstack_layers
 from jax_tformer.decoding.prompts import STEP, Ids, PromptBatch, pad_rows, require_positions, round_up
 from jax_tformer.decoding.sampling import make_rules
 from jax_tformer.decoding.settings import DecodingConfig
@@ -152,18 +152,16 @@ def _check(
 
 def _search(net: DecoderTransformer, params: Params, batch: PromptBatch, decoding: DecodingConfig) -> Generated:
     rules, wanted = make_rules(decoding, batch.end_ids), decoding.num_return_sequences
-    ends = jnp.asarray(batch.end_ids, jnp.int32)
-    padded, needed = batch.pad(net.config)
-    arrays = jax.tree.map(jnp.asarray, padded)
-    filled, limits = arrays[0].shape[1], arrays[-1]
+    prompts, needed = _pad(net, batch)
+    filled = prompts.tokens.shape[1]
     length = cache_length(filled, needed)
     # One token for each slot beside the prompt, and the last one, which is not read.
-    beams = start_search(net, rules, params, *arrays, ends, cache_length=length, room=needed - filled + 1)
+    beams = start_search(net, rules, params, prompts, cache_length=length, room=needed - filled + 1)
     while not np.asarray(beams.closed).all():
         if filled == length:
             length = cache_length(filled, needed)
             beams = beams._replace(cache=grow_cache(beams.cache, length))
-        beams, filled = search(net, rules, params, beams, limits, ends, length - filled), length
+        beams, filled = search(net, rules, params, beams, length - filled), length
     _require_numbers(beams.broken)
     tokens, lengths, scores, exist = (np.asarray(best)[:, :wanted] for best in beams.finished)
     fewest = f"is {wanted}, and the beam search has found {exist.sum(1).min()} sequences for a prompt"
@@ -176,16 +174,14 @@ def _continue(
 ) -> Iterator[np.ndarray]:
     """Yields the tokens of a group, int32 `[B * R, n]`: the first, then one at a time or as many as there is room."""
     rules, samples = make_rules(decoding, batch.end_ids), decoding.num_return_sequences
-    ends = jnp.asarray(batch.end_ids, jnp.int32)
-    padded, needed = batch.pad(net.config)
-    arrays = jax.tree.map(jnp.asarray, padded)
-    filled, count, limit = arrays[0].shape[1], 1, int(batch.limits.max())
+    prompts, needed = _pad(net, batch)
+    filled, count, limit = prompts.tokens.shape[1], 1, int(batch.limits.max())
     # A step reads every slot, so there are few while the text is short.
     length = cache_length(filled, needed)
     hashes = np.array([zlib.crc32(np.asarray(ids, "<i4").tobytes()) for ids in batch.ids], np.uint32)
     keys = row_keys(jax.random.key(seed), hashes, samples)
     room = round_up(limit) if rules.look_back else 0
-    state = start(net, rules, params, *arrays, ends, keys, cache_length=length, room=room)
+    state = start(net, rules, params, prompts, keys, cache_length=length, room=room)
     _require_numbers(state.broken)
     yield (new := np.asarray(state.token)[:, None])
     # The tokens that a sliding text reads again, into a new cache.
@@ -196,17 +192,23 @@ def _continue(
             # The newer half stays; the very last token has been chosen but not yet read.
             filled = max(needed // 2, 1)
             tokens, mask = pad_rows([text[-1 - filled : -1] for text in texts], filled, side="left")
-            state = restart(net, params, state, jnp.asarray(tokens), jnp.asarray(mask), needed)
+            part = Prompts(jnp.asarray(tokens), jnp.asarray(mask), None, state.limits)
+            state = restart(net, params, state, part, needed)
         elif filled == length:
             length = cache_length(filled, needed)
             state = state._replace(cache=grow_cache(state.cache, length))
         steps = min(limit - count, length - filled) if at_once else 1
         # The number of steps is traced and their room is static, so one compilation is enough.
-        state, tokens = advance(net, rules, params, state, ends, steps, length if at_once else 1)
+        state, tokens = advance(net, rules, params, state, steps, length if at_once else 1)
         _require_numbers(state.broken)
         new = np.asarray(tokens)[:, : int(state.new_tokens) - count]
         count, filled = count + new.shape[1], filled + new.shape[1]
         yield new
+
+
+def _pad(net: DecoderTransformer, batch: PromptBatch) -> tuple[Prompts, int]:
+    padded, needed = batch.pad(net.config)
+    return Prompts(*jax.tree.map(jnp.asarray, padded)), needed
 
 
 def _require_numbers(broken: jax.Array) -> None:

@@ -12,32 +12,40 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import traverse_util
-from jaxtyping import Array, Bool, Float, Int, Key, UInt32
+from jaxtyping import Array, Bool, Int, Key, UInt32
 
 from jax_tformer.cache import Cache, KeyValue
-from jax_tformer.decoding.sampling import History, Rules, Step, choose
+from jax_tformer.decoding.sampling import History, Keys, Logits, Rules, Seen, Step, TokenIds, choose
 from jax_tformer.functional import DecoderTransformer, Params
 from jax_tformer.model.fast.few_rows import FEW_ROWS, Transposed
 from jax_tformer.model.transformer import DecoderOnly
 
-Source = tuple[Int[Array, "B S"], Bool[Array, "B S"]] | None
-"""The texts that an encoder-decoder translates, and their mask."""
+
+class Prompts(NamedTuple):
+    """B prompts, padded on the left; those of an encoder-decoder are start tokens."""
+
+    tokens: Int[Array, "B P"]
+    mask: Bool[Array, "B P"]
+    """True at tokens."""
+    source: tuple[Int[Array, "B S"], Bool[Array, "B S"]] | None
+    """The texts that an encoder-decoder translates, and their mask."""
+    limits: Int[Array, " B"]
+    """The largest number of new tokens of each."""
 
 
 class State(NamedTuple):
     """The state of N rows that are being generated."""
 
     cache: Cache
-    token: Int[Array, " N"]
+    token: TokenIds
     """The token chosen last, not yet in the cache."""
     done: Bool[Array, " N"]
     """Whether the row has ended."""
-    seen: Bool[Array, "N V"] | None
-    """The tokens in prompt and continuation; None without a repetition penalty."""
+    seen: Seen
     history: History | None
     """None where the rules do not look back at it."""
-    keys: Key[Array, " N"]
-    limits: Int[Array, " N"]
+    keys: Keys
+    limits: TokenIds
     """The largest number of new tokens of each row; the last of them ends it."""
     new_tokens: Int[Array, ""]
     """How many tokens have been chosen, the last one included."""
@@ -50,35 +58,30 @@ def start(
     net: DecoderTransformer,
     rules: Rules,
     params: Params,
-    prompt: Int[Array, "B P"],
-    mask: Bool[Array, "B P"],
-    source: Source,
-    limits: Int[Array, " B"],
-    end_ids: Int[Array, " E"],
+    prompts: Prompts,
     keys: Key[Array, "B R"],
     cache_length: int,
     room: int = 0,
 ) -> State:
-    """Reads the prompts (`mask`: True at tokens) and chooses the first token of N = B * R rows, R for each prompt.
+    """Reads the prompts and chooses the first token of N = B * R rows, R for each prompt.
 
-    `source` is the text that an encoder-decoder translates, with its mask; `keys` are those of `row_keys`.
-    Where the rules look back, `room` is at least the largest of `limits`.
+    `keys` are those of `row_keys`. Where the rules look back, `room` is at least the largest of the limits.
     """
-    logits, cache = prefill(net, params, prompt, mask, source, cache_length)
+    logits, cache = prefill(net, params, prompts, cache_length)
     samples = keys.shape[1]
-    rows = jnp.repeat(jnp.arange(len(prompt)), samples)
+    rows = jnp.repeat(jnp.arange(len(keys)), samples)
     state = State(
         take_sequences(cache, rows) if samples > 1 else cache,
         jnp.zeros(rows.shape, jnp.int32),
         jnp.zeros(rows.shape, bool),
-        mark_seen(net, prompt, mask)[rows] if rules.repetition_penalty is not None else None,
-        start_history(rules, prompt, mask, source, rows, room),
+        mark_seen(net, rules, prompts, rows),
+        start_history(rules, prompts, rows, room),
         keys.reshape(-1),
-        limits[rows],
+        prompts.limits[rows],
         jnp.asarray(0, jnp.int32),
         jnp.asarray(False),
     )
-    return append_token(rules, state, logits[rows], end_ids)
+    return append_token(rules, state, logits[rows])
 
 
 @partial(jax.jit, static_argnames=("net", "room"), donate_argnames=("state",))
@@ -87,7 +90,6 @@ def advance(
     rules: Rules,
     params: Params,
     state: State,
-    end_ids: Int[Array, " E"],
     steps: Int[Array, ""],
     room: int,
 ) -> tuple[State, Int[Array, "N M"]]:
@@ -105,10 +107,10 @@ def advance(
         state, tokens = loop
         logits, cache = extend(net, params, state.token[:, None], state.cache)
         column = state.new_tokens - before
-        state = append_token(rules, state._replace(cache=cache), logits, end_ids)
+        state = append_token(rules, state._replace(cache=cache), logits)
         return state, jax.lax.dynamic_update_slice_in_dim(tokens, state.token[:, None], column, axis=1)
 
-    tokens = jnp.full((len(state.token), room), end_ids[0], jnp.int32)
+    tokens = jnp.full((len(state.token), room), rules.end_ids[0], jnp.int32)
     return jax.lax.while_loop(unfinished, one_more, (state, tokens))
 
 
@@ -117,12 +119,11 @@ def restart(
     net: DecoderTransformer,
     params: Params,
     state: State,
-    tokens: Int[Array, "N P"],
-    mask: Bool[Array, "N P"],
+    prompts: Prompts,
     cache_length: int,
 ) -> State:
-    """Returns `state` with a new cache of `cache_length` slots that holds only `tokens`; the chosen tokens stay."""
-    _, cache = prefill(net, params, tokens, mask, None, cache_length)
+    """Returns `state` with a new cache of `cache_length` slots that holds only `prompts`; the chosen tokens stay."""
+    _, cache = prefill(net, params, prompts, cache_length)
     return state._replace(cache=cache)
 
 
@@ -133,32 +134,23 @@ def row_keys(key: Key[Array, ""], hashes: UInt32[Array, " B"], samples: int) -> 
     return jax.vmap(fold, (0, None))(fold(key, hashes), jnp.arange(samples))
 
 
-def prefill(
-    net: DecoderTransformer,
-    params: Params,
-    prompt: Int[Array, "B P"],
-    mask: Bool[Array, "B P"],
-    source: Source,
-    cache_length: int,
-) -> tuple[Array, Cache]:
+def prefill(net: DecoderTransformer, params: Params, prompts: Prompts, cache_length: int) -> tuple[Array, Cache]:
     """Returns the logits after the prompts, `[B, V]`, and a cache of `cache_length` slots that holds the prompts."""
-    model, length = net.bind(params), prompt.shape[1]
+    model, (tokens, mask, source, _) = net.bind(params), prompts
+    batch, length = tokens.shape
     # The cache grows afterwards, so that the prompt attends only to itself and not to empty slots.
     if isinstance(model, DecoderOnly):
-        outputs = model(prompt, mask=mask, cache=model.new_cache(len(prompt), length))
+        outputs = model(tokens, mask=mask, cache=model.new_cache(batch, length))
     else:
         assert source is not None
-        ids, tokens = source
-        cache = model.new_cache(len(ids), length, ids.shape[1])
-        outputs = model(ids, prompt, source_mask=tokens, target_mask=mask, cache=cache)
+        cache = model.new_cache(batch, length, source[0].shape[1])
+        outputs = model(source[0], tokens, source_mask=source[1], target_mask=mask, cache=cache)
     assert outputs.cache is not None
     assert model.head is not None
     return model.head(outputs.hidden[:, -1:], model.table)[:, 0], grow_cache(outputs.cache, cache_length)
 
 
-def extend(
-    net: DecoderTransformer, params: Params, tokens: Int[Array, "N T"], cache: Cache
-) -> tuple[Float[Array, "N V"], Cache]:
+def extend(net: DecoderTransformer, params: Params, tokens: Int[Array, "N T"], cache: Cache) -> tuple[Logits, Cache]:
     """Appends `tokens` to the cache; returns the logits after the last of them, and the new cache."""
     model = net.bind(params)
     # An encoder-decoder's cache remembers the encoded source.
@@ -179,7 +171,7 @@ def grow_cache(cache: Cache, cache_length: int) -> Cache:
     return cache._replace(layers=layers, is_token=jnp.pad(cache.is_token, ((0, 0), (0, more))))
 
 
-def take_sequences(cache: Cache, rows: Int[Array, " N"]) -> Cache:
+def take_sequences(cache: Cache, rows: TokenIds) -> Cache:
     """Returns the cache of the sequences `rows`, in that order; a sequence may come several times.
 
     Cross-attention stays as it is, so the sequences of one source must remain neighbours.
@@ -193,15 +185,15 @@ def take_sequences(cache: Cache, rows: Int[Array, " N"]) -> Cache:
     return cache._replace(layers=layers, is_token=cache.is_token[rows])
 
 
-def append_token(rules: Rules, state: State, logits: Float[Array, "N V"], end_ids: Int[Array, " E"]) -> State:
+def append_token(rules: Rules, state: State, logits: Logits) -> State:
     """Chooses the next token of each row from its logits; rows that have ended repeat the first end token."""
     keys = jax.vmap(jax.random.fold_in, (0, None))(state.keys, state.new_tokens)
-    step = Step(state.new_tokens, state.limits, end_ids, state.history)
-    token = jnp.where(state.done, end_ids[0], choose(logits, keys, rules, state.seen, step)).astype(jnp.int32)
+    step = Step(state.new_tokens, state.limits, state.history)
+    token = jnp.where(state.done, rules.end_ids[0], choose(logits, keys, rules, state.seen, step)).astype(jnp.int32)
     new_tokens = state.new_tokens + 1
     return state._replace(
         token=token,
-        done=state.done | jnp.isin(token, end_ids) | (new_tokens >= state.limits),
+        done=state.done | jnp.isin(token, rules.end_ids) | (new_tokens >= state.limits),
         seen=None if state.seen is None else state.seen.at[jnp.arange(len(token)), token].set(True),
         history=None if state.history is None else state.history.append(token),
         new_tokens=new_tokens,
@@ -209,30 +201,24 @@ def append_token(rules: Rules, state: State, logits: Float[Array, "N V"], end_id
     )
 
 
-def start_history(
-    rules: Rules,
-    prompt: Int[Array, "B P"],
-    mask: Bool[Array, "B P"],
-    source: Source,
-    rows: Int[Array, " N"],
-    room: int,
-) -> History | None:
+def start_history(rules: Rules, prompts: Prompts, rows: TokenIds, room: int) -> History | None:
     """Returns what each row begins with, with room for new tokens; None where the rules do not look back.
 
     Row n is a continuation of prompt `rows[n]`.
     """
     if not rules.look_back:
         return None
-    ids, tokens = (prompt, mask) if source is None else source
-    text = (ids[rows], tokens[rows]) if rules.encoder_no_repeat_ngram_size else None
-    return History.of(prompt[rows], mask[rows], room, text)
+    ids, mask = (prompts.tokens, prompts.mask) if prompts.source is None else prompts.source
+    text = (ids[rows], mask[rows]) if rules.encoder_no_repeat_ngram_size else None
+    return History.of(prompts.tokens[rows], prompts.mask[rows], room, text)
 
 
-def mark_seen(net: DecoderTransformer, tokens: Int[Array, "B P"], mask: Bool[Array, "B P"]) -> Bool[Array, "B V"]:
-    """Returns which tokens occur in each row; padding does not count."""
-    rows = jnp.arange(len(tokens))[:, None]
-    nothing = jnp.zeros((len(tokens), net.config.vocab_size or 0), bool)
-    return nothing.at[rows, tokens].max(mask)
+def mark_seen(net: DecoderTransformer, rules: Rules, prompts: Prompts, rows: TokenIds) -> Seen:
+    """Returns the tokens that each row begins with, but for padding; None without a repetition penalty."""
+    if rules.repetition_penalty is None:
+        return None
+    nothing = jnp.zeros((len(prompts.tokens), net.config.vocab_size or 0), bool)
+    return nothing.at[jnp.arange(len(nothing))[:, None], prompts.tokens].max(prompts.mask)[rows]
 
 
 def layers_apart(params: Params, *, rows: int = 1) -> Params:

@@ -15,6 +15,13 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_tformer.decoding.settings import DecodingConfig, LengthPenaltyForm
 
+Logits = Float[Array, "N V"]
+"""Logits, or log-probabilities, of N rows."""
+Seen = Bool[Array, "N V"] | None
+"""The tokens that each row contains; None without a repetition penalty."""
+TokenIds = Int[Array, " N"]
+Keys = Key[Array, " N"]
+
 
 class History(NamedTuple):
     """The tokens of each of N rows so far: its prompt (of an encoder-decoder, the start token), and the new ones."""
@@ -38,7 +45,7 @@ class History(NamedTuple):
         text = None if source is None else jnp.where(source[1], source[0], -1)
         return History(tokens, jnp.asarray(prompt.shape[1], jnp.int32), text)
 
-    def append(self, token: Int[Array, " N"]) -> "History":
+    def append(self, token: TokenIds) -> "History":
         """Returns the history with one more token in each row."""
         tokens = jax.lax.dynamic_update_slice_in_dim(self.tokens, token[:, None], self.length, axis=1)
         return self._replace(tokens=tokens, length=self.length + 1)
@@ -56,8 +63,6 @@ class Step(NamedTuple):
     """How many new tokens the rows have."""
     limits: Int[Array, " N"]
     """The largest number of new tokens of each row."""
-    end_ids: Int[Array, " E"]
-    """The tokens that end a row; -1 never occurs."""
     history: History | None = None
     """Needed only by rules that look back (`Rules.look_back`)."""
 
@@ -80,6 +85,8 @@ class Rules:
     begin_suppress_tokens: Int[Array, " m"] | None
     bad_words_ids: Int[Array, "w L"] | None
     """Words of several tokens that never come; -1 before those with fewer than L."""
+    end_ids: Int[Array, " E"]
+    """The tokens that end a row; -1 never occurs."""
     min_new_tokens: Int[Array, ""] | None
     forced_bos_token_id: Int[Array, ""] | None
     forced_eos_token_id: Int[Array, ""] | None
@@ -103,9 +110,10 @@ _UNUSED |= {"suppress_tokens": (), "begin_suppress_tokens": ()}
 """The traced settings, with the value that does nothing."""
 
 
-def make_rules(decoding: DecodingConfig, end_ids: Sequence[int] = ()) -> Rules:
+def make_rules(decoding: DecodingConfig, end_ids: Sequence[int] = (-1,)) -> Rules:
     """Converts a config to rules for rows that end with any of `end_ids`, which are no bad words on their own."""
-    values = {field.name: getattr(decoding, field.name) for field in fields(Rules)}
+    values: dict[str, Any] = {"end_ids": jnp.asarray(end_ids, jnp.int32)}
+    values |= {field.name: getattr(decoding, field.name) for field in fields(Rules) if field.name not in values}
     words = [word for word in decoding.bad_words_ids if len(word) > 1 or word[0] not in end_ids]
     never = {*decoding.suppress_tokens, *(word[0] for word in words if len(word) == 1)}
     long, longest = [word for word in words if len(word) > 1], max(map(len, words), default=0)
@@ -119,12 +127,12 @@ def make_rules(decoding: DecodingConfig, end_ids: Sequence[int] = ()) -> Rules:
 
 
 def choose(
-    logits: Float[Array, "N V"],
-    keys: Key[Array, " N"],
+    logits: Logits,
+    keys: Keys,
     rules: Rules,
-    seen: Bool[Array, "N V"] | None,
+    seen: Seen,
     step: Step | None = None,
-) -> Int[Array, " N"]:
+) -> TokenIds:
     """Draws one token per row with the row's own key, or takes the best one without a temperature.
 
     `seen` and `step` are as in `process_logits`.
@@ -133,13 +141,11 @@ def choose(
     return argmax(logits) if rules.temperature is None else draw(logits, keys)
 
 
-def process_logits(
-    logits: Float[Array, "N V"], rules: Rules, seen: Bool[Array, "N V"] | None, step: Step | None = None
-) -> Float[Array, "N V"]:
+def process_logits(logits: Logits, rules: Rules, seen: Seen, step: Step | None = None) -> Logits:
     """Applies what `restrict` does, then temperature, top-k, top-p and min-p.
 
-    Logits are correct up to a constant per row. `seen` are the tokens that the row contains; None without a repetition
-    penalty. `step` may be None if there are no constraints and the rules do not look back.
+    Logits are correct up to a constant per row. `step` may be None if there are no constraints and the rules do not
+    look back.
     """
     logits = restrict(logits, rules, seen, step)
     if rules.temperature is not None:
@@ -155,9 +161,7 @@ def process_logits(
     return logits
 
 
-def restrict(
-    scores: Float[Array, "N V"], rules: Rules, seen: Bool[Array, "N V"] | None, step: Step | None
-) -> Float[Array, "N V"]:
+def restrict(scores: Logits, rules: Rules, seen: Seen, step: Step | None) -> Logits:
     """Applies what changes logits, or log-probabilities, without drawing.
 
     The repetition penalty comes first, then the ban of n-grams and words, then constraints.
@@ -176,7 +180,7 @@ def restrict(
     return constrain(scores, rules, step)
 
 
-def constrain(scores: Float[Array, "N V"], rules: Rules, step: Step) -> Float[Array, "N V"]:
+def constrain(scores: Logits, rules: Rules, step: Step) -> Logits:
     """Sets the scores of tokens that may not come here to -inf; a token that must come gets 0, and all others -inf."""
     if rules.suppress_tokens is not None:
         scores = scores.at[:, rules.suppress_tokens].set(-jnp.inf)
@@ -184,7 +188,7 @@ def constrain(scores: Float[Array, "N V"], rules: Rules, step: Step) -> Float[Ar
         begins = step.position == (0 if rules.forced_bos_token_id is None else 1)
         scores = jnp.where(begins, scores.at[:, rules.begin_suppress_tokens].set(-jnp.inf), scores)
     if rules.min_new_tokens is not None:
-        scores = jnp.where(step.position < rules.min_new_tokens, _forbid(scores, step.end_ids[None]), scores)
+        scores = jnp.where(step.position < rules.min_new_tokens, _forbid(scores, rules.end_ids[None]), scores)
     if rules.forced_bos_token_id is not None:
         scores = jnp.where(step.position == 0, _only(rules.forced_bos_token_id, scores), scores)
     if rules.forced_eos_token_id is not None:
@@ -194,13 +198,11 @@ def constrain(scores: Float[Array, "N V"], rules: Rules, step: Step) -> Float[Ar
     return scores
 
 
-def _only(token: Int[Array, ""], scores: Float[Array, "N V"]) -> Float[Array, "1 V"]:
+def _only(token: Int[Array, ""], scores: Logits) -> Float[Array, "1 V"]:
     return jnp.where(jnp.arange(scores.shape[1]) == token, 0.0, -jnp.inf).astype(scores.dtype)[None]
 
 
-def forbid_ngrams(
-    scores: Float[Array, "N V"], history: History, text: Int[Array, "N X"], size: int
-) -> Float[Array, "N V"]:
+def forbid_ngrams(scores: Logits, history: History, text: Int[Array, "N X"], size: int) -> Logits:
     """Sets the scores of tokens that would end an n-gram of `size` tokens of the row's `text` to -inf.
 
     `text` has -1 where there is no token.
@@ -217,7 +219,7 @@ def forbid_ngrams(
     return _forbid(scores, jnp.where(repeats, following, -1))
 
 
-def forbid_words(scores: Float[Array, "N V"], history: History, words: Int[Array, "w L"]) -> Float[Array, "N V"]:
+def forbid_words(scores: Logits, history: History, words: Int[Array, "w L"]) -> Logits:
     """Sets the score of a word's last token to -inf where a row ends with all tokens before it.
 
     Words shorter than L tokens begin with -1.
@@ -227,7 +229,7 @@ def forbid_words(scores: Float[Array, "N V"], history: History, words: Int[Array
     return _forbid(scores, jnp.where(begun, ends, -1))
 
 
-def _forbid(scores: Float[Array, "N V"], tokens: Int[Array, "#N n"]) -> Float[Array, "N V"]:
+def _forbid(scores: Logits, tokens: Int[Array, "#N n"]) -> Logits:
     """Sets the scores of each row's `tokens` to -inf; -1 is no token."""
     rows, vocabulary = scores.shape
     # An id beyond the vocabulary is dropped, and a negative one would count from the end.
@@ -235,27 +237,25 @@ def _forbid(scores: Float[Array, "N V"], tokens: Int[Array, "#N n"]) -> Float[Ar
     return scores.at[jnp.arange(rows)[:, None], banned].set(-jnp.inf, mode="drop")
 
 
-def argmax(logits: Float[Array, "N V"]) -> Int[Array, " N"]:
+def argmax(logits: Logits) -> TokenIds:
     """Returns the token with the largest logit; if there are several, the first."""
     # XLA on CPU takes seven times as long for an argmax.
     return jax.lax.top_k(logits, 1)[1][:, 0]
 
 
-def penalize_repetition(
-    logits: Float[Array, "N V"], seen: Bool[Array, "N V"], penalty: Array | float
-) -> Float[Array, "N V"]:
+def penalize_repetition(logits: Logits, seen: Bool[Array, "N V"], penalty: Array | float) -> Logits:
     """Divides the positive logits of the tokens in `seen` by the penalty and multiplies the negative ones by it."""
     return jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
-def keep_top_k(logits: Float[Array, "N V"], k: int) -> Float[Array, "N V"]:
+def keep_top_k(logits: Logits, k: int) -> Logits:
     """Sets logits below the k-th largest of their row to -inf."""
     # Takes the minimum, because for [:, -1:] XLA on CPU would sort all V.
     kth = jax.lax.top_k(logits, min(k, logits.shape[-1]))[0].min(-1, keepdims=True)
     return jnp.where(logits < kth, -jnp.inf, logits)
 
 
-def keep_top_p(logits: Float[Array, "N V"], p: Array | float) -> Float[Array, "N V"]:
+def keep_top_p(logits: Logits, p: Array | float) -> Logits:
     """Sets a logit to -inf if more probable tokens already make up p; always keeps the most probable token.
 
     Tokens of equal probability stay or go together. Finds the threshold by bisection over the bit patterns of
@@ -278,13 +278,13 @@ def keep_top_p(logits: Float[Array, "N V"], p: Array | float) -> Float[Array, "N
     return jnp.where(patterns < threshold[:, None], -jnp.inf, logits)
 
 
-def keep_min_p(logits: Float[Array, "N V"], p: Array | float) -> Float[Array, "N V"]:
+def keep_min_p(logits: Logits, p: Array | float) -> Logits:
     """Sets the logits of tokens less than p times as probable as the most probable one to -inf."""
     probabilities = jax.nn.softmax(logits, axis=-1)
     return jnp.where(probabilities < p * probabilities.max(-1, keepdims=True), -jnp.inf, logits)
 
 
-def draw(logits: Float[Array, "N V"], keys: Key[Array, " N"]) -> Int[Array, " N"]:
+def draw(logits: Logits, keys: Keys) -> TokenIds:
     """Draws a token from softmax(logits) by inversion: the first whose cumulative probability exceeds a uniform number.
 
     Needs one random number per row, while the usual Gumbel maximum needs V (ten times as slow on CPU at V = 50257).

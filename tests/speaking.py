@@ -5,7 +5,6 @@ import json
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import jax
 import pytest
@@ -22,7 +21,7 @@ from jax_tformer.terminal import run_program
 CONTEXT, SOURCE_LENGTH, TARGET_LENGTH = 32, 16, 12
 
 
-def write_runs(folder: Path) -> None:
+def write_runs(folder):
     """The runs text and learned (positions) of decoders on bytes, pairs of an encoder-decoder, masked of an encoder."""
     pairs = folder / "pairs.tsv"
     pairs.write_text("".join(f"source {number}\ttarget {number} é\n" for number in range(20)), encoding="utf-8")
@@ -34,7 +33,7 @@ def write_runs(folder: Path) -> None:
     write_run(folder / "masked", masked)
 
 
-def write_run(path: Path, data: TextData | PairData, **stack: Any) -> None:
+def write_run(path, data, **stack):
     layer = StackConfig(num_layers=1, num_heads=2, feedforward_width=16, norm_placement="pre", final_norm=True, **stack)
     tokenizer = build_tokenizer_for(data)
     model = TransformerConfig(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import tyro
 
@@ -29,6 +29,23 @@ if TYPE_CHECKING:
 
 _PROMPT_TEMPERATURE = 0.8
 _DRAWING = ("top_k", "top_p", "min_p")
+_EXCLUSIVE = (
+    ("--prompt", "--source"),
+    ("--prompt", "--file"),
+    ("--source", "--file"),
+    ("--chat", "--source"),
+    ("--chat", "--reference"),
+    ("--beam", "--num-samples"),
+    ("--beam", "--slide"),
+    ("--stream", "--num-samples"),
+    ("--stream", "--beam"),
+    ("--stream", "--json"),
+)
+_NEEDS = {"--system": "--chat", "--n-best": "--beam", "--early-stopping": "--beam"}
+_NEEDS |= {"--length-penalty": "--beam", "--length-penalty-form": "--beam"}
+T = TypeVar("T")
+Hidden = Annotated[T, tyro.conf.Fixed, tyro.conf.Suppress]
+"""A field that no flag sets."""
 Limit = tuple[int, str] | None
 """The largest number of new tokens of a translation, and its name; None: no translation, or any number."""
 
@@ -47,13 +64,13 @@ class DecodingFlags(DecodingConfig):
     early_stopping: bool = False
     """End a beam search at as many finished answers as beams, instead of when no other can become better."""
     num_beams: Annotated[int, tyro.conf.arg(name="beam")] = 1
-    num_return_sequences: Annotated[int, tyro.conf.Fixed, tyro.conf.Suppress] = 1
-    suppress_tokens: Annotated[tuple[int, ...], tyro.conf.Fixed, tyro.conf.Suppress] = ()
-    begin_suppress_tokens: Annotated[tuple[int, ...], tyro.conf.Fixed, tyro.conf.Suppress] = ()
-    bad_words_ids: Annotated[tuple[tuple[int, ...], ...], tyro.conf.Fixed, tyro.conf.Suppress] = ()
-    forced_bos_token_id: Annotated[int | None, tyro.conf.Fixed, tyro.conf.Suppress] = None
-    forced_eos_token_id: Annotated[int | None, tyro.conf.Fixed, tyro.conf.Suppress] = None
-    renormalize_logits: Annotated[bool, tyro.conf.Fixed, tyro.conf.Suppress] = False
+    num_return_sequences: Hidden[int] = 1
+    suppress_tokens: Hidden[tuple[int, ...]] = ()
+    begin_suppress_tokens: Hidden[tuple[int, ...]] = ()
+    bad_words_ids: Hidden[tuple[tuple[int, ...], ...]] = ()
+    forced_bos_token_id: Hidden[int | None] = None
+    forced_eos_token_id: Hidden[int | None] = None
+    renormalize_logits: Hidden[bool] = False
     num_samples: int = 1
     """Samples for each text."""
     n_best: int = 1
@@ -96,39 +113,24 @@ class GenerateOptions:
     seed: int = 0
     """Random seed; the same seed gives the same tokens."""
     decoding: Annotated[DecodingFlags, tyro.conf.arg(name="")] = DecodingFlags()
-    given: Annotated[frozenset[str], tyro.conf.Fixed, tyro.conf.Suppress] = frozenset()
+    given: Hidden[frozenset[str]] = frozenset()
     """The fields of `decoding` that flags have set."""
 
     def check(self) -> None:
         """Raises InputError for options that exclude each other, and for invalid numbers."""
-        given = [f"--{name}" for name in ("prompt", "source", "file") if getattr(self, name) is not None]
-        require(len(given) <= 1, f"{' and '.join(given)} are both given; expected one of them")
         require(self.prompt != "", "the prompt is empty; give the text to continue with --prompt TEXT")
         require(self.source is None or bool(self.source.strip()), "the source is empty; give the text with --source")
         require(self.batch_size >= 1, f"--batch-size is {self.batch_size}; expected at least 1")
         require(0 <= self.seed < 2**32, f"--seed is {self.seed}; expected a whole number from 0 to 2^32 - 1")
         checkpoint_step(self.checkpoint)
-        asked, beams = self.decoding, self.decoding.num_beams
-        if beams > 1:
-            require(
-                asked.num_samples == 1,
-                f"--num-samples is {asked.num_samples} and --beam is {beams}; expected one of them: "
-                "a beam search draws nothing, and gives several answers with --n-best",
-            )
-            require(not self.slide, f"--slide is given and --beam is {beams}; expected one of them")
-        else:
-            best = asked.n_best
-            require(best == 1, f"--n-best is {best}; expected a beam search, --beam {best} or more")
-            for name in ("length_penalty", "length_penalty_form", "early_stopping"):
-                idle = getattr(asked, name) == getattr(DecodingConfig, name)
-                require(idle, f"{_flag(name)} is for a beam search; give --beam, or leave it out")
-        others = {"--num-samples": asked.num_samples > 1, "--beam": beams > 1, "--json": self.json}
-        require(self.chat or self.system is None, "--system is given without --chat; expected both, or neither")
-        require(not self.chat or self.source is None, "--chat and --source are both given; say it with --prompt")
-        require(not self.chat or self.reference is None, "--chat and --reference are both given; expected one of them")
-        given = [flag for flag, is_given in others.items() if is_given and self.stream]
-        told = f"--stream and {' and '.join(given)} are both given"
-        require(not given, f"{told}; expected one of them: a stream is one plain text")
+        parts = [(part, field) for part in (self, self.decoding) for field in fields(part)]
+        given = {_flag(field.name) for part, field in parts if getattr(part, field.name) != field.default}
+        for first, second in _EXCLUSIVE:
+            told = f"{first} and {second} are both given; expected one of them"
+            require(not {first, second} <= given, told)
+        for flag, needed in _NEEDS.items():
+            told = f"{flag} is given without {needed}; expected both, or neither"
+            require(flag not in given or needed in given, told)
 
     def decoding_config(self, defaults: GenerationDefaults, where: str, limit: Limit) -> DecodingConfig:
         """Returns the DecodingConfig of a model with these `defaults` of the file `where`; flags overrule them.
@@ -192,9 +194,9 @@ class GenerateOptions:
         try:
             yield
         except FieldError as error:
-            several = "--n-best" if self.decoding.num_beams > 1 else "--num-samples"
-            flags = {"num_beams": "--beam", "num_return_sequences": several}
-            raise InputError(f"{flags.get(error.field, _flag(error.field))} {error.problem}") from None
+            several = "n_best" if self.decoding.num_beams > 1 else "num_samples"
+            name = several if error.field == "num_return_sequences" else error.field
+            raise InputError(f"{_flag(name)} {error.problem}") from None
 
     @property
     def typed(self) -> bool:
@@ -212,7 +214,7 @@ class GenerateOptions:
 def read_options(arguments: Sequence[str], description: str) -> GenerateOptions:
     """Parses the command line of generate.py; raises InputError for what does not fit, in one line."""
     options = parse(GenerateOptions, arguments, prog="generate.py", description=description)
-    names = {_flag(field.name): field.name for field in fields(DecodingConfig)} | {"--beam": "num_beams"}
+    names = {_flag(field.name): field.name for field in fields(DecodingConfig)}
     names["--no-early-stopping"] = "early_stopping"
     options = replace(options, given=frozenset(names[flag] for flag in given_flags(arguments) & names.keys()))
     options.check()
@@ -220,7 +222,7 @@ def read_options(arguments: Sequence[str], description: str) -> GenerateOptions:
 
 
 def _flag(field: str) -> str:
-    return f"--{field.replace('_', '-')}"
+    return "--beam" if field == "num_beams" else f"--{field.replace('_', '-')}"
 
 
 @dataclass(frozen=True)

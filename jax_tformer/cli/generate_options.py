@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import tyro
 
-from jax_tformer.cli.options import checkpoint_step, given_flags, parse
+from jax_tformer.cli.options import given_flags, parse, parse_checkpoint
 from jax_tformer.config import Dtype, TransformerConfig
 from jax_tformer.config.errors import FieldError, InputError, require
 from jax_tformer.config.experiment import PairData, TextData
@@ -122,7 +122,7 @@ class GenerateOptions:
         require(self.source is None or bool(self.source.strip()), "the source is empty; give the text with --source")
         require(self.batch_size >= 1, f"--batch-size is {self.batch_size}; expected at least 1")
         require(0 <= self.seed < 2**32, f"--seed is {self.seed}; expected a whole number from 0 to 2^32 - 1")
-        checkpoint_step(self.checkpoint)
+        parse_checkpoint(self.checkpoint)
         parts = [(part, field) for part in (self, self.decoding) for field in fields(part)]
         given = {_flag(field.name) for part, field in parts if getattr(part, field.name) != field.default}
         for first, second in _EXCLUSIVE:
@@ -138,29 +138,29 @@ class GenerateOptions:
         Raises InputError for invalid values, and for options that such a model cannot use.
         """
         asked = {name: getattr(self.decoding, name) for name in self.given}
-        chosen = dict(defaults.decoding)
+        settings = dict(defaults.decoding)
         draws = any(asked.get(name) for name in (*_DRAWING, "temperature")) or self.decoding.num_samples > 1
         beams = asked.get("num_beams", 1)
-        searches = beams > 1 or ("num_beams" in chosen and "num_beams" not in asked)
+        searches = beams > 1 or ("num_beams" in settings and "num_beams" not in asked)
         if beams == 1 and (draws or self.stream or self.slide):
             searches = False
         # What a flag asks for excludes what only the checkpoint asks for.
         for name in ("num_beams", "length_penalty", "early_stopping"):
             if not searches:
-                chosen.pop(name, None)
+                settings.pop(name, None)
         if searches or asked.get("temperature") == 0:
-            chosen = {name: value for name, value in chosen.items() if name not in (*_DRAWING, "temperature")}
+            settings = {name: value for name, value in settings.items() if name not in (*_DRAWING, "temperature")}
         elif draws:
-            chosen = {"temperature": 1.0} | defaults.drawing | chosen
+            settings = {"temperature": 1.0} | defaults.drawing | settings
         if searches:
-            chosen = {"length_penalty": 1.0, "length_penalty_form": "power", **chosen}
-        chosen |= asked
-        chosen["num_return_sequences"] = self.decoding.n_best if searches else self.decoding.num_samples
-        chosen["max_new_tokens"] = self._max_new_tokens(defaults, limit)
-        if "min_new_tokens" in chosen.keys() - asked.keys():
-            chosen["min_new_tokens"] = min(chosen["min_new_tokens"], chosen["max_new_tokens"])
+            settings = {"length_penalty": 1.0, "length_penalty_form": "power", **settings}
+        settings |= asked
+        settings["num_return_sequences"] = self.decoding.n_best if searches else self.decoding.num_samples
+        settings["max_new_tokens"] = self._max_new_tokens(defaults, limit)
+        if "min_new_tokens" in settings.keys() - asked.keys():
+            settings["min_new_tokens"] = min(settings["min_new_tokens"], settings["max_new_tokens"])
         try:
-            return DecodingConfig(**chosen)
+            return DecodingConfig(**settings)
         except FieldError as error:
             if error.field in defaults.decoding | defaults.drawing and error.field not in asked:
                 raise InputError(f"{error}; {where} says so, and flags overrule it") from None
@@ -216,7 +216,7 @@ def read_options(arguments: Sequence[str], description: str) -> GenerateOptions:
     options = parse(GenerateOptions, arguments, prog="generate.py", description=description)
     names = {_flag(field.name): field.name for field in fields(DecodingConfig)}
     names["--no-early-stopping"] = "early_stopping"
-    options = replace(options, given=frozenset(names[flag] for flag in given_flags(arguments) & names.keys()))
+    options = replace(options, given=frozenset(names[flag] for flag in given_flags(arguments).keys() & names.keys()))
     options.check()
     return options
 
@@ -330,7 +330,7 @@ def _open_run(
     options: GenerateOptions, run: RunFolder, config: TransformerConfig
 ) -> "tuple[Tokenizer, Callable[[], Trained]]":
     require(options.dtype is None, "--dtype is for Hugging Face folders; a run has the types of its config.json")
-    tokenizer, step = run.read_tokenizer(config.vocab_size), checkpoint_step(options.checkpoint)
+    tokenizer, step = run.read_tokenizer(config.vocab_size), parse_checkpoint(options.checkpoint)
 
     def load() -> "Trained":
         from jax_tformer.runs.restoring import load_trained

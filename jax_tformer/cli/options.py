@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
+from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 from jax_tformer.config.errors import InputError
@@ -56,7 +57,7 @@ def parse(
         raise InputError(f"{_one_line(told.getvalue(), list(short_names))}; see {prog} --help") from None
 
 
-def checkpoint_step(asked: str) -> int | Literal["best"] | None:
+def parse_checkpoint(asked: str) -> int | Literal["best"] | None:
     """Parses the value of --checkpoint for `load_trained`; raises InputError if it is not valid."""
     if asked not in ("newest", "best") and re.fullmatch("[0-9]{1,18}", asked) is None:
         raise InputError(f"--checkpoint is {asked!r}; expected newest, best, or the number of a step")
@@ -76,10 +77,14 @@ def long_name(argument: str, short_names: Mapping[str, str]) -> str:
     return argument
 
 
-def given_flags(arguments: Sequence[str], short_names: Mapping[str, str] = {}) -> set[str]:
-    """Returns the flags among `arguments`, each by its full name and with hyphens."""
-    flags = (argument for argument in arguments if argument.startswith("--"))
-    return {long_name(flag, short_names).partition("=")[0].replace("_", "-") for flag in flags}
+def given_flags(arguments: Sequence[str], short_names: Mapping[str, str] = {}) -> dict[str, str]:
+    """Returns the flags among `arguments`, each by its full name and with hyphens, and what stands behind each."""
+    flags = {}
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if argument.startswith("--"):
+            flag, equals, value = long_name(argument, short_names).partition("=")
+            flags[flag.replace("_", "-")] = value if equals else following
+    return flags
 
 
 def _ways_to_write() -> "ConstructorRegistry":
@@ -129,11 +134,10 @@ def _whole_number(text: str) -> int:
 
 def _one_line(message: str, short_names: Sequence[str] = ()) -> str:
     """Takes the sentence out of the box that tyro draws around an error, and adds similar names, tyro's or ours."""
-    lines = [line.strip("│╭╮╰╯─ ") for line in message.splitlines() if not line.startswith(("╭", "╰"))]
-    if "╭" not in message:
-        # On terminals without these characters, tyro prints a title and lines of hyphens.
-        lines = ["" if set(line) == {"-"} else line for line in lines[2:]]
-    text = " ".join(lines[: lines.index("")] if "" in lines else lines)
+    # On terminals without these characters, tyro prints lines of hyphens.
+    lines = [line.strip("│╭╮╰╯─ ") for line in message.splitlines()]
+    lines = ["" if set(line) <= {"-"} else line for line in lines]
+    text = " ".join(takewhile(bool, dropwhile(lambda line: not line, lines[1:])))
     text = re.sub(r"Error parsing (__tyro-dummy-inner__\.?|TrainOptions: )?", "", text).removeprefix(": ").rstrip(".")
     text = re.sub(r"^Missing from [^:]*: (\S+) (.*)\. \(required\)$", r"\1 is missing: \2", text)
     text = re.sub(r"^Missing value for argument '(.*)'\. Expected 1 values$", r"\1 has no value", text)

@@ -97,7 +97,7 @@ class Answerer:
     def _complete(self, prompt: Prompt, tokens: list[int], score: float | None) -> Completion:
         finished = tokens[-1] in self._end_ids
         tokens = tokens[:-1] if finished else tokens
-        return Completion(added_text(self._tokenizer, self._context_of(prompt), tokens), tokens, finished, score)
+        return Completion(decode_added(self._tokenizer, self._context_of(prompt), tokens), tokens, finished, score)
 
 
 def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -158,7 +158,7 @@ class TextStream:
             self._ids, self._sent = ids, self._sent - forgotten
 
 
-def added_text(tokenizer: Tokenizer, before: Ids, tokens: Ids) -> str:
+def decode_added(tokenizer: Tokenizer, before: Ids, tokens: Ids) -> str:
     """Returns what `tokens` add to the text of the tokens before them."""
     before = list(before)
     return tokenizer.decode([*before, *tokens])[len(tokenizer.decode(before)) :]

@@ -1,7 +1,8 @@
 """Prompts: from a text to token ids that fit the model, and from many ids to padded batches. Imports no jax."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -31,86 +32,84 @@ class Prompt(NamedTuple):
     """Its place for messages, like "line 3 of FILE"; None if it is the only text."""
 
 
+@dataclass
 class PromptReader:
-    """Makes Prompts of texts: of sources if the model `translates`, else of texts to continue.
+    """Makes Prompts of texts. If fewer new tokens fit than asked for, that is the limit or, with `exactly`, an error.
 
-    `max_length` is the largest number of tokens of a source, or of a text with its answer (None: any number), and
-    `named` says what the user knows it as. An answer gets at most `max_new_tokens`, and a text with its answer at most
-    `checkpoint_length` tokens. If fewer fit, that is the limit or, with `exactly`, an error; with `slide` texts
-    continue beyond the context. A tokenizer with a framing puts its own tokens around texts, else a text follows the
-    start token, if there is one, and an end token follows a source. Raises InputError if translations lack a start or
-    end token.
+    A tokenizer with a framing puts its own tokens around texts, else a text follows the start token, if there is one,
+    and an end token follows a source. Raises InputError if translations lack a start or end token.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        max_new_tokens: int,
-        *,
-        translates: bool,
-        max_length: int | None,
-        named: str = "the model's context",
-        checkpoint_length: int | None = None,
-        exactly: bool = False,
-        slide: bool = False,
-    ) -> None:
-        self._tokenizer, self._max_new_tokens, self.translates = tokenizer, max_new_tokens, translates
-        self._max_length, self._named, self._checkpoint_length = max_length, named, checkpoint_length
-        self._exactly, self._slide = exactly, slide
-        start = () if tokenizer.start_id is None else (tokenizer.start_id,)
-        self._framing = pair_framing(tokenizer) if translates else tokenizer.framing or Framing(start, ())
+    tokenizer: Tokenizer
+    max_new_tokens: int
+    _: KW_ONLY
+    translates: bool
+    """Whether the texts are sources, and are not continued."""
+    max_length: int | None
+    """The largest number of tokens of a source, or of a text with its answer; None: any number."""
+    named: str = "the model's context"
+    """What the user knows this as."""
+    checkpoint_length: int | None = None
+    """What a checkpoint says about the largest number of tokens of a text with its answer."""
+    exactly: bool = False
+    """Whether the number of new tokens was asked for, so that room for fewer is an error."""
+    slide: bool = False
+    """Whether texts continue beyond the context."""
+
+    def __post_init__(self) -> None:
+        start = () if self.tokenizer.start_id is None else (self.tokenizer.start_id,)
+        without_end = self.tokenizer.framing or Framing(start, ())
+        self._framing = pair_framing(self.tokenizer) if self.translates else without_end
 
     @classmethod
-    def of_run(
-        cls, data: TextData | PairData, tokenizer: Tokenizer, max_new_tokens: int, **options: Any
-    ) -> "PromptReader":
+    def of_run(cls, data: TextData | PairData, tokenizer: Tokenizer, max_new_tokens: int) -> "PromptReader":
         """Returns the reader for a model that was trained on `data`."""
         length, named = data_length(data)
         translates = isinstance(data, PairData)
-        return cls(tokenizer, max_new_tokens, translates=translates, max_length=length, named=named, **options)
+        return cls(tokenizer, max_new_tokens, translates=translates, max_length=length, named=named)
 
     def __call__(self, text: str, number: int = 1, place: str | None = None, ids: list[int] | None = None) -> Prompt:
         """Encodes `text`, or takes its `ids`; raises InputError, which names the place, if the model cannot take it."""
         text = text.strip() if self.translates else text
         try:
             if ids is None:
-                ids = [*self._framing.before, *self._tokenizer.encode(text).tolist(), *self._framing.after]
+                ids = [*self._framing.before, *self.tokenizer.encode(text).tolist(), *self._framing.after]
             limit = self._source_limit(text, len(ids)) if self.translates else self._text_limit(len(ids))
         except InputError as error:
             raise InputError(f"{place}: {error}" if place else str(error)) from None
         return Prompt(text, ids, limit, number, place)
 
     def _source_limit(self, text: str, tokens: int) -> int:
-        around, length = self._framing.size, self._max_length
+        around, length = self._framing.size, self.max_length
         ends = "the end token" if around == 1 else f"{around} special tokens"
         require(
             length is None or tokens <= length,
             f"the source {text[:40]!r} has {tokens - around} tokens; "
-            f"expected at most {(length or 0) - around}, {self._named} less {ends}; shorten it",
+            f"expected at most {(length or 0) - around}, {self.named} less {ends}; shorten it",
         )
-        return self._max_new_tokens
+        return self.max_new_tokens
 
     def _text_limit(self, tokens: int) -> int:
         require(tokens > 0, "the prompt has no tokens; expected at least one; give a longer text")
-        told, limit, length = f"the prompt has {tokens} tokens", self._max_new_tokens, self._max_length
+        told, limit, length = f"the prompt has {tokens} tokens", self.max_new_tokens, self.max_length
         if self._framing.size:
-            told += " with the start token" if self._tokenizer.framing is None else " with its special tokens"
-        if (longest := self._checkpoint_length) is not None:
+            told += " with the start token" if self.tokenizer.framing is None else " with its special tokens"
+        if (longest := self.checkpoint_length) is not None:
             mend = f"expected fewer than {longest}, the checkpoint's max_length; give --max-new-tokens"
             require(tokens < longest, f"{told}; {mend}")
             limit = min(limit, longest - tokens)
         if length is None:
             return limit
-        if self._slide:
-            require(tokens <= length, f"{told}; expected at most {length}, {self._named}; shorten it")
+        if self.slide:
+            require(tokens <= length, f"{told}; expected at most {length}, {self.named}; shorten it")
             return limit
-        if self._exactly:
-            told += f" and --max-new-tokens is {limit}; expected at most {length} together, {self._named}"
+        if self.exactly:
+            told += f" and --max-new-tokens is {limit}; expected at most {length} together, {self.named}"
             mend = "make one of them smaller"
         else:
-            told += f"; expected at most {length - 1}, {self._named} of {length} less one new token"
+            told += f"; expected at most {length - 1}, {self.named} of {length} less one new token"
             mend = "shorten it"
-        fits = tokens + (limit if self._exactly else 1) <= length
+        fits = tokens + (limit if self.exactly else 1) <= length
         require(fits, f"{told}; {mend}, or let the model write beyond its context with --slide")
         return min(limit, length - tokens)
 

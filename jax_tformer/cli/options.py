@@ -80,7 +80,7 @@ def long_name(argument: str, short_names: Mapping[str, str]) -> str:
 def given_flags(arguments: Sequence[str], short_names: Mapping[str, str] = {}) -> dict[str, str]:
     """Returns the flags among `arguments`, each by its full name and with hyphens, and what stands behind each."""
     flags = {}
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         if argument.startswith("--"):
             flag, equals, value = long_name(argument, short_names).partition("=")
             flags[flag.replace("_", "-")] = value if equals else following

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tformer.cache import Cache, KeyValue
-from jax_tformer.decoding import beam, loop, strategies
-from jax_tformer.decoding.past import Past
+from jax_tformer.decoding import beam, loop, sampling
+from jax_tformer.decoding.sampling import History
 from jax_tformer.hub import names
 from jax_tformer.model import attention, blocks, embedding, layers
 from jax_tformer.model.attention import Attention
@@ -126,17 +126,19 @@ def said_by_another(right, rules, beams, *rest):
     made = right(rules, beams, *rest)
     if made.seen is None:
         return made
-    said = jax.nn.one_hot(made.running.tokens[:, :, beams.made], made.seen.shape[-1], dtype=bool)
-    return made._replace(seen=made.seen | jnp.roll(said, 1, axis=1))
+    said = jax.nn.one_hot(made.running.tokens[:, :, beams.length], made.seen.shape[-1], dtype=bool)
+    return made._replace(seen=made.seen | jnp.roll(said, 1, axis=1).reshape(made.seen.shape))
 
 
 def one_more_before_the_end(right, scores, rules, place):
-    return right(scores, replace(rules, fewest=None if rules.fewest is None else rules.fewest + 1), place)
+    fewest = None if rules.min_new_tokens is None else rules.min_new_tokens + 1
+    return right(scores, replace(rules, min_new_tokens=fewest), place)
 
 
 def never_behind_a_forced_token(right, scores, rules, place):
     """What may not begin is suppressed at the first place, though the token there is forced."""
-    return right(right(scores, replace(rules, first=None), place), replace(rules, suppressed_at_begin=None), place)
+    begun = right(scores, replace(rules, forced_bos_token_id=None), place)
+    return right(begun, replace(rules, begin_suppress_tokens=None), place)
 
 
 def same_number(right, logits, keys, *rest):
@@ -210,8 +212,8 @@ COARSE_MOMENT = call_fault(
 DECODING = (
     call_fault(
         "greedy choice among logits kept in 8 bits",
-        strategies,
-        "best",
+        sampling,
+        "argmax",
         lambda right, logits: right(logits.astype(jnp.float8_e4m3fn).astype(logits.dtype)),
     ),
     call_fault("cache: padding attended to", Stack, "masks", cached_masks(is_token=None)),
@@ -243,16 +245,16 @@ BEAMS = (
         "_hoped_length",
         lambda right, rules, made, limits: right(rules, made + 1, limits),
     ),
-    call_fault("beams: a lost hope comes back", beam, "_extended", hope_again),
-    call_fault("beams: tokens seen by another beam", beam, "_extended", said_by_another),
+    call_fault("beams: a lost hope comes back", beam, "_extend_beams", hope_again),
+    call_fault("beams: tokens seen by another beam", beam, "_extend_beams", said_by_another),
 )
 """Gate 8."""
 CHOICES = (
-    call_fault("min_new_tokens: one more", strategies, "constrain", one_more_before_the_end),
-    call_fault("begin_suppress_tokens: not behind a forced one", strategies, "constrain", never_behind_a_forced_token),
+    call_fault("min_new_tokens: one more", sampling, "constrain", one_more_before_the_end),
+    call_fault("begin_suppress_tokens: not behind a forced one", sampling, "constrain", never_behind_a_forced_token),
     call_fault(
         "n-grams: padding counts",
-        Past,
+        History,
         "of",
         lambda right, prompt, mask, *rest: right(prompt, jnp.ones_like(mask), *rest),
     ),

@@ -6,8 +6,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from jax_tformer.cli.chat import Conversation, read_chat_template
-from jax_tformer.cli.texts import Reader, Room
 from jax_tformer.data.tokenizers import load_tokenizer, read_settings, special_tokens
+from jax_tformer.decoding.prompts import PromptReader
 from parity_tests.small_tokenizers import TEXTS, byte_level, saved, sentence_pieces, word_pieces
 
 GPT2 = Path(__file__).parents[2] / "shared" / "data" / "gpt2"
@@ -42,7 +42,7 @@ CONVERSATIONS = [
 
 
 def ids_of(folder):
-    read = Reader(Room(False, None, ""), load_tokenizer(folder).framed(), 1)
+    read = PromptReader(load_tokenizer(folder).framed(), 1, translates=False, max_length=None)
     return [read(text).ids for text in TEXTS]
 
 
@@ -84,7 +84,7 @@ def test_conversations(template, place, tmp_path):
         assert ours.render(messages) == text
     # Said one after the other, with the answers between.
     framed = load_tokenizer(tmp_path).framed()
-    read = Reader(Room(False, None, ""), framed, 1)
+    read = PromptReader(framed, 1, translates=False, max_length=None)
     talk = Conversation(ours, read, lambda text: framed.encode(text).tolist(), CONVERSATIONS[1][0]["content"])
     talk(CONVERSATIONS[1][1]["content"])
     talk.hear(CONVERSATIONS[1][2]["content"])

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from jax_tformer.cli.command_line import run_program
 from jax_tformer.config import DropoutConfig
-from jax_tformer.terminal import Interruption
+from jax_tformer.terminal import Interruption, run_program
 from parity import Difference
 from twin import compare, side_by_side
 from twin.jax_side import JaxSide

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_tformer.decoding.fast import layers_apart
-from jax_tformer.decoding.generation import Generated, generate
+from jax_tformer.decoding.generate import Generated, generate
+from jax_tformer.decoding.loop import layers_apart
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.functional import transformer
 from jax_tformer.hub.families import from_huggingface

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from jax_tformer.decoding.generation import generate
+from jax_tformer.decoding.generate import generate
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.hub.families import FAMILIES, from_huggingface

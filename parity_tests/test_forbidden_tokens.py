@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jax_tformer.decoding.generation import generate
+from jax_tformer.decoding.generate import generate
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.hub.families import from_huggingface
 from parity_tests.huggingface import Oracle

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from jax_tformer.decoding.generation import generate, padded
-from jax_tformer.decoding.past import Past
+from jax_tformer.decoding.generate import generate
+from jax_tformer.decoding.prompts import pad_rows
+from jax_tformer.decoding.sampling import History, Step, make_rules, process_logits
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.decoding.strategies import Place, process, rules_of
 from parity.gates.measure import compared, worst
 from parity_tests.draws import judged, largest
 from parity_tests.generation import Float64, drivable
@@ -71,17 +71,17 @@ def processed(settings):
     tuples = {name: tuple(settings[name]) for name in settings.keys() & {"begin_suppress_tokens"}}
     tuples |= {name: tuple(map(tuple, settings[name])) for name in settings.keys() & {"bad_words_ids"}}
     asked = {"temperature": 1.0} | settings | tuples
-    ends, rows = jnp.array([asked.pop("eos_token_id", -1)]), np.arange(len(prompts))[:, None]
-    rules, limits, banned = rules_of(DecodingConfig(**asked)), jnp.full(len(prompts), 10), 0
+    ends, rows = [asked.pop("eos_token_id", -1)], np.arange(len(prompts))[:, None]
+    rules, limits, banned = make_rules(DecodingConfig(**asked), ends), jnp.full(len(prompts), 10), 0
     for step, (raw, scores) in enumerate(zip(answer.logits, answer.scores, strict=True)):
         seen = np.zeros(raw.shape, bool)
         said = answer.sequences[:, : length + step].numpy()
         seen[rows, said] = True
         # Padding, on our side alone, has the id of a token that may be said.
-        texts = (padded(text.tolist(), text.shape[1] + 3, side="left") for text in (said, prompts))
+        texts = (pad_rows(text.tolist(), text.shape[1] + 3, side="left") for text in (said, prompts))
         (tokens, mask), given = jax.tree.map(jnp.asarray, tuple(texts))
-        place = Place(jnp.asarray(step), limits, ends, Past.of(tokens, mask, 3, given))
-        found = process(jnp.asarray(raw.numpy()), rules, jnp.asarray(seen), place)
+        now = Step(jnp.asarray(step), limits, History.of(tokens, mask, 3, given))
+        found = process_logits(jnp.asarray(raw.numpy()), rules, jnp.asarray(seen), now)
         # Up to a constant a row, which the softmax takes out.
         ours, theirs = np.asarray(jax.nn.log_softmax(found)), scores.log_softmax(-1).numpy()
         missing, forbidden = np.isneginf(ours), np.isneginf(theirs)

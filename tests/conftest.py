@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from jax_tformer.cli import generate, train
-from jax_tformer.cli.command_line import run_program
 from jax_tformer.runs.checkpoints import Checkpoints
+from jax_tformer.terminal import run_program
 from tests.checkpoint_states import save_all
 from tests.small_runs import TEXT, TINY, Refuse, contents
 

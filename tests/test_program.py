@@ -12,12 +12,11 @@ from pathlib import Path
 import jax
 import pytest
 
-from jax_tformer.cli.command_line import run_program
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.runs import preparing, restoring, startup
 from jax_tformer.runs.progress import ProgressLine
-from jax_tformer.terminal import Interruption
+from jax_tformer.terminal import Interruption, run_program
 from jax_tformer.training import sharding
 
 ROOT = Path(__file__).parents[1]
@@ -123,7 +122,7 @@ def test_a_platform_that_jax_has_never_heard_of(monkeypatch: pytest.MonkeyPatch)
 PROGRAM = """
 import sys
 import warnings
-from jax_tformer.cli.command_line import run_program
+from jax_tformer.terminal import run_program
 def program(arguments):
     print("an answer", flush=arguments == ["at once"])
     return 0

@@ -18,12 +18,12 @@ from jax_tformer.config import IGNORED
 from jax_tformer.data.batches import Pipeline
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.decoding.translation_scores import translation_scores
+from jax_tformer.decoding.score import translation_scores
 from jax_tformer.config.experiment import ExperimentConfig, MaskedTextData, PairData
 from jax_tformer.functional import AnyTransformer, Params, transformer
-from jax_tformer.cli.answers import Answerer
+from jax_tformer.decoding.answers import Answerer
 from jax_tformer.runs.startup import compiler_options, for_other_shapes
-from jax_tformer.cli.texts import Reader, Room, Text
+from jax_tformer.decoding.prompts import Prompt, PromptReader
 from jax_tformer.training.sharding import place_batch
 from jax_tformer.training.step import evaluation_step, forward
 
@@ -57,7 +57,7 @@ class Evaluator:
             figures["val_bits_per_byte"] = loss / math.log(2) / self._pipeline.bytes_per_token
         if self._translator and isinstance(self._data, PairData) and self._pipeline.examples:
             sources, targets = zip(*self._pipeline.examples, strict=True)
-            read = Reader(Room.of_run(self._data), self._tokenizer, self._data.target_length)
+            read = PromptReader.of_run(self._data, self._tokenizer, self._data.target_length)
             greedy = DecodingConfig(max_new_tokens=self._data.target_length)
             answers = Answerer(self._translator, params, self._tokenizer, greedy).best(map(read, sources))
             scores = translation_scores(answers, targets)
@@ -84,7 +84,7 @@ def sample_text(
         return _restored(net, params, held_out(), tokenizer, sample.count)
     if isinstance(data, PairData):
         examples = (held_out().examples or [])[: sample.count]
-        read = Reader(Room.of_run(data), tokenizer, data.target_length)
+        read = PromptReader.of_run(data, tokenizer, data.target_length)
         decoding = replace(decoding, max_new_tokens=data.target_length)
         answerer = Answerer(net, params, tokenizer, decoding, seed=seed, batch=max(len(examples), 1))
         return _translations(examples, answerer.best(read(source) for source, _ in examples))
@@ -98,7 +98,7 @@ def sample_text(
     answerer = Answerer(
         net, params, tokenizer, decoding, seed=seed, context=data.context_length, ends=False, batch=len(prompts)
     )
-    found = answerer.answers([Text("", prompt, sample.max_new_tokens) for prompt in prompts])
+    found = answerer.answers([Prompt("", prompt, sample.max_new_tokens) for prompt in prompts])
     rows = [[*prompt, *each.tokens] for prompt, of_prompt in zip(prompts, found, strict=True) for each in of_prompt]
     texts = map(tokenizer.decode, rows[: sample.count])
     return "\n".join(f"--- sample {number} ---\n{text.strip()}\n" for number, text in enumerate(texts, 1))

@@ -18,7 +18,7 @@ from jax_tformer.functional import AnyTransformer, transformer
 from jax_tformer.lora import join_adapters, split_adapters, trained
 from jax_tformer.model.fast import choose_implementation
 from jax_tformer.model.masks import Mask
-from jax_tformer.cli.command_line import SMALLER_TRAINING
+from jax_tformer.terminal import SMALLER_TRAINING
 from jax_tformer.runs.startup import compiler_options
 from jax_tformer.training.sharding import abstract_batch, parameter_shardings, require_memory
 from jax_tformer.training.step import TrainState, batch_loss, init_state, train_step

@@ -1,32 +1,21 @@
-"""Parses command lines with tyro, and runs programs so that errors are one line."""
+"""Parses command lines with tyro."""
 
 import contextlib
 import difflib
-import errno
 import io
-import os
 import re
-import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
+from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
-from jax_tformer import __version__
-from jax_tformer.config.errors import InputError, TrainingFailed
-from jax_tformer.runs.startup import keep_freed_memory
-from jax_tformer.terminal import one_line
+from jax_tformer.config.errors import InputError
+from jax_tformer.terminal import as_called
 
 if TYPE_CHECKING:
     from tyro.constructors import ConstructorRegistry
 
 C = TypeVar("C")
-_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-SMALLER_ANSWERS = "give a lower --batch-size, --max-new-tokens or --beam"
-SMALLER_TRAINING = (
-    "make the batch (--training.batch-size), its rows (--data.context-length) or the model smaller, or compute the "
-    "batch in more parts (--training.accumulation)"
-)
 
 
 def parse(
@@ -68,20 +57,13 @@ def parse(
         raise InputError(f"{_one_line(told.getvalue(), list(short_names))}; see {prog} --help") from None
 
 
-def checkpoint_step(asked: str) -> int | Literal["best"] | None:
+def parse_checkpoint(asked: str) -> int | Literal["best"] | None:
     """Parses the value of --checkpoint for `load_trained`; raises InputError if it is not valid."""
     if asked not in ("newest", "best") and re.fullmatch("[0-9]{1,18}", asked) is None:
         raise InputError(f"--checkpoint is {asked!r}; expected newest, best, or the number of a step")
     if asked == "best":
         return "best"
     return None if asked == "newest" else int(asked)
-
-
-def as_called(text: str) -> str:
-    """Replaces the scripts' names in `text` if the user started `jax-tformer PROGRAM`."""
-    if not sys.argv[0].startswith("jax-tformer "):
-        return text
-    return re.sub(r"(?<![\w./-])(python )?(train|generate|compare)\.py\b", r"jax-tformer \2", text)
 
 
 def long_name(argument: str, short_names: Mapping[str, str]) -> str:
@@ -93,6 +75,16 @@ def long_name(argument: str, short_names: Mapping[str, str]) -> str:
         if name == short or (short.endswith(".") and name.startswith(short)):
             return full + name[len(short) :] + equals + value
     return argument
+
+
+def given_flags(arguments: Sequence[str], short_names: Mapping[str, str] = {}) -> dict[str, str]:
+    """Returns the flags among `arguments`, each by its full name and with hyphens, and what stands behind each."""
+    flags = {}
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
+        if argument.startswith("--"):
+            flag, equals, value = long_name(argument, short_names).partition("=")
+            flags[flag.replace("_", "-")] = value if equals else following
+    return flags
 
 
 def _ways_to_write() -> "ConstructorRegistry":
@@ -140,87 +132,12 @@ def _whole_number(text: str) -> int:
     return int(number)
 
 
-def say_version() -> int:
-    """Prints what `--version` asks for."""
-    print(f"jax-tformer {__version__}")
-    return 0
-
-
-def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: str = SMALLER_TRAINING) -> None:
-    """Runs a program and exits with its status: 2, with one line on standard error, for what the user can mend.
-
-    `smaller` says what to change if there is not enough memory.
-    """
-    keep_freed_memory()
-    if sys.stderr is None:
-        # Otherwise messages would be printed among the answers.
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
-    message = None
-    try:
-        if sys.stdout is None:
-            raise InputError("standard output is closed; redirect it to a file, or to /dev/null")
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            # A model may write any character, whatever the locale says.
-            sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
-        status = say_version() if sys.argv[1:] == ["--version"] else program(sys.argv[1:])
-        sys.stdout.flush()
-    except InputError as error:
-        status, message = 2, f"error: {error}"
-    except TrainingFailed as error:
-        status, message = 1, str(error)
-    except BrokenPipeError:
-        # Nobody reads our output any more.
-        status = 128 + signal.SIGPIPE
-    except OSError as error:
-        # An error from a file has its name (`named_errors` sees to ours), but one from printing has none.
-        where = error.filename or ("standard output" if error.errno in _CANNOT_WRITE else "")
-        status, message = 2, f"error: {f'{where}: ' if where else ''}{error.strerror or error}"
-    except KeyboardInterrupt:
-        status = 128 + signal.SIGINT
-    except (MemoryError, OverflowError, RuntimeError, ValueError) as error:
-        # Python 3.11 wraps a KeyboardInterrupt in one of these while it makes certain classes, as flax does at import.
-        if isinstance(error.__cause__, KeyboardInterrupt):
-            raise SystemExit(128 + signal.SIGINT) from None
-        message = _too_large(error)
-        if message is None:
-            raise
-        status, message = 2, f"error: {message}; {smaller}"
-    if message is not None:
-        with contextlib.suppress(OSError):
-            print(f"{name}: {one_line(message)}", file=sys.stderr)
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None:
-                stream.flush()
-        except OSError:
-            # Otherwise Python would try again at exit, fail with a message, and change the status.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    raise SystemExit(status)
-
-
-def _too_large(error: Exception) -> str | None:
-    """Says in a few words which memory, of the host or a device, is too small, if that is what `error` means."""
-    told = " ".join(str(error).split())
-    if isinstance(error, OverflowError):
-        return f"a size is larger than any computer has room for ({told})"
-    # From XLA, from PyTorch on a CPU, from PyTorch on a GPU.
-    signs = "RESOURCE_EXHAUSTED|can't allocate memory|CUDA out of memory"
-    if not (isinstance(error, MemoryError) or re.search(signs, told)):
-        return None
-    size = re.search(r"([\d.]+) ?([KMGTPE]i?B|bytes)\b", told)
-    if size is None:
-        return "there is not enough memory"
-    asked = f"{size[1]} {size[2]}" if size[2] != "bytes" else f"{int(size[1]) / 2**30:,.1f} GiB"
-    return f"there is not enough memory: {asked} more could not be allocated"
-
-
 def _one_line(message: str, short_names: Sequence[str] = ()) -> str:
     """Takes the sentence out of the box that tyro draws around an error, and adds similar names, tyro's or ours."""
-    lines = [line.strip("│╭╮╰╯─ ") for line in message.splitlines() if not line.startswith(("╭", "╰"))]
-    if "╭" not in message:
-        # On terminals without these characters, tyro prints a title and lines of hyphens.
-        lines = ["" if set(line) == {"-"} else line for line in lines[2:]]
-    text = " ".join(lines[: lines.index("")] if "" in lines else lines)
+    # On terminals without these characters, tyro prints lines of hyphens.
+    lines = [line.strip("│╭╮╰╯─ ") for line in message.splitlines()]
+    lines = ["" if set(line) <= {"-"} else line for line in lines]
+    text = " ".join(takewhile(bool, dropwhile(lambda line: not line, lines[1:])))
     text = re.sub(r"Error parsing (__tyro-dummy-inner__\.?|TrainOptions: )?", "", text).removeprefix(": ").rstrip(".")
     text = re.sub(r"^Missing from [^:]*: (\S+) (.*)\. \(required\)$", r"\1 is missing: \2", text)
     text = re.sub(r"^Missing value for argument '(.*)'\. Expected 1 values$", r"\1 has no value", text)

@@ -1,7 +1,5 @@
 """How tokens are chosen: 100,000 draws of each strategy against probabilities computed by hand, and its edge cases."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,59 +7,53 @@ import pytest
 from scipy import stats
 
 from jax_tformer.config.errors import InputError
+from jax_tformer.decoding.sampling import choose, draw, keep_min_p, keep_top_k, keep_top_p, make_rules
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.decoding.strategies import choose, draw, keep_min_p, keep_top_k, keep_top_p, rules_of
 
 DRAWS = 100_000
 PROBABILITIES = np.array([0.02, 0.3, 0.05, 0.2, 0.13, 0.01, 0.25, 0.04])
 SEEN = np.array([False, True, False, False, False, True, False, False])
 
 
-def normalised(weights: Any) -> np.ndarray:
+def normalised(weights):
     return np.asarray(weights) / np.sum(weights)
 
 
 # By hand: what each strategy makes of PROBABILITIES.
-EXPECTED: dict[str, tuple[dict[str, Any], np.ndarray]] = {
-    "temperature 1": ({"temperature": 1.0}, PROBABILITIES),
-    "temperature 0.5": ({"temperature": 0.5}, normalised(PROBABILITIES**2)),
-    "temperature 2": ({"temperature": 2.0}, normalised(PROBABILITIES**0.5)),
-    "top-k": ({"temperature": 1.0, "top_k": 3}, normalised([0, 0.3, 0, 0.2, 0, 0, 0.25, 0])),
-    "top-k beyond the vocabulary": ({"temperature": 1.0, "top_k": 99}, PROBABILITIES),
+EXPECTED = {
+    "temperature 1": ({}, PROBABILITIES),
+    "temperature 0.5": ({"temperature": 0.5}, PROBABILITIES**2),
+    "temperature 2": ({"temperature": 2.0}, PROBABILITIES**0.5),
+    "top-k": ({"top_k": 3}, [0, 0.3, 0, 0.2, 0, 0, 0.25, 0]),
+    "top-k beyond the vocabulary": ({"top_k": 99}, PROBABILITIES),
     # 0.3 + 0.25 + 0.2 = 0.75 is not yet 0.8; 0.13 more are.
-    "top-p": ({"temperature": 1.0, "top_p": 0.8}, normalised([0, 0.3, 0, 0.2, 0.13, 0, 0.25, 0])),
-    "top-p of one token": ({"temperature": 1.0, "top_p": 0.1}, np.eye(8)[1]),
-    "top-p 1": ({"temperature": 1.0, "top_p": 1.0}, PROBABILITIES),
+    "top-p": ({"top_p": 0.8}, [0, 0.3, 0, 0.2, 0.13, 0, 0.25, 0]),
+    "top-p of one token": ({"top_p": 0.1}, np.eye(8)[1]),
+    "top-p 1": ({"top_p": 1.0}, PROBABILITIES),
     # At least 0.3 * 0.4 = 0.12.
-    "min-p": ({"temperature": 1.0, "min_p": 0.4}, normalised([0, 0.3, 0, 0.2, 0.13, 0, 0.25, 0])),
+    "min-p": ({"min_p": 0.4}, [0, 0.3, 0, 0.2, 0.13, 0, 0.25, 0]),
     # The top 5 are made sure of first: of their sum 0.93, 0.75 is 81%.
-    "top-k, then top-p": (
-        {"temperature": 1.0, "top_k": 5, "top_p": 0.8},
-        normalised([0, 0.3, 0, 0.2, 0, 0, 0.25, 0]),
-    ),
+    "top-k, then top-p": ({"top_k": 5, "top_p": 0.8}, [0, 0.3, 0, 0.2, 0, 0, 0.25, 0]),
     # Logits are log-probabilities here, negative, so that what was seen is squared.
-    "repetition penalty": (
-        {"temperature": 1.0, "repetition_penalty": 2.0},
-        normalised(np.where(SEEN, PROBABILITIES**2, PROBABILITIES)),
-    ),
+    "repetition penalty": ({"repetition_penalty": 2.0}, np.where(SEEN, PROBABILITIES**2, PROBABILITIES)),
     "all at once": (
         {"temperature": 0.5, "top_k": 4, "top_p": 0.9, "min_p": 0.3, "repetition_penalty": 1.5},
         # Squared: 0.027 (seen: 0.3^3), 0.04, 0.0169, 0.0625. The first three make up 88% of the four.
-        normalised([0, 0.3**3, 0, 0.04, 0, 0, 0.0625, 0]),
+        [0, 0.3**3, 0, 0.04, 0, 0, 0.0625, 0],
     ),
 }
 
 
 @pytest.mark.parametrize("strategy", EXPECTED)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_draws_have_the_probabilities(strategy: str, dtype: str) -> None:
-    settings, probabilities = EXPECTED[strategy]
-    decoding = DecodingConfig(**settings)
+def test_draws_have_the_probabilities(strategy, dtype):
+    settings, weights = EXPECTED[strategy]
+    probabilities, decoding = normalised(weights), DecodingConfig(**{"temperature": 1.0} | settings)
     with jax.enable_x64(dtype == "float64"):
         logits = jnp.tile(jnp.asarray(np.log(PROBABILITIES), dtype), (DRAWS, 1))
         seen = jnp.tile(SEEN, (DRAWS, 1)) if decoding.repetition_penalty != 1 else None
         keys = jax.random.split(jax.random.key(1), DRAWS)
-        tokens = jax.jit(choose)(logits, keys, rules_of(decoding), seen)
+        tokens = jax.jit(choose)(logits, keys, make_rules(decoding), seen)
     counts = np.bincount(np.asarray(tokens), minlength=8)
     assert counts[probabilities == 0].sum() == 0
     drawn = probabilities > 0
@@ -70,28 +62,28 @@ def test_draws_have_the_probabilities(strategy: str, dtype: str) -> None:
         assert test.pvalue > 1e-3, (counts, probabilities * DRAWS)
 
 
-def test_a_wrong_probability_is_seen() -> None:
+def test_a_wrong_probability_is_seen():
     counts = np.bincount(np.random.default_rng(0).choice(8, DRAWS, p=PROBABILITIES), minlength=8)
     wrong = normalised(PROBABILITIES + np.eye(8)[2] * 0.005)
     assert stats.chisquare(counts, PROBABILITIES * DRAWS).pvalue > 1e-3
     assert stats.chisquare(counts, wrong * DRAWS).pvalue < 1e-6
 
 
-def test_temperature_zero_is_greedy_whatever_the_key() -> None:
+def test_temperature_zero_is_greedy_whatever_the_key():
     logits = jnp.array([[0.1, 3.0, 0.2], [2.0, 1.9, 0.0], [1.0, 5.0, 5.0]])
     for seed in range(5):
         keys = jax.random.split(jax.random.key(seed), 3)
-        assert choose(logits, keys, rules_of(DecodingConfig()), None).tolist() == [1, 0, 1]
+        assert choose(logits, keys, make_rules(DecodingConfig()), None).tolist() == [1, 0, 1]
 
 
-def test_the_smallest_temperature_is_greedy() -> None:
+def test_the_smallest_temperature_is_greedy():
     logits = jnp.array([[0.1, 3.0, 0.2], [200.0, 1.9, 0.0]])
     keys = jax.random.split(jax.random.key(0), 2)
-    assert choose(logits, keys, rules_of(DecodingConfig(temperature=1e-38)), None).tolist() == [1, 0]
+    assert choose(logits, keys, make_rules(DecodingConfig(temperature=1e-38)), None).tolist() == [1, 0]
 
 
 @pytest.mark.deep
-def test_what_has_no_probability_is_never_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_no_probability_is_never_drawn(monkeypatch):
     """Sums in blocks rise by rounding where nothing is added: numbers that fall there must not draw that token."""
     logits = keep_top_k(jax.random.normal(jax.random.key(0), (16, 8000)) * 3, 50)
     sums = np.asarray(jnp.cumsum(jax.nn.softmax(logits, axis=-1), axis=-1))
@@ -105,13 +97,13 @@ def test_what_has_no_probability_is_never_drawn(monkeypatch: pytest.MonkeyPatch)
             assert np.isfinite(np.asarray(logits)[np.arange(16), tokens]).all()
 
 
-def test_ties_stay_together() -> None:
+def test_ties_stay_together():
     logits = jnp.log(jnp.array([[0.3, 0.2, 0.2, 0.2, 0.1]]))
     for kept in (keep_top_k(logits, 2), keep_top_p(logits, 0.4), keep_min_p(logits, 0.6)):
         assert jnp.isfinite(kept).tolist() == [[True, True, True, True, False]]
 
 
-def test_top_p_equals_a_sort() -> None:
+def test_top_p_equals_a_sort():
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 3, (50, 300)).astype(np.float32)
     for p in (0.01, 0.5, 0.9, 0.999):
@@ -152,6 +144,6 @@ def test_top_p_equals_a_sort() -> None:
         ({"num_return_sequences": 3}, "num_return_sequences is 3; expected 1 at temperature 0"),
     ],
 )
-def test_impossible_settings(settings: dict[str, Any], message: str) -> None:
+def test_impossible_settings(settings, message):
     with pytest.raises(InputError, match=message):
         DecodingConfig(**settings)

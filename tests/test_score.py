@@ -3,13 +3,13 @@
 import pytest
 
 from jax_tformer.config.errors import InputError
-from jax_tformer.decoding.translation_scores import translation_scores
+from jax_tformer.decoding.score import translation_scores
 
 LONG = ["the cat is on the mat", "there is a dog"]
 
 
 @pytest.mark.parametrize("targets", [["x"], ["positive", "negative"], ["le nombre 12", ""], ["a b c", "d", LONG[0]]])
-def test_perfect_short_targets_have_no_bleu_and_a_reason(targets: list[str]) -> None:
+def test_perfect_short_targets_have_no_bleu_and_a_reason(targets):
     """BLEU compares runs of up to four tokens; without any it is 0.00, however good the answers are."""
     scores = translation_scores(targets, targets)
     assert (scores.exact_match, scores.bleu) == (1, None)
@@ -23,7 +23,7 @@ def test_perfect_short_targets_have_no_bleu_and_a_reason(targets: list[str]) -> 
 
 
 @pytest.mark.parametrize("targets", [LONG, ["2021-03-03", "1999-12-31"], [*LONG, "x", "y"]])
-def test_bleu_where_half_the_references_have_four_tokens(targets: list[str]) -> None:
+def test_bleu_where_half_the_references_have_four_tokens(targets):
     """A date has five: three numbers and the hyphens between them."""
     scores = translation_scores(targets, targets)
     assert (scores.exact_match, scores.no_bleu) == (1, None)
@@ -33,7 +33,7 @@ def test_bleu_where_half_the_references_have_four_tokens(targets: list[str]) -> 
     assert len(scores.signatures) == 2
 
 
-def test_it_is_the_references_that_decide() -> None:
+def test_it_is_the_references_that_decide():
     """A model that says too little is told so by its BLEU."""
     scores = translation_scores(["cat", "there is a dog"], LONG)
     assert scores.exact_match == 0.5
@@ -43,6 +43,6 @@ def test_it_is_the_references_that_decide() -> None:
 
 
 @pytest.mark.parametrize(("answers", "references"), [([], []), (["a"], ["a", "b"])])
-def test_what_cannot_be_scored(answers: list[str], references: list[str]) -> None:
+def test_what_cannot_be_scored(answers, references):
     with pytest.raises(InputError, match=r"translations"):
         translation_scores(answers, references)

@@ -18,8 +18,7 @@ from jax_tformer.cli import export, train
 from jax_tformer.config import Dtype
 from jax_tformer.hub.tensor_files import open_tensors
 from jax_tformer.hub.views import read
-from jax_tformer.runs.folder import RunFolder
-from jax_tformer.runs.restoring import load_trained
+from jax_tformer.runs.folder import RunFolder, load_trained
 from parity.gates.pair import Tensors
 from parity_tests.huggingface import Oracle
 from parity_tests.oracles import ENTRIES

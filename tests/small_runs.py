@@ -16,17 +16,17 @@ TINY = [
 Refuse = Callable[..., str]
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {str(path): path.read_bytes() if path.is_file() else b"" for path in sorted(folder.rglob("*"))}
 
 
-def lose_checkpoints(run: Path) -> None:
+def lose_checkpoints(run):
     """As if the run had been killed before its first checkpoint."""
     shutil.rmtree(run / "checkpoints")
     for name in ("saved.json", "summary.json"):
         (run / name).unlink(missing_ok=True)
 
 
-def again(*changes: str) -> list[str]:
+def again(*changes):
     """The command that made the run."""
     return ["text", "--data.path", str(Path("text.txt")), "--run", "run", *TINY, *changes]

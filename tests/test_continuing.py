@@ -7,16 +7,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from jax_tformer.runs.metrics import read_metrics
 
 from jax_tformer.cli import generate, train
 from jax_tformer.cli.train_options import train_options
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.runs.evaluation import Evaluator
-from jax_tformer.runs.results import read_metrics
 from jax_tformer.runs.resume import permitted_changes
 
 TINY = [
@@ -28,20 +27,20 @@ TINY = [
 ]
 
 
-def losses(run: Path) -> list[dict[str, float]]:
+def losses(run):
     names = ("step", "loss", "gradient_norm", "learning_rate", "val_loss")
     return [{name: row[name] for name in names if name in row} for row in read_metrics(run / "metrics.jsonl")]
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def text(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text("It was a bright cold day in April, and the clocks were striking thirteen. " * 9)
     return path
 
 
 @pytest.fixture(scope="module")
-def ended(text: Path) -> Path:
+def ended(text):
     """A run of four steps."""
     run = text.parent / "ended"
     assert train.main(["text", "--data.path", str(text), "--run", str(run), *TINY, "--steps", "4"]) == 0
@@ -49,12 +48,12 @@ def ended(text: Path) -> Path:
 
 
 @pytest.fixture
-def run(ended: Path, tmp_path: Path) -> Path:
+def run(ended, tmp_path):
     """A copy of that run."""
     return Path(shutil.copytree(ended, tmp_path / "run"))
 
 
-def test_more_steps_from_the_folder_alone(text: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_steps_from_the_folder_alone(text, run, capsys):
     whole = run.with_name("whole")
     assert train.main(["text", "--data.path", str(text), "--run", str(whole), *TINY, "--steps", "6"]) == 0
     capsys.readouterr()
@@ -84,7 +83,7 @@ def test_more_steps_from_the_folder_alone(text: Path, run: Path, capsys: pytest.
 
 
 @pytest.mark.deep
-def test_a_run_moves_to_other_devices(text: Path, tmp_path: Path) -> None:
+def test_a_run_moves_to_other_devices(text, tmp_path):
     flags = ["text", "--data.path", str(text), *TINY, "--training.log-every", "1"]
     moving, whole = str(tmp_path / "moving"), str(tmp_path / "whole")
     sessions = [
@@ -116,9 +115,7 @@ def test_a_run_moves_to_other_devices(text: Path, tmp_path: Path) -> None:
         assert ours == pytest.approx(theirs, rel=1e-5)
 
 
-def test_the_best_checkpoint_is_saved_when_it_appears(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_best_checkpoint_is_saved_when_it_appears(text, tmp_path, monkeypatch, capsys):
     judged = iter([3.0, 1.0, 2.0, 1.5, 1.6, 1.7])
     monkeypatch.setattr(Evaluator, "__call__", lambda self, params: {"val_loss": next(judged)})
     flags = ["--training.checkpoint-every", "5", "--training.keep-checkpoints", "1"]
@@ -145,7 +142,7 @@ def test_the_best_checkpoint_is_saved_when_it_appears(
     assert used == "the checkpoint of step 7"
 
 
-def test_what_is_not_said_stays_as_it_is(ended: Path) -> None:
+def test_what_is_not_said_stays_as_it_is(ended):
     alone = train_options(["--run", str(ended)])
     assert alone.experiment == alone.before
     assert alone.experiment.training.steps == 4
@@ -159,7 +156,7 @@ def test_what_is_not_said_stays_as_it_is(ended: Path) -> None:
     assert (afresh.before, afresh.experiment) == (None, EXPERIMENTS["text"].config)
 
 
-def changed(**parts: dict[str, Any]) -> Any:
+def changed(**parts):
     dates = EXPERIMENTS["dates"].config
     return dataclasses.replace(
         dates, **{name: dataclasses.replace(getattr(dates, name), **fields) for name, fields in parts.items()}
@@ -186,7 +183,7 @@ def changed(**parts: dict[str, Any]) -> Any:
         ({"model": {"d_model": 64}}, None),
     ],
 )
-def test_what_may_change_and_what_it_means(parts: dict[str, Any], meaning: str | None) -> None:
+def test_what_may_change_and_what_it_means(parts, meaning):
     ((part, (field, *_)),) = parts.items()
     if meaning is None:
         with pytest.raises(InputError, match=rf"would be different with {part}\.{field}: .*; leave that out"):
@@ -197,8 +194,8 @@ def test_what_may_change_and_what_it_means(parts: dict[str, Any], meaning: str |
     assert meaning in note
 
 
-def test_arithmetic_may_not_change_but_its_order() -> None:
-    def computed(**compute: Any) -> Any:
+def test_arithmetic_may_not_change_but_its_order():
+    def computed(**compute):
         model = EXPERIMENTS["dates"].config.model
         return changed(model={"compute": dataclasses.replace(model.compute, **compute)})
 
@@ -210,7 +207,7 @@ def test_arithmetic_may_not_change_but_its_order() -> None:
             permitted_changes(changed(), computed(**type_))
 
 
-def test_a_report_of_a_run_that_was_stopped(text: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_of_a_run_that_was_stopped(text, run, capsys):
     for name in ("loss.png", "samples.txt", "summary.json"):
         (run / name).unlink()
     # Neither the data nor the training is needed.

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 
@@ -10,7 +9,7 @@ from jax_tformer.terminal import Interruption
 
 
 @pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
+def handlers():
     before = {kind: signal.getsignal(kind) for kind in (signal.SIGHUP, signal.SIGTERM)}
     yield
     for kind, handler in before.items():
@@ -18,7 +17,7 @@ def handlers() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", [signal.SIGHUP, signal.SIGTERM])
-def test_the_first_signal_is_kept_and_the_handlers_come_back(kind: signal.Signals) -> None:
+def test_the_first_signal_is_kept_and_the_handlers_come_back(kind):
     before = signal.getsignal(kind)
     with Interruption() as stop:
         assert stop.signal is None
@@ -27,7 +26,7 @@ def test_the_first_signal_is_kept_and_the_handlers_come_back(kind: signal.Signal
     assert signal.getsignal(kind) is before
 
 
-def test_a_second_one_breaks_off_but_a_terminal_that_closes_may_say_so_twice() -> None:
+def test_a_second_one_breaks_off_but_a_terminal_that_closes_may_say_so_twice():
     with Interruption() as stop:
         os.kill(os.getpid(), signal.SIGHUP)
         os.kill(os.getpid(), signal.SIGHUP)
@@ -36,7 +35,7 @@ def test_a_second_one_breaks_off_but_a_terminal_that_closes_may_say_so_twice() -
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_under_nohup_a_closing_terminal_stays_ignored() -> None:
+def test_under_nohup_a_closing_terminal_stays_ignored():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with Interruption() as stop:
         os.kill(os.getpid(), signal.SIGHUP)

@@ -165,8 +165,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def arrays(run: Path, step: int) -> dict[str, bytes]:
     """The files of the arrays of a checkpoint."""
+    from jax_tformer.runs.checkpoints import restore
     from jax_tformer.runs.folder import RunFolder
-    from jax_tformer.runs.restoring import restore
 
     config = RunFolder(run).read_config()
     net = transformer(config.model)

@@ -6,25 +6,25 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from struct import pack
-from typing import Any
 
 import pytest
+from jax_tformer.runs.evaluation import draw_losses
+from jax_tformer.runs.metrics import MetricsLog, read_metrics
 
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.files import write_text
 from jax_tformer.runs.folder import RunFolder
-from jax_tformer.runs.results import MetricsLog, draw_losses, read_metrics
 
 GOOD = [{"step": step, "loss": 1.5 - step} for step in range(1, 8)]
 LINES = [json.dumps(row).encode() for row in GOOD]
 
 
-def write(path: Path, lines: list[bytes], end: bytes = b"\n") -> Path:
+def write(path, lines, end=b"\n"):
     path.write_bytes(b"\n".join(lines) + end)
     return path
 
@@ -51,14 +51,14 @@ def write(path: Path, lines: list[bytes], end: bytes = b"\n") -> Path:
     ],
     ids=lambda line: str(line[:24]),
 )
-def test_a_damaged_line_in_the_middle_costs_that_line_only(line: bytes, tmp_path: Path) -> None:
+def test_a_damaged_line_in_the_middle_costs_that_line_only(line, tmp_path):
     path = write(tmp_path / "metrics.jsonl", [*LINES[:2], line, *LINES[3:]])
     notes = list[str]()
     assert read_metrics(path, notes) == [*GOOD[:2], *GOOD[3:]]
     assert notes == ["metrics.jsonl is damaged in line 3: the other 6 are used"]
 
 
-def test_what_a_kill_left_unfinished_is_no_damage(tmp_path: Path) -> None:
+def test_what_a_kill_left_unfinished_is_no_damage(tmp_path):
     notes = list[str]()
     assert read_metrics(tmp_path / "absent", notes) == []
     for end in (b'\n{"step": 8, "lo', b"\n\xff", b"\n", b""):
@@ -66,19 +66,19 @@ def test_what_a_kill_left_unfinished_is_no_damage(tmp_path: Path) -> None:
     assert notes == []
 
 
-def test_many_damaged_lines_are_one_note(tmp_path: Path) -> None:
+def test_many_damaged_lines_are_one_note(tmp_path):
     notes = list[str]()
     read_metrics(write(tmp_path / "metrics.jsonl", [b"{", *LINES, *[b"{"] * 9]), notes)
     assert notes == ["metrics.jsonl is damaged in lines 1, 9, 10, 7 more: the other 7 are used"]
 
 
-def test_a_log_that_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_a_log_that_is_no_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "metrics.jsonl")
     with pytest.raises(InputError, match="expected the log of a run"):
         read_metrics(tmp_path / "metrics.jsonl")
 
 
-def test_a_run_that_continues_keeps_the_good_lines_and_the_damaged_file(tmp_path: Path) -> None:
+def test_a_run_that_continues_keeps_the_good_lines_and_the_damaged_file(tmp_path):
     path = write(tmp_path / "metrics.jsonl", [*LINES[:2], b"{", *LINES[3:]])
     before = path.read_bytes()
     log = MetricsLog(RunFolder(tmp_path), 5)
@@ -93,7 +93,7 @@ def test_a_run_that_continues_keeps_the_good_lines_and_the_damaged_file(tmp_path
     assert again.notes == []
 
 
-def test_rows_are_on_the_disk_when_a_checkpoint_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_on_the_disk_when_a_checkpoint_follows(tmp_path, monkeypatch):
     log = MetricsLog(RunFolder(tmp_path), 0)
     log.write({"step": 1, "loss": 1.0})
     synced: list[str] = []
@@ -103,7 +103,7 @@ def test_rows_are_on_the_disk_when_a_checkpoint_follows(tmp_path: Path, monkeypa
     log.close()
 
 
-def events_in(folder: Path) -> list[Any]:
+def events_in(folder):
     """The events of all files, in the order in which TensorBoard reads them: by name."""
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import masked_crc32c
@@ -119,7 +119,7 @@ def events_in(folder: Path) -> list[Any]:
     return events
 
 
-def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+def test_tensorboard_reads_what_was_written(tmp_path):
     log = MetricsLog(RunFolder(tmp_path), 2)
     log.write({"step": 300, "loss": 1.5, "no_bleu": "too short"})
     # Written at once, and not at the end.
@@ -131,7 +131,7 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_clock_that_went_back_hides_nothing_from_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_went_back_hides_nothing_from_tensorboard(tmp_path, monkeypatch):
     for start, now in enumerate((2_000_000_000, 1_900_000_000, 1_800_000_000)):
         clock = itertools.count(now, -1)
         monkeypatch.setattr(time, "time", lambda clock=clock: float(next(clock)))
@@ -145,7 +145,7 @@ def test_a_clock_that_went_back_hides_nothing_from_tensorboard(tmp_path: Path, m
 
 
 @contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
+def files_of_at_most(size):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
@@ -156,14 +156,14 @@ def files_of_at_most(size: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_full_disk_is_an_error_and_no_end_of_waiting(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_and_no_end_of_waiting(tmp_path):
     with files_of_at_most(500):
         log = MetricsLog(RunFolder(tmp_path), 0)
         with pytest.raises(InputError, match=r"cannot write to .*metrics.jsonl: .*; make room, and the same command"):
             all(log.write({"step": step, "loss": 1.0}) is None for step in range(100))
 
 
-def test_a_file_that_a_full_disk_stops_is_named(tmp_path: Path) -> None:
+def test_a_file_that_a_full_disk_stops_is_named(tmp_path):
     run = RunFolder(tmp_path)
     writes: dict[Path, Callable[[], object]] = {
         run.samples: lambda: write_text(run.samples, "a" * 501),

@@ -6,19 +6,19 @@ import re
 import pytest
 from rich.console import Console
 
-from jax_tformer.runs import progress
-from jax_tformer.runs.progress import ProgressLine
+from jax_tformer.runs import metrics
+from jax_tformer.runs.metrics import ProgressLine
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def clock(monkeypatch):
     """What time.perf_counter says, to be set."""
     now = [100.0]
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: now[0])
     return now
 
 
-def shown(line: ProgressLine, width: int) -> str:
+def shown(line, width):
     """The one line that there is."""
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     with console.capture() as capture:
@@ -28,11 +28,11 @@ def shown(line: ProgressLine, width: int) -> str:
     return text.rstrip()
 
 
-def terminal() -> Console:
+def terminal():
     return Console(file=io.StringIO(), width=80, force_terminal=True)
 
 
-def test_what_there_is_room_for(clock: list[float]) -> None:
+def test_what_there_is_room_for(clock):
     line = ProgressLine(0, 150_000, pytest.fail, terminal())
     assert shown(line, 16) == "step 0/150000"
     assert shown(line, 10) == "step 0/15…"
@@ -50,7 +50,7 @@ def test_what_there_is_room_for(clock: list[float]) -> None:
     assert shown(short, 40) == "step 20/1500  loss 3.1416  2:28 left"
 
 
-def test_labels_while_compiling_and_evaluating(clock: list[float]) -> None:
+def test_labels_while_compiling_and_evaluating(clock):
     line = ProgressLine(0, 1500, pytest.fail, terminal())
     with line.during("compiling"):
         clock[0] += 12
@@ -66,7 +66,7 @@ def test_labels_while_compiling_and_evaluating(clock: list[float]) -> None:
     assert "evaluating" not in shown(line, 80)
 
 
-def test_plain_lines_now_and_then_without_a_terminal(clock: list[float]) -> None:
+def test_plain_lines_now_and_then_without_a_terminal(clock):
     output = io.StringIO()
     with ProgressLine(0, 40, pytest.fail, Console(file=output, width=80)) as line, line.during("compiling"):
         for step in range(1, 13):

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+from jax_tformer.runs.metrics import read_metrics
 
 from jax_tformer.cli import train
-from jax_tformer.runs.results import read_metrics
 
 ROOT = Path(__file__).parents[1]
 STEPS = 40
@@ -25,7 +25,7 @@ FLAGS = [
 MEASURED = ("loss", "gradient_norm", "learning_rate", "val_loss", "exact_match")
 
 
-def losses(run: Path) -> list[dict[str, float]]:
+def losses(run):
     """Everything in metrics.jsonl that does not depend on the clock."""
     return [
         {name: row[name] for name in ("step", *MEASURED) if name in row} for row in read_metrics(run / "metrics.jsonl")
@@ -33,7 +33,7 @@ def losses(run: Path) -> list[dict[str, float]]:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+def uninterrupted(tmp_path_factory):
     """The losses of a run in one go."""
     run = tmp_path_factory.mktemp("whole") / "run"
     assert train.main(["dates", "--run", str(run), *FLAGS]) == 0
@@ -42,7 +42,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, fl
     return rows
 
 
-def start(run: Path) -> subprocess.Popen[str]:
+def start(run):
     return subprocess.Popen(
         [sys.executable, "train.py", "dates", "--run", str(run), *FLAGS],
         stdout=subprocess.PIPE,
@@ -53,7 +53,7 @@ def start(run: Path) -> subprocess.Popen[str]:
     )
 
 
-def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
+def wait_for_step(run, step, process):
     for _ in range(1200):
         if any(row["step"] >= step for row in read_metrics(run / "metrics.jsonl")):
             return
@@ -70,9 +70,7 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
         pytest.param(signal.SIGKILL, 13, -9, id="kill -9", marks=pytest.mark.deep),
     ],
 )
-def test_stopped_and_started_again(
-    number: int, at: int, status: int, tmp_path: Path, uninterrupted: list[dict[str, float]]
-) -> None:
+def test_stopped_and_started_again(number, at, status, tmp_path, uninterrupted):
     run = tmp_path / "run"
     process = start(run)
     wait_for_step(run, at, process)
@@ -95,9 +93,7 @@ def test_stopped_and_started_again(
 
 
 @pytest.mark.deep
-def test_a_damaged_checkpoint_is_passed_over(
-    tmp_path: Path, uninterrupted: list[dict[str, float]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, uninterrupted, capsys):
     run = tmp_path / "run"
     process = start(run)
     wait_for_step(run, 23, process)

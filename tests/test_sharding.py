@@ -24,10 +24,9 @@ import jax, numpy as np
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.config.experiment import MeshConfig, OptimizerConfig
 from jax_tformer.functional import transformer
-from jax_tformer.runs.preparing import state_shardings
 from jax_tformer.training.sharding import make_mesh, place_batch
 from jax_tformer.training.optimizer import optimizer
-from jax_tformer.training.step import init_state, train_step
+from jax_tformer.training.step import init_state, state_shardings, train_step
 
 mesh = make_mesh(MeshConfig(**json.loads(sys.argv[1])), 8)
 stack = StackConfig(num_layers=2, num_heads=4, feedforward_width=32, norm_placement="pre", final_norm=True)
@@ -50,7 +49,7 @@ print(json.dumps({"losses": losses, "devices": len(kernel.sharding.device_set), 
 """
 
 
-def run(devices: int, **mesh: int) -> dict:
+def run(devices, **mesh):
     environment = os.environ | {
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
         "JAX_PLATFORMS": "cpu",
@@ -63,7 +62,7 @@ def run(devices: int, **mesh: int) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_eight_devices_train_as_one_does() -> None:
+def test_eight_devices_train_as_one_does():
     one = run(1)
     eight = run(8, data=2, fsdp=2, tensor=2)
     assert eight["devices"] == 8
@@ -72,27 +71,25 @@ def test_eight_devices_train_as_one_does() -> None:
     assert max(abs(a - b) / b for a, b in zip(eight["losses"], one["losses"], strict=True)) < 1e-5
 
 
-def test_one_device_is_the_mesh_of_ones() -> None:
+def test_one_device_is_the_mesh_of_ones():
     mesh = make_mesh(MeshConfig(), 8)
     assert dict(mesh.shape) == {"data": 1, "fsdp": 1, "tensor": 1}
 
 
 @pytest.mark.parametrize("axes", [{"data": 3}, {"tensor": 2}, {"fsdp": 5}])
-def test_a_mesh_that_the_devices_do_not_make_up(axes: dict[str, int]) -> None:
+def test_a_mesh_that_the_devices_do_not_make_up(axes):
     with pytest.raises(InputError, match="devices, but there are"):
         make_mesh(MeshConfig(**axes), 30)
 
 
-def test_batches_must_divide(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_must_divide(monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda: 8)
     with pytest.raises(InputError, match=r"12 rows .* does not divide over 8 devices .* multiple of 8"):
         make_mesh(MeshConfig(data=4, fsdp=2), 12)
 
 
 @pytest.mark.parametrize(("rows", "data"), [(16, 8), (12, 6), (7, 7), (11, 1)])
-def test_without_a_number_the_data_axis_takes_what_divides_the_batch(
-    rows: int, data: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_number_the_data_axis_takes_what_divides_the_batch(rows, data, monkeypatch):
     made = {}
     monkeypatch.setattr(jax, "device_count", lambda: 8)
     monkeypatch.setattr(jax, "devices", lambda: list(range(8)))
@@ -103,7 +100,7 @@ def test_without_a_number_the_data_axis_takes_what_divides_the_batch(
     assert made == {"shape": (data, 1, 1), "of": list(range(data))}
 
 
-def test_every_logical_name_is_in_use_and_nothing_large_is_left_whole() -> None:
+def test_every_logical_name_is_in_use_and_nothing_large_is_left_whole():
     """A parameter that the table forgets would be copied to every device."""
     mesh = jax.sharding.AbstractMesh((1, 2, 2), ("data", "fsdp", "tensor"))
     used = set()

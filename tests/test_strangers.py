@@ -15,7 +15,7 @@ from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import ExperimentConfig, TextData, TokenizerConfig
 from jax_tformer.data.tokenizer_sources import build_tokenizer, load_tokenizer
 from jax_tformer.files import from_dict, parse_json, read_json, read_text
-from jax_tformer.runs import restoring
+from jax_tformer.runs import checkpoints
 from jax_tformer.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
@@ -83,13 +83,13 @@ def sealed(tmp_path: Path) -> Path:
     folder = tmp_path / "30"
     (folder / "params").mkdir(parents=True)
     (folder / "params" / "array").write_text("1 2 3")
-    restoring.seal(folder)
-    assert restoring.damage(folder) is None
+    checkpoints.seal(folder)
+    assert checkpoints.find_damage(folder) is None
     return folder
 
 
 def listing(folder: Path, name: object, size: object = 6, crc: object = f"{zlib.crc32(b'secret'):08x}") -> None:
-    (folder / restoring.CHECKSUM_FILE).write_text(json.dumps({"files": {name: {"bytes": size, "crc32": crc}}}))
+    (folder / checkpoints.CHECKSUM_FILE).write_text(json.dumps({"files": {name: {"bytes": size, "crc32": crc}}}))
 
 
 @pytest.mark.parametrize(
@@ -105,16 +105,16 @@ def listing(folder: Path, name: object, size: object = 6, crc: object = f"{zlib.
 )
 def test_checksums_of_other_files(sealed: Path, name: str, problem: str) -> None:
     listing(sealed, name)
-    assert problem in str(restoring.damage(sealed))
+    assert problem in str(checkpoints.find_damage(sealed))
 
 
 def test_checksums_that_are_none(sealed: Path) -> None:
     for size, crc in ((float("inf"), "0"), (float("nan"), "0"), ("many", "0"), (6, 6), (6, "x"), ([], "0")):
         listing(sealed, "params/array", size, crc)
-        assert "checksums.json is damaged" in str(restoring.damage(sealed))
+        assert "checksums.json is damaged" in str(checkpoints.find_damage(sealed))
     for content in ("", "[]", DEEP, '{"files": []}', '{"files": {"a": 1}}'):
-        (sealed / restoring.CHECKSUM_FILE).write_text(content)
-        assert "checksums.json is damaged" in str(restoring.damage(sealed))
+        (sealed / checkpoints.CHECKSUM_FILE).write_text(content)
+        assert "checksums.json is damaged" in str(checkpoints.find_damage(sealed))
 
 
 def as_pipe(path: Path) -> None:
@@ -133,10 +133,10 @@ def as_link_to_a_folder(path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [as_pipe, as_link])
-@pytest.mark.parametrize("name", ["params/array", "params/not_listed", restoring.CHECKSUM_FILE])
+@pytest.mark.parametrize("name", ["params/array", "params/not_listed", checkpoints.CHECKSUM_FILE])
 def test_pipes_and_devices_in_place_of_files(sealed: Path, other: Callable[[Path], None], name: str) -> None:
     other(sealed / name)
-    assert restoring.damage(sealed) in (f"{name} is no regular file", "its checksums.json is damaged")
+    assert checkpoints.find_damage(sealed) in (f"{name} is no regular file", "its checksums.json is damaged")
 
 
 # Tokenizers.

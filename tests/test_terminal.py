@@ -11,7 +11,7 @@ from jax_tformer.cli.command_line import run_program
 from jax_tformer.cli.output import JsonOutput, TextOutput
 from jax_tformer.cli.texts import Text
 from jax_tformer.config.errors import InputError, TrainingFailed
-from jax_tformer.runs.progress import ProgressLine
+from jax_tformer.runs.metrics import ProgressLine
 from jax_tformer.terminal import one_line, say, visible
 
 TITLE = "\x1b]0;mine\x07"

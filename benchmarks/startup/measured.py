@@ -38,7 +38,7 @@ def chapters(arguments: Sequence[str]) -> None:
 
     from jax_tformer.cli import train
     from jax_tformer.data import pipeline
-    from jax_tformer.runs import huggingface, results
+    from jax_tformer.runs import huggingface, metrics
 
     compiled: list[tuple[float, str, float]] = []
 
@@ -51,7 +51,7 @@ def chapters(arguments: Sequence[str]) -> None:
     jax.monitoring.register_event_duration_secs_listener(listen)
     huggingface.new_tokenizer = timed("tokenizer", huggingface.new_tokenizer)
     pipeline.build_pipeline = timed("data", pipeline.build_pipeline)
-    results.MetricsLog.__init__ = timed("metrics log", results.MetricsLog.__init__)  # type: ignore[method-assign]
+    metrics.MetricsLog.__init__ = timed("metrics log", metrics.MetricsLog.__init__)  # type: ignore[method-assign]
     began = time.perf_counter()
     if train.main(arguments):
         raise SystemExit(1)

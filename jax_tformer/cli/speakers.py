@@ -19,7 +19,7 @@ from jax_tformer.runs.folder import RunFolder
 if TYPE_CHECKING:
     from jax_tformer.config import TransformerConfig
     from jax_tformer.hub.origin import Origin
-    from jax_tformer.runs.restoring import Trained
+    from jax_tformer.runs.folder import Trained
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def find_speaker(options: GenerateOptions) -> Speaker:
     tokenizer, step = run.read_tokenizer(experiment.model.vocab_size), checkpoint_step(options.checkpoint)
 
     def load() -> "Trained":
-        from jax_tformer.runs.restoring import load_trained
+        from jax_tformer.runs.folder import load_trained
 
         trained = load_trained(run, step)
         notes = (*trained.skipped, *([] if step is None else [f"the checkpoint of step {trained.step}"]))
@@ -83,7 +83,7 @@ def _of_folder(options: GenerateOptions, path: Path) -> Speaker:
     from jax_tformer.hub.families import config_from_huggingface
     from jax_tformer.hub.loading import load_pretrained
     from jax_tformer.hub.origin import read_origin
-    from jax_tformer.runs.restoring import Trained
+    from jax_tformer.runs.folder import Trained
     from jax_tformer.runs.startup import set_up_jax
 
     require(options.checkpoint == "newest", f"{path} is a Hugging Face folder; --checkpoint is for runs")

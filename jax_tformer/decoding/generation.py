@@ -16,7 +16,7 @@ from jax_tformer.decoding.loop import advance, grown, restart, row_keys, start
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.strategies import rules_of
 from jax_tformer.functional import AnyTransformer, DecoderTransformer, EncoderOnlyTransformer, Params
-from jax_tformer.training.sharding import require_memory
+from jax_tformer.memory import require_memory
 
 Ids = Sequence[int] | np.ndarray
 """Token ids of one text."""

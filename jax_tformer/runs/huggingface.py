@@ -10,23 +10,23 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.experiment import ExperimentConfig, MaskedTextData, PairData, TextData, TokenizerConfig
 from jax_tformer.data.framing import Framing
 from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.data.tokenizer_sources import load_tokenizer
-from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.config.errors import InputError, require
-from jax_tformer.config.experiment import ExperimentConfig, MaskedTextData, PairData, TextData, TokenizerConfig
+from jax_tformer.data.tokenizers import Tokenizer, check_vocabulary
 from jax_tformer.files import changed_fields, shortened, to_dict, user_path
 from jax_tformer.functional import Params, transformer
-from jax_tformer.lora import without_adapters
+from jax_tformer.hub.families import config_from_huggingface
 from jax_tformer.hub.loading import load_pretrained
 from jax_tformer.hub.origin import Origin, defaults_of, read_origin
 from jax_tformer.hub.saving import StoredDtype, described, save_pretrained
-from jax_tformer.hub.tensor_files import open_tensors
-from jax_tformer.runs.restoring import Which, load_trained
-from jax_tformer.runs.folder import RunFolder
-from jax_tformer.hub.families import config_from_huggingface
 from jax_tformer.hub.tables import CannotExpress
+from jax_tformer.hub.tensor_files import open_tensors
+from jax_tformer.lora import without_adapters
+from jax_tformer.runs.checkpoints import Which
+from jax_tformer.runs.folder import RunFolder, load_trained
 
 _LEARNING_RATE = 5e-5
 """What `transformers` fine-tunes with by default; the experiments' own rates are for new weights."""
@@ -82,13 +82,19 @@ def require_same_architecture(experiment: ExperimentConfig, begun: ExperimentCon
 
 
 def new_tokenizer(experiment: ExperimentConfig) -> Tokenizer:
-    """Makes the tokenizer of a new run: that of its checkpoint, or the one that its data describes."""
+    """Makes the tokenizer of a new run: that of its checkpoint, or the one that its data describes.
+
+    Raises InputError if it needs more rows than the model's vocabulary has.
+    """
+    vocabulary = experiment.model.vocab_size
     if experiment.init is None:
-        return build_tokenizer_for(experiment.data)
-    folder = user_path(experiment.init)
-    translates, vocabulary = isinstance(experiment.data, PairData), experiment.model.vocab_size
-    defaults, _ = defaults_of(read_origin(folder), folder, translates=translates, vocabulary=vocabulary)
-    return load_tokenizer(folder).framed(defaults.start_id, defaults.end_ids or None)
+        tokenizer = build_tokenizer_for(experiment.data)
+    else:
+        folder, translates = user_path(experiment.init), isinstance(experiment.data, PairData)
+        defaults, _ = defaults_of(read_origin(folder), folder, translates=translates, vocabulary=vocabulary)
+        tokenizer = load_tokenizer(folder).framed(defaults.start_id, defaults.end_ids or None)
+    check_vocabulary(tokenizer, vocabulary or tokenizer.vocab_size)
+    return tokenizer
 
 
 def given_parameters(experiment: ExperimentConfig, mesh: Mesh) -> Params | None:

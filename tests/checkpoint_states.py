@@ -34,7 +34,7 @@ def assert_same_bits(left, right):
         assert np.asarray(one).tobytes() == np.asarray(two).tobytes()
 
 
-def save_all(folder, *steps, keep=9, losses={}):
+def save_all(folder, *steps, keep=9, losses=None):
     with Checkpoints(folder, keep) as checkpoints:
         for step in steps:
-            checkpoints.save(step, make_state(step), {"step": step, "val_loss": losses.get(step)})
+            checkpoints.save(step, make_state(step), {"step": step, "val_loss": (losses or {}).get(step)})

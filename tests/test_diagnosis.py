@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jax_tformer.runs.diagnosis import find_not_finite
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.config.experiment import MeshConfig, OptimizerConfig
 from jax_tformer.functional import transformer
+from jax_tformer.runs.diagnosis import find_not_finite
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.sharding import make_mesh
 from jax_tformer.training.step import init_state, train_step

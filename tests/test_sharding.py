@@ -1,6 +1,7 @@
 """Training on 8 virtual devices gives what one device gives."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -71,33 +72,28 @@ def test_eight_devices_train_as_one_does():
     assert max(abs(a - b) / b for a, b in zip(eight["losses"], one["losses"], strict=True)) < 1e-5
 
 
-def test_one_device_is_the_mesh_of_ones():
-    mesh = make_mesh(MeshConfig(), 8)
-    assert dict(mesh.shape) == {"data": 1, "fsdp": 1, "tensor": 1}
-
-
-@pytest.mark.parametrize("axes", [{"data": 3}, {"tensor": 2}, {"fsdp": 5}])
-def test_a_mesh_that_the_devices_do_not_make_up(axes):
-    with pytest.raises(InputError, match="devices, but there are"):
-        make_mesh(MeshConfig(**axes), 30)
-
-
-def test_batches_must_divide(monkeypatch):
-    monkeypatch.setattr(jax, "device_count", lambda: 8)
-    with pytest.raises(InputError, match=r"12 rows .* does not divide over 8 devices .* multiple of 8"):
-        make_mesh(MeshConfig(data=4, fsdp=2), 12)
-
-
-@pytest.mark.parametrize(("rows", "data"), [(16, 8), (12, 6), (7, 7), (11, 1)])
-def test_without_a_number_the_data_axis_takes_what_divides_the_batch(rows, data, monkeypatch):
-    made = {}
+@pytest.mark.parametrize(
+    ("asked", "rows", "outcome"),
+    [
+        ({}, 16, (8, 1, 1)),
+        ({}, 12, (6, 1, 1)),
+        ({}, 11, (1, 1, 1)),
+        ({"tensor": 4}, 16, (2, 1, 4)),
+        ({"data": 9}, 18, "data 9 x fsdp 1 x tensor 1 = 9 devices, but there are 8"),
+        ({"fsdp": 3, "tensor": 4}, 12, "= 12 devices, but there are 8"),
+        ({"data": 4, "fsdp": 2}, 12, "12 rows .* does not divide over 8 devices .* multiple of 8"),
+    ],
+)
+def test_the_mesh_on_eight_devices(asked, rows, outcome, monkeypatch):
+    """Without a number, the data axis takes what divides the batch."""
     monkeypatch.setattr(jax, "device_count", lambda: 8)
     monkeypatch.setattr(jax, "devices", lambda: list(range(8)))
-    monkeypatch.setattr(
-        jax, "make_mesh", lambda shape, names, axis_types, devices: made.update(shape=shape, of=devices)
-    )
-    make_mesh(MeshConfig(), rows)
-    assert made == {"shape": (data, 1, 1), "of": list(range(data))}
+    monkeypatch.setattr(jax, "make_mesh", lambda shape, names, axis_types, devices: (shape, len(devices)))
+    if isinstance(outcome, str):
+        with pytest.raises(InputError, match=outcome):
+            make_mesh(MeshConfig(**asked), rows)
+    else:
+        assert make_mesh(MeshConfig(**asked), rows) == (outcome, math.prod(outcome))
 
 
 def test_every_logical_name_is_in_use_and_nothing_large_is_left_whole():

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
@@ -18,7 +17,6 @@ from jax_tformer.config.experiment import OptimizerConfig
 from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.functional import transformer
 from jax_tformer.runs import startup
-from jax_tformer.runs.resume import compile_beside
 from jax_tformer.runs.startup import FLOAT64, OPTIONS, compiler_options
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import evaluation_step, init_state, train_step
@@ -94,16 +92,6 @@ for name in ("python-docs", "dates"):
 @pytest.mark.deep
 def test_what_is_compiled_to_run_once_computes_the_same_bits():
     run_python(INITIALISED, without="XLA_FLAGS")
-
-
-def test_compiled_beside_other_work():
-    function = jax.jit(lambda x, y: x @ y)
-    shape = jax.ShapeDtypeStruct((3, 3), jnp.float32)
-    x = jnp.arange(9.0).reshape(3, 3)
-    np.testing.assert_array_equal(compile_beside(function.lower(shape, shape)).result()(x, x), x @ x)
-    refused = jax.jit(lambda x: x + 1, compiler_options={"xla_no_such_option": True}).lower(shape)
-    with pytest.raises(Exception, match="xla_no_such_option"):
-        compile_beside(refused).result()
 
 
 @pytest.mark.parametrize(

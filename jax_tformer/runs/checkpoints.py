@@ -85,7 +85,7 @@ class Checkpoints:
         """
         self._folder = folder.absolute()
         self._keep, self._record = keep, record
-        self._intact: dict[int, bool] = {}
+        self._damaged: set[int] = set()
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._running: Future[None] | None = None
         self._begun: _Begun | None = None
@@ -116,7 +116,7 @@ class Checkpoints:
         """
         self.drop()
         self.wait()
-        if ask_first_process(lambda: self._is_saved(step)):
+        if ask_first_process(lambda: find_damage(self._folder / str(step)) is None):
             return
         ask_first_process(self._make_room)
         pending = self._folder / f"{step}.pending"
@@ -190,9 +190,8 @@ class Checkpoints:
                 f"{self._folder} holds no checkpoint, although {lost} was saved there; nothing was "
                 "changed: put back a copy, or start again with another --run or --resume no"
             )
-        if found is not None:
-            newer = [later for later in list_steps(self._folder) if later > found.step and step is None]
-            self._intact |= {found.step: True, **dict.fromkeys(newer, False)}
+        if found is not None and step is None:
+            self._damaged |= {newer for newer in list_steps(self._folder) if newer > found.step}
         return found
 
     def _losses(self, steps: list[int]) -> dict[int, float]:
@@ -203,11 +202,6 @@ class Checkpoints:
     def _has_all(self, step: int) -> bool:
         """Whether a step's files exist with the right sizes; does not read their contents."""
         return find_damage(self._folder / str(step), sizes_only=True) is None
-
-    def _is_saved(self, step: int) -> bool:
-        if step not in self._intact:
-            self._intact[step] = find_damage(self._folder / str(step)) is None
-        return self._intact[step]
 
     def _make_room(self) -> None:
         """Makes the folder, and removes what a killed or failed save or deletion left in it."""
@@ -233,7 +227,7 @@ class Checkpoints:
                 _delete(final)
             pending.rename(final)
             sync(self._folder)
-            self._intact[step] = True
+            self._damaged.discard(step)
             if self._record is not None:
                 write_json(self._record, {"step": step})
             self._prune(step)
@@ -251,11 +245,10 @@ class Checkpoints:
     def _prune(self, saved: int) -> None:
         """Deletes the finished steps beyond `keep`, but for the best; a damaged one takes no intact one's place."""
         others = [step for step in reversed(self.steps()) if step != saved]
-        intact = [step for step in others if self._intact.get(step, True) and self._has_all(step)]
+        intact = [step for step in others if step not in self._damaged and self._has_all(step)]
         losses = self._losses([saved, *intact])
         best = min(losses, key=lambda step: (losses[step], step), default=saved)
         for step in set(others) - set(intact[: self._keep - 1]) - {best}:
-            self._intact[step] = False
             _delete(self._folder / str(step))
 
 

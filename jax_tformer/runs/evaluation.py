@@ -89,13 +89,13 @@ def sample_text(
     top_k = sample.top_k if sample.temperature else None
     decoding = DecodingConfig(sample.max_new_tokens, temperature=sample.temperature, top_k=top_k)
     if isinstance(data, MaskedTextData):
-        return _restored(net, params, held_out(), tokenizer, sample.count)
+        return _restore_words(net, params, held_out(), tokenizer, sample.count)
     if isinstance(data, PairData):
         examples = (held_out().examples or [])[: sample.count]
         read = Reader(Room.of_run(data), tokenizer, data.target_length)
         decoding = replace(decoding, max_new_tokens=data.target_length)
         answerer = Answerer(net, params, tokenizer, decoding, seed=seed, batch=max(len(examples), 1))
-        return _translations(examples, answerer.best(read(source) for source, _ in examples))
+        return _table_of_translations(examples, answerer.best(read(source) for source, _ in examples))
     if tokenizer.start_id is not None:
         prompts = [[tokenizer.start_id]]
     else:
@@ -112,7 +112,7 @@ def sample_text(
     return "\n".join(f"--- sample {number} ---\n{text.strip()}\n" for number, text in enumerate(texts, 1))
 
 
-def _translations(examples: Sequence[tuple[str, str]], answers: Sequence[str]) -> str:
+def _table_of_translations(examples: Sequence[tuple[str, str]], answers: Sequence[str]) -> str:
     rows = [
         (source, answer, "" if answer == target else target)
         for (source, target), answer in zip(examples, answers, strict=True)
@@ -121,7 +121,7 @@ def _translations(examples: Sequence[tuple[str, str]], answers: Sequence[str]) -
     return _table(title, ("source", "model", "expected, where it differs"), rows)
 
 
-def _restored(net: AnyTransformer, params: Params, pipeline: Pipeline, tokenizer: Tokenizer, count: int) -> str:
+def _restore_words(net: AnyTransformer, params: Params, pipeline: Pipeline, tokenizer: Tokenizer, count: int) -> str:
     batch = pipeline.evaluation[0]
     logits = np.asarray(forward(net, params, {name: jnp.asarray(x) for name, x in batch.items()}).logits)
     rows = []
@@ -170,7 +170,7 @@ def finish(run: RunFolder, steps: int, figures: dict[str, Any], samples: str) ->
     speed = f"{summary['tokens_per_second']:,.0f} tokens/s  " if summary["tokens_per_second"] else ""
     told = [
         f"{steps} steps  {format_figures(shown)}",
-        *_best_of(evaluated, steps),
+        *_describe_best(evaluated, steps),
         f"{summary['parameters']:,} parameters  {speed}{summary['wall_seconds']:.0f} s in all",
         f"everything is in {run.path}/: {run.picture.name}, {run.samples.name}, {run.summary.name}, checkpoints ...",
     ]
@@ -199,13 +199,13 @@ def report(run: RunFolder, experiment: ExperimentConfig) -> str:
     evaluated = [row for row in rows if "val_loss" in row]
     told = [
         f"step {rows[-1]['step']} of {experiment.training.steps}  {format_figures(losses)}",
-        *_best_of(evaluated, evaluated[-1]["step"] if evaluated else 0),
+        *_describe_best(evaluated, evaluated[-1]["step"] if evaluated else 0),
         *notes,
         f"drawn: {run.picture}",
     ]
     try:
         trained = load_trained(run)
-        held_out = partial(_same_data, experiment, trained)
+        held_out = partial(_build_same_data, experiment, trained)
         samples = sample_text(trained.net, trained.params, experiment, trained.tokenizer, held_out)
     except InputError as error:
         return "\n".join([*told, f"no samples: {error}"])
@@ -213,7 +213,7 @@ def report(run: RunFolder, experiment: ExperimentConfig) -> str:
     return "\n".join([samples, *told, *trained.skipped, f"sampled at step {trained.step}: {run.samples}"])
 
 
-def _same_data(experiment: ExperimentConfig, trained: Trained) -> Pipeline:
+def _build_same_data(experiment: ExperimentConfig, trained: Trained) -> Pipeline:
     """Makes the batches of a run's data; raises InputError if it is not what the run was trained on.
 
     The config of a stranger's run may name any file of the user's.
@@ -224,7 +224,7 @@ def _same_data(experiment: ExperimentConfig, trained: Trained) -> Pipeline:
     return pipeline
 
 
-def _best_of(evaluated: list[Row], last: int) -> list[str]:
+def _describe_best(evaluated: list[Row], last: int) -> list[str]:
     """Returns a line about the evaluation with the best checkpoint, unless it is that of step `last`."""
     if not evaluated:
         return []

@@ -172,7 +172,7 @@ class Resumption:
         tokenizer has changed since the run began, if no checkpoint is intact, or if they hold other arrays or more
         steps than wanted.
         """
-        wanted, frozen = _arrays_to_save(abstract)
+        wanted, frozen = arrays_to_save(abstract)
         restored = self._checkpoints.restore(wanted)
         if restored is None:
             return None
@@ -220,7 +220,7 @@ class Resumption:
 
         `held_out_loss` is that of this state, if known.
         """
-        arrays, frozen = _arrays_to_save(state)
+        arrays, frozen = arrays_to_save(state)
         extra = self._unchanging | {
             "batches": batches.get_state(),
             "seconds": self.seconds,
@@ -250,7 +250,7 @@ class Resumption:
         return self._run.frozen_digest()
 
 
-def _arrays_to_save(state: TrainState) -> tuple[dict[str, Any], Params]:
+def arrays_to_save(state: TrainState) -> tuple[dict[str, Any], Params]:
     """Returns the arrays of a checkpoint, and the parameters that do not train, which are saved once beside all.
 
     Whether the state is finite is not saved, since a checkpoint of one that is not never counts.

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -163,3 +164,40 @@ def test_a_run_whose_lines_reach_nobody_is_asked_to_save_and_end(monkeypatch, tm
             line.update(1, 2.0, None)
             line.say("hello again")
         monkeypatch.undo()
+
+
+# Signals that end a run after its step.
+
+
+@pytest.fixture
+def handlers():
+    before = {kind: signal.getsignal(kind) for kind in (signal.SIGHUP, signal.SIGTERM)}
+    yield
+    for kind, handler in before.items():
+        signal.signal(kind, handler)
+
+
+@pytest.mark.parametrize("kind", [signal.SIGHUP, signal.SIGTERM])
+def test_the_first_signal_is_kept_and_the_handlers_come_back(kind, handlers):
+    before = signal.getsignal(kind)
+    with Interruption() as stop:
+        assert stop.signal is None
+        os.kill(os.getpid(), kind)
+        assert (stop.signal, stop.status) == (kind, 128 + kind)
+    assert signal.getsignal(kind) is before
+
+
+def test_a_second_one_breaks_off_but_a_terminal_that_closes_may_say_so_twice(handlers):
+    with Interruption() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.signal == signal.SIGHUP
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_under_nohup_a_closing_terminal_stays_ignored(handlers):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with Interruption() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.signal is None

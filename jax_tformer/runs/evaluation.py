@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from jax_tformer import __version__
 from jax_tformer.cli.answers import Answerer
 from jax_tformer.cli.texts import Reader, Room, Text
 from jax_tformer.config.errors import InputError
@@ -38,7 +39,7 @@ from jax_tformer.training.step import evaluation_step, forward
 _PROMPT = 8
 """Held-out tokens that a sample continues if the tokenizer has no start token."""
 _LOSSES = ("loss", "val_loss", "val_perplexity", "val_bits_per_byte", "exact_match", "bleu", "no_bleu")
-_PACKAGES = ("jax-tformer", "jax", "flax", "optax", "orbax-checkpoint", "grain")
+_PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain")
 
 
 class Evaluator:
@@ -158,10 +159,11 @@ def finish(run: RunFolder, steps: int, figures: dict[str, Any], samples: str) ->
         **{name: value for row in evaluated if row["step"] == steps for name, value in row.items() if name != "step"},
         **figures,
         "devices": [str(device.device_kind) for device in jax.devices()],
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
+        "versions": {"python": platform.python_version(), "jax-tformer": __version__}
+        | {name: version(name) for name in _PACKAGES},
     }
-    if evaluated:
-        best = min(evaluated, key=lambda row: row["val_loss"])
+    best = min(evaluated, key=lambda row: row["val_loss"], default=None)
+    if best is not None:
         summary |= {"best_step": best["step"], "best_val_loss": best["val_loss"]}
     write_text(run.samples, samples)
     write_json(run.summary, summary)
@@ -170,18 +172,11 @@ def finish(run: RunFolder, steps: int, figures: dict[str, Any], samples: str) ->
     speed = f"{summary['tokens_per_second']:,.0f} tokens/s  " if summary["tokens_per_second"] else ""
     told = [
         f"{steps} steps  {format_figures(shown)}",
-        *_describe_best(evaluated, steps),
+        *_describe_best(best, steps),
         f"{summary['parameters']:,} parameters  {speed}{summary['wall_seconds']:.0f} s in all",
         f"everything is in {run.path}/: {run.picture.name}, {run.samples.name}, {run.summary.name}, checkpoints ...",
     ]
     return "\n".join([samples, *told])
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def report(run: RunFolder, experiment: ExperimentConfig) -> str:
@@ -197,9 +192,10 @@ def report(run: RunFolder, experiment: ExperimentConfig) -> str:
     draw_losses(rows, run.picture, run.path.name)
     losses = {name: found[-1][name] for name in _LOSSES if (found := [row for row in rows if name in row])}
     evaluated = [row for row in rows if "val_loss" in row]
+    best = min(evaluated, key=lambda row: row["val_loss"], default=None)
     told = [
         f"step {rows[-1]['step']} of {experiment.training.steps}  {format_figures(losses)}",
-        *_describe_best(evaluated, evaluated[-1]["step"] if evaluated else 0),
+        *_describe_best(best, evaluated[-1]["step"] if evaluated else 0),
         *notes,
         f"drawn: {run.picture}",
     ]
@@ -224,13 +220,11 @@ def _build_same_data(experiment: ExperimentConfig, trained: Trained) -> Pipeline
     return pipeline
 
 
-def _describe_best(evaluated: list[Row], last: int) -> list[str]:
-    """Returns a line about the evaluation with the best checkpoint, unless it is that of step `last`."""
-    if not evaluated:
+def _describe_best(best: Row | None, last: int) -> list[str]:
+    """Returns a line about the best evaluation, whose checkpoint is kept, unless it is that of step `last`."""
+    if best is None or best["step"] == last:
         return []
-    best = min(evaluated, key=lambda row: row["val_loss"])
-    told = f"best: val_loss {best['val_loss']:.4f} at step {best['step']} (generate.py --checkpoint best)"
-    return [told] if best["step"] != last else []
+    return [f"best: val_loss {best['val_loss']:.4f} at step {best['step']} (generate.py --checkpoint best)"]
 
 
 def draw_losses(rows: list[Row], path: Path, title: str) -> None:

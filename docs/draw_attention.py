@@ -14,8 +14,7 @@ from jinja2 import Template
 from jax_tformer import DecodingConfig, InputError, generate
 from jax_tformer.config.errors import require
 from jax_tformer.functional import EncoderDecoderTransformer
-from jax_tformer.runs.folder import RunFolder
-from jax_tformer.runs.restoring import Trained, load_trained
+from jax_tformer.runs.folder import RunFolder, Trained, load_trained
 
 CELL, LEFT, TOP = 25, 56, 34
 BLUE, GREY = "#2f7de1", "#727b85"

@@ -53,7 +53,7 @@ def report(parity):
 
 
 @pytest.fixture
-def as_others_write() -> Iterator[None]:
+def as_others_write():
     """Ports lean on broadcasting, which our own code does without."""
     with jax.numpy_rank_promotion("allow"):
         yield

@@ -18,8 +18,7 @@ from jax_tformer import InputError, load_pretrained, save_pretrained
 from jax_tformer.cli import export, train
 from jax_tformer.config import DropoutConfig
 from jax_tformer.functional import transformer
-from jax_tformer.runs.folder import RunFolder
-from jax_tformer.runs.restoring import load_trained
+from jax_tformer.runs.folder import RunFolder, load_trained
 from parity.gates.measure import compared, relative_error
 from parity_tests.huggingface import Oracle, bytes_lost
 from parity_tests.oracles import ENTRIES

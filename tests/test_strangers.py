@@ -14,7 +14,7 @@ from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import ExperimentConfig, TextData, TokenizerConfig
 from jax_tformer.data.tokenizers import build_tokenizer, load_tokenizer
 from jax_tformer.files import from_dict, parse_json, read_json, read_text
-from jax_tformer.runs import restoring
+from jax_tformer.runs import checkpoints
 from jax_tformer.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
@@ -97,8 +97,8 @@ def sealed(tmp_path):
     folder = tmp_path / "30"
     (folder / "params").mkdir(parents=True)
     (folder / "params" / "array").write_text("1 2 3")
-    restoring.seal(folder)
-    assert restoring.damage(folder) is None
+    checkpoints.seal(folder)
+    assert checkpoints.find_damage(folder) is None
     return folder
 
 
@@ -127,15 +127,15 @@ DAMAGED = "checksums.json is damaged"
     ],
 )
 def test_checksums_that_cannot_be(sealed, content, problem):
-    (sealed / restoring.CHECKSUM_FILE).write_text(content)
-    assert problem in str(restoring.damage(sealed))
+    (sealed / checkpoints.CHECKSUM_FILE).write_text(content)
+    assert problem in str(checkpoints.find_damage(sealed))
 
 
 @pytest.mark.parametrize("other", [as_pipe, as_link])
-@pytest.mark.parametrize("name", ["params/array", "params/not_listed", restoring.CHECKSUM_FILE])
+@pytest.mark.parametrize("name", ["params/array", "params/not_listed", checkpoints.CHECKSUM_FILE])
 def test_pipes_and_devices_in_place_of_files(sealed, other, name):
     other(sealed / name)
-    assert restoring.damage(sealed) in (f"{name} is no regular file", "its checksums.json is damaged")
+    assert checkpoints.find_damage(sealed) in (f"{name} is no regular file", "its checksums.json is damaged")
 
 
 @pytest.fixture

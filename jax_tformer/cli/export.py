@@ -13,8 +13,8 @@ from jax_tformer.config.errors import InputError, require
 from jax_tformer.files import new_folder, require_new_folder, to_dict, user_path, write_json
 
 if TYPE_CHECKING:
+    from jax_tformer.runs.checkpoints import Which
     from jax_tformer.runs.folder import RunFolder
-    from jax_tformer.runs.restoring import Which
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def export_weights(run: "RunFolder", out: Path, step: "Which") -> str:
     import safetensors
 
     from jax_tformer.hub.files import save_weights
-    from jax_tformer.runs.restoring import load_trained
+    from jax_tformer.runs.folder import load_trained
 
     trained = load_trained(run, step)
     with new_folder(out) as whole:
@@ -98,7 +98,7 @@ def export_adapters(run: "RunFolder", out: Path, step: "Which", architecture: st
     """
     from jax_tformer.hub.adapters import save_adapters
     from jax_tformer.hub.origin import read_origin
-    from jax_tformer.runs.restoring import load_trained
+    from jax_tformer.runs.folder import load_trained
 
     trained = load_trained(run, step, merge=False)
     net, base = trained.net, run.read_config().init

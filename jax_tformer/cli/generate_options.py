@@ -24,7 +24,7 @@ from jax_tformer.hub.origin import GenerationDefaults, Origin, defaults_of, read
 from jax_tformer.runs.folder import RunFolder
 
 if TYPE_CHECKING:
-    from jax_tformer.runs.restoring import Trained
+    from jax_tformer.runs.folder import Trained
 
 _PROMPT_TEMPERATURE = 0.8
 _DRAWING = ("top_k", "top_p", "min_p")
@@ -332,7 +332,7 @@ def _open_run(
     tokenizer, step = run.read_tokenizer(config.vocab_size), parse_checkpoint(options.checkpoint)
 
     def load() -> "Trained":
-        from jax_tformer.runs.restoring import load_trained
+        from jax_tformer.runs.folder import load_trained
 
         trained = load_trained(run, step)
         notes = (*trained.skipped, *([] if step is None else [f"the checkpoint of step {trained.step}"]))
@@ -357,7 +357,7 @@ def _open_checkpoint(
 
     def load() -> "Trained":
         from jax_tformer.hub.loading import load_pretrained
-        from jax_tformer.runs.restoring import Trained
+        from jax_tformer.runs.folder import Trained
         from jax_tformer.runs.startup import set_up_jax
 
         set_up_jax(config if options.dtype is None else config.with_dtype(options.dtype))

@@ -16,7 +16,7 @@ from jax_tformer.decoding.prompts import STEP, Ids, PromptBatch, pad_rows, requi
 from jax_tformer.decoding.sampling import make_rules
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.functional import AnyTransformer, DecoderTransformer, EncoderOnlyTransformer, Params
-from jax_tformer.training.sharding import require_memory
+from jax_tformer.memory import require_memory
 
 SHORT = 256
 """A long cache begins with so many slots. When they are full it gets four times as many: each length is compiled."""

@@ -1,39 +1,183 @@
-"""Shows and logs a run: a live line, rows of metrics, and the first value that was not finite in a failed step."""
+"""What a run says while it trains: rows of metrics.jsonl and of TensorBoard's files, and a line on the terminal."""
 
 import contextlib
+import errno
+import json
 import math
+import os
+import re
+import shutil
+import struct
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Key, PyTree
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from jax_tformer.data.batches import Batch
-from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.config.errors import TrainingFailed
+from jax_tformer.config.errors import InputError, TrainingFailed
 from jax_tformer.config.experiment import ExperimentConfig
-from jax_tformer.functional import AnyTransformer, Params
-from jax_tformer.lora import join_adapters, split_adapters
-from jax_tformer.model.parameters import accumulator
-from jax_tformer.runs.results import MetricsLog, Row, described
-from jax_tformer.training.sharding import place_batch
+from jax_tformer.data.batches import Batch
+from jax_tformer.files import not_regular, parse_json, shortened, write_text
+from jax_tformer.runs.folder import RunFolder
 from jax_tformer.terminal import visible
 from jax_tformer.training.optimizer import learning_rate
-from jax_tformer.training.step import StepMetrics, TrainState, batch_loss, dropout_keys, forward
+from jax_tformer.training.step import StepMetrics, TrainState
 
+Row = dict[str, Any]
+"""A step, and figures by name; the name of a sentence in place of a figure begins with no_."""
 PLAIN_SECONDS = 10.0
 """Seconds between two progress lines without a terminal."""
+_BEGUN = re.compile(r"events\.out\.tfevents\.(\d{19})\.")
+"""The name of an event file of ours: when it was begun, in nanoseconds."""
 _GAP, _NARROWEST_BAR, _WIDEST_BAR = 2, 10, 60
+
+
+class MetricsLog:
+    """Appends rows to metrics.jsonl and TensorBoard.
+
+    A run that continues at `step` first drops the rows after it: a killed run may have logged steps after its last
+    checkpoint, and will make them again. If lines are damaged, keeps a copy of the file. The constructor and the
+    methods raise InputError if the disk is full.
+    """
+
+    def __init__(self, folder: RunFolder, step: int) -> None:
+        self.notes: list[str] = []
+        """What is wrong with an existing file."""
+        self._path = folder.metrics
+        rows = read_metrics(self._path, self.notes)
+        with self._full_disk_told():
+            if self.notes:
+                kept = self._path.with_name(self._path.name + ".damaged")
+                shutil.copyfile(self._path, kept)
+                self.notes[-1] += f"; the original file is {kept.name}"
+            write_text(self._path, "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step))
+            # Unbuffered, so that a full disk fails here and not again at exit.
+            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
+            self._board = _TensorBoard(folder.tensorboard, step + 1)
+
+    def write(self, row: Row) -> None:
+        """Writes a row; sentences in place of figures go to metrics.jsonl only."""
+        line = (json.dumps(row) + "\n").encode()
+        with self._full_disk_told():
+            if self._file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._board.write(row)
+
+    def sync(self) -> None:
+        """Flushes all rows to the disk; call it before a checkpoint."""
+        with self._full_disk_told():
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Closes the file; nothing can be written afterwards."""
+        self._file.close()
+
+    @contextlib.contextmanager
+    def _full_disk_told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise InputError(
+                f"cannot write to {self._path}: {error.strerror or error}; make room, and the same command continues "
+                "the run from its newest checkpoint"
+            ) from error
+
+
+class _TensorBoard:
+    """An event file of TensorBoard: protocol buffers, each between its length and a checksum.
+
+    The packages that write such files import TensorFlow, or PyTorch if it is installed, which takes a second or more.
+    A session log at the beginning hides the steps from `first` on that earlier sessions wrote. TensorBoard reads the
+    files by name, and where one was begun with a clock that went back it would take the later steps for older ones.
+    """
+
+    def __init__(self, folder: Path, first: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        before = (_BEGUN.match(path.name) for path in folder.iterdir())
+        begun = max([time.time_ns(), *(int(found[1]) + 1 for found in before if found)])
+        self._time = begun / 1e9
+        self._path = folder / f"events.out.tfevents.{begun}.{os.getpid()}"
+        self._event(_field(3, b"brain.Event:2"))
+        self._event(_field(2, first) + _field(7, _field(1, 1)))  # a session log that says START
+
+    def write(self, row: Row) -> None:
+        """Writes the figures of `row`."""
+        figures = {name: x for name, x in row.items() if name != "step" and not isinstance(x, str)}
+        values = (_field(1, _field(1, name.encode()) + b"\x15" + struct.pack("<f", x)) for name, x in figures.items())
+        self._event(_field(2, row["step"]) + _field(5, b"".join(values)))
+
+    def _event(self, fields: bytes) -> None:
+        self._time = max(self._time, time.time())
+        event = b"\x09" + struct.pack("<d", self._time) + fields
+        length = struct.pack("<Q", len(event))
+        with open(self._path, "ab") as file:
+            file.write(length + _checksum(length) + event + _checksum(event))
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    """Encodes a field of a protocol buffer: a whole number, or bytes (text or a message) after their length."""
+    if isinstance(value, int):
+        return bytes([number << 3]) + _varint(value)
+    return bytes([number << 3 | 2]) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + _varint(value >> 7)
+
+
+def _checksum(data: bytes) -> bytes:
+    """Computes CRC-32C, masked as in TensorBoard's files."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def format_figures(figures: Row) -> str:
+    """Formats figures with four decimals, or the sentences in their place, each with its name."""
+    return "  ".join(f"{n} ({x})" if isinstance(x, str) else f"{n} {x:.4f}" for n, x in figures.items())
+
+
+def read_metrics(path: Path, notes: list[str] | None = None) -> list[Row]:
+    """Reads the rows of metrics.jsonl without damaged lines; returns [] if there is no file.
+
+    Adds a line to `notes` that names the damaged ones, except for a last one that a kill left unfinished. Raises
+    InputError if the path is not a regular file.
+    """
+    if not path.exists():
+        return []
+    problem = not_regular(path)
+    if problem:
+        raise InputError(f"{path} {problem}; expected the log of a run: move it away")
+    *lines, unfinished = path.read_bytes().split(b"\n")
+    rows = [_row(line) for line in lines]
+    damaged = [str(number) for number, row in enumerate(rows, 1) if row is None]
+    if damaged and notes is not None:
+        which = f"line{'s' if len(damaged) > 1 else ''} {shortened(damaged)}"
+        notes.append(f"{path.name} is damaged in {which}: the other {len(rows) - len(damaged):,} are used")
+    return [row for row in (*rows, _row(unfinished)) if row is not None]
+
+
+def _row(line: bytes) -> Row | None:
+    """Parses a line of metrics.jsonl; returns None if it is damaged."""
+    try:
+        row = parse_json(line.decode("utf-8"))
+    except ValueError:
+        return None
+    if not (isinstance(row, dict) and type(row.get("step")) is int and row["step"] >= 0):
+        return None
+    sound = (type(x) in (int, float) or (isinstance(x, str) and name.startswith("no_")) for name, x in row.items())
+    return row if all(sound) else None
 
 
 class PatientConsole(Console):
@@ -133,12 +277,6 @@ class ProgressLine:
         return (time.perf_counter() - self._first[1]) / (self._step - self._first[0]) * (self._steps - self._step)
 
 
-DeviceBatch = dict[str, Array]
-DropoutKey = Key[Array, ""] | None
-_SHOWN = 12
-"""Tokens shown of a row, so that it can be found in the data."""
-
-
 class Reporter:
     """Reports each step after the next one has been dispatched, so that the device never waits for the report."""
 
@@ -150,11 +288,11 @@ class Reporter:
         started: float,
         *,
         diagnosis: Callable[[TrainState, Batch], str],
-        finite: Callable[[int], None],
+        confirm: Callable[[int], None],
     ) -> None:
-        """Calls `diagnosis` to find what is not finite in a failed step, and `finite` with the number of each other."""
+        """Calls `diagnosis` to find what is not finite in a failed step, and `confirm` with the number of others."""
         self._log, self._line, self._started = log, line, started
-        self._diagnosis, self._finite = diagnosis, finite
+        self._diagnosis, self._confirm = diagnosis, confirm
         self._every = experiment.training.log_every
         # Compiled as one function, so that the first line does not wait for a dozen compilations.
         self._rate = jax.jit(learning_rate(experiment.optimizer, experiment.training.steps))
@@ -183,36 +321,31 @@ class Reporter:
         self.flush()
         self._pending = (number, metrics, batch)
 
-    def flush(self) -> None:
-        """Reports the step that is not yet reported, if any."""
+    def flush(self, *, discard: bool = False) -> None:
+        """Reports the step that is not yet reported, if any; `discard`: only checks it, because it does not count."""
         if self._pending is None:
             return
         (number, metrics, batch), self._pending = self._pending, None
-        loss, tokens = float(metrics.loss), int(metrics.tokens)
+        loss, norm, tokens = float(metrics.loss), float(metrics.gradient_norm), int(metrics.tokens)
         now = time.perf_counter()
         if self._first_step is None:
             self._first_step = now - self._started
-        elif self._clock is not None:
+        elif self._clock is not None and not discard:
             self._seconds += now - self._clock
             self._tokens += tokens
         self._clock = now
-        self._check(number, metrics, batch)
+        self._require_finite(f"the loss of step {number}", loss, batch)
+        self._require_finite(f"the gradient norm of step {number}", norm, batch)
+        self._confirm(number)
+        if discard:
+            return
         tokens, seconds = self._tokens - self._logged[0], self._seconds - self._logged[1]
         speed = round(tokens / seconds, 1) if seconds else None
         self._line.update(number, loss, speed)
         if number % self._every == 0:
-            figures = {"step": number, "loss": loss, "gradient_norm": float(metrics.gradient_norm)}
-            figures["learning_rate"] = float(self._rate(number - 1))
-            if speed is not None:
-                figures["tokens_per_second"] = speed
-            self._log.write(figures)
+            row = {"step": number, "loss": loss, "gradient_norm": norm, "learning_rate": float(self._rate(number - 1))}
+            self._log.write(row if speed is None else row | {"tokens_per_second": speed})
             self._logged = self._tokens, self._seconds
-
-    def unreported(self, number: int, metrics: StepMetrics, state: TrainState, batch: Batch) -> None:
-        """Reports the previous step, and checks that update `number`, which is discarded, was finite."""
-        self.step(number, metrics, state, batch)
-        self._pending = None
-        self._check(number, metrics, batch)
 
     def evaluation(self, number: int, figures: Row, batch: Batch) -> None:
         """Reports an evaluation after update `number`; its time does not count as training.
@@ -223,12 +356,7 @@ class Reporter:
         self._clock = None
         self._require_finite(f"the held-out loss after step {number}", figures["val_loss"], batch)
         self._log.write({"step": number, **figures})
-        self._line.say(f"step {number}  {described(figures)}")
-
-    def _check(self, number: int, metrics: StepMetrics, batch: Batch) -> None:
-        self._require_finite(f"the loss of step {number}", float(metrics.loss), batch)
-        self._require_finite(f"the gradient norm of step {number}", float(metrics.gradient_norm), batch)
-        self._finite(number)
+        self._line.say(f"step {number}  {format_figures(figures)}")
 
     def _require_finite(self, what: str, value: float, batch: Batch) -> None:
         if math.isfinite(value):
@@ -244,73 +372,3 @@ class Reporter:
             "try a lower --optimizer.learning-rate or a longer --optimizer.warmup-steps, "
             "with a new --run or --resume no"
         )
-
-
-def first_not_finite(
-    net: AnyTransformer, mesh: Mesh, tokenizer: Tokenizer, accumulation: int, state: TrainState, batch: Batch
-) -> str:
-    """Describes the first parameter, layer or gradient that is not finite in a step of `batch`; "" if none is found.
-
-    Runs the model again, as the step did. `state` is that which `train_step` returned for a failed step, with its step
-    below 0, or for an evaluation the evaluated state.
-    """
-
-    def finite_rows(params: Params, part: DeviceBatch, key: DropoutKey) -> dict[str, Bool[Array, " B"]]:
-        """Returns for every layer in turn whether each row of its output is finite."""
-        outputs = forward(net, params, part, dropout_key=key, capture=True)
-        found = {}
-        for stack, captured in (("encoder", outputs.encoder), ("decoder", outputs.decoder)):
-            for layer, hidden in enumerate(() if captured is None else captured.hidden):
-                found[f"the output of {stack}.blocks.{layer}"] = jnp.isfinite(hidden).all((1, 2))
-        # Checks the input of the logits, which would be several times as large as all else.
-        return found | {"what the vocabulary projection is given": jnp.isfinite(outputs.hidden).all((1, 2))}
-
-    def squared_gradients(params: Params, part: DeviceBatch, key: DropoutKey) -> Params:
-        """Returns the terms of the squared norm, because squares overflow before the numbers do."""
-        trains, frozen = split_adapters(params)
-
-        def loss(trains: Params) -> Array:
-            return batch_loss(net, join_adapters(trains, frozen), part, dropout_key=key)[0]
-
-        gradients = jax.grad(loss)(trains)
-        squared: Params = jax.tree.map(lambda g: jnp.square(g.astype(accumulator(g.dtype))), gradients)
-        return squared
-
-    name = _not_finite_in(state.params)
-    if name:
-        return f"{name} was not finite before it"
-    step = int(state.step)
-    parts = accumulation if step < 0 else 1
-    keys = dropout_keys(net, state._replace(step=jnp.int32(~step)), parts) if step < 0 else None
-    ids = batch["source" if "source" in batch else "tokens"]
-    rows = len(ids) // parts
-    for number in range(parts):
-        key = None if keys is None else keys[number]
-        with jax.set_mesh(mesh):
-            part = place_batch(mesh, {name: x[number * rows : (number + 1) * rows] for name, x in batch.items()})
-            for name, finite in jax.device_get(jax.jit(finite_rows)(state.params, part, key)).items():
-                if not finite.all():
-                    row = number * rows + int(np.argmin(finite))
-                    begins = tokenizer.decode(ids[row, :_SHOWN].tolist())
-                    where = f"in row {row + 1} of {len(ids)}, which begins {begins!r}"
-                    return f"{name} is the first that is not finite, {where}"
-            gradients = jax.jit(squared_gradients)(state.params, part, key) if step < 0 else {}
-        name = _not_finite_in(gradients)
-        if name:
-            return f"every layer's output is finite, the norm of the gradient of {name} is not"
-    return ""
-
-
-def _not_finite_in(tree: PyTree[Array]) -> str | None:
-    """Returns the name of the first array with a number that is not finite; checks each layer separately."""
-
-    def flags(path: tuple[Any, ...], leaf: Array) -> Bool[Array, " L"]:
-        layers = len(leaf) if "blocks" in (key.key for key in path) else 1
-        return jnp.isfinite(leaf).reshape(layers, -1).all(1)
-
-    found = jax.device_get(jax.jit(lambda tree: jax.tree_util.tree_map_with_path(flags, tree))(tree))
-    for path, finite in jax.tree_util.tree_leaves_with_path(found):
-        if not finite.all():
-            name = jax.tree_util.keystr(path, simple=True, separator=".")
-            return name.replace(".blocks.", f".blocks.{int(np.argmin(finite))}.")
-    return None

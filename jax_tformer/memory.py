@@ -1,36 +1,58 @@
-"""Prepares training: resolves "auto", checks that the state fits into memory, compiles the step."""
+"""Memory: what is too large for it is refused, and what the backward pass keeps is chosen to fit."""
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from jax_tformer.config import Remat, TransformerConfig
+from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import PairData, TextData, TrainingConfig
 from jax_tformer.functional import AnyTransformer, transformer
 from jax_tformer.lora import join_adapters, split_adapters, trained
 from jax_tformer.model.fast import choose_implementation
 from jax_tformer.model.masks import Mask
-from jax_tformer.terminal import SMALLER_TRAINING
-from jax_tformer.runs.startup import compiler_options
-from jax_tformer.training.sharding import abstract_batch, parameter_shardings, require_memory
-from jax_tformer.training.step import TrainState, batch_loss, init_state, train_step
 
+BatchLoss = Callable[..., tuple[Any, Any]]
+"""(net, params, batch, dropout_key=key) -> (summed loss, labels that count): `jax_tformer.training.step.batch_loss`."""
 _ROOM = 0.8
 """The usable fraction of a device's memory; the compiler's temporary buffers need the rest."""
 
 
+def require_memory(asked: int, what: str, mend: str, device: jax.Device | None = None) -> None:
+    """Raises InputError if `what` takes more bytes (`asked`) than there are on `device`; None: on this machine.
+
+    Without this check it would fail after minutes, or the system would kill the process without a message.
+    """
+    if device is None or device.platform == "cpu":
+        limit, where = host_memory(), "here"
+    else:
+        limit, where = (device.memory_stats() or {}).get("bytes_limit", asked), "on each device"
+    if asked > limit:
+        told = f"{what} take {asked / 2**30:,.1f} GiB, and there are {limit / 2**30:,.1f} GiB {where}"
+        raise InputError(f"{told}; {mend}")
+
+
+def host_memory() -> int:
+    """Returns the bytes of memory of the machine, or of the container if those are fewer."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(machine, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):
+        return machine
+
+
 def fit_to_devices(
-    config: TransformerConfig, batch: Mapping[str, Any], mesh: Mesh, accumulation: int
+    config: TransformerConfig, batch_loss: BatchLoss, batch: Mapping[str, Any], mesh: Mesh, accumulation: int
 ) -> TransformerConfig:
-    """Replaces compute.remat "auto" by a choice for training on batches shaped like `batch`."""
+    """Replaces compute.remat "auto" by a choice for training by `batch_loss` on batches shaped like `batch`."""
     if config.compute.remat != "auto":
         return config
     device = mesh.devices.flat[0]
@@ -41,77 +63,8 @@ def fit_to_devices(
     }
     rows_split = mesh.shape["data"] * mesh.shape["fsdp"]
     with jax.set_mesh(mesh):
-        remat = choose_remat(config, part, limit, rows_split, mesh.shape["fsdp"] * mesh.shape["tensor"])
+        remat = choose_remat(config, batch_loss, part, limit, rows_split, mesh.shape["fsdp"] * mesh.shape["tensor"])
     return dataclasses.replace(config, compute=dataclasses.replace(config.compute, remat=remat))
-
-
-class Prepared(NamedTuple):
-    """A training state and its step on a mesh."""
-
-    abstract: TrainState
-    """The shape, type and sharding of every array, to restore a checkpoint into."""
-    first_state: Callable[..., TrainState]
-    """Computes the state at step 0, of new parameters or of `given` ones, which it donates."""
-    step: jax.stages.Lowered
-    """(state, batch) -> (state, metrics), traced but not compiled; donates the state."""
-
-
-def prepare(
-    net: AnyTransformer,
-    tx: optax.GradientTransformation,
-    mesh: Mesh,
-    training: TrainingConfig,
-    batch: Mapping[str, Any],
-) -> Prepared:
-    """Prepares training of `net` by `tx` on batches shaped like `batch`; raises InputError if it does not fit."""
-    first_state = jax.tree_util.Partial(init_state, net, tx, jax.random.key(training.seed))
-    shapes = jax.eval_shape(first_state)
-    shardings = state_shardings(mesh, tx, shapes)
-    abstract = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
-    )
-    require_room(abstract, mesh)
-    update = jax.jit(
-        train_step(net, tx, accumulation=training.accumulation, label_smoothing=training.label_smoothing),
-        out_shardings=(shardings, None),
-        donate_argnums=0,
-        compiler_options=compiler_options(net.config.compute.dtype),
-    )
-    with jax.set_mesh(mesh):
-        lowered = update.lower(abstract, abstract_batch(mesh, batch))
-    initialise = jax.jit(
-        first_state,
-        out_shardings=shardings,
-        donate_argnames=("given",),
-        compiler_options=compiler_options(once=True),
-    )
-    return Prepared(abstract, initialise, lowered)
-
-
-def state_shardings(mesh: Mesh, tx: optax.GradientTransformation, state: TrainState) -> Any:
-    """A TrainState with the sharding of every array; the optimizer's arrays are split like their parameters."""
-    replicated = NamedSharding(mesh, PartitionSpec())
-    parameters = parameter_shardings(mesh, state.params)
-    opt_state = optax.tree_utils.tree_map_params(
-        tx,
-        lambda _, sharding: sharding,
-        state.opt_state,
-        trained(parameters),
-        transform_non_params=lambda _: replicated,
-    )
-    return state._replace(params=parameters, opt_state=opt_state, step=replicated, key=replicated)  # type: ignore[arg-type]
-
-
-def compile_beside(lowered: jax.stages.Lowered) -> Future[Callable[..., Any]]:
-    """Compiles a lowered function (`jax.jit(...).lower(...)`) in a thread.
-
-    XLA compiles without Python's lock, so the main thread can continue. `result()` returns the compiled function, or
-    raises the compiler's error.
-    """
-    pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
-    future: Future[Callable[..., Any]] = pool.submit(lowered.compile)
-    pool.shutdown(wait=False)
-    return future
 
 
 def require_room(state: PyTree, mesh: Mesh) -> None:
@@ -129,16 +82,17 @@ def require_room(state: PyTree, mesh: Mesh) -> None:
     require_memory(asked, "the parameters and the optimizer's state", mend, device)
 
 
-def require_room_for_batches(data: TextData | PairData, training: TrainingConfig) -> None:
-    """Raises InputError if the batches that are held at once do not fit into the machine's memory."""
+def require_room_for_batches(data: TextData | PairData, training: TrainingConfig, mend: str) -> None:
+    """Raises InputError if the batches held at once do not fit into the machine's memory; `mend` says what to do."""
     tokens = data.context_length if isinstance(data, TextData) else data.source_length + data.target_length
     # The least: int32 tokens and labels of a batch for evaluation, one for the step, and four that wait.
     asked = training.batch_size * tokens * 8 * 6
-    require_memory(asked, f"batches of {training.batch_size:,} rows", SMALLER_TRAINING)
+    require_memory(asked, f"batches of {training.batch_size:,} rows", mend)
 
 
 def choose_remat(
     config: TransformerConfig,
+    batch_loss: BatchLoss,
     part: Mapping[str, jax.ShapeDtypeStruct],
     limit: int | None,
     rows_split: int,
@@ -155,12 +109,12 @@ def choose_remat(
         net = transformer(dataclasses.replace(config, compute=dataclasses.replace(config.compute, remat=remat)))
         # Parameters, and of those that train the gradients and Adam's two moments.
         weights = (_bytes(net.shapes) + 3 * _bytes(trained(net.shapes))) / weights_split
-        if weights + kept_bytes(net, part) / rows_split <= _ROOM * limit:
+        if weights + kept_bytes(net, batch_loss, part) / rows_split <= _ROOM * limit:
             return remat
     return "full"
 
 
-def kept_bytes(net: AnyTransformer, part: Mapping[str, jax.ShapeDtypeStruct]) -> int:
+def kept_bytes(net: AnyTransformer, batch_loss: BatchLoss, part: Mapping[str, jax.ShapeDtypeStruct]) -> int:
     """Counts the bytes that the forward pass of one part keeps for the backward pass, without parameters."""
     key = jax.eval_shape(lambda: jax.random.key(0))
 

@@ -13,7 +13,6 @@ from jax_tformer.config import (
     StackConfig,
     TransformerConfig,
     model,
-    stack,
 )
 from twin.cases import Lengths, kinds
 
@@ -73,7 +72,7 @@ def stacks(draw, longest, *, may_be_parallel=True):
         "head_width": width,
         "window": window,
         "window_layers": draw(few(None, *(each for each in patterns if len(each) <= layers))),
-        "attention_scale": draw(one_of(stack.AttentionScale) | few(3)),
+        "attention_scale": draw(one_of(model.AttentionScale) | few(3)),
         "score_cap": draw(few(None, None, 2.0)),
         # RMSNorm of one number leaves its sign, as LayerNorm of two: its gradient is what eps makes of rounding.
         "query_key_norm": (width or 8 // heads) > (2 if norm == "layernorm" else 1) and drawn["query_key_norm"],
@@ -112,7 +111,7 @@ def loras(draw, config):
 @st.composite
 def rotations(draw, window):
     """What rotary positions turn and how they are scaled; short waves and long ones, and some in between."""
-    scaling = draw(one_of(stack.RotaryScaling))
+    scaling = draw(one_of(model.RotaryScaling))
     long = {"low_frequency_factor": 0.5, "high_frequency_factor": 2.0, "original_positions": 9}
     return RotaryConfig(
         width=draw(few(None, 2)),

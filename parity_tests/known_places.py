@@ -8,7 +8,6 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
-from jax_tformer.model.fast import rows
 from parity import Difference
 from parity.differ.first_difference import difference_of
 from parity_tests import faults, library_faults, mask_faults, quiet_faults, random_faults
@@ -78,9 +77,7 @@ def _plant(fault, pair):
 def _ask(name, kind, plant):
     """Where one of our models parts from its reference while the fault is planted."""
     pair, batch = model(kind)
-    # Short sequences would otherwise fit into one block.
-    in_fours = patch.object(rows, "block_length", lambda length: 4)
-    with in_fours if kind in (mask_faults.TEXT, mask_faults.PAIR) else nullcontext(), plant(pair):
+    with mask_faults.blocks_of_four() if kind in (mask_faults.TEXT, mask_faults.PAIR) else nullcontext(), plant(pair):
         pair.share_masks(batch)
         return difference_of(pair, batch, name=name)
 

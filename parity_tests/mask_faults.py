@@ -11,6 +11,7 @@ from jax_tformer import cache
 from jax_tformer.config import StackConfig
 from jax_tformer.model import masks
 from jax_tformer.model.blocks import Block, Stack
+from jax_tformer.model.fast import rows
 from jax_tformer.model.masks import Mask
 from parity_tests.faults import call_fault
 from parity_tests.library_faults import cached_masks
@@ -125,3 +126,8 @@ CACHED = (
     call_fault("cache: layers by turns counted from the last", Stack, "__call__", turns_from_the_end),
 )
 """Gate 8."""
+
+
+def blocks_of_four():
+    """Inside, attention is in blocks of 4 queries: short sequences would otherwise fit into one block."""
+    return patch.object(rows, "block_length", lambda length: 4)

@@ -32,8 +32,7 @@ from parity_tests import test_relative_positions as relative
 from parity_tests.family_faults import GEMMA
 from parity_tests.faults import Fault, changed_weight, faulty
 from parity_tests.generation import drivable, huggingface_generate
-from parity_tests.known_places import blocks_of_four
-from parity_tests.mask_faults import PAIR, TEXT
+from parity_tests.mask_faults import PAIR, TEXT, blocks_of_four
 from parity_tests.quiet_faults import KERNELS_BAR, kernels_on_a_cpu
 from parity_tests.small_configs import TWO_STACKS, of_one_length
 from parity_tests.test_decoding import (

@@ -181,28 +181,30 @@ def test_other_warnings_are_shown_as_before(tmp_path):
 
 
 KEPT = """
-import resource
-from jax_tformer.runs.startup import keep_freed_memory
-keep_freed_memory()
+import resource, sys
+from types import SimpleNamespace
 import numpy
+from jax_tformer.runs.startup import keep_freed_memory, set_malloc
+set_malloc(M_ARENA_MAX=1)
+needs = SimpleNamespace(temp_size_in_bytes=int(sys.argv[1]) << 20)
+keep_freed_memory(SimpleNamespace(memory_analysis=lambda: needs))
 for turn in range(20):
     if turn == 10:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     numpy.ones(1 << 22)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+sys.exit(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before > 1000)
 """
 
 
 @pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="needs glibc")
-@pytest.mark.parametrize(("tuned", "faults_again"), [({}, False), ({"MALLOC_MMAP_THRESHOLD_": "65536"}, True)])
-def test_freed_memory_is_kept(tuned, faults_again):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
-    done = subprocess.run(
-        [sys.executable, "-c", KEPT],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parents[1],
-        env=kept | {"NUMPY_MADVISE_HUGEPAGE": "0"} | tuned,
-    )
-    assert (int(done.stdout) > 1000) is faults_again
+@pytest.mark.parametrize(
+    ("megabytes", "tuned", "faults_again"),
+    [(64, {}, 0), (1024, {}, 1), (64, {"MALLOC_MMAP_THRESHOLD_": "65536"}, 1)],
+    ids=["small", "large", "tuned by the user"],
+)
+def test_small_steps_keep_freed_memory(megabytes, tuned, faults_again):
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    settings = {"NUMPY_MADVISE_HUGEPAGE": "0", "JAX_PLATFORMS": "cpu"} | tuned
+    command = [sys.executable, "-c", KEPT, str(megabytes)]
+    done = subprocess.run(command, env=plain | settings, capture_output=True, cwd=ROOT, check=False)
+    assert done.returncode == faults_again, done.stderr

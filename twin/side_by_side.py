@@ -24,7 +24,7 @@ from twin.jax_side import JaxSide
 from twin.machine import Neighbours
 from twin.progress import LiveView
 from twin.record import SeedRecord, parameter_errors
-from twin.sides import Alone, Side, SideFailed, Tensors, require_same_step
+from twin.sides import HUGE_PAGES, Alone, Side, SideFailed, Tensors, require_same_step
 from twin.torch_side import TorchSide
 
 ALONE_STEPS = 12
@@ -190,7 +190,7 @@ def measure_alone(
     first = list(islice(batches, ALONE_STEPS))
     found: dict[str, Needs | str] = {}
     for name, made in makers.items():
-        side = Alone(*made)
+        side = Alone(*made, environment=HUGE_PAGES if device == "cpu" else {})
         try:
             side.call("start", experiment.training.seed, weights)
             seconds = []

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from jax_tformer.config.errors import TrainingFailed
-from jax_tformer.runs.startup import keep_freed_memory
 from parity.gates.measure import ParityError
 from twin.machine import forget_peak, peak_memory
 
@@ -96,6 +95,10 @@ class Here:
         del self._side
 
 
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""Makes malloc of glibc 2.35 and later ask for pages of 2 MB, with which a training step has few page faults."""
+
+
 class SideFailed(RuntimeError):
     """An error from another process, in one line."""
 
@@ -150,7 +153,6 @@ class Alone:
 
 
 def _serve(connection: Connection, kind: str, arguments: tuple[Any, ...]) -> None:
-    keep_freed_memory()
     try:
         side = Here(kind, *arguments)
         connection.send((False, None))

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from jax_tformer.cli import train_options
-from jax_tformer.runs.startup import require_one_process
+from jax_tformer.runs.startup import require_one_process, set_malloc
 from jax_tformer.terminal import SMALLER_TRAINING, Interruption, say
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ def main(arguments: Sequence[str]) -> int:
     """Trains, or reports on a run, as the command line says; returns the exit status."""
     # 1. The config: a preset and the flags that change it, checked before the slow imports.
     started = time.perf_counter()
+    set_malloc(M_ARENA_MAX=1)
     plan = train_options.train_options(arguments)
 
     from jax_tformer.data.pipeline import check_files
@@ -53,7 +54,7 @@ def train(plan: train_options.TrainPlan, run: "RunFolder", started: float) -> in
     from jax_tformer.runs.huggingface import export_pretrained, given_parameters, new_tokenizer
     from jax_tformer.runs.metrics import MetricsLog, ProgressLine, Reporter
     from jax_tformer.runs.resume import Resumption, compile_beside, permitted_changes, prepare
-    from jax_tformer.runs.startup import for_other_shapes, set_up_jax
+    from jax_tformer.runs.startup import for_other_shapes, keep_freed_memory, set_up_jax
     from jax_tformer.training.optimizer import optimizer
     from jax_tformer.training.sharding import make_mesh, place_batch
     from jax_tformer.training.step import batch_loss
@@ -115,6 +116,7 @@ def train(plan: train_options.TrainPlan, run: "RunFolder", started: float) -> in
         reporter = Reporter(experiment, log, line, started, diagnosis=diagnosis, confirm=resumption.confirm)
         with line.during("compiling"):
             step = compiling.result()
+        keep_freed_memory(step)
         for number in range(start + 1, training.steps + 1):
             batch = next(batches)
             check_batch_ids(batch, net.config.vocab_size)

@@ -132,14 +132,14 @@ def prepare(
     return Prepared(abstract, initialise, lowered)
 
 
-def compile_beside(lowered: jax.stages.Lowered) -> Future[Callable[..., Any]]:
+def compile_beside(lowered: jax.stages.Lowered) -> Future[jax.stages.Compiled]:
     """Compiles a lowered function (`jax.jit(...).lower(...)`) in a thread.
 
     XLA compiles without Python's lock, so the main thread can continue. `result()` returns the compiled function, or
     raises the compiler's error.
     """
     pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
-    future: Future[Callable[..., Any]] = pool.submit(lowered.compile)
+    future: Future[jax.stages.Compiled] = pool.submit(lowered.compile)
     pool.shutdown(wait=False)
     return future
 

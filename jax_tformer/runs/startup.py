@@ -18,12 +18,16 @@ from jax_tformer.config.errors import InputError
 from jax_tformer.terminal import one_line
 
 if TYPE_CHECKING:
+    import jax
+
     from jax_tformer.config import TransformerConfig
 
 Options = dict[str, bool | int | str]
 
-_KEEP_FREED = {-4: 0, -1: 2**31 - 1, -8: 1}
-"""glibc's M_MMAP_MAX, M_TRIM_THRESHOLD and M_ARENA_MAX, by which malloc returns no memory to the system."""
+_MALLOC_OPTIONS = {"M_TRIM_THRESHOLD": -1, "M_MMAP_MAX": -4, "M_ARENA_MAX": -8}
+"""glibc's numbers of them (malloc.h)."""
+_SMALL_STEP = 1 << 27
+"""Bytes of temporary buffers."""
 _MPI_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """Where Open MPI, and MPICH and its kin, say how many processes they started."""
 _CACHE_WARNING = re.compile(
@@ -58,18 +62,28 @@ def require_one_process() -> None:
             )
 
 
-def keep_freed_memory() -> None:
-    """Makes malloc keep what a training step frees for the next step; call it before anything starts a thread.
-
-    XLA on CPU allocates its temporary buffers anew in every step, and the first access to each page is a fault, which
-    takes a fourth to a third of a small model's step. Does nothing without glibc, or if the user's variables tune
-    malloc.
-    """
+def set_malloc(**options: int) -> None:
+    """Sets options of glibc's malloc; does nothing with another C library, or if the user's variables tune malloc."""
     tuned = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and not tuned:
-        for parameter, value in _KEEP_FREED.items():
-            mallopt(parameter, value)
+        for name, value in options.items():
+            mallopt(_MALLOC_OPTIONS[name], value)
+
+
+def keep_freed_memory(step: "jax.stages.Compiled") -> None:
+    """Makes malloc keep what a small training step on a CPU frees for the next step.
+
+    XLA allocates the temporary buffers of a step anew each time, and the first access to each page is a fault, which
+    takes a fifth to a third of a small step's processor time. Not for larger steps, whose peak of memory would more
+    than double. It needs `set_malloc(M_ARENA_MAX=1)` at the start of the program, before threads have heaps of their
+    own.
+    """
+    import jax
+
+    needs = step.memory_analysis()
+    if jax.default_backend() == "cpu" and needs is not None and needs.temp_size_in_bytes < _SMALL_STEP:
+        set_malloc(M_MMAP_MAX=0, M_TRIM_THRESHOLD=2**31 - 1)
 
 
 def compiler_options(dtype: str = "float32", *, once: bool = False) -> Options:

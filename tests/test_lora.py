@@ -138,7 +138,16 @@ def test_a_target_that_the_model_does_not_have():
         replace(CONFIG, decoder=replace(STACK, gated=False), lora=LoraConfig(targets=("gate",)))
 
 
-COMMAND = ["--lora.rank", "2", "--lora.targets", "value,down", "--lora.dropout", "0.1", "--optimizer.schedule", "constant"]
+COMMAND = [
+    "--lora.rank",
+    "2",
+    "--lora.targets",
+    "value,down",
+    "--lora.dropout",
+    "0.1",
+    "--optimizer.schedule",
+    "constant",
+]
 
 
 @pytest.fixture(scope="module")

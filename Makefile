@@ -13,7 +13,7 @@ help:
 	@echo "make test  [ARGS='-k NAME ...']                    prove that JAX and PyTorch agree; test the rest"
 	@echo "make test-deep [ARGS='-k NAME ...']                what is only depth: long paths, full sizes, benchmarks as programs"
 	@echo "make test-deeper [ARGS='-k NAME ...']              more of it, which .ci/run has no time for"
-	@echo "make parity [ARGS='-k gpt2 --out FOLDER ...']      run the parity gates alone; report: parity-report/parity.html"
+	@echo "make parity [ARGS='-k gpt2 ...']                   run the parity gates alone; report: parity-report/parity.html"
 	@echo "make parity-deep [SEED=N]                          3,000 random architectures, every Hugging Face model in every type; 45 minutes or more"
 	@echo "make bench [ARGS='--device gpu ...']               speed and memory side by side with PyTorch; takes at most a quarter of an hour"
 	@echo "make bench-decoding [ARGS='--device gpu ...']      decoding side by side with Hugging Face; takes 6 minutes"
@@ -36,7 +36,7 @@ test-deeper: .venv/test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -m deeper $(ARGS)
 
 parity: .venv/test
-	@$(BIN)/python -m parity_tests $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -o testpaths=parity_tests --parity-report parity-report $(ARGS)
 
 parity-deep: .venv/test
 	$(BIN)/python -m pytest -n 2 --dist worksteal parity_tests/test_random_architectures.py parity_tests/test_huggingface.py parity_tests/test_decoding_huggingface.py --deep $(or $(SEED),$(shell date +%s)) $(ARGS)

@@ -1,10 +1,9 @@
-"""How the tests run: compiled in a hurry, shapes checked, with the measured parity figures at the end."""
+"""How the tests run: compiled in a hurry, and shapes checked."""
 
 import os
 import zlib
 from collections.abc import Iterator
 from importlib.metadata import version
-from typing import Any
 
 # Most of a test's time is compilation, and this makes it six times as short. What depends on optimised code (float32
 # quality, models of full size) asks for it: see OPTIMISED in twin/bridge.py.
@@ -64,21 +63,3 @@ def tokenizers_and_ids_are_made_anew() -> Iterator[None]:
         for module in (text, tokenizers):
             patch.setattr(module, "kept", lambda key, make: memoryview(make()))
         yield
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """The worst figure of each preset and gate, of all tests that recorded one."""
-    # Only now: what the hook above instruments must not have been imported before it.
-    from parity.report.terminal_table import table_text
-    from parity_tests.report import Results
-    from twin.machine import describe_machine, jax_device
-
-    results, screen = Results(), terminalreporter._tw
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if hasattr(report, "when"):
-                results.add(report)
-    if results.cells:
-        terminalreporter.section("parity: the worst figure of each preset and gate")
-        terminalreporter.write_line(table_text(results, screen.fullwidth, colour=screen.hasmarkup))
-        terminalreporter.write_line(f"measured on {describe_machine(jax_device())}")

@@ -1,5 +1,6 @@
 """What no implementation can beat: the least work of a step, over how fast this machine was seen to do such work."""
 
+import itertools
 import math
 import statistics
 import time
@@ -116,8 +117,39 @@ def best_way(found: dict[str, list[float]]) -> tuple[str, float]:
     return name, medians[name]
 
 
-class Bandwidth:
-    """Several ways of reading a large float32 array with all cores, or with the accelerator."""
+class _Ways:
+    """Several ways of doing work in both libraries, with all cores or with the accelerator."""
+
+    def __init__(self, device: str) -> None:
+        import jax
+        import torch
+
+        self.torch_device, self._calls = (
+            torch.device("cuda" if device == "gpu" else device),
+            3 if device == "cpu" else 20,
+        )
+        self.jax_device = jax.default_device(jax.local_devices(backend=device)[0])
+        self.wait = jax.block_until_ready
+        self.ways: dict[str, tuple[float, Callable[[], Any], Callable[[Any], Any]]] = {}
+        """Name -> (work, what does it, what waits for it)."""
+
+    def measure(self) -> dict[str, list[float]]:
+        """Work a second of every way, each warm: it has been called for a while before."""
+        found = {}
+        for name, (work, call, wait) in self.ways.items():
+            warm = time.perf_counter() + _WARM_SECONDS
+            while time.perf_counter() < warm:
+                wait(call())
+            began = time.perf_counter()
+            for _ in range(self._calls):
+                result = call()
+            wait(result)
+            found[name] = [self._calls * work / (time.perf_counter() - began)]
+        return found
+
+
+class Bandwidth(_Ways):
+    """Reads a large float32 array: work is bytes."""
 
     def __init__(self, device: str, megabytes: int, threads: int) -> None:
         """All ways read the same numbers; those on the processor have a copy for each library."""
@@ -125,34 +157,22 @@ class Bandwidth:
         import jax.numpy as jnp
         import torch
 
-        from twin.torch_side import torch_device
-
-        count = megabytes * 2**20 // 4
-        self._bytes, self._calls = 4 * count, 1 if device == "cpu" else 20
-        with jax.default_device(jax.local_devices(backend=device)[0]):
-            for_jax = jnp.ones(count, jnp.float32)
-        for_torch = torch.ones(count, device=torch_device(device))
-        total = jax.jit(jnp.sum)
-        self._ways: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-            "sum of jax": (lambda: total(for_jax), jax.block_until_ready),
-            "sum of torch": (for_torch.sum, _wait_for_torch),
-        }
+        super().__init__(device)
+        size = megabytes * 2**20
+        with self.jax_device:
+            ours = jnp.ones(size // 4, jnp.float32)
+        theirs = torch.ones(size // 4, device=self.torch_device)
+        self.ways["sum of jax"] = size, partial(jax.jit(jnp.sum), ours), self.wait
+        self.ways["sum of torch"] = size, theirs.sum, _wait_for_torch
         if device == "cpu":
-            parts, pool = np.array_split(np.ones(count, np.float32), threads), ThreadPoolExecutor(threads)
-            self._ways["sum of numpy, a thread a core"] = (lambda: list(pool.map(np.sum, parts)), bool)
-            self._ways["dot of numpy, a thread a core"] = (lambda: list(pool.map(_square, parts)), bool)
-
-    def measure(self) -> dict[str, list[float]]:
-        """Bytes a second of every way, warm: it has been called once before."""
-        return {
-            name: [self._calls * self._bytes / _seconds(read, wait, self._calls)]
-            for warm in (True, False)
-            for name, (read, wait) in self._ways.items()
-        }
+            parts, pool = np.array_split(np.ones(size // 4, np.float32), threads), ThreadPoolExecutor(threads)
+            for name, read in {"sum": np.sum, "dot": lambda part: np.dot(part, part)}.items():
+                call = partial(lambda read: list(pool.map(read, parts)), read)
+                self.ways[f"{name} of numpy, a thread a core"] = size, call, bool
 
 
-class Products:
-    """The same products of matrices in both libraries, with all cores or with the accelerator."""
+class Products(_Ways):
+    """Multiplies matrices: work is floating-point operations."""
 
     def __init__(self, device: str, shapes: tuple[Shape, ...], dtypes: tuple[str, ...]) -> None:
         """`dtypes` are names that both libraries know: "float32", "bfloat16"."""
@@ -160,55 +180,23 @@ class Products:
         import jax.numpy as jnp
         import torch
 
-        from twin.torch_side import torch_device
-
-        self._calls = 3 if device == "cpu" else 20
-        ours: dict[str, tuple[int, Callable[[], Any], Callable[[Any], Any]]] = {}
-        theirs: dict[str, tuple[int, Callable[[], Any], Callable[[Any], Any]]] = {}
-        product = jax.jit(jnp.matmul)
-        for m, k, n in shapes:
+        super().__init__(device)
+        product, theirs = jax.jit(jnp.matmul), {}
+        for (m, k, n), dtype in itertools.product(shapes, dtypes):
             drawn = [np.random.default_rng(0).standard_normal(shape, np.float32) for shape in ((m, k), (k, n))]
-            for dtype in dtypes:
-                name, work = f"{dtype} {m} x {k} x {n}", 2 * m * k * n
-                with jax.default_device(jax.local_devices(backend=device)[0]):
-                    a, b = (jnp.array(x, dtype) for x in drawn)
-                c, d = (torch.tensor(x, dtype=getattr(torch, dtype), device=torch_device(device)) for x in drawn)
-                ours[f"jax {name}"] = (work, partial(product, a, b), jax.block_until_ready)
-                theirs[f"torch {name}"] = (work, partial(torch.matmul, c, d), _wait_for_torch)
+            name, work = f"{dtype} {m} x {k} x {n}", 2 * m * k * n
+            with self.jax_device:
+                a, b = (jnp.array(x, dtype) for x in drawn)
+            c, d = (torch.tensor(x, dtype=getattr(torch, dtype), device=self.torch_device) for x in drawn)
+            self.ways[f"jax {name}"] = work, partial(product, a, b), self.wait
+            theirs[f"torch {name}"] = work, partial(torch.matmul, c, d), _wait_for_torch
         # One library after the other: threads of the one that wait for work disturb the other.
-        self._ways = ours | theirs
-
-    def measure(self) -> dict[str, list[float]]:
-        """Operations a second of every way, each warm: it has been called for a while before."""
-        found = {}
-        for name, (work, multiply, wait) in self._ways.items():
-            warm = time.perf_counter() + _WARM_SECONDS
-            while time.perf_counter() < warm:
-                wait(multiply())
-            found[name] = [self._calls * work / _seconds(multiply, wait, self._calls)]
-        return found
+        self.ways |= theirs
 
 
-def _square(part: np.ndarray) -> float:
-    return float(np.dot(part, part))
-
-
-def of_type(found: dict[str, list[float]], dtype: str) -> dict[str, list[float]]:
-    """Picks the products that were computed in `dtype`."""
-    return {name: rates for name, rates in found.items() if name.split()[1] == dtype}
-
-
-def of_library(found: dict[str, list[float]], library: str) -> dict[str, list[float]]:
-    """Picks the products that `library`, "jax" or "torch", has computed."""
-    return {name: rates for name, rates in found.items() if name.split()[0] == library}
-
-
-def _seconds(call: Callable[[], Any], wait: Callable[[Any], Any], count: int) -> float:
-    began = time.perf_counter()
-    for _ in range(count):
-        result = call()
-    wait(result)
-    return time.perf_counter() - began
+def measured_by(found: dict[str, list[float]], word: str) -> dict[str, list[float]]:
+    """Picks the products of a library, "jax" or "torch", or those in a type, "float32" or "bfloat16"."""
+    return {name: rates for name, rates in found.items() if word in name.split()}
 
 
 def _wait_for_torch(result: Any) -> None:

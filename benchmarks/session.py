@@ -4,7 +4,6 @@ Every process of a side imports the program again, so that neither this nor a pr
 draws tables, before it is needed.
 """
 
-import argparse
 import json
 import math
 import os
@@ -12,11 +11,12 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple
 
 from benchmarks.compare import compare, read_saved
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import InputError, require_positive
 from twin.machine import Machine, cores, describe_machine
 from twin.sides import Alone, Here, SideFailed
 
@@ -39,28 +39,59 @@ class Report(NamedTuple):
     """Whether the sides computed the same."""
 
 
+@dataclass(frozen=True)
+class Options:
+    """The options of every benchmark."""
+
+    device: Literal["cpu", "gpu"] = "cpu"
+    """Where all sides compute."""
+    rounds: int | None = None
+    """Turns of every side; None: as many as each case names."""
+    quick: bool = False
+    """Take tiny models: shows that it runs, measures nothing."""
+    out: Path | None = None
+    """The file of figures; None: benchmarks/results/NAME.json."""
+    against: Path | None = None
+    """An earlier --out: status 1 where ours became 10% slower."""
+
+
+@dataclass(frozen=True)
+class ModelOptions(Options):
+    """The options of a benchmark of several models."""
+
+    model: str | None = None
+    """This one alone, as the tables name it; None: all."""
+
+
 def run_benchmark(
     name: str,
     description: str | None,
     arguments: Sequence[str],
     measure: Callable[["Session"], Report],
-    extra: Callable[[argparse.ArgumentParser], object] = lambda parser: None,
+    kind: type[Options] = Options,
 ) -> int:
-    """Runs `python -m benchmarks.NAME`: writes and prints what `measure` finds. `extra` adds options to the parser.
+    """Runs `python -m benchmarks.NAME` with options of this kind: writes and prints what `measure` finds.
 
     Returns the exit status: 1 where sides disagree or ours became slower than `--against` says (the figures are written
     all the same), and where a side fails that must not; 2 for bad input.
     """
-    session = Session(name, _options(name, description, arguments, extra))
-    out, against, saved = session.options.out, session.options.against, None
+    from jax_tformer.cli.options import parse
+
+    prog, saved = f"python -m benchmarks.{name}", None
     try:
+        options = parse(kind, arguments, prog=prog, description=description or "")
+        if options.rounds is not None:
+            require_positive(options, "rounds")
+        session, against = Session(name, options), options.against
         if against is not None:
-            if against.resolve() == out.resolve():
-                raise InputError(f"--against and --out are both {out}; expected two files, as --out is overwritten")
+            if against.resolve() == session.out.resolve():
+                raise InputError(
+                    f"--against and --out are both {session.out}; expected two files, as --out is overwritten"
+                )
             saved = read_saved(against, name, describe_machine(session.device))
         report = measure(session)
     except (InputError, SideFailed) as error:
-        print(f"python -m benchmarks.{name}: error: {error}", file=sys.stderr)
+        print(f"{prog}: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, InputError) else 1
     session.finish(report)
     if saved is None:
@@ -70,58 +101,17 @@ def run_benchmark(
     return 0 if report.agreed and held else 1
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, and exits with status 2."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
-
-
-def _options(
-    name: str,
-    description: str | None,
-    arguments: Sequence[str],
-    extra: Callable[[argparse.ArgumentParser], object],
-) -> argparse.Namespace:
-    parser = _Parser(prog=f"python -m benchmarks.{name}", description=description)
-    parser.add_argument(
-        "--device", choices=("cpu", "gpu"), default="cpu", help="where all sides compute (default: cpu)"
-    )
-    parser.add_argument("--rounds", type=_positive, help="turns of every side (default: as many as each case names)")
-    parser.add_argument("--quick", action="store_true", help="tiny models: shows that it runs, measures nothing")
-    default = Path(f"benchmarks/results/{name}.json")
-    parser.add_argument("--out", type=Path, default=default, metavar="FILE", help=f"JSON (default: {default})")
-    parser.add_argument(
-        "--against",
-        type=Path,
-        metavar="FILE",
-        help="an earlier --out: status 1 where ours became 10%% slower",
-    )
-    extra(parser)
-    return parser.parse_args(arguments)
-
-
-def model_option(parser: argparse.ArgumentParser) -> None:
-    """Adds `--model`, for benchmarks of several models; see `Session.chosen`."""
-    parser.add_argument("--model", metavar="NAME", help="this one alone, as the tables name it (default: all)")
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
 class Session:
     """One run of a benchmark: its options, its clock, its screen, and how its sides start.
 
     It is made before JAX is imported: where sides have processes of their own, this one takes no accelerator.
     """
 
-    def __init__(self, name: str, options: argparse.Namespace) -> None:
+    def __init__(self, name: str, options: Any) -> None:
         from rich.console import Console
 
         self.name, self.options, self.device, self.quick = name, options, options.device, options.quick
+        self.out = options.out or Path(f"benchmarks/results/{name}.json")
         # The smoke test runs in one process; on an accelerator both frameworks need their environment.
         self.alone = not options.quick or options.device == "gpu"
         if self.alone:
@@ -156,13 +146,13 @@ class Session:
         """Writes the figures with the machine, the notes and the seconds to the file; prints all but the figures."""
         from rich.table import Table
 
-        machine, out = describe_machine(self.device), self.options.out
+        machine = describe_machine(self.device)
         notes = [*found.notes, *_machine_notes(machine)]
         seconds = time.perf_counter() - self._began
         measured = {"benchmark": self.name, "machine": machine.as_dict(), "ours": found.ours, **found.figures}
         report = {**measured, "notes": notes, "seconds": seconds}
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        self.out.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
         versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
         self._console.print(f"\nmeasured on {machine}; device: {machine.device}; {versions}", highlight=False)
         for item in (*found.shown, "", *(f"- {note}" for note in notes)):
@@ -170,7 +160,7 @@ class Session:
                 # A table is copied without what stands around it.
                 item.title = f"{item.title}; {machine}"
             self._console.print(item, highlight=False)
-        self._console.print(f"written to {out} after {seconds:.0f} s", highlight=False, soft_wrap=True)
+        self._console.print(f"written to {self.out} after {seconds:.0f} s", highlight=False, soft_wrap=True)
 
 
 def side_environment(device: str, *, uses_jax: bool = True) -> dict[str, str]:

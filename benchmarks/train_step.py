@@ -4,8 +4,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.bounds import Shape, best_way, of_library, of_type, training_flops
+from benchmarks.bounds import Shape, best_way, measured_by, training_flops
 from benchmarks.session import (
+    ModelOptions,
     Report,
     Session,
     by_turns,
@@ -13,7 +14,6 @@ from benchmarks.session import (
     make_table,
     megabytes,
     milliseconds,
-    model_option,
     other_work,
     run_benchmark,
     spread,
@@ -28,9 +28,9 @@ _NOTES = (
     "waited for; no dropout; the first of every turn is not counted. tokens/s counts source and target.",
     "speed: that of the faster torch_ref, eager or compiled = 1. HF: Hugging Face's model with its own loss and "
     "attention kernels and AdamW as one kernel; the compiled torch_ref has that AdamW too.",
-    "of rate: operations that a step needs (causal attention counted half), over what the fastest matrix product "
-    "found could do in that time; x floor is the inverse. x own: the same by the fastest product of the side's own "
-    "library, JAX or torch. The products are measured between the turns.",
+    "x floor: the time of a step, over what the fastest matrix product found needs for its operations (causal "
+    "attention counted half). x own: the same by the fastest product of the side's own library, JAX or torch. The "
+    "products are measured between the turns.",
     "MB: the most that the side's process held from the first step on, compiler and libraries included (+ what was "
     "allocated on the accelerator). first s: the first step, compilation included.",
 )
@@ -39,7 +39,7 @@ _PRODUCTS = "products"
 
 def main(arguments: Sequence[str]) -> int:
     """Status 1 where sides with the same weights disagree about the loss or ours fails; another side may be absent."""
-    return run_benchmark("train_step", __doc__, arguments, _measure, model_option)
+    return run_benchmark("train_step", __doc__, arguments, _measure, ModelOptions)
 
 
 def _measure(session: Session) -> Report:
@@ -102,25 +102,22 @@ def _first_steps(
     case: TrainingCase, sides: Mapping[str, Alone | Here], absent: dict[str, str], session: Session
 ) -> dict[str, tuple[float, float]]:
     """Takes the first step of every side that can train at all; returns its seconds and its loss."""
-
-    def attempt(name: str, method: str, *given: Any) -> Any:
-        try:
-            return sides[name].call(method, *given)
-        except SideFailed as error:
-            if name == "ours":
-                raise
-            absent[name] = str(error)
-            return None
-
-    # First of all, every side is made: what takes the processors meanwhile must not count as compilation.
-    for name in sides:
-        attempt(name, "device_memory")
     first = {}
-    for name in sides:
-        taken = None if name in absent else attempt(name, "steps", 1)
-        if taken is not None:
-            first[name] = taken[0], sides[name].call("loss")
-            session.say(f"  {_label(case, name)}: the first step took {taken[0]:.1f} s")
+    # First of all, every side is made: what takes the processors meanwhile must not count as compilation.
+    for method, *given in (("device_memory",), ("steps", 1)):
+        for name, side in sides.items():
+            if name in absent:
+                continue
+            try:
+                found = side.call(method, *given)
+            except SideFailed as error:
+                if name == "ours":
+                    raise
+                absent[name] = str(error)
+                continue
+            if given:
+                first[name] = found[0], side.call("loss")
+                session.say(f"  {_label(case, name)}: the first step took {found[0]:.1f} s")
     return first
 
 
@@ -143,9 +140,9 @@ def _products(case: TrainingCase, session: Session) -> tuple[tuple[Shape, ...], 
 def _compared(case: TrainingCase, sides: dict[str, dict[str, Any]], rates: dict[str, list[float]]) -> dict[str, Any]:
     """Sets the sides beside the floor and the faster reference, and their losses beside ours."""
     compute, flops = case.config.compute.dtype, training_flops(case.config, *case.shape)
-    usable = of_type(rates, compute)
+    usable = measured_by(rates, compute)
     way, rate = best_way(usable)
-    own = {library: best_way(of_library(usable, library)) for library in ("jax", "torch")}
+    own = {library: best_way(measured_by(usable, library)) for library in ("jax", "torch")}
     floor = flops.needed / rate
     references = {name: side["step_seconds"]["median"] for name, side in sides.items() if name.startswith("reference")}
     faster = min(references, key=references.__getitem__, default=None)
@@ -153,7 +150,7 @@ def _compared(case: TrainingCase, sides: dict[str, dict[str, Any]], rates: dict[
         median = side["step_seconds"]["median"]
         reference = None if faster is None else references[faster] / median
         _, own_rate = own["jax" if name == "ours" else "torch"]
-        side |= {"of_rate": floor / median, "times_floor": median / floor, "times_reference": reference}
+        side |= {"times_floor": median / floor, "times_reference": reference}
         side["times_own_floor"] = median * own_rate / flops.needed
     disagreement = {
         name: max(abs(x - y) / abs(y) for x, y in zip(side["losses"], sides["ours"]["losses"], strict=True))
@@ -200,7 +197,6 @@ def _shown(case: Mapping[str, Any]) -> list[Any]:
             f"{side['tokens_per_second']:.0f}",
             f"{side['first_step_seconds']:.1f}",
             megabytes(side["peak_memory"], side["device_memory"]),
-            f"{side['of_rate']:.0%}",
             f"{side['times_floor']:.2f}",
             f"{side['times_own_floor']:.2f}",
             "" if speed is None else f"{speed:.2f}",
@@ -225,7 +221,7 @@ def _shown(case: Mapping[str, Any]) -> list[Any]:
     apart = ", ".join(f"{name} {distance:.1e}" for name, distance in case["disagreement"].items())
     lines.append(f"{verdict} in the first two steps: relative distance from ours {apart}")
     lines += other_work(case["model"], case["other_work"])
-    columns = ("", "ms a step", "tokens/s", "first s", "MB", "of rate", "x floor", "x own", "speed")
+    columns = ("", "ms a step", "tokens/s", "first s", "MB", "x floor", "x own", "speed")
     return [make_table(case["name"], columns, rows, "jax_tformer"), *(f"  {line}" for line in lines)]
 
 

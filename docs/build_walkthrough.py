@@ -1,4 +1,4 @@
-"""Writes docs/walkthrough.md and docs/architecture.svg: `python docs/build_walkthrough.py`.
+"""Writes docs/walkthrough.md: `python docs/build_walkthrough.py`.
 
 The text is docs/walkthrough.template.md. Where that has a block ```twin, the page gets code, taken from the sources:
 
@@ -17,8 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 
-from draw_architecture import architecture
-
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 MODELS = {"jax": "jax_tformer/model", "torch": "torch_ref", "shared": "."}
@@ -30,8 +28,8 @@ class WalkthroughError(Exception):
     """What the template asks for is not in the sources."""
 
 
-def built() -> dict[Path, str]:
-    """What the files that this script writes must hold; raises WalkthroughError, a line for each wrong address."""
+def built() -> str:
+    """The page; raises WalkthroughError, a line for each wrong address."""
     wrong: list[str] = []
 
     def code(block: re.Match[str]) -> str:
@@ -45,7 +43,7 @@ def built() -> dict[Path, str]:
     page = re.sub(r"^```twin\n(.*?)^```$", code, template, flags=re.MULTILINE | re.DOTALL)
     if wrong:
         raise WalkthroughError("\n".join(wrong))
-    return {DOCS / "walkthrough.md": page, DOCS / "architecture.svg": architecture()}
+    return page
 
 
 def twin(block: str) -> str:
@@ -134,18 +132,17 @@ def main(arguments: list[str], write: Callable[[str], object] = sys.stderr.write
     if arguments not in ([], ["--check"]):
         write("usage: python docs/build_walkthrough.py [--check]\n")
         return 2
+    page = DOCS / "walkthrough.md"
     try:
-        files = built()
+        text = built()
     except (WalkthroughError, OSError) as error:
         write(f"{error}\n")
         return 1
-    changed = [path for path, text in files.items() if not path.exists() or path.read_text("utf-8") != text]
+    told = [f"the link {link} leads nowhere" for link in dead_links(text)]
     if not arguments:
-        for path in changed:
-            path.write_text(files[path], "utf-8")
-    dead = dead_links(files[DOCS / "walkthrough.md"])
-    told = [f"{path.relative_to(ROOT)} is not what the sources say; run this without --check" for path in changed]
-    told = [*(told if arguments else []), *(f"the link {link} leads nowhere" for link in dead)]
+        page.write_text(text, "utf-8")
+    elif not page.exists() or page.read_text("utf-8") != text:
+        told.append("docs/walkthrough.md is not what the sources say; run this without --check")
     for line in told:
         write(f"{line}\n")
     return 1 if told else 0

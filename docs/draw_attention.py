@@ -5,21 +5,19 @@ cross-attention in one layer, the mean of its heads, at the step that chose the 
 """
 
 import argparse
-from html import escape
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-from draw_architecture import GREY
+from jinja2 import Template
 
 from jax_tformer import DecodingConfig, InputError, generate
 from jax_tformer.config.errors import require
 from jax_tformer.functional import EncoderDecoderTransformer
-from jax_tformer.runs.folder import RunFolder
-from jax_tformer.runs.restoring import Trained, load_trained
+from jax_tformer.runs.folder import RunFolder, Trained, load_trained
 
 CELL, LEFT, TOP = 25, 56, 34
-BLUE = "#2f7de1"
+BLUE, GREY = "#2f7de1", "#727b85"
 FAINT = 0.02
 """What weighs less is not drawn."""
 
@@ -45,33 +43,36 @@ def attended(trained: Trained, source: str, layer: int) -> tuple[list[str], list
     return source_names, answer_names, np.asarray(layers[layer, 0].mean(0))
 
 
+PICTURE = Template(
+    """<svg xmlns="http://www.w3.org/2000/svg" \
+viewBox="0 0 {{left + cell * across + 8}} {{top + cell * down + 8}}" role="img">
+<title>{{source[:-1]|join}} -> {{answer[:-1]|join}}</title>
+<style>text { font: 600 14px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; \
+text-anchor: middle; fill: {{grey}} } .ground { fill: {{grey}}; fill-opacity: 0.1 }</style>
+<rect x="{{left}}" y="{{top}}" width="{{cell * across}}" height="{{cell * down}}" class="ground"/>
+{%- for row, column, weight in cells %}
+<rect x="{{left + cell * column + 1}}" y="{{top + cell * row + 1}}" width="{{cell - 2}}" height="{{cell - 2}}" \
+fill="{{blue}}" fill-opacity="{{"%.2f"|format(weight)}}"/>
+{%- endfor %}
+{%- for token in source %}
+<text x="{{left + cell * (loop.index0 + 0.5)}}" y="{{top - 10}}">{{token|replace(" ", "␣")}}</text>
+{%- endfor %}
+{%- for token in answer %}
+<text x="{{left - 20}}" y="{{top + cell * (loop.index0 + 0.5) + 5}}">{{token|replace(" ", "␣")}}</text>
+{%- endfor %}
+</svg>
+""",
+    autoescape=True,
+    keep_trailing_newline=True,
+)
+
+
 def picture(source: list[str], answer: list[str], weights: np.ndarray) -> str:
     """The weights as SVG."""
-    width, height = LEFT + CELL * len(source) + 8, TOP + CELL * len(answer) + 8
-    elements = [
-        f'<rect x="{LEFT}" y="{TOP}" width="{CELL * len(source)}" height="{CELL * len(answer)}" class="ground"/>'
-    ]
-    size = f'width="{CELL - 2}" height="{CELL - 2}" fill="{BLUE}"'
-    for row, column in np.argwhere(weights >= FAINT):
-        x, y = LEFT + CELL * column + 1, TOP + CELL * row + 1
-        elements.append(f'<rect x="{x}" y="{y}" {size} fill-opacity="{weights[row, column]:.2f}"/>')
-    for column, token in enumerate(source):
-        elements.append(f'<text x="{LEFT + CELL * (column + 0.5)}" y="{TOP - 10}">{shown(token)}</text>')
-    for row, token in enumerate(answer):
-        elements.append(f'<text x="{LEFT - 20}" y="{TOP + CELL * (row + 0.5) + 5}">{shown(token)}</text>')
-    font = 'ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace'
-    style = (
-        f"text {{ font: 600 14px {font}; text-anchor: middle; fill: {GREY} }} "
-        f".ground {{ fill: {GREY}; fill-opacity: 0.1 }}"
-    )
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">'
-    title = f"<title>{escape(''.join(source[:-1]))} -> {escape(''.join(answer[:-1]))}</title>"
-    return "\n".join([head, title, f"<style>{style}</style>", *elements, "</svg>\n"])
-
-
-def shown(token: str) -> str:
-    """A token as text of the picture."""
-    return escape(token.replace(" ", "␣"))
+    cells = [(row, column, weights[row, column]) for row, column in np.argwhere(weights >= FAINT)]
+    sizes = {"cell": CELL, "left": LEFT, "top": TOP, "across": len(source), "down": len(answer)}
+    drawn: str = PICTURE.render(sizes, source=source, answer=answer, cells=cells, grey=GREY, blue=BLUE)
+    return drawn
 
 
 def main() -> None:

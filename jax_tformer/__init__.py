@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from jax_tformer.config import ComputeConfig, DropoutConfig, LoraConfig, StackConfig, TransformerConfig
     from jax_tformer.config.errors import InputError
     from jax_tformer.config.presets import ARCHITECTURES, EXPERIMENTS
-    from jax_tformer.decoding.generation import generate, stream
-    from jax_tformer.decoding.scoring import score
+    from jax_tformer.decoding.generate import generate, stream
+    from jax_tformer.decoding.score import score
     from jax_tformer.decoding.settings import DecodingConfig
     from jax_tformer.functional import Transformer, transformer
     from jax_tformer.hub.adapters import load_adapters, save_adapters
@@ -29,33 +29,6 @@ if TYPE_CHECKING:
     from jax_tformer.lora import add_lora, merge_lora
 
 __version__ = "0.1.0"
-
-_HOMES = {
-    "ARCHITECTURES": "config.presets",
-    "EXPERIMENTS": "config.presets",
-    "ComputeConfig": "config",
-    "DecodingConfig": "decoding.settings",
-    "DropoutConfig": "config",
-    "InputError": "config.errors",
-    "LoraConfig": "config",
-    "StackConfig": "config",
-    "Transformer": "functional",
-    "TransformerConfig": "config",
-    "add_lora": "lora",
-    "from_reference": "hub.names",
-    "generate": "decoding.generation",
-    "load_adapters": "hub.adapters",
-    "load_pretrained": "hub.loading",
-    "load_weights": "hub.files",
-    "merge_lora": "lora",
-    "save_adapters": "hub.adapters",
-    "save_pretrained": "hub.saving",
-    "save_weights": "hub.files",
-    "score": "decoding.scoring",
-    "stream": "decoding.generation",
-    "to_reference": "hub.names",
-    "transformer": "functional",
-}
 
 __all__ = [
     "ARCHITECTURES",
@@ -83,6 +56,23 @@ __all__ = [
     "to_reference",
     "transformer",
 ]
+
+_MODULES = {
+    "config": "ComputeConfig DropoutConfig LoraConfig StackConfig TransformerConfig",
+    "config.errors": "InputError",
+    "config.presets": "ARCHITECTURES EXPERIMENTS",
+    "decoding.generate": "generate stream",
+    "decoding.score": "score",
+    "decoding.settings": "DecodingConfig",
+    "functional": "Transformer transformer",
+    "hub.adapters": "load_adapters save_adapters",
+    "hub.files": "load_weights save_weights",
+    "hub.loading": "load_pretrained",
+    "hub.names": "from_reference to_reference",
+    "hub.saving": "save_pretrained",
+    "lora": "add_lora merge_lora",
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

@@ -4,8 +4,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from jax_tformer.cli.command_line import SMALLER_ANSWERS, SMALLER_TRAINING, as_called, run_program, say_version
-from jax_tformer.config.errors import InputError, TrainingFailed
+from jax_tformer.config.errors import InputError, TrainingFailed, require
+from jax_tformer.terminal import SMALLER_ANSWERS, SMALLER_TRAINING, as_called, run_program
 
 PROGRAMS = {
     "train": ("jax_tformer.cli.train", "train a transformer, or continue a run"),
@@ -21,12 +21,16 @@ PROGRAMS = {
 def main() -> None:
     """Runs the program that the first argument names, and exits with its status."""
     name, arguments = "".join(sys.argv[1:2]), sys.argv[2:]
-    if name not in PROGRAMS:
-        raise SystemExit(_refused(name))
-    # The name that error messages and --help use.
-    sys.argv = [f"jax-tformer {name}", *arguments]
+    if name in ("", "-h", "--help"):
+        lines = [f"  {name:<9}  {what}" for name, (_, what) in PROGRAMS.items()]
+        print("usage: jax-tformer PROGRAM ...", "", *lines, "", "jax-tformer PROGRAM --help says more.", sep="\n")
+        raise SystemExit(0)
+    if name in PROGRAMS:
+        # The name that error messages and --help use.
+        sys.argv = [f"jax-tformer {name}", *arguments]
 
     def program(arguments: Sequence[str]) -> int:
+        require(name in PROGRAMS, f"there is no program {name!r}; expected one of {', '.join(PROGRAMS)}")
         # Imported here, so that `run_program` also handles a Ctrl-C during the import.
         try:
             status: int = import_module(PROGRAMS[name][0]).main(arguments)
@@ -34,19 +38,8 @@ def main() -> None:
             raise type(error)(as_called(str(error))) from error
         return status
 
-    run_program(program, sys.argv[0], smaller=SMALLER_ANSWERS if name == "generate" else SMALLER_TRAINING)
-
-
-def _refused(name: str) -> int:
-    lines = [f"  {name:<9}  {what}" for name, (_, what) in PROGRAMS.items()]
-    usage = "\n".join(["usage: jax-tformer PROGRAM ...", "", *lines, "", "jax-tformer PROGRAM --help says more."])
-    if name == "--version":
-        return say_version()
-    if name in ("", "-h", "--help"):
-        print(usage)
-        return 0
-    print(f"jax-tformer: error: there is no program {name!r}; expected one of {', '.join(PROGRAMS)}", file=sys.stderr)
-    return 2
+    smaller = SMALLER_ANSWERS if name == "generate" else SMALLER_TRAINING
+    run_program(program, sys.argv[0] if name in PROGRAMS else "jax-tformer", smaller=smaller)
 
 
 if __name__ == "__main__":

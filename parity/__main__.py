@@ -7,8 +7,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
+from operator import attrgetter
 from pathlib import Path
+from runpy import run_path
+from types import SimpleNamespace
 from typing import Any
 
 from parity.capsule.judge import judge
@@ -27,21 +29,11 @@ def named(text: str) -> Any:
     if not where or not name:
         raise UsageError(f"{text!r} names nothing; expected {_NAMED}")
     try:
-        found: Any = _from_file(Path(where)) if where.endswith(".py") else import_module(where)
-        for part in name.removesuffix("()").split("."):
-            found = getattr(found, part)
+        home = SimpleNamespace(**run_path(where)) if where.endswith(".py") else import_module(where)
+        found = attrgetter(name.removesuffix("()"))(home)
         return found() if name.endswith("()") else found
     except Exception as error:
-        raise UsageError(f"{text}: {type(error).__name__}: {' '.join(str(error).split())}") from error
-
-
-def _from_file(file: Path) -> Any:
-    spec = spec_from_file_location(file.stem, file)
-    if spec is None or spec.loader is None or not file.is_file():
-        raise UsageError(f"there is no file {file}")
-    module = sys.modules[file.stem] = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+        raise UsageError(f"{text}: {type(error).__name__}: {error}") from error
 
 
 def main(given: Sequence[str]) -> int:
@@ -57,21 +49,12 @@ def main(given: Sequence[str]) -> int:
     asked.add_argument("--gates", nargs="+", metavar="GATE", help="some of those that were recorded")
     options = parser.parse_args(given)
     try:
-        judge(
-            options.capsule,
-            named(options.side),
-            None if options.weights is None else named(options.weights),
-            params=None if options.params is None else named(options.params),
-            own_weights=options.own_weights,
-            gates=options.gates,
-            name=options.side,
-        )
-    except ParityError as error:
+        weights, params = (None if each is None else named(each) for each in (options.weights, options.params))
+        side, others = named(options.side), {"own_weights": options.own_weights, "gates": options.gates}
+        judge(options.capsule, side, weights, params=params, name=options.side, **others)
+    except (ParityError, UsageError, ValueError, TypeError, ImportError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)
-        return 1 if any(not figure.passed for figure in error.figures) else 2
-    except (UsageError, ValueError, TypeError, ImportError) as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        return 2
+        return 1 if any(not figure.passed for figure in getattr(error, "figures", ())) else 2
     return 0
 
 

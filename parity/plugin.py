@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 PROPERTY = "parity check"
 """Under this name a check travels with the report of its test, also from a process that xdist has started."""
-NO_ANSWER = {"difference": None, "answer": None, "answer_html": None}
-"""Where nobody asked where the two part."""
 
 
 class Parity:
@@ -47,34 +45,45 @@ class Parity:
         Where a gate is red, `parity.first_difference` is asked where the two part, and the end of the run shows it.
         """
         __tracebackhide__ = True
-        from parity import ParityError, check_parity
+        from parity import check_parity
         from parity.gates.check import searched
 
-        try:
-            figures = check_parity(ours, theirs, weights, inputs, name=name, explain=False, **options)
-        except ParityError as error:
-            like = options.get("like")
-            found = searched(ours, theirs, weights, inputs, like=like, name=name) if explain else None
-            self._record(name, error.figures, str(error), found)
-            raise error.with_traceback(None) from None
-        notes = "\n".join(f"{name}: gate {figure.gate}: {figure.note}" for figure in figures if figure.note)
-        self._record(name, figures, found=notes or None)
-        return figures
+        def search() -> Any:
+            return searched(ours, theirs, weights, inputs, like=options.get("like"), name=name)
+
+        def run() -> "list[Measured]":
+            return check_parity(ours, theirs, weights, inputs, name=name, explain=False, **options)
+
+        return self._require(run, name, search=search if explain else None)
 
     def tensors(
         self, gate: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], *, name: str = "tensors", **options: Any
     ) -> "Measured":
         """`parity.assert_parity`: tensors that the test has already, by name, against the bar of `gate`."""
         __tracebackhide__ = True
-        from parity import ParityError, assert_parity
+        from parity import assert_parity
 
-        try:
-            figure = assert_parity(gate, ours, theirs, **options)
-        except ParityError as error:
-            self._record(name, error.figures, str(error))
-            raise error.with_traceback(None) from None
-        self._record(name, [figure])
-        return figure
+        return self._require(lambda: [assert_parity(gate, ours, theirs, **options)], name)[0]
+
+    def figure(self, measured: "Measured", *, row: str, search: Callable[[], Any] | None = None) -> None:
+        """What the test measured by itself, for the row of this name; raises ParityError where it is red.
+
+        `search` is then asked where the two part, and the end of the run shows the answer.
+        """
+        __tracebackhide__ = True
+        self._require(lambda: [measured.require()], row, row=row, search=search)
+
+    def fault(self, name: str, figures: "Sequence[Measured]", planted: str, **more: str) -> None:
+        """A fault that the test has `planted` somewhere: fails unless one of the figures is red, and notes the first.
+
+        `more` are further columns of the table of faults.
+        """
+        __tracebackhide__ = True
+        red = [figure for figure in figures if not figure.passed]
+        assert red, f"no gate sees {name!r}: {'; '.join(map(str, figures))}"
+        figure, bar = float(red[0].worst), float(red[0].bar)
+        said = {"fault": name, "planted in": planted, "seen by gate": red[0].gate, "figure": figure, "bar": f"{bar:g}"}
+        self._record(name, fault=said | {"figure / bar": figure / bar if bar else float("inf")} | more)
 
     def first_difference(self, *arguments: Any, name: str = "pair", **options: Any) -> "Difference":
         """`parity.first_difference`, whose answer is noted; it fails nothing by itself."""
@@ -82,30 +91,46 @@ class Parity:
         from parity import first_difference
 
         found = first_difference(*arguments, name=name, **options)
-        self._record(name, (), None, found)
+        self._record(name, found=found)
         return found
+
+    def _require(
+        self,
+        run: "Callable[[], list[Measured]]",
+        name: str,
+        *,
+        row: str | None = None,
+        search: Callable[[], Any] | None = None,
+    ) -> "list[Measured]":
+        """The figures that `run` measures, noted, also where it raises."""
+        __tracebackhide__ = True
+        from parity import ParityError
+
+        try:
+            figures = run()
+        except ParityError as error:
+            found = search() if search else None
+            self._record(name, error.figures, row=row, error=str(error), found=found)
+            raise error.with_traceback(None) from None
+        notes = "\n".join(f"{name}: gate {figure.gate}: {figure.note}" for figure in figures if figure.note)
+        self._record(name, figures, row=row, found=notes or None)
+        return figures
 
     def _record(
         self,
         name: str,
-        figures: "Sequence[Measured]",
+        figures: "Sequence[Measured]" = (),
+        *,
+        row: str | None = None,
         error: str | None = None,
         found: "Difference | str | None" = None,
+        fault: Mapping[str, Any] | None = None,
     ) -> None:
+        from parity.differ.answer import sendable
+
         rows = [[f.gate, float(f.worst), float(f.bar), f.name] for f in figures]
-        ulps = [
-            [f.gate, next(iter(f.ulps.values())).unit, {name: each.as_json() for name, each in f.ulps.items()}]
-            for f in figures
-            if f.ulps
-        ]
-        about = {"name": name, "figures": rows, "ulps": ulps, "error": error, "device": _device()}
-        self._note(about | (NO_ANSWER if found is None else _sendable(found)))
-
-
-def _sendable(found: "Difference | str") -> dict[str, Any]:
-    from parity.differ.answer import sendable
-
-    return sendable(found)
+        about = {"name": name, "row": row, "figures": rows, "fault": fault or {}, "error": error, "device": _device()}
+        self._note(about | sendable("" if found is None else found))
 
 
 def _device() -> str:
@@ -150,8 +175,8 @@ class Reporter:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._checks: Checks | None = None
-        self._said: list[tuple[str, bool]] = []
-        """Lines below the table, and whether they are good news."""
+        self._said: list[str] = []
+        """Lines below the table: what was written."""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Takes in one phase of one test."""
@@ -165,32 +190,27 @@ class Reporter:
 
     # First: the terminal's summary, which shows what happens here, is part of the same hook.
     @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Writes the report and the summary of the job; a run whose report was not written has not passed."""
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Writes the report and the summary of the job; a run for which one was not written has not passed."""
         summary = os.environ.get("GITHUB_STEP_SUMMARY")
         if self._checks is None and self._folder is None:
             return
         from parity.report.checks import Checks
 
         checks = self._checks = self._checks or Checks()
-        checks.settle()
-        written = True
-        if self._folder is not None:
-            written = self._write(self._folder, checks.write)
-        if summary and checks.tests:
-            self._write(Path(summary), checks.append_markdown)
-        if not written and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def _write(self, path: Path, write: Callable[[Path], None]) -> bool:
-        try:
-            write(path)
-        except OSError as error:
-            self._said.append((f"{path}: cannot be written ({error.strerror or error})", False))
-            return False
-        if path == self._folder:
-            self._said.append((f"{path}: parity.html, parity.json", True))
-        return True
+        checks.others = session.testsfailed - len(checks.failed)
+        checks.interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
+        for path, write, said in (
+            (self._folder, checks.write, "parity.html, parity.json"),
+            (summary and checks.tests and Path(summary), checks.append_markdown, "the summary of the job"),
+        ):
+            if path:
+                try:
+                    write(path)
+                except OSError as error:
+                    said = f"cannot be written ({error.strerror or error})"
+                    session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+                self._said.append(f"{path}: {said}")
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """The table, what failed and where the two part."""
@@ -203,8 +223,8 @@ class Reporter:
         verdict = self._checks.verdict()
         good = verdict.startswith("GREEN")
         terminalreporter.write_line(verdict, green=good, red=not good, bold=True)
-        for line, fine in self._said:
-            terminalreporter.write_line(line, red=not fine)
+        for line in self._said:
+            terminalreporter.write_line(line)
 
 
 __all__ = ["Parity", "parity"]

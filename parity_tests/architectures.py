@@ -1,12 +1,19 @@
 """Random architectures: any legal config of small size, any batch, for gates 1 and 2."""
 
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Any, get_args
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
-from jax_tformer.config import ComputeConfig, DropoutConfig, LoraConfig, RotaryConfig, StackConfig, TransformerConfig
-from jax_tformer.config import model as choices
+from jax_tformer.config import (
+    ComputeConfig,
+    DropoutConfig,
+    LoraConfig,
+    RotaryConfig,
+    StackConfig,
+    TransformerConfig,
+    model,
+)
 from twin.cases import Lengths, kinds
 
 Strategy = st.SearchStrategy[Any]
@@ -26,45 +33,38 @@ class Case:
     lengths: Lengths
     dropout_seed: int | None
 
-    def __repr__(self) -> str:
-        return f"Case({_arguments(self)})"
 
-
-def _arguments(value: Any) -> str:
-    """The fields that differ from their defaults, as keyword arguments."""
-    given = [(f, getattr(value, f.name)) for f in fields(value)]
-    return ", ".join(f"{f.name}={pasteable(v)}" for f, v in given if f.default is MISSING or v != f.default)
-
-
-def pasteable(value: Any) -> str:
-    """`value` as Python that makes it again, without the fields that have their defaults."""
-    return f"{type(value).__name__}({_arguments(value)})" if is_dataclass(value) else repr(value)
-
-
-def one_of(literal: Any) -> Strategy:
+def one_of(literal):
     """Any value of a Literal type."""
     return st.sampled_from(get_args(literal))
 
 
-def few(*numbers: Any) -> Strategy:
+def few(*numbers):
     """One of these."""
     return st.sampled_from(numbers)
 
 
+def free(draw, kind):
+    """The fields of a config that are true or false, or one of some words: any value."""
+    of = {bool: lambda _: st.booleans(), Literal: one_of}
+    hints = {name: (get_origin(hint) or hint, hint) for name, hint in get_type_hints(kind).items()}
+    return {name: draw(of[origin](hint)) for name, (origin, hint) in hints.items() if origin in of}
+
+
 @st.composite
-def stacks(draw: st.DrawFn, longest: int, *, may_be_parallel: bool = True) -> dict[str, Any]:
+def stacks(draw, longest, *, may_be_parallel=True):
     """Fields of a StackConfig for sequences of up to `longest`; every field is drawn."""
-    heads, norm, positions = draw(few(1, 2, 4)), draw(one_of(choices.Norm)), draw(one_of(choices.Positions))
+    drawn, heads = free(draw, StackConfig), draw(few(1, 2, 4))
+    norm, positions, placement = drawn["norm"], drawn["positions"], drawn["norm_placement"]
     # Those of an encoder are for two sides.
     shared, buckets = draw(few(None, 1, 2)), draw(few(4, 6, 10, 32))
     width = draw(few(None, 2, 4, 6) if positions == "rotary" else few(None, 1, 3, 4))
     layers, window = draw(st.integers(1, 3)), draw(few(None, None, 1, 2, 4))
-    placement = draw(one_of(choices.NormPlacement))
     # The norm behind a branch of one number leaves its sign: its gradient is what eps makes of rounding.
     least = 5 if placement == "sandwich" else 1
     width = 3 if width == 1 and placement == "sandwich" else width
     patterns = [(True, False), (False, True), (False, True, True)] if window is not None else []
-    return {
+    return drawn | {
         "num_layers": layers,
         "num_heads": heads,
         "feedforward_width": max(draw(few(1, 5, 16)), least),
@@ -72,27 +72,13 @@ def stacks(draw: st.DrawFn, longest: int, *, may_be_parallel: bool = True) -> di
         "head_width": width,
         "window": window,
         "window_layers": draw(few(None, *(each for each in patterns if len(each) <= layers))),
-        "attention_scale": draw(one_of(choices.AttentionScale) | few(3)),
+        "attention_scale": draw(one_of(model.AttentionScale) | few(3)),
         "score_cap": draw(few(None, None, 2.0)),
         # RMSNorm of one number leaves its sign, as LayerNorm of two: its gradient is what eps makes of rounding.
-        "query_key_norm": (width or 8 // heads) > (2 if norm == "layernorm" else 1) and draw(st.booleans()),
-        "query_bias": draw(st.booleans()),
-        "key_bias": draw(st.booleans()),
-        "value_bias": draw(st.booleans()),
-        "output_bias": draw(st.booleans()),
-        "feedforward_bias": draw(st.booleans()),
-        "activation": draw(one_of(choices.Activation)),
-        "gated": draw(st.booleans()),
-        "norm": norm,
-        "norm_placement": placement,
-        "parallel": may_be_parallel and placement == "pre" and draw(st.booleans()),
-        "norm_unit_offset": draw(st.booleans()),
+        "query_key_norm": (width or 8 // heads) > (2 if norm == "layernorm" else 1) and drawn["query_key_norm"],
+        "parallel": may_be_parallel and placement == "pre" and drawn["parallel"],
         "norm_eps": draw(few(1e-12, 1e-6, 1e-5, 1e-2)),
-        "norm_bias": norm == "layernorm" and draw(st.booleans()),
-        "final_norm": draw(st.booleans()),
-        "embedding_norm": draw(st.booleans()),
-        "embedding_scale": draw(st.booleans()),
-        "positions": positions,
+        "norm_bias": norm == "layernorm" and drawn["norm_bias"],
         "max_positions": draw(st.integers(longest, longest + 3)) if positions == "learned" or draw(few(0, 1)) else None,
         "position_offset": draw(few(0, 2)) if positions == "learned" else 0,
         "position_base": draw(few(10000.0, 10.0, 500000.0)),
@@ -105,7 +91,7 @@ def stacks(draw: st.DrawFn, longest: int, *, may_be_parallel: bool = True) -> di
 
 
 @st.composite
-def loras(draw: st.DrawFn, config: TransformerConfig) -> LoraConfig | None:
+def loras(draw, config):
     """Adapters that fit all matrices of `config`, or none."""
     if draw(few(True, True, False)):
         return None
@@ -123,9 +109,9 @@ def loras(draw: st.DrawFn, config: TransformerConfig) -> LoraConfig | None:
 
 
 @st.composite
-def rotations(draw: st.DrawFn, window: int | None) -> RotaryConfig:
+def rotations(draw, window):
     """What rotary positions turn and how they are scaled; short waves and long ones, and some in between."""
-    scaling = draw(one_of(choices.RotaryScaling))
+    scaling = draw(one_of(model.RotaryScaling))
     long = {"low_frequency_factor": 0.5, "high_frequency_factor": 2.0, "original_positions": 9}
     return RotaryConfig(
         width=draw(few(None, 2)),
@@ -137,53 +123,48 @@ def rotations(draw: st.DrawFn, window: int | None) -> RotaryConfig:
 
 
 @st.composite
-def configs(draw: st.DrawFn, longest: int) -> dict[str, Any]:
+def configs(draw, longest):
     """Fields of a TransformerConfig; every field is drawn."""
-    kind = draw(few("encoder-decoder", "decoder-only", "encoder-only"))
+    kind, drawn = draw(few("encoder-decoder", "decoder-only", "encoder-only")), free(draw, TransformerConfig)
     encoder = None if kind == "decoder-only" else StackConfig(**draw(stacks(longest)))
     decoder = None
     if kind != "encoder-only":
         decoder = StackConfig(**draw(stacks(longest, may_be_parallel=kind == "decoder-only")))
     alone = kind == "encoder-only"
-    head = draw(one_of(choices.Head).filter(lambda head: alone or not head.startswith("classify")))
-    poolers = {"classify_text": few("tanh", "relu"), "none": one_of(choices.Pooler) if alone else few("none")}
+    head = draw(one_of(model.Head).filter(lambda head: alone or not head.startswith("classify")))
+    poolers = {"classify_text": few("tanh", "relu"), "none": one_of(model.Pooler) if alone else few("none")}
     pooler = draw(poolers.get(head, few("none")))
     predicts, classifies = head in ("linear", "transform"), head.startswith("classify")
     # A rate that nothing reads is refused.
     drops = {"pooler": pooler != "none", "classifier": classifies}
     # A width that suits the heads of both stacks, the halves of a rotation and the pairs of sinusoids.
-    drawn = {
+    drawn |= {
         "vocab_size": draw(few(2, 7, 61)),
         "d_model": draw(few(8, 16)),
         "encoder": encoder,
         "decoder": decoder,
-        "shared_embedding": kind == "encoder-decoder" and draw(st.booleans()),
+        "shared_embedding": kind == "encoder-decoder" and drawn["shared_embedding"],
         "head": head,
         "pooler": pooler,
         "classes": draw(few(2, 5)) if classifies else None,
-        "tied_head": predicts and draw(st.booleans()),
-        "head_bias": predicts and draw(st.booleans()),
-        "head_scale": predicts and draw(st.booleans()),
+        "tied_head": predicts and drawn["tied_head"],
+        "head_bias": predicts and drawn["head_bias"],
+        "head_scale": predicts and drawn["head_scale"],
         "logit_cap": draw(few(None, None, 2.0)) if predicts else None,
-        # These three decide how weights start, not what is computed from them.
-        "initializer": draw(one_of(choices.Initializer)),
         "initializer_std": draw(few(0.02, 1.0)),
-        "residual_init_scale": draw(st.booleans()),
         "dropout": DropoutConfig(
             **{rate.name: draw(few(0.0, 0.3)) if drops.get(rate.name, True) else 0.0 for rate in fields(DropoutConfig)}
         ),
+        # Other kinds of attention are kernels of accelerators, or know float32 alone.
         "compute": ComputeConfig(
-            # The others are kernels of accelerators, or know float32 alone.
-            attention=draw(few("auto", "einsum", "blocks")),
-            remat=draw(one_of(choices.Remat)),
-            unroll=draw(few(1, 2)),
+            attention=draw(few("auto", "einsum", "blocks")), remat=draw(one_of(model.Remat)), unroll=draw(few(1, 2))
         ),
     }
     return drawn | {"lora": draw(loras(TransformerConfig(**drawn)))}
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw):
     """An architecture with weights and a batch for it."""
     lengths = Lengths(draw(st.integers(2, 4)), draw(st.integers(2, 9)), draw(st.integers(2, 9)))
     config = TransformerConfig(**draw(configs(max(lengths.source, lengths.target))))

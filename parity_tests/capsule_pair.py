@@ -1,8 +1,5 @@
 """The pair that capsules are recorded of: two layers and a batch norm."""
 
-from typing import Any
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -24,29 +21,29 @@ INPUTS = {"x": np.random.default_rng(0).standard_normal((5, 4)), "keep": np.arra
 class Theirs(nn.Module):
     """Two layers and a batch norm, with keyword inputs of two types."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
         self.norm = nn.BatchNorm1d(4)
 
-    def forward(self, x: torch.Tensor, keep: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(self, x, keep):
         for layer in self.layers:
             x = torch.tanh(layer(x))
         return {"kept": self.norm(x) * keep[:, None], "sign": x > 0}
 
 
-def ours(params: Any, x: jax.Array, keep: jax.Array, eps: float = 1e-5) -> dict[str, jax.Array]:
+def ours(params, x, keep, eps=1e-5):
     for layer in range(2):
         x = jnp.tanh(x @ params["kernel"][layer] + params["bias"][layer][None])
     normal = (x - params["mean"][None]) / jnp.sqrt(params["variance"][None] + eps)
     return {"sign": x > 0, "kept": (normal * params["scale"][None] + params["shift"][None]) * keep[:, None]}
 
 
-def wrong(params: Any, x: jax.Array, keep: jax.Array) -> dict[str, jax.Array]:
+def wrong(params, x, keep):
     return ours(params, x, keep, eps=1e-6)
 
 
-def module(seed: int = 0) -> Theirs:
+def module(seed=0):
     torch.manual_seed(seed)
     made = Theirs()
     with torch.no_grad():
@@ -55,7 +52,7 @@ def module(seed: int = 0) -> Theirs:
     return made
 
 
-def parameters() -> dict[str, np.ndarray]:
+def parameters():
     rng = np.random.default_rng(1)
     shapes = {"kernel": (2, 4, 4), "bias": (2, 4), "scale": (4,), "shift": (4,), "mean": (4,), "variance": (4,)}
     return {name: rng.uniform(0.1, 1, shape).astype(np.float32) for name, shape in shapes.items()}

@@ -5,7 +5,6 @@ of its own standard deviations, which follow from the size of the sample, that i
 chance makes some large: the bar is what chance alone crosses once in a million runs that look at ten million of them.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import NamedTuple
@@ -28,7 +27,7 @@ class Worst(NamedTuple):
     count: int
 
 
-def judged(*found: Worst) -> Measured:
+def judged(*found):
     """The largest of all |z| beside its bar; NaN is larger than any number."""
     count = sum(one.count for one in found)
     assert count <= STATISTICS, f"{count:,} statistics; expected at most {STATISTICS:,}, for which the bar is made"
@@ -36,7 +35,7 @@ def judged(*found: Worst) -> Measured:
     return Measured(GATE, worst.z, BAR, worst.name)
 
 
-def largest(scores: Mapping[str, float]) -> Worst:
+def largest(scores):
     """The largest |z| of single statistics."""
     name = max(scores, key=lambda name: np.inf if np.isnan(scores[name]) else abs(scores[name]))
     return Worst(abs(scores[name]), name, len(scores))
@@ -51,7 +50,7 @@ class Pieces:
     lengths: np.ndarray
     names: list[str]
 
-    def worst_pair(self) -> Worst:
+    def worst_pair(self):
         """The two pieces that agree most, number by number, as far as the shorter of them goes.
 
         For independent pieces the sum of n products has the variance n.
@@ -68,7 +67,7 @@ class Pieces:
         return Worst(float(z[one, other]), name, len(z) * (len(z) - 1) // 2)
 
 
-def joined(parts: Mapping[str, np.ndarray]) -> Pieces:
+def joined(parts):
     """Pieces of `[repeats, ...]` each, whose last axes may differ."""
     flat = {name: part.reshape(len(part), -1) for name, part in parts.items()}
     lengths = np.array([part.shape[1] for part in flat.values()])
@@ -78,14 +77,14 @@ def joined(parts: Mapping[str, np.ndarray]) -> Pieces:
     return Pieces(numbers, lengths, list(flat))
 
 
-def dependences(arrays: Mapping[str, np.ndarray]) -> list[Worst]:
+def dependences(arrays):
     """The worst pair of whole arrays, and of the slices along each of their axes.
 
     Arrays are `[draws, ...]`, of mean 0 and variance 1. Where axis 1 is the batch, its slices are rows; slices of one
     array are compared with each other and with those of every other array.
     """
 
-    def slices(axis: int) -> dict[str, np.ndarray]:
+    def slices(axis):
         return {
             f"{name}[{':, ' * axis}{index}]": part if axis else part[None]
             for name, array in arrays.items()

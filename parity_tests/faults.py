@@ -4,18 +4,16 @@ A fault is a context manager around the run of one side. These are planted in th
 its functions; library_faults.py has those of arithmetic.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
-from jax_tformer.config import StackConfig, TransformerConfig
 from torch_ref import attention, blocks, heads, training, transformer
 from torch_ref.layers import Dropout
 
@@ -30,20 +28,25 @@ class Fault(NamedTuple):
     """Fields of both stacks of the reference's config that differ, for faults that a config can express."""
 
 
-def config_fault(name: str, **changes: Any) -> Fault:
+def config_fault(name, **changes):
     """The reference reads a config that differs from ours."""
     return Fault(name, contextmanager(lambda: iter([None])), changes)
 
 
-def code_fault(name: str, owner: Any, attribute: str, wrong: Callable[..., Any]) -> Fault:
+def code_fault(name, owner, attribute, wrong):
     """`owner.attribute` is `wrong(right)` instead."""
     return Fault(name, lambda: patch.object(owner, attribute, wrong(getattr(owner, attribute))))
 
 
-def faulty(config: TransformerConfig, changes: Mapping[str, Any]) -> TransformerConfig:
+def call_fault(name, owner, attribute, wrong):
+    """`owner.attribute(...)` is `wrong(right, ...)` instead, `right` being the function that stands there."""
+    return code_fault(name, owner, attribute, lambda right: lambda *args, **given: wrong(right, *args, **given))
+
+
+def faulty(config, changes):
     """`config` with these fields of all its stacks changed."""
 
-    def stack(old: StackConfig | None) -> StackConfig | None:
+    def stack(old):
         return None if old is None else replace(old, **changes)
 
     return replace(config, encoder=stack(config.encoder), decoder=stack(config.decoder))
@@ -52,79 +55,44 @@ def faulty(config: TransformerConfig, changes: Mapping[str, Any]) -> Transformer
 # Of the model, in the reference.
 
 
-def unbiased_variance(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def layer_norm(x: Tensor, shape: Any, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        normalised = (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=True, keepdim=True) + eps).sqrt()
-        return normalised * weight + (0 if bias is None else bias)
-
-    return layer_norm
+def unbiased_variance(right, x, shape, weight, bias, eps):
+    normalised = (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=True, keepdim=True) + eps).sqrt()
+    return normalised * weight + (0 if bias is None else bias)
 
 
-def leaking_causal_mask(right: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
-    def visible(ids: Tensor, *, causal: bool, **given: Any) -> Tensor | None:
-        seen = right(ids, causal=False, **given)
-        leaking = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril(diagonal=1)[None, None]
-        return seen if not causal else leaking if seen is None else leaking & seen
-
-    return visible
+def leaking_causal_mask(right, ids, *, causal, **given):
+    seen = right(ids, causal=False, **given)
+    leaking = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril(diagonal=1)[None, None]
+    return seen if not causal else leaking if seen is None else leaking & seen
 
 
-def without_padding_mask(right: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
-    def visible(ids: Tensor, *, causal: bool, is_token: Tensor | None, **given: Any) -> Tensor | None:
-        return right(ids, causal=causal, is_token=None if causal else is_token, **given)
-
-    return visible
-
-
-def later_positions(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda *args: right(*args) + 1
+def interleaved_rotation(right, x, angle):
+    angle = angle[:, None]
+    even, odd = x[..., 0::2], x[..., 1::2]
+    turned = even * angle.cos() - odd * angle.sin(), odd * angle.cos() + even * angle.sin()
+    return torch.stack(turned, dim=-1).flatten(-2)
 
 
-def interleaved_rotation(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def rotate(x: Tensor, angle: Tensor) -> Tensor:
-        angle = angle[:, None]
-        even, odd = x[..., 0::2], x[..., 1::2]
-        turned = even * angle.cos() - odd * angle.sin(), odd * angle.cos() + even * angle.sin()
-        return torch.stack(turned, dim=-1).flatten(-2)
-
-    return rotate
+def swapped_cross_attention(right, self, x, memory, mask, *own):
+    # Only cross-attention has no positions; both sequences must be of one length for this to run at all.
+    return right(self, x, memory, mask, *own) if own else right(self, memory, x, mask)
 
 
-def swapped_cross_attention(right: Callable[..., Any]) -> Callable[..., Any]:
-    def forward(self: Any, x: Tensor, memory: Tensor, mask: Tensor | None, *own: Any) -> tuple[Tensor, Tensor]:
-        # Only cross-attention has no positions; both sequences must be of one length for this to run at all.
-        return right(self, x, memory, mask, *own) if own else right(self, memory, x, mask)
-
-    return forward
+def untied_head(right, self, x, table):
+    """The head has the numbers of the table, but not the table: its gradient does not come this way."""
+    return right(self, x, nn.Embedding.from_pretrained(table.weight.detach()))
 
 
-def untied_head(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def forward(self: Any, x: Tensor, table: nn.Embedding) -> Tensor:
-        """The same numbers as the table has, but not the table: its gradient does not come this way."""
-        copy = nn.Embedding.from_pretrained(table.weight.detach())
-        return right(self, x, copy)
-
-    return forward
-
-
-def padding_index(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda ids, table, padding_idx=None, *rest: right(ids, table, 0, *rest)
-
-
-def swapped_residual(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def swapped_residual(right, self, x, h, norm):
     """The residual stream comes from the normalised input."""
-
-    def _add(self: Any, x: Tensor, h: Tensor, norm: nn.Module) -> Tensor:
-        return norm(x + h) if self.placement == "post" else norm(x) + h
-
-    return _add
+    return norm(x + h) if self.placement == "post" else norm(x) + h
 
 
 # Of weights: no check of shapes sees these.
 
 
 @contextmanager
-def changed_weight(model: nn.Module, name: str, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def changed_weight(model, name, change):
     """The parameter called `name` is something else for a while."""
     parameter = model.get_parameter(name)
     right = parameter.detach().clone()
@@ -137,54 +105,37 @@ def changed_weight(model: nn.Module, name: str, change: Callable[[Tensor], Tenso
             parameter.copy_(right)
 
 
-def transposed(weight: Tensor) -> Tensor:
-    return weight.T
-
-
-def first_two_heads_swapped(weight: Tensor, heads: int) -> Tensor:
-    parts = list(weight.chunk(heads))
-    return torch.cat([parts[1], parts[0], *parts[2:]])
+def first_two_heads_swapped(weight):
+    """Of four."""
+    first, second, *others = weight.chunk(4)
+    return torch.cat([second, first, *others])
 
 
 # Of the loss and the optimizer, in the reference.
 
 
-def smoothing_without_the_label(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def summed(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        """eps / (V - 1) on every token but the label."""
-        log_p, vocabulary = logits.log_softmax(-1), logits.shape[-1]
-        chosen = log_p.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
-        spread = (log_p.sum(-1) - chosen) / (vocabulary - 1)
-        loss = -(1 - label_smoothing) * chosen - label_smoothing * spread
-        return torch.where(labels != -100, loss, torch.zeros_like(loss)).sum()
-
-    return summed
+def smoothing_without_the_label(right, logits, labels, label_smoothing=0.0):
+    """eps / (V - 1) on every token but the label."""
+    log_p, vocabulary = logits.log_softmax(-1), logits.shape[-1]
+    chosen = log_p.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    spread = (log_p.sum(-1) - chosen) / (vocabulary - 1)
+    loss = -(1 - label_smoothing) * chosen - label_smoothing * spread
+    return torch.where(labels != -100, loss, torch.zeros_like(loss)).sum()
 
 
-def every_token_counts(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda labels: torch.tensor(labels.numel())
-
-
-def later_schedule(right: Callable[..., float]) -> Callable[..., float]:
-    return lambda config, n, steps: right(config, n + 1, steps)
-
-
-def clip_without_epsilon(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def clip(parameters: Any, limit: float) -> Tensor:
-        parameters = list(parameters)
-        norm = torch.stack([p.grad.norm() for p in parameters]).norm()
-        for parameter in parameters:
-            parameter.grad.mul_((limit / norm).clamp(max=1.0))
-        return norm
-
-    return clip
+def clip_without_epsilon(right, parameters, limit):
+    gradients = [p.grad for p in parameters]
+    norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+    for gradient in gradients:
+        gradient.mul_((limit / norm).clamp(max=1.0))
+    return norm
 
 
 class EpsilonInsideTheRoot(torch.optim.AdamW):
     """m / sqrt(v + eps^2) where AdamW has m / (sqrt(v) + eps)."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure=None):
         for group in self.param_groups:
             (beta1, beta2), rate = group["betas"], group["lr"]
             for p in group["params"]:
@@ -198,53 +149,67 @@ class EpsilonInsideTheRoot(torch.optim.AdamW):
                 p.mul_(1 - rate * group["weight_decay"]).sub_(rate * m / (v + group["eps"] ** 2).sqrt())
 
 
-def decay_everywhere(right: Callable[..., Any]) -> Callable[..., Any]:
-    def adamw(model: nn.Module, config: Any) -> torch.optim.AdamW:
-        optimizer = right(model, config)
-        for group in optimizer.param_groups:
-            group["weight_decay"] = config.weight_decay
-        return optimizer
-
-    return adamw
-
-
-def unscaled_dropout(right: Callable[..., Any]) -> Callable[..., Any]:
-    def forward(self: Any, x: Tensor) -> Tensor:
-        return x if self.keep is None else x.masked_fill(~self.keep, 0.0)
-
-    return forward
+def decay_everywhere(right, model, config):
+    optimizer = right(model, config)
+    for group in optimizer.param_groups:
+        group["weight_decay"] = config.weight_decay
+    return optimizer
 
 
 MODEL = (
     config_fault("GELU: tanh instead of erf", activation="gelu_tanh"),
     config_fault("LayerNorm: eps 1e-6 instead of 1e-5", norm_eps=1e-6),
-    code_fault("LayerNorm: unbiased variance", F, "layer_norm", unbiased_variance),
+    call_fault("LayerNorm: unbiased variance", F, "layer_norm", unbiased_variance),
     config_fault("attention scaled by model width", attention_scale="model_width"),
-    code_fault("causal mask leaks one token", blocks, "visible", leaking_causal_mask),
-    code_fault("decoder ignores its padding mask", blocks, "visible", without_padding_mask),
-    code_fault("positions off by one", transformer, "position_ids", later_positions),
-    code_fault("rotary: interleaved instead of halves", attention, "rotate", interleaved_rotation),
-    code_fault("cross-attention: query and memory swapped", attention.Attention, "forward", swapped_cross_attention),
-    code_fault("tied head untied", heads.Head, "forward", untied_head),
+    call_fault("causal mask leaks one token", blocks, "visible", leaking_causal_mask),
+    call_fault(
+        "decoder ignores its padding mask",
+        blocks,
+        "visible",
+        lambda right, ids, *, causal, is_token, **given: right(
+            ids, causal=causal, is_token=None if causal else is_token, **given
+        ),
+    ),
+    call_fault("positions off by one", transformer, "position_ids", lambda right, *args: right(*args) + 1),
+    call_fault("rotary: interleaved instead of halves", attention, "rotate", interleaved_rotation),
+    call_fault("cross-attention: query and memory swapped", attention.Attention, "forward", swapped_cross_attention),
+    call_fault("tied head untied", heads.Head, "forward", untied_head),
     config_fault("post-norm instead of pre-norm", norm_placement="post"),
-    code_fault("residual from the normalised input", blocks.Block, "_add", swapped_residual),
-    code_fault("padding_idx: one row gets no gradient", F, "embedding", padding_index),
+    call_fault("residual from the normalised input", blocks.Block, "_add", swapped_residual),
+    call_fault(
+        "padding_idx: one row gets no gradient",
+        F,
+        "embedding",
+        lambda right, ids, table, padding_idx=None, *rest: right(ids, table, 0, *rest),
+    ),
 )
 """Gates 1 and 2."""
 WEIGHTS = {
-    "one layer's square matrix transposed": ("decoder.blocks.1.cross_attention.output.weight", transposed),
-    "two heads swapped": ("decoder.blocks.1.cross_attention.query.weight", partial(first_two_heads_swapped, heads=4)),
+    "one layer's square matrix transposed": ("decoder.blocks.1.cross_attention.output.weight", lambda weight: weight.T),
+    "two heads swapped": ("decoder.blocks.1.cross_attention.query.weight", first_two_heads_swapped),
 }
 """Gates 1 and 2: what is changed, and how. No check of shapes sees these."""
 TRAINING = (
     code_fault("AdamW: eps inside the root", torch.optim, "AdamW", lambda right: EpsilonInsideTheRoot),
     code_fault("L2 in the gradient instead of decoupled decay", torch.optim, "AdamW", lambda right: torch.optim.Adam),
-    code_fault("decay of biases and norms too", training, "adamw", decay_everywhere),
-    code_fault("schedule off by one", training, "learning_rate", later_schedule),
-    code_fault("clip: norm + 0 instead of norm + 1e-6", training, "clip_grad_norm_", clip_without_epsilon),
-    code_fault("label smoothing eps / (V - 1)", training, "summed_cross_entropy", smoothing_without_the_label),
-    code_fault("loss over all tokens, not those that count", training, "counted", every_token_counts),
+    call_fault("decay of biases and norms too", training, "adamw", decay_everywhere),
+    call_fault(
+        "schedule off by one", training, "learning_rate", lambda right, config, n, steps: right(config, n + 1, steps)
+    ),
+    call_fault("clip: norm + 0 instead of norm + 1e-6", training, "clip_grad_norm_", clip_without_epsilon),
+    call_fault("label smoothing eps / (V - 1)", training, "summed_cross_entropy", smoothing_without_the_label),
+    call_fault(
+        "loss over all tokens, not those that count",
+        training,
+        "counted",
+        lambda right, labels: torch.tensor(labels.numel()),
+    ),
 )
 """Gate 5."""
-DROPOUT = code_fault("dropout without dividing by 1 - rate", Dropout, "forward", unscaled_dropout)
+DROPOUT = call_fault(
+    "dropout without dividing by 1 - rate",
+    Dropout,
+    "forward",
+    lambda right, self, x: x if self.keep is None else x.masked_fill(~self.keep, 0.0),
+)
 """Gate 7."""

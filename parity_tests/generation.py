@@ -1,41 +1,43 @@
 """Hugging Face's own `generate`, in float64, on its own models and on the reference: the oracle of decoding."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
-from jax_tformer.config import TransformerConfig
 from parity.gates.measure import ParityError
-from parity.gates.pair import Tensors, to_torch
+from parity.gates.pair import to_torch
 from parity.islands import Float64
 from torch_ref import reference
 
 Ids = Sequence[int]
 
 
-class Hypothesis(NamedTuple):
+@dataclass(frozen=True)
+class Hypothesis:
     """One answer to one prompt."""
 
     tokens: tuple[int, ...]
     """The new tokens, the end token included, nothing after it."""
-    score: float | None
+    score: float | None = None
     """With beams: the sum of log-probabilities over (number of new tokens)^length_penalty."""
+    margins: tuple[float, ...] = field(default=(), compare=False)
+    """Of greedy search: how clear each of the tokens was, the best logit less the second, after penalties."""
 
 
 def huggingface_generate(
-    model: PreTrainedModel,
-    prompts: Sequence[Ids],
+    model,
+    prompts,
     *,
-    end_id: int | None,
-    start_id: int | None = None,
-    pad_id: int = 0,
-    **settings: Any,
-) -> list[list[Hypothesis]]:
+    end_id,
+    start_id=None,
+    pad_id=0,
+    **settings,
+):
     """For each prompt (source of an encoder-decoder, which begins with `start_id`) its num_return_sequences answers.
 
     Prompts may differ in length. `settings` are those of `generate`; without `max_new_tokens` it stops at 20 tokens,
@@ -49,34 +51,27 @@ def huggingface_generate(
     Raises ParityError where anything was computed in another type than float64.
     """
     answer, new = _run(model, prompts, end_id, start_id, pad_id, settings)
-    scores = [None] * len(new) if answer.get("sequences_scores") is None else answer.sequences_scores.tolist()
-    hypotheses = [Hypothesis(_until(row, end_id), score) for row, score in zip(new, scores, strict=True)]
+    searched = answer.get("sequences_scores") is not None
+    scores = answer.sequences_scores.tolist() if searched else [None] * len(new)
+    clear = [()] * len(new)
+    if not searched and not settings.get("do_sample"):
+        best, second = torch.stack(answer.scores, dim=1).topk(2, dim=-1).values.unbind(-1)
+        clear = (best - second).tolist()
+    hypotheses = [
+        Hypothesis(tokens, score, tuple(margins[: len(tokens)]))
+        for row, score, margins in zip(new, scores, clear, strict=True)
+        for tokens in [_until(row, end_id)]
+    ]
     each = len(hypotheses) // len(prompts)
     return [hypotheses[first : first + each] for first in range(0, len(hypotheses), each)]
 
 
-def greedy_margins(
-    model: PreTrainedModel,
-    prompts: Sequence[Ids],
-    *,
-    end_id: int | None,
-    start_id: int | None = None,
-    pad_id: int = 0,
-    **settings: Any,
-) -> list[np.ndarray]:
-    """`[N]` for each prompt: how clear each of its N new tokens was, the best logit less the second.
-
-    Logits are those that the choice was made from: after the penalty of repetition, where there is one.
-    """
-    if settings.get("do_sample") or settings.get("num_beams", 1) != 1:
-        raise ValueError(f"margins are those of greedy search; got {settings}")
-    answer, new = _run(model, prompts, end_id, start_id, pad_id, settings)
-    best = torch.stack(answer.scores, dim=1).topk(2, dim=-1).values
-    margins = (best[..., 0] - best[..., 1]).numpy()
-    return [margin[: len(_until(row, end_id))] for row, margin in zip(new, margins, strict=True)]
+def greedy_margins(model, prompts, **settings):
+    """`[N]` for each prompt: how clear each of its N new tokens was."""
+    return [np.array(answer.margins) for [answer] in huggingface_generate(model, prompts, **settings)]
 
 
-def drivable(config: TransformerConfig, weights: Tensors) -> PreTrainedModel:
+def drivable(config, weights):
     """The reference of `config` with these weights, by its own names, in float64, as a model that `generate` drives."""
     return _Drivable(config, weights).eval()
 
@@ -84,7 +79,7 @@ def drivable(config: TransformerConfig, weights: Tensors) -> PreTrainedModel:
 class _Sources(nn.Module):
     """Stands for the encoder: hands the sources on as they are, since the reference encodes them itself."""
 
-    def forward(self, input_ids: Tensor, **_: Any) -> BaseModelOutput:
+    def forward(self, input_ids, **_):
         return BaseModelOutput(last_hidden_state=input_ids)
 
 
@@ -94,7 +89,7 @@ class _Drivable(PreTrainedModel, GenerationMixin):
     config_class = PreTrainedConfig
     main_input_name = "input_ids"
 
-    def __init__(self, config: TransformerConfig, weights: Tensors) -> None:
+    def __init__(self, config, weights):
         if config.decoder is None or not config.predicts_tokens:
             raise ValueError("only a model with a decoder and a head can generate")
         super().__init__(PreTrainedConfig(is_encoder_decoder=config.encoder is not None, vocab_size=config.vocab_size))
@@ -102,17 +97,17 @@ class _Drivable(PreTrainedModel, GenerationMixin):
         self.reference.load_state_dict({name: to_torch(array) for name, array in weights.items()})
         self.sources = _Sources()
 
-    def get_encoder(self, *_: Any) -> nn.Module:
+    def get_encoder(self, *_):
         return self.sources
 
     def forward(
         self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        decoder_input_ids: Tensor | None = None,
-        encoder_outputs: BaseModelOutput | None = None,
-        **_: Any,
-    ) -> CausalLMOutput:
+        input_ids=None,
+        attention_mask=None,
+        decoder_input_ids=None,
+        encoder_outputs=None,
+        **_,
+    ):
         """Of an encoder-decoder the mask is that of the sources."""
         mask = None if attention_mask is None else attention_mask.bool()
         if encoder_outputs is None:
@@ -123,13 +118,13 @@ class _Drivable(PreTrainedModel, GenerationMixin):
 
 
 def _run(
-    model: PreTrainedModel,
-    prompts: Sequence[Ids],
-    end_id: int | None,
-    start_id: int | None,
-    pad_id: int,
-    settings: dict[str, Any],
-) -> tuple[Any, list[list[int]]]:
+    model,
+    prompts,
+    end_id,
+    start_id,
+    pad_id,
+    settings,
+):
     """What `generate` returns, and of that the new tokens of each answer, padding after the end token included."""
     translates = model.config.is_encoder_decoder
     if translates != (start_id is not None):
@@ -156,7 +151,7 @@ def _run(
     return answer, answer.sequences[:, 1 if translates else ids.shape[1] :].tolist()
 
 
-def _padded(prompts: Sequence[Ids], pad_id: int, *, left: bool) -> tuple[Tensor, Tensor]:
+def _padded(prompts, pad_id, *, left):
     """(ids, mask), `[B, T]` each; the mask is 1 where there is a token."""
     length = max(map(len, prompts))
     ids, mask = torch.full((len(prompts), length), pad_id), torch.zeros(len(prompts), length, dtype=torch.long)
@@ -166,6 +161,6 @@ def _padded(prompts: Sequence[Ids], pad_id: int, *, left: bool) -> tuple[Tensor,
     return ids, mask
 
 
-def _until(tokens: list[int], end_id: int | None) -> tuple[int, ...]:
+def _until(tokens, end_id):
     """The tokens up to the first end token, with it."""
     return tuple(tokens[: tokens.index(end_id) + 1] if end_id in tokens else tokens)

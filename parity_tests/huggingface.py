@@ -13,11 +13,14 @@ from transformers import PreTrainedModel
 
 from jax_tformer.config import Dtype, TransformerConfig
 from jax_tformer.hub.families import from_huggingface
+from parity.gates.measure import Measured, worst
 from parity.gates.pair import Result, Tensors, from_torch, to_torch
 from parity.islands import Float64
 from parity_tests.oracles import ENTRIES
+from torch_ref import reference
 from torch_ref.masks import position_ids
 from torch_ref.training import cross_entropy
+from twin.bridge import Pair
 from twin.cases import batch_for
 
 
@@ -32,11 +35,11 @@ class Oracle:
         with self.whole():
             self.model = kind(config).eval()
             self.entry.prepare(self.model)
-        self._fresh = {name: tensor.detach().double().numpy() for name, tensor in self._kept().items()}
+        self._fresh = {name: tensor.detach().double().numpy() for name, tensor in self.kept().items()}
         # Buffers that are not saved keep their type, as in `from_pretrained`: frequencies of rotations are no bfloat16.
-        for tensor in (*self.model.parameters(), *self._kept().values()):
+        for tensor in (*self.model.parameters(), *self.kept().values()):
             tensor.data = tensor.data.to(getattr(torch, dtype))
-        for tensor in self._kept().values():
+        for tensor in self.kept().values():
             tensor.requires_grad_()
         self.json = config_json(self.model)
         self.config: TransformerConfig = from_huggingface(self.json, self._fresh)[0]
@@ -55,16 +58,27 @@ class Oracle:
             for name, fresh in self._fresh.items()
         }
 
-    def load(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Gives the model these weights, rounded to its type."""
+    def load(self, weights: Mapping[str, np.ndarray]) -> Tensors:
+        """Gives the model these weights, rounded to its type; returns them as ours, which are not."""
         with torch.no_grad():
-            for name, tensor in self._kept().items():
+            for name, tensor in self.kept().items():
                 tensor.copy_(to_torch(weights[name].copy()))
+        return from_huggingface(self.json, weights)[1]
+
+    def reference(self, weights: Mapping[str, np.ndarray]) -> torch.nn.Module:
+        """The reference in float64 with these weights, which the model gets as well."""
+        model = reference(self.config.with_dtype("float64")).eval()
+        model.load_state_dict({name: torch.from_numpy(array) for name, array in self.load(weights).items()})
+        return model
+
+    def pair(self, std: float, seed: int, dtype: Dtype = "float64") -> Pair:
+        """Ours of both frameworks, with random weights, which the model gets as well."""
+        return Pair(self.config, self.load(self.random_weights(std, seed)), dtype, optimised=dtype == "float32")
 
     def run(self, batch: Tensors) -> Result:
         """Forward and backward; activations and gradients are named as ours."""
         arrays = {name: torch.from_numpy(array) for name, array in batch.items()}
-        for tensor in self._kept().values():
+        for tensor in self.kept().values():
             tensor.grad = None
         with _told_positions(self.model, self.entry.position_tables, arrays), self.whole():
             output = self.model(**self._inputs(arrays))
@@ -85,7 +99,7 @@ class Oracle:
         activations["loss"] = loss
         gradients = {
             name: from_torch(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
-            for name, tensor in self._kept().items()
+            for name, tensor in self.kept().items()
         }
         return Result(
             {name: from_torch(tensor.detach()) for name, tensor in activations.items()},
@@ -104,7 +118,7 @@ class Oracle:
             batch["tokens"][batch["tokens"] == padding_token] = padding_token + 1
         return {name: array[:-1] for name, array in batch.items()} if self.config.head == "none" else batch
 
-    def _kept(self) -> dict[str, torch.Tensor]:
+    def kept(self) -> dict[str, torch.Tensor]:
         """What the model saves, tied arrays once: its parameters, and the bias of logits that BART has as a buffer."""
         saved = self.model.state_dict().keys() - set(self.model._keys_to_ignore_on_save or ())
         tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
@@ -206,6 +220,18 @@ def comparable(config: TransformerConfig, batch: Tensors, activations: Mapping[s
         return (array.swapaxes(1, 2) if kind.endswith("attention") else array)[seen.get(side, seen["output"])]
 
     return {name: there(name, array) if array.ndim else array for name, array in activations.items()}
+
+
+def bytes_lost(first: Tensors, second: Tensors) -> Measured:
+    """How many bytes differ, or stand on one side only, of any array."""
+
+    def differing(a: np.ndarray | None, b: np.ndarray | None) -> float:
+        if a is None or b is None or (a.shape, a.dtype) != (b.shape, b.dtype):
+            return float(max(0 if array is None else array.nbytes for array in (a, b)))
+        return float(np.sum(a.reshape(-1).view("u1") != b.reshape(-1).view("u1")))
+
+    names = first.keys() | second.keys()
+    return worst("9 bytes lost", {name: differing(first.get(name), second.get(name)) for name in names}, 0.0)
 
 
 class Narrowed(TorchDispatchMode):

@@ -13,13 +13,10 @@ Nothing here reads what the library's modules declare, and shapes come from the 
 """
 
 import math
-from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from jax_tformer.config import StackConfig, TransformerConfig
-from parity.gates.measure import Measured
 from parity_tests.draws import dependences, judged, largest
 
 
@@ -34,7 +31,7 @@ class Expected(NamedTuple):
 ZEROS, ONES = Expected("constant", 0.0), Expected("constant", 1.0)
 
 
-def expected(config: TransformerConfig, path: str) -> Expected:
+def expected(config, path):
     """The distribution of the parameter at `path`; raises KeyError for one that it does not know."""
     *place, layer, leaf = path.split(".")
     if leaf in ("bias", "scale"):
@@ -50,7 +47,6 @@ def expected(config: TransformerConfig, path: str) -> Expected:
     stack = config.decoder if place[:1] == ["decoder"] else config.encoder
     scale = 1.0
     if config.residual_init_scale and layer in ("output", "down"):
-        assert stack is not None
         crosses = place[0] == "decoder" and config.encoder is not None
         scale = 1 / math.sqrt((3 if crosses else 2) * stack.num_layers)
     if not glorot:
@@ -60,12 +56,11 @@ def expected(config: TransformerConfig, path: str) -> Expected:
     return Expected("uniform", scale * math.sqrt(2 / (fan_in + fan_out)))
 
 
-def fans(config: TransformerConfig, stack: StackConfig | None, layer: str) -> tuple[int, int]:
+def fans(config, stack, layer):
     """How many numbers go into a projection, and come out."""
     model, vocabulary = config.d_model, config.vocab_size or 0
     if outputs := {"head": vocabulary, "classifier": config.classes, "dense": model}.get(layer):
         return model, outputs
-    assert stack is not None
     width = config.head_width(stack)
     asked, answered = stack.num_heads * width, (stack.key_value_heads or stack.num_heads) * width
     inner = stack.feedforward_width
@@ -80,7 +75,7 @@ def fans(config: TransformerConfig, stack: StackConfig | None, layer: str) -> tu
     }[layer]
 
 
-def gate(config: TransformerConfig, drawn: Mapping[str, np.ndarray]) -> Measured:
+def gate(config, drawn):
     """Parameters `[draws, ...]` by path: mean, deviation and kind of each, layer by layer; all independent."""
     standardised, scores = {}, dict[str, float]()
     for path, numbers in drawn.items():
@@ -97,7 +92,7 @@ def gate(config: TransformerConfig, drawn: Mapping[str, np.ndarray]) -> Measured
     return judged(largest(scores), *dependences(standardised))
 
 
-def moments(name: str, numbers: np.ndarray, kind: str) -> dict[str, float]:
+def moments(name, numbers, kind):
     """The z of the mean, of the variance, and of the mean absolute value, which tells normal from uniform numbers."""
     absolute = math.sqrt(2 / math.pi) if kind == "normal" else math.sqrt(3) / 2
     fourth = 3.0 if kind == "normal" else 9 / 5

@@ -1,36 +1,40 @@
 """Where the faults that the suite plants are: those that one forward and backward pass of a model can see."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+from functools import cache, partial
+from typing import NamedTuple
 from unittest.mock import patch
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
-from jax_tformer.model.fast import rows
-from parity.gates.pair import Tensors
+from parity import Difference
+from parity.differ.first_difference import difference_of
 from parity_tests import faults, library_faults, mask_faults, quiet_faults, random_faults
-from parity_tests.faults import Fault, changed_weight, faulty
+from parity_tests.faults import faulty
 from parity_tests.small_configs import TWO_STACKS, of_one_length
 from torch_ref import reference
 from twin.bridge import Pair
 from twin.cases import CONFIGS, VOCABULARY, Lengths, batch_for, weights_for
 
 
-@dataclass(frozen=True)
-class OwnFault:
-    """A fault of the suite, and the places that may be named for it."""
+class OwnFault(NamedTuple):
+    """A fault of the suite, and the places that may be named for it, with blanks between them."""
 
     name: str
-    model: str
-    """Of MODELS."""
-    plant: Callable[[Pair], AbstractContextManager[Any]]
-    ours: frozenset[str]
+    pair: str
+    """"our " with one of MODELS, or "our training"."""
+    planted: str
+    ask: Callable[[], Difference]
+    """Asks where the two sides part while the fault is planted."""
+    ours: str
     """Functions of the library, and the file of the fault where it is planted there."""
-    theirs: frozenset[str]
+    theirs: str
     """Modules, functions, parameters; and the file of the fault."""
-    planted: str = "theirs"
+    kinds: str = ""
+    """What may be said of its kind: pieces with " | " between them; else nothing may be said."""
+    stage: str = ""
+    """In which it has to show, where that is asked."""
 
 
 _WINDOWED = StackConfig(num_layers=1, num_heads=2, feedforward_width=12, positions="sinusoidal_interleaved", window=5)
@@ -41,7 +45,7 @@ _GROUPED = replace(CONFIGS["switches-decoder-only"], tied_head=True)
 
 
 _MASKED = Lengths(batch=3, source=14, target=11)
-MODELS: dict[str, tuple[TransformerConfig, Callable[[], Tensors]]] = {
+MODELS = {
     "two stacks": (TWO_STACKS, of_one_length),
     mask_faults.TEXT: (_TEXT, lambda: batch_for(_TEXT, "right segments prefix", 1, _MASKED)),
     mask_faults.PAIR: (_PAIR, lambda: batch_for(_PAIR, "none segments", 1, _MASKED)),
@@ -52,45 +56,30 @@ MODELS: dict[str, tuple[TransformerConfig, Callable[[], Tensors]]] = {
 
 
 @cache
-def model(name: str) -> tuple[Pair, Tensors]:
+def model(name):
     """The pair without a fault, and its batch."""
     config, batch = MODELS[name]
     seed = 0 if name == "dropout" else None
     return Pair(config, weights_for(config, 0.2), "float64", optimised=False, dropout_seed=seed), batch()
 
 
-@contextmanager
-def blocks_of_four() -> Iterator[None]:
-    """Attention in blocks of 4 queries: short sequences would otherwise fit into one block."""
-    with patch.object(rows, "block_length", lambda length: 4):
-        yield
+def _plant(fault, pair):
+    """The fault in the code, or in the config of the module, which is made anew for that."""
+    stack = ExitStack()
+    if fault.changes:
+        changed = reference(faulty(pair.config, fault.changes)).eval()
+        changed.load_state_dict(pair.module.state_dict())
+        stack.enter_context(patch.object(pair, "module", changed))
+    stack.enter_context(fault.plant())
+    return stack
 
 
-def _planted(fault: Fault) -> Callable[[Pair], AbstractContextManager[Any]]:
-    @contextmanager
-    def plant(pair: Pair) -> Iterator[None]:
-        module = pair.module
-        if fault.changes:
-            pair.module = reference(faulty(pair.config, fault.changes)).eval()
-            pair.module.load_state_dict(module.state_dict())
-        try:
-            with fault.plant():
-                yield
-        finally:
-            pair.module = module
-
-    return plant
-
-
-def _own(fault: Fault, model: str, ours: str, theirs: str, planted: str = "ours") -> OwnFault:
-    return OwnFault(fault.name, model, _planted(fault), frozenset(ours.split()), frozenset(theirs.split()), planted)
-
-
-def _all_own(
-    given: tuple[Fault, ...], model: str, places: Mapping[str, tuple[str, str]], planted: str = "ours"
-) -> tuple[OwnFault, ...]:
-    """Raises KeyError for a fault without a place."""
-    return tuple(_own(fault, model, *places[fault.name], planted) for fault in given)
+def _ask(name, kind, plant):
+    """Where one of our models parts from its reference while the fault is planted."""
+    pair, batch = model(kind)
+    with mask_faults.blocks_of_four() if kind in (mask_faults.TEXT, mask_faults.PAIR) else nullcontext(), plant(pair):
+        pair.share_masks(batch)
+        return difference_of(pair, batch, name=name)
 
 
 _NORM = "encoder.blocks.0.self_attention_norm"
@@ -98,79 +87,122 @@ _ENCODER, _DECODER = "encoder.blocks.0.self_attention", "decoder.blocks.0.self_a
 _CROSS = "decoder.blocks.0.cross_attention"
 _SCORES = "attend_in_rows attend"
 _MASK = "Mask.boolean Mask.softmax masked_softmax"
-_MODEL = {
+_KEPT = "drop Dropout.__call__ Dropout.keep keep_mask site_key layer_keys", "forward Dropout.forward"
+_PLACES = {
     "GELU: tanh instead of erf": (
         "gelu activate",
         "encoder.blocks.0.feedforward encoder.blocks.0.feedforward.activation",
+        "GELU (erf) in ours, GELU (tanh) in theirs",
     ),
-    "LayerNorm: eps 1e-6 instead of 1e-5": ("Norm.__call__", _NORM),
+    "LayerNorm: eps 1e-6 instead of 1e-5": ("Norm.__call__", _NORM, "1e-05 in ours, 1e-06 in theirs"),
     "LayerNorm: unbiased variance": ("Norm.__call__", _NORM),
-    "attention scaled by model width": (_SCORES, _ENCODER),
-    "causal mask leaks one token": (_MASK, f"visible faults.py {_DECODER}"),
-    "decoder ignores its padding mask": (_MASK, f"visible faults.py {_DECODER}"),
+    "attention scaled by model width": (_SCORES, _ENCODER, "ours is 2"),
+    "causal mask leaks one token": (_MASK, f"visible faults.py {_DECODER}", "only ours masks key 1 from query 0"),
+    "decoder ignores its padding mask": (
+        _MASK,
+        f"visible faults.py {_DECODER}",
+        "the mask differs at 264 of 972 places: only ours",
+    ),
     "positions off by one": ("position_ids angles sinusoidal", "faults.py position_ids"),
     "rotary: interleaved instead of halves": ("rotate", "faults.py"),
     "cross-attention: query and memory swapped": (
         "Linear.__call__",
         f"faults.py {_CROSS} {_CROSS}.query {_CROSS}.key {_CROSS}.value",
     ),
-    "tied head untied": ("Head.__call__ Table.__call__", "head faults.py"),
+    "tied head untied": (
+        "Head.__call__ Table.__call__ multiply_new_tokens",
+        "head faults.py",
+        "ours hands a gradient back here, theirs does not",
+    ),
     "post-norm instead of pre-norm": (
         "Norm.__call__ Block.__call__ Block._add",
         f"{_NORM} {_ENCODER} {_ENCODER}.query {_ENCODER}.key {_ENCODER}.value encoder.blocks.0",
     ),
-    "residual from the normalised input": ("Block._add", "faults.py encoder.blocks.0"),
+    "residual from the normalised input": ("Block._add", "faults.py encoder.blocks.0", "adds the result of"),
     "padding_idx: one row gets no gradient": (
         "Table.__call__",
         "target_embedding target_embedding.tokens faults.py",
+        "row 0 is zero in theirs only",
     ),
-}
-_BLOCKS = {
     "attention: later blocks see one key too many": (f"{_MASK} attend_in_rows", _DECODER),
-    "attention: nothing hidden inside a block": (f"{_MASK} attend_in_rows", f"visible {_DECODER}"),
-}
-_SEEN = {
-    "window: a place too many": (_MASK, "visible"),
+    "attention: nothing hidden inside a block": (
+        f"{_MASK} attend_in_rows",
+        f"visible {_DECODER}",
+        "only theirs masks here",
+    ),
+    "window: a place too many": (_MASK, "visible", "the mask differs at 24 of 1176 places: only theirs masks"),
     "window: blocks skip its furthest key": ("Mask.spanned attend_in_rows", _DECODER),
     "window: blocks skip what comes later": ("Mask.spanned attend_in_rows", _ENCODER),
-    "segments: ignored": (_MASK, f"visible {_DECODER}"),
-    "segments: those before are seen": (f"{_MASK} mask_faults.py", f"visible {_DECODER} {_ENCODER}"),
+    "segments: ignored": (
+        _MASK,
+        f"visible {_DECODER}",
+        "the mask differs at 52 of 1176 places: only theirs masks",
+    ),
+    "segments: those before are seen": (
+        f"{_MASK} mask_faults.py",
+        f"visible {_DECODER} {_ENCODER}",
+        "the mask differs at 66 of 1176 places: only theirs masks",
+    ),
     "segments: positions go on": ("position_ids sinusoidal angles", "position_ids"),
-    "segments: ignored by cross-attention": (f"{_MASK} mask_faults.py", f"visible {_CROSS}"),
-    "prefix: seen in one direction only": (_MASK, "visible"),
-    "prefix: sees what is behind it": (_MASK, "visible"),
+    "segments: ignored by cross-attention": (
+        f"{_MASK} mask_faults.py",
+        f"visible {_CROSS}",
+        "only theirs masks here",
+    ),
+    "prefix: seen in one direction only": (
+        _MASK,
+        "visible",
+        "the mask differs at 60 of 1176 places: only ours masks",
+    ),
+    "prefix: sees what is behind it": (_MASK, "visible", "the mask differs at 8 of 1176 places: only theirs masks"),
     "prefix: blocks skip its later keys": ("Mask.spanned attend_in_rows", _DECODER),
-    "queries that see nothing see everything": (f"{_MASK} mask_faults.py", _DECODER),
+    "queries that see nothing see everything": (f"{_MASK} mask_faults.py", _DECODER, "only theirs masks"),
+    mask_faults.REFERENCE.name: (
+        _MASK,
+        "visible mask_faults.py",
+        "the mask differs at 24 of 1176 places: only ours",
+    ),
+    "grouped heads tiled: einsum": (f"{_SCORES} quiet_faults.py", _DECODER),
+    faults.DROPOUT.name: ("drop Dropout.__call__", "faults.py", "1.1111 | 0.9 | a dropout of 0.1"),
+    "forward pass drops by one key in all layers": _KEPT,
+    "forward pass drops one mask in both residual branches": _KEPT,
+    "forward pass drops by one key in encoder and decoder": _KEPT,
+    "forward pass drops the same in all rows": _KEPT,
+    "forward pass drops the same in all heads": _KEPT,
 }
-_KEPT = "drop Dropout.__call__ Dropout.keep keep_mask site_key layer_keys"
-_DRAWN = {
-    "forward pass drops by one key in all layers": (_KEPT, "forward Dropout.forward"),
-    "forward pass drops one mask in both residual branches": (_KEPT, "forward Dropout.forward"),
-    "forward pass drops by one key in encoder and decoder": (_KEPT, "forward Dropout.forward"),
-    "forward pass drops the same in all rows": (_KEPT, "forward Dropout.forward"),
-    "forward pass drops the same in all heads": (_KEPT, "forward Dropout.forward"),
+"""What may be named in ours and in theirs, and what may be said of the kind, of every fault of the code."""
+_OF_MODELS = [
+    *(("two stacks", fault, "theirs") for fault in faults.MODEL),
+    *((kind, fault, "ours") for kind, fault in mask_faults.MASKS),
+    (mask_faults.TEXT, mask_faults.REFERENCE, "theirs"),
+    *(("long", fault, "ours") for fault in library_faults.BLOCKS),
+    ("grouped heads", quiet_faults.GROUPED["einsum"], "ours"),
+    ("dropout", faults.DROPOUT, "theirs"),
+    *(("dropout", fault, "ours") for fault in random_faults.FORWARD_DRAWS),
+]
+_KINDS_OF_WEIGHTS = {
+    "one layer's square matrix transposed": "output.weight transposed",
+    "two heads swapped": "the same numbers in another order",
 }
-_WEIGHTS = tuple(
+OWN = [
+    OwnFault(
+        fault.name,
+        f"our {kind}",
+        planted,
+        partial(_ask, fault.name, kind, partial(_plant, fault)),
+        *_PLACES[fault.name],
+    )
+    for kind, fault, planted in _OF_MODELS
+]
+OWN += [
     OwnFault(
         name,
-        "two stacks",
-        lambda pair, row=row: changed_weight(pair.module, *row),  # type: ignore[misc]
-        frozenset({"Linear.__call__"}),
-        frozenset({row[0], row[0].removesuffix(".weight")}),
+        "our two stacks",
         "weights",
+        partial(_ask, name, "two stacks", lambda pair, row=row: faults.changed_weight(pair.module, *row)),
+        "Linear.__call__",
+        f"{row[0]} {row[0].removesuffix('.weight')}",
+        _KINDS_OF_WEIGHTS[name],
     )
     for name, row in faults.WEIGHTS.items()
-)
-OWN = (
-    *_all_own(faults.MODEL, "two stacks", _MODEL, "theirs"),
-    *_WEIGHTS,
-    *(_own(fault, kind, *_SEEN[fault.name]) for kind, fault in mask_faults.MASKS),
-    _own(mask_faults.REFERENCE, mask_faults.TEXT, _MASK, "visible mask_faults.py", "theirs"),
-    *_all_own(library_faults.BLOCKS, "long", _BLOCKS),
-    *(
-        _own(quiet_faults.GROUPED[name], "grouped heads", f"{_SCORES} quiet_faults.py", _DECODER)
-        for name in ("einsum",)
-    ),
-    _own(faults.DROPOUT, "dropout", "drop Dropout.__call__", "faults.py", "theirs"),
-    *_all_own(random_faults.FORWARD_DRAWS, "dropout", _DRAWN),
-)
+]

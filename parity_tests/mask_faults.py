@@ -1,152 +1,133 @@
 """Faults of who sees whom: windows, segments and prefixes, in training and from a cache."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
-from torch import Tensor
 
 from jax_tformer import cache
 from jax_tformer.config import StackConfig
 from jax_tformer.model import masks
 from jax_tformer.model.blocks import Block, Stack
+from jax_tformer.model.fast import rows
 from jax_tformer.model.masks import Mask
-from parity_tests.faults import code_fault
+from parity_tests.faults import call_fault
 from parity_tests.library_faults import cached_masks
 from torch_ref import blocks as reference
 
 
-def seen_as(change: Callable[[Mask], Mask]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def seen_as(change):
     """A method of `Mask` works on another mask."""
-    return lambda right: lambda self, *args: right(change(self), *args)
+    return lambda right, self, *args: right(change(self), *args)
 
 
-def wider(mask: Mask) -> Mask:
-    return mask if mask.window is None else replace(mask, window=mask.window + 1)
+def wider(mask, more=1):
+    return mask if mask.window is None else replace(mask, window=mask.window + more)
 
 
-def narrower(mask: Mask) -> Mask:
-    return mask if mask.window is None else replace(mask, window=mask.window - 1)
-
-
-def prefix_sees_all(mask: Mask) -> Mask:
+def prefix_sees_all(mask):
     """Also what comes behind the prefix."""
     return mask if mask.prefix is None else replace(mask, prefix=(mask.prefix[0], jnp.ones_like(mask.prefix[1])))
 
 
-def wider_reference(right: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
-    return lambda ids, *, window, **given: right(ids, window=window and window + 1, **given)
-
-
-def segments_before(right: Callable[..., Any]) -> Callable[..., Any]:
+def segments_before(right, self, length, slots, *part):
     """A segment sees those before it too."""
-
-    def boolean(self: Mask, length: int, slots: int, *part: slice) -> Any:
-        if self.segments is None:
-            return right(self, length, slots, *part)
-        rows, columns = part or (slice(None), slice(None))
-        asking, answering = self.segments
-        earlier = asking[:, None, rows, None] >= answering[:, None, None, columns]
-        seen = right(replace(self, segments=None), length, slots, *part)
-        return earlier if seen is None else seen & earlier
-
-    return boolean
+    if self.segments is None:
+        return right(self, length, slots, *part)
+    rows, columns = part or (slice(None), slice(None))
+    asking, answering = self.segments
+    earlier = asking[:, None, rows, None] >= answering[:, None, None, columns]
+    seen = right(replace(self, segments=None), length, slots, *part)
+    return earlier if seen is None else seen & earlier
 
 
-def one_long_text(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    return lambda length, tokens, segments=None: right(length, tokens)
+def segments_crossed(right, self, x, mask, rotation, memory, across, *rest):
+    return right(self, x, mask, rotation, memory, across and replace(across, segments=None), *rest)
 
 
-def segments_crossed(right: Callable[..., Any]) -> Callable[..., Any]:
-    def call(self: Block, x: Any, mask: Any, rotation: Any, memory: Any, across: Mask, *rest: Any) -> Any:
-        return right(self, x, mask, rotation, memory, across and replace(across, segments=None), *rest)
-
-    return call
-
-
-def window_behind(right: Callable[..., Any]) -> Callable[..., Any]:
+def window_behind(right, self, length, slots, *part):
     """From a cache, the window is counted from the place behind the new tokens."""
-
-    def boolean(self: Mask, length: int, slots: int, *part: slice) -> Any:
-        # The place of the first query is known before anything is computed where there is no cache.
-        if isinstance(self.first, int) or self.window is None:
-            return right(self, length, slots, *part)
-        late = Mask(window=self.window, first=self.first + length)
-        return right(replace(self, window=None), length, slots, *part) & right(late, length, slots, *part)
-
-    return boolean
+    # The place of the first query is known before anything is computed where there is no cache.
+    if isinstance(self.first, int) or self.window is None:
+        return right(self, length, slots, *part)
+    late = Mask(window=self.window, first=self.first + length)
+    return right(replace(self, window=None), length, slots, *part) & right(late, length, slots, *part)
 
 
-def turns_from_the_end(right: Callable[..., Any]) -> Callable[..., Any]:
+def turns_from_the_end(right, self, *args, cache=None, **given):
     """From a cache, layers by turns are counted from the last one, which is the same where the pattern divides them."""
+    late = -self.stack.num_layers % len(self.stack.windows)
+    turned = (*self.stack.windows[late:], *self.stack.windows[:late])
+    with patch.object(StackConfig, "windows", self.stack.windows if cache is None else turned):
+        return right(self, *args, cache=cache, **given)
 
-    def call(self: Stack, *args: Any, cache: Any = None, **given: Any) -> Any:
-        late = -self.stack.num_layers % len(self.stack.windows)
-        turned = (*self.stack.windows[late:], *self.stack.windows[:late])
-        with patch.object(StackConfig, "windows", self.stack.windows if cache is None else turned):
-            return right(self, *args, cache=cache, **given)
+
+def averaged_when_blind(right, scores, mask):
+    """A query that may attend to nothing attends to everything."""
+    return right(scores, None if mask is None else mask | ~mask.any(-1, keepdims=True))
+
+
+def asked_for(**others):
+    """A kernel is asked for something else."""
+    return lambda right, *arrays, **options: right(*arrays, **options | others)
+
+
+def window_changed(more):
+    """A kernel is asked for another window."""
+
+    def call(right, *arrays, local_window_size, **options):
+        other = local_window_size and (local_window_size[0] + more, local_window_size[1])
+        return right(*arrays, local_window_size=other, **options)
 
     return call
-
-
-def averaged_when_blind(right: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """A query that may attend to nothing attends to everything."""
-
-    def softmax(scores: jax.Array, mask: jax.Array | None) -> jax.Array:
-        return right(scores, None if mask is None else mask | ~mask.any(-1, keepdims=True))
-
-    return softmax
-
-
-def asked_for(**others: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A kernel is asked for something else."""
-    return lambda right: lambda *arrays, **options: right(*arrays, **options | others)
-
-
-def window_changed(more: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def wrong(right: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arrays: jax.Array, local_window_size: tuple[int, int] | None, **options: Any) -> Any:
-            other = local_window_size and (local_window_size[0] + more, local_window_size[1])
-            return right(*arrays, local_window_size=other, **options)
-
-        return call
-
-    return wrong
 
 
 TEXT, PAIR = "text", "pair"
 """Of one stack, and of two: the model that shows the fault."""
 MASKS = (
-    (TEXT, code_fault("window: a place too many", Mask, "boolean", seen_as(wider))),
-    (TEXT, code_fault("window: blocks skip its furthest key", Mask, "spanned", seen_as(narrower))),
-    (PAIR, code_fault("window: blocks skip what comes later", Mask, "spanned", seen_as(partial(replace, causal=True)))),
-    (TEXT, code_fault("segments: ignored", Mask, "boolean", seen_as(partial(replace, segments=None)))),
-    (PAIR, code_fault("segments: those before are seen", Mask, "boolean", segments_before)),
-    (TEXT, code_fault("segments: positions go on", cache, "position_ids", one_long_text)),
-    (PAIR, code_fault("segments: ignored by cross-attention", Block, "__call__", segments_crossed)),
-    (TEXT, code_fault("prefix: seen in one direction only", Mask, "boolean", seen_as(partial(replace, prefix=None)))),
-    (TEXT, code_fault("prefix: sees what is behind it", Mask, "boolean", seen_as(prefix_sees_all))),
-    (TEXT, code_fault("prefix: blocks skip its later keys", Mask, "spanned", seen_as(partial(replace, prefix=None)))),
-    (TEXT, code_fault("queries that see nothing see everything", masks, "masked_softmax", averaged_when_blind)),
+    (TEXT, call_fault("window: a place too many", Mask, "boolean", seen_as(wider))),
+    (TEXT, call_fault("window: blocks skip its furthest key", Mask, "spanned", seen_as(partial(wider, more=-1)))),
+    (PAIR, call_fault("window: blocks skip what comes later", Mask, "spanned", seen_as(partial(replace, causal=True)))),
+    (TEXT, call_fault("segments: ignored", Mask, "boolean", seen_as(partial(replace, segments=None)))),
+    (PAIR, call_fault("segments: those before are seen", Mask, "boolean", segments_before)),
+    (
+        TEXT,
+        call_fault(
+            "segments: positions go on", cache, "position_ids", lambda right, length, tokens, *_: right(length, tokens)
+        ),
+    ),
+    (PAIR, call_fault("segments: ignored by cross-attention", Block, "__call__", segments_crossed)),
+    (TEXT, call_fault("prefix: seen in one direction only", Mask, "boolean", seen_as(partial(replace, prefix=None)))),
+    (TEXT, call_fault("prefix: sees what is behind it", Mask, "boolean", seen_as(prefix_sees_all))),
+    (TEXT, call_fault("prefix: blocks skip its later keys", Mask, "spanned", seen_as(partial(replace, prefix=None)))),
+    (TEXT, call_fault("queries that see nothing see everything", masks, "masked_softmax", averaged_when_blind)),
 )
 """Gate 1, planted in the library."""
-REFERENCE = code_fault("window: a place too many in the reference", reference, "visible", wider_reference)
+REFERENCE = call_fault(
+    "window: a place too many in the reference",
+    reference,
+    "visible",
+    lambda right, ids, *, window, **given: right(ids, window=window and window + 1, **given),
+)
 """Gate 1."""
 CUDNN = (
-    code_fault("cuDNN: window a place too many", jax.nn, "dot_product_attention", window_changed(1)),
-    code_fault("cuDNN: window a place too few", jax.nn, "dot_product_attention", window_changed(-1)),
-    code_fault("cuDNN: padding and texts not hidden", jax.nn, "dot_product_attention", asked_for(mask=None)),
-    code_fault("cuDNN: later keys not hidden", jax.nn, "dot_product_attention", asked_for(is_causal=False)),
-    code_fault("cuDNN: scores scaled by its default", jax.nn, "dot_product_attention", asked_for(scale=None)),
+    call_fault("cuDNN: window a place too many", jax.nn, "dot_product_attention", window_changed(1)),
+    call_fault("cuDNN: window a place too few", jax.nn, "dot_product_attention", window_changed(-1)),
+    call_fault("cuDNN: padding and texts not hidden", jax.nn, "dot_product_attention", asked_for(mask=None)),
+    call_fault("cuDNN: later keys not hidden", jax.nn, "dot_product_attention", asked_for(is_causal=False)),
+    call_fault("cuDNN: scores scaled by its default", jax.nn, "dot_product_attention", asked_for(scale=None)),
 )
 """Gate 1: what the kernel is asked for."""
 CACHED = (
-    code_fault("cache: window counted from the wrong place", Mask, "boolean", window_behind),
-    code_fault("cache: prefix forgotten", Stack, "masks", cached_masks(prefix=None)),
-    code_fault("cache: layers by turns counted from the last", Stack, "__call__", turns_from_the_end),
+    call_fault("cache: window counted from the wrong place", Mask, "boolean", window_behind),
+    call_fault("cache: prefix forgotten", Stack, "masks", cached_masks(prefix=None)),
+    call_fault("cache: layers by turns counted from the last", Stack, "__call__", turns_from_the_end),
 )
 """Gate 8."""
+
+
+def blocks_of_four():
+    """Inside, attention is in blocks of 4 queries: short sequences would otherwise fit into one block."""
+    return patch.object(rows, "block_length", lambda length: 4)

@@ -4,7 +4,6 @@ In a whole model a rounding too many hides among those of all layers before it. 
 not at all, stands out where it rounds again. The compiler may leave no rounding out.
 """
 
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import jax
@@ -12,19 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from flax import nnx
-from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from jax_tformer.config import Activation, AttentionImplementation, Dtype, StackConfig, TransformerConfig
+from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.model.attention import attend, attend_by
 from jax_tformer.model.embedding import Table
 from jax_tformer.model.heads import Head
 from jax_tformer.model.layers import Norm, activate
 from jax_tformer.model.masks import Mask
 from jax_tformer.training.linear_loss import linear_cross_entropy
-from parity.gates.measure import Measured, Quality, Sample, quality
-from parity.gates.pair import Tensors, from_torch
+from parity.gates.measure import Quality, Sample, quality
+from parity.gates.pair import from_torch
 from torch_ref import heads, layers
 from torch_ref.attention import Attention
 from twin.bridge import EVERY_ROUNDING
@@ -33,8 +31,8 @@ BATCH, LENGTH, WIDTH, HEADS, VOCABULARY = 2, 24, 64, 4, 61
 STACK = StackConfig(num_layers=1, num_heads=HEADS)
 CONFIG = TransformerConfig(vocab_size=VOCABULARY, d_model=WIDTH, decoder=STACK, tied_head=True, head_bias=True)
 NORMS = {"layernorm": STACK, "rmsnorm": StackConfig(1, HEADS, norm="rmsnorm", norm_bias=False)}
-ACTIVATIONS: tuple[Activation, ...] = ("relu", "gelu_erf", "gelu_tanh", "silu")
-ATTENTION: tuple[AttentionImplementation, ...] = ("einsum", "blocks")
+ACTIVATIONS = ("relu", "gelu_erf", "gelu_tanh", "silu")
+ATTENTION = ("einsum", "blocks")
 SCALE = (WIDTH // HEADS) ** -0.5
 DRAWS = 5
 GATE = "4 parts, bfloat16 / allowed"
@@ -48,11 +46,11 @@ GRADIENTS = Quality(("bfloat16",), 1.5, 2.0**-23)
 """Ours are rounded to bfloat16 before they are multiplied on: 1.24 there for queries."""
 
 
-def drawn(seed: int) -> Tensors:
+def drawn(seed):
     """What the parts compute from, in float64, but numbers that bfloat16 holds."""
     rng = np.random.default_rng(seed)
     sequence, table = (BATCH, LENGTH, WIDTH), (VOCABULARY, WIDTH)
-    shapes: dict[str, tuple[int, ...]] = {f"{name}.x": sequence for name in (*NORMS, *ACTIVATIONS, "logits", "loss")}
+    shapes = {f"{name}.x": sequence for name in (*NORMS, *ACTIVATIONS, "logits", "loss")}
     shapes |= {"query": sequence, "memory": sequence, "layernorm.bias": (WIDTH,)}
     shapes |= {f"{name}.weight": (WIDTH,) for name in NORMS}
     for name in ("logits", "loss"):
@@ -63,7 +61,7 @@ def drawn(seed: int) -> Tensors:
     return {name: array.astype(jnp.bfloat16).astype(np.float64) for name, array in arrays.items()}
 
 
-def labels_for(seed: int) -> np.ndarray:
+def labels_for(seed):
     """`[B, T]`, some of them ignored."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, VOCABULARY, (BATCH, LENGTH))
@@ -71,15 +69,15 @@ def labels_for(seed: int) -> np.ndarray:
     return labels
 
 
-def projected(seed: int) -> Tensors:
+def projected(seed):
     """What each output is multiplied with before all are added, so that there is a gradient; bfloat16 holds it."""
     rng = np.random.default_rng([seed, 1])
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys((*NORMS, *ACTIVATIONS, *ATTENTION), (BATCH, LENGTH, WIDTH))
+    shapes = dict.fromkeys((*NORMS, *ACTIVATIONS, *ATTENTION), (BATCH, LENGTH, WIDTH))
     shapes |= {"attention weights": (BATCH, HEADS, LENGTH, LENGTH), "logits": (BATCH, LENGTH, VOCABULARY)}
     return {name: rng.standard_normal(shape).astype(jnp.bfloat16).astype(np.float32) for name, shape in shapes.items()}
 
 
-def ours(p: dict[str, jax.Array], labels: jax.Array, dtype: Dtype) -> dict[str, jax.Array]:
+def ours(p, labels, dtype):
     """The outputs of the library's parts, by name."""
     config, outputs = CONFIG.with_dtype(dtype), {}
     for name, stack in NORMS.items():
@@ -106,7 +104,7 @@ def ours(p: dict[str, jax.Array], labels: jax.Array, dtype: Dtype) -> dict[str, 
     return outputs | {"training loss": total, "loss of each token": jax.lax.stop_gradient(each(p["loss.x"], labels))}
 
 
-def theirs(p: dict[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
+def theirs(p, labels):
     """The outputs of the reference's parts."""
     outputs = {}
     for name, stack in NORMS.items():
@@ -128,22 +126,20 @@ def theirs(p: dict[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
     return outputs | {"logits": logits["logits"], "training loss": losses.sum(), "loss of each token": losses.detach()}
 
 
-def compiled_ours() -> Callable[[Tensors, np.ndarray, Tensors], tuple[Tensors, Tensors]]:
+def compiled_ours():
     """The function (arrays, labels, projections) -> (outputs, gradients by all arrays) in bfloat16.
 
     Its program rounds wherever the library says so, and is made at the first call, with whatever fault is planted then.
     """
 
-    def total(
-        p: dict[str, jax.Array], labels: jax.Array, projections: dict[str, jax.Array]
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def total(p, labels, projections):
         outputs = ours(p, labels, "bfloat16")
         terms = [(outputs[name].astype(jnp.float32) * times).sum() for name, times in projections.items()]
         return jnp.stack([*terms, outputs["training loss"]]).sum(), outputs
 
     program = jax.jit(jax.value_and_grad(total, has_aux=True), compiler_options=EVERY_ROUNDING)
 
-    def run(arrays: Tensors, labels: np.ndarray, projections: Tensors) -> tuple[Tensors, Tensors]:
+    def run(arrays, labels, projections):
         narrow = {name: array.astype(jnp.bfloat16) for name, array in arrays.items()}
         (_, outputs), gradients = program(*jax.device_put((narrow, labels, projections)))
         return {name: np.asarray(x) for name, x in outputs.items()}, {k: np.asarray(x) for k, x in gradients.items()}
@@ -151,9 +147,7 @@ def compiled_ours() -> Callable[[Tensors, np.ndarray, Tensors], tuple[Tensors, T
     return run
 
 
-def run_theirs(
-    arrays: Tensors, labels: np.ndarray, projections: Tensors, dtype: torch.dtype
-) -> tuple[Tensors, Tensors]:
+def run_theirs(arrays, labels, projections, dtype):
     """The same of the reference in `dtype`."""
     p = {name: torch.from_numpy(array).to(dtype).requires_grad_() for name, array in arrays.items()}
     outputs = theirs(p, torch.from_numpy(labels))
@@ -165,7 +159,7 @@ def run_theirs(
     )
 
 
-def judged(draws: int = DRAWS) -> list[Measured]:
+def judged(draws=DRAWS):
     """The worst output of all parts, the worst of those that are rounded alike, and the worst gradient."""
     run, values, slopes = compiled_ours(), [], []
     for seed in range(draws):

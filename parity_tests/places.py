@@ -1,6 +1,6 @@
 """The table of places: of every fault whose place is known, what `first_difference` says.
 
-`python -m parity_tests.places` asks about all of them (in about 5 minutes), prints a line each, and ends with 1 where
+`python -m parity_tests.places` asks about all of them (in about 2 minutes), prints a line each, and ends with 1 where
 one is wrong or missed; `--docs docs/parity.md` writes the table there.
 """
 
@@ -8,54 +8,45 @@ import argparse
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import jax
 import torch
 
-from parity import Difference, Site, difference
-from parity.differ.alignment import Equal
+from parity import Difference
+from parity.differ import first_difference
+from parity.differ.alignment import match
 from parity.report.figures import markdown_table
-from parity_tests.__main__ import between
-from parity_tests.localisation import Located, asked, cases
+from parity_tests.localisation import CASES, asked
 from parity_tests.other_pairs.planting import PAIRS
+from parity_tests.tables import between
 
 
-def unmatched(name: str) -> tuple[int, int]:
+def unmatched(name):
     """(ours, theirs): how many values of an equal pair, between inputs and outputs, have no equal on the other side.
 
     They are steps within one formula that both sides compute in another order: a sum before it is divided, one fused
     product where the other side has three.
     """
-    kept: list[Any] = []
-    with patch.object(difference, "located", lambda sides, **_: kept.append(sides) or Difference("none")):
+    kept = []
+    with patch.object(first_difference, "located", lambda sides, **_: kept.append(sides) or Difference("none")):
         asked(import_module(f"parity_tests.other_pairs.{name}").pair())
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        ours, theirs = kept[0].run(backward=False, keep=(frozenset(), frozenset()))
-    equal = Equal.of(ours, theirs)
-    return _without_equal(ours, equal.ours), _without_equal(theirs, equal.theirs)
-
-
-def _without_equal(values: Any, equal: Mapping[int, Any]) -> int:
-    needed, todo = set(), list(values.outputs.values())
-    while todo:
-        number = todo.pop()
-        if number not in needed:
-            needed.add(number)
-            todo += values.rows[number].inputs
-    rows = [(number, values.rows[number]) for number in needed]
-    return sum(
-        row.kind == "operation" and row.data and row.features is not None and number not in equal
-        for number, row in rows
-        if values.leaf(number) is None
+        sides = kept[0].run_ours(False), kept[0].run_theirs(False)
+    match(*sides)
+    return tuple(
+        sum(
+            row.kind == "operation" and row.data and row.features is not None and values.leaf(number) is None
+            for number in values.live() - values.equal.keys()
+            for row in [values.rows[number]]
+        )
+        for values in sides
     )
 
 
-def table(results: Sequence[Located]) -> str:
+def table(results):
     """Markdown: what was said of each fault."""
     rows = [
         [
@@ -73,7 +64,7 @@ def table(results: Sequence[Located]) -> str:
     return markdown_table(["pair", "fault", "planted in", "named", "JAX", "PyTorch", "what"], rows)
 
 
-def _shown(site: Site | None, longest: int = 60) -> str:
+def _shown(site, longest=60):
     """A line and its module or function, in few words."""
     if site is None:
         return ""
@@ -82,14 +73,14 @@ def _shown(site: Site | None, longest: int = 60) -> str:
     return " ".join(f"`{part}`" for part in (source.replace("|", "\\|"), about) if part)
 
 
-def summary(results: Sequence[Located]) -> str:
+def summary(results):
     """One line."""
     counted = Counter(result.verdict for result in results)
     words = ", ".join(f"{counted[verdict]} {verdict}" for verdict in ("right", "not sure", "wrong", "missed"))
     return f"{len(results)} faults: {words}"
 
 
-def document(results: Sequence[Located]) -> str:
+def document(results):
     """What stands between the markers of the document."""
     rows = []
     for name in PAIRS:
@@ -102,13 +93,14 @@ def document(results: Sequence[Located]) -> str:
     return f"**{summary(results)}.**\n\n{table(results)}\n\n{markdown_table(header, rows)}"
 
 
-def main(given: Sequence[str]) -> int:
+def main(given):
     """0 where no answer is wrong and no fault missed, else 1."""
     parser = argparse.ArgumentParser(prog="python -m parity_tests.places", description=__doc__)
     parser.add_argument("words", nargs="*", help="only faults whose pair or name has one of these words")
     parser.add_argument("--docs", type=Path, metavar="FILE", help="write the table between its markers in this file")
     options = parser.parse_args(given)
-    chosen = [c for c in cases() if not options.words or any(w in f"{c.pair} {c.fault}" for w in options.words)]
+    words = options.words or [""]
+    chosen = {case: ask for case, ask in CASES.items() if any(word in " ".join(case) for word in words)}
     if not chosen:
         parser.error(f"no fault has one of the words {options.words}")
     if options.docs and options.words:
@@ -116,9 +108,9 @@ def main(given: Sequence[str]) -> int:
     torch.set_num_threads(1)
     results = []
     with jax.enable_x64(True):
-        for case in chosen:
-            results.append(result := case.ask())
-            print(f"{result.verdict:9} {case.pair}: {case.fault} ({result.seconds:.1f} s)", flush=True)
+        for ask in chosen.values():
+            results.append(result := ask())
+            print(f"{result.verdict:9} {result.pair}: {result.fault}", flush=True)
             if result.verdict != "right":
                 print(result.difference)
         bad = any(result.verdict in ("wrong", "missed") for result in results)

@@ -1,9 +1,7 @@
 """Faults on paths that no gate took: groups of heads, many accumulated parts, held-out batches of uneven size."""
 
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 from unittest.mock import patch
 
 import jax
@@ -13,7 +11,7 @@ from jax.experimental import pallas
 from jax_tformer.model import attention, fast
 from jax_tformer.runs import evaluation
 from jax_tformer.training import step
-from parity_tests.faults import code_fault
+from parity_tests.faults import call_fault
 from parity_tests.library_faults import no_higher, uncapped
 
 KERNELS_BAR = 1e-6
@@ -21,11 +19,11 @@ KERNELS_BAR = 1e-6
 
 
 @contextmanager
-def kernels_on_a_cpu() -> Iterator[None]:
+def kernels_on_a_cpu():
     """Inside, the TPU's kernel is interpreted, and XLA computes what cuDNN is asked for, from the same arguments."""
     by_default = jax.nn.dot_product_attention
 
-    def by_xla(*arrays: jax.Array, implementation: str, **options: Any) -> jax.Array:
+    def by_xla(*arrays, implementation, **options):
         assert implementation == "cudnn"
         return by_default(*arrays, implementation="xla", **options)
 
@@ -34,40 +32,33 @@ def kernels_on_a_cpu() -> Iterator[None]:
         yield
 
 
-def tiled(right: Callable[..., Any]) -> Callable[..., Any]:
+def tiled(right, query, key, *rest):
     """Query head h asks key/value head h mod K, where it should ask its group's, h div (H/K)."""
-
-    def attend(query: jax.Array, key: jax.Array, *rest: Any) -> Any:
-        order = np.arange(query.shape[2]).reshape(-1, key.shape[2]).T.ravel()
-        output, weights = right(query[:, :, order], key, *rest)
-        return output[:, :, np.argsort(order)], weights
-
-    return attend
+    order = np.arange(query.shape[2]).reshape(-1, key.shape[2]).T.ravel()
+    output, weights = right(query[:, :, order], key, *rest)
+    return output[:, :, np.argsort(order)], weights
 
 
-def of_batch_means(right: Callable[..., Any]) -> Callable[..., Any]:
-    def evaluation_step(net: Any) -> Callable[..., tuple[jax.Array, int]]:
-        def mean(*args: Any) -> tuple[jax.Array, int]:
-            total, count = right(net)(*args)
-            return total / count, 1
+def of_batch_means(right, net):
+    def mean(*args):
+        total, count = right(net)(*args)
+        return total / count, 1
 
-        return mean
-
-    return evaluation_step
+    return mean
 
 
 GROUPED = {
-    "einsum": code_fault("grouped heads tiled: einsum", attention, "attend", tiled),
-    "blocks": code_fault("grouped heads tiled: blocks", fast, "attend_in_rows", tiled),
-    "cache": code_fault("grouped heads tiled: cache", fast, "attend_in_rows", tiled),
-    "cudnn": code_fault("grouped heads tiled: cuDNN", fast, "_attend_by_cudnn", tiled),
-    "pallas": code_fault("grouped heads tiled: Pallas", fast, "_attend_by_pallas", tiled),
+    "einsum": call_fault("grouped heads tiled: einsum", attention, "attend", tiled),
+    "blocks": call_fault("grouped heads tiled: blocks", fast, "attend_in_rows", tiled),
+    "cache": call_fault("grouped heads tiled: cache", fast, "attend_in_rows", tiled),
+    "cudnn": call_fault("grouped heads tiled: cuDNN", fast, "_attend_by_cudnn", tiled),
+    "pallas": call_fault("grouped heads tiled: Pallas", fast, "_attend_by_pallas", tiled),
 }
 """Gate 1, by what computes attention."""
-ACCUMULATED = code_fault("gradients accumulated in the parameters' type", step, "accumulator", no_higher)
+ACCUMULATED = call_fault("gradients accumulated in the parameters' type", step, "accumulator", no_higher)
 """Gate 4."""
 HELD_OUT = (
-    code_fault("evaluation: the mean of batch means", evaluation, "evaluation_step", of_batch_means),
-    code_fault("evaluation: logits not capped", step, "linear_cross_entropy", uncapped),
+    call_fault("evaluation: the mean of batch means", evaluation, "evaluation_step", of_batch_means),
+    call_fault("evaluation: logits not capped", step, "linear_cross_entropy", uncapped),
 )
 """Gate 1."""

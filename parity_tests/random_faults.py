@@ -6,10 +6,8 @@ implementation sees, and gate 10 must see it. A forward pass that drops somethin
 sees.
 """
 
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,101 +20,76 @@ from jax_tformer.model.embedding import Table
 from jax_tformer.model.layers import FeedForward, Linear
 from jax_tformer.model.parameters import Start
 from jax_tformer.training import step
-from parity_tests.faults import Fault, code_fault
+from parity_tests.faults import Fault, call_fault
 from twin import dropout
 
 
 @contextmanager
-def in_all(owners: tuple[Any, ...], name: str, wrong: Callable[..., Any]) -> Iterator[None]:
+def in_all(owners, name, wrong):
     with ExitStack() as planted:
         for owner in owners:
             if hasattr(owner, name):
-                planted.enter_context(code_fault("", owner, name, wrong).plant())
+                planted.enter_context(call_fault("", owner, name, wrong).plant())
         yield
 
 
-def defined(name: str, function: str, wrong: Callable[..., Any]) -> Fault:
+def defined(name, function, wrong):
     """What draws masks is wrong by definition: wherever it is used, in training and from outside."""
     return Fault(name, partial(in_all, (sites, step, dropout), function, wrong))
 
 
-def forward(name: str, function: str, wrong: Callable[..., Any]) -> Fault:
-    """The forward pass alone is wrong."""
-    return code_fault(name, sites, function, wrong)
-
-
-def one_for_all(right: Callable[..., Any]) -> Callable[..., Any]:
+def one_for_all(right, *args):
     """Of an array of keys, the first for all, where there are any."""
-
-    def keys(*args: Any) -> Any:
-        drawn = right(*args)
-        return None if drawn is None else jnp.broadcast_to(drawn[:1], drawn.shape)
-
-    return keys
+    drawn = right(*args)
+    return None if drawn is None else jnp.broadcast_to(drawn[:1], drawn.shape)
 
 
-def numbers_ignored(right: Callable[..., Any]) -> Callable[..., Any]:
-    """The key of a layer is that of all layers."""
-    return lambda key, layer: key
-
-
-def named(**others: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def named(**others):
     """Parts that have the key of another."""
-    return lambda right: lambda key, site: right(key, ".".join(others.get(part, part) for part in site.split(".")))
+    return lambda right, key, site: right(key, ".".join(others.get(part, part) for part in site.split(".")))
 
 
-def one_key(right: Callable[..., Any]) -> Callable[..., Any]:
+def one_key(right, self, *args):
     """Every layer drops by one key."""
-
-    def call(self: Block, *args: Any) -> Any:
-        *given, key, cache, capture = args
-        return right(self, *given, None if key is None else jax.random.key(7), cache, capture)
-
-    return call
+    *given, key, cache, capture = args
+    return right(self, *given, None if key is None else jax.random.key(7), cache, capture)
 
 
-def embeddings_alike(right: Callable[..., Any]) -> Callable[..., Any]:
+def embeddings_alike(right, *args):
     """The rows of an embedding share a mask."""
-
-    def masks(*args: Any) -> Any:
-        drawn = right(*args)
-        return {k: jnp.broadcast_to(mask[:1], mask.shape) if "embedding" in k else mask for k, mask in drawn.items()}
-
-    return masks
+    drawn = right(*args)
+    return {k: jnp.broadcast_to(mask[:1], mask.shape) if "embedding" in k else mask for k, mask in drawn.items()}
 
 
-def shared_along(axis: int, ndim: int | None = None) -> Callable[..., Any]:
+def shared_along(axis, ndim=None):
     """One mask along this axis, where there are `ndim` axes."""
 
-    def wrong(right: Callable[..., Any]) -> Callable[..., Any]:
-        def draw(key: Any, rate: float, shape: tuple[int, ...]) -> Any:
-            if len(shape) != (ndim or len(shape)):
-                return right(key, rate, shape)
-            drawn = right(key, rate, (*shape[:axis], 1, *shape[axis:][1:]))
-            return None if drawn is None else jnp.broadcast_to(drawn, shape)
+    def draw(right, key, rate, shape):
+        if len(shape) != (ndim or len(shape)):
+            return right(key, rate, shape)
+        drawn = right(key, rate, (*shape[:axis], 1, *shape[axis:][1:]))
+        return None if drawn is None else jnp.broadcast_to(drawn, shape)
 
-        return draw
-
-    return wrong
+    return draw
 
 
-def without_step(right: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda net, state, accumulation: right(net, state._replace(step=jnp.zeros_like(state.step)), accumulation)
+def without_step(right, net, state, accumulation):
+    return right(net, state._replace(step=jnp.zeros_like(state.step)), accumulation)
 
 
-def swapped(right: Callable[..., Any]) -> Callable[..., Any]:
+def swapped(right, key, rate, shape):
     """Drops what should be kept."""
-    return lambda key, rate, shape: right(key, 1 - rate if rate else 0.0, shape)
+    return right(key, 1 - rate if rate else 0.0, shape)
 
 
 _ONE_BRANCH = named(feedforward_residual_dropout="self_attention_residual_dropout")
 _ONE_SIDE = named(encoder="decoder", source_embedding="target_embedding")
 DRAWS = (
-    defined("dropout: one key for all layers", "layer_key", numbers_ignored),
+    defined("dropout: one key for all layers", "layer_key", lambda right, key, layer: key),
     defined("dropout: one mask for both residual branches", "site_key", _ONE_BRANCH),
     defined("dropout: encoder and decoder share a key", "site_key", _ONE_SIDE),
     defined("dropout: all rows share a mask", "keep_mask", shared_along(0)),
-    code_fault("dropout: all rows of the embedding share a mask", dropout, "drawn_masks", embeddings_alike),
+    call_fault("dropout: all rows of the embedding share a mask", dropout, "drawn_masks", embeddings_alike),
     defined("dropout: all heads share a mask", "keep_mask", shared_along(1, ndim=4)),
     defined("dropout: all positions share a mask", "keep_mask", shared_along(1, ndim=3)),
     defined("dropout: all steps share a key", "dropout_keys", without_step),
@@ -125,73 +98,61 @@ DRAWS = (
 )
 """Gate 10, of dropout masks."""
 FORWARD_DRAWS = (
-    code_fault("forward pass drops by one key in all layers", Block, "__call__", one_key),
-    forward("forward pass drops one mask in both residual branches", "site_key", _ONE_BRANCH),
-    forward("forward pass drops by one key in encoder and decoder", "site_key", _ONE_SIDE),
-    code_fault("forward pass drops the same in all rows", sites, "keep_mask", shared_along(0)),
-    code_fault("forward pass drops the same in all heads", sites, "keep_mask", shared_along(1, ndim=4)),
+    call_fault("forward pass drops by one key in all layers", Block, "__call__", one_key),
+    call_fault("forward pass drops one mask in both residual branches", sites, "site_key", _ONE_BRANCH),
+    call_fault("forward pass drops by one key in encoder and decoder", sites, "site_key", _ONE_SIDE),
+    call_fault("forward pass drops the same in all rows", sites, "keep_mask", shared_along(0)),
+    call_fault("forward pass drops the same in all heads", sites, "keep_mask", shared_along(1, ndim=4)),
 )
 """Gate 7, of one forward pass."""
 STEP_DRAWS = (
-    code_fault("training drops the same in all steps", step, "dropout_keys", without_step),
-    code_fault("training drops the same in all accumulated parts", step, "dropout_keys", one_for_all),
+    call_fault("training drops the same in all steps", step, "dropout_keys", without_step),
+    call_fault("training drops the same in all accumulated parts", step, "dropout_keys", one_for_all),
 )
 """Gate 7, of training."""
 
 
-def branches_are_layers(right: Callable[..., None]) -> Callable[..., None]:
+def branches_are_layers(right, self, config, stack, *, residual_branches):
     """The scale of residual projections counts each layer once, however many branches it has."""
-
-    def start(self: Any, config: Any, stack: Any, *, residual_branches: int) -> None:
-        right(self, config, stack, residual_branches=stack.num_layers)
-
-    return start
+    right(self, config, stack, residual_branches=stack.num_layers)
 
 
-def fan_of_one_head(right: Callable[..., None]) -> Callable[..., None]:
-    def start(self: Any, inputs: Any, outputs: Any, config: Any, **options: Any) -> None:
-        right(self, inputs, outputs, config, **options)
-        alone = layers.projection_start(config, inputs[-1], outputs[-1])
-        self.kernel = layers.parameter(inputs + outputs, config, alone)
-
-    return start
+def fan_of_one_head(right, self, inputs, outputs, config, **options):
+    right(self, inputs, outputs, config, **options)
+    alone = layers.projection_start(config, inputs[-1], outputs[-1])
+    self.kernel = layers.parameter(inputs + outputs, config, alone)
 
 
-def layers_alike(right: Callable[..., Any]) -> Callable[..., Any]:
-    def draw(*args: Any) -> Any:
-        drawn = right(*args)
-        return {path: jnp.broadcast_to(x[:1], x.shape) if ".blocks." in path else x for path, x in drawn.items()}
-
-    return draw
+def layers_alike(right, *args):
+    drawn = right(*args)
+    return {path: jnp.broadcast_to(x[:1], x.shape) if ".blocks." in path else x for path, x in drawn.items()}
 
 
-def key_from_query(right: Callable[..., int]) -> Callable[..., int]:
-    return lambda path: right(path.replace(b".key.", b".query."))
-
-
-def narrow_tables(right: Callable[..., None]) -> Callable[..., None]:
-    return lambda self, rows, config, *, std: right(self, rows, config, std=0.02)
-
-
-def another_kind(right: Callable[..., Any]) -> Callable[..., Any]:
+def another_kind(right, *args):
     """Uniform numbers where normal ones of the same deviation are meant, or the reverse."""
-
-    def start(*args: Any) -> Any:
-        meant = right(*args)
-        if meant.kind == "normal":
-            return Start("uniform", meant.size * 3**0.5)
-        return Start("normal", meant.size / 3**0.5)
-
-    return start
+    meant = right(*args)
+    normal = meant.kind == "normal"
+    return Start("uniform", meant.size * 3**0.5) if normal else Start("normal", meant.size / 3**0.5)
 
 
 _BRANCHES = partial(in_all, (attention.Attention, FeedForward), "__init__", branches_are_layers)
+NARROW_TABLES = call_fault(
+    "init: tables at 0.02",
+    Table,
+    "__init__",
+    lambda right, self, rows, config, *, std: right(self, rows, config, std=0.02),
+)
 INITIALISATION = (
     Fault("init: residual scale by layers, not branches", _BRANCHES),
-    code_fault("init: xavier with the fan of one head", Linear, "__init__", fan_of_one_head),
-    code_fault("init: all layers alike", functional, "draw", layers_alike),
-    code_fault("init: query equal to key", parameters.zlib, "crc32", key_from_query),
-    code_fault("init: tables at 0.02", Table, "__init__", narrow_tables),
-    code_fault("init: normal for uniform", layers, "projection_start", another_kind),
+    call_fault("init: xavier with the fan of one head", Linear, "__init__", fan_of_one_head),
+    call_fault("init: all layers alike", functional, "draw", layers_alike),
+    call_fault(
+        "init: query equal to key",
+        parameters.zlib,
+        "crc32",
+        lambda right, path: right(path.replace(b".key.", b".query.")),
+    ),
+    NARROW_TABLES,
+    call_fault("init: normal for uniform", layers, "projection_start", another_kind),
 )
 """Gate 10, of fresh parameters."""

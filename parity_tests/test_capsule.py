@@ -1,12 +1,9 @@
-"""Capsules: what one machine recorded judges the other as both together would be."""
+"""Capsules: what one machine recorded judges the other as both together would be, also as a command."""
 
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +13,15 @@ import torch
 from torch import nn
 
 from parity import ParityError, Weight, check_parity, judge, record
+from parity.__main__ import main
 from parity_tests.capsule_pair import INPUTS, WEIGHTS, module, ours, parameters, wrong
 
 ROOT = Path(__file__).parents[1]
+HERE = "parity_tests.capsule_pair"
 
 
 @pytest.fixture(scope="module")
-def capsules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def capsules(tmp_path_factory):
     """Both sides, recorded."""
     folder = tmp_path_factory.mktemp("capsules")
     with jax.enable_x64(False):  # as a user has it
@@ -31,11 +30,11 @@ def capsules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_recorded_module_judges_as_the_module_itself(capsules: Path) -> None:
+def test_a_recorded_module_judges_as_the_module_itself(capsules):
     """The same figures as check_parity's, also in float32 and bfloat16."""
     gates = ["9", "1", "2", "3", "4"]
 
-    def figures(judged: Callable[[], Any]) -> dict[str, float]:
+    def figures(judged):
         try:
             return {figure.gate: figure.worst for figure in judged()}
         except ParityError as error:
@@ -49,13 +48,13 @@ def test_a_recorded_module_judges_as_the_module_itself(capsules: Path) -> None:
 class Compiled(nn.Module):
     """As torch.compile wraps a module, whose names all begin with _orig_mod then."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module):
         super().__init__()
         self._orig_mod = module
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_module_takes_the_recorded_weights(capsules: Path, seed: int) -> None:
+def test_the_module_takes_the_recorded_weights(capsules, seed):
     """Whatever its own are, and stays as it was."""
     made = module(seed)
     before = {name: tensor.clone() for name, tensor in made.state_dict().items()}
@@ -65,192 +64,197 @@ def test_the_module_takes_the_recorded_weights(capsules: Path, seed: int) -> Non
     assert all(torch.equal(tensor, before[name]) for name, tensor in made.state_dict().items())
 
 
-def test_a_release_is_held_against_an_older_one(capsules: Path) -> None:
+def later(params, x, keep):
+    return ours({name.removesuffix("s"): leaf for name, leaf in params.items()}, x, keep)
+
+
+def test_a_release_is_held_against_an_older_one(capsules):
     judge(capsules / "jax", ours)
     judge(capsules / "jax", ours, params=parameters(), own_weights=True)
+    judge(capsules / "torch", module(), own_weights=True)
+    judge(capsules / "jax", later, {f"{name}s": name for name in parameters()})
     with pytest.raises(ParityError, match=r"^release: gate 1 activations: .* \(kept\)$") as caught:
         judge(capsules / "jax", wrong, name="release")
     assert [figure.passed for figure in caught.value.figures] == [True, False]
-    renamed = {f"{name}s": name for name in parameters()}
-
-    def later(params: Any, x: jax.Array, keep: jax.Array) -> dict[str, jax.Array]:
-        return ours({name.removesuffix("s"): leaf for name, leaf in params.items()}, x, keep)
-
-    judge(capsules / "jax", later, renamed)
 
 
-def test_a_wrong_side_is_red_in_either_direction(capsules: Path) -> None:
-    with pytest.raises(ParityError, match=r"gate 1 activations: .* \(kept\)"):
-        judge(capsules / "torch", wrong, WEIGHTS)
-    with pytest.raises(ParityError, match=r"gate 2 gradients: .* \(shift\)"):
-        judge(capsules / "jax", lambda params, x, keep: ours(_frozen(params, "shift"), x, keep), gates=["2"])
-    other = {**WEIGHTS, "kernel": Weight("layers.{layer}.weight")}
-    with pytest.raises(ParityError, match="gate 1"):
-        judge(capsules / "jax", module(), other)
+def frozen(params, x, keep):
+    return ours(params | {"shift": jax.lax.stop_gradient(params["shift"])}, x, keep)
 
 
-def _frozen(params: Any, name: str) -> Any:
-    return params | {name: jax.lax.stop_gradient(params[name])}
+def rough(params, x, keep):
+    if x.dtype == jnp.float32:
+        params = params | {"kernel": params["kernel"].astype(jnp.bfloat16).astype(jnp.float32)}
+    return ours(params, x, keep)
 
 
-def test_float32_is_held_against_the_recorded_side(capsules: Path) -> None:
-    def rough(params: Any, x: jax.Array, keep: jax.Array) -> dict[str, jax.Array]:
-        if x.dtype == jnp.float32:
-            params = params | {"kernel": params["kernel"].astype(jnp.bfloat16).astype(jnp.float32)}
-        return ours(params, x, keep)
-
-    with pytest.raises(ParityError, match="gate 3 float32 / allowed"):
-        judge(capsules / "torch", rough, WEIGHTS, gates=["1", "2", "3"])
-
-
-def test_own_weights_are_compared(capsules: Path) -> None:
-    judge(capsules / "torch", module(), own_weights=True)
+def moved():
     other = module()
     with torch.no_grad():
         other.norm.running_mean[2] += 1
-    with pytest.raises(ParityError, match=r"gate 9 numbers lost: 1.00e\+00 >  0e\+00 \(norm.running_mean\)"):
-        judge(capsules / "torch", other, own_weights=True)
-    with pytest.raises(ParityError, match="own_weights needs params"):
-        judge(capsules / "jax", ours, own_weights=True)
+    return other
 
 
-def test_weights_that_do_not_fit(capsules: Path) -> None:
-    with pytest.raises(ParityError, match="holds a side of torch, and this one is of jax; weights has to say"):
-        judge(capsules / "torch", ours)
-    with pytest.raises(ParityError, match=r"the side lacks \[.*'norm.weight'\], and the capsule has nothing for"):
-        judge(capsules / "torch", nn.Linear(4, 4))
-    with pytest.raises(ParityError, match="the weight mapping does not fit the module"):
-        judge(capsules / "jax", module(), {name: row for name, row in WEIGHTS.items() if name != "scale"})
-    with pytest.raises(ParityError, match=r"our parameters lack \['shifts'\]"):
-        judge(capsules / "jax", module(), {"shifts" if name == "shift" else name: row for name, row in WEIGHTS.items()})
+LACKING = {name: row for name, row in WEIGHTS.items() if name != "scale"}
+RENAMED = {"shifts" if name == "shift" else name: row for name, row in WEIGHTS.items()}
 
 
-def test_frozen_weights_and_gradients_that_are_zero(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("capsule", "side", "weights", "options", "said"),
+    [
+        ("torch", wrong, WEIGHTS, {}, r"gate 1 activations: .* \(kept\)"),
+        ("jax", frozen, None, {"gates": ["2"]}, r"gate 2 gradients: .* \(shift\)"),
+        ("jax", module(), {**WEIGHTS, "kernel": Weight("layers.{layer}.weight")}, {}, "gate 1"),
+        ("torch", rough, WEIGHTS, {"gates": ["1", "2", "3"]}, "gate 3 float32 / allowed"),
+        (
+            "torch",
+            moved(),
+            None,
+            {"own_weights": True},
+            r"gate 9 numbers lost: 1.00e\+00 >  0e\+00 \(norm.running_mean\)",
+        ),
+        ("jax", ours, None, {"own_weights": True}, "own_weights needs params"),
+        ("torch", ours, None, {}, "holds a side of torch, and this one is of jax; weights has to say"),
+        ("torch", nn.Linear(4, 4), None, {}, r"the side lacks \[.*'norm.weight'\], and the capsule has nothing for"),
+        ("jax", module(), LACKING, {}, "the weight mapping does not fit the module"),
+        ("jax", module(), RENAMED, {}, r"our parameters lack \['shifts'\]"),
+    ],
+)
+def test_what_is_wrong_is_said(capsules, capsule, side, weights, options, said):
+    with pytest.raises(ParityError, match=said):
+        judge(capsules / capsule, side, weights, **options)
+
+
+class Softened(nn.Module):
+    def __init__(self, trained=True):
+        super().__init__()
+        self.scale, self.bias, self.gain = (nn.Parameter(torch.ones(())) for _ in range(3))
+        self.scale.requires_grad_(trained)
+
+    def forward(self, x):
+        return torch.softmax(self.scale * x + self.bias, -1) * self.gain
+
+
+def test_frozen_weights_and_gradients_that_are_zero(tmp_path):
     """A bias in front of a softmax has a gradient of rounding errors, which zero_gradients names."""
 
-    def softened(params: Any, x: jax.Array) -> jax.Array:
+    def softened(params, x):
         return jax.nn.softmax(x * params["scale"] + params["bias"], axis=-1) * params["gain"]
 
     params = {"scale": np.float32(2.0), "bias": np.float32(0.5), "gain": np.float32(3.0)}
     x = np.random.default_rng(0).standard_normal((3, 4))
     record(tmp_path / "known", softened, [x], params=params, zero_gradients=["bias"])
     judge(tmp_path / "known", softened)
-
-    class Softened(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale, self.bias, self.gain = (nn.Parameter(torch.ones(())) for _ in range(3))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.softmax(self.scale * x + self.bias, -1) * self.gain
-
-    weights = {name: name for name in params}
-    judge(tmp_path / "known", Softened(), weights)
-    frozen = Softened()
-    frozen.scale.requires_grad_(False)
-    judge(tmp_path / "known", frozen, weights)
+    for trained in (True, False):
+        judge(tmp_path / "known", Softened(trained), {name: name for name in params})
     with pytest.raises(ParityError, match="the gradient of scale is said to be zero"):
         record(tmp_path / "mistaken", softened, [x], params=params, zero_gradients=["scale"])
     assert [path.name for path in tmp_path.iterdir()] == ["known"], "nothing is left behind"
 
 
-MISSING = """
+ALONE = """
 import sys
 
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {names!r}:
+        if name.split(".")[0] in ({other!r}, {other!r} + "lib"):
             raise ModuleNotFoundError(name)
 
 sys.meta_path.insert(0, Missing())
+import numpy as np
+from parity import judge, record
+
+if {other!r} == "torch":
+    import jax
+    side = lambda params, x: jax.nn.sigmoid(x @ params["kernel"] + params["bias"])
+    options = {{"params": {{"kernel": np.ones((3, 2)), "bias": np.zeros(2)}}}}
+else:
+    import torch
+    side, options = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Sigmoid()), {{}}
+record({other!r} + "less", side, [np.arange(6.0).reshape(2, 3)], **options)
+if {judged!r}:
+    judge({judged!r}, side, {{"kernel": ("0.weight", "o i -> i o"), "bias": "0.bias"}})
 """
-ALONE = {
-    "jax": """
-import jax
-import jax.numpy as jnp
-import numpy as np
-from parity import Weight, judge, record
-
-def side(params, x):
-    return jax.nn.sigmoid(x @ params["kernel"] + params["bias"])
-
-params = {"kernel": np.ones((3, 2)), "bias": np.zeros(2)}
-record("alone", side, [np.arange(6.0).reshape(2, 3)], params=params)
-""",
-    "torch": """
-import numpy as np
-import torch
-from parity import Weight, judge, record
-
-side = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Sigmoid())
-record("alone", side, [np.arange(6.0).reshape(2, 3)])
-""",
-}
-"""One side on a machine of its own."""
 
 
-def test_one_framework_is_enough(tmp_path: Path) -> None:
+def test_one_framework_is_enough(tmp_path):
     """Each side records where the other framework is missing, and is judged by what the other recorded."""
-    weights = {"kernel": ("0.weight", "o i -> i o"), "bias": "0.bias"}
-    for made in ALONE:
-        (tmp_path / made).mkdir()
-    for made, other in (("jax", "torch"), ("torch", "jax"), ("jax", "torch")):
-        missing = MISSING.replace("{names!r}", repr([other, f"{other}lib"]))
-        there = tmp_path / other / "alone"
-        judged = f"judge({str(there)!r}, side, {weights!r})" if there.exists() else ""
-        recorded = tmp_path / made / "alone"
-        if recorded.exists():
-            shutil.rmtree(recorded)
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                f"{missing}{ALONE[made]}\n{judged}",
-            ],
-            cwd=tmp_path / made,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    for other, judged in (("torch", ""), ("jax", "torchless"), ("torch", "jaxless")):
+        code = ALONE.format(other=other, judged=judged)
+        if judged == "jaxless":
+            (tmp_path / "torchless").rename(tmp_path / "old")
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
         assert [line.split()[1] for line in done.stdout.splitlines()] == (["9", "1", "2", "3"] if judged else [])
 
 
-def test_a_capsule_is_whole_or_not_there(capsules: Path, tmp_path: Path) -> None:
-    before = (capsules / "jax" / "capsule.json").read_bytes()
-    with pytest.raises(ParityError, match="exists; a capsule is never overwritten"):
-        record(capsules / "jax", ours, INPUTS, params=parameters())
-    assert (capsules / "jax" / "capsule.json").read_bytes() == before
-    with pytest.raises(ParityError, match=r"^ours failed \(KeyError: 'kernel'\) on params"):
-        record(tmp_path / "failed", ours, INPUTS, params={"x": np.zeros(2)})
-    with pytest.raises(ParityError, match="theirs failed"):
-        record(tmp_path / "failed", module(), [INPUTS["x"]])
-    with pytest.raises(ParityError, match="ours returned no floating-point array"):
-        record(tmp_path / "failed", lambda params, x: x > params["x"], [np.zeros(2)], params={"x": np.zeros(2)})
-    with pytest.raises(ParityError, match="a is of type complex64; a capsule holds float64"):
-        record(
-            tmp_path / "failed", lambda p, x: x * p["b"], [np.ones(2)], params={"a": np.complex64(1), "b": np.ones(2)}
-        )
-    with pytest.raises(ParityError, match="cannot be written: No such file or directory"):
-        record(tmp_path / "missing" / "capsule", ours, INPUTS, params=parameters())
+X = {"x": np.zeros(2)}
+
+
+@pytest.mark.parametrize(
+    ("path", "side", "inputs", "options", "error", "said"),
+    [
+        ("file", ours, INPUTS, {"params": parameters()}, ParityError, "exists; a capsule is never overwritten"),
+        ("new", ours, INPUTS, {"params": X}, ParityError, r"^ours failed \(KeyError: 'kernel'\) on params"),
+        ("new", module(), [INPUTS["x"]], {}, ParityError, "theirs failed"),
+        ("new", lambda p, x: x > p["x"], [X["x"]], {"params": X}, ParityError, "ours returned no floating-point array"),
+        (
+            "new",
+            lambda p, x: x * p["x"],
+            [X["x"]],
+            {"params": X | {"a": np.complex64(1)}},
+            ParityError,
+            "an array of complex64 cannot be compared",
+        ),
+        ("missing/new", ours, INPUTS, {"params": parameters()}, ParityError, "cannot be written: No such file"),
+        ("file/new", ours, INPUTS, {"params": parameters()}, ParityError, "cannot be written"),
+        ("new", ours, INPUTS, {"params": parameters(), "gates": "1"}, ValueError, "no gates '1'"),
+        ("new", ours, INPUTS, {"params": parameters(), "gates": ["5"]}, ValueError, r"no gates \['5'\]"),
+        ("new", ours, INPUTS, {}, TypeError, "params are missing"),
+        ("new", 3, INPUTS, {"params": {}}, TypeError, r"expected a function of JAX or a torch\.nn\.Module"),
+        ("new", ours, X["x"], {"params": parameters()}, TypeError, "inputs is one array"),
+    ],
+)
+def test_a_capsule_is_whole_or_not_there(tmp_path, path, side, inputs, options, error, said):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ParityError, match="cannot be written"):
-        record(tmp_path / "file" / "capsule", ours, INPUTS, params=parameters())
+    with pytest.raises(error, match=said):
+        record(tmp_path / path, side, inputs, **options)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_arguments_of_another_kind(capsules: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no gates '1'"):
-        record(tmp_path / "x", ours, INPUTS, params=parameters(), gates="1")
-    with pytest.raises(ValueError, match=r"no gates \['5'\]"):
-        record(tmp_path / "x", ours, INPUTS, params=parameters(), gates=["5"])
-    with pytest.raises(ValueError, match=r"no gates \['4'\]"):
-        judge(capsules / "jax", ours, gates=["4"])
-    with pytest.raises(TypeError, match="params are missing"):
-        record(tmp_path / "x", ours, INPUTS)
-    with pytest.raises(TypeError, match=r"expected a function of JAX or a torch\.nn\.Module"):
-        record(tmp_path / "x", 3, INPUTS, params={})
-    with pytest.raises(TypeError, match="inputs is one array"):
-        record(tmp_path / "x", ours, np.zeros(2), params=parameters())
-    assert not list(tmp_path.iterdir())
+def test_the_command_prints_figures_where_all_is_green(capsules, tmp_path, capsys):
+    def gates(*given):
+        assert main(["judge", str(capsules / "jax"), *given]) == 0
+        return [line.split()[1] for line in capsys.readouterr().out.splitlines()]
+
+    assert gates(f"{HERE}:ours") == ["9", "1", "2", "3"]
+    assert gates(f"{HERE}:module()", "--weights", f"{HERE}:WEIGHTS", "--gates", "9", "1") == ["9", "1"]
+    own = ("--params", f"{HERE}:parameters()", "--own-weights", "--gates", "1")
+    assert gates(f"{HERE}:ours", *own) == ["1"]
+    side = f"from {HERE} import ours\n\n\nclass Port:\n    block = staticmethod(ours)\n"
+    (tmp_path / "a_side.py").write_text(side)
+    assert gates(f"{tmp_path / 'a_side.py'}:Port.block", "--gates", "1") == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "said"),
+    [
+        ([f"{HERE}:wrong"], 1, f"{HERE}:wrong: gate 1 activations: "),
+        ([f"{HERE}:missing"], 2, "has no attribute 'missing'"),
+        (["nowhere:side"], 2, "nowhere:side: ModuleNotFoundError: No module named 'nowhere'"),
+        (["nowhere.py:side"], 2, "nowhere.py:side: FileNotFoundError: [Errno 2] No such file"),
+        (["side"], 2, "'side' names nothing; expected MODULE:NAME or FILE.py:NAME"),
+        ([f"{HERE}:INPUTS"], 2, "expected a function of JAX or a torch.nn.Module"),
+        ([f"{HERE}:module()"], 2, "weights has to say which of the module's numbers"),
+        ([f"{HERE}:ours", "--gates", "7"], 2, "there are no gates ('7',) here"),
+        ([f"{HERE}:ours", "--params", f"{HERE}:module(1)"], 2, "has no attribute 'module(1)'"),
+    ],
+)
+def test_the_command_says_in_one_line_where_it_is_not(capsules, capsys, given, status, said):
+    assert main(["judge", str(capsules / "jax"), *given]) == status
+    line = capsys.readouterr().err
+    assert said in line
+    assert len(line.splitlines()) == 1

@@ -1,8 +1,6 @@
 """generate.py FOLDER chooses the tokens that `transformers` chooses with the folder's own generation settings."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +16,7 @@ FIRST = list(range(0, 330, 2))
 """Tokens that some answers would begin with."""
 PAIRS = [[id, (7 * id + step) % 330] for id in range(330) for step in range(0, 330, 5)]
 """So many words that some would come."""
-DECODERS: dict[str, dict[str, Any]] = {
+DECODERS = {
     "greedy": {"max_new_tokens": NEW},
     "penalty, several ends": {"repetition_penalty": 1.3, "eos_token_id": MANY, "max_new_tokens": NEW},
     "never": {
@@ -34,7 +32,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "trigrams once, several ends": {"no_repeat_ngram_size": 3, "eos_token_id": MANY, "max_new_tokens": NEW},
     "beams, penalties": {"num_beams": 3, "length_penalty": 2.0, "repetition_penalty": 1.2, "max_new_tokens": NEW},
 }
-TRANSLATORS: dict[str, dict[str, Any]] = {
+TRANSLATORS = {
     "as BART": {
         "forced_bos_token_id": 1,
         "begin_suppress_tokens": FIRST,
@@ -65,7 +63,7 @@ TRANSLATORS: dict[str, dict[str, Any]] = {
 }
 
 
-def gpt2(folder: Path) -> Any:
+def gpt2(folder):
     torch.manual_seed(0)
     tokenizer = byte_level()
     sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 96, "initializer_range": 0.6}
@@ -73,7 +71,7 @@ def gpt2(folder: Path) -> Any:
     return kept(folder, GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer) + 3, **sizes, **ids)), tokenizer)
 
 
-def bart(folder: Path) -> Any:
+def bart(folder):
     torch.manual_seed(1)
     tokenizer = byte_level(adds="around")
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "max_position_embeddings": 96, "init_std": 0.6}
@@ -84,11 +82,24 @@ def bart(folder: Path) -> Any:
     return kept(folder, BartForConditionalGeneration(BartConfig(vocab_size=len(tokenizer), **sizes, **ids)), tokenizer)
 
 
-def kept(folder: Path, model: Any, tokenizer: Any) -> Any:
+def kept(folder, model, tokenizer):
     model = model.double().eval()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return model
+
+
+@pytest.fixture
+def answers(capsys):
+    """Runs generate.py on a folder; returns what it says beside the answers, and the completions of each prompt."""
+
+    def ask(folder, *flags):
+        capsys.readouterr()
+        assert generate.main([str(folder), "--json", *flags]) == 0
+        said = capsys.readouterr()
+        return said.err, [json.loads(line)["completions"] for line in said.out.splitlines()]
+
+    return ask
 
 
 QUICK = ("penalty, several ends", "beams, several ends", "as BART for summaries")
@@ -103,9 +114,7 @@ QUICK = ("penalty, several ends", "beams, several ends", "as BART for summaries"
         pytest.param(bart, TRANSLATORS, False, id="BART, more", marks=pytest.mark.deep),
     ],
 )
-def test_answers(
-    make: Any, variants: dict[str, Any], quick: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_answers(make, variants, quick, tmp_path, answers):
     folder = tmp_path / "checkpoint"
     model = make(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -119,12 +128,9 @@ def test_answers(
     for name, settings in chosen.items():
         model.generation_config = type(model.generation_config)(**{**plain, **settings})
         model.generation_config.save_pretrained(folder)
-        capsys.readouterr()
-        assert generate.main([str(folder), "--file", str(tmp_path / "texts.txt"), "--json", "--dtype", "float64"]) == 0
-        output = capsys.readouterr()
-        assert "not honoured" not in output.err
-        for line, text in zip(output.out.splitlines(), texts, strict=True):
-            answer = json.loads(line)["completions"][0]
+        said, found = answers(folder, "--file", str(tmp_path / "texts.txt"), "--dtype", "float64")
+        assert "not honoured" not in said
+        for [answer], text in zip(found, texts, strict=True):
             # One by one: in a batch the lengths of transformers count padding.
             given = torch.tensor([tokenizer(text).input_ids])
             made = model.generate(given, attention_mask=torch.ones_like(given))[
@@ -138,21 +144,19 @@ def test_answers(
     assert len(lengths) > 1, "answers should end at different places"
 
 
-def test_what_is_not_honoured_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_honoured_is_said(tmp_path, answers):
     gpt2(tmp_path)
-    capsys.readouterr()
     odd = {"typical_p": 0.9, "encoder_repetition_penalty": 1.5, "top_p": 0.5, "penalty_alpha": 0.6}
     (tmp_path / "generation_config.json").write_text(json.dumps({**odd, "use_cache": True, "max_new_tokens": 2}))
-    assert generate.main([str(tmp_path), "--prompt", "It", "--json"]) == 0
-    note = capsys.readouterr().err.splitlines()[0]
+    note = answers(tmp_path, "--prompt", "It")[0].splitlines()[0]
     assert note.startswith("not honoured, of ")
     assert note.endswith("typical_p 0.9, encoder_repetition_penalty 1.5, penalty_alpha 0.6")
 
 
-def test_draws_of_a_flag_have_the_bounds_of_the_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_draws_of_a_flag_have_the_bounds_of_the_checkpoint(tmp_path, answers):
     """A generation_config.json may say top_p and temperature without do_sample."""
     gpt2(tmp_path)
-    said: list[tuple[dict[str, float], list[str]]] = [
+    said = [
         ({"temperature": 5.0, "top_p": 0.3}, []),
         ({"temperature": 2.0, "top_p": 0.3}, ["--temperature", "5"]),
         ({}, ["--temperature", "5", "--top-p", "0.3"]),
@@ -162,14 +166,13 @@ def test_draws_of_a_flag_have_the_bounds_of_the_checkpoint(tmp_path: Path, capsy
     found = []
     for settings, flags in said:
         (tmp_path / "generation_config.json").write_text(json.dumps({**settings, "max_new_tokens": NEW}))
-        capsys.readouterr()
-        assert generate.main([str(tmp_path), "--prompt", "It", "--num-samples", "3", "--json", *flags]) == 0
-        found.append([answer["tokens"] for answer in json.loads(capsys.readouterr().out)["completions"]])
+        [drawn] = answers(tmp_path, "--prompt", "It", "--num-samples", "3", *flags)[1]
+        found.append([answer["tokens"] for answer in drawn])
     assert found[0] == found[1] == found[2]
     assert found[3] != found[0] != found[4]
 
 
-def test_beams_of_a_flag_have_the_penalty_of_the_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_beams_of_a_flag_have_the_penalty_of_the_checkpoint(tmp_path, answers):
     """A generation_config.json may say length_penalty without num_beams."""
     model = gpt2(tmp_path)
     given = AutoTokenizer.from_pretrained(tmp_path)("It", return_tensors="pt").input_ids
@@ -179,9 +182,7 @@ def test_beams_of_a_flag_have_the_penalty_of_the_checkpoint(tmp_path: Path, caps
         # By hand: today's transformers reads such a file, but writes none.
         (tmp_path / "generation_config.json").write_text(json.dumps(settings))
         model.generation_config = type(model.generation_config).from_pretrained(tmp_path)
-        capsys.readouterr()
-        assert generate.main([str(tmp_path), "--prompt", "It", "--beam", "3", "--json", "--dtype", "float64"]) == 0
-        answer = json.loads(capsys.readouterr().out)["completions"][0]
+        [[answer]] = answers(tmp_path, "--prompt", "It", "--beam", "3", "--dtype", "float64")[1]
         made[penalty] = model.generate(given, num_beams=3)[0, given.shape[1] :].tolist()
         assert answer["tokens"] == made[penalty][: len(made[penalty]) - answer["finished"]]
     assert made[1.0] != made[10.0]

@@ -1,14 +1,13 @@
 """Prompts and conversations become the ids that `transformers` makes of them."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
 from jax_tformer.cli.chat import Conversation, read_chat_template
-from jax_tformer.cli.texts import Reader, Room
 from jax_tformer.data.tokenizers import load_tokenizer, read_settings, special_tokens
+from jax_tformer.decoding.prompts import PromptReader
 from parity_tests.small_tokenizers import TEXTS, byte_level, saved, sentence_pieces, word_pieces
 
 GPT2 = Path(__file__).parents[2] / "shared" / "data" / "gpt2"
@@ -31,7 +30,7 @@ DATA = """{%- set ns = namespace(count=0) -%}
 {{ ns.count }}: {{ message | tojson }} {{ dict(a=1) | tojson(indent=2) }}
 {% endfor -%}
 {% if tools is none and strftime_now('%Y') | length == 4 %}{{ pad_token }}{% endif %}"""
-CONVERSATIONS: list[list[dict[str, str]]] = [
+CONVERSATIONS = [
     [{"role": "user", "content": "It was <b>"}],
     [
         {"role": "system", "content": 'Be "brief"\n'},
@@ -42,8 +41,8 @@ CONVERSATIONS: list[list[dict[str, str]]] = [
 ]
 
 
-def ids_of(folder: Path) -> list[list[int]]:
-    read = Reader(Room(False, None, ""), load_tokenizer(folder).framed(), 1)
+def ids_of(folder):
+    read = PromptReader(load_tokenizer(folder).framed(), 1, translates=False, max_length=None)
     return [read(text).ids for text in TEXTS]
 
 
@@ -59,20 +58,20 @@ def ids_of(folder: Path) -> list[list[int]]:
         pytest.param(lambda: sentence_pieces(adds="before"), id="Llama"),
     ],
 )
-def test_prompts(tokenizer: Any, tmp_path: Path) -> None:
+def test_prompts(tokenizer, tmp_path):
     theirs = saved(tokenizer(), tmp_path)
     assert ids_of(tmp_path) == [theirs(text).input_ids for text in TEXTS]
 
 
 @pytest.mark.skipif(not GPT2.exists(), reason="there is no copy of GPT-2's tokenizer here")
-def test_prompts_of_gpt2() -> None:
+def test_prompts_of_gpt2():
     theirs = AutoTokenizer.from_pretrained(GPT2)
     assert ids_of(GPT2) == [theirs(text).input_ids for text in TEXTS]
 
 
 @pytest.mark.parametrize("template", [CHATML, TURNS, DATA], ids=["ChatML", "turns", "data"])
 @pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json", "by name"])
-def test_conversations(template: str, place: str, tmp_path: Path) -> None:
+def test_conversations(template, place, tmp_path):
     tokenizer = byte_level(adds="before")
     tokenizer.chat_template = {"default": template, "other": "nothing"} if place == "by name" else template
     tokenizer.save_pretrained(tmp_path, save_jinja_files=place == "chat_template.jinja")
@@ -80,13 +79,12 @@ def test_conversations(template: str, place: str, tmp_path: Path) -> None:
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     settings = read_settings(tmp_path)
     ours = read_chat_template(tmp_path, settings, special_tokens(settings))
-    assert ours is not None
     for messages in CONVERSATIONS:
         text = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         assert ours.render(messages) == text
     # Said one after the other, with the answers between.
     framed = load_tokenizer(tmp_path).framed()
-    read = Reader(Room(False, None, ""), framed, 1)
+    read = PromptReader(framed, 1, translates=False, max_length=None)
     talk = Conversation(ours, read, lambda text: framed.encode(text).tolist(), CONVERSATIONS[1][0]["content"])
     talk(CONVERSATIONS[1][1]["content"])
     talk.hear(CONVERSATIONS[1][2]["content"])

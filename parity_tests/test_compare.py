@@ -8,29 +8,23 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 import pytest
 import torch
 
-from jax_tformer.cli.command_line import run_program
 from jax_tformer.config import DropoutConfig
-from jax_tformer.terminal import Interruption
+from jax_tformer.terminal import Interruption, run_program
 from parity import Difference
-from twin import compare, where
+from twin import compare, side_by_side
 from twin.jax_side import JaxSide
 from twin.options import read_plan
 from twin.progress import LiveView
-from twin.record import SeedRecord
 from twin.report import FILES
-from twin.side_by_side import Batches, Needs, measure_alone
-from twin.sides import StepFigures
+from twin.side_by_side import SAME, Batches, Needs, measure_alone
 from twin.torch_side import TorchSide
-from twin.where import SAME
 
 STACK = {"num-layers": 1, "num-heads": 2, "feedforward-width": 8}
 TINY = [
@@ -42,13 +36,11 @@ TINY = [
     ),
     *("--model.d-model", "8", "--training.batch-size", "4", "--optimizer.warmup-steps", "2"),
 ]
-QUICK = ["dates", *TINY, "--no-memory"]
-
-Run = Callable[..., tuple[int, Any]]
+QUICK = ["dates", *TINY, "--no-memory", "--out", "report"]
 
 
 @pytest.fixture(autouse=True, scope="module")
-def exact_arithmetic() -> Iterator[None]:
+def exact_arithmetic():
     """In place of the fixture of this name for all gates: compare.py sets its arithmetic itself; undone afterwards."""
     names = ("jax_enable_x64", "jax_default_matmul_precision", "jax_compilation_cache_dir")
     before = {name: getattr(jax.config, name) for name in names}
@@ -60,35 +52,35 @@ def exact_arithmetic() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def single_precision() -> None:
+def single_precision():
     """float64 is on where a test asks for it: as in a new process."""
     jax.config.update("jax_enable_x64", False)
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs compare.py in an empty folder; returns its exit status and what it printed."""
+def run(tmp_path, monkeypatch, capsys):
+    """Runs compare.py in an empty folder; checks its exit status and returns what it printed."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments: str) -> tuple[int, Any]:
+    def run(*arguments, status=0):
         monkeypatch.setattr(sys, "argv", ["compare.py", *arguments])
         with pytest.raises(SystemExit) as stop:
             run_program(compare.main, "compare.py")
-        assert isinstance(stop.value.code, int)
-        return stop.value.code, capsys.readouterr()
+        printed = capsys.readouterr()
+        assert stop.value.code == status, printed.err
+        return printed
 
     return run
 
 
-def report(folder: Path = Path("report")) -> dict[str, Any]:
-    return json.loads((folder / "report.json").read_text())
+def report():
+    return json.loads(Path("report/report.json").read_text())
 
 
 @pytest.mark.deep
-def test_float64_with_shared_dropout_parts_and_seeds(run: Run) -> None:
+def test_float64_with_shared_dropout_parts_and_seeds(run):
     options = ["--dtype", "float64", "--dropout", "shared", "--training.accumulation", "2", "--seeds", "2"]
-    status, printed = run(*QUICK, "--steps", "4", "--out", "report", *options)
-    assert status == 0, printed.err
+    run(*QUICK, "--steps", "4", *options)
     found = report()
     assert [verdict["gate"] for verdict in found["verdicts"]] == ["5, loss", "5, parameters"]
     assert found["passed"] is True
@@ -107,50 +99,44 @@ def test_float64_with_shared_dropout_parts_and_seeds(run: Run) -> None:
     assert sorted(FILES) == sorted(path.name for path in Path("report").iterdir())
 
 
-def test_float32_is_judged_against_the_truth(run: Run) -> None:
-    status, printed = run(*QUICK, "--steps", "3", "--out", "report")
-    assert status == 0, printed.err
+def test_float32_is_judged_against_the_truth(run):
+    printed = run(*QUICK, "--steps", "3")
     found = report()
     assert [verdict["gate"] for verdict in found["verdicts"]] == ["6"]
     assert found["seeds"][0]["judged_steps"] == 3
     assert {error["torch"] is None for error in found["parameter_errors"].values()} == {False}
     # Once more into the same folder: the older report goes.
-    status, printed = run(*QUICK, "--steps", "2", "--out", "report", "--truth", "no")
-    assert status == 0, printed.err
+    printed = run(*QUICK, "--steps", "2", "--truth", "no")
     assert report()["verdicts"] == []
     assert "not known which side is nearer to the truth" in printed.out
     assert report()["passed"] is None
 
 
-def test_bfloat16_has_no_gate_and_a_terminal_a_table(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_has_no_gate_and_a_terminal_a_table(run, monkeypatch):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    status, printed = run(*QUICK, "--steps", "2", "--out", "report", "--dtype", "bfloat16")
-    assert status == 0, printed.err
+    printed = run(*QUICK, "--steps", "2", "--dtype", "bfloat16")
     assert report()["verdicts"] == []
     assert "No gate judges trajectories" in printed.out
     for words in ("JAX - PyTorch", "from the float64 truth", "tokens/s", "peak memory, MB"):
         assert words in printed.out
 
 
-def planted(monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], optimizer: dict[str, Any]) -> None:
+def planted(monkeypatch, model, optimizer):
     """Makes PyTorch train another model, or by another optimizer, than JAX."""
     init = TorchSide.__init__
 
-    def faulty(side: TorchSide, name: str, ours: Any, optimization: Any, *rest: Any) -> None:
+    def faulty(side, name, ours, optimization, *rest):
         init(side, name, dataclasses.replace(ours, **model), dataclasses.replace(optimization, **optimizer), *rest)
 
     monkeypatch.setattr(TorchSide, "__init__", faulty)
 
 
 @pytest.mark.parametrize(("dtype", "eps"), [("float64", 1.0001e-8), ("float32", 1e-6)])
-def test_a_planted_fault_turns_the_verdict_red(
-    run: Run, monkeypatch: pytest.MonkeyPatch, dtype: str, eps: float
-) -> None:
+def test_a_planted_fault_turns_the_verdict_red(run, monkeypatch, dtype, eps):
     planted(monkeypatch, {}, {"eps": eps})
     if dtype == "float32":  # The search is the same for both, and takes its time.
-        monkeypatch.setattr(where, "where_they_part", lambda *given: Difference("none"))
-    status, printed = run(*QUICK, "--steps", "4", "--out", "report", "--dtype", dtype)
-    assert status == 1
+        monkeypatch.setattr(side_by_side, "where_they_part", lambda *given: Difference("none"))
+    printed = run(*QUICK, "--steps", "4", "--dtype", dtype, status=1)
     assert report()["passed"] is False
     assert "Beyond the bar." in printed.out
     assert 'class="red"' in Path("report/report.html").read_text()
@@ -160,12 +146,10 @@ def test_a_planted_fault_turns_the_verdict_red(
     assert "ulps" not in report()["verdicts"][0]
 
 
-def test_a_fault_of_the_model_is_found_where_it_is(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_the_model_is_found_where_it_is(run, monkeypatch):
     decoder = read_plan(QUICK).experiment.model.decoder
-    assert decoder is not None
     planted(monkeypatch, {"decoder": dataclasses.replace(decoder, norm_eps=1e-3)}, {})
-    status, printed = run(*QUICK, "--steps", "2", "--out", "report", "--dtype", "float64")
-    assert status == 1
+    printed = run(*QUICK, "--steps", "2", "--dtype", "float64", status=1)
     found = report()["where"]
     assert found["stage"] == "forward"
     assert found["theirs"]["file"].endswith("torch_ref/layers.py")
@@ -174,19 +158,18 @@ def test_a_fault_of_the_model_is_found_where_it_is(run: Run, monkeypatch: pytest
     assert "Where they part" in Path("report/report.html").read_text()
 
 
-def test_other_shapes_stop_at_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_shapes_stop_at_once(run, monkeypatch):
     planted(monkeypatch, {"head_bias": True}, {})
-    status, printed = run(*QUICK, "--steps", "2", "--out", "report")
-    assert status == 1
+    printed = run(*QUICK, "--steps", "2", status=1)
     assert printed.err == "compare.py: only JAX has the parameters [], only PyTorch has ['head.bias']\n"
     assert not Path("report").exists()
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, kind: type, loss: float) -> None:
-    step = kind.step  # type: ignore[attr-defined]
-    taken: list[None] = []
+def failing(monkeypatch, kind, loss):
+    step = kind.step
+    taken = []
 
-    def faulty(side: Any, *inputs: Any) -> StepFigures:
+    def faulty(side, *inputs):
         taken.append(None)
         figures = step(side, *inputs)
         return figures._replace(loss=loss) if len(taken) == 2 else figures
@@ -194,35 +177,32 @@ def failing(monkeypatch: pytest.MonkeyPatch, kind: type, loss: float) -> None:
     monkeypatch.setattr(kind, "step", faulty)
 
 
-def test_a_nan_on_one_side_stops_and_keeps_what_was_done(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nan_on_one_side_stops_and_keeps_what_was_done(run, monkeypatch):
     failing(monkeypatch, JaxSide, float("nan"))
-    status, printed = run(*QUICK, "--steps", "3", "--out", "report")
-    assert status == 1
+    printed = run(*QUICK, "--steps", "3", status=1)
     assert re.fullmatch(r"compare.py: the loss of step 2 is nan in JAX and [0-9.]+ in PyTorch\n", printed.err)
     assert report()["seeds"][0]["steps"] == 1
     assert report()["passed"] is None
     assert "Stopped: the loss of step 2 is nan in JAX" in Path("report/report.html").read_text()
 
 
-def test_a_nan_on_both_sides_is_a_failed_training(run: Run) -> None:
+def test_a_nan_on_both_sides_is_a_failed_training(run):
     hot = ["--optimizer.learning-rate", "1e30", "--optimizer.clip-norm", "None"]
-    status, printed = run(*QUICK, "--steps", "4", "--out", "report", "--truth", "no", *hot)
-    assert status == 1
+    printed = run(*QUICK, "--steps", "4", "--truth", "no", *hot, status=1)
     assert "in JAX and nan in PyTorch; try a lower --optimizer.learning-rate" in printed.err
     assert printed.err.count("\n") == 1
 
 
-def test_an_interrupted_run_leaves_its_report(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_leaves_its_report(run, monkeypatch):
     update = LiveView.update
 
-    def interrupted(view: LiveView, record: SeedRecord) -> None:
+    def interrupted(view, record):
         update(view, record)
         if record.steps == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(LiveView, "update", interrupted)
-    status, printed = run(*QUICK, "--steps", "4", "--seeds", "3", "--out", "report")
-    assert status == 130, printed.err
+    run(*QUICK, "--steps", "4", "--seeds", "3", status=130)
     assert report()["stopped"] == "interrupted after 2 of 12 steps"
     assert report()["parameter_errors"]
     assert len(Path("report/curves.csv").read_text().splitlines()) == 3
@@ -251,45 +231,53 @@ def test_an_interrupted_run_leaves_its_report(run: Run, monkeypatch: pytest.Monk
         (["text", "--data.path", "missing.txt"], "missing.txt"),
     ],
 )
-def test_bad_input_is_one_line_and_nothing_is_written(run: Run, arguments: list[str], message: str) -> None:
+def test_bad_input_is_one_line_and_nothing_is_written(run, arguments, message):
     Path("file").write_text("")
     Path("full").mkdir()
     Path("full/notes.txt").write_text("")
     before = sorted(Path().rglob("*"))
-    status, printed = run(*arguments)
-    assert status == 2
+    printed = run(*arguments, status=2)
     assert printed.err.startswith("compare.py: error: ")
     assert message in printed.err
     assert printed.err.count("\n") == 1
     assert sorted(Path().rglob("*")) == before
 
 
-def test_a_device_that_pytorch_has_not(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_pytorch_has_not(run, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    status, printed = run(*QUICK, "--dtype", "float64")
-    assert status == 2
+    printed = run(*QUICK, "--dtype", "float64", status=2)
     assert "JAX runs on tpu and this PyTorch" in printed.err
     assert "JAX_PLATFORMS=cpu" in printed.err
 
 
-def test_dropout_rates() -> None:
-    assert read_plan(["dates"]).experiment.model.dropout.residual == 0
-    assert read_plan(["dates", "--dropout", "shared"]).experiment.model.dropout.feedforward == 0.1
-    own = read_plan(["pairs", "--data.path", "x.tsv", "--dropout", "shared"]).experiment.model.dropout
-    assert (own.residual, own.attention) == (0.1, 0.0)
-    all_four = read_plan(["pairs", "--data.path", "x.tsv", "--dropout", "shared", "--dropout-rate", "0.3"])
-    assert all_four.experiment.model.dropout == DropoutConfig(0.3, 0.3, 0.3, 0.3)
+@pytest.mark.parametrize(
+    ("arguments", "rates"),
+    [
+        (["dates"], (0.0, 0.0, 0.0, 0.0)),
+        (["dates", "--dropout", "shared"], (0.1, 0.1, 0.1, 0.1)),
+        (["pairs", "--data.path", "x.tsv", "--dropout", "shared"], (0.1, 0.0, 0.1, 0.0)),
+        (["pairs", "--data.path", "x.tsv", "--dropout", "shared", "--dropout-rate", "0.3"], (0.3, 0.3, 0.3, 0.3)),
+    ],
+)
+def test_dropout_rates(arguments, rates):
+    assert read_plan(arguments).experiment.model.dropout == DropoutConfig(*rates)
 
 
-def test_truth_where_it_is_affordable() -> None:
-    assert read_plan(["dates"]).needs_truth(10_000_000)
-    assert not read_plan(["dates"]).needs_truth(10_000_001)
-    assert not read_plan(["dates", "--steps", "1001"]).needs_truth(1)
-    assert read_plan(["dates", "--steps", "1001", "--truth", "yes"]).needs_truth(10**9)
-    assert not read_plan(["dates", "--dtype", "float64"]).needs_truth(1)
+@pytest.mark.parametrize(
+    ("options", "parameters", "needed"),
+    [
+        ([], 10_000_000, True),
+        ([], 10_000_001, False),
+        (["--steps", "1001"], 1, False),
+        (["--steps", "1001", "--truth", "yes"], 10**9, True),
+        (["--dtype", "float64"], 1, False),
+    ],
+)
+def test_truth_where_it_is_affordable(options, parameters, needed):
+    assert read_plan(["dates", *options]).needs_truth(parameters) == needed
 
 
-def test_batches_are_those_of_a_training() -> None:
+def test_batches_are_those_of_a_training():
     plan = read_plan(["dates", *TINY])
     batches = Batches(plan.experiment, 3)
     from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
@@ -304,7 +292,7 @@ def test_batches_are_those_of_a_training() -> None:
 
 
 @pytest.mark.deep
-def test_each_framework_alone() -> None:
+def test_each_framework_alone():
     plan = read_plan(["dates", *TINY])
     batches = Batches(plan.experiment, 3)
     model = plan.experiment.model.with_vocab_size(batches.vocab_size)
@@ -320,6 +308,6 @@ def test_each_framework_alone() -> None:
         assert needs.device_memory is None
 
 
-def test_the_torch_side_imports_no_jax() -> None:
+def test_the_torch_side_imports_no_jax():
     program = "import sys, compare, twin.torch_side; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[1])

@@ -2,9 +2,7 @@
 
 import csv
 import json
-import sys
 from pathlib import Path
-from typing import Any
 
 import jax
 import pytest
@@ -22,8 +20,7 @@ from transformers import (
 from transformers import GPT2LMHeadModel as GPT2
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding as MarianPositions
 
-from jax_tformer.cli.command_line import run_program
-from parity_tests.oracles.marian import exact_table
+from parity_tests.oracles import exact_table
 from parity_tests.small_tokenizers import CORPUS, byte_level, word_pieces
 from twin import compare
 
@@ -37,12 +34,12 @@ TRANSLATOR = {
 BERT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
 
-def around() -> Any:
+def around():
     """A tokenizer that adds a token before and behind."""
     return byte_level(adds="around")
 
 
-MODELS: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
+MODELS = {
     "text": (GPT2, GPT2Config, byte_level, {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}),
     "masked": (BertForMaskedLM, BertConfig, word_pieces, {**BERT, "max_position_embeddings": 64}),
     "pairs": (BartForConditionalGeneration, BartConfig, around, TRANSLATOR),
@@ -54,7 +51,7 @@ SHORT = ["--batch-size", "2", "--steps", "3", "--no-memory", "--out", "report"]
 
 
 @pytest.fixture(autouse=True)
-def single_precision() -> None:
+def single_precision():
     """float64 is on where a program asks for it: as in a new process."""
     jax.config.update("jax_enable_x64", False)
 
@@ -71,11 +68,11 @@ def single_precision() -> None:
         ),
     ],
 )
-def test_three_sides(kind: str, dtype: str, gates: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_sides(kind, dtype, gates, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # The class rounds it to float32 whatever its type.
     monkeypatch.setattr(MarianPositions, "create_weight", lambda self: exact_table(*self.weight.shape))
-    found = compared(kind, ["--dtype", dtype], monkeypatch)
+    found = compared(kind, ["--dtype", dtype])
     assert [verdict["gate"] for verdict in found["verdicts"]] == gates
     assert found["speed"].keys() == {"jax", "torch", "transformers"}
     rows = list(csv.DictReader(Path("report/curves.csv").read_text().splitlines()))
@@ -86,12 +83,10 @@ def test_three_sides(kind: str, dtype: str, gates: list[str], tmp_path: Path, mo
     assert "The loss of transformers itself is at most" in page
 
 
-def test_adapters_of_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_adapters_of_a_checkpoint(tmp_path, monkeypatch, capsys):
     """Ours and torch_ref's; `transformers` has none of its own."""
     monkeypatch.chdir(tmp_path)
-    found = compared("text", ["--dtype", "float64", "--lora.rank", "2", "--lora.targets", "query,up"], monkeypatch)
+    found = compared("text", ["--dtype", "float64", "--lora.rank", "2", "--lora.targets", "query,up"])
     # Of 2 layers, queries 16 x 16 and projections 16 x 64.
     assert f"{2 * (2 * (16 + 16) + 2 * (16 + 64))} of them train: adapters of rank 2" in capsys.readouterr().out
     assert [verdict["gate"] for verdict in found["verdicts"]] == ["5, loss", "5, parameters"]
@@ -100,7 +95,7 @@ def test_adapters_of_a_checkpoint(
     assert len(set(losses)) == 3
 
 
-def compared(kind: str, flags: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def compared(kind, flags):
     """The report, within the bars, of compare.py on a small checkpoint of this kind in the current folder."""
     torch.manual_seed(0)
     model, config, make, sizes = MODELS[kind]
@@ -114,10 +109,7 @@ def compared(kind: str, flags: list[str], monkeypatch: pytest.MonkeyPatch) -> di
     if kind == "pairs":
         Path("pairs.tsv").write_text("".join(f"{number} {CORPUS[0]}\t{number} is it\n" for number in range(40)))
         data = ["--data.path", "pairs.tsv", "--data.source-length", "90", "--data.target-length", "40"]
-    monkeypatch.setattr(sys, "argv", ["compare.py", kind, "--init", "checkpoint", *data, *SHORT, *flags])
-    with pytest.raises(SystemExit) as stop:
-        run_program(compare.main, "compare.py")
-    assert stop.value.code == 0
-    found: dict[str, Any] = json.loads(Path("report/report.json").read_text())
+    assert compare.main([kind, "--init", "checkpoint", *data, *SHORT, *flags]) == 0
+    found = json.loads(Path("report/report.json").read_text())
     assert found["passed"] is True
     return found

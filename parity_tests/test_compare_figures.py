@@ -1,7 +1,6 @@
 """What a comparison finds in its figures: gate 6, errors of parameters, sentences, and what is no comparison."""
 
 import io
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,11 +19,11 @@ from twin.report_plots import parameter_table
 from twin.sides import StepFigures, require_loss_type, require_same_step
 
 
-def figures(loss: float, tokens: int = 7, norm: float = 1.0) -> StepFigures:
+def figures(loss, tokens=7, norm=1.0):
     return StepFigures(loss, norm, tokens, 0.1)
 
 
-def test_steps_that_cannot_be_compared() -> None:
+def test_steps_that_cannot_be_compared():
     require_same_step(1, figures(1.0), figures(2.0))
     with pytest.raises(ParityError, match="step 3: JAX read 7 tokens, PyTorch 8"):
         require_same_step(3, figures(1.0), figures(1.0, tokens=8))
@@ -36,7 +35,7 @@ def test_steps_that_cannot_be_compared() -> None:
         require_loss_type("JAX", "float32", "float64")
 
 
-def test_parameters_that_cannot_be_compared() -> None:
+def test_parameters_that_cannot_be_compared():
     config = read_plan(["dates"]).experiment.model
     ones = {"a": np.ones(3)}
     assert parameter_errors(config, ones, {"a": np.full(3, 2.0)}, None)["a"].difference == 0.5
@@ -50,8 +49,8 @@ def test_parameters_that_cannot_be_compared() -> None:
             parameter_errors(config, ours, ones, None)
 
 
-def test_gate_6_stops_where_trainings_part() -> None:
-    def curve(*losses: float) -> list[StepFigures]:
+def test_gate_6_stops_where_trainings_part():
+    def curve(*losses):
         return [figures(loss) for loss in losses]
 
     truth = curve(4.0, 3.0, 2.0, 1.0)
@@ -63,7 +62,7 @@ def test_gate_6_stops_where_trainings_part() -> None:
     assert not gate6(apart).passed
 
 
-def test_gate_6_does_not_allow_at_the_first_step_what_the_last_one_needs() -> None:
+def test_gate_6_does_not_allow_at_the_first_step_what_the_last_one_needs():
     truth = np.linspace(4, 1, 90)
     grown = 1e-7 * 1.12 ** np.arange(90)
     sides = (truth + 1e-4, truth + grown, truth)
@@ -73,7 +72,7 @@ def test_gate_6_does_not_allow_at_the_first_step_what_the_last_one_needs() -> No
     assert not gate6(seed).passed
 
 
-def test_the_first_sentence_says_the_largest_distance_beside_the_tightest() -> None:
+def test_the_first_sentence_says_the_largest_distance_beside_the_tightest():
     """The tightest alone reads as if it were that of the run."""
     steps = np.arange(60)
     theirs = np.where(steps < 40, 1e-6, 5e-4)
@@ -85,14 +84,14 @@ def test_the_first_sentence_says_the_largest_distance_beside_the_tightest() -> N
     assert "nearest to its bar at seed 0, step 38, 3.9e-06 nats by then, where 4.0e-06 is allowed" in said
 
 
-def findings(record: Record) -> Findings:
+def findings(record):
     plan = read_plan(["dates"])
     machine = Machine("cpu", "Some Processor", "SomeVendor", 2, "", {})
     return Findings(plan, record, 1, machine, 2, {}, None)
 
 
-def timed(other_work: float | None) -> SeedRecord:
-    def steps(seconds: float) -> list[StepFigures]:
+def timed(other_work):
+    def steps(seconds):
         return [StepFigures(1.0, 1.0, 100, seconds) for _ in range(5)]
 
     return SeedRecord(0, steps(0.01), steps(0.04), steps(0.1), other_work=other_work)
@@ -101,18 +100,18 @@ def timed(other_work: float | None) -> SeedRecord:
 class Memory:
     """In place of a side, of which the live view asks this alone."""
 
-    def device_memory(self) -> None:
+    def device_memory(self):
         return None
 
 
 @pytest.mark.parametrize("other_work", [0.05, 0.5, None])
-def test_no_ratio_while_other_work_runs(other_work: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_ratio_while_other_work_runs(other_work, monkeypatch):
     """Neither while it goes nor in the report; and none where nobody knows what else runs."""
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    memory: Any = Memory()
+    memory = Memory()
     console = Console(width=120, file=io.StringIO())
     console.print(LiveView(5, 1, (memory, memory))._table(timed(other_work), ""))
-    live = console.file.getvalue()  # type: ignore[attr-defined]
+    live = console.file.getvalue()
     said = findings(Record("float32", [timed(other_work)])).statements()[-1].text
     assert "10.0 ms in JAX and 40.0 ms in PyTorch" in said
     assert said.endswith("Measured on 2 cores of Some Processor (SomeVendor).")
@@ -124,27 +123,27 @@ def test_no_ratio_while_other_work_runs(other_work: float | None, monkeypatch: p
     assert ("(other work 50%)" in LiveView(5, 1, (memory, memory))._line(timed(other_work), "")) == (other_work == 0.5)
 
 
-def test_parameters_by_layer() -> None:
+def test_parameters_by_layer():
     bias = "feedforward.up.bias"
-    names = ["source_embedding.tokens.weight", f"decoder.blocks.1.{bias}", f"encoder.blocks.0.{bias}"]
+    names = ["source_embedding.tokens.weight", f"encoder.blocks.0.{bias}", f"decoder.blocks.1.{bias}"]
     errors = {name: ParameterError(float(number), None, None) for number, name in enumerate(names)}
     layers, kinds, table = parameter_table(errors)
     assert layers == ["no layer", "encoder\n0", "decoder\n1"]
     assert kinds == ["source_embedding.tokens.weight", bias]
-    assert table == [[0.0, None, None], [None, 2.0, 1.0]]
+    assert table == [[0.0, None, None], [None, 1.0, 2.0]]
 
 
-def test_a_signal_ends_the_measurement_of_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_ends_the_measurement_of_each_alone(monkeypatch):
     closed = []
 
     class Idle:
-        def __init__(self, *kind: Any, environment: Any) -> None:
+        def __init__(self, *kind):
             pass
 
-        def call(self, name: str, *given: Any) -> None:
+        def call(self, name, *given):
             assert name == "start"
 
-        def close(self) -> None:
+        def close(self):
             closed.append(self)
 
     monkeypatch.setattr(side_by_side, "Alone", Idle)

@@ -3,30 +3,24 @@
 `generate` drives its own GPT-2 and, for every preset, the reference.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from transformers import PreTrainedModel
 
-from jax_tformer.cache import Cache
-from jax_tformer.config import TransformerConfig
-from jax_tformer.decoding.fast import layers_apart
-from jax_tformer.decoding.generation import Generated, generate
+from jax_tformer.decoding.generate import Generated, generate
+from jax_tformer.decoding.loop import layers_apart
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.functional import AnyTransformer, Params, transformer
+from jax_tformer.functional import transformer
 from jax_tformer.hub.families import from_huggingface
 from jax_tformer.hub.names import from_reference
-from jax_tformer.model.transformer import Outputs
 from jax_tformer.training.step import forward
 from parity.gates.measure import Measured, compared, worst
-from parity.gates.pair import Tensors
 from parity_tests.family_faults import GEMMA
-from parity_tests.generation import Hypothesis, drivable, greedy_margins, huggingface_generate
+from parity_tests.generation import Hypothesis, drivable, huggingface_generate
 from parity_tests.huggingface import Oracle
 from twin.cases import CONFIGS, PADDINGS, WINDOWED, Lengths, batch_for, weights_for
 
@@ -38,7 +32,7 @@ NEW = 24
 START, END = 1, 2
 TOKENS, CACHED = "8 decoding", "8 decoding, float64"
 DECODERS = [name for name, config in CONFIGS.items() if config.decoder is not None and config.predicts_tokens]
-BEAMS: list[dict[str, Any]] = [
+BEAMS = [
     {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.6},
     {"num_beams": 3, "num_return_sequences": 2, "length_penalty": 1.0, "early_stopping": True},
     {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 2.0, "early_stopping": "never"},
@@ -48,28 +42,29 @@ BEAMS: list[dict[str, Any]] = [
 ]
 
 
-def model_of(config: TransformerConfig, weights: Tensors) -> tuple[AnyTransformer, Params]:
+def model_of(config, weights):
     net = transformer(config.with_dtype("float64"))
     return net, jax.device_put(from_reference(weights, net.shapes))
 
 
-def uneven_prompts(config: TransformerConfig, rows: int = 4, seed: int = 5) -> list[list[int]]:
+def uneven_prompts(config, rows=4, seed=5):
     """Of 1 to 12 tokens, or to half of the learned positions."""
     rng, longest = np.random.default_rng(seed), min(12, (config.output_stack.max_positions or 99) // 2)
     lengths = [longest, *rng.integers(1, longest, rows - 1)]
     return [rng.integers(3, config.vocab_size, length).tolist() for length in lengths]
 
 
-def room(config: TransformerConfig) -> int:
+def room(config):
     """New tokens after such prompts."""
     return min(NEW, (config.output_stack.max_positions or 99) // 2)
 
 
-def differing(ours: Generated, theirs: list[list[Hypothesis]], margins: Sequence[np.ndarray]) -> Measured:
-    """How many greedy tokens differ before the first unclear choice of their row (`margins`: best less second)."""
+def differing(ours, theirs, margins=None):
+    """How many greedy tokens differ before the first unclear choice of their row (`margins`: other than theirs)."""
     wrong = clear = 0
+    margins = [hypothesis.margins for [hypothesis] in theirs] if margins is None else margins
     for prompt, ([hypothesis], margin) in enumerate(zip(theirs, margins, strict=True)):
-        certain = int(np.logical_and.accumulate(margin > CLEAR).sum())
+        certain = int(np.logical_and.accumulate(np.array(margin) > CLEAR).sum())
         [row] = ours.rows(prompt)
         wrong += sum(a != b for a, b in zip(row[:certain], hypothesis.tokens[:certain], strict=True))
         clear += certain
@@ -77,7 +72,7 @@ def differing(ours: Generated, theirs: list[list[Hypothesis]], margins: Sequence
     return worst(TOKENS, {"greedy tokens": float(wrong)}, 0.0)
 
 
-def compared_beams(ours: Generated, theirs: list[list[Hypothesis]]) -> tuple[Measured, Measured]:
+def compared_beams(ours, theirs):
     """Tokens that differ in any of the returned beams, and the error of their scores."""
     tokens = [row for prompt in range(len(theirs)) for row in ours.rows(prompt)]
     expected = [list(hypothesis.tokens) for hypotheses in theirs for hypothesis in hypotheses]
@@ -92,27 +87,30 @@ def compared_beams(ours: Generated, theirs: list[list[Hypothesis]]) -> tuple[Mea
     )
 
 
+def of_cache(ours, full):
+    """Gate 8, of logits from a cache and by the forward pass."""
+    return compared(CACHED, {"logits": ours}, {"logits": full})
+
+
 class Reader:
     """A model that reads a batch into a cache, piece by piece, and as a whole; it compiles once what it computes."""
 
-    def __init__(self, net: AnyTransformer) -> None:
-        def begin(params: Params, piece: dict[str, jax.Array], slots: int) -> Outputs:
-            model: Any = net.bind(params)
+    def __init__(self, net):
+        def begin(params, piece, slots):
+            model = net.bind(params)
             rows, lengths = len(next(iter(piece.values()))), [slots]
             if "source" in piece:
                 lengths.append(piece["source"].shape[1])
             return model(**piece, cache=model.new_cache(rows, *lengths))
 
-        def extend(params: Params, piece: dict[str, jax.Array], cache: Cache) -> Outputs:
-            model: Any = net.bind(params)
+        def extend(params, piece, cache):
+            model = net.bind(params)
             return model.decode(memory=None, **piece, cache=cache) if "target" in piece else model(**piece, cache=cache)
 
         self.begin, self.extend = jax.jit(begin, static_argnames="slots"), jax.jit(extend)
         self.whole = jax.jit(lambda params, batch: forward(net, params, batch).logits)
 
-    def __call__(
-        self, params: Params, batch: Tensors, first: int, then: Sequence[int] = (), *, rows: int = 1
-    ) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, params, batch, first, then=(), *, rows=1):
         """Logits of all positions: from the cache, and by the forward pass.
 
         `first` positions are read at once, then as many as `then` says, then one by one. A prefix, which sees itself in
@@ -124,7 +122,7 @@ class Reader:
             batch["prefix"] = batch["prefix"] & (np.arange(length) < first)
         before = {name: array for name, array in batch.items() if name in ("source", "source_mask")}
 
-        def piece(start: int, end: int) -> Tensors:
+        def piece(start, end):
             return {name: array[:, start:end] for name, array in batch.items() if name not in before}
 
         apart = layers_apart(params, rows=rows)
@@ -136,19 +134,19 @@ class Reader:
         return jnp.concatenate(parts, axis=1), self.whole(params, batch)
 
 
-def stepwise(net: AnyTransformer, *read: Any, **options: Any) -> tuple[jax.Array, jax.Array]:
+def stepwise(net, *read, **options):
     """As `Reader` says, compiled anew: with whatever fault is planted now."""
     return Reader(net)(*read, **options)
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_a_cache_gives_the_logits_of_the_full_forward_pass(name: str, record: Record) -> None:
+def test_a_cache_gives_the_logits_of_the_full_forward_pass(name, record):
     net, params = model_of(CONFIGS[name], weights_for(CONFIGS[name], 0.2))
     read = Reader(net)
     for padding in PADDINGS:
         # Kernels as they are, which are other programs, where the program is another one anyway.
-        ours, full = read(params, batch_for(CONFIGS[name], padding), first=3, rows=1000 if padding == "none" else 1)
-        record(name, compared(CACHED, {"logits": ours}, {"logits": full}))
+        rows = 1000 if padding == "none" else 1
+        record(name, of_cache(*read(params, batch_for(CONFIGS[name], padding), first=3, rows=rows)))
 
 
 @pytest.mark.parametrize(
@@ -161,37 +159,35 @@ def test_a_cache_gives_the_logits_of_the_full_forward_pass(name: str, record: Re
         *(pytest.param(name, padding, marks=pytest.mark.deep) for name in WINDOWED for padding in ("none", "right")),
     ],
 )
-def test_windows_and_prefixes_from_a_cache(name: str, kind: str, record: Record) -> None:
+def test_windows_and_prefixes_from_a_cache(name, kind, record):
     """In pieces, step by step, and at once."""
     config = (CONFIGS | WINDOWED | {"layers by turns": GEMMA})[name]
     net, params = model_of(config, weights_for(config, 0.2))
     batch = batch_for(config, kind)
     read, everything = Reader(net), batch["labels"].shape[1]
     for first, then in ((4 if "prefix" in kind else 1, (3,)), (everything, ())):
-        ours, full = read(params, batch, first, then)
-        record(name, compared(CACHED, {"logits": ours}, {"logits": full}))
+        record(name, of_cache(*read(params, batch, first, then)))
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_a_single_row(name: str, record: Record) -> None:
+def test_a_single_row(name, record):
     """The products of a single row are other programs."""
     net, params = model_of(CONFIGS[name], weights_for(CONFIGS[name], 0.2))
     batch = {key: array[:1] for key, array in batch_for(CONFIGS[name], "none").items()}
-    ours, full = stepwise(net, params, batch, first=1)
-    record(name, compared(CACHED, {"logits": ours}, {"logits": full}))
+    record(name, of_cache(*stepwise(net, params, batch, first=1)))
 
 
 @pytest.mark.parametrize("name", ["switches-decoder-only", "switches-encoder-decoder"])
-def test_far_from_the_start(name: str, record: Record) -> None:
+def test_far_from_the_start(name, record):
     """Rotation and sinusoids at positions beyond 500, most of them read at once."""
     net, params = model_of(CONFIGS[name], weights_for(CONFIGS[name], 0.2))
     batch = batch_for(CONFIGS[name], "left", lengths=Lengths(batch=2, source=520, target=520))
     ours, full = stepwise(net, params, batch, first=512)
-    record(f"{name}, 520 positions", compared(CACHED, {"logits": ours[:, -8:]}, {"logits": full[:, -8:]}))
+    record(f"{name}, 520 positions", of_cache(ours[:, -8:], full[:, -8:]))
 
 
 @pytest.mark.parametrize("name", [*DECODERS, *(pytest.param(name, marks=pytest.mark.deep) for name in WINDOWED)])
-def test_tokens_of_the_reference(name: str, record: Record) -> None:
+def test_tokens_of_the_reference(name, record):
     """Greedy and beams, from prompts (or sources) of uneven lengths, with an end token that comes."""
     config = (CONFIGS | WINDOWED)[name]
     weights = weights_for(config, 0.2)
@@ -202,24 +198,29 @@ def test_tokens_of_the_reference(name: str, record: Record) -> None:
     new = room(config)
     free = huggingface_generate(model, prompts, end_id=None, max_new_tokens=new, **options)
     for end_id in (None, free[0][0].tokens[new // 2]):
-        theirs = huggingface_generate(model, prompts, end_id=end_id, max_new_tokens=new, **options)
-        margins = greedy_margins(model, prompts, end_id=end_id, max_new_tokens=new, **options)
-        ours = generate(net, params, prompts, DecodingConfig(new), end_id=end_id, **options)
-        record(name, differing(ours, theirs, margins))
+        record(name, greedy_of(net, params, model, prompts, end_id=end_id, **options))
     for figure in beams_of(net, params, model, prompts, BEAMS[0], end_id=end_id, **options):
         record(name, figure)
 
 
+def greedy_of(net, params, model, prompts, *, end_id, penalty=1.0, **options):
+    new, start_id = room(net.config), options.get("start_id")
+    asked = {"end_id": end_id, "max_new_tokens": new, "repetition_penalty": penalty, **options}
+    theirs = huggingface_generate(model, prompts, **asked)
+    decoding = DecodingConfig(new, repetition_penalty=penalty)
+    return differing(generate(net, params, prompts, decoding, end_id=end_id, start_id=start_id), theirs)
+
+
 def beams_of(
-    net: AnyTransformer,
-    params: Params,
-    model: PreTrainedModel,
-    prompts: list[list[int]],
-    settings: dict[str, Any],
+    net,
+    params,
+    model,
+    prompts,
+    settings,
     *,
-    end_id: int | None,
-    **options: Any,
-) -> tuple[Measured, Measured]:
+    end_id,
+    **options,
+):
     new = room(net.config)
     theirs = huggingface_generate(model, prompts, end_id=end_id, max_new_tokens=new, **settings, **options)
     decoding = DecodingConfig(new, length_penalty_form="power", **settings)
@@ -227,7 +228,7 @@ def beams_of(
     return compared_beams(generate(net, params, prompts, decoding, end_id=end_id, start_id=start_id), theirs)
 
 
-def small_gpt2() -> tuple[AnyTransformer, Params, PreTrainedModel]:
+def small_gpt2():
     """(ours, its parameters, Hugging Face's)."""
     with jax.enable_x64(True):
         oracle = Oracle("gpt2")
@@ -238,42 +239,38 @@ def small_gpt2() -> tuple[AnyTransformer, Params, PreTrainedModel]:
 
 
 @pytest.fixture(scope="module")
-def gpt2() -> tuple[AnyTransformer, Params, PreTrainedModel]:
+def gpt2():
     return small_gpt2()
 
 
-def test_greedy_tokens_of_hugging_face(gpt2: tuple[AnyTransformer, Params, PreTrainedModel], record: Record) -> None:
+def test_greedy_tokens_of_hugging_face(gpt2, record):
     net, params, model = gpt2
     prompts = uneven_prompts(net.config, rows=8)
     for penalty in (1.0, 1.5):
-        settings = {"max_new_tokens": NEW, "repetition_penalty": penalty, "use_cache": True}
-        theirs = huggingface_generate(model, prompts, end_id=END, **settings)
-        margins = greedy_margins(model, prompts, end_id=END, **settings)
-        ours = generate(net, params, prompts, DecodingConfig(NEW, repetition_penalty=penalty), end_id=END)
-        record("huggingface gpt2", differing(ours, theirs, margins))
+        figure = greedy_of(net, params, model, prompts, end_id=END, penalty=penalty, use_cache=True)
+        record("huggingface gpt2", figure)
 
 
-def alone(model: PreTrainedModel, prompts: list[list[int]], **settings: Any) -> list[list[Hypothesis]]:
+def alone(model, prompts, **settings):
     """Theirs one by one: in a batch, padding counts among the tokens that may not repeat."""
     return [huggingface_generate(model, [prompt], **settings)[0] for prompt in prompts]
 
 
-def repeating(count: int) -> list[list[int]]:
+def repeating(count):
     """Prompts of 1 to 12 tokens, of five kinds, so that some stand side by side again."""
     rng = np.random.default_rng(3)
     return [rng.integers(3, 8, length).tolist() for length in (1, 12, *rng.integers(2, 12, count - 2))]
 
 
-def test_ngrams_that_may_not_repeat(gpt2: tuple[AnyTransformer, Params, PreTrainedModel], record: Record) -> None:
+def test_ngrams_that_may_not_repeat(gpt2, record):
     net, params, model = gpt2
     prompts, options = repeating(6), {"end_id": END, "use_cache": True}
     free = alone(model, prompts, max_new_tokens=NEW, **options)
     settings = {"max_new_tokens": NEW, "no_repeat_ngram_size": 3, **options}
     theirs = alone(model, prompts, **settings)
     assert theirs != free
-    margins = [greedy_margins(model, [prompt], **settings)[0] for prompt in prompts]
     ours = generate(net, params, prompts, DecodingConfig(NEW, no_repeat_ngram_size=3), end_id=END)
-    record("huggingface gpt2", differing(ours, theirs, margins))
+    record("huggingface gpt2", differing(ours, theirs))
     beams = {**BEAMS[1], "no_repeat_ngram_size": 2, "renormalize_logits": True, "repetition_penalty": 1.2}
     theirs = alone(model, prompts, max_new_tokens=NEW, **beams, **options)
     for less in ("no_repeat_ngram_size", "renormalize_logits"):
@@ -285,9 +282,7 @@ def test_ngrams_that_may_not_repeat(gpt2: tuple[AnyTransformer, Params, PreTrain
 
 
 @pytest.mark.parametrize("settings", BEAMS, ids=lambda settings: str([*settings.values()]))
-def test_beams_of_hugging_face(
-    settings: dict[str, Any], gpt2: tuple[AnyTransformer, Params, PreTrainedModel], record: Record
-) -> None:
+def test_beams_of_hugging_face(settings, gpt2, record):
     net, params, model = gpt2
     prompts = uneven_prompts(net.config, rows=6, seed=7)
     for end_id in (END, 40, None):
@@ -295,7 +290,7 @@ def test_beams_of_hugging_face(
             record("huggingface gpt2", figure)
 
 
-def test_the_gate_sees_one_wrong_token() -> None:
+def test_the_gate_sees_one_wrong_token():
     tokens = np.arange(12, dtype=np.int32).reshape(2, 1, 6)
     right = [[Hypothesis(tuple(row), -1.0)] for [row] in tokens.tolist()]
     margins = [np.ones(6), np.ones(6)]

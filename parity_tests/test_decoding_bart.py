@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from jax_tformer.decoding.generation import generate
+from jax_tformer.decoding.generate import generate
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.hub.families import from_huggingface
 from parity_tests.generation import greedy_margins, huggingface_generate
 from parity_tests.huggingface import Oracle
-from parity_tests.test_decoding import BEAMS, NEW, START, Record, beams_of, differing, model_of, uneven_prompts
+from parity_tests.test_decoding import BEAMS, NEW, START, beams_of, differing, model_of, uneven_prompts
 
 Sides = tuple[AnyTransformer, Params, PreTrainedModel]
 
@@ -34,7 +34,7 @@ PLAIN: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def bart() -> Sides:
+def bart():
     with jax.enable_x64(True):
         oracle = Oracle("bart", **IDS)
         # Sharp attention: else random answers are one token over and over.
@@ -49,7 +49,7 @@ def bart() -> Sides:
 
 @pytest.mark.parametrize("penalty", [1.0, 1.5])
 @pytest.mark.parametrize("end_id", ENDS)
-def test_greedy_tokens(end_id: int | None, penalty: float, bart: Sides, record: Record) -> None:
+def test_greedy_tokens(end_id, penalty, bart, record):
     net, params, model = bart
     sources = uneven_prompts(net.config, rows=8)
     options: dict[str, Any] = {"end_id": end_id, "start_id": START}
@@ -63,7 +63,7 @@ def test_greedy_tokens(end_id: int | None, penalty: float, bart: Sides, record: 
 @pytest.mark.deep
 @pytest.mark.parametrize("end_id", ENDS)
 @pytest.mark.parametrize("settings", BEAMS, ids=lambda settings: f"{settings['num_beams']} beams")
-def test_beams(settings: dict[str, Any], end_id: int | None, bart: Sides, record: Record) -> None:
+def test_beams(settings, end_id, bart, record):
     net, params, model = bart
     sources = uneven_prompts(net.config, rows=6, seed=7)
     for figure in beams_of(net, params, model, sources, settings, end_id=end_id, start_id=START, **PLAIN):
@@ -71,7 +71,7 @@ def test_beams(settings: dict[str, Any], end_id: int | None, bart: Sides, record
 
 
 @pytest.mark.deep
-def test_ngrams_that_may_not_repeat(bart: Sides, record: Record) -> None:
+def test_ngrams_that_may_not_repeat(bart, record):
     """As in BART's own summaries, but bigrams: what counts is the start token and what was said, and not the source."""
     net, params, model = bart
     sources, options = uneven_prompts(net.config, rows=6), {"end_id": ENDS[0], "start_id": START}
@@ -87,7 +87,7 @@ def test_ngrams_that_may_not_repeat(bart: Sides, record: Record) -> None:
         record("huggingface bart", figure)
 
 
-def test_the_answers_are_worth_comparing(bart: Sides) -> None:
+def test_the_answers_are_worth_comparing(bart):
     """They differ, use many tokens, and some of them end."""
     net, _, model = bart
     options: dict[str, Any] = {"start_id": START, "max_new_tokens": NEW} | PLAIN
@@ -99,7 +99,7 @@ def test_the_answers_are_worth_comparing(bart: Sides) -> None:
     assert len({len(tokens) for tokens in ended}) >= 4
 
 
-def test_hugging_face_decodes_from_its_cache(bart: Sides) -> None:
+def test_hugging_face_decodes_from_its_cache(bart):
     _, _, model = bart
     seen: list[int] = []
     decoder = model.get_submodule("model.decoder.layers.0")

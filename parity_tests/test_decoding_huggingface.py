@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from jax_tformer.decoding.generation import generate
+from jax_tformer.decoding.generate import generate
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.hub.families import FAMILIES, from_huggingface
 from jax_tformer.hub.tables import their_views
-from jax_tformer.hub.views import read
+from jax_tformer.hub.tensors import read
 from parity_tests.generation import greedy_margins, huggingface_generate
 from parity_tests.huggingface import Oracle
 from parity_tests.oracles import ENTRIES
-from parity_tests.test_decoding import BEAMS, START, Record, beams_of, differing, model_of, room, uneven_prompts
+from parity_tests.test_decoding import BEAMS, START, beams_of, differing, model_of, room, uneven_prompts
 
 DECODERS = [
     name
@@ -27,7 +27,7 @@ UNLIKE = ["gemma3", "gpt_neox", "llama", "mistral", "t5"]
 positions."""
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+def pytest_generate_tests(metafunc):
     metafunc.parametrize("name", UNLIKE if metafunc.config.getoption("--deep") is None else DECODERS)
 
 
@@ -49,7 +49,7 @@ def sides(name: str) -> tuple[AnyTransformer, Params, PreTrainedModel]:
 
 
 @pytest.mark.deep
-def test_tokens_of_hugging_face(name: str, record: Record) -> None:
+def test_tokens_of_hugging_face(name, record):
     """Greedy and beams, from prompts (or sources) of uneven lengths, with an end token that comes.
 
     With --deep, of all models that can generate.

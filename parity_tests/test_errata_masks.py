@@ -4,7 +4,6 @@ As in test_errata.py, a document is called by the number that its file begins wi
 what a document does.
 """
 
-from collections.abc import Callable
 from functools import cache
 
 import jax
@@ -12,20 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from jaxtyping import Array
 from torch.nn import functional as F
 
 from jax_tformer.config import IGNORED
 from jax_tformer.model.attention import attend
 from jax_tformer.model.masks import Mask
-from jax_tformer.model.transformer import Outputs
 from parity.gates.measure import FLOAT64_BAR, relative_error
 from parity_tests.test_errata import LECTURE, sharp
 from parity_tests.test_sources import captured
 from twin.reference_loss import mean_cross_entropy
 
 
-def notebook_weights(scores: list[float], mask: list[int]) -> tuple[np.ndarray, np.ndarray]:
+def notebook_weights(scores, mask):
     """Attention weights for one query with these scores, as 003 computes them and as we do, in float32."""
     literal = (torch.tensor(scores) + (1.0 - torch.tensor(mask)) * -10000.0).softmax(0)
     query, key = jnp.ones((1, 1, 1, 1), jnp.float32), jnp.asarray(scores, jnp.float32)[None, :, None, None]
@@ -35,20 +32,20 @@ def notebook_weights(scores: list[float], mask: list[int]) -> tuple[np.ndarray, 
     return literal.numpy(), np.asarray(ours[0, 0, 0])
 
 
-def test_minus_ten_thousand_does_not_hide_a_large_score() -> None:
+def test_minus_ten_thousand_does_not_hide_a_large_score():
     literal, ours = notebook_weights([0.0, 1.0, 10002.0], mask=[1, 1, 0])
     np.testing.assert_allclose(literal, [0.09003, 0.24473, 0.66524], atol=1e-5)
     np.testing.assert_allclose(ours, [0.26894, 0.73106, 0.0], atol=1e-5)
     assert ours[2] == 0
 
 
-def test_minus_ten_thousand_attends_to_padding_where_all_is_padding() -> None:
+def test_minus_ten_thousand_attends_to_padding_where_all_is_padding():
     # 10,000 has steps of 0.001 in float32, so that even the order of the scores is lost.
     literal, ours = notebook_weights([0.0, 1e-4, 2e-4], mask=[0, 0, 0])
     np.testing.assert_allclose(literal, [1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
     assert ours.tolist() == [0, 0, 0]
 
-    def total(query: Array, key: Array, value: Array) -> Array:
+    def total(query, key, value):
         nothing = Mask(is_token=jnp.zeros((1, 3), bool))
         return jnp.square(attend(query, key, value, nothing, 1.0)[0] + 1).sum()
 
@@ -61,19 +58,19 @@ def test_minus_ten_thousand_attends_to_padding_where_all_is_padding() -> None:
 
 
 @cache
-def lecture() -> Callable[..., Outputs]:
+def lecture():
     """The model of 004 (small) on one source and one target; compiled once for each kind of call."""
     net, params = sharp(LECTURE)
     run = captured(net)
 
-    def outputs(source: list[int], target: list[int], **masks: list[int]) -> Outputs:
+    def outputs(source, target, **masks):
         options = {name: jnp.array([mask]) == 1 for name, mask in masks.items()}
         return run(params, jnp.array([source]), jnp.array([target]), **options)
 
     return outputs
 
 
-def lecture_logits(source: list[int], target: list[int], **masks: list[int]) -> np.ndarray:
+def lecture_logits(source, target, **masks):
     """`[T, V]`."""
     return np.asarray(lecture()(source, target, **masks).logits[0])
 
@@ -82,14 +79,12 @@ SOURCE = [3, 1, 4, 2]
 ALL, LAST_TWO_PADDED, FIRST_TWO_PADDED = [1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 1, 1, 1]
 
 
-def test_padded_keys_are_hidden_and_padded_queries_ignored() -> None:
+def test_padded_keys_are_hidden_and_padded_queries_ignored():
     target, source_mask = [1, 4, 3, 2, 5], [1, 1, 1, 0]
     outputs = [
         lecture()(source, target, source_mask=source_mask, target_mask=ALL) for source in ([3, 1, 4, 0], [3, 1, 4, 2])
     ]
     padded, other = outputs[0].encoder, outputs[1].encoder
-    assert padded is not None
-    assert other is not None
     # The mask of 004 hides column 3 and leaves row 3: a padded query attends to the tokens, and computes something.
     weights = np.asarray(padded.self_attention)
     assert not weights[..., 3].any()
@@ -99,7 +94,7 @@ def test_padded_keys_are_hidden_and_padded_queries_ignored() -> None:
     np.testing.assert_array_equal(outputs[0].logits, outputs[1].logits)
 
 
-def test_the_loss_ignores_padded_targets() -> None:
+def test_the_loss_ignores_padded_targets():
     labels = [4, 3, 2, IGNORED, IGNORED]
     logits = [lecture_logits(SOURCE, target) for target in ([1, 4, 3, 0, 0], [1, 4, 3, 7, 2])]
     assert np.abs(logits[0][3:] - logits[1][3:]).max() > 1e-3
@@ -109,7 +104,7 @@ def test_the_loss_ignores_padded_targets() -> None:
     assert float(losses[0]) == pytest.approx(counted.item(), rel=1e-12)
 
 
-def test_a_causal_mask_suffices_for_padding_on_the_right() -> None:
+def test_a_causal_mask_suffices_for_padding_on_the_right():
     padded, other = (lecture_logits(SOURCE, target) for target in ([1, 4, 3, 0, 0], [1, 4, 3, 7, 2]))
     np.testing.assert_array_equal(padded[:3], other[:3])
     masked = lecture_logits(SOURCE, [1, 4, 3, 0, 0], source_mask=[1] * 4, target_mask=LAST_TWO_PADDED)
@@ -117,7 +112,7 @@ def test_a_causal_mask_suffices_for_padding_on_the_right() -> None:
     assert relative_error(masked[3:], padded[3:]) > 0.01
 
 
-def test_padding_on_the_left_needs_a_target_mask() -> None:
+def test_padding_on_the_left_needs_a_target_mask():
     targets = ([0, 0, 1, 4, 3], [7, 2, 1, 4, 3])
     causal_alone = [lecture_logits(SOURCE, target)[2:] for target in targets]
     assert (np.abs(causal_alone[0] - causal_alone[1]).max(axis=1) > 1e-3).all()
@@ -130,7 +125,7 @@ def test_padding_on_the_left_needs_a_target_mask() -> None:
     assert relative_error(causal_alone[0], unpadded) > 0.01
 
 
-def test_a_token_with_the_index_of_padding_is_not_hidden() -> None:
+def test_a_token_with_the_index_of_padding_is_not_hidden():
     """004 takes every 0 for padding; we are told by a mask, and a token may have any id."""
     source, target = [3, 0, 4, 2], [1, 4, 3, 2, 5]
     ours = lecture_logits(source, target)

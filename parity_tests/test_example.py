@@ -9,11 +9,9 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
-import pytest
 import yaml
 
 import parity
@@ -23,13 +21,12 @@ ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "port"
 
 
-def steps(workflow: Path) -> list[dict[str, Any]]:
+def steps(workflow):
     [job] = yaml.safe_load(workflow.read_text())["jobs"].values()
-    found: list[dict[str, Any]] = job["steps"]
-    return found
+    return job["steps"]
 
 
-def test_the_workflow_runs_the_test_and_keeps_its_report(tmp_path: Path) -> None:
+def test_the_workflow_runs_the_test_and_keeps_its_report(tmp_path):
     here = steps(EXAMPLE / ".github" / "workflows" / "parity.yml")
     commands = {step["name"]: step["run"] for step in here if "run" in step}
     assert commands["install"] == "pip install '.[test]'"
@@ -52,7 +49,7 @@ def test_the_workflow_runs_the_test_and_keeps_its_report(tmp_path: Path) -> None
     assert json.loads((project / upload["path"] / "parity.json").read_text())["verdict"] == "green"
 
 
-def test_the_documents_say_how_to_use_two_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_documents_say_how_to_use_two_machines(tmp_path, monkeypatch):
     """Their two lines, on the example's sides."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(EXAMPLE)
@@ -68,7 +65,7 @@ def test_the_documents_say_how_to_use_two_machines(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "block.capsule" / "capsule.json").exists()
 
 
-def test_actions_are_those_of_our_own_workflow() -> None:
+def test_actions_are_those_of_our_own_workflow():
     """Pinned, and moved together."""
     ours = {step["uses"] for step in steps(ROOT / ".github" / "workflows" / "parity.yml") if "uses" in step}
     theirs = {step["uses"] for step in steps(EXAMPLE / ".github" / "workflows" / "parity.yml") if "uses" in step}
@@ -76,7 +73,7 @@ def test_actions_are_those_of_our_own_workflow() -> None:
     assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action) for action in theirs)
 
 
-def test_a_test_of_a_port_is_five_lines() -> None:
+def test_a_test_of_a_port_is_five_lines():
     """Besides NumPy's import. The documents show the same test."""
     text = (EXAMPLE / "test_port.py").read_text()
     assert len([line for line in text.splitlines() if line and line != "import numpy"]) == 5

@@ -1,6 +1,5 @@
 """Gates 1 and 2 see the faults of what single families have."""
 
-from collections.abc import Callable
 from functools import lru_cache
 
 import pytest
@@ -8,8 +7,7 @@ import pytest
 from jax_tformer.config import TransformerConfig
 from parity.gates.measure import Measured, compared
 from parity.gates.pair import Result
-from parity_tests.family_faults import CODE, CONFIGS, CROSSED, GEMMA, NEOX, Otherwise
-from parity_tests.faults import Fault
+from parity_tests.family_faults import CODE, CONFIGS, CROSSED, GEMMA, NEOX
 from torch_ref import reference
 from twin.bridge import Pair
 from twin.cases import batch_for, weights_for
@@ -30,15 +28,13 @@ def gates(mine: Result, theirs: Result) -> list[Measured]:
 
 
 @pytest.mark.parametrize("config", [GEMMA, NEOX, CROSSED], ids=["gemma", "neox", "crossed"])
-def test_without_a_fault_both_gates_are_green(config: TransformerConfig) -> None:
+def test_without_a_fault_both_gates_are_green(config):
     pair, batch, mine = ours(config)
     assert all(measured.passed for measured in gates(mine, pair.run_torch(batch)))
 
 
 @pytest.mark.parametrize(("config", "fault"), CONFIGS, ids=lambda value: getattr(value, "name", ""))
-def test_faults_of_configs(
-    config: TransformerConfig, fault: Otherwise, report: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faults_of_configs(config, fault, report, monkeypatch):
     pair, batch, mine = ours(config)
     model = reference(fault.of(pair.config)).eval()
     model.load_state_dict(pair.module.state_dict())
@@ -47,7 +43,7 @@ def test_faults_of_configs(
 
 
 @pytest.mark.parametrize(("config", "fault"), CODE, ids=lambda value: getattr(value, "name", ""))
-def test_faults_of_code(config: TransformerConfig, fault: Fault, report: Callable[..., None]) -> None:
+def test_faults_of_code(config, fault, report):
     pair, batch, mine = ours(config)
     with fault.plant():
         theirs = pair.run_torch(batch)

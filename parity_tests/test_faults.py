@@ -1,283 +1,469 @@
-"""A gate that cannot fail is a defect: every planted fault turns one red, with room to spare."""
+"""A gate that cannot fail is a defect: every planted fault turns one red, with room to spare.
 
-from collections.abc import Callable, Iterator, Sequence
+A judge asks the gates about one pair of models. It is a function that computes the side where faults are planted, with
+whatever fault is planted now, and returns the figures of the gates, and in some cases what hand-picked tolerances say.
+"""
+
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache, partial
+from itertools import product
+from unittest.mock import patch
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_tformer.config import DropoutConfig
+from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
-from jax_tformer.decoding.generation import generate
+from jax_tformer.decoding.generate import generate
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.functional import transformer
 from jax_tformer.hub.names import from_reference, to_reference
-from parity.gates.measure import BFLOAT16, FLOAT32, Measured, ParityError, Quality, compared, quality, trajectory, worst
-from parity.gates.pair import Result, Tensors
-from parity_tests import faults, library_faults
+from jax_tformer.model.attention import attend, attend_by
+from jax_tformer.model.masks import Mask
+from parity.gates.measure import BFLOAT16, FLOAT32, ParityError, compared, quality, trajectory, worst
+from parity_tests import faults, library_faults, mask_faults, narrow_parts, position_faults, random_faults
+from parity_tests import test_draws as draws
+from parity_tests import test_heads as heads
+from parity_tests import test_initialisation as initialisation
+from parity_tests import test_relative_positions as relative
+from parity_tests.family_faults import GEMMA
 from parity_tests.faults import Fault, changed_weight, faulty
-from parity_tests.generation import drivable, greedy_margins, huggingface_generate
+from parity_tests.generation import drivable, huggingface_generate
+from parity_tests.mask_faults import PAIR, TEXT, blocks_of_four
+from parity_tests.quiet_faults import KERNELS_BAR, kernels_on_a_cpu
 from parity_tests.small_configs import TWO_STACKS, of_one_length
 from parity_tests.test_decoding import (
     BEAMS,
-    CACHED,
     END,
     START,
     beams_of,
     differing,
     model_of,
+    of_cache,
     small_gpt2,
     stepwise,
     uneven_prompts,
 )
 from parity_tests.test_models import inputs, narrow_sample
+from parity_tests.test_strategies import SETTINGS, expected_pairs, processed, successive
 from parity_tests.test_training import batches
 from parity_tests.test_weights import bytes_lost, noise
-from parity_tests.training_pair import Path, TrainingPair, same_path
+from parity_tests.training_pair import TrainingPair, same_path
 from torch_ref import reference
 from twin.bridge import Pair, known_zeros
-from twin.cases import CONFIGS, OFF_CENTRE, Lengths, batch_for, weights_for
-
-BATCH = of_one_length()
+from twin.cases import CONFIGS, OFF_CENTRE, VOCABULARY, Lengths, batch_for, weights_for
 
 
-def gates_1_and_2(ours: Result, theirs: Result) -> list[Measured]:
-    zeros = known_zeros(TWO_STACKS, theirs.gradients)
-    return [
-        compared("1 activations", ours.activations, theirs.activations),
-        compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros),
-    ]
-
-
-def let_pass(ours: np.ndarray, theirs: np.ndarray) -> dict[str, bool | None]:
-    """Whether comparisons with common absolute tolerances would be content with these logits."""
+def within(ours, theirs):
+    """Whether common absolute tolerances would be content."""
     largest = float(np.abs(ours - theirs).max())
-    return {"softmax_1e-2": bool(np.abs(softmax(ours) - softmax(theirs)).max() <= 1e-2)} | within(largest)
+    return {"softmax_1e-2": None, "logits_1e-4": largest <= 1e-4, "logits_1e-5": largest <= 1e-5}
 
 
-def within(largest: float) -> dict[str, bool | None]:
-    return {"logits_1e-4": largest <= 1e-4, "logits_1e-5": largest <= 1e-5}
+def let_pass(ours, theirs):
+    """The same of the logits, and of what a softmax makes of them."""
+    logits = [np.asarray(side["logits"], np.float64) for side in (ours, theirs)]
+    one, other = (np.asarray(jax.nn.softmax(each)) for each in logits)
+    return within(*logits) | {"softmax_1e-2": bool(np.abs(one - other).max() <= 1e-2)}
 
 
-def softmax(x: np.ndarray) -> np.ndarray:
-    exponentials = np.exp(x - x.max(-1, keepdims=True))
-    return exponentials / exponentials.sum(-1, keepdims=True)
+def of_both(config, ours, theirs):
+    """Gates 1 and 2."""
+    figures = [
+        compared("1 activations", ours.activations, theirs.activations),
+        compared("2 gradients", ours.gradients, theirs.gradients, zero=known_zeros(config, theirs.gradients)),
+    ]
+    return figures, let_pass(ours.activations, theirs.activations)
 
 
-@pytest.fixture(scope="module")
-def pair() -> Pair:
-    return Pair(TWO_STACKS, weights_for(TWO_STACKS, 0.02), "float64", optimised=False)
+@cache
+def two_stacks():
+    return Pair(TWO_STACKS, weights_for(TWO_STACKS, 0.02))
 
 
-@pytest.fixture(scope="module")
-def ours(pair: Pair) -> Result:
-    return pair.run_jax(BATCH)
-
-
-def test_without_a_fault_both_gates_are_green(pair: Pair, ours: Result) -> None:
-    assert all(measured.passed for measured in gates_1_and_2(ours, pair.run_torch(BATCH)))
-
-
-@pytest.mark.parametrize("fault", faults.MODEL, ids=lambda fault: fault.name)
-def test_faults_of_the_model(
-    fault: Fault, pair: Pair, ours: Result, report: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def plant(fault):
+    """The context of a fault, also of those that change the config or the weights of the reference of two stacks."""
     if fault.changes:
+        pair = two_stacks()
         model = reference(faulty(pair.config, fault.changes)).eval()
         model.load_state_dict(pair.module.state_dict())
-        monkeypatch.setattr(pair, "module", model)
-    with fault.plant():
-        theirs = pair.run_torch(BATCH)
-    report(fault.name, "reference", gates_1_and_2(ours, theirs), let_pass(*logits(ours, theirs)))
+        return patch.object(pair, "module", model)
+    if fault.name in faults.WEIGHTS:
+        return changed_weight(two_stacks().module, *faults.WEIGHTS[fault.name])
+    return fault.plant()
 
 
-@pytest.mark.parametrize("name", faults.WEIGHTS)
-def test_faults_of_weights(name: str, pair: Pair, ours: Result, report: Callable[..., None]) -> None:
-    with changed_weight(pair.module, *faults.WEIGHTS[name]):
-        theirs = pair.run_torch(BATCH)
-    report(name, "reference", gates_1_and_2(ours, theirs), let_pass(*logits(ours, theirs)))
-
-
-def logits(ours: Result, theirs: Result) -> tuple[np.ndarray, np.ndarray]:
-    return ours.activations["logits"], theirs.activations["logits"]
+def judge_two_stacks():
+    batch, pair = of_one_length(), two_stacks()
+    ours = pair.run_jax(batch)
+    return lambda: of_both(TWO_STACKS, ours, pair.run_torch(batch))
 
 
 TRAINED = replace(CONFIGS["post-decoder-only"], dropout=DropoutConfig(), logit_cap=library_faults.CAP)
 STEPS = batches(TRAINED, 50)
 
 
-def training_pair() -> TrainingPair:
+def training_pair():
     # No number is optax's default.
     settings = {"clip_norm": 0.05, "weight_decay": 0.1, "beta1": 0.8, "eps": 1e-7}
     optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=10, **settings)
     training = TrainingConfig(steps=50, batch_size=4, accumulation=2, label_smoothing=0.1)
-    return TrainingPair(TRAINED, weights_for(TRAINED, 0.02), optimizer, training, "float64", optimised=False)
+    return TrainingPair(TRAINED, weights_for(TRAINED, 0.02), optimizer, training)
 
 
-@pytest.fixture(scope="module")
-def path() -> Path:
-    return training_pair().follow_jax(STEPS)[0]
-
-
-def gate_5(ours: Path, theirs: Path) -> list[Measured]:
-    return [same_path("5 optimizer", TRAINED, ours, theirs)]
-
-
-def losses_let_pass(ours: Path, theirs: Path) -> dict[str, bool | None]:
-    """The softmax says nothing here; instead of logits, the losses of all steps."""
-    return {"softmax_1e-2": None} | within(float(np.abs(ours.losses - theirs.losses).max()))
-
-
-def test_without_a_fault_gate_5_is_green(path: Path) -> None:
-    assert gate_5(path, training_pair().follow_torch(STEPS, []))[0].passed
+@cache
+def right_path():
+    path = training_pair().follow_jax(STEPS)[0]
     assert (path.gradient_norms > 0.05).all(), "the clip must fire"
+    return path
 
 
-@pytest.mark.parametrize("fault", faults.TRAINING, ids=lambda fault: fault.name)
-def test_faults_of_training(fault: Fault, path: Path, report: Callable[..., None]) -> None:
-    with fault.plant():
-        theirs = training_pair().follow_torch(STEPS, [])
-    report(fault.name, "reference", gate_5(path, theirs), losses_let_pass(path, theirs))
+def of_paths(ours, theirs):
+    """Gate 5; the softmax says nothing here, and instead of logits, tolerances get the losses of all steps."""
+    return [same_path("5 optimizer", TRAINED, ours, theirs)], within(ours.losses, theirs.losses)
 
 
-@pytest.mark.parametrize("fault", library_faults.LIBRARY_TRAINING, ids=lambda fault: fault.name)
-def test_faults_of_our_training(fault: Fault, path: Path, report: Callable[..., None]) -> None:
-    with fault.plant():
-        wrong = training_pair().follow_jax(STEPS)[0]
-    # `path` has been shown to be the reference's.
-    report(fault.name, "library", gate_5(wrong, path), losses_let_pass(wrong, path))
+def judge_training():
+    path = right_path()
+    return lambda: of_paths(path, training_pair().follow_torch(STEPS, []))
 
 
-def test_a_fault_of_dropout(report: Callable[..., None]) -> None:
-    config = replace(TRAINED, dropout=DropoutConfig(residual=0.1))
-    models = Pair(config, weights_for(config, 0.02), "float64", optimised=False, dropout_seed=0)
-    batch = batch_for(config, "none")
-    ours = models.run_jax(batch)
-    with faults.DROPOUT.plant():
-        theirs = models.run_torch(batch)
-    measured = compared("7 dropout", ours.activations, theirs.activations)
-    report(faults.DROPOUT.name, "reference", [measured], let_pass(*logits(ours, theirs)))
+def judge_our_training():
+    path = right_path()  # which has been shown to be the reference's
+    return lambda: of_paths(training_pair().follow_jax(STEPS)[0], path)
 
 
-def gate_of_quality(
-    gate: str,
-    name: str,
-    fault: Fault,
-    allowed: Quality,
-    cases: Sequence[tuple[Tensors, Tensors]],
-) -> tuple[Measured, dict[str, bool | None]]:
-    """The figure of gate 3 or 4 with a fault in the library."""
-    dtype = "float32" if allowed is FLOAT32 else "bfloat16"
-    start = weights_for(CONFIGS[name], 0.02)
-    exact = Pair(CONFIGS[name], start, "float64", optimised=False)
-    narrow = Pair(CONFIGS[name], start, dtype, optimised=dtype == "float32")
-    with fault.plant():
-        samples = [narrow_sample(exact, narrow, *case) for case in cases]
-    first = [np.asarray(side["logits"], np.float64) for side in (samples[0].ours, samples[0].theirs)]
-    return quality(gate, samples, allowed), let_pass(*first)
-
-
-@pytest.mark.parametrize("fault", library_faults.BLOCKS, ids=lambda fault: fault.name)
-def test_faults_of_blocks(fault: Fault, report: Callable[..., None]) -> None:
-    """Attention in blocks of queries, over three of them."""
-    config = CONFIGS["switches-decoder-only"]
-    models = Pair(config, weights_for(config, 0.2), "float64", optimised=False)
-    batch = batch_for(config, "none", lengths=Lengths(batch=2, source=150))
-    with fault.plant():
-        ours = models.run_jax(batch)
-    theirs = models.run_torch(batch)
-    report(fault.name, "library", gates_1_and_2(ours, theirs), let_pass(*logits(ours, theirs)))
-
-
-def test_a_fault_of_float32(report: Callable[..., None]) -> None:
-    cases = list(inputs("gpt2", 0.02, "right", 3, OFF_CENTRE))
-    figure, passes = gate_of_quality("3 float32 / allowed", "gpt2", library_faults.ONE_PASS, FLOAT32, cases)
-    report(library_faults.ONE_PASS.name, "library", [figure], passes)
-
-
-def test_a_fault_of_bfloat16(report: Callable[..., None]) -> None:
-    """Angles in bfloat16: from position 256 on, neighbours are the same."""
-    name = "switches-decoder-only"
-    lengths = Lengths(batch=1, source=400)
-    cases = [
-        (weights_for(CONFIGS[name], 0.2, seed), batch_for(CONFIGS[name], "none", seed, lengths)) for seed in (0, 1, 2)
-    ]
-    figure, passes = gate_of_quality("4 bfloat16 / allowed", name, library_faults.NARROW_ANGLES, BFLOAT16, cases)
-    report(library_faults.NARROW_ANGLES.name, "library", [figure], passes)
-
-
-def test_a_softmax_in_bfloat16(report: Callable[..., None]) -> None:
-    cases = list(inputs("gpt2", 0.02, "right", 9))
-    figure, passes = gate_of_quality("4 bfloat16 / allowed", "gpt2", library_faults.NARROW_SOFTMAX, BFLOAT16, cases)
-    report(library_faults.NARROW_SOFTMAX.name, "library", [figure], passes)
-
-
-def test_lowered_weights_are_refused_by_their_type() -> None:
-    cases = list(inputs("switches-decoder-only", 0.02, "right", 1))
-    with pytest.raises(ParityError, match=r"self_attention: dtypes differ: ours bfloat16, theirs float32"):
-        gate_of_quality("4 bfloat16 / allowed", "switches-decoder-only", library_faults.NARROW_WEIGHTS, BFLOAT16, cases)
-
-
-def test_a_fault_of_trajectories(report: Callable[..., None]) -> None:
+def judge_trajectory():
     optimizer, training = OptimizerConfig(learning_rate=3e-4, warmup_steps=10), TrainingConfig(steps=100)
     steps, weights = batches(TRAINED, 100), weights_for(TRAINED, 0.02)
-    truth = TrainingPair(TRAINED, weights, optimizer, training, "float64", optimised=False).follow_torch(steps, [])
-    single = TrainingPair(TRAINED, weights, optimizer, training, "float32", optimised=False)
-    theirs = single.follow_torch(steps, [])
-    right = single.follow_jax(steps)[0]
-    with library_faults.COARSE_MOMENT.plant():
-        wrong = TrainingPair(TRAINED, weights, optimizer, training, "float32", optimised=False).follow_jax(steps)[0]
 
-    def gate(ours: Path) -> Measured:
-        return trajectory("6 trajectory / allowed", ours.losses, theirs.losses, truth.losses)
+    def pair(dtype):
+        return TrainingPair(TRAINED, weights, optimizer, training, dtype, optimised=False)
 
-    assert gate(right).passed
-    report(library_faults.COARSE_MOMENT.name, "library", [gate(wrong)], losses_let_pass(wrong, right))
+    truth, theirs = (pair(dtype).follow_torch(steps, []).losses for dtype in ("float64", "float32"))
+
+    def ask():
+        ours = pair("float32").follow_jax(steps)[0].losses
+        return [trajectory("6 trajectory / allowed", ours, theirs, truth)], within(ours, theirs)
+
+    return ask
 
 
-@pytest.fixture(scope="module")
-def decoding_gates() -> Iterator[Callable[[bool], Iterator[Measured]]]:
-    """What gate 8 measures of two models, figure by figure, or of beams alone; green."""
+def judge_dropout():
+    config = replace(TRAINED, dropout=DropoutConfig(residual=0.1))
+    models = Pair(config, weights_for(config, 0.02), dropout_seed=0)
+    batch = batch_for(config, "none")
+    ours = models.run_jax(batch).activations
+
+    def ask():
+        theirs = models.run_torch(batch).activations
+        return [compared("7 dropout", ours, theirs)], let_pass(ours, theirs)
+
+    return ask
+
+
+def judge_blocks():
+    """Attention in blocks of queries, over three of them."""
+    config = CONFIGS["switches-decoder-only"]
+    batch = batch_for(config, "none", lengths=Lengths(batch=2, source=150))
+
+    def ask():
+        models = Pair(config, weights_for(config, 0.2))
+        return of_both(config, models.run_jax(batch), models.run_torch(batch))
+
+    return ask
+
+
+def ask_quality(gate, name, allowed, cases):
+    """Gate 3 or 4."""
+    dtype = "float32" if allowed is FLOAT32 else "bfloat16"
+    start = weights_for(CONFIGS[name], 0.02)
+    exact = Pair(CONFIGS[name], start)
+    narrow = Pair(CONFIGS[name], start, dtype, optimised=dtype == "float32")
+    samples = [narrow_sample(exact, narrow, *case) for case in cases]
+    return [quality(gate, samples, allowed)], let_pass(samples[0].ours, samples[0].theirs)
+
+
+def judge_float32():
+    return partial(ask_quality, "3 float32 / allowed", "gpt2", FLOAT32, [*inputs("gpt2", 0.02, "right", 3, OFF_CENTRE)])
+
+
+def judge_softmax():
+    return partial(ask_quality, "4 bfloat16 / allowed", "gpt2", BFLOAT16, [*inputs("gpt2", 0.02, "right", 9)])
+
+
+def judge_angles():
+    """From position 256 on, neighbours are the same."""
+    name, lengths = "switches-decoder-only", Lengths(batch=1, source=400)
+    config = CONFIGS[name]
+    cases = [(weights_for(config, 0.2, seed), batch_for(config, "none", seed, lengths)) for seed in (0, 1, 2)]
+    return partial(ask_quality, "4 bfloat16 / allowed", name, BFLOAT16, cases)
+
+
+def judge_parts():
+    return lambda: [max(narrow_parts.judged(draws=2), key=lambda figure: figure.worst)]
+
+
+def judge_beams():
+    net, params, gpt2 = small_gpt2()
+    prompts = uneven_prompts(net.config, rows=6, seed=7)
+    return lambda: list(beams_of(net, params, gpt2, prompts, BEAMS[-1], end_id=END, use_cache=True))
+
+
+def judge_decoding():
     config, weights = CONFIGS["vaswani-base"], weights_for(CONFIGS["vaswani-base"], 0.2)
     batch, prompts, model = batch_for(config, "left"), uneven_prompts(config), drivable(config, weights)
-    net, params, gpt2 = small_gpt2()
-    more = uneven_prompts(net.config, rows=6, seed=7)
     free = huggingface_generate(model, prompts, end_id=None, start_id=START, max_new_tokens=8)
     ends = {"end_id": free[0][0].tokens[3], "start_id": START}
     greedy = huggingface_generate(model, prompts, max_new_tokens=8, **ends)
-    margins = greedy_margins(model, prompts, max_new_tokens=8, **ends)
 
-    def gates(beams_alone: bool) -> Iterator[Measured]:
-        # To compile anew, with whatever fault is planted now.
-        jax.clear_caches()
-        if not beams_alone:
-            pair = model_of(config, weights)
-            ours, full = stepwise(*pair, batch, first=3)
-            yield compared(CACHED, {"logits": ours}, {"logits": full})
-            yield differing(generate(*pair, prompts, DecodingConfig(8), **ends), greedy, margins)
-        yield from beams_of(net, params, gpt2, more, BEAMS[-1], end_id=END, use_cache=True)
+    def ask():
+        pair = model_of(config, weights)
+        return [
+            cached(*pair, batch),
+            differing(generate(*pair, prompts, DecodingConfig(8), **ends), greedy),
+        ]
 
-    with jax.enable_x64(True):
-        assert all(figure.passed for figure in gates(False))
-    yield gates
-    jax.clear_caches()
+    return ask
 
 
-@pytest.mark.parametrize("fault", library_faults.DECODING, ids=lambda fault: fault.name)
-def test_a_fault_of_decoding(
-    fault: Fault, decoding_gates: Callable[[bool], Iterator[Measured]], report: Callable[..., None]
-) -> None:
-    with fault.plant():
-        figures = decoding_gates(fault.name.startswith("beams: "))
-        red = next((figure for figure in figures if not figure.passed), None)
-    assert red is not None, f"no gate sees {fault.name!r}"
-    report(fault.name, "library", [red])
+def cached(net, params, batch):
+    """Gate 8 of a cache, which is filled with three tokens first."""
+    return of_cache(*stepwise(net, params, batch, first=3))
 
 
-def test_a_fault_of_weights(report: Callable[..., None]) -> None:
+def judge_gemma():
+    batch = batch_for(GEMMA, "left prefix", lengths=MASKED_LENGTHS)
+    return lambda: [cached(*model_of(GEMMA, weights_for(GEMMA, 0.2)), batch)]
+
+
+def judge_choices():
+    return lambda: [figure for settings in SETTINGS[: len(library_faults.CHOICES)] for figure in processed(settings)]
+
+
+def judge_successive():
+    expected = expected_pairs()
+    return lambda: [successive(expected)]
+
+
+def judge_weights():
     params = noise(CONFIGS["gpt2"])
-    with library_faults.THROUGH_FLOAT16.plant():
+
+    def ask():
         lost = bytes_lost(params, from_reference(to_reference(params), transformer(CONFIGS["gpt2"]).shapes))
-    measured = worst("9 bytes lost", {"all parameters": float(lost)}, 0.0)
-    report(library_faults.THROUGH_FLOAT16.name, "library", [measured])
+        return [worst("9 bytes lost", {"all parameters": float(lost)}, 0.0)]
+
+    return ask
+
+
+# Rotation alone would not show where positions begin: it is relative.
+_STACK = StackConfig(num_layers=1, num_heads=2, feedforward_width=12, positions="sinusoidal_interleaved", window=5)
+TEXTS = TransformerConfig(vocab_size=VOCABULARY, d_model=8, decoder=_STACK)
+PAIRS = replace(TEXTS, encoder=replace(_STACK, window=4))
+MASKED_LENGTHS = Lengths(batch=3, source=14, target=11)
+
+
+def judge_masks(config, kind):
+    """No fault here needs gradients to be seen."""
+    batch = batch_for(config, kind, 1, MASKED_LENGTHS)
+    models = Pair(config, weights_for(config, 0.2))
+
+    def ask():
+        with blocks_of_four():
+            return [compared("1 activations", models.forward(batch), models.run_torch(batch).activations)]
+
+    return ask
+
+
+MASKED = {
+    TEXT: partial(judge_masks, TEXTS, "right segments prefix"),
+    PAIR: partial(judge_masks, PAIRS, "none segments"),
+}
+
+
+def judge_cudnn():
+    """What XLA makes of the arguments that cuDNN is given, against plain attention, under every kind of mask.
+
+    Six heads share three; rows have padding on the right, on the left, or nothing else. Across two sequences, some
+    queries find no text of their own.
+    """
+    rng, length = np.random.default_rng(0), 12
+    query, key, value = (jnp.asarray(rng.standard_normal((4, length, heads, 4))) for heads in (6, 3, 3))
+    places = np.arange(length)[None].repeat(4, axis=0)
+    tokens = jnp.asarray((places < [[12], [7], [12], [0]]) & (places >= [[0], [0], [5], [0]]))
+    texts, prefix = jnp.asarray(places // 5), jnp.asarray(places % 5 < 2)
+
+    def ask():
+        plain, asked = {}, {}
+        for causal, window, padded, apart in product(
+            (True, False), (None, 1, 3), (False, True), ("", "texts", "prefix")
+        ):
+            segments = (texts, texts if causal else texts + 1) if apart == "texts" else None
+            prefixes = (prefix, prefix) if apart == "prefix" else None
+            mask = Mask(causal, window, tokens if padded else None, segments, prefixes)
+            name = f"{causal=} {window=} {padded=} {apart}"
+            plain[name] = attend(query, key, value, mask, 0.3)[0]
+            with kernels_on_a_cpu():
+                asked[name] = attend_by("cudnn", query, key, value, mask, 0.3)[0]
+        return [compared("1 activations", asked, plain, bar=KERNELS_BAR)]
+
+    return ask
+
+
+def judge_heads(name):
+    models, batch = heads.pair(name), batch_for(heads.CONFIGS[name], "right")
+    ours = models.run_jax(batch)
+    return lambda: of_both(heads.CONFIGS[name], ours, models.run_torch(batch))
+
+
+def judge_relative():
+    models, batch = relative.models(), relative.batch()
+    with blocks_of_four():
+        ours = models.run_jax(batch)
+
+    def ask():
+        theirs = models.run_torch(batch)
+        tables = [{"table": side.gradients["decoder.relative_positions.weight"]} for side in (ours, theirs)]
+        return [compared("1 activations", ours.activations, theirs.activations), compared("2 gradients", *tables)]
+
+    return ask
+
+
+def judge_ours_relative():
+    models, batch = relative.models(), relative.batch()
+    theirs = models.run_torch(batch).activations
+
+    def ask():
+        with blocks_of_four():
+            return [compared("1 activations", models.forward(batch), theirs)]
+
+    return ask
+
+
+def judge_forward_draws():
+    models = Pair(draws.SMALL, weights_for(draws.SMALL, 0.2), dropout_seed=0)
+    batch = batch_for(draws.SMALL, "none")
+    models.share_masks(batch)
+    theirs = models.run_torch(batch).activations
+    return lambda: [compared("7 dropout", models.forward(batch), theirs)]
+
+
+def judge_step_draws():
+    stack = replace(draws.SMALL.decoder, num_layers=1)
+    config = replace(draws.SMALL, encoder=None, decoder=stack)
+    training = TrainingConfig(steps=2, batch_size=4, accumulation=2)
+    steps = [batch_for(config, "none", lengths=Lengths(batch=4, source=5))] * training.steps
+
+    def ask():
+        pair = TrainingPair(config, weights_for(config, 0.2), OptimizerConfig(), training)
+        ours, masks = pair.follow_jax(steps)
+        return [same_path("7 dropout", config, ours, pair.follow_torch(steps, masks))]
+
+    return ask
+
+
+def judge_relative_cache():
+    def ask():
+        with blocks_of_four():
+            return [relative.gate_8()]
+
+    return ask
+
+
+def judge_draws():
+    return lambda: [draws.gate(draws.drawn(draws.SMALL, parts=2))]
+
+
+def judge_fresh(name):
+    return lambda: [initialisation.gate(CONFIGS[name], initialisation.drawn(CONFIGS[name]))]
+
+
+def judge_first_loss():
+    return lambda: [initialisation.excess(CONFIGS["vaswani-base"])]
+
+
+BY_FIRST_LOSS = random_faults.NARROW_TABLES._replace(name="init: tables at 0.02, by the first loss")
+TABLE = [
+    # Where the faults are planted, what judges them, and the faults.
+    ("reference", judge_two_stacks, [*faults.MODEL, *(Fault(name, nullcontext) for name in faults.WEIGHTS)]),
+    ("reference", judge_training, faults.TRAINING),
+    ("library", judge_our_training, library_faults.LIBRARY_TRAINING),
+    ("library", judge_trajectory, [library_faults.COARSE_MOMENT]),
+    ("reference", judge_dropout, [faults.DROPOUT]),
+    ("library", judge_blocks, library_faults.BLOCKS),
+    ("library", judge_float32, [library_faults.ONE_PASS]),
+    ("library", judge_softmax, [library_faults.NARROW_SOFTMAX]),
+    ("library", judge_angles, [library_faults.NARROW_ANGLES]),
+    ("library", judge_parts, library_faults.NARROW_PARTS),
+    ("library", judge_decoding, library_faults.DECODING),
+    ("library", judge_beams, library_faults.BEAMS),
+    ("library", judge_gemma, mask_faults.CACHED),
+    ("library", judge_choices, library_faults.CHOICES),
+    ("library", judge_successive, [library_faults.SAME_NUMBER]),
+    ("library", judge_weights, [library_faults.THROUGH_FLOAT16]),
+    *(("library", MASKED[kind], [fault]) for kind, fault in mask_faults.MASKS),
+    ("reference", MASKED[TEXT], [mask_faults.REFERENCE]),
+    ("library", judge_cudnn, mask_faults.CUDNN),
+    *(("reference", partial(judge_heads, name), given) for name, given in heads.FAULTS.items()),
+    ("library", judge_ours_relative, position_faults.LIBRARY),
+    ("reference", judge_relative, position_faults.REFERENCE),
+    ("library", judge_relative_cache, [position_faults.CACHED]),
+    ("library", judge_draws, random_faults.DRAWS),
+    ("library", judge_forward_draws, random_faults.FORWARD_DRAWS),
+    ("library", judge_step_draws, random_faults.STEP_DRAWS),
+    ("library", partial(judge_fresh, "gpt2"), random_faults.INITIALISATION[:1]),
+    ("library", partial(judge_fresh, "vaswani-base"), random_faults.INITIALISATION[1:]),
+    ("library", judge_first_loss, [BY_FIRST_LOSS]),
+]
+DEEP = (*position_faults.LIBRARY, position_faults.CACHED)
+
+
+@cache
+def judge(make):
+    """The judge that `make` makes, once for all its faults."""
+    return make()
+
+
+def answer(ask):
+    """(figures, what hand-picked tolerances say where they are asked), of programs that are made anew."""
+    jax.clear_caches()
+    found = ask()
+    return found if isinstance(found, tuple) else (found,)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(judge_two_stacks, judge_training, judge_trajectory, judge_decoding, judge_beams, judge_gemma),
+        *(*MASKED.values(), judge_cudnn, judge_forward_draws),
+    ],
+)
+def test_without_a_fault_the_gates_are_green(make):
+    assert all(figure.passed for figure in answer(judge(make))[0])
+
+
+@pytest.mark.parametrize(
+    ("planted", "make", "fault"),
+    [
+        pytest.param(planted, make, fault, id=fault.name, marks=[pytest.mark.deep] if fault in DEEP else [])
+        for planted, make, given in TABLE
+        for fault in given
+    ],
+)
+def test_a_fault_turns_a_gate_red(planted, make, fault, report):
+    ask = judge(make)
+    with plant(fault):
+        found = answer(ask)
+    jax.clear_caches()
+    report(fault.name, planted, *found)
+
+
+def test_lowered_weights_are_refused_by_their_type():
+    name = "switches-decoder-only"
+    cases = list(inputs(name, 0.02, "right", 1))
+    refusal = pytest.raises(ParityError, match=r"self_attention: dtypes differ: ours bfloat16, theirs float32")
+    with refusal, library_faults.NARROW_WEIGHTS.plant():
+        ask_quality("4 bfloat16 / allowed", name, BFLOAT16, cases)

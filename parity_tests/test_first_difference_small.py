@@ -1,6 +1,5 @@
 """`first_difference` on pairs of a few lines each, for what the small GPT of test_first_difference.py has not."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,104 +13,89 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from parity import ParityError, WeightMap, check_parity, first_difference, match_weights
+from parity import ParityError, check_parity, first_difference, match_weights
+
+pytestmark = pytest.mark.usefixtures("as_others_write")
+
+
+class Module(nn.Module):
+    """A module of these parts, with random weights that are always the same, whose forward pass is a function of it."""
+
+    def __init__(self, forward, **parts):
+        super().__init__()
+        torch.manual_seed(0)
+        for name, make in parts.items():
+            setattr(self, name, make())
+        self._run = forward
+
+    def forward(self, x):
+        return self._run(self, x)
+
+
+def linear(width=3):
+    return nn.Linear(4, width)
+
 
 NUMBERS = np.random.default_rng(1).standard_normal((5, 4))
-LINEAR: WeightMap = {"kernel": ("linear.weight", "o i -> i o"), "bias": "linear.bias"}
-
-
-@pytest.fixture(autouse=True)
-def as_others_write_jax() -> Iterator[None]:
-    """Ports lean on broadcasting, which our own code does without."""
-    with jax.numpy_rank_promotion("allow"):
-        yield
+LINEAR = {"kernel": ("linear.weight", "o i -> i o"), "bias": "linear.bias"}
 
 
 @pytest.mark.parametrize(
     "theirs", [F.silu, F.mish, lambda x: 1 - torch.sigmoid(x)], ids=["silu", "mish", "1 - sigmoid"]
 )
-def test_a_step_within_an_activation_is_not_taken_for_it(theirs: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    class Theirs(nn.Sequential):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self[1](theirs(self[0](x)))  # type: ignore[no-any-return]
+def test_a_step_within_an_activation_is_not_taken_for_it(theirs):
+    def forward(self, x):
+        return self.down(theirs(self.up(x)))
 
-    torch.manual_seed(0)
-    weights: WeightMap = {
-        f"{name}.{ours}": (f"{name}.{kind}", axes)
-        for name in "01"
-        for ours, kind, axes in (("kernel", "weight", "o i -> i o"), ("bias", "bias", "o -> o"))
-    }
+    def ours(p, x):
+        return jax.nn.gelu(x @ p["kernel"] + p["bias"], approximate=True) @ p["down"].T
 
-    def other(p: Any, x: jax.Array) -> jax.Array:
-        h = jax.nn.gelu(x @ p["0"]["kernel"] + p["0"]["bias"], approximate=True)
-        return h @ p["1"]["kernel"] + p["1"]["bias"]
-
-    found = first_difference(other, Theirs(nn.Linear(4, 8), nn.Linear(8, 3)), weights, [NUMBERS])
-    allowed = ("another activation: GELU (tanh) in ours, SiLU in theirs",) if theirs is F.silu else (None,)
-    assert found.kind in allowed
+    weights = {"kernel": ("up.weight", "o i -> i o"), "bias": "up.bias", "down": "down.weight"}
+    module = Module(forward, up=lambda: linear(8), down=lambda: nn.Linear(8, 3, bias=False))
+    said = "another activation: GELU (tanh) in ours, SiLU in theirs" if theirs is F.silu else None
+    assert first_difference(ours, module, weights, [NUMBERS]).kind == said
 
 
-def test_experts_in_one_product_and_one_by_one() -> None:
-    class Theirs(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.experts = nn.ModuleList(nn.Linear(4, 8) for _ in range(3))
+def test_experts_in_one_product_and_one_by_one():
+    def one_by_one(self, x):
+        hidden = [torch.tanh(expert(x)) for expert in self.experts]
+        return hidden[0] - 2 * hidden[1] + hidden[2]
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            hidden = [torch.tanh(expert(x)) for expert in self.experts]
-            return hidden[0] - 2 * hidden[1] + hidden[2]
+    theirs = Module(one_by_one, experts=lambda: nn.ModuleList(linear(8) for _ in range(3)))
 
     weights = {"kernel": ("experts.{layer}.weight", "o i -> i o"), "bias": "experts.{layer}.bias"}
 
-    def batched(p: Any, x: jax.Array, power: int = 1) -> jax.Array:
+    def batched(p, x, power=1):
         hidden = jnp.tanh(jnp.einsum("td,edh->eth", x, p["kernel"]) + p["bias"][:, None])
         hidden = hidden**power
         return hidden[0] - 2 * hidden[1] + hidden[2]
 
-    assert not first_difference(batched, Theirs(), weights, [NUMBERS])
-    found = first_difference(partial(batched, power=3), Theirs(), weights, [NUMBERS])
-    assert found.ours is not None
+    assert not first_difference(batched, theirs, weights, [NUMBERS])
+    found = first_difference(partial(batched, power=3), theirs, weights, [NUMBERS])
     assert found.ours.source == "hidden = hidden**power"
     assert found.kind is None
 
 
-def test_a_mask_of_a_large_negative_number_hides_nothing() -> None:
-    class Theirs(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.linear = nn.Linear(4, 6)
+def test_a_mask_of_a_large_negative_number_hides_nothing():
+    theirs = Module(lambda self, x: (self.linear(x) + torch.arange(6) % 2 * -1e9).softmax(-1), linear=lambda: linear(6))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            scores = self.linear(x)
-            return (scores + torch.arange(6) % 2 * -1e9).softmax(-1)
-
-    def ours(p: Any, x: jax.Array) -> jax.Array:
+    def ours(p, x):
         scores = x @ p["kernel"] + p["bias"][::-1]
         return jax.nn.softmax(jnp.where(jnp.arange(6) % 2 == 1, -1e9, scores))
 
-    found = first_difference(
-        ours, Theirs(), {"kernel": ("linear.weight", "o i -> i o"), "bias": "linear.bias"}, [NUMBERS]
-    )
-    assert found.ours is not None
+    found = first_difference(ours, theirs, LINEAR, [NUMBERS])
     assert found.ours.source == 'scores = x @ p["kernel"] + p["bias"][::-1]'
 
 
-def test_what_is_not_compared_is_said() -> None:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 3)
+def test_what_is_not_compared_is_said():
+    def forward(self, x):
+        return {"y": self.linear(x), "ids": self.linear(x).argmax(-1), "z": x}
 
-        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {"y": self.linear(x), "ids": self.linear(x).argmax(-1), "z": x}
-
-    weights = {"kernel": ("linear.weight", "o i -> i o"), "bias": "linear.bias"}
-    found = first_difference(lambda p, x: {"y": x @ p["kernel"] + p["bias"]}, Two(), weights, [NUMBERS])
+    theirs = Module(forward, linear=linear)
+    found = first_difference(lambda p, x: {"y": x @ p["kernel"] + p["bias"]}, theirs, LINEAR, [NUMBERS])
     assert not found
     assert str(found).endswith("the same (not compared: ids, z)")
-    found = first_difference(lambda p, x: {"y": x @ p["kernel"]}, Two(), weights, [NUMBERS])
+    found = first_difference(lambda p, x: {"y": x @ p["kernel"]}, theirs, LINEAR, [NUMBERS])
     assert found
     assert str(found).endswith("not compared: ids, z")
     assert "not compared: ids, z" in found.as_html()
@@ -134,19 +118,12 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("packed", SHAPES)
-def test_nested_outputs_are_compared_by_all_three(packed: str) -> None:
+def test_nested_outputs_are_compared_by_all_three(packed):
     """`(y, (h, c))` of an LSTM, and the same in a dict and in a dataclass."""
 
-    class Theirs(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.lstm = nn.LSTM(4, 3, batch_first=True)
+    theirs = Module(lambda self, x: SHAPES[packed](self.lstm(x)), lstm=partial(nn.LSTM, 4, 3, batch_first=True))
 
-        def forward(self, x: torch.Tensor) -> Any:
-            return SHAPES[packed](self.lstm(x))
-
-    def ours(p: Any, x: jax.Array, factor: float = 1.0) -> Any:
+    def ours(p, x, factor=1.0):
         h = c = jnp.zeros((x.shape[0], 3), x.dtype)
         states = []
         for t in range(x.shape[1]):
@@ -158,7 +135,7 @@ def test_nested_outputs_are_compared_by_all_three(packed: str) -> None:
         c = c * factor
         return SHAPES[packed]((jnp.stack(states, 1), (h[None], c[None])))
 
-    weights: WeightMap = {
+    weights = {
         "ih": ("lstm.weight_ih_l0", "o i -> i o"),
         "hh": ("lstm.weight_hh_l0", "o i -> i o"),
         "bias_ih": "lstm.bias_ih_l0",
@@ -169,124 +146,106 @@ def test_nested_outputs_are_compared_by_all_three(packed: str) -> None:
     inputs = [np.random.default_rng(0).standard_normal((2, 5, 4))]
     state = "1" if packed == "tuple" else "state"
 
-    found = first_difference(ours, Theirs(), weights, inputs)
+    found = first_difference(ours, theirs, weights, inputs)
     assert not found
     assert not found.left_out
-    assert check_parity(ours, Theirs(), weights, inputs, gates=["1", "2"])
-    match = match_weights(shapes, Theirs(), ours=ours, inputs=inputs)
+    assert check_parity(ours, theirs, weights, inputs, gates=["1", "2"])
+    match = match_weights(shapes, theirs, ours=ours, inputs=inputs)
     assert match.verified
     assert "not compared" not in match.figures
 
     wrong = partial(ours, factor=1.5)
-    assert first_difference(wrong, Theirs(), weights, inputs).differing == (f"{state}.1: 5.0e-01",)
+    assert first_difference(wrong, theirs, weights, inputs).differing == (f"{state}.1: 5.0e-01",)
     with pytest.raises(ParityError, match=rf"gate 1 activations: 5.00e-01 >  1e-12 \({state}.1\)$"):
-        check_parity(wrong, Theirs(), weights, inputs, gates=["1"], explain=False)
-    assert not match_weights(shapes, Theirs(), ours=wrong, inputs=inputs).verified
+        check_parity(wrong, theirs, weights, inputs, gates=["1"], explain=False)
+    assert not match_weights(shapes, theirs, ours=wrong, inputs=inputs).verified
 
     # Without the state: nothing of it is passed over in silence.
-    def alone(p: Any, x: jax.Array) -> jax.Array:
-        return ours(p, x)[0]  # type: ignore[no-any-return]
+    def alone(p, x):
+        return ours(p, x)[0]
 
     if packed == "tuple":
         said = "not compared: 1.0, 1.1"
-        assert said in str(first_difference(alone, Theirs(), weights, inputs))
-        assert said in match_weights(shapes, Theirs(), ours=alone, inputs=inputs).figures
+        assert said in str(first_difference(alone, theirs, weights, inputs))
+        assert said in match_weights(shapes, theirs, ours=alone, inputs=inputs).figures
         with pytest.raises(ParityError, match=r"only theirs has \['0', '1.0', '1.1'\]"):
-            check_parity(alone, Theirs(), weights, inputs, gates=["1"], explain=False)
+            check_parity(alone, theirs, weights, inputs, gates=["1"], explain=False)
 
 
-def test_what_only_ours_trains_is_said() -> None:
+def test_what_only_ours_trains_is_said():
     """Whisper's encoder has its positions as a parameter that is frozen."""
 
-    class Theirs(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.linear, self.positions = nn.Linear(4, 4), nn.Embedding(5, 4)
-            self.positions.weight.requires_grad_(False)
+    theirs = Module(
+        lambda self, x: torch.tanh(self.linear(x) + self.positions.weight),
+        linear=lambda: linear(4),
+        positions=lambda: nn.Embedding(5, 4).requires_grad_(False),
+    )
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.tanh(self.linear(x) + self.positions.weight)
-
-    def ours(p: Any, x: jax.Array, frozen: bool = False, factor: float = 1.0) -> jax.Array:
+    def ours(p, x, frozen=False, factor=1.0):
         positions = jax.lax.stop_gradient(p["positions"]) if frozen else p["positions"]
         bias = p["bias"] * factor + jax.lax.stop_gradient(p["bias"] * (1 - factor))
         return jnp.tanh(x @ p["kernel"] + bias + positions)
 
-    weights: WeightMap = {**LINEAR, "positions": "positions.weight"}
+    weights = {**LINEAR, "positions": "positions.weight"}
     said = "trained in ours alone: positions.weight"
-    found = first_difference(ours, Theirs(), weights, [NUMBERS])
+    found = first_difference(ours, theirs, weights, [NUMBERS])
     assert not found
     assert str(found).endswith(f"the same ({said})")
     assert said in found.as_html()
     assert found.as_json()["trained_alone"] == ["positions.weight"]
     optimizers = optax.sgd(1e-3), partial(torch.optim.SGD, lr=1e-3)
-    assert first_difference(ours, Theirs(), weights, [NUMBERS], optimizer=optimizers).notes == [said]
-    figures = check_parity(ours, Theirs(), weights, [NUMBERS], gates=["1", "2"])
+    assert first_difference(ours, theirs, weights, [NUMBERS], optimizer=optimizers).notes == [said]
+    figures = check_parity(ours, theirs, weights, [NUMBERS], gates=["1", "2"])
     assert [said in str(figure) for figure in figures] == [False, True]
     # Also beside a difference of gradients.
     halved = partial(ours, factor=0.5)
-    assert first_difference(halved, Theirs(), weights, [NUMBERS]).notes == [said]
+    assert first_difference(halved, theirs, weights, [NUMBERS]).notes == [said]
     with pytest.raises(ParityError, match=said):
-        check_parity(halved, Theirs(), weights, [NUMBERS], gates=["2"], explain=False)
+        check_parity(halved, theirs, weights, [NUMBERS], gates=["2"], explain=False)
 
     frozen = partial(ours, frozen=True)
-    assert not first_difference(frozen, Theirs(), weights, [NUMBERS]).notes
-    assert not any(figure.note for figure in check_parity(frozen, Theirs(), weights, [NUMBERS], gates=["1", "2"]))
+    assert not first_difference(frozen, theirs, weights, [NUMBERS]).notes
+    assert not any(figure.note for figure in check_parity(frozen, theirs, weights, [NUMBERS], gates=["1", "2"]))
 
 
-def test_parts_in_another_order_are_named_where_they_are_put_together() -> None:
+def test_parts_in_another_order_are_named_where_they_are_put_together():
     """A table of cosines and sines, as of positions: what differs first is no sine, but their order."""
 
-    class Theirs(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.linear = nn.Linear(4, 6)
+    def forward(self, x):
+        angles = torch.arange(5, dtype=torch.float64)[:, None] / 10 ** torch.arange(3, dtype=torch.float64)
+        table = torch.cat([angles.sin(), angles.cos()], -1)
+        return torch.tanh(self.linear(x) + table)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            angles = torch.arange(5, dtype=torch.float64)[:, None] / 10 ** torch.arange(3, dtype=torch.float64)
-            table = torch.cat([angles.sin(), angles.cos()], -1)
-            return torch.tanh(self.linear(x) + table)
-
-    def ours(p: Any, x: jax.Array) -> jax.Array:
+    def ours(p, x):
         angles = jnp.arange(5)[:, None] / 10.0 ** jnp.arange(3)
         table = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], -1)
         return jnp.tanh(x @ p["kernel"] + p["bias"] + table)
 
-    found = first_difference(ours, Theirs(), LINEAR, [NUMBERS])
+    found = first_difference(ours, Module(forward, linear=lambda: linear(6)), LINEAR, [NUMBERS])
     assert (found.stage, found.sure, found.parameters) == ("forward", True, ())
     assert found.kind == "the same numbers in another order: along axis 1 places 0 to 5 are in another order"
-    assert found.ours is not None
-    assert found.theirs is not None
     assert found.ours.source == "table = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], -1)"
     assert found.theirs.source == "table = torch.cat([angles.sin(), angles.cos()], -1)"
 
 
-def test_code_that_reads_the_weight_of_another_layer_is_no_difference_of_weights() -> None:
-    class Theirs(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+def test_code_that_reads_the_weight_of_another_layer_is_no_difference_of_weights():
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for layer in self.layers:
-                x = torch.tanh(layer(x))
-            return x
+    theirs = Module(forward, layers=lambda: nn.ModuleList(linear(4) for _ in range(3)))
 
-    def ours(p: Any, x: jax.Array, last: int = 1) -> jax.Array:
+    def ours(p, x, last=1):
         for layer in range(3):
             x = jnp.tanh(x @ p["kernel"][min(layer, last)] + p["bias"][layer])
         return x
 
-    weights: WeightMap = {"kernel": ("layers.{layer}.weight", "o i -> i o"), "bias": "layers.{layer}.bias"}
-    assert not first_difference(partial(ours, last=2), Theirs(), weights, [NUMBERS])
-    found = first_difference(ours, Theirs(), weights, [NUMBERS])
+    weights = {"kernel": ("layers.{layer}.weight", "o i -> i o"), "bias": "layers.{layer}.bias"}
+    assert not first_difference(partial(ours, last=2), theirs, weights, [NUMBERS])
+    found = first_difference(ours, theirs, weights, [NUMBERS])
     # The map is right, so that the answer is a line and not a weight.
     assert (found.stage, found.sure, found.parameters) == ("forward", True, ())
     assert found.kind == "ours reads layers.1.weight, as kernel, where theirs reads layers.2.weight"
-    assert found.ours is not None
     assert "min(layer, last)" in found.ours.source
-    assert found.theirs is not None
     assert found.theirs.module == "layers.2"

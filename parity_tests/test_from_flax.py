@@ -9,13 +9,14 @@ import flax.serialization
 import msgpack
 import numpy as np
 import pytest
+import torch
 from flax import traverse_util
+from transformers.pytorch_utils import Conv1D
 
 from jax_tformer import InputError
 from jax_tformer.cli import from_flax
 from jax_tformer.hub.flax_weights import load_flax
-from parity_tests.flax_folders import flax_tree, save_flax
-from parity_tests.huggingface import Oracle
+from parity_tests.huggingface import Oracle, bytes_lost, config_json
 from parity_tests.oracles import ENTRIES
 from parity_tests.test_pretrained import opened, saved, stored
 
@@ -26,25 +27,46 @@ NAMES = [name for name in ENTRIES if name.split()[0] in WITH_FLAX]
 FIRST = ("gpt2", "bert masked", "bart")
 
 
+def flax_tree(oracle):
+    """The model's parameters as they were in Flax: by module, kernels transposed, tied arrays once."""
+    modules = dict(oracle.model.named_modules())
+    flat = {}
+    for name, tensor in oracle.kept().items():
+        module, _, leaf = name.rpartition(".")
+        array = tensor.detach().numpy()
+        if leaf == "weight" and isinstance(modules[module], torch.nn.Linear | Conv1D):
+            leaf, array = "kernel", np.ascontiguousarray(array.T)
+        elif leaf == "weight" and isinstance(modules[module], torch.nn.Embedding):
+            leaf = "embedding"
+        elif leaf == "weight" and isinstance(modules[module], torch.nn.LayerNorm):
+            leaf = "scale"
+        flat[(*module.split("."), leaf) if module else (leaf,)] = array
+    return traverse_util.unflatten_dict(flat)
+
+
+def save_flax(oracle, folder):
+    """Writes config.json and flax_model.msgpack."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config_json(oracle.model)))
+    (folder / "flax_model.msgpack").write_bytes(flax.serialization.to_bytes(flax_tree(oracle)))
+
+
 @pytest.mark.parametrize(
     "name", [name if name in FIRST else pytest.param(name, marks=pytest.mark.deep) for name in NAMES]
 )
-def test_the_weights_are_those_of_pytorch(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_weights_are_those_of_pytorch(name, tmp_path, capsys):
     oracle = Oracle(name, "float32")
     oracle.load(oracle.random_weights(0.2, 3))
     save_flax(oracle, tmp_path / "flax")
     assert from_flax.main([str(tmp_path / "flax"), str(tmp_path / "out")]) == 0
     assert f"{type(oracle.model).__name__} of " in capsys.readouterr().out
-    model, told = opened(oracle, tmp_path / "out")
-    assert not told["missing_keys"]
-    assert not told["unexpected_keys"]
-    theirs, ours = oracle.model.state_dict(), model.state_dict()
+    theirs, ours = oracle.model.state_dict(), opened(oracle, tmp_path / "out").state_dict()
     # What the file holds; Marian computes its position tables.
     for key in stored(tmp_path / "out"):
         np.testing.assert_array_equal(ours[key].numpy(), theirs[key].numpy(), err_msg=key)
 
 
-def test_what_older_folders_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_older_folders_hold(tmp_path, monkeypatch):
     """Shards with slashes in the names, arrays in pieces, a class called Flax..., the tokenizer beside them."""
     oracle = saved("gpt2", tmp_path / "flax", dtype="float32")
     config = json.loads((tmp_path / "flax/config.json").read_text()) | {"architectures": ["FlaxGPT2LMHeadModel"]}
@@ -64,9 +86,7 @@ def test_what_older_folders_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert from_flax.main([str(tmp_path / "flax"), str(tmp_path / "out"), "--max-shard-size", "60KB"]) == 0
     assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
     oracle.model.save_pretrained(tmp_path / "torch")
-    ours, theirs = stored(tmp_path / "out"), stored(tmp_path / "torch")
-    assert ours.keys() == theirs.keys()
-    assert all(ours[name].tobytes() == theirs[name].tobytes() for name in theirs)
+    bytes_lost(stored(tmp_path / "out"), stored(tmp_path / "torch")).require()
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "flax" / name).read_bytes()
 
@@ -81,22 +101,22 @@ def packed(shape: Any, dtype: str, content: bytes, kind: int = 1) -> bytes:
     ("content", "message"),
     [
         (packed([3], "float32", bytes(12))[:-4], "truncated or damaged"),
-        (packed([3], "float32", bytes(12)) + b"more", "4 bytes follow the weights"),
-        (packed([4], "float32", bytes(12)), r"12 bytes for an array of \[4\]"),
-        (packed([1 << 40, 1 << 40], "float32", bytes(12)), "12 bytes for an array of"),
-        (packed([-3], "float32", bytes(12)), r"12 bytes for an array of \[-3\]"),
-        (packed([3], "object", bytes(12)), "an array of type b'object'"),
-        (packed([3], "float32", bytes(12), kind=7), "an object of kind 7"),
+        (packed([3], "float32", bytes(12)) + b"more", "truncated or damaged .*extra data"),
+        (packed([4], "float32", bytes(12)), "truncated or damaged .*reshape"),
+        (packed([1 << 40, 1 << 40], "float32", bytes(12)), "truncated or damaged"),
+        (packed([-3], "float32", bytes(12)), "do not fit"),
+        (packed([3], "object", bytes(12)), "truncated or damaged .*OBJECT"),
+        (packed([3], "float32", bytes(12), kind=7), "holds ExtType where an array"),
         (packed([3], "float32", bytes(12)), r"missing .* unexpected \(transformer\.x\)"),
-        (msgpack.packb({"x": {"y": 3}}), r"holds int where an array should be \(x/y\)"),
-        (msgpack.packb([1]), "holds list where an array should be"),
+        (msgpack.packb({"x": {"y": 3}}), r"holds int where an array of floats should be \(x/y\)"),
+        (msgpack.packb([1]), "holds list where an array"),
         (b"\x81" * 5000, "truncated or damaged"),
         (b"", "truncated or damaged"),
-        (b"\x80\x04\x95 a pickle", "follow the weights|truncated or damaged"),
+        (b"\x80\x04\x95 a pickle", "truncated or damaged"),
         (None, "has neither flax_model.msgpack nor"),
     ],
 )
-def test_damaged_files(content: bytes | None, message: str, tmp_path: Path) -> None:
+def test_damaged_files(content, message, tmp_path):
     config = {"architectures": ["GPT2LMHeadModel"], "n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 11}
     (tmp_path / "flax").mkdir()
     (tmp_path / "flax/config.json").write_text(json.dumps(config))
@@ -108,7 +128,7 @@ def test_damaged_files(content: bytes | None, message: str, tmp_path: Path) -> N
     assert not (tmp_path / "out").exists()
 
 
-def test_bad_folders(tmp_path: Path) -> None:
+def test_bad_folders(tmp_path):
     with pytest.raises(InputError, match="is no folder"):
         load_flax(tmp_path / "nowhere")
     with pytest.raises(InputError, match="is there already"):
@@ -125,7 +145,7 @@ def test_bad_folders(tmp_path: Path) -> None:
             load_flax(tmp_path)
 
 
-def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_the_page_runs(tmp_path, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/from-flax.md").read_text("utf-8"), re.DOTALL)
     saved("gpt2", tmp_path / "gpt2", dtype="float32")
     save_flax(Oracle("gpt2", "float32"), tmp_path / "gpt2-flax")

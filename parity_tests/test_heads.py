@@ -1,6 +1,5 @@
 """Poolers and classification heads: gates 1, 2, 7 and 10, and faults of theirs."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -8,12 +7,10 @@ import jax
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.functional import transformer
-from parity.gates.measure import Measured, compared
-from parity_tests.faults import Fault, code_fault
+from parity_tests.faults import call_fault
 from parity_tests.initialisation import gate as start_gate
 from parity_tests.test_draws import CLASSIFYING
 from parity_tests.test_draws import drawn as drawn_masks
@@ -36,10 +33,10 @@ CONFIGS = {
 
 
 @cache
-def pair(name: str) -> Pair:
+def pair(name):
     config = CONFIGS[name]
     seed = 0 if config.dropout.drops else None
-    return Pair(config, weights_for(config, 0.2), "float64", optimised=False, dropout_seed=seed)
+    return Pair(config, weights_for(config, 0.2), dropout_seed=seed)
 
 
 @pytest.mark.parametrize(
@@ -47,72 +44,44 @@ def pair(name: str) -> Pair:
     # The oracles have the others: BERT without a head, and of tokens.
     [name if "text" in name else pytest.param(name, marks=pytest.mark.deep) for name in CONFIGS],
 )
-def test_gates_1_and_2(name: str, record: Callable[..., None]) -> None:
+def test_gates_1_and_2(name, record):
     for padding in PADDINGS:
         batch = batch_for(CONFIGS[name], padding)
         for figure in identity(pair(name), batch):
             record(name, figure, pair(name), batch)
 
 
-def last_position(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda self, x: right(self, x.flip(1))
-
-
-def mean_position(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda self, x: right(self, x.mean(1, keepdim=True))
-
-
-def dropout_after_the_dense_layer(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def forward(self: heads.Pooler, x: Tensor) -> Tensor:
-        return self.activation(self.dropout(self.dense(x[:, 0])))  # type: ignore[no-any-return]
-
-    return forward
-
-
-def forgotten_bias(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda self, x: right(self, x) - self.bias
-
-
+POOLER = (heads.Pooler, "forward")
 FAULTS = {
     "text classified": (
-        code_fault("pooler takes the last position", heads.Pooler, "forward", last_position),
-        code_fault("pooler takes the mean", heads.Pooler, "forward", mean_position),
-        code_fault("pooler: tanh instead of relu", torch.nn.ReLU, "forward", lambda right: lambda self, x: x.tanh()),
-        code_fault("classifier without its bias", heads.Classifier, "forward", forgotten_bias),
+        call_fault("pooler takes the last position", *POOLER, lambda right, self, x: right(self, x.flip(1))),
+        call_fault("pooler takes the mean", *POOLER, lambda right, self, x: right(self, x.mean(1, keepdim=True))),
+        call_fault("pooler: tanh instead of relu", torch.nn.ReLU, "forward", lambda right, self, x: x.tanh()),
+        call_fault(
+            "classifier without its bias",
+            heads.Classifier,
+            "forward",
+            lambda right, self, x: right(self, x) - self.bias,
+        ),
     ),
     "text classified, with dropout": (
-        code_fault("pooler drops after its dense layer", heads.Pooler, "forward", dropout_after_the_dense_layer),
+        call_fault(
+            "pooler drops after its dense layer",
+            *POOLER,
+            lambda right, self, x: self.activation(self.dropout(self.dense(x[:, 0]))),
+        ),
     ),
 }
+"""Gates 1 and 2, in test_faults.py."""
 
 
-@pytest.mark.parametrize(
-    ("name", "fault"),
-    [(name, fault) for name, faults in FAULTS.items() for fault in faults],
-    ids=lambda value: value.name if isinstance(value, Fault) else None,
-)
-def test_a_fault_of_heads(name: str, fault: Fault, report: Callable[..., None]) -> None:
-    models, batch = pair(name), batch_for(CONFIGS[name], "right")
-    ours = models.run_jax(batch)
-    with fault.plant():
-        theirs = models.run_torch(batch)
-    report(
-        fault.name,
-        "reference",
-        [
-            compared("1 activations", ours.activations, theirs.activations),
-            compared("2 gradients", ours.gradients, theirs.gradients),
-        ],
-    )
-
-
-def test_their_parameters_start_as_the_config_says(record: Callable[[str, Measured], None]) -> None:
+def test_their_parameters_start_as_the_config_says(record):
     for start in ("normal", "xavier_uniform"):
         config = replace(CONFIGS["text classified"], initializer=start, encoder=replace(STACK, num_layers=1))
         record("text classified", start_gate(config, drawn(config)))
 
 
-def test_their_masks_are_drawn_independently(record: Callable[[str, Measured], None]) -> None:
+def test_their_masks_are_drawn_independently(record):
     masks = drawn_masks(CONFIGS["text classified, with dropout"])
     assert {"pooler.dropout", "classifier.dropout"} <= masks.keys()
     record("text classified", draws_gate(masks))
@@ -122,7 +91,7 @@ def test_their_masks_are_drawn_independently(record: Callable[[str, Measured], N
     ("name", "logits", "pooled"),
     [("pooled", (3, 11, 32), (3, 32)), ("text classified", (3, 3), (3, 32)), ("tokens classified", (3, 11, 5), None)],
 )
-def test_shapes_of_outputs(name: str, logits: tuple[int, ...], pooled: tuple[int, ...] | None) -> None:
+def test_shapes_of_outputs(name, logits, pooled):
     net = transformer(CONFIGS[name])
     outputs = jax.eval_shape(lambda params, tokens: net.bind(params)(tokens), net.shapes, np.zeros((3, 11), np.int32))
     assert outputs.logits.shape == logits

@@ -1,44 +1,38 @@
-"""Gates 1 to 4 against Hugging Face's own models (see oracles/), and what their settings mean."""
+"""Gates 1 to 4 and 7 against Hugging Face's own models (see oracles.py)."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
 from itertools import product
-from typing import Any
+from unittest.mock import patch
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from transformers.activations import ACT2FN
+from torch.nn import functional
 
-from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig
-from jax_tformer.hub.families import FAMILIES, from_huggingface
-from jax_tformer.hub.tables import ACTIVATIONS, CONV1D, MATRIX, read_rows
-from jax_tformer.model.layers import activate
+from jax_tformer.hub.families import FAMILIES
+from jax_tformer.hub.tables import CONV1D, MATRIX, read_rows
 from parity.gates.measure import (
     BFLOAT16,
     BFLOAT16_VALUES,
     FLOAT32,
-    Measured,
     ParityError,
-    Quality,
     Sample,
     compared,
     quality,
 )
-from parity.gates.pair import Result, Tensors
+from parity.gates.pair import Result
 from parity_tests.huggingface import Narrowed, Oracle, comparable, masked
 from parity_tests.oracles import ENTRIES, VARIANTS
 from parity_tests.test_models import DRAWS_BFLOAT16
-from twin.bridge import Pair, known_zeros, parity_options
-from twin.cases import CONFIGS, PADDINGS, REGIMES
+from torch_ref.layers import inject
+from twin.bridge import known_zeros, parity_options
+from twin.cases import PADDINGS, REGIMES
+from twin.dropout import dropout_sites
 
-Record = Callable[[str, Measured], None]
-FIRST = [name for name, entry in ENTRIES.items() if not entry.further]
-FURTHER = [name for name, entry in ENTRIES.items() if entry.further]
+FIRST = [name for name, entry in ENTRIES.items() if entry.first]
+FURTHER = [name for name in ENTRIES if name not in FIRST]
 UNLIKE = ["gemma3", "gpt_neox"]
 """Decoders whose parts no other of them has."""
 HEADS = [pytest.param(name, marks=pytest.mark.deeper) for name in ("roberta texts", "roberta tokens")]
@@ -50,36 +44,31 @@ DEEPER = {
 """Test -> the models that it takes, and with --deep."""
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+def pytest_generate_tests(metafunc):
     if metafunc.function.__name__ in DEEPER:
         few, every = DEEPER[metafunc.function.__name__]
         metafunc.parametrize("name", few if metafunc.config.getoption("--deep") is None else every)
 
 
 @lru_cache(maxsize=2)
-def sides(name: str, dtype: Dtype) -> tuple[Pair, Oracle]:
+def sides(name, dtype="float64"):
     """Ours and theirs of one model; the compiled function is kept while the parameters change."""
     oracle = Oracle(name, dtype)
-    weights = from_huggingface(oracle.json, oracle.random_weights(0.02, 0))[1]
-    return Pair(oracle.config, weights, dtype, optimised=dtype == "float32"), oracle
+    return oracle.pair(0.02, 0, dtype), oracle
 
 
-def results(name: str, weights: Tensors, batch: Tensors, dtype: Dtype) -> tuple[Result, Result]:
+def results(name, weights, batch, dtype):
     """(JAX, Hugging Face) on one case, where they are comparable; `weights` are theirs."""
     pair, oracle = sides(name, dtype)
-    oracle.load(weights)
-    pair.load(from_huggingface(oracle.json, weights)[1])
-    ours, theirs = pair.run_jax(masked(batch)), oracle.run(batch)
-    return (
-        Result(comparable(oracle.config, batch, ours.activations), ours.gradients),
-        Result(comparable(oracle.config, batch, theirs.activations), theirs.gradients),
-    )
+    pair.load(oracle.load(weights))
+    both = pair.run_jax(masked(batch)), oracle.run(batch)
+    return [Result(comparable(oracle.config, batch, side.activations), side.gradients) for side in both]
 
 
-def truth_of(name: str, weights: Tensors, batch: Tensors, record: Record) -> tuple[Result, dict[str, float]]:
+def truth_of(name, weights, batch, record):
     """Gates 1 and 2 on one case; then what Hugging Face computes in float64, and what is zero in exact arithmetic."""
     ours, theirs = results(name, weights, batch, "float64")
-    zeros = known_zeros(sides(name, "float64")[1].config, theirs.gradients)
+    zeros = known_zeros(sides(name)[1].config, theirs.gradients)
     record(f"huggingface {name}", compared("1 activations", ours.activations, theirs.activations))
     record(f"huggingface {name}", compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros))
     return theirs, zeros
@@ -87,127 +76,86 @@ def truth_of(name: str, weights: Tensors, batch: Tensors, record: Record) -> tup
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", FURTHER)
-def test_gates_1_and_2(name: str, record: Record) -> None:
-    oracle = sides(name, "float64")[1]
+def test_gates_1_and_2(name, record):
+    oracle = sides(name)[1]
     for std, padding in product(REGIMES.values(), PADDINGS):
         truth_of(name, oracle.random_weights(std, 0), oracle.batch(padding, 0), record)
 
 
 @pytest.mark.parametrize("name", FIRST)
-def test_gates_1_2_and_3(name: str, record: Record) -> None:
-    label, (_, oracle) = f"huggingface {name}", sides(name, "float64")
+def test_gates_1_2_and_3(name, record):
+    oracle = sides(name)[1]
     for std in REGIMES.values():
         samples = []
         for padding, seed in product(PADDINGS, range(2)):
             weights, batch = oracle.random_weights(std, seed), oracle.batch(padding, seed)
             theirs, zeros = truth_of(name, weights, batch, record)
-            ours32, theirs32 = results(name, weights, batch, "float32")
             truth = theirs.activations | theirs.gradients
             scales = {tensor: float(np.linalg.norm(array)) for tensor, array in truth.items()} | zeros
-            samples.append(
-                Sample(ours32.activations | ours32.gradients, theirs32.activations | theirs32.gradients, truth, scales)
-            )
-        record(label, quality("3 float32 / allowed", samples))
+            narrow = (side.activations | side.gradients for side in results(name, weights, batch, "float32"))
+            samples.append(Sample(*narrow, truth, scales))
+        record(f"huggingface {name}", quality("3 float32 / allowed", samples))
 
 
-@pytest.mark.deep
-def test_gate_4(name: str, record: Record) -> None:
-    """bfloat16, with weights that it holds, beside Hugging Face's own; with --deep, of all first entries."""
-    exact, narrow = Oracle(name), Oracle(name, "bfloat16")
-    start = from_huggingface(exact.json, exact.random_weights(0.02, 0))[1]
-    pair = Pair(exact.config, start, "bfloat16", optimised=False)
+def narrow_samples(name, dtype, draws, *, backward):
+    """Samples in a narrow type beside Hugging Face's own, with weights that it holds, for two regimes."""
+    exact, narrow = Oracle(name), Oracle(name, dtype)
+    pair = exact.pair(0.02, 0, dtype)
+    options = parity_options(dtype, optimised=dtype == "float32")
+    # Half of what there is to compile.
+    forward = jax.jit(partial(lambda ours, *given: ours(*given)[1], pair.ours), compiler_options=options)
     for std, padding in ((0.02, "left"), (0.2, "right")):
         samples = []
-        for seed in range(DRAWS_BFLOAT16):
-            weights = {
-                key: array.astype(pair.dtype).astype(np.float64)
-                for key, array in exact.random_weights(std, seed).items()
-            }
-            batch = exact.batch(padding, seed)
-            exact.load(weights)
+        for seed in range(draws):
+            raw, batch = exact.random_weights(std, seed), exact.batch(padding, seed)
+            weights = {key: array.astype(pair.dtype).astype(np.float64) for key, array in raw.items()}
             narrow.load(weights)
-            pair.load(from_huggingface(exact.json, weights)[1])
-            truth, theirs, ours = exact.run(batch), narrow.run(batch), pair.run_jax(masked(batch))
-            samples.append(sampled(exact.config, batch, ours, theirs, truth))
-        record(f"huggingface {name}", quality("4 bfloat16 / allowed", samples, BFLOAT16))
-        values = [sample.without(start) for sample in samples]
-        record(f"huggingface {name}", replace(quality("4 bfloat16 / allowed", values, BFLOAT16_VALUES), ulps={}))
+            pair.load(exact.load(weights))
+            truth, theirs, whole = exact.run(batch), narrow.run(batch), masked(batch)
+            ours = pair.run_jax(whole) if backward else Result(forward(pair.params, jax.device_put(whole)))
+            mine, other, true = (
+                comparable(exact.config, batch, {key: np.asarray(x) for key, x in side.activations.items()})
+                | (side.gradients if backward else {})
+                for side in (ours, theirs, truth)
+            )
+            # Rounded to the type of theirs: attention weights and logits are float32 here, and bfloat16 there.
+            mine = {key: array.astype(other[key].dtype) for key, array in mine.items()}
+            scales = {key: float(np.linalg.norm(array)) for key, array in true.items()}
+            samples.append(Sample(mine, other, true, scales | known_zeros(exact.config, truth.gradients)))
+        yield samples
 
 
 @pytest.mark.deep
-def test_gates_3_and_4_of_the_forward_pass(name: str, record: Record) -> None:
-    """Half of what there is to compile: what narrow types do to gradients, the first entries show.
+def test_gate_4(name, record):
+    """With --deep, of all first entries."""
+    start = Oracle(name)
+    start = start.load(start.random_weights(0.02, 0))
+    for samples in narrow_samples(name, "bfloat16", DRAWS_BFLOAT16, backward=True):
+        record(f"huggingface {name}", quality("4 bfloat16 / allowed", samples, BFLOAT16))
+        values = [sample.without(start) for sample in samples]
+        record(f"huggingface {name}", quality("4 bfloat16 / allowed", values, BFLOAT16_VALUES))
 
-    With --deep, of all entries that are not among the first.
-    """
-    exact, start = Oracle(name), Oracle(name).random_weights(0.02, 0)
-    start = from_huggingface(exact.json, start)[1]
-    cases: tuple[tuple[Dtype, int, str, Quality], ...] = (
+
+@pytest.mark.deep
+def test_gates_3_and_4_of_the_forward_pass(name, record):
+    """What narrow types do to gradients, the first entries show; with --deep, of all that are not among them."""
+    for dtype, draws, gate, allowed in (
         ("float32", 5, "3 float32 / allowed", FLOAT32),
         ("bfloat16", 11, "4 bfloat16 / allowed", BFLOAT16_VALUES),
-    )
-    for dtype, draws, gate, allowed in cases:
-        narrow, pair = Oracle(name, dtype), Pair(exact.config, start, dtype, optimised=dtype == "float32")
-        options = parity_options(dtype, optimised=dtype == "float32")
-        # Bound now: the loop goes on to another pair.
-        forward = jax.jit(partial(lambda ours, *given: ours(*given)[1], pair.ours), compiler_options=options)
-        for std, padding in ((0.02, "left"), (0.2, "right")):
-            samples = []
-            for seed in range(draws):
-                raw, batch = exact.random_weights(std, seed), exact.batch(padding, seed)
-                weights = {key: array.astype(pair.dtype).astype(np.float64) for key, array in raw.items()}
-                exact.load(weights)
-                narrow.load(weights)
-                pair.load(from_huggingface(exact.json, weights)[1])
-                ours = {key: np.asarray(x) for key, x in forward(pair.params, jax.device_put(masked(batch))).items()}
-                others = (Result(side.run(batch).activations) for side in (narrow, exact))
-                samples.append(sampled(exact.config, batch, Result(ours), *others))
+    ):
+        for samples in narrow_samples(name, dtype, draws, backward=False):
             record(f"huggingface {name}", quality(gate, samples, allowed))
-
-
-def sampled(config: TransformerConfig, batch: Tensors, ours: Result, theirs: Result, truth: Result) -> Sample:
-    """The three of one batch, where they are comparable, and how large each tensor is.
-
-    Ours are rounded to the type of theirs: attention weights and logits are float32 here, and bfloat16 there.
-    """
-    mine, other, exact = (
-        comparable(config, batch, side.activations) | side.gradients for side in (ours, theirs, truth)
-    )
-    mine = {name: array.astype(other[name].dtype) for name, array in mine.items()}
-    scales = {tensor: float(np.linalg.norm(array)) for tensor, array in exact.items()}
-    return Sample(mine, other, exact, scales | known_zeros(config, truth.gradients))
-
-
-def test_which_positions_are_compared() -> None:
-    batch = {
-        "tokens": np.arange(16).reshape(4, 4),
-        "mask": np.array([[0, 0, 1, 1], [1, 1, 0, 0], [1] * 4, [0] * 4]) > 0,
-    }
-    decoder = comparable(CONFIGS["gpt2"], batch, {"position": batch["tokens"]})["position"]
-    assert decoder.tolist() == [2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
-    encoder = comparable(CONFIGS["bert-base"], batch, {"position": batch["tokens"]})["position"]
-    assert encoder.tolist() == list(range(12))
-    batch = {name: batch["tokens"] for name in ("source", "target")} | {
-        "source_mask": batch["mask"][[0, 3, 2, 1]],
-        "target_mask": batch["mask"],
-    }
-    places = {name: batch["source"] for name in ("encoder.0.hidden", "decoder.0.hidden", "logits")}
-    found = {name: array.tolist() for name, array in comparable(CONFIGS["vaswani-base"], batch, places).items()}
-    assert found["encoder.0.hidden"] == [0, 1, 2, 3, 8, 9, 10, 11, 12, 13, 14, 15]
-    assert found["decoder.0.hidden"] == found["logits"] == [2, 3, 8, 9, 10, 11]
 
 
 @pytest.mark.parametrize("padding", ["right", "left"])
 @pytest.mark.parametrize(
     ("name", "side"), [("gpt2", "decoder"), ("bert masked", "encoder"), ("bart", "encoder"), ("bart", "decoder")]
 )
-def test_nothing_is_left_out_but_what_differs(name: str, side: str, padding: str) -> None:
+def test_nothing_is_left_out_but_what_differs(name, side, padding):
     """Hidden states of the first layer differ at every position that is not compared, and at no other."""
-    pair, oracle = sides(name, "float64")
-    weights, batch = oracle.random_weights(0.2, 0), oracle.batch(padding, 0)
-    oracle.load(weights)
-    pair.load(from_huggingface(oracle.json, weights)[1])
-    layer = f"{side}.0.hidden"
+    pair, oracle = sides(name)
+    batch, layer = oracle.batch(padding, 0), f"{side}.0.hidden"
+    pair.load(oracle.load(oracle.random_weights(0.2, 0)))
     ours, theirs = pair.run_jax(batch).activations[layer], oracle.run(batch).activations[layer]
     equal = np.abs(ours - theirs).max(axis=-1) < 1e-6
     places = np.arange(equal.size).reshape(equal.shape)
@@ -216,7 +164,7 @@ def test_nothing_is_left_out_but_what_differs(name: str, side: str, padding: str
 
 
 FUSED = tuple(f"decoder.blocks.*.self_attention.{name}.weight" for name in ("key", "query", "value"))
-FAULTS: dict[str, tuple[str, str, dict[str, Any]]] = {
+FAULTS = {
     "query and key swapped": ("gpt2", "transformer.h.*.attn.c_attn.weight", {"ours": FUSED}),
     "a square matrix transposed": ("gpt2", "transformer.h.*.attn.c_proj.weight", {"axes": MATRIX}),
     "heads before query, key and value": ("gpt2", "transformer.h.*.attn.c_attn.weight", {"axes": "i (o n) -> n o i"}),
@@ -230,42 +178,38 @@ FAULTS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_in_the_table_turns_gate_1_red(fault: str) -> None:
+def test_a_fault_in_the_table_turns_gate_1_red(fault):
     """All shapes agree; only the numbers tell."""
     name, theirs, change = FAULTS[fault]
-    pair, oracle = sides(name, "float64")
+    pair, oracle = sides(name)
     weights, batch = oracle.random_weights(0.02, 0), oracle.batch("right", 0)
     rows = FAMILIES[oracle.json["architectures"][0]].rows(oracle.config)
     assert theirs in {row.theirs for row in rows}
     faulty = tuple(row._replace(**change) if row.theirs == theirs else row for row in rows)
     oracle.load(weights)
     pair.load(read_rows(faulty, oracle.config, weights))
-    ours, reference = (
-        comparable(oracle.config, batch, result.activations) for result in (pair.run_jax(batch), oracle.run(batch))
-    )
+    both = pair.run_jax(batch), oracle.run(batch)
     with pytest.raises(ParityError):
-        compared("1 activations", ours, reference).require()
+        compared("1 activations", *(comparable(oracle.config, batch, side.activations) for side in both)).require()
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_no_float32_is_left_in_float64(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_float32_is_left_in_float64(name, monkeypatch):
     """Casts are rewritten in the models that have islands of float32, and in no others."""
     oracle = Oracle(name)
-    with Narrowed() as narrowed:
-        oracle.run(oracle.batch("left", 0))
-    assert not narrowed.found
-    monkeypatch.setattr(oracle, "whole", nullcontext)
-    with Narrowed() as narrowed:
-        oracle.run(oracle.batch("left", 0))
-    assert bool(narrowed.found) == ENTRIES[name].islands
+    for islands in (False, ENTRIES[name].islands):
+        with Narrowed() as narrowed:
+            oracle.run(oracle.batch("left", 0))
+        assert bool(narrowed.found) == islands
+        monkeypatch.setattr(oracle, "whole", nullcontext)
 
 
-def test_an_island_of_float32_turns_gates_1_and_2_red() -> None:
+def test_an_island_of_float32_turns_gates_1_and_2_red():
     plain, island = Oracle("gpt2"), Oracle("gpt2")
     island.model.base_model.h[1].ln_2.register_forward_hook(lambda module, inputs, output: output.float().double())
     weights, batch = plain.random_weights(0.2, 0), plain.batch("right", 0)
-    plain.load(weights)
-    island.load(weights)
+    for oracle in (plain, island):
+        oracle.load(weights)
     with Narrowed() as narrowed:
         theirs = island.run(batch)
     assert narrowed.found
@@ -278,7 +222,13 @@ def test_an_island_of_float32_turns_gates_1_and_2_red() -> None:
         assert measured.bar < 1e-9 < measured.worst < 1e-3
 
 
-def test_a_padding_token_changes_the_gradient_of_its_row_alone() -> None:
+def require_same(first, second):
+    """No number differs between two results."""
+    assert compared("1 activations", first.activations, second.activations).worst == 0
+    assert compared("2 gradients", first.gradients, second.gradients).worst == 0
+
+
+def test_a_padding_token_changes_the_gradient_of_its_row_alone():
     """Why the gates run without one: PyTorch's padding_idx keeps the lookups of that row from training it."""
     plain, padded = Oracle("bert masked"), Oracle("bert masked", pad_token_id=7)
     assert plain.config == padded.config
@@ -291,18 +241,60 @@ def test_a_padding_token_changes_the_gradient_of_its_row_alone() -> None:
     assert np.abs(ours.gradients[table][7] - theirs.gradients[table][7]).max() > 1e-6
     for result in (ours, theirs):
         result.gradients[table] = np.delete(result.gradients[table], 7, axis=0)
-    assert compared("1 activations", ours.activations, theirs.activations).worst == 0
-    assert compared("2 gradients", ours.gradients, theirs.gradients).worst == 0
+    require_same(ours, theirs)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_nothing_reads_the_rows_before_the_positions(padding):
+    """The first two of BART's position tables: any values leave all else as it is, and get no gradient."""
+    oracle = Oracle("bart")
+    weights, batch = oracle.random_weights(0.2, 0), oracle.batch(padding, 0)
+    found, tables = [], [f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")]
+    for value in (0.0, 1e3):
+        for table in tables:
+            weights[table][:2] = value
+        oracle.load(weights)
+        found.append(oracle.run(batch))
+        for table in tables:
+            gradient = oracle.model.get_parameter(table).grad
+            assert not gradient[:2].any()
+            assert gradient[2:].any()
+    require_same(*found)
+
+
+@pytest.mark.parametrize("padding_token", [1, 0, 5])
+@pytest.mark.parametrize("name", ["roberta masked", "roberta tokens", "roberta texts"])
+def test_roberta_counts_positions_from_its_padding_token(name, padding_token, record):
+    """Told nothing but the mask, it leaves out the padding token, on either side, and so do we by the mask.
+
+    A text's class is read from the first position, which padding on the left takes: there it has a position in theirs
+    that no token has.
+    """
+    oracle = Oracle(name, pad_token_id=padding_token)
+    assert oracle.config.encoder.position_offset == padding_token + 1
+    model = oracle.reference(oracle.random_weights(0.2, 0))
+    for padding in ("right",) if name == "roberta texts" else ("right", "left"):
+        batch = oracle.batch(padding, 0)
+        tokens, mask = batch["tokens"][:-1], batch["mask"][:-1]
+        tokens = np.where(mask, tokens, padding_token)
+        assert (tokens == padding_token).any()
+        assert not (tokens[mask] == padding_token).any()
+        tokens, given = torch.from_numpy(tokens), torch.from_numpy(mask)
+        shown = np.full(len(mask), True) if name == "roberta texts" else mask
+        with torch.no_grad():
+            both = [
+                {"logits": of.logits.numpy()[shown]}
+                for of in (model(tokens, given), oracle.model(tokens, given.long()))
+            ]
+        record(f"huggingface {name}", compared("1 activations", *both))
 
 
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
-def test_settings_are_honoured(name: str, variant: str, record: Record) -> None:
+def test_settings_are_honoured(name, variant, record):
     """By the JAX model, forward, and by the reference, whose gradients need no compilation."""
     oracle = Oracle(name, **ENTRIES[name].variants[variant])
     assert oracle.config != Oracle(name).config
-    raw = oracle.random_weights(0.2, 0)
-    oracle.load(raw)
-    pair = Pair(oracle.config, from_huggingface(oracle.json, raw)[1], "float64", optimised=False)
+    pair = oracle.pair(0.2, 0)
     for padding in ("right", "left"):
         batch = oracle.batch(padding, 0)
         ours, theirs = pair.run_torch(batch), oracle.run(batch)
@@ -314,17 +306,50 @@ def test_settings_are_honoured(name: str, variant: str, record: Record) -> None:
         record(f"huggingface {name}", compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros))
 
 
-def test_activations_are_the_functions_of_these_names() -> None:
-    x = np.linspace(-6, 6, 101)
-    ours = {name: np.asarray(activate(jnp.asarray(x), kind)) for name, kind in ACTIVATIONS.items()}
-    compared("1 activations", ours, {name: ACT2FN[name](torch.from_numpy(x)).numpy() for name in ACTIVATIONS}).require()
+@contextmanager
+def told_masks(masks):
+    """While this is on, torch drops by these masks, one after another."""
+
+    def dropout(x, p, training=True, inplace=False):
+        if not training or p == 0:
+            return x
+        mask = masks.pop(0)
+        assert mask.shape == x.shape
+        return x * mask / (1 - p)
+
+    with patch.object(functional, "dropout", dropout):
+        yield
 
 
-def test_dropout_rates() -> None:
-    rates: dict[str, Any] = {"embd_pdrop": 0.2, "attn_pdrop": 0.3, "resid_pdrop": 0.4}
-    assert Oracle("gpt2", **rates).config.dropout == DropoutConfig(embedding=0.2, attention=0.3, residual=0.4)
-    rates = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3}
-    assert Oracle("bert", **rates).config.dropout == DropoutConfig(embedding=0.2, attention=0.3, residual=0.2)
-    rates = {"dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.4}
-    expected = DropoutConfig(embedding=0.2, attention=0.3, residual=0.2, feedforward=0.4)
-    assert Oracle("bart", **rates).config.dropout == expected
+RATE = 0.375
+BERT_RATES = {"hidden_dropout_prob": RATE, "attention_probs_dropout_prob": 0.0}
+RATES = {
+    "t5": {"dropout_rate": RATE},
+    "marian": dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), RATE),
+    "bert": BERT_RATES,
+    "roberta": BERT_RATES,
+    "distilbert": {"dropout": RATE, "attention_dropout": 0.0, "seq_classif_dropout": RATE},
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in ENTRIES if name in ("t5", "marian") or name.endswith(("texts", "tokens"))]
+)
+def test_they_drop_where_we_do(name, record):
+    """Logits of training agree, where theirs takes our masks in their order: as many, and of the same shapes."""
+    oracle = Oracle(name, **RATES[name.split()[0]])
+    ours, batch = oracle.reference(oracle.random_weights(0.2, 0)), oracle.batch("none", 0)
+    given = [batch[side] for side in ("tokens", "source", "target") if side in batch]
+    if len(given) == 1:
+        batch = {"tokens": given[0]}
+    rng, sites = np.random.default_rng(0), dropout_sites(oracle.config, batch)
+    masks = {site: torch.from_numpy(rng.random(shape) > RATE) for site, (own, shape) in sites.items() if own > 0}
+    inject(ours, masks)
+    left, ids = list(masks.values()), [torch.from_numpy(tokens) for tokens in given]
+    oracle.model.train()
+    with torch.no_grad():
+        with oracle.whole(), told_masks(left):
+            theirs = oracle.model(ids[0], **({"decoder_input_ids": ids[1]} if ids[1:] else {})).logits
+        logits = ours(*ids).logits
+    assert not left
+    record(f"huggingface {name}", compared("7 dropout", {"logits": logits.numpy()}, {"logits": theirs.numpy()}))

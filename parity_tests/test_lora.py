@@ -3,10 +3,8 @@
 import copy
 import json
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +14,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from jax_tformer.config import DropoutConfig, LoraConfig, TransformerConfig
+from jax_tformer.config import DropoutConfig, LoraConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.functional import AnyTransformer, Params, transformer
@@ -24,8 +22,8 @@ from jax_tformer.hub.adapters import load_adapters, save_adapters
 from jax_tformer.hub.families import from_huggingface
 from jax_tformer.hub.names import from_reference
 from jax_tformer.lora import add_lora, is_adapter, join_adapters, merge_lora, split_adapters
-from parity.gates.measure import Measured, compared
-from parity_tests.faults import code_fault
+from parity.gates.measure import compared
+from parity_tests.faults import call_fault
 from parity_tests.huggingface import Oracle
 from parity_tests.initialisation import gate
 from parity_tests.test_initialisation import drawn
@@ -46,41 +44,41 @@ class Model(NamedTuple):
     params: Params
 
     @property
-    def architecture(self) -> str:
+    def architecture(self):
         return str(self.oracle.json["architectures"][0])
 
-    def adapted(self, lora: LoraConfig) -> tuple[AnyTransformer, Params]:
+    def adapted(self, lora):
         """Ours with random adapters."""
         rng = np.random.default_rng(1)
         net, params = add_lora(self.net, self.params, lora, jax.random.key(0))
         adapters, rest = split_adapters(params)
         return net, join_adapters(jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.3, x.shape)), adapters), rest)
 
-    def opened(self, folder: Path) -> peft.PeftModel:
+    def opened(self, folder):
         """Theirs with the adapters of a folder; a key that is missing or unexpected there is an error."""
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
             model = copy.deepcopy(self.oracle.model)
             return peft.PeftModel.from_pretrained(model, folder, autocast_adapter_dtype=False)
 
-    def logits(self, net: AnyTransformer, params: Params) -> np.ndarray:
+    def logits(self, net, params):
         return np.asarray(net.apply(params, *(jnp.asarray(ids) for ids in self.ids())))
 
-    def their_logits(self, model: Any) -> np.ndarray:
+    def their_logits(self, model):
         names = ("input_ids", "decoder_input_ids")
         with torch.no_grad(), self.oracle.whole():
             given = {name: torch.from_numpy(ids).long() for name, ids in zip(names, self.ids(), strict=False)}
             return model(**given).logits.numpy()
 
-    def ids(self) -> list[np.ndarray]:
+    def ids(self):
         batch = self.oracle.batch("none", 1)
         return [batch[name] for name in ("source", "target", "tokens") if name in batch]
 
 
-_MODELS: dict[str, Model] = {}
+_MODELS = {}
 
 
-def model_of(name: str) -> Model:
+def model_of(name):
     if name not in _MODELS:
         oracle = Oracle(name)
         weights = oracle.random_weights(0.1, 0)
@@ -91,53 +89,64 @@ def model_of(name: str) -> Model:
     return _MODELS[name]
 
 
-def same(first: Params, second: Params) -> bool:
+def same_logits(model, ours, expected):
+    return compared("1 activations", {"logits": model.logits(*ours)}, {"logits": expected})
+
+
+def same(first, second):
     return jax.tree.structure(first) == jax.tree.structure(second) and all(
         np.asarray(a).tobytes() == np.asarray(b).tobytes()
         for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
     )
 
 
-deep = pytest.mark.deep
+CASES = {
+    # One A of several projections there, and one each here: c_attn.
+    "gpt2": (SOME, ALL),
+    "bart": (SOME, ALL),
+    # The end of one module's name is that of another's, too: output.dense.
+    "bert masked": (SOME, ALL),
+    "distilbert masked": (SOME,),
+    # Queries, keys and values fused head by head.
+    "gpt_neox": (SOME,),
+    "llama": (ALL,),
+    "t5": (ALL,),
+    # Those whose modules have names of their own.
+    "opt": (ALL,),
+    "starcoder2": (ALL,),
+    "marian": (SOME,),
+    "roberta masked": (SOME,),
+    # Llama's descendants: biases, norms of queries and keys, windows, norms behind the branches.
+    "mistral": (SOME,),
+    "qwen2": (SOME,),
+    "qwen3": (ALL,),
+    "gemma2": (ALL,),
+    "gemma3": (SOME,),
+}
 
 
 @pytest.mark.parametrize(
     ("name", "lora"),
     [
-        # One A of several projections there, and one each here: c_attn.
-        pytest.param("gpt2", SOME, id="gpt2, some"),
-        pytest.param("gpt2", ALL, id="gpt2, all"),
-        pytest.param("bart", SOME, id="bart, some", marks=deep),
-        # The end of one module's name is that of another's, too: output.dense.
-        pytest.param("bert masked", SOME, id="bert, some", marks=deep),
-        pytest.param("bert masked", ALL, id="bert, all", marks=deep),
-        pytest.param("bart", ALL, id="bart, all", marks=deep),
-        pytest.param("distilbert masked", SOME, id="distilbert, some", marks=deep),
-        # Queries, keys and values fused head by head.
-        pytest.param("gpt_neox", SOME, id="gpt_neox, some", marks=deep),
-        pytest.param("llama", ALL, id="llama, all", marks=deep),
-        pytest.param("t5", ALL, id="t5, all", marks=deep),
-        # Those whose modules have names of their own.
-        pytest.param("opt", ALL, id="opt, all", marks=deep),
-        pytest.param("starcoder2", ALL, id="starcoder2, all", marks=deep),
-        pytest.param("marian", SOME, id="marian, some", marks=deep),
-        pytest.param("roberta masked", SOME, id="roberta, some", marks=deep),
-        # Llama's descendants: biases, norms of queries and keys, windows, norms behind the branches.
-        *(
-            pytest.param(name, lora, id=f"{name}, {'all' if lora is ALL else 'some'}", marks=deep)
-            for name, lora in (("mistral", SOME), ("qwen2", SOME), ("qwen3", ALL), ("gemma2", ALL), ("gemma3", SOME))
-        ),
+        pytest.param(
+            name,
+            lora,
+            id=f"{name.removesuffix(' masked')}, {'all' if lora is ALL else 'some'}",
+            marks=[] if name == "gpt2" else pytest.mark.deep,
+        )
+        for name, given in CASES.items()
+        for lora in given
     ],
 )
-def test_peft_computes_the_same(name: str, lora: LoraConfig, tmp_path: Path, record: Callable[..., None]) -> None:
+def test_peft_computes_the_same(name, lora, tmp_path, record):
     model = model_of(name)
     net, params = model.adapted(lora)
     save_adapters(tmp_path / "ours", net, params, architecture=model.architecture)
     theirs = model.opened(tmp_path / "ours")
-    expected = {"logits": model.their_logits(theirs)}
-    record("LoRA", compared("1 activations", {"logits": model.logits(net, params)}, expected))
-    record("LoRA", compared("1 activations", {"logits": model.logits(*merge_lora(net, params))}, expected))
-    assert np.abs(expected["logits"] - model.logits(model.net, model.params)).max() > 0.01
+    expected = model.their_logits(theirs)
+    record("LoRA", same_logits(model, (net, params), expected))
+    record("LoRA", same_logits(model, merge_lora(net, params), expected))
+    assert np.abs(expected - model.logits(model.net, model.params)).max() > 0.01
 
     again, more = load_adapters(tmp_path / "ours", model.net, model.params, architecture=model.architecture)
     assert again.config.lora == lora
@@ -148,11 +157,11 @@ def test_peft_computes_the_same(name: str, lora: LoraConfig, tmp_path: Path, rec
     written = json.loads((tmp_path / "theirs" / "adapter_config.json").read_text())
     if not written["rank_pattern"]:
         other = load_adapters(tmp_path / "theirs", model.net, model.params, architecture=model.architecture)
-        record("LoRA", compared("1 activations", {"logits": model.logits(*other)}, expected))
+        record("LoRA", same_logits(model, other, expected))
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A folder that PEFT wrote, with adapters of c_attn and both c_proj."""
     config = peft.LoraConfig(r=3, lora_alpha=6, target_modules=["c_attn", "c_proj"], init_lora_weights=False)
     torch.manual_seed(0)
@@ -161,63 +170,80 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "theirs"
 
 
-def load(folder: Path) -> tuple[AnyTransformer, Params]:
+def load(folder):
     model = model_of("gpt2")
     return load_adapters(folder, model.net, model.params, architecture=model.architecture)
 
 
-def test_a_folder_of_peft_comes_back_the_same(folder: Path, tmp_path: Path, record: Callable[..., None]) -> None:
+def test_a_folder_of_peft_comes_back_the_same(folder, tmp_path, record):
     model = model_of("gpt2")
     net, params = load(folder)
     assert net.config.lora == LoraConfig(3, 6.0, ("query", "key", "value", "output", "down"))
-    expected = {"logits": model.their_logits(model.opened(folder))}
-    record("LoRA", compared("1 activations", {"logits": model.logits(net, params)}, expected))
+    record("LoRA", same_logits(model, (net, params), model.their_logits(model.opened(folder))))
     save_adapters(tmp_path / "ours", net, params, architecture=model.architecture)
     files = [load_file(path / "adapter_model.safetensors") for path in (folder, tmp_path / "ours")]
     assert files[0].keys() == files[1].keys()
     assert all(files[0][name].tobytes() == files[1][name].tobytes() for name in files[0])
 
 
-def test_every_damaged_or_strange_folder_is_refused_in_one_line(folder: Path) -> None:
+A = "c_attn.lora_A.weight"
+STRANGE = "base_model.model.lm_head.lora_A.weight"
+
+
+@pytest.mark.parametrize(
+    ("changes", "damage", "said"),
+    [
+        ({"peft_type": "IA3"}, None, "has peft_type 'IA3'; expected 'LORA'"),
+        ({"use_dora": True}, None, "has use_dora True, which our adapters cannot express"),
+        ({"modules_to_save": ["lm_head"]}, None, "has modules_to_save ['lm_head'], which our"),
+        ({"init_lora_weights": "pissa"}, None, "has init_lora_weights 'pissa', which changes the model"),
+        ({"r": 0}, None, "has r 0; expected a number above 0"),
+        ({"r": 4}, None, "has 3 rows, and adapter_config.json says rank 4"),
+        ({"alpha_pattern": {"c_attn": 12}}, None, "its alphas are 6.0, 12.0; expected the same"),
+        ({}, lambda arrays: arrays.pop(next(iter(arrays))), "1 modules with one of lora_A and lora_B alone ("),
+        (
+            {},
+            lambda arrays: arrays.update({STRANGE: next(iter(arrays.values()))}),
+            f"1 not for a projection of this model ({STRANGE})",
+        ),
+        (
+            {},
+            lambda arrays: arrays.update({name: x[:, :5].copy() for name, x in arrays.items() if name.endswith(A)}),
+            ".lora_A is [3, 5], expected [3, 32]",
+        ),
+        (
+            {},
+            lambda arrays: [arrays.pop(name) for name in [*arrays] if ".h.0.mlp" in name],
+            "it leaves out decoder.blocks.0.feedforward.down.lora.a.weight",
+        ),
+    ],
+)
+def test_every_damaged_or_strange_folder_is_refused_in_one_line(changes, damage, said, folder):
     config, file = folder / "adapter_config.json", folder / "adapter_model.safetensors"
-    said, arrays = json.loads(config.read_text()), load_file(file)
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    if damage is not None:
+        arrays = load_file(file)
+        damage(arrays)
+        save_file(arrays, file, metadata={"format": "pt"})
+    with pytest.raises(InputError) as error:
+        load(folder)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
 
-    def refused(changes: dict[str, Any], others: dict[str, np.ndarray] | None = None) -> str:
-        config.write_text(json.dumps(said | changes))
-        save_file(arrays if others is None else others, file, metadata={"format": "pt"})
-        with pytest.raises(InputError) as error:
-            load(folder)
-        assert "\n" not in str(error.value)
-        return str(error.value)
 
-    first, *rest = arrays
-    assert "has peft_type 'IA3'; expected 'LORA'" in refused({"peft_type": "IA3"})
-    assert "has use_dora True, which our adapters cannot express" in refused({"use_dora": True})
-    assert "has modules_to_save ['lm_head'], which our" in refused({"modules_to_save": ["lm_head"]})
-    assert "has init_lora_weights 'pissa', which changes the model" in refused({"init_lora_weights": "pissa"})
-    assert "has r 0; expected a number above 0" in refused({"r": 0})
-    assert "has 3 rows, and adapter_config.json says rank 4" in refused({"r": 4})
-    assert "its alphas are 6.0, 12.0; expected the same" in refused({"alpha_pattern": {"c_attn": 12}})
-    assert "1 modules with one of lora_A and lora_B alone (" in refused({}, {name: arrays[name] for name in rest})
-    assert "1 not for a projection of this model (base_model.model.lm_head.lora_A.weight)" in refused(
-        {}, arrays | {"base_model.model.lm_head.lora_A.weight": arrays[first]}
-    )
-    a = next(name for name in arrays if name.endswith("c_attn.lora_A.weight"))
-    assert ".lora_A is [3, 5], expected [3, 32]" in refused({}, arrays | {a: arrays[a][:, :5].copy()})
-    last = {name: array for name, array in arrays.items() if ".h.0.mlp" not in name}
-    assert "it leaves out decoder.blocks.0.feedforward.down.lora.a.weight" in refused({}, last)
-    config.write_text(json.dumps(said))
+def test_a_folder_for_another_model_or_without_its_files(folder):
+    bart = model_of("bart")
     with pytest.raises(InputError, match="does not hold adapters for this model: "):
-        load_adapters(folder, (bart := model_of("bart")).net, bart.params, architecture=bart.architecture)
-    file.rename(folder / "adapter_model.bin")
+        load_adapters(folder, bart.net, bart.params, architecture=bart.architecture)
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
     with pytest.raises(InputError, match=r"holds adapter_model\.bin .* safe_serialization=True"):
         load(folder)
-    config.unlink()
+    (folder / "adapter_config.json").unlink()
     with pytest.raises(InputError, match=r"has no adapter_config\.json"):
         load(folder)
 
 
-def test_adapters_that_are_not_there_are_not_saved(tmp_path: Path) -> None:
+def test_adapters_that_are_not_there_are_not_saved(tmp_path):
     model = model_of("gpt2")
     with pytest.raises(InputError, match="has no adapters to save"):
         save_adapters(tmp_path / "ours", model.net, model.params, architecture=model.architecture)
@@ -227,49 +253,37 @@ def test_adapters_that_are_not_there_are_not_saved(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-ADAPTED: TransformerConfig = replace(
+ADAPTED = replace(
     SWITCHES["switches-decoder-only"],
     lora=LoraConfig(3, 5.0, ("all",), dropout=0.1),
     dropout=DropoutConfig(0.1, 0.1, 0.1, 0.1),
 )
 
 
-def test_training_takes_the_same_path(record: Callable[[str, Measured], None], report: Callable[..., None]) -> None:
+def test_training_takes_the_same_path(record, report):
     """Gate 7, and the fault that the reference trains everything."""
     weights = weights_for(ADAPTED, 0.1)
-    pair = TrainingPair(
-        ADAPTED,
-        weights,
-        OptimizerConfig(warmup_steps=2),
-        TrainingConfig(steps=4),
-        "float64",
-        optimised=False,
-    )
+    pair = TrainingPair(ADAPTED, weights, OptimizerConfig(warmup_steps=2), TrainingConfig(steps=4))
     batches = [batch_for(ADAPTED, "right", seed, Lengths(4)) for seed in range(4)]
     ours, masks = pair.follow_jax(batches)
     record("LoRA", same_path("7 dropout", ADAPTED, ours, pair.follow_torch(batches, masks)))
     changed = {name for name in weights if ours.parameters[name].tobytes() != weights[name].tobytes()}
     assert changed == {name for name in weights if ".lora." in name}
-    fault = code_fault("everything trains beside adapters", training, "freeze", lambda right: lambda model: None)
+    fault = call_fault("everything trains beside adapters", training, "freeze", lambda right, model: None)
     with fault.plant():
         theirs = pair.follow_torch(batches, masks)
     report(fault.name, "reference", [same_path("7 dropout", ADAPTED, ours, theirs)])
 
 
-def test_faults_of_adapters(report: Callable[..., None]) -> None:
-    config = replace(
-        ADAPTED, dropout=DropoutConfig(), lora=replace(ADAPTED.lora, dropout=0.0) if ADAPTED.lora else None
-    )
-    batch = batch_for(config, "right")
-    pair = Pair(config, weights_for(config, 0.1), "float64", optimised=False)
-    unscaled = code_fault(
-        "LoRA: no alpha / rank", layers.Adapter, "forward", lambda right: lambda self, x: self.b(self.a(x))
-    )
-    with unscaled.plant():
-        report(unscaled.name, "reference", list(identity(pair, batch)))
+def test_faults_of_adapters(report):
+    config = replace(ADAPTED, dropout=DropoutConfig(), lora=replace(ADAPTED.lora, dropout=0.0))
+    batch, pair = batch_for(config, "right"), Pair(config, weights_for(config, 0.1))
+    fault = call_fault("LoRA: no alpha / rank", layers.Adapter, "forward", lambda right, self, x: self.b(self.a(x)))
+    with fault.plant():
+        report(fault.name, "reference", list(identity(pair, batch)))
 
 
-def test_adapters_start_as_pefts_do(record: Callable[[str, Measured], None]) -> None:
+def test_adapters_start_as_pefts_do(record):
     """Gate 10."""
     found = {path: array for path, array in drawn(ADAPTED).items() if is_adapter(tuple(path.split(".")))}
     record("LoRA", gate(ADAPTED, found))

@@ -78,18 +78,18 @@ def preset(name: str) -> Pair:
 
 
 @pytest.mark.parametrize("name", first(CONFIGS, "bert-base", "vaswani-base"))
-def test_gates_1_and_2_with_every_mask(name: str, record: Record) -> None:
+def test_gates_1_and_2_with_every_mask(name, record):
     held(name, preset(name), [every_mask(CONFIGS[name], padding) for padding in ("left", "right")], record)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", CONFIGS)
-def test_gates_1_and_2_with_each_kind_of_mask(name: str, record: Record) -> None:
+def test_gates_1_and_2_with_each_kind_of_mask(name, record):
     held(name, pair(CONFIGS[name]), kinds(CONFIGS[name]), record)
 
 
 @pytest.fixture
-def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_blocks(monkeypatch):
     """Attention in blocks of 4 queries: these sequences would otherwise fit into one block."""
     monkeypatch.setattr(rows, "block_length", lambda length: 4)
 
@@ -103,7 +103,7 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         ("encoder-decoder, windows", "left segments"),
     ],
 )
-def test_gates_1_and_2_with_a_window(name: str, kind: str, record: Record) -> None:
+def test_gates_1_and_2_with_a_window(name, kind, record):
     held(name, pair(WINDOWED[name]), [kind], record)
 
 
@@ -112,22 +112,20 @@ def test_gates_1_and_2_with_a_window(name: str, kind: str, record: Record) -> No
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("window", [1, 2, 6, 40])
 @pytest.mark.parametrize("name", WINDOWED)
-def test_gates_1_and_2_with_other_windows(
-    name: str, window: int, implementation: AttentionImplementation, record: Record
-) -> None:
+def test_gates_1_and_2_with_other_windows(name, window, implementation, record):
     config = replace(windowed(WINDOWED[name], window, window), compute=ComputeConfig(attention=implementation))
     held(name, pair(config), kinds(config), record)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", WINDOWED)
-def test_gates_3_and_4_with_every_mask(name: str, record: Record) -> None:
+def test_gates_3_and_4_with_every_mask(name, record):
     config = WINDOWED[name]
     left, right = (every_mask(config, padding) for padding in ("left", "right"))
     judge_narrow(name, pair(config), [((0.2, 0.0), left), ((0.02, OFF_CENTRE), right)], [(0.2, left)], record)
 
 
-def test_a_target_that_finds_no_source_sees_nothing() -> None:
+def test_a_target_that_finds_no_source_sees_nothing():
     """Its attention is zero, and so is what its loss changes in all that leads to the source."""
     models = preset("vaswani-base")
     models.load(weights_for(models.config, 0.2))
@@ -170,7 +168,7 @@ LENGTH = 150
         *((1, "blocks"), (40, "blocks"), (100, "blocks"), (40, "einsum")),
     ),
 )
-def test_attention_by_the_formula(window: int | None, causal: bool, implementation: AttentionImplementation) -> None:
+def test_attention_by_the_formula(window, causal, implementation):
     """Over several blocks, with windows below, at and beyond the length of one; without masks and with all of them."""
     assert rows.block_length(LENGTH) == 64
     rng = np.random.default_rng(0)
@@ -228,7 +226,7 @@ PACKED = [
 
 
 @pytest.mark.parametrize(("kind", "positions"), first(product(KINDS, get_args(Positions)), *PACKED))
-def test_texts_in_one_row_are_as_each_alone(kind: str, positions: Positions) -> None:
+def test_texts_in_one_row_are_as_each_alone(kind, positions):
     config = model_of_texts(kind, positions)
     net, params = model_of(config, weights_for(config, 0.2))
     rng, lengths = np.random.default_rng(0), {"source": (4, 5), "target": (5, 3), "tokens": (5, 4)}

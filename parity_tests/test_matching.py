@@ -1,11 +1,9 @@
 """`match_weights` finds the maps of presets and of Hugging Face models by itself, and claims no more than it ran."""
 
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,22 +11,20 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
-from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.functional import transformer
 from jax_tformer.hub.families import from_huggingface
 from jax_tformer.hub.names import from_reference
-from parity import ParityError, Weight, WeightMatch, check_parity, match_weights
+from parity import ParityError, Weight, check_parity, match_weights
 from parity.gates.pytrees import paths
 from parity.gates.weight_map import Weights
-from parity.islands import Float64
 from parity_tests.huggingface import Oracle
-from parity_tests.other_pairs.pair import OtherPair
+from parity_tests.localisation import weights_of
+from parity_tests.other_pairs.planting import PAIRS
 from torch_ref import reference
-from twin.cases import CONFIGS, VOCABULARY, weights_for
+from twin.cases import CONFIGS, weights_for
 
-PAIRS = ("convolutions", "distilbert", "encoder_layers", "gpt_neox", "gru", "mixer")
+pytestmark = pytest.mark.usefixtures("as_others_write")
 INPUTS = {
     "tokens": "input_ids",
     "source": "input_ids",
@@ -36,36 +32,13 @@ INPUTS = {
     "token_types": "token_type_ids",
 }
 """What Hugging Face calls our inputs."""
-LLAMA = TransformerConfig(
-    vocab_size=VOCABULARY,
-    d_model=32,
-    decoder=StackConfig(
-        num_layers=3,
-        num_heads=4,
-        key_value_heads=2,
-        feedforward_width=48,
-        query_bias=False,
-        key_bias=False,
-        value_bias=False,
-        output_bias=False,
-        feedforward_bias=False,
-        activation="silu",
-        gated=True,
-        norm="rmsnorm",
-        norm_bias=False,
-        norm_placement="pre",
-        norm_eps=1e-6,
-        final_norm=True,
-        positions="rotary",
-    ),
-)
 
 
-def double(config: TransformerConfig) -> TransformerConfig:
+def double(config):
     return config.with_dtype("float64")
 
 
-def held(match: WeightMatch, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def held(match, arrays):
     """Our parameters by path, made of the module's arrays by the rows of the match; rows that none holds stay out."""
     rows = {row.ours: row.theirs if isinstance(row.theirs, Weight) else Weight(row.theirs) for row in match.rows}
     found = {}
@@ -78,14 +51,14 @@ def held(match: WeightMatch, arrays: Mapping[str, np.ndarray]) -> dict[str, np.n
     return found
 
 
-def assert_same(found: dict[str, np.ndarray], expected: dict[str, Any]) -> None:
+def assert_same(found, expected):
     assert found.keys() == expected.keys()
     for path, array in expected.items():
         np.testing.assert_array_equal(found[path], np.asarray(array), err_msg=path)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_names_and_shapes_are_enough_for_every_preset(name: str) -> None:
+def test_names_and_shapes_are_enough_for_every_preset(name):
     config = double(CONFIGS[name])
     net, arrays = transformer(config), weights_for(config, 0.2)
     match = match_weights(net.shapes, reference(config))
@@ -97,93 +70,45 @@ def test_names_and_shapes_are_enough_for_every_preset(name: str) -> None:
     assert {row.confidence for row in match.rows} == {"likely"}
 
 
-@pytest.fixture(autouse=True)
-def _as_a_user_has_it() -> Iterator[None]:
-    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
-        yield
-
-
 class Logits(nn.Module):
     """A Hugging Face model that takes our inputs by our names; what it returns first."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model):
         super().__init__()
         self.model = model
 
-    def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, **inputs):
         return self.model(**{INPUTS[name]: tensor for name, tensor in inputs.items()})[0]
 
 
-def applied(net: Any) -> Any:
-    return lambda params, **inputs: net.apply(params, **inputs)
-
-
-def ids(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: array for name, array in batch.items() if name in INPUTS}
-
-
-@pytest.mark.parametrize("name", ["gpt2", "bert", "bert masked", "bart"])
-def test_hugging_face_models_are_matched_and_verified(name: str) -> None:
+@pytest.mark.parametrize("name", ["gpt2", "bert", "bert masked", "bart", "llama"])
+def test_hugging_face_models_are_matched_and_verified(name):
     oracle = Oracle(name)
     arrays = oracle.random_weights(0.2, seed=0)
     net = transformer(double(oracle.config))
     expected = paths(from_reference(from_huggingface(oracle.json, arrays)[1], net.shapes))
+    theirs = {f"model.{key}": array for key, array in arrays.items()}
     module = Logits(oracle.model)
-    match = match_weights(net.shapes, module)
-    assert_same(held(match, {f"model.{key}": array for key, array in arrays.items()}), expected)
-    assert not match.unsure
-
-    match = match_weights(net.shapes, module, ours=applied(net), inputs=ids(oracle.batch("none", 1)))
-    assert_same(held(match, {f"model.{key}": array for key, array in arrays.items()}), expected)
+    by_name = match_weights(net.shapes, module)
+    inputs = {name: array for name, array in oracle.batch("none", 1).items() if name in INPUTS}
+    match = match_weights(net.shapes, module, ours=lambda params, **inputs: net.apply(params, **inputs), inputs=inputs)
     assert match.verified, match.figures
-    assert not match.unsure
     assert not match.unmatched_ours
+    for found in (by_name, match):
+        assert_same(held(found, theirs), expected)
+        assert not found.unsure
     # A key's bias moves all scores of a query alike, which the softmax takes out again; no hidden state needs a pooler.
     assert {row.ours for row in match.rows if row.confidence != "verified"} == {
         path for path in expected if path.endswith("key.bias") or path.startswith("pooler.")
     }
-
-
-def test_llama_is_matched_and_verified() -> None:
-    net = transformer(double(LLAMA))
-    tokens = np.random.default_rng(0).integers(0, VOCABULARY, (2, 9))
-    settings = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
-    config = LlamaConfig(vocab_size=VOCABULARY, **settings, num_key_value_heads=2, attn_implementation="eager")
-    with Float64():  # which makes the frequencies of the rotation anew: they are rounded at construction
-        module = Logits(LlamaForCausalLM(config))
-    match = match_weights(net.shapes, module, ours=applied(net), inputs={"tokens": tokens})
-    assert match.verified, match.figures
-    assert "casts to float32 taken out" in match.figures
-    names = {row.ours: row.theirs if isinstance(row.theirs, str) else row.theirs.name for row in match.rows}
-    layer = "model.model.layers.{layer}"
-    assert names == {
-        "embedding.tokens.embedding": "model.model.embed_tokens.weight",
-        "decoder.blocks.self_attention_norm.scale": f"{layer}.input_layernorm.weight",
-        "decoder.blocks.self_attention.query.kernel": f"{layer}.self_attn.q_proj.weight",
-        "decoder.blocks.self_attention.key.kernel": f"{layer}.self_attn.k_proj.weight",
-        "decoder.blocks.self_attention.value.kernel": f"{layer}.self_attn.v_proj.weight",
-        "decoder.blocks.self_attention.output.kernel": f"{layer}.self_attn.o_proj.weight",
-        "decoder.blocks.feedforward_norm.scale": f"{layer}.post_attention_layernorm.weight",
-        "decoder.blocks.feedforward.gate.kernel": f"{layer}.mlp.gate_proj.weight",
-        "decoder.blocks.feedforward.up.kernel": f"{layer}.mlp.up_proj.weight",
-        "decoder.blocks.feedforward.down.kernel": f"{layer}.mlp.down_proj.weight",
-        "decoder.final_norm.scale": "model.model.norm.weight",
-        "head.kernel": "model.lm_head.weight",
-    }
-    assert all("a constant" in what for what in match.unmatched_theirs.values())
+    assert ("casts to float32 taken out" in match.figures) == (name == "llama")
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_pairs_of_others_are_matched_and_verified(name: str) -> None:
-    pair: OtherPair = import_module(f"parity_tests.other_pairs.{name}").pair()
-    tensors = [*pair.theirs.named_parameters(), *pair.theirs.named_buffers()]
-    arrays = {key: tensor.detach().numpy() for key, tensor in tensors if tensor.is_floating_point()}
-    buffers = [key for key, _ in pair.theirs.named_buffers()]
-    weights = Weights(pair.weights, arrays, like=pair.like, optional=buffers)
-    shapes = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf,
-        weights.into(arrays),
-    )
+def test_pairs_of_others_are_matched_and_verified(name):
+    pair = import_module(f"parity_tests.other_pairs.{name}").pair()
+    weights, arrays = weights_of(pair)
+    shapes = jax.eval_shape(lambda: weights.into(arrays))
     match = match_weights(shapes, pair.theirs, ours=pair.ours, inputs=pair.inputs)
     assert_same(held(match, arrays), weights.flat(arrays))
     assert match.verified, match.figures
@@ -193,26 +118,26 @@ def test_pairs_of_others_are_matched_and_verified(name: str) -> None:
 class Gated(nn.Module):
     """down(silu(gate(x)) * up(x)); with `swapped` the two are called by each other's names."""
 
-    def __init__(self, swapped: bool = False) -> None:
+    def __init__(self, swapped=False):
         super().__init__()
         torch.manual_seed(0)
         self.gate, self.up, self.down = nn.Linear(6, 10), nn.Linear(6, 10), nn.Linear(10, 6)
         self.swapped = swapped
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         gate, up = (self.up, self.gate) if self.swapped else (self.gate, self.up)
         return self.down(nn.functional.silu(gate(x)) * up(x))
 
 
-def linear(p: Any, x: jax.Array) -> jax.Array:
+def linear(p, x):
     return x @ p["kernel"] + p["bias"]
 
 
-def gated(p: Any, x: jax.Array) -> jax.Array:
+def gated(p, x):
     return linear(p["down"], jax.nn.silu(linear(p["gate"], x)) * linear(p["up"], x))
 
 
-def shapes_of(sizes: Mapping[str, tuple[int, int]]) -> Any:
+def shapes_of(sizes):
     kind = jax.ShapeDtypeStruct
     return {
         name: {"kernel": kind((rows, columns), jnp.float32), "bias": kind((columns,), jnp.float32)}
@@ -224,7 +149,7 @@ GATED = shapes_of({"gate": (6, 10), "up": (6, 10), "down": (10, 6)})
 X = np.random.default_rng(0).standard_normal((4, 6))
 
 
-def test_projections_that_are_swapped_in_the_names_are_found_by_running_both() -> None:
+def test_projections_that_are_swapped_in_the_names_are_found_by_running_both():
     match = match_weights(GATED, Gated(swapped=True), ours=gated, inputs=[X])
     assert match.verified
     assert match.weights["gate.kernel"] == Weight("up.weight", "o i -> i o")
@@ -235,14 +160,14 @@ def test_projections_that_are_swapped_in_the_names_are_found_by_running_both() -
     assert not match_weights(GATED, Gated(swapped=True)).verified
 
 
-def test_what_names_say_right_stays_and_is_verified() -> None:
+def test_what_names_say_right_stays_and_is_verified():
     match = match_weights(GATED, Gated(), ours=gated, inputs=[X])
     assert match.verified
     assert {row.reason for row in match.rows} == {"name and shape"}
     assert {row.confidence for row in match.rows} == {"verified"}
 
 
-def test_equal_numbers_decide_against_names() -> None:
+def test_equal_numbers_decide_against_names():
     module = Gated(swapped=True)
     numbers = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
     names = {"gate": "up", "up": "gate", "down": "down"}
@@ -257,11 +182,11 @@ def test_equal_numbers_decide_against_names() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (1,)])
-def test_parameters_without_axes_are_matched(shape: tuple[int, ...]) -> None:
+def test_parameters_without_axes_are_matched(shape):
     """CLIP's logit_scale, SigLIP's logit_bias (called by each other's names), and a gain in each of two layers."""
 
     class Scaled(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             torch.manual_seed(0)
             self.logit_scale, self.logit_bias = (nn.Parameter(torch.tensor(number)) for number in (0.7, -0.3))
@@ -269,12 +194,12 @@ def test_parameters_without_axes_are_matched(shape: tuple[int, ...]) -> None:
             for layer in self.layers:
                 layer.gain = nn.Parameter(torch.rand(()))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             for layer in self.layers:
                 x = torch.tanh(layer(x)) * layer.gain
             return x * self.logit_bias.exp() + self.logit_scale
 
-    def ours(p: Any, x: jax.Array) -> jax.Array:
+    def ours(p, x):
         assert p["logit_scale"].shape == shape
         for n in range(2):
             x = jnp.tanh(x @ p["kernel"][n] + p["bias"][n]) * p["gain"][n]
@@ -289,8 +214,8 @@ def test_parameters_without_axes_are_matched(shape: tuple[int, ...]) -> None:
     assert all(figure.passed for figure in check_parity(ours, Scaled(), match.weights, [X]))
 
 
-def test_functions_that_differ_are_not_taken_for_a_wrong_map() -> None:
-    def other(p: Any, x: jax.Array) -> jax.Array:
+def test_functions_that_differ_are_not_taken_for_a_wrong_map():
+    def other(p, x):
         return linear(p["down"], jax.nn.gelu(linear(p["gate"], x)) * linear(p["up"], x))
 
     match = match_weights(GATED, Gated(), ours=other, inputs=[X])
@@ -299,7 +224,7 @@ def test_functions_that_differ_are_not_taken_for_a_wrong_map() -> None:
     assert {row.confidence for row in match.rows} == {"likely"}
 
 
-def test_functions_that_differ_a_little_do_not_hide_a_wrong_name() -> None:
+def test_functions_that_differ_a_little_do_not_hide_a_wrong_name():
     match = match_weights(GATED, Gated(swapped=True), ours=lambda p, x: gated(p, x) * 1.0001, inputs=[X])
     assert match.weights["gate.kernel"] == Weight("up.weight", "o i -> i o")
     assert not match.verified
@@ -308,8 +233,8 @@ def test_functions_that_differ_a_little_do_not_hide_a_wrong_name() -> None:
     assert "an eps" in match.figures
 
 
-def test_compiled_modules_and_modules_without_numbers() -> None:
-    compiled: Any = torch.compile(Gated(swapped=True))
+def test_compiled_modules_and_modules_without_numbers():
+    compiled = torch.compile(Gated(swapped=True))
     assert match_weights(GATED, compiled, ours=gated, inputs=[X]).weights["gate.bias"] == "up.bias"
     with torch.device("meta"):
         module = Gated()
@@ -318,13 +243,13 @@ def test_compiled_modules_and_modules_without_numbers() -> None:
         match_weights(GATED, module, ours=gated, inputs=[X])
 
 
-def test_a_bias_that_ours_lacks_is_named_although_it_is_zero() -> None:
+def test_a_bias_that_ours_lacks_is_named_although_it_is_zero():
     module = Gated()
     nn.init.zeros_(module.down.bias)
     without = {name: dict(leaves) for name, leaves in GATED.items()}
     del without["down"]["bias"]
 
-    def ours(p: Any, x: jax.Array) -> jax.Array:
+    def ours(p, x):
         return (jax.nn.silu(linear(p["gate"], x)) * linear(p["up"], x)) @ p["down"]["kernel"]
 
     match = match_weights(without, module, ours=ours, inputs=[X])
@@ -333,9 +258,9 @@ def test_a_bias_that_ours_lacks_is_named_although_it_is_zero() -> None:
     assert match.unmatched_theirs == {"down.bias": "[6]; the outputs depend on it"}
 
 
-def test_a_head_that_the_module_shares_is_named() -> None:
+def test_a_head_that_the_module_shares_is_named():
     class Tied(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.wte = nn.Embedding(11, 6)
             self.lm_head = nn.Linear(6, 11, bias=False)
@@ -350,29 +275,29 @@ def test_a_head_that_the_module_shares_is_named() -> None:
     assert "not run" in match.figures
 
 
-def test_the_table_fits_a_terminal_and_the_python_is_the_map() -> None:
+def test_the_table_fits_a_terminal_and_the_python_is_the_map():
     config = CONFIGS["bert-base"]
     match = match_weights(transformer(config).shapes, Oracle("bert").model)
     assert max(map(len, match.table().splitlines())) <= 80
     assert "pooler.dense.weight [32, 32]; nothing of yours fits it" in match.table()
-    made: dict[str, Any] = {}
+    made = {}
     exec(match.python(), made)
     assert made["weights"] == match.weights
 
 
-def test_the_example_of_the_documentation_prints_what_stands_there() -> None:
+def test_the_example_of_the_documentation_prints_what_stands_there():
     text = (Path(__file__).parents[1] / "docs" / "parity-howto.md").read_text("utf-8")
     blocks = re.findall(r"```python\n(.*?)```.*?```\n(.*?)```", text, re.DOTALL)
     [(code, printed)] = [block for block in blocks if "match_weights" in block[0]]
-    names: dict[str, Any] = {}
+    names = {}
     exec(compile(code, "docs/parity-howto.md", "exec"), names)
     rounding = r"\d\.\de-\d+"
     assert re.sub(rounding, "", names["table"]) + "\n" == re.sub(rounding, "", printed)
 
 
-def test_bad_input_is_told_in_a_line() -> None:
+def test_bad_input_is_told_in_a_line():
     with pytest.raises(TypeError, match=r"module is a dict; expected a torch\.nn\.Module"):
-        match_weights(GATED, {})  # type: ignore[arg-type]
+        match_weights(GATED, {})
     with pytest.raises(TypeError, match="has no floating array"):
         match_weights({}, Gated())
     with pytest.raises(ValueError, match="ours without inputs"):

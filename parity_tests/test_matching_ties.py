@@ -1,8 +1,5 @@
 """What names cannot decide `match_weights` decides by running both: orders, orientations, fused projections."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,37 +7,32 @@ import pytest
 import torch
 from torch import nn
 
-from parity import Weight, WeightMatch, match_weights
+from parity import Weight, match_weights
 
+pytestmark = pytest.mark.usefixtures("as_others_write")
 WIDTH, HEADS, HEAD = 16, 4, 4
 X = np.random.default_rng(0).standard_normal((2, 5, WIDTH))
 
 
-@pytest.fixture(autouse=True)
-def _as_a_user_has_it() -> Iterator[None]:
-    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
-        yield
-
-
-def shape(*sizes: int) -> jax.ShapeDtypeStruct:
+def shape(*sizes):
     return jax.ShapeDtypeStruct(sizes, jnp.float32)
 
 
-def names(match: WeightMatch) -> dict[str, str]:
+def names(match):
     return {row.ours: row.theirs if isinstance(row.theirs, str) else row.theirs.name for row in match.rows}
 
 
 class Attention(nn.Module):
     """Self-attention whose projections are fused in some order, all of one after the other or head by head."""
 
-    def __init__(self, order: str, by_heads: bool, groups: int) -> None:
+    def __init__(self, order, by_heads, groups):
         super().__init__()
         self.order, self.by_heads, self.groups = order, by_heads, groups
         self.widths = [HEAD * (HEADS if name == "q" else groups) for name in order]
         self.fused, self.out = nn.Linear(WIDTH, sum(self.widths)), nn.Linear(WIDTH, WIDTH)
         self.num_heads = HEADS
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         if self.by_heads:
             parts = self.fused(x).view(*x.shape[:2], HEADS, 3, HEAD).permute(3, 0, 2, 1, 4)
         else:
@@ -53,7 +45,7 @@ class Attention(nn.Module):
         return self.out((weights @ value).transpose(1, 2).flatten(-2))
 
 
-def attention(p: Any, x: jax.Array) -> jax.Array:
+def attention(p, x):
     query, key, value = (
         jnp.einsum("btd,dhc->bhtc", x, p[name]["kernel"]) + p[name]["bias"][:, None]
         for name in ("query", "key", "value")
@@ -67,9 +59,9 @@ def attention(p: Any, x: jax.Array) -> jax.Array:
     ("order", "by_heads", "groups"),
     [("qkv", False, 4), ("qkv", True, 4), ("kqv", False, 4), ("vkq", True, 4), ("qkv", False, 2), ("qvk", False, 2)],
 )
-def test_the_order_of_fused_projections_is_found(order: str, by_heads: bool, groups: int) -> None:
+def test_the_order_of_fused_projections_is_found(order, by_heads, groups):
     heads = {"query": HEADS, "key": groups, "value": groups}
-    params: dict[str, Any] = {
+    params = {
         name: {"kernel": shape(WIDTH, number, HEAD), "bias": shape(number, HEAD)} for name, number in heads.items()
     }
     params["out"] = {"kernel": shape(HEADS, HEAD, WIDTH), "bias": shape(WIDTH)}
@@ -82,7 +74,7 @@ def test_the_order_of_fused_projections_is_found(order: str, by_heads: bool, gro
 
 
 class Layers(nn.Sequential):
-    def __init__(self) -> None:
+    def __init__(self):
         wide = [nn.Linear(WIDTH, WIDTH) for _ in range(3)]
         super().__init__(wide[0], nn.Tanh(), wide[1], nn.Tanh(), wide[2])
 
@@ -92,8 +84,8 @@ PLAIN = [(shape(WIDTH, WIDTH), shape(WIDTH)) for _ in range(3)]
 
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize("backwards", [True, False])
-def test_square_matrices_in_a_list_without_names(transposed: bool, backwards: bool) -> None:
-    def ours(layers: Any, x: jax.Array) -> jax.Array:
+def test_square_matrices_in_a_list_without_names(transposed, backwards):
+    def ours(layers, x):
         for place, (matrix, bias) in enumerate(reversed(layers) if backwards else layers):
             x = (jnp.tanh(x) if place else x) @ (matrix.T if transposed else matrix) + bias
         return x
@@ -112,21 +104,21 @@ def test_square_matrices_in_a_list_without_names(transposed: bool, backwards: bo
 
 
 class Convolutions(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.second, self.bn = nn.Conv1d(6, 6, 3), nn.Conv1d(6, 6, 3), nn.BatchNorm1d(6)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.second(torch.relu(self.bn(self.first(x))))
 
 
 @pytest.mark.parametrize("layout", ["OIH", "HIO", "HOI"])
-def test_kernels_with_as_many_inputs_as_outputs(layout: str) -> None:
-    def convolve(p: Any, x: jax.Array) -> jax.Array:
+def test_kernels_with_as_many_inputs_as_outputs(layout):
+    def convolve(p, x):
         dimensions = ("NCH", layout, "NCH")
         return jax.lax.conv_general_dilated(x, p["w"], (1,), "VALID", dimension_numbers=dimensions) + p["b"][:, None]
 
-    def ours(p: Any, x: jax.Array) -> jax.Array:
+    def ours(p, x):
         x, norm = convolve(p["c1"], x), {name: leaf[:, None] for name, leaf in p["norm"].items()}
         x = (x - norm["mean"]) / jnp.sqrt(norm["var"] + 1e-5) * norm["scale"] + norm["bias"]
         return convolve(p["c2"], jax.nn.relu(x))
@@ -149,14 +141,14 @@ def test_kernels_with_as_many_inputs_as_outputs(layout: str) -> None:
     }
 
 
-def linear(rows: int, columns: int) -> dict[str, Any]:
+def linear(rows, columns):
     return {"kernel": shape(rows, columns), "bias": shape(columns)}
 
 
-def test_names_of_pytorchs_transformer() -> None:
+def test_names_of_pytorchs_transformer():
     """Layers that lie apart, three norms that are only numbered, two fused attentions in one layer."""
     norm = {"scale": shape(WIDTH), "bias": shape(WIDTH)}
-    heads: dict[str, Any] = {
+    heads = {
         name: {"kernel": shape(WIDTH, HEADS, HEAD), "bias": shape(HEADS, HEAD)} for name in ("query", "key", "value")
     }
     heads["out"] = {"kernel": shape(HEADS, HEAD, WIDTH), "bias": shape(WIDTH)}
@@ -167,7 +159,7 @@ def test_names_of_pytorchs_transformer() -> None:
         "mlp": {"fc1": linear(WIDTH, 24), "fc2": linear(24, WIDTH)},
     }
     decoder = encoder | {"cross_attention": heads, "ln3": norm}
-    params: Mapping[str, Any] = {"encoder_0": encoder, "encoder_1": encoder, "decoder_0": decoder, "decoder_1": decoder}
+    params = {"encoder_0": encoder, "encoder_1": encoder, "decoder_0": decoder, "decoder_1": decoder}
     final = {"encoder_norm": norm, "decoder_norm": norm}
     match = match_weights({**params, **final}, nn.Transformer(WIDTH, HEADS, 2, 2, 24, batch_first=True))
     assert not match.unsure
@@ -189,7 +181,7 @@ def test_names_of_pytorchs_transformer() -> None:
 class Unnamed(nn.Module):
     """A residual layer, norm and a gate, whose parameters are called by letters that mean nothing, in no order."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         sizes = {
@@ -204,14 +196,14 @@ class Unnamed(nn.Module):
         for name, size in sizes.items():
             setattr(self, f"t{name}", nn.Parameter(torch.randn(*size)))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         h = nn.functional.layer_norm(x, (WIDTH,), self.td, self.tc)
         gate, up = h @ self.te.T + self.tg, h @ self.ta.T + self.tb
         return x + (nn.functional.silu(gate) * up) @ self.tf.T
 
 
-def test_names_that_mean_nothing() -> None:
-    def ours(p: Any, x: jax.Array) -> jax.Array:
+def test_names_that_mean_nothing():
+    def ours(p, x):
         h = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5)
         h = h * p["norm"]["scale"] + p["norm"]["bias"]
         gate, up = (h @ p[name]["kernel"] + p[name]["bias"] for name in ("gate", "up"))

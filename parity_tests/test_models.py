@@ -1,16 +1,14 @@
 """Gates 1 to 4: every preset, in every weight regime, without and with padding on either side."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
 
 from jax_tformer.config.presets import ARCHITECTURES
 from parity.gates.measure import BFLOAT16, BFLOAT16_VALUES, FLOAT32, Sample, compared, quality
-from parity.gates.pair import Tensors
 from twin.bridge import Pair, identity, known_zeros
 from twin.cases import CONFIGS, OFF_CENTRE, PADDINGS, REGIMES, WINDOWED, Lengths, batch_for, weights_for
 
@@ -26,14 +24,14 @@ HALF_FIRST = ((0.02, "left"), (0.2, "right"))
 """What `make test` takes of them: every regime, and one program each to compile."""
 
 
-def inputs(name: str, std: float, kind: str, count: int, offset: float = 0.0) -> Iterator[tuple[Tensors, Tensors]]:
+def inputs(name, std, kind, count, offset=0.0):
     """`count` pairs of weights and batch, all different."""
     config = (CONFIGS | WINDOWED)[name]
     for seed in range(count):
         yield weights_for(config, std, seed, offset=offset), batch_for(config, kind, seed)
 
 
-def narrow_sample(exact: Pair, narrow: Pair, weights: Tensors, batch: Tensors) -> Sample:
+def narrow_sample(exact, narrow, weights, batch):
     """One batch in a narrow type beside the truth, both with weights that the narrow type holds exactly."""
     rounded = {key: array.astype(narrow.dtype).astype(np.float64) for key, array in weights.items()}
     exact.load(rounded)
@@ -45,9 +43,7 @@ def narrow_sample(exact: Pair, narrow: Pair, weights: Tensors, batch: Tensors) -
     return Sample(ours.activations | ours.gradients, theirs.activations | theirs.gradients, tensors, scales)
 
 
-def judge_narrow(
-    name: str, exact: Pair, single_cases: Sequence[Any], half_cases: Sequence[Any], record: Record
-) -> None:
+def judge_narrow(name, exact, single_cases, half_cases, record):
     """Gates 3 and 4 in these cases, each by itself: a figure over all would not see what only one of them shows."""
     config = (CONFIGS | WINDOWED)[name]
     start = weights_for(config, 0.02)
@@ -62,14 +58,13 @@ def judge_narrow(
         samples = [narrow_sample(exact, half, *case) for case in inputs(name, std, padding, DRAWS_BFLOAT16)]
         record(name, quality("4 bfloat16 / allowed", samples, BFLOAT16))
         values = [sample.without(start) for sample in samples]
-        # Their histograms are among those of all tensors.
-        record(name, replace(quality("4 bfloat16 / allowed", values, BFLOAT16_VALUES), ulps={}))
+        record(name, quality("4 bfloat16 / allowed", values, BFLOAT16_VALUES))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_gates_1_2_3_and_4(name: str, record: Record) -> None:
+def test_gates_1_2_3_and_4(name, record):
     # One test a config, so that one process compiles its functions once.
-    exact = Pair(CONFIGS[name], weights_for(CONFIGS[name], 0.02), "float64", optimised=False)
+    exact = Pair(CONFIGS[name], weights_for(CONFIGS[name], 0.02))
     for std, padding in product(REGIMES.values(), PADDINGS):
         for weights, batch in inputs(name, std, padding, 2):
             exact.load(weights)
@@ -80,8 +75,8 @@ def test_gates_1_2_3_and_4(name: str, record: Record) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", CONFIGS)
-def test_gates_3_and_4_in_the_other_cases(name: str, record: Record) -> None:
-    exact = Pair(CONFIGS[name], weights_for(CONFIGS[name], 0.02), "float64", optimised=False)
+def test_gates_3_and_4_in_the_other_cases(name, record):
+    exact = Pair(CONFIGS[name], weights_for(CONFIGS[name], 0.02))
     single = [case for case in SINGLE if case not in SINGLE_FIRST]
     half = [case for case in HALF if case not in HALF_FIRST]
     assert len(single) + len(half) == len(SINGLE + HALF) - len(SINGLE_FIRST + HALF_FIRST)
@@ -90,7 +85,7 @@ def test_gates_3_and_4_in_the_other_cases(name: str, record: Record) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", ["gpt2", "vaswani-base"])
-def test_gates_1_and_2_at_full_size(name: str, record: Record) -> None:
+def test_gates_1_and_2_at_full_size(name, record):
     config = ARCHITECTURES[name]
     models = Pair(config, weights_for(config, 0.02), "float64", optimised=True)
     batch = batch_for(config, "right", lengths=Lengths(2, 17, 11))
@@ -102,7 +97,7 @@ def test_gates_1_and_2_at_full_size(name: str, record: Record) -> None:
     "padding", ["left", *(pytest.param(side, marks=pytest.mark.deep) for side in ("none", "right"))]
 )
 @pytest.mark.parametrize("name", ["gpt2", "switches-decoder-only", "switches-encoder-decoder"])
-def test_gates_1_and_2_over_several_blocks(name: str, padding: str, record: Record) -> None:
+def test_gates_1_and_2_over_several_blocks(name, padding, record):
     """Attention in blocks of queries, of which the last is shorter (see `attend_in_rows` in model/fast/rows.py)."""
     config = replace(
         CONFIGS[name],
@@ -112,26 +107,26 @@ def test_gates_1_and_2_over_several_blocks(name: str, padding: str, record: Reco
             if (stack := getattr(CONFIGS[name], side)) and stack.max_positions
         },
     )
-    models = Pair(config, weights_for(config, 0.2), "float64", optimised=False)
+    models = Pair(config, weights_for(config, 0.2))
     batch = batch_for(config, padding, lengths=Lengths(3, 140, 150))
     for figure in identity(models, batch):
         record(f"{name}, 3 blocks", figure, models, batch)
 
 
-def test_source_and_target_lengths_differ() -> None:
+def test_source_and_target_lengths_differ():
     batch = batch_for(CONFIGS["vaswani-base"], "none")
     assert batch["source"].shape[1] != batch["target"].shape[1]
 
 
-def test_the_off_centre_regime_is_off_centre() -> None:
+def test_the_off_centre_regime_is_off_centre():
     table = weights_for(CONFIGS["gpt2"], 0.02, offset=OFF_CENTRE)["embedding.tokens.weight"]
     assert (table.mean(1) / table.std(1)).min() > 30
 
 
 @pytest.mark.parametrize("name", ["vaswani-base", "switches-decoder-only", "switches-encoder-decoder"])
-def test_positions_far_from_the_start(name: str, record: Record) -> None:
+def test_positions_far_from_the_start(name, record):
     """Rotation and sinusoids over 520 positions: rounding of large angles would show there first."""
-    models = Pair(CONFIGS[name], weights_for(CONFIGS[name], 0.2), "float64", optimised=False)
+    models = Pair(CONFIGS[name], weights_for(CONFIGS[name], 0.2))
     batch = batch_for(CONFIGS[name], "none", lengths=Lengths(batch=1, source=520, target=515))
     ours, theirs = models.run_jax(batch), models.run_torch(batch)
     record(f"{name}, 520 positions", compared("1 activations", ours.activations, theirs.activations))

@@ -1,8 +1,6 @@
 """docs/one_page.py computes what the library computes, and docs/one-page.md shows it."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,16 +39,14 @@ MASK = jnp.arange(9)[None, :] < jnp.array([9, 5, 2])[:, None]
     ],
     ids=["encoder-decoder", "decoder alone", "encoder alone"],
 )
-def test_logits_and_gradients_are_the_library_s(
-    config: TransformerConfig, page: Callable[..., Any], inputs: tuple[Any, ...], masks: dict[str, Any]
-) -> None:
+def test_logits_and_gradients_are_the_library_s(config, page, inputs, masks):
     net = transformer(config.with_dtype("float64"))
     params = jax.tree.map(lambda leaf: jnp.asarray(RNG.normal(0, 0.3, leaf.shape)), net.shapes)
     # What stands at padding is nobody's concern.
     weights = RNG.normal(size=(3, inputs[-1].shape[1], 11)) * masks.get("mask", np.ones((1, 1)))[..., None]
 
-    def values(logits: Callable[..., jax.Array], *given: Any) -> dict[str, Any]:
-        def weighed(params: Any) -> tuple[jax.Array, jax.Array]:
+    def values(logits, *given):
+        def weighed(params):
             found = logits(params, *given) * weights
             return found.sum(), found
 
@@ -65,7 +61,7 @@ def test_logits_and_gradients_are_the_library_s(
     compared("2 gradients", theirs, ours, zero={name: size for name in ours if name.endswith("key.bias")}).require()
 
 
-def test_the_page_shows_the_file() -> None:
+def test_the_page_shows_the_file():
     folder = Path(one_page.__file__).parent
     assert f"```python\n{(folder / 'one_page.py').read_text('utf-8')}```\n" in (folder / "one-page.md").read_text(
         "utf-8"

@@ -9,23 +9,20 @@ from pathlib import Path
 import pytest
 
 import parity
-import parity_tests
 
 ROOT = Path(parity.__file__).parent
 OURS = {"jax_tformer", "torch_ref", "parity_tests", "twin", "benchmarks", "tests"}
 WITHOUT_TORCH = (
     "gates.measure",
     "gates.pytrees",
-    "gates.ulps",
     "gates.weight_map",
     "report.page",
     "report.summary_page",
-    "report.ulps_histograms",
 )
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: path.name)
-def test_it_imports_nothing_of_ours(path: Path) -> None:
+def test_it_imports_nothing_of_ours(path):
     imported = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
@@ -36,7 +33,7 @@ def test_it_imports_nothing_of_ours(path: Path) -> None:
     assert not imported & OURS
 
 
-def test_what_needs_no_torch_imports_without_it() -> None:
+def test_what_needs_no_torch_imports_without_it():
     """None of the optional packages either; a module of None is one that cannot be imported."""
     missing = ("torch", "optax", "flax", "equinox", "safetensors", "pytest", "transformers")
     code = f"import sys, importlib; sys.modules.update(dict.fromkeys({missing}))\n"
@@ -47,23 +44,16 @@ def test_what_needs_no_torch_imports_without_it() -> None:
     assert (done.stdout, done.stderr) == ("no torch\n", "")
 
 
-def test_how_the_first_difference_is_found_names_every_file() -> None:
+def test_how_the_first_difference_is_found_names_every_file():
     room = ROOT / "differ"
     named = re.findall(r"`(\w+\.py)`", (room / "README.md").read_text("utf-8"))
     assert set(named) == {path.name for path in room.glob("[!_]*.py")}
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_is_there():
     for name in parity.__all__:
         assert getattr(parity, name).__doc__, name
     assert set(parity.__all__) == set(parity._HOMES)
     assert dir(parity) == sorted(parity.__all__)
     with pytest.raises(AttributeError, match="module 'parity' has no attribute 'nothing'"):
         parity.nothing  # noqa: B018
-
-
-def test_the_names_of_parity_tests_are_those_of_parity() -> None:
-    for name in ("check_parity", "assert_parity", "ParityError", "Measured"):
-        assert getattr(parity_tests, name) is getattr(parity, name)
-    with pytest.raises(AttributeError, match="module 'parity_tests' has no attribute 'nothing'"):
-        parity_tests.nothing  # noqa: B018

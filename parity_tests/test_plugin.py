@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -51,7 +50,7 @@ def test_red(parity):
 """
 
 
-def run(folder: Path, *arguments: str, tests: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(folder, *arguments, tests, **environment):
     """pytest as a user of the plugin runs it, in a process of its own."""
     (folder / "test_port.py").write_text(tests)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:parity", "-p", "parity.plugin"]
@@ -68,7 +67,7 @@ def run(folder: Path, *arguments: str, tests: str, **environment: str) -> subpro
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+def both(tmp_path_factory):
     """A run with a green test and a red one, with a report and the summary of a job, in a process of xdist's."""
     folder = tmp_path_factory.mktemp("port")
     (folder / "summary.md").write_text("before\n")
@@ -77,7 +76,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Com
     return folder, done
 
 
-def test_the_terminal_says_what_is_red_and_where(both: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_the_terminal_says_what_is_red_and_where(both):
     said = both[1].stdout
     assert both[1].returncode == pytest.ExitCode.TESTS_FAILED, said + both[1].stderr
     summary = said[said.index("= parity =") :]
@@ -88,7 +87,7 @@ def test_the_terminal_says_what_is_red_and_where(both: tuple[Path, subprocess.Co
     assert "\ntest_port.py::test_green:\npair: gate 2 gradients: trained in ours alone: up.bias\n" in summary
     assert "RED" in summary
     assert "test_port.py::test_red: pair: gate 1 activations" in summary
-    assert "RED: 1 figure above its bar, 1 failed test (tests: 1 failed, 1 passed)" in summary
+    assert "RED: 1 figure above the bar, 1 failed test (tests: 1 failed, 1 passed)" in summary
     assert max(map(len, summary.splitlines()[1:-3])) <= 120
     assert re.search(r"JAX +test_port.py:\d+ +return jax.nn.gelu", summary)
     assert re.search(r"PyTorch +test_port.py:\d+ +return\s+torch.nn.functional.gelu", summary)
@@ -98,8 +97,8 @@ def test_the_terminal_says_what_is_red_and_where(both: tuple[Path, subprocess.Co
     assert "plugin.py:" not in said
 
 
-def test_json_has_every_figure_and_why(both: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    document: dict[str, Any] = json.loads((both[0] / "report" / "parity.json").read_text())
+def test_json_has_every_figure_and_why(both):
+    document = json.loads((both[0] / "report" / "parity.json").read_text())
     assert document["verdict"] == "red"
     tests = {row["test"]: row for row in document["tests"]}
     assert {name: row["outcome"] for name, row in tests.items()} == {
@@ -117,7 +116,7 @@ def test_json_has_every_figure_and_why(both: tuple[Path, subprocess.CompletedPro
     assert document["measured_on"]
 
 
-def test_the_page_loads_nothing_and_says_the_same(both: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_the_page_loads_nothing_and_says_the_same(both):
     page = (both[0] / "report" / "parity.html").read_text()
     assert '<strong class="badge red">RED</strong>' in page
     assert "test_port.py::test_red" in page
@@ -126,7 +125,7 @@ def test_the_page_loads_nothing_and_says_the_same(both: tuple[Path, subprocess.C
     assert not re.search(r"https?://|url\(|@import|<script", page)
 
 
-def test_the_summary_of_a_job_is_added_to(both: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_the_summary_of_a_job_is_added_to(both):
     text = (both[0] / "summary.md").read_text()
     assert text.startswith("before\n## Parity: RED\n")
     assert re.search(r"^\| `test_red` \| \*\*\S+ red\*\* \|  \| 0 \|$", text, re.MULTILINE), text
@@ -135,7 +134,7 @@ def test_the_summary_of_a_job_is_added_to(both: tuple[Path, subprocess.Completed
     )
 
 
-def test_a_test_that_asks_for_a_red_gate_is_no_failure(tmp_path: Path) -> None:
+def test_a_test_that_asks_for_a_red_gate_is_no_failure(tmp_path):
     tests = PORT + RED.replace("    parity.check", "    with pytest.raises(ParityError):\n        parity.check")
     tests += """
 
@@ -163,7 +162,7 @@ def test_without_the_fixture():
     ]
 
 
-def test_an_answer_is_noted_on_its_own(tmp_path: Path) -> None:
+def test_an_answer_is_noted_on_its_own(tmp_path):
     """first_difference fails nothing by itself; where a test asks for it, the end of the run shows it."""
     tests = """
 
@@ -194,8 +193,8 @@ def test_asks(parity, monkeypatch):
     assert [check["difference"] for check in test["checks"]] == [{"stage": "forward"}, None]
 
 
-def test_what_breaks_before_a_figure_is_red(tmp_path: Path) -> None:
-    """Shapes that differ have no figure, and a test may fail before it compares; neither may look green."""
+def test_what_breaks_before_a_figure_is_red(tmp_path):
+    """Shapes that differ have no figure, a test may fail before it compares or beside those that do: none is green."""
     tests = """
 
 def test_shapes(parity):
@@ -204,21 +203,26 @@ def test_shapes(parity):
 
 def test_broken(parity):
     raise ValueError("no checkpoint")
+
+
+def test_beside():
+    raise ValueError("no data")
 """
     done = run(tmp_path, "--parity-report", "report", tests=LIGHT + tests)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "test_port.py::test_shapes: y: shapes differ: ours [5, 4], theirs [4, 4]" in done.stdout
     assert "test_port.py::test_broken: ValueError: no checkpoint" in done.stdout
+    assert "RED: 2 failed tests, 1 other failed test (tests: 2 failed)" in done.stdout
     assert json.loads((tmp_path / "report" / "parity.json").read_text())["verdict"] == "red"
 
 
-def test_a_report_of_nothing_is_not_green(tmp_path: Path) -> None:
+def test_a_report_of_nothing_is_not_green(tmp_path):
     done = run(tmp_path, "--parity-report", "report", tests="def test_nothing():\n    pass\n")
     assert "RED: no test used the parity fixture" in done.stdout
     assert json.loads((tmp_path / "report" / "parity.json").read_text())["verdict"] == "red"
 
 
-def test_a_folder_that_is_a_file_is_refused_before_any_test(tmp_path: Path) -> None:
+def test_a_folder_that_is_a_file_is_refused_before_any_test(tmp_path):
     (tmp_path / "report").write_text("mine")
     done = run(tmp_path, "--parity-report", "report", tests=LIGHT)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
@@ -226,27 +230,23 @@ def test_a_folder_that_is_a_file_is_refused_before_any_test(tmp_path: Path) -> N
     assert (tmp_path / "report").read_text() == "mine"
 
 
-def test_a_report_that_cannot_be_written_fails_the_run(tmp_path: Path) -> None:
+def test_a_report_that_cannot_be_written_fails_the_run(tmp_path):
     (tmp_path / "report" / "parity.html.partial").mkdir(parents=True)
     done = run(tmp_path, "--parity-report", "report", tests="def test_nothing(parity):\n    pass\n")
     assert "report: cannot be written (Is a directory)" in done.stdout
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
 
 
-def test_projects_that_do_not_use_it_pay_nothing(tmp_path: Path) -> None:
+def test_projects_that_do_not_use_it_pay_nothing(tmp_path):
     """Neither framework is imported, nor anything of rich, by a run whose tests do not ask for the fixture."""
-    (tmp_path / "test_other.py").write_text(
-        "import sys\n\n\ndef test_nothing_is_loaded():\n"
-        "    heavy = {'jax', 'torch', 'numpy', 'rich', 'einops'} & sys.modules.keys()\n    assert not heavy, heavy\n"
-    )
-    plugins = ["-p", "no:parity", "-p", "parity.plugin", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *plugins, "test_other.py"],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    tests = """
+import sys
+
+
+def test_nothing_is_loaded():
+    heavy = {'jax', 'torch', 'numpy', 'rich', 'einops', 'jinja2'} & sys.modules.keys()
+    assert not heavy, heavy
+"""
+    done = run(tmp_path, tests=tests, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "= parity =" not in done.stdout

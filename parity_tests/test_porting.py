@@ -4,7 +4,6 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -14,19 +13,19 @@ PAGE = (DOCS / "porting.md").read_text("utf-8")
 
 
 @pytest.fixture
-def porting(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def porting(monkeypatch):
     monkeypatch.syspath_prepend(DOCS)
     return import_module("build_porting")
 
 
 @pytest.mark.deep
-def test_the_commands_print_what_the_page_says() -> None:
+def test_the_commands_print_what_the_page_says():
     command = [sys.executable, "docs/build_porting.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_page_shows_the_files_and_every_mistake(porting: ModuleType) -> None:
+def test_the_page_shows_the_files_and_every_mistake(porting):
     for name in ("module.py", "where.py", "test_opt.py"):
         assert (DOCS / "porting" / name).read_text("utf-8").strip() in PAGE
     for state, (right, wrong) in enumerate(porting.MISTAKES):
@@ -39,7 +38,7 @@ def test_the_page_shows_the_files_and_every_mistake(porting: ModuleType) -> None
     assert "{{" not in PAGE
 
 
-def test_the_second_mistake_is_named_by_the_command(porting: ModuleType) -> None:
+def test_the_second_mistake_is_named_by_the_command(porting):
     printed = porting.printed(1, "python where.py")
     assert "another activation: GELU (tanh) in ours, ReLU in theirs" in printed
     assert porting.comparable(printed) in porting.comparable(PAGE)
@@ -54,13 +53,11 @@ def test_the_second_mistake_is_named_by_the_command(porting: ModuleType) -> None
         ("draw 0", "expected ports, from, file, run or mend"),
     ],
 )
-def test_what_the_template_asks_wrongly_is_said(
-    ask: str, said: str, porting: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_template_asks_wrongly_is_said(ask, said, porting, tmp_path, monkeypatch):
     (tmp_path / "porting.template.md").write_text(f"{{{{{ask}}}}}\n")
     (tmp_path / "porting").symlink_to(DOCS / "porting")
     monkeypatch.setattr(porting, "DOCS", tmp_path)
-    errors: list[str] = []
+    errors = []
     assert porting.main([], errors.append) == 1
     assert said in errors[0]
     assert not (tmp_path / "porting.md").exists()

@@ -1,8 +1,6 @@
 """What the gates did not look at: attention with groups of heads, accumulation in narrow types, held-out losses."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +15,13 @@ from jax_tformer.cache import KeyValue
 from jax_tformer.config import ComputeConfig, StackConfig, TransformerConfig
 from jax_tformer.config.experiment import MeshConfig
 from jax_tformer.data.batches import Pipeline
-from jax_tformer.functional import AnyTransformer, Params, transformer
+from jax_tformer.functional import transformer
 from jax_tformer.model.attention import attend_by
 from jax_tformer.model.masks import Mask
 from jax_tformer.runs.evaluation import Evaluator
 from jax_tformer.training.sharding import make_mesh
-from jax_tformer.training.step import Batch, TrainState, train_step
-from parity.gates.measure import BFLOAT16, FLOAT64_BAR, Measured, Sample, compared, quality
-from parity.gates.pair import Tensors
+from jax_tformer.training.step import TrainState, train_step
+from parity.gates.measure import BFLOAT16, FLOAT64_BAR, Sample, compared, quality
 from parity_tests import quiet_faults
 from twin.bridge import Pair
 from twin.cases import CONFIGS, Lengths, batch_for, weights_for
@@ -32,7 +29,7 @@ from twin.cases import CONFIGS, Lengths, batch_for, weights_for
 HEADS = 6
 
 
-def grouped(implementation: Any, key_value_heads: int) -> Measured:
+def grouped(implementation, key_value_heads):
     """`attend` with six query heads against PyTorch's own attention with grouped heads."""
     rng, is_kernel = np.random.default_rng(0), implementation in ("cudnn", "pallas")
     length, slots = (128, 256) if is_kernel else (5, 7)
@@ -52,7 +49,7 @@ def grouped(implementation: Any, key_value_heads: int) -> Measured:
 
 @pytest.mark.parametrize("key_value_heads", [2, 3])
 @pytest.mark.parametrize("implementation", quiet_faults.GROUPED)
-def test_grouped_heads(implementation: str, key_value_heads: int, report: Callable[..., None]) -> None:
+def test_grouped_heads(implementation, key_value_heads, report):
     grouped(implementation, key_value_heads).require()
     fault = quiet_faults.GROUPED[implementation]
     with fault.plant():
@@ -63,7 +60,7 @@ def test_grouped_heads(implementation: str, key_value_heads: int, report: Callab
 PARTS = 128
 
 
-def gradients(net: AnyTransformer, params: Params, batch: Batch, parts: int) -> Tensors:
+def gradients(net, params, batch, parts):
     """As the optimizer is given them."""
     still = lambda grads, *_: (jax.tree.map(jnp.zeros_like, grads), grads)  # noqa: E731
     kept = optax.GradientTransformation(lambda params: params, still)
@@ -72,7 +69,7 @@ def gradients(net: AnyTransformer, params: Params, batch: Batch, parts: int) -> 
     return {path: np.asarray(leaf) for path, leaf in traverse_util.flatten_dict(state.opt_state, sep=".").items()}
 
 
-def test_accumulation_in_a_narrow_type(report: Callable[..., None]) -> None:
+def test_accumulation_in_a_narrow_type(report):
     """Gradients of bfloat16 parameters, in many parts and in one; all else is computed in float32."""
     stack = StackConfig(num_layers=1, num_heads=2, feedforward_width=16, key_bias=False)
     compute = ComputeConfig(parameter_dtype="bfloat16", dtype="float32")
@@ -83,7 +80,7 @@ def test_accumulation_in_a_narrow_type(report: Callable[..., None]) -> None:
     truth = gradients(exact, jax.tree.map(lambda x: x.astype(jnp.float64), params), batch, 1)
     whole = gradients(net, params, batch, 1)
 
-    def measured() -> Measured:
+    def measured():
         scales = {path: float(np.linalg.norm(array)) for path, array in truth.items()}
         sample = Sample(gradients(net, params, batch, PARTS), whole, truth, scales)
         return quality("4 bfloat16 / allowed", [sample], BFLOAT16)
@@ -94,7 +91,7 @@ def test_accumulation_in_a_narrow_type(report: Callable[..., None]) -> None:
     report(quiet_faults.ACCUMULATED.name, "library", [wrong])
 
 
-def test_the_held_out_loss_counts_every_token_once(report: Callable[..., None]) -> None:
+def test_the_held_out_loss_counts_every_token_once(report):
     """Batches of very different numbers of labels, and capped logits, against PyTorch's loss of every token."""
     config = replace(CONFIGS["gpt2"], logit_cap=2.0)
     pair = Pair(config, weights_for(config, 0.2), "float64", optimised=False)
@@ -104,9 +101,9 @@ def test_the_held_out_loss_counts_every_token_once(report: Callable[..., None]) 
     losses = [pair.run_torch(batch).activations["loss of each token"][batch["labels"] != -100] for batch in batches]
     truth = np.concatenate(losses).mean()
 
-    def measured() -> Measured:
-        pipeline = Pipeline(train=None, evaluation=batches, fingerprint="")  # type: ignore[arg-type]
-        evaluator = Evaluator(pair.net, None, pipeline, None, make_mesh(MeshConfig(), 1))  # type: ignore[arg-type]
+    def measured():
+        pipeline = Pipeline(train=None, evaluation=batches, fingerprint="")
+        evaluator = Evaluator(pair.net, None, pipeline, None, make_mesh(MeshConfig(), 1))
         loss = np.asarray(evaluator(pair.params)["val_loss"])
         return compared("1 activations", {"held-out loss": loss}, {"held-out loss": truth})
 

@@ -10,7 +10,7 @@ import pytest
 
 from jax_tformer.__main__ import PROGRAMS
 from jax_tformer.config.presets import ARCHITECTURES, EXPERIMENTS
-from parity_tests import ParityError
+from parity import ParityError
 from parity_tests.test_pretrained import saved
 
 ROOT = Path(__file__).parents[1]
@@ -30,7 +30,7 @@ RUN_ELSEWHERE = {
 }
 
 
-def blocks(page: str) -> list[str]:
+def blocks(page):
     """The Python of a page."""
     return re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL)
 
@@ -45,22 +45,22 @@ def blocks(page: str) -> list[str]:
         if not block.startswith('"""')  # a file shown whole: docs/one_page.py, which has a test
     ],
 )
-def test_code_runs(page: str, block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_runs(page, block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if 'load_pretrained("gpt2")' in block:
         saved("gpt2", tmp_path / "gpt2", dtype="float32")
-    names: dict[str, object] = {}
+    names = {}
     with jax.numpy_rank_promotion("allow"):  # as users have it
         exec(compile(block, page, "exec"), names)
     assert "assert" in block, "a block that asserts nothing could print anything"
 
 
 @pytest.mark.parametrize("page", RUN_ELSEWHERE)
-def test_pages_that_are_left_out_have_code(page: str) -> None:
+def test_pages_that_are_left_out_have_code(page):
     assert blocks(page)
 
 
-def test_a_mistake_in_the_pair_is_told_as_written() -> None:
+def test_a_mistake_in_the_pair_is_told_as_written():
     """The tutorial says what check_parity says where one side takes the other GELU."""
     page = "docs/parity-tutorial.md"
     [block] = [block for block in blocks(page) if "check_parity" in block]
@@ -72,11 +72,11 @@ def test_a_mistake_in_the_pair_is_told_as_written() -> None:
         exec(compile(block.replace("approximate=False", said[1]), "README.md", "exec"), {})
 
 
-def test_nothing_is_left_to_fill_in() -> None:
+def test_nothing_is_left_to_fill_in():
     assert not [page for page, text in PAGES.items() if re.search(r"@@|TODO|XXX|FIXME", text)]
 
 
-def test_there_is_code_for_each_architecture() -> None:
+def test_there_is_code_for_each_architecture():
     code = "\n".join(blocks("README.md"))
     assert len(blocks("README.md")) >= 4
     assert len(README.splitlines()) <= 200
@@ -84,7 +84,7 @@ def test_there_is_code_for_each_architecture() -> None:
         assert stacks in code
 
 
-def test_every_figure_of_speed_names_its_processor() -> None:
+def test_every_figure_of_speed_names_its_processor():
     """Speeds of one vendor's processor say little about the other's: each part with figures says whose they are."""
     text = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
     parts = re.split(r"^#+ (.*)\n", text, flags=re.MULTILINE)
@@ -106,7 +106,7 @@ def test_every_figure_of_speed_names_its_processor() -> None:
 
 
 @pytest.mark.parametrize("page", [*PAGES, "llms.txt"])
-def test_links_lead_somewhere(page: str) -> None:
+def test_links_lead_somewhere(page):
     """Files and headings; `make docs` says it of the pages of docs/ among each other."""
     for target, place in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)", (ROOT / page).read_text("utf-8")):
         file = (ROOT / page).parent / target if target else ROOT / page
@@ -116,7 +116,7 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_exist(page: str) -> None:
+def test_commands_exist(page):
     """Programs, modules, targets of make and experiments, in the blocks without a language."""
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for language, block in re.findall(r"^```(.*?)\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE):
@@ -136,7 +136,7 @@ def test_commands_exist(page: str) -> None:
                 assert not named or named[0].startswith("--") or named[0] in EXPERIMENTS, line
 
 
-def test_the_site_and_llms_txt_have_all_pages() -> None:
+def test_the_site_and_llms_txt_have_all_pages():
     listed = (ROOT / "llms.txt").read_text("utf-8")
     for page in PAGES:
         name = page.removeprefix("docs/").removesuffix(".md")
@@ -145,5 +145,5 @@ def test_the_site_and_llms_txt_have_all_pages() -> None:
 
 
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *EXPERIMENTS])
-def test_every_preset_is_named(name: str) -> None:
+def test_every_preset_is_named(name):
     assert f"`{name}`" in PAGES["docs/architectures.md"] + PAGES["docs/training.md"]

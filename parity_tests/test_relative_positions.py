@@ -1,7 +1,7 @@
 """Relative positions: every bucket against transformers' T5, gates 1, 2 and 8, and faults that these see."""
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,11 +12,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.model.embedding import first_distances, relative_buckets
 from jax_tformer.model.fast import rows
-from parity.gates.measure import Measured, compared
-from parity.gates.pair import Result, Tensors
-from parity_tests import position_faults
-from parity_tests.faults import Fault
-from parity_tests.test_decoding import CACHED, model_of, stepwise
+from parity_tests.test_decoding import model_of, of_cache, stepwise
 from torch_ref.embedding import bucket
 from twin.bridge import Pair, identity
 from twin.cases import VOCABULARY, Lengths, batch_for, weights_for
@@ -42,7 +38,7 @@ LENGTHS = Lengths(batch=3, source=15, target=14)
 
 
 @pytest.fixture(autouse=True)
-def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_blocks(monkeypatch):
     """Attention in blocks of 4 queries: these sequences would otherwise fit into one block."""
     monkeypatch.setattr(rows, "block_length", lambda length: 4)
 
@@ -51,7 +47,7 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("buckets", "furthest"), [(32, 128), (4, 3), (6, 10), (12, 27), (32, 17), (64, 1000), (32, 2048), (64, 5000)]
 )
-def test_buckets_are_those_of_transformers(buckets: int, furthest: int, causal: bool) -> None:
+def test_buckets_are_those_of_transformers(buckets, furthest, causal):
     """Whose logarithms are in float32: at every distance up to several thousand, in both directions."""
     relative = torch.arange(-6000, 6001)
     theirs = T5Attention._relative_position_bucket(relative, not causal, buckets, furthest)
@@ -60,7 +56,7 @@ def test_buckets_are_those_of_transformers(buckets: int, furthest: int, causal: 
     np.testing.assert_array_equal(np.asarray(ours), theirs.numpy())
 
 
-def test_an_edge_that_a_logarithm_in_float32_misses() -> None:
+def test_an_edge_that_a_logarithm_in_float32_misses():
     """84 = 18 (392 / 18)^(1/2) exactly, so the 10th of 18 buckets begins there; in float32, the product is below 9."""
     assert 84**18 * 18**9 == 392**9 * 18**18
     assert first_distances(36, 392)[18 + 9] == 84
@@ -69,58 +65,25 @@ def test_an_edge_that_a_logarithm_in_float32_misses() -> None:
     assert T5Attention._relative_position_bucket(-distance, False, 36, 392).item() == 26
 
 
-@pytest.fixture(scope="module")
-def models() -> Pair:
-    return Pair(PAIRS, weights_for(PAIRS, 0.2), "float64", optimised=False)
+@cache
+def models():
+    return Pair(PAIRS, weights_for(PAIRS, 0.2))
 
 
-@pytest.fixture(scope="module")
-def batch() -> Tensors:
+def batch():
     return batch_for(PAIRS, "right segments", 1, LENGTHS)
 
 
-@pytest.fixture(scope="module")
-def ours(models: Pair, batch: Tensors) -> Result:
-    return models.run_jax(batch)
-
-
-def test_gates_1_and_2(models: Pair, batch: Tensors, record: Callable[[str, Measured], None]) -> None:
-    for figure in identity(models, batch):
+def test_gates_1_and_2(record):
+    for figure in identity(models(), batch()):
         record("relative positions", figure)
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("fault", position_faults.LIBRARY, ids=lambda fault: fault.name)
-def test_a_fault_of_the_library(fault: Fault, models: Pair, batch: Tensors, report: Callable[..., None]) -> None:
-    with fault.plant():
-        wrong = models.forward(batch)
-    theirs = models.run_torch(batch).activations
-    report(fault.name, "library", [compared("1 activations", wrong, theirs)])
-
-
-@pytest.mark.parametrize("fault", position_faults.REFERENCE, ids=lambda fault: fault.name)
-def test_a_fault_of_the_reference(
-    fault: Fault, models: Pair, batch: Tensors, ours: Result, report: Callable[..., None]
-) -> None:
-    with fault.plant():
-        theirs = models.run_torch(batch)
-    tables = [{"table": side.gradients["decoder.relative_positions.weight"]} for side in (ours, theirs)]
-    activations = compared("1 activations", ours.activations, theirs.activations)
-    report(fault.name, "reference", [activations, compared("2 gradients", *tables)])
-
-
-def gate_8() -> Measured:
+def gate_8():
     """The decoder's logits token by token, from a cache, and at once; compiled anew."""
     net, params = model_of(PAIRS, weights_for(PAIRS, 0.2))
-    step_by_step, full = stepwise(net, params, batch_for(PAIRS, "left", lengths=LENGTHS), first=3)
-    return compared(CACHED, {"logits": step_by_step}, {"logits": full})
+    return of_cache(*stepwise(net, params, batch_for(PAIRS, "left", lengths=LENGTHS), first=3))
 
 
-def test_from_a_cache(record: Callable[[str, Measured], None]) -> None:
+def test_from_a_cache(record):
     record("relative positions", gate_8())
-
-
-@pytest.mark.deep
-def test_a_fault_of_the_cache(report: Callable[..., None]) -> None:
-    with position_faults.CACHED.plant():
-        report(position_faults.CACHED.name, "library", [gate_8()])

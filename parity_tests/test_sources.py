@@ -59,7 +59,7 @@ from twin.cases import weights_for
 DOCUMENTS = Path(__file__).resolve().parents[2] / "shared" / "sources"
 
 
-def test_the_figures_stand_in_the_documents() -> None:
+def test_the_figures_stand_in_the_documents():
     """The literals of documents.py, in one piece and in their order."""
     if not DOCUMENTS.is_dir():
         pytest.skip("needs ../shared/sources")
@@ -102,7 +102,7 @@ def drawn(config: TransformerConfig) -> tuple[AnyTransformer, Params]:
     return net, jax.tree.map(lambda leaf: jnp.asarray(np.resize(noise, leaf.shape)), net.shapes)
 
 
-def test_position_denominators() -> None:
+def test_position_denominators():
     """000 computes in float32, where 2/3 is rounded before it becomes an exponent: exactly, it is 464.1589."""
     one = jnp.ones((1, 1), jnp.int32)
     single, double = (1 / angles(one, 6, 10000.0, jnp.dtype(dtype))[0, 0] for dtype in ("float32", "float64"))
@@ -113,7 +113,7 @@ def test_position_denominators() -> None:
     assert_prints(1 / embedding.angles(torch.ones(1, 1), 6, 10000.0)[0, 0].double(), DENOMINATORS)
 
 
-def test_position_table() -> None:
+def test_position_table():
     ours = sinusoidal(
         position_ids(jnp.zeros((1, 10), int), None), 6, interleaved=True, base=10000.0, dtype=jnp.dtype("float64")
     )
@@ -121,7 +121,7 @@ def test_position_table() -> None:
     assert_prints(embedding.sinusoidal(torch.arange(10.0)[None].double(), 6, 10000.0, interleaved=True)[0], POSITIONS)
 
 
-def test_causal_mask_of_size_ten() -> None:
+def test_causal_mask_of_size_ten():
     """Ours is True where the articles add 0, and False where they add -inf; their mask of zeros is our None."""
     ours, theirs = Mask(causal=True).boolean(10, 10), visible(torch.zeros(4, 10), causal=True)
     assert ours is not None
@@ -147,7 +147,7 @@ def article_steps(layer: Block, embedded: Array) -> None:
     assert layer.feedforward(embedded).shape == (4, 10, 6)
 
 
-def test_shapes_of_the_encoder_decoder_article() -> None:
+def test_shapes_of_the_encoder_decoder_article():
     """000, from the windows of both sides to probabilities over GPT-2's vocabulary."""
     config = ARCHITECTURES["article-encoder-decoder"]
     source, target = (windows(ids, 10, 1)[:4].copy() for ids in (IDS, shift_right(IDS, END_OF_TEXT)))
@@ -180,7 +180,7 @@ def test_shapes_of_the_encoder_decoder_article() -> None:
     assert tuple(theirs.decoder.cross_attention[0].shape) == (4, 2, 10, 10)
 
 
-def test_shapes_of_the_encoder_article() -> None:
+def test_shapes_of_the_encoder_article():
     """001: the encoder's output is the result, normalised last."""
     model, ours, theirs = both_run(ARCHITECTURES["article-encoder"], windows(IDS, 10, 1)[:4].copy())
     embedded = jax.ShapeDtypeStruct((4, 10, 6), jnp.float64)
@@ -196,7 +196,7 @@ def test_shapes_of_the_encoder_article() -> None:
     np.testing.assert_allclose(standard.mean(-1), np.zeros((4, 10)), rtol=0, atol=1e-12)
 
 
-def test_layer_norm_by_hand() -> None:
+def test_layer_norm_by_hand():
     """000 and 001: mean, mean of squared deviations, eps inside the root; on the figures that 001 prints."""
     config = ARCHITECTURES["article-encoder"].with_dtype("float64")
     assert config.encoder is not None
@@ -223,7 +223,7 @@ def horizon(scale: float) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(weights[0, 0, 5]), np.asarray(output[0, 5, 0])
 
 
-def test_attention_row_of_horizon() -> None:
+def test_attention_row_of_horizon():
     """002 prints the softmax of scores that are not scaled, whatever its text says."""
     weights, output = horizon(scale=1.0)
     assert_prints(np.array(KEYS) @ np.array(QUERY), SCORES)
@@ -234,14 +234,14 @@ def test_attention_row_of_horizon() -> None:
     np.testing.assert_allclose(output, OUTPUT, rtol=0, atol=1e-4)
 
 
-def test_attention_row_of_horizon_scaled() -> None:
+def test_attention_row_of_horizon_scaled():
     """What the text of 002 describes: scores times head_width^-0.5."""
     weights, output = horizon(scale=2**-0.5)
     assert_prints(weights, SCALED_WEIGHTS)
     assert_prints(output, SCALED_OUTPUT)
 
 
-def test_shapes_of_the_decoder_only_article() -> None:
+def test_shapes_of_the_decoder_only_article():
     """002: (2, 6, 4) goes through two heads of width 2 and comes out as (2, 6, 4)."""
     config = ARCHITECTURES["post-decoder-only"]
     tokens = np.arange(12, dtype=np.int32).reshape(2, 6)
@@ -268,7 +268,7 @@ def test_shapes_of_the_decoder_only_article() -> None:
     assert not np.asarray(found.self_attention)[..., above[0], above[1]].any()
 
 
-def test_shapes_of_the_notebook() -> None:
+def test_shapes_of_the_notebook():
     """003: b x n x 768 in and out, 12 heads of 64, and a mask of 1 at tokens and 0 at padding."""
     config = ARCHITECTURES["notebook-bert"]
     # The notebook's input is embedded already: the token table is left out of the way.
@@ -293,7 +293,7 @@ def test_shapes_of_the_notebook() -> None:
     assert not weights[1, :, :, 3:].any()
 
 
-def test_the_toy_run_of_the_lecture() -> None:
+def test_the_toy_run_of_the_lecture():
     """004, at full size: (2, 9) and (2, 8) without its last token -> (2, 7, 10); padding has index 0."""
     config = ARCHITECTURES["lecture-seq2seq"]
     source = np.array([[3, 1, 4, 1, 5, 9, 2, 0, 0], [6, 5, 3, 5, 8, 9, 7, 9, 3]], np.int32)

@@ -3,30 +3,25 @@
 Gate 10, for successive tokens: each is drawn by itself, with the reference's probabilities.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
-from jax_tformer.decoding.generation import generate, padded
-from jax_tformer.decoding.past import Past
+from jax_tformer.decoding.generate import generate
+from jax_tformer.decoding.prompts import pad_rows
+from jax_tformer.decoding.sampling import History, Step, make_rules, process_logits
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.decoding.strategies import Place, process, rules_of
-from parity.gates.measure import Measured, compared, worst
-from parity_tests import library_faults
+from parity.gates.measure import compared, worst
 from parity_tests.draws import judged, largest
-from parity_tests.faults import Fault
 from parity_tests.generation import Float64, drivable
 from parity_tests.test_decoding import CACHED, TOKENS, model_of
 from twin.cases import CONFIGS, VOCABULARY, weights_for
 
 PROMPT = [3, 4, 5]
-# The first ones show the faults of library_faults.CHOICES.
-SETTINGS: list[dict[str, Any]] = [
+# The first three show the faults of library_faults.CHOICES.
+SETTINGS = [
     {"min_new_tokens": 4, "eos_token_id": 3},
     {"forced_bos_token_id": 7, "begin_suppress_tokens": [3, 5, 60]},
     {"no_repeat_ngram_size": 1, "repetition_penalty": 1.2},
@@ -52,7 +47,7 @@ FORBIDDING = {"top_k", "top_p", "min_p", "no_repeat_ngram_size"} | {
 }
 
 
-def processed(settings: dict[str, Any]) -> Iterator[Measured]:
+def processed(settings):
     """Step by step, with whatever fault is planted: which tokens are forbidden, and the logits of the others."""
     model = drivable(CONFIGS["gpt2"], weights_for(CONFIGS["gpt2"], 0.2))
     # From few tokens, so that some stand side by side again. transformers forces a token behind a single one only.
@@ -76,17 +71,17 @@ def processed(settings: dict[str, Any]) -> Iterator[Measured]:
     tuples = {name: tuple(settings[name]) for name in settings.keys() & {"begin_suppress_tokens"}}
     tuples |= {name: tuple(map(tuple, settings[name])) for name in settings.keys() & {"bad_words_ids"}}
     asked = {"temperature": 1.0} | settings | tuples
-    ends, rows = jnp.array([asked.pop("eos_token_id", -1)]), np.arange(len(prompts))[:, None]
-    rules, limits, banned = rules_of(DecodingConfig(**asked)), jnp.full(len(prompts), 10), 0
+    ends, rows = [asked.pop("eos_token_id", -1)], np.arange(len(prompts))[:, None]
+    rules, limits, banned = make_rules(DecodingConfig(**asked), ends), jnp.full(len(prompts), 10), 0
     for step, (raw, scores) in enumerate(zip(answer.logits, answer.scores, strict=True)):
         seen = np.zeros(raw.shape, bool)
         said = answer.sequences[:, : length + step].numpy()
         seen[rows, said] = True
         # Padding, on our side alone, has the id of a token that may be said.
-        texts = (padded(text.tolist(), text.shape[1] + 3, side="left") for text in (said, prompts))
+        texts = (pad_rows(text.tolist(), text.shape[1] + 3, side="left") for text in (said, prompts))
         (tokens, mask), given = jax.tree.map(jnp.asarray, tuple(texts))
-        place = Place(jnp.asarray(step), limits, ends, Past.of(tokens, mask, 3, given))
-        found = process(jnp.asarray(raw.numpy()), rules, jnp.asarray(seen), place)
+        now = Step(jnp.asarray(step), limits, History.of(tokens, mask, 3, given))
+        found = process_logits(jnp.asarray(raw.numpy()), rules, jnp.asarray(seen), now)
         # Up to a constant a row, which the softmax takes out.
         ours, theirs = np.asarray(jax.nn.log_softmax(found)), scores.log_softmax(-1).numpy()
         missing, forbidden = np.isneginf(ours), np.isneginf(theirs)
@@ -98,23 +93,12 @@ def processed(settings: dict[str, Any]) -> Iterator[Measured]:
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: str(settings)[:120])
-def test_processed_logits(settings: dict[str, Any], record: Callable[[str, Measured], None]) -> None:
+def test_processed_logits(settings, record):
     for figure in processed(settings):
         record("huggingface gpt2", figure)
 
 
-@pytest.mark.parametrize(
-    ("fault", "settings"),
-    list(zip(library_faults.CHOICES, SETTINGS, strict=False)),
-    ids=[fault.name for fault in library_faults.CHOICES],
-)
-def test_a_fault_of_choices(fault: Fault, settings: dict[str, Any], report: Callable[..., None]) -> None:
-    with fault.plant():
-        report(fault.name, "library", list(processed(settings)))
-
-
-@pytest.fixture(scope="module")
-def expected() -> np.ndarray:
+def expected_pairs():
     """`[61, 61]`: the reference's p(a) p(b given a) of the two tokens after a prompt."""
     model = drivable(CONFIGS["gpt2"], weights_for(CONFIGS["gpt2"], 0.2)).reference
     texts = torch.tensor([[*PROMPT, token] for token in range(VOCABULARY)])
@@ -123,9 +107,8 @@ def expected() -> np.ndarray:
     return (first[0, :, None] * second).numpy()
 
 
-def successive(expected: np.ndarray) -> Measured:
+def successive(expected):
     """3,000 draws of two tokens, with whatever fault is planted; counted in 4 x 4 groups of tokens by their ids."""
-    jax.clear_caches()
     net, params = model_of(CONFIGS["gpt2"], weights_for(CONFIGS["gpt2"], 0.2))
     decoding = DecodingConfig(2, temperature=1.0, num_return_sequences=3000)
     [drawn] = generate(net, params, [PROMPT], decoding).tokens
@@ -137,12 +120,6 @@ def successive(expected: np.ndarray) -> Measured:
     return judged(largest({f"tokens of groups {a} and {b}": float(z[a, b]) for a, b in np.ndindex(4, 4)}))
 
 
-def test_successive_tokens(expected: np.ndarray, record: Callable[[str, Measured], None]) -> None:
+def test_successive_tokens(record):
     """Each of them is drawn with a random number of its own."""
-    record("gpt2", successive(expected))
-
-
-def test_a_fault_of_successive_tokens(expected: np.ndarray, report: Callable[..., None]) -> None:
-    with library_faults.SAME_NUMBER.plant():
-        report(library_faults.SAME_NUMBER.name, "library", [successive(expected)])
-    jax.clear_caches()
+    record("gpt2", successive(expected_pairs()))

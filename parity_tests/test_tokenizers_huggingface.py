@@ -72,7 +72,7 @@ def require_equal(folder: Path, backend: Tokenizer, model_type: str, settings: d
 
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize(("model_type", "name"), CLASSES)
-def test_special_tokens(model_type: str, name: str | None, template: str | None, tmp_path: Path) -> None:
+def test_special_tokens(model_type, name, template, tmp_path):
     """With a tokenizer.json, add_bos_token and add_eos_token change nothing; some classes add the same always."""
     named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     for settings in SETTINGS:
@@ -81,7 +81,7 @@ def test_special_tokens(model_type: str, name: str | None, template: str | None,
 
 
 @pytest.mark.parametrize("name", ["GPT2Tokenizer", "GPTNeoXTokenizer", "RobertaTokenizer"])
-def test_a_space_before_the_text(name: str, tmp_path: Path) -> None:
+def test_a_space_before_the_text(name, tmp_path):
     model_type = {"GPT2Tokenizer": "gpt2", "GPTNeoXTokenizer": "gpt_neox"}.get(name, "roberta")
     named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "tokenizer_class": name}
     for spaced in (True, False):
@@ -90,13 +90,13 @@ def test_a_space_before_the_text(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lower", [True, False])
 @pytest.mark.parametrize("strip", [True, False, None])
-def test_letters_of_bert(lower: bool, strip: bool | None, tmp_path: Path) -> None:
+def test_letters_of_bert(lower, strip, tmp_path):
     settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower, "strip_accents": strip}
     require_equal(tmp_path, word_pieces(None), "bert", settings)
 
 
 @pytest.mark.parametrize("kind", ["sentence pieces", "word pieces", "bytes", "bytes, forced", "no decoder"])
-def test_spaces_before_punctuation(kind: str, tmp_path: Path) -> None:
+def test_spaces_before_punctuation(kind, tmp_path):
     """Taken out where tokenizer_config.json says so, as version 4 did by default; never of a BPE unless forced."""
     make = {"sentence pieces": small_tokenizers.sentence_pieces, "word pieces": small_tokenizers.word_pieces}
     tokenizer = make.get(kind, small_tokenizers.byte_level)(clean_up_tokenization_spaces=True)

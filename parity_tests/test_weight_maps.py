@@ -11,36 +11,36 @@ import pytest
 from flax import linen, nnx
 from ml_dtypes import bfloat16
 
-from parity import ParityError, Weight, WeightMap
+from parity import ParityError, Weight
 from parity.gates.weight_map import Weights, paths
 
 LAYERS, WIDTH, HEADS = 11, 6, 2
 
 
-def fused(part: int, layer: str = "{layer}") -> Weight:
+def fused(part, layer="{layer}"):
     sizes = {"part": 3, "h": HEADS}
     return Weight(f"h.{layer}.attn.weight", "i (part h c) -> part i h c", sizes, {"part": part})
 
 
-def fused_bias(part: int) -> Weight:
+def fused_bias(part):
     return Weight("h.{layer}.attn.bias", "(part h c) -> part h c", {"part": 3, "h": HEADS}, {"part": part})
 
 
-FUSED: dict[str, Any] = {"embed": "wte.weight", "head.kernel": ("head.weight", "v d -> d v"), "scale": "scale"}
+FUSED = {"embed": "wte.weight", "head.kernel": ("head.weight", "v d -> d v"), "scale": "scale"}
 for number, projection in enumerate(("query", "key", "value")):
     FUSED |= {f"blocks.{projection}.kernel": fused(number), f"blocks.{projection}.bias": fused_bias(number)}
 
 
-def module_tensors(dtype: Any = np.float64) -> dict[str, np.ndarray]:
+def module_tensors(dtype=np.float64):
     """Of a module with layers 0 to 10, so that their numbers sort otherwise than their names."""
-    shapes: dict[str, tuple[int, ...]] = {"wte.weight": (9, WIDTH), "head.weight": (9, WIDTH), "scale": ()}
+    shapes = {"wte.weight": (9, WIDTH), "head.weight": (9, WIDTH), "scale": ()}
     for layer in range(LAYERS):
         shapes |= {f"h.{layer}.attn.weight": (WIDTH, 3 * WIDTH), f"h.{layer}.attn.bias": (3 * WIDTH,)}
     rng = np.random.default_rng(0)
     return {name: np.asarray(rng.standard_normal(shape)).astype(dtype) for name, shape in shapes.items()}
 
 
-def require_same_bits(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+def require_same_bits(found, expected):
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name
@@ -48,7 +48,7 @@ def require_same_bits(found: dict[str, np.ndarray], expected: dict[str, np.ndarr
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, bfloat16, np.int64])
-def test_stacked_layers_of_a_fused_matrix_there_and_back(dtype: Any) -> None:
+def test_stacked_layers_of_a_fused_matrix_there_and_back(dtype):
     tensors = module_tensors(dtype)
     weights = Weights(FUSED, tensors)
     params = weights.into(tensors)
@@ -74,7 +74,7 @@ def test_stacked_layers_of_a_fused_matrix_there_and_back(dtype: Any) -> None:
         ("a b c -> a 1 b c", {}),
     ],
 )
-def test_every_pattern_of_einops_can_be_undone(axes: str, sizes: dict[str, int]) -> None:
+def test_every_pattern_of_einops_can_be_undone(axes, sizes):
     tensors = {"x": np.random.default_rng(0).standard_normal((4, 6, 5))}
     weights = Weights({"y": Weight("x", axes, sizes)}, tensors)
     params = weights.into(tensors)
@@ -82,13 +82,11 @@ def test_every_pattern_of_einops_can_be_undone(axes: str, sizes: dict[str, int])
     require_same_bits(weights.back(params), tensors)
 
 
-def test_parts_may_be_ranges_and_single_layers_of_what_the_module_stacks() -> None:
+def test_parts_may_be_ranges_and_single_layers_of_what_the_module_stacks():
     """Grouped query attention: four heads of queries, then one of keys and one of values; and a stack taken apart."""
     tensors = {"qkv": np.arange(72.0).reshape(6, 12), "up": np.arange(24.0).reshape(3, 2, 4)}
-    heads: dict[str, tuple[int, int] | int] = {"query": (0, 4), "key": 4, "value": 5}
-    rows: dict[str, Weight] = {
-        name: Weight("qkv", "(h c) d -> h c d", {"h": 6}, {"h": part}) for name, part in heads.items()
-    }
+    heads = {"query": (0, 4), "key": 4, "value": 5}
+    rows = {name: Weight("qkv", "(h c) d -> h c d", {"h": 6}, {"h": part}) for name, part in heads.items()}
     rows |= {f"layers.{layer}.up": Weight("up", "l i o -> l i o", part={"l": layer}) for layer in range(3)}
     weights = Weights(rows, tensors)
     params = weights.into(tensors)
@@ -98,7 +96,7 @@ def test_parts_may_be_ranges_and_single_layers_of_what_the_module_stacks() -> No
     require_same_bits(weights.back(params), tensors)
 
 
-def test_buffers_need_not_be_mapped_and_may_be() -> None:
+def test_buffers_need_not_be_mapped_and_may_be():
     tensors = {"weight": np.ones(3), "mean": np.full(3, 2.0), "count": np.array(7), "mask": np.array([True, False])}
     buffers = ("mean", "count", "mask")
     assert Weights({"scale": "weight"}, tensors, optional=buffers).back({"scale": np.zeros(3)}).keys() == {"weight"}
@@ -116,22 +114,22 @@ class Mixer(equinox.Module):
 
 class Variables(linen.Module):
     @linen.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x):
         boxed = linen.with_partitioning(linen.initializers.lecun_normal(), ("in", "out"))
         return linen.BatchNorm(use_running_average=True)(linen.Dense(3, kernel_init=boxed)(x))
 
 
-def of_nnx() -> Any:
+def of_nnx():
     rngs = nnx.Rngs(0)
     return nnx.Sequential(nnx.Linear(2, 3, rngs=rngs), nnx.BatchNorm(3, rngs=rngs), nnx.Dropout(0.5, rngs=rngs))
 
 
-def of_equinox() -> Mixer:
+def of_equinox():
     keys = jax.random.split(jax.random.key(0), 2)
     return Mixer([equinox.nn.Linear(2, 2, key=key) for key in keys], jnp.ones(3), jax.nn.relu, 1e-5)
 
 
-TREES: dict[str, tuple[Any, list[str]]] = {
+TREES = {
     "lists in dicts": (lambda: {"a": [{"b": jnp.ones(2)}, jnp.ones(3)]}, ["a.0.b", "a.1"]),
     "one array": (lambda: jnp.ones(2), [""]),
     "nnx.State": (
@@ -153,7 +151,7 @@ TREES: dict[str, tuple[Any, list[str]]] = {
 
 
 @pytest.mark.parametrize("kind", TREES)
-def test_our_parameters_may_be_any_pytree(kind: str) -> None:
+def test_our_parameters_may_be_any_pytree(kind):
     make, named = TREES[kind]
     like = make()
     before = paths(like)
@@ -173,24 +171,24 @@ def test_our_parameters_may_be_any_pytree(kind: str) -> None:
     require_same_bits(weights.back(params), tensors)
 
 
-def test_wrapped_parameters_go_on_being_what_they_were() -> None:
+def test_wrapped_parameters_go_on_being_what_they_were():
     params = Weights({"kernel": "w", "bias": "b"}, {"w": np.ones((2, 3)), "b": np.ones(3)}, like=nnx.state(linear()))
     made = params.into({"w": np.full((2, 3), 5.0), "b": np.zeros(3)})
     assert isinstance(made["kernel"], nnx.Param)
     assert np.array_equal(nnx.merge(nnx.graphdef(linear()), made)(np.ones((1, 2))), np.full((1, 3), 10.0))
 
 
-def linear() -> nnx.Linear:
+def linear():
     return nnx.Linear(2, 3, rngs=nnx.Rngs(0))
 
 
-def test_what_has_no_equal_stays_where_none_says_so() -> None:
+def test_what_has_no_equal_stays_where_none_says_so():
     like = {"up": jnp.ones(2), "angles": jnp.arange(3.0)}
     params = Weights({"up": "up", "angles": None}, {"up": np.zeros(2)}, like=like).into({"up": np.zeros(2)})
     assert params["angles"] is like["angles"]
 
 
-MISTAKES: dict[str, tuple[WeightMap, str]] = {
+MISTAKES = {
     "unknown": (
         {"embed": "wte.kernel"},
         r"names \['wte.kernel'\], which the module lacks, \[\] more than once, and misses \['wte.weight'\]$",
@@ -243,7 +241,7 @@ MISTAKES: dict[str, tuple[WeightMap, str]] = {
     ),
     "a pattern of another rank": ({"embed": ("wte.weight", "a b c -> c b a")}, r"embed is to be wte.weight, of shape"),
     "another kind of row": (
-        {"embed": ("wte.weight", "v d -> d v", "x")},  # type: ignore[dict-item]
+        {"embed": ("wte.weight", "v d -> d v", "x")},
         r"says \('wte.weight', 'v d -> d v', 'x'\) for embed; expected a name, \(name, pattern\), a Weight, or None",
     ),
     "an array that is a folder": ({"embed.x": "scale", "scale": "wte.weight", "embed": "head.weight"}, "doubled"),
@@ -252,7 +250,7 @@ MISTAKES: dict[str, tuple[WeightMap, str]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_each_mistake_is_one_sentence_with_both_lists(mistake: str) -> None:
+def test_each_mistake_is_one_sentence_with_both_lists(mistake):
     change, message = MISTAKES[mistake]
     rows = FUSED | dict(change)
     if mistake == "an array that is a folder":
@@ -263,14 +261,14 @@ def test_each_mistake_is_one_sentence_with_both_lists(mistake: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_part_that_no_row_holds() -> None:
+def test_a_part_that_no_row_holds():
     rows = {path: row for path, row in FUSED.items() if path != "blocks.value.bias"}
     message = r"\['blocks.query.bias', 'blocks.key.bias'\] leave out 6 of its 18 numbers, and hold 0 more than once$"
     with pytest.raises(ParityError, match=message):
         Weights(rows, module_tensors())
 
 
-def test_layers_of_different_shapes_are_not_stacked() -> None:
+def test_layers_of_different_shapes_are_not_stacked():
     tensors = {"h.0.up": np.ones(3), "h.1.up": np.ones(4)}
     message = r"^up is to stack h.\{layer\}.up, whose layers differ in shape: h.0.up is \[3\], h.1.up is \[4\]$"
     with pytest.raises(ParityError, match=message):
@@ -299,12 +297,12 @@ UP = {"up.weight": np.ones((3, 2)), "up.bias": np.ones(3)}
         (LIKE | {"t": jax.ShapeDtypeStruct((), np.int32)}, r"names \[\], which they lack, and misses \['t'\]"),
     ],
 )
-def test_a_mapping_that_contradicts_our_parameters(like: Any, message: str) -> None:
+def test_a_mapping_that_contradicts_our_parameters(like, message):
     with pytest.raises(ParityError, match=message):
         Weights(ROWS, UP, like=like)
 
 
-def test_numbers_that_do_not_fit_the_mapping() -> None:
+def test_numbers_that_do_not_fit_the_mapping():
     weights = Weights(ROWS, UP, like=LIKE)
     with pytest.raises(ParityError, match=r"there are no tensors \['up.bias'\], which the weight mapping names"):
         weights.into({"up.weight": np.ones((3, 2))})

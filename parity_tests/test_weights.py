@@ -1,8 +1,5 @@
 """Gate 9: weights go there and back bit for bit, and whatever does not fit is refused with both lists."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
@@ -10,13 +7,12 @@ import torch
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
-from jax_tformer.config import Dtype, TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import ARCHITECTURES
-from jax_tformer.functional import Params, transformer
+from jax_tformer.functional import transformer
 from jax_tformer.hub.files import load_weights, save_weights
 from jax_tformer.hub.names import WeightsError, from_reference, reference_shape, slots, to_reference
-from parity.gates.measure import Measured, worst
+from parity.gates.measure import worst
 from torch_ref import reference
 from twin.cases import CONFIGS
 
@@ -25,29 +21,29 @@ PARAMETERS = {"gpt2": 124_439_808, "bert-base": 109_514_298}
 PAPER_MILLIONS = {"vaswani-base": 65, "vaswani-big": 213}
 
 
-def noise(config: TransformerConfig) -> Params:
+def noise(config):
     """Parameters in which no two numbers are alike in position and value."""
     rng = np.random.default_rng(3)
     return jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape).astype(leaf.dtype), transformer(config).shapes)
 
 
-def bytes_lost(first: Params, second: Params) -> int:
+def bytes_lost(first, second):
     """How many bytes of two trees with the same paths, shapes and dtypes differ."""
 
-    def differing(a: np.ndarray, b: np.ndarray) -> int:
+    def differing(a, b):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
         return sum(x != y for x, y in zip(a.tobytes(), b.tobytes(), strict=True))
 
     return sum(jax.tree.leaves(jax.tree.map(differing, first, second)))
 
 
-def same_bits(first: Params, second: Params) -> bool:
+def same_bits(first, second):
     return bytes_lost(first, second) == 0
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_there_and_back(name: str, dtype: Dtype, tmp_path: Path, record: Callable[[str, Measured], None]) -> None:
+def test_there_and_back(name, dtype, tmp_path, record):
     config = CONFIGS[name].with_dtype(dtype)
     params = noise(config)
     lost = bytes_lost(params, from_reference(to_reference(params), transformer(config).shapes))
@@ -60,7 +56,7 @@ def test_there_and_back(name: str, dtype: Dtype, tmp_path: Path, record: Callabl
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_pytorch_reads_the_file(name: str, tmp_path: Path) -> None:
+def test_pytorch_reads_the_file(name, tmp_path):
     """The names, shapes and dtypes are those of the reference's state dict: none missing, none left over."""
     config = CONFIGS[name]
     params = noise(config)
@@ -72,7 +68,7 @@ def test_pytorch_reads_the_file(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_full_size_shapes_agree(name: str) -> None:
+def test_full_size_shapes_agree(name):
     config = ARCHITECTURES[name]
     with torch.device("meta"):
         theirs = {key: tuple(value.shape) for key, value in reference(config).state_dict().items()}
@@ -80,7 +76,7 @@ def test_full_size_shapes_agree(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*PARAMETERS, *PAPER_MILLIONS])
-def test_parameter_counts(name: str) -> None:
+def test_parameter_counts(name):
     count = sum(leaf.size for leaf in jax.tree.leaves(transformer(ARCHITECTURES[name]).shapes))
     if name in PARAMETERS:
         assert count == PARAMETERS[name]
@@ -89,57 +85,49 @@ def test_parameter_counts(name: str) -> None:
         assert abs(count / 1e6 - PAPER_MILLIONS[name]) < 0.04 * PAPER_MILLIONS[name]
 
 
-def broken(change: Callable[[dict[str, np.ndarray]], object]) -> str:
-    """The message about weights that `change` has damaged."""
+NAME = "decoder.blocks.1.self_attention.query.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda w: w.pop(NAME), [f"1 missing ({NAME})"]),
+        (lambda w: w.update(surplus=w.pop(NAME)), ["1 unexpected (surplus)", f"1 missing ({NAME})"]),
+        (lambda w: w.update({NAME: w[NAME][:, :47]}), [f"{NAME} is [48, 47], expected [48, 48]"]),
+        (lambda w: w.update({NAME: w[NAME].astype(np.float16)}), [f"{NAME} is float16, expected float32"]),
+    ],
+    ids=["missing", "unexpected", "misshaped", "mistyped"],
+)
+def test_weights_that_do_not_fit(change, said):
     config = CONFIGS["gpt2"]
     weights = to_reference(noise(config))
     change(weights)
     with pytest.raises(WeightsError) as error:
         from_reference(weights, transformer(config).shapes)
+    assert all(each in str(error.value) for each in said)
     assert "\n" not in str(error.value)
-    return str(error.value)
 
 
-NAME = "decoder.blocks.1.self_attention.query.weight"
-
-
-def test_missing() -> None:
-    assert f"1 missing ({NAME})" in broken(lambda w: w.pop(NAME))
-
-
-def test_unexpected() -> None:
-    message = broken(lambda w: w.update(surplus=w.pop(NAME)))
-    assert "1 unexpected (surplus)" in message
-    assert f"1 missing ({NAME})" in message
-
-
-def test_misshaped() -> None:
-    assert f"{NAME} is [48, 47], expected [48, 48]" in broken(lambda w: w.update({NAME: w[NAME][:, :47]}))
-
-
-def test_mistyped() -> None:
-    message = broken(lambda w: w.update({NAME: w[NAME].astype(np.float16)}))
-    assert f"{NAME} is float16, expected float32" in message
-
-
-def test_doubled() -> None:
+def test_doubled():
     config = CONFIGS["gpt2"]
     weights = list(to_reference(noise(config)).items())
     with pytest.raises(WeightsError, match="1 given twice"):
         from_reference([*weights, weights[3]], transformer(config).shapes)
 
 
-def test_a_leaf_without_a_rule() -> None:
-    with pytest.raises(WeightsError, match="no rule"):
-        to_reference({"mystery": {"gamma": np.zeros(3)}})
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"mystery": {"gamma": np.zeros(3)}}, "no rule"),
+        ({"tokens": {"scale": np.zeros(3), "embedding": np.zeros((3, 3))}}, "would both be called"),
+    ],
+)
+def test_leaves_without_a_name_of_their_own(params, said):
+    with pytest.raises(WeightsError, match=said):
+        to_reference(params)
 
 
-def test_two_leaves_with_one_name() -> None:
-    with pytest.raises(WeightsError, match="would both be called"):
-        to_reference({"tokens": {"scale": np.zeros(3), "embedding": np.zeros((3, 3))}})
-
-
-def test_transposing_a_square_matrix_shows() -> None:
+def test_transposing_a_square_matrix_shows():
     """Square matrices hide a wrong transposition from every check of shapes; only the numbers tell."""
     config = CONFIGS["gpt2"]
     params = noise(config)
@@ -148,13 +136,13 @@ def test_transposing_a_square_matrix_shows() -> None:
     assert not same_bits(params, from_reference(weights, transformer(config).shapes))
 
 
-def test_saving_other_weights_than_the_config_names(tmp_path: Path) -> None:
+def test_saving_other_weights_than_the_config_names(tmp_path):
     with pytest.raises(WeightsError, match="missing"):
         save_weights(tmp_path / "w.safetensors", noise(CONFIGS["gpt2"]), CONFIGS["bert-base"])
     assert not list(tmp_path.iterdir())
 
 
-def test_files_that_are_not_ours(tmp_path: Path) -> None:
+def test_files_that_are_not_ours(tmp_path):
     with pytest.raises(InputError, match="cannot read weights"):
         load_weights(tmp_path / "absent.safetensors")
     (tmp_path / "junk.safetensors").write_bytes(b"junk")

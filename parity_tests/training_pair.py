@@ -1,6 +1,5 @@
 """Both frameworks on the same path: the same weights, batches and optimizer, step by step."""
 
-from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -8,14 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from jax_tformer.config import Dtype, TransformerConfig
-from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.functional import transformer
 from jax_tformer.hub.names import from_reference, to_reference
 from jax_tformer.lora import trained
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import TrainState, train_step
-from parity.gates.measure import Measured, compared
+from parity.gates.measure import compared
 from parity.gates.pair import Tensors, to_torch
 from torch_ref import reference
 from torch_ref.training import Trainer
@@ -35,13 +32,13 @@ class Path(NamedTuple):
     parameters: Tensors
     """After the last step, by the reference's names."""
 
-    def tensors(self) -> Tensors:
+    def tensors(self):
         """Everything, by name."""
         path = {"loss of each step": self.losses, "gradient norm of each step": self.gradient_norms}
         return path | {"tokens of each step": self.tokens} | self.parameters
 
 
-def same_path(gate: str, config: TransformerConfig, ours: Path, theirs: Path) -> Measured:
+def same_path(gate, config, ours, theirs):
     """Gate 5, 6 or 7: every loss, every gradient norm, every parameter at the end.
 
     A key bias, whose gradient is zero but for rounding, which AdamW divides by its own size, is measured against all
@@ -55,14 +52,14 @@ class TrainingPair:
 
     def __init__(
         self,
-        config: TransformerConfig,
-        weights: Mapping[str, np.ndarray],
-        optimizer_config: OptimizerConfig,
-        training: TrainingConfig,
-        dtype: Dtype,
+        config,
+        weights,
+        optimizer_config,
+        training,
+        dtype="float64",
         *,
-        optimised: bool,
-    ) -> None:
+        optimised=False,
+    ):
         self.config, self.training, self.optimizer = config.with_dtype(dtype), training, optimizer_config
         self.dtype = np.dtype(dtype)
         self.load(weights)
@@ -73,11 +70,11 @@ class TrainingPair:
         self._step = jax.jit(train_step(self.net, self._tx, **settings), compiler_options=options)
         self._record = jax.jit(masks_of_step(self.net, accumulation=training.accumulation))
 
-    def load(self, weights: Mapping[str, np.ndarray]) -> None:
+    def load(self, weights):
         """Paths start from these weights, by the reference's names; what has been compiled stays."""
         self.weights = {name: array.astype(self.dtype) for name, array in weights.items()}
 
-    def follow_jax(self, batches: Sequence[Tensors]) -> tuple[Path, list[list[Tensors]]]:
+    def follow_jax(self, batches):
         """The path over these batches, and the dropout masks that were drawn: one list a step, one dict a part."""
         params = jax.tree.map(jnp.asarray, from_reference(self.weights, self.net.shapes))
         key = jax.random.key_data(jax.random.key(self.training.seed))
@@ -93,7 +90,7 @@ class TrainingPair:
             tokens.append(metrics.tokens)
         return Path(np.stack(losses), np.stack(norms), np.array(tokens, np.float64), to_reference(state.params)), masks
 
-    def follow_torch(self, batches: Sequence[Tensors], masks: Sequence[Sequence[Tensors]]) -> Path:
+    def follow_torch(self, batches, masks):
         """The reference's path over these batches, with these dropout masks."""
         model = reference(self.config)
         model.load_state_dict({name: to_torch(array.copy()) for name, array in self.weights.items()})

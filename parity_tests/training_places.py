@@ -1,24 +1,18 @@
 """Where the faults of training are: those that the loss, or one step of the optimizer, can show."""
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
-from typing import Any
 
-import jax
 import jax.numpy as jnp
-import torch
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.config.experiment import OptimizerConfig
 from jax_tformer.training import optimizer as our_optimizer
 from jax_tformer.training.step import batch_loss
-from parity.differ.answer import Difference, Stage
 from parity.differ.first_difference import difference_of
 from parity.gates.pair import Bridge
-from parity_tests.faults import TRAINING, Fault
+from parity_tests.faults import TRAINING
+from parity_tests.known_places import OwnFault
 from parity_tests.library_faults import COARSE_MOMENT, LIBRARY_TRAINING
 from torch_ref import training
 from twin.bridge import Pair
@@ -30,31 +24,16 @@ _OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=10, clip_norm=0.05
 _STEPS, _SMOOTHING = 50, 0.1
 
 
-@dataclass(frozen=True)
-class TrainingFault:
-    """A fault of training, the stage in which it shows, and the places that may be named for it."""
-
-    fault: Fault
-    stage: Stage
-    ours: frozenset[str]
-    theirs: frozenset[str]
-    planted: str
-
-    def plant(self) -> AbstractContextManager[Any]:
-        """Whatever runs inside has the fault."""
-        return self.fault.plant()
-
-
 class _Trainer:
     """What stands for an optimizer of PyTorch: clips, sets the rate and steps, as `torch_ref.training.Trainer` does."""
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+    def __init__(self, parameters):
         self._parameters = list(parameters)
-        model: Any = SimpleNamespace(parameters=lambda: iter(self._parameters))
+        model = SimpleNamespace(parameters=lambda: iter(self._parameters))
         self._optimizer = training.adamw(model, _OPTIMIZER)
         self.param_groups = self._optimizer.param_groups
 
-    def step(self) -> None:
+    def step(self):
         """The first update of a training."""
         assert _OPTIMIZER.clip_norm is not None
         training.clip_grad_norm_(self._parameters, _OPTIMIZER.clip_norm)
@@ -64,20 +43,20 @@ class _Trainer:
 
 
 @cache
-def _pair() -> Pair:
+def _pair():
     return Pair(_CONFIG, weights_for(_CONFIG, 0.2), "float64", optimised=False)
 
 
-def _trained() -> Bridge:
+def _trained():
     """The model with the loss that is trained: smoothed, and over the labels that count."""
     pair = _pair()
 
-    def ours(params: Any, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def ours(params, batch):
         total, count = batch_loss(pair.net, params, batch, _SMOOTHING)
         loss = total / jnp.maximum(count, 1)
         return loss, {"loss": loss}
 
-    def theirs(model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def theirs(model, batch):
         logits = training.apply_to_batch(model, batch).logits
         total = training.summed_cross_entropy(logits, batch["labels"], _SMOOTHING)
         loss = total / training.counted(batch["labels"]).clamp(min=1)
@@ -88,26 +67,26 @@ def _trained() -> Bridge:
     return bridge
 
 
-def difference_of_training(name: str) -> Difference:
+def difference_of_training(name):
     """Of the loss forward and backward, and of the first update, as they are now."""
     tx = our_optimizer.optimizer(_OPTIMIZER, _STEPS)
-    take: Any = _Trainer
+    take = _Trainer
     return difference_of(_trained(), batch_for(_CONFIG, "right"), optimizer=(tx, take), name=name)
 
 
 _ADAM, _DECAY, _RATE = "transform.py", "_adding.py", "scale_by_learning_rate scale_by_schedule"
-_PLACES: dict[str, tuple[Stage, str, str]] = {
-    "AdamW: eps inside the root": ("optimizer", _ADAM, "faults.py"),
-    "L2 in the gradient instead of decoupled decay": ("optimizer", _DECAY, "step"),
-    "decay of biases and norms too": ("optimizer", _DECAY, "step"),
-    "schedule off by one": ("optimizer", _RATE, "step"),
-    "clip: norm + 0 instead of norm + 1e-6": ("optimizer", "clip_by_global_norm.<locals>.update", "faults.py"),
-    "label smoothing eps / (V - 1)": ("forward", "linear_loss.py", "faults.py"),
-    "loss over all tokens, not those that count": ("forward", "training_places.py", "training_places.py"),
-    "learning rate rounded to float32": ("optimizer", f"{_RATE} library_faults.py", "step"),
-    "optax's default weight decay": ("optimizer", _DECAY, "step"),
+_PLACES = {
+    "AdamW: eps inside the root": (_ADAM, "faults.py", ""),
+    "L2 in the gradient instead of decoupled decay": (_DECAY, "step", ""),
+    "decay of biases and norms too": (_DECAY, "step", "another decay"),
+    "schedule off by one": (_RATE, "step", "ours is 0.5 times theirs: another learning rate"),
+    "clip: norm + 0 instead of norm + 1e-6": ("clip_by_global_norm.<locals>.update", "faults.py", ""),
+    "label smoothing eps / (V - 1)": ("linear_loss.py", "faults.py", "", "forward"),
+    "loss over all tokens, not those that count": ("training_places.py", "training_places.py", "", "forward"),
+    "learning rate rounded to float32": (f"{_RATE} library_faults.py", "step", "another learning rate"),
+    "optax's default weight decay": (_DECAY, "step", "another decay"),
 }
-"""The stage, and what may be named in ours and in theirs: files and functions."""
+"""What may be named in ours and in theirs, files and functions; the kind; the stage, if it is not the optimizer's."""
 _FIRST_STEP = "the first step divides each moment by 1 - beta, which leaves the gradient, whatever beta is"
 _NO_CAP = "the model of these places caps no logits"
 UNSEEN = {
@@ -120,10 +99,16 @@ UNSEEN = {
     "logits capped without the cap's derivative": _NO_CAP,
 }
 """Faults of training that the first step of this model cannot show, and why."""
-FAULTS = tuple(
-    TrainingFault(fault, stage, frozenset(ours.split()), frozenset(theirs.split()), planted)
+
+
+def _ask(fault):
+    with fault.plant():
+        return difference_of_training(fault.name)
+
+
+TRAINED = [
+    OwnFault(fault.name, "our training", planted, partial(_ask, fault), *(*_PLACES[fault.name], "optimizer")[:4])
     for planted, given in (("theirs", TRAINING), ("ours", (*LIBRARY_TRAINING, COARSE_MOMENT)))
     for fault in given
     if fault.name not in UNSEEN
-    for stage, ours, theirs in [_PLACES[fault.name]]
-)
+]

@@ -4,6 +4,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from jax_tformer.runs.metrics import read_metrics
+
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen. " * 40
 
 TINY = [
@@ -16,17 +18,23 @@ TINY = [
 Refuse = Callable[..., str]
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {str(path): path.read_bytes() if path.is_file() else b"" for path in sorted(folder.rglob("*"))}
 
 
-def lose_checkpoints(run: Path) -> None:
+def losses(run):
+    """Everything in metrics.jsonl that does not depend on the clock."""
+    names = ("step", "loss", "gradient_norm", "learning_rate", "val_loss", "exact_match")
+    return [{name: row[name] for name in names if name in row} for row in read_metrics(run / "metrics.jsonl")]
+
+
+def lose_checkpoints(run):
     """As if the run had been killed before its first checkpoint."""
     shutil.rmtree(run / "checkpoints")
     for name in ("saved.json", "summary.json"):
         (run / name).unlink(missing_ok=True)
 
 
-def again(*changes: str) -> list[str]:
+def again(*changes):
     """The command that made the run."""
     return ["text", "--data.path", str(Path("text.txt")), "--run", "run", *TINY, *changes]

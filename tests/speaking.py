@@ -1,27 +1,27 @@
 """Runs of tiny models that were never trained, and generate.py to speak with them, in this process."""
 
 import io
+import json
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import jax
 import pytest
 
 from jax_tformer.cli import generate
-from jax_tformer.cli.command_line import run_program
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.config.experiment import ExperimentConfig, MaskedTextData, PairData, TextData, TokenizerConfig
 from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.functional import transformer
 from jax_tformer.runs.checkpoints import Checkpoints
 from jax_tformer.runs.folder import RunFolder
+from jax_tformer.terminal import run_program
 
 CONTEXT, SOURCE_LENGTH, TARGET_LENGTH = 32, 16, 12
 
 
-def write_runs(folder: Path) -> None:
+def write_runs(folder):
     """The runs text and learned (positions) of decoders on bytes, pairs of an encoder-decoder, masked of an encoder."""
     pairs = folder / "pairs.tsv"
     pairs.write_text("".join(f"source {number}\ttarget {number} é\n" for number in range(20)), encoding="utf-8")
@@ -33,7 +33,7 @@ def write_runs(folder: Path) -> None:
     write_run(folder / "masked", masked)
 
 
-def write_run(path: Path, data: TextData | PairData, **stack: Any) -> None:
+def write_run(path, data, **stack):
     layer = StackConfig(num_layers=1, num_heads=2, feedforward_width=16, norm_placement="pre", final_norm=True, **stack)
     tokenizer = build_tokenizer_for(data)
     model = TransformerConfig(
@@ -52,12 +52,12 @@ def write_run(path: Path, data: TextData | PairData, **stack: Any) -> None:
 class Program:
     """generate.py with the runs of a folder, in the current one."""
 
-    def __init__(self, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, runs, monkeypatch, capsys):
         self._runs, self._monkeypatch, self._capsys = runs, monkeypatch, capsys
         self.errors = ""
         """What the last call said on standard error."""
 
-    def say(self, run: str, *arguments: str, typed: str | bytes = "") -> str:
+    def say(self, run, *arguments, typed=""):
         """Standard output of a call that succeeds, with `typed` on standard input."""
         self._type(typed)
         assert generate.main([str(self._runs / run), *arguments]) == 0
@@ -66,7 +66,13 @@ class Program:
         assert "tokens/s" in output.err.splitlines()[-1]
         return output.out
 
-    def refuse(self, run: str, *arguments: str, typed: str | bytes = "") -> str:
+    def answer(self, run, *arguments, typed=""):
+        """The objects that a call prints with --json."""
+        # Not splitlines: a JSON string may hold other separators of lines.
+        lines = self.say(run, *arguments, "--json", typed=typed).removesuffix("\n").split("\n")
+        return [json.loads(line) for line in lines]
+
+    def refuse(self, run, *arguments, typed=""):
         """The one line of a call that must end with status 2, say nothing else, and write nothing."""
         self._type(typed)
         self._monkeypatch.setattr(sys, "argv", ["generate.py", str(self._runs / run), *arguments])
@@ -74,17 +80,15 @@ class Program:
         with pytest.raises(SystemExit) as stop:
             run_program(generate.main, "generate.py")
         output = self._capsys.readouterr()
-        assert stop.value.code == 2, output
+        assert (stop.value.code, output.out, output.err.count("\n")) == (2, "", 1), output
         assert output.err.startswith("generate.py: error: ")
-        assert output.err.count("\n") == 1, output.err
-        assert output.out == ""
         assert self._files() == before
         return output.err
 
-    def _type(self, typed: str | bytes) -> None:
+    def _type(self, typed):
         stream = io.BytesIO(typed.encode() if isinstance(typed, str) else typed)
         self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stream))
         self._capsys.readouterr()
 
-    def _files(self) -> list[Path]:
+    def _files(self):
         return sorted([*self._runs.rglob("*"), *Path.cwd().rglob("*")])

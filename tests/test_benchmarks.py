@@ -1,109 +1,180 @@
-"""The benchmarks of decoding and start-up as programs, on models of no size, and what a saved result says of a new one.
+"""The benchmarks as programs, on models of no size; the operations and bytes that they count; what a saved result says.
 
 What they write is tested, not how fast anything is.
 """
 
 import json
 import math
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import jax
 import numpy as np
 import pytest
+from jax.interpreters.partial_eval import dce_jaxpr
 
-from benchmarks.bounds import cache_bytes, weight_bytes
-from benchmarks.decoding.__main__ import main
-from benchmarks.decoding.measure import suites
+from benchmarks import decoding, startup, train_step
+from benchmarks.bounds import cache_bytes, training_flops, weight_bytes
 from benchmarks.session import Report, by_turns, run_benchmark, side_environment, spread
 from benchmarks.sides import OURS, draw_prompts
-from benchmarks.startup import __main__ as startup
+from benchmarks.sides.reference import Reference
+from benchmarks.training_cases import OPTIMIZER, BatchShape, draw_batch, small_gpt, tiny, without_dropout
 from jax_tformer.config.presets import ARCHITECTURES
+from jax_tformer.data.batches import IGNORED
+from jax_tformer.functional import transformer
+from jax_tformer.training.optimizer import optimizer
+from jax_tformer.training.step import init_state
+from jax_tformer.training.step import train_step as make_step
 from twin.sides import Alone, Here, SideFailed
 
+ROOT = Path(__file__).parents[1]
 
-def numbers(tree: Any) -> list[float]:
-    """All numbers in a tree of JSON."""
-    if isinstance(tree, dict):
-        tree = list(tree.values())
-    if isinstance(tree, list):
-        return [number for branch in tree for number in numbers(branch)]
-    return [tree] if isinstance(tree, int | float) and not isinstance(tree, bool) else []
+
+def branches(tree):
+    """A tree of JSON, and all that is in it."""
+    yield tree
+    for branch in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        yield from branches(branch)
+
+
+@pytest.fixture
+def figures(tmp_path):
+    """Runs a benchmark and returns what it writes; all of its numbers are finite, and its spreads in order."""
+
+    def run(program):
+        out = tmp_path / "new" / "figures.json"
+        assert program.main(["--quick", "--out", str(out)]) == 0
+        report = json.loads(out.read_text())
+        assert report["machine"]["cores"] >= 1
+        assert report["machine"]["versions"].keys() >= {"jax", "torch", "transformers"}
+        assert report["seconds"] > 0
+        for branch in branches(report):
+            if isinstance(branch, dict) and branch.keys() == {"median", "low", "high"}:
+                assert 0 < branch["low"] <= branch["median"] <= branch["high"]
+            assert not isinstance(branch, float) or (math.isfinite(branch) and branch >= 0)
+        return report
+
+    return run
 
 
 @pytest.mark.deep
-def test_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "new" / "decoding.json"
-    assert main(["--quick", "--out", str(out)]) == 0
-    report = json.loads(out.read_text())
-    assert all(math.isfinite(number) and number >= 0 for number in numbers(report))
-
-    assert report["machine"]["cores"] >= 1
-    assert report["machine"]["versions"].keys() >= {"jax", "torch", "transformers"}
-    for case in (case for suite in report["suites"] for case in suite["cases"]):
-        assert case["bandwidth"]["way"] in case["bandwidth"]["ways"]
-        assert min(numbers(case["bandwidth"])) > 0
+def test_decoding(figures, capsys):
+    report = figures(decoding)
+    cases = {f"{suite['model']}, {case['name']}": case for suite in report["suites"] for case in suite["cases"]}
     sides = {
-        ("gpt2", 1): {"ours", "hugging face", "hugging face static", "reference"},
-        ("vaswani-base", 1): {"ours", "hugging face", "reference"},
-        ("vaswani-base", 2): {"ours", "hugging face"},
+        "gpt2, batch 2, greedy: 4 + 4 tokens": {"ours", "hugging face", "hugging face static", "reference"},
+        "gpt2, batch 2, greedy: 4 + 1 tokens": {"ours", "hugging face"},
+        "vaswani-base, batch 2, greedy: 4 + 4 tokens": {"ours", "hugging face", "reference"},
+        "vaswani-base, batch 2, beam search, 2 beams: 4 + 4 tokens": {"ours", "hugging face"},
     }
-    cases = {(suite["model"], case["beams"]): case for suite in report["suites"] for case in suite["cases"]}
     assert {name: set(case["sides"]) for name, case in cases.items()} == sides
-    for case in cases.values():
+    assert report["ours"] == {name: case["sides"]["ours"]["step_seconds"] for name, case in cases.items()}
+    for name, case in cases.items():
         assert not case["absent"]
-        assert min(case["weight_bytes"], case["cache_bytes"], case["bound_seconds"], case["different_tokens"]) > 0
+        # The BART has weights of its own.
+        assert case["agreement"].keys() == sides[name] - {"ours", "hugging face" if "vaswani" in name else ""}
+        assert (case["bound_seconds"] is None) == (case["new_tokens"] == 1)
+        assert case["bandwidth"]["way"] in case["bandwidth"]["ways"]
+        assert min(case["weight_bytes"], case["cache_bytes"], case["different_tokens"]) > 0
         for side in case["sides"].values():
-            for name in ("tokens_per_second", "tokens_per_second_without_prefill", "first_call_seconds", "peak_memory"):
-                assert side[name] > 0, name
-            for name in ("seconds", "first_token_seconds", "step_seconds"):
-                assert 0 < side[name]["low"] <= side[name]["median"] <= side[name]["high"], name
+            assert min(side["tokens_per_second"], side["first_call_seconds"], side["peak_memory"]) > 0
         for agreement in case["agreement"].values():
             assert agreement["equal_rows"] == agreement["rows"] or agreement["largest_gap"] > 0
-    assert report["ours"]["gpt2, batch 2, greedy: 4 + 4 tokens"] == cases["gpt2", 1]["sides"]["ours"]["step_seconds"]
-    assert report["ours"].keys() >= {"vaswani-base, batch 2, beam search, 2 beams: 4 + 4 tokens"}
-    assert cases["gpt2", 1]["agreement"].keys() == {"hugging face", "hugging face static", "reference"}
-    assert report["suites"][0]["windows"]["positions"] == [5, 9]
-    assert min(numbers(report["suites"][0]["windows"])) > 0
-    [first] = report["suites"][0]["first_tokens"]
-    assert (first["batch"], first["prompt"], set(first["sides"])) == (2, 4, {"ours", "hugging face"})
-    assert min(numbers(first)) > 0
-    for side in first["sides"].values():
-        assert side["prompt_tokens_per_second"] == pytest.approx(8 / side["seconds"]["median"])
-
     shown = capsys.readouterr().out
-    assert all(
-        text in shown
-        for text in ("gpt2, batch 2, greedy", "beam search", "HF, static cache", "GB/s", "ms to the first")
-    )
-
-
-def test_bytes_of_the_bound() -> None:
-    gpt2, translator = ARCHITECTURES["gpt2"], ARCHITECTURES["vaswani-base"]
-    assert weight_bytes(gpt2) == 4 * (124_439_808 - 1024 * 768)
-    # 12 layers, keys and values of width 768, 128 + 64 tokens on average.
-    assert cache_bytes(gpt2, 8, 128, 128, 1) == 4 * 8 * 12 * 2 * 768 * 192
-    # Table, and in 6 layers: 4 + 2 attention matrices (keys and values of the source are kept), feed-forward, 3 norms.
-    assert weight_bytes(translator) == 4 * (37000 * 512 + 6 * (6 * 512**2 + 2 * 512 * 2048 + 2048 + 512 + 3 * 2 * 512))
-    assert cache_bytes(translator, 2, 64, 64, 4) == 4 * 6 * 2 * 512 * (2 * 4 * 33 + 2 * 64)
-
-
-def test_turns_and_spreads() -> None:
-    asked: list[str] = []
-
-    def measure(name: str) -> int:
-        asked.append(name)
-        return len(asked)
-
-    found = by_turns(["a", "b"], 3, measure)
-    assert asked == ["a", "b"] * 3
-    assert found == {"a": [1, 3, 5], "b": [2, 4, 6]}
-    assert by_turns(["a"], 5, measure, seconds=0.0) == {"a": [7, 8]}
-    assert spread([3.0, 1.0, 7.0]) == {"median": 3.0, "low": 1.0, "high": 7.0}
+    assert all(text in shown for text in ("gpt2, batch 2, greedy", "beam search", "HF, static cache", "GB/s"))
 
 
 @pytest.mark.deep
-def test_a_side_in_a_process_of_its_own() -> None:
-    kind, config = f"{OURS}:Decoding", suites(quick=True)[0].config
+def test_train_step(figures, capsys):
+    cases = {case["model"]: case for case in figures(train_step)["cases"]}
+    assert set(cases) == {"small gpt", "gpt2", "vaswani-base", "bert-base"}
+    for model, case in cases.items():
+        sides = case["sides"]
+        assert set(sides) == {"ours", "reference", "hugging face"}
+        assert not case["absent"]
+        assert case["agreed"]
+        # The BART has weights of its own.
+        assert set(case["disagreement"]) == set(sides) - {"ours", "hugging face" if model == "vaswani-base" else ""}
+        assert max(case["disagreement"].values()) < 1e-5
+        assert case["faster_reference"] == "reference"
+        assert sides["reference"]["times_reference"] == 1
+        # The common floor is that of the faster library.
+        own = {name: found["operations_per_second"] for name, found in case["own_products"].items()}
+        assert max(own.values()) == case["products"]["operations_per_second"] > 0
+        for name, side in sides.items():
+            rate, (first, second) = own["jax" if name == "ours" else "torch"], side["losses"]
+            assert side["times_own_floor"] == pytest.approx(side["times_floor"] * rate / max(own.values()))
+            # Of 50 ids none is known yet, and an update helps.
+            assert abs(first - math.log(50)) < 0.1
+            assert second < first
+            assert min(side["peak_memory"], side["first_step_seconds"]) > 0
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in ("vaswani-base, 2 x 6 source and 8 tokens", "jax_tformer", "GFLOP/s"))
+
+
+@pytest.mark.deep
+def test_startup(figures, capsys):
+    report = figures(startup)
+    assert 0 < report["nothing_seconds"]["median"] < report["help_seconds"]["median"]
+    [found] = report["experiments"].values()
+    assert report["ours"] == {f"python-docs, tiny, {kind}": found[kind]["first_step"] for kind in ("cold", "warm")}
+    for kind in ("cold", "warm"):
+        assert found[kind]["own_first_step"]["median"] < found[kind]["first_step"]["median"]
+        assert found[kind]["first_step"]["median"] < found[kind]["whole"]["median"]
+        assert found[f"{kind}_over_torch"] > 0
+    assert found["torch"]["first_step"]["median"] > found["torch"]["imports"]["median"]
+    assert "from the command to the first step" in capsys.readouterr().out
+
+
+def test_startup_says_which_program_fails(tmp_path):
+    programs, missing = startup.Programs(tmp_path, "cpu"), ["--data.path", str(tmp_path / "missing.txt")]
+    with pytest.raises(SideFailed, match=r"train\.py text: .*missing\.txt"):
+        programs.first_step("text", missing, "cold")
+
+
+@pytest.mark.deep
+def test_losses_that_disagree_are_a_failure(tmp_path, monkeypatch):
+    start = Reference.start
+    moved = lambda weights: {name: np.flip(array) for name, array in weights.items()}  # noqa: E731
+    monkeypatch.setattr(Reference, "start", lambda side, seed, weights: start(side, seed, moved(weights)))
+    out = tmp_path / "train_step.json"
+    assert train_step.main(["--quick", "--model", "small gpt", "--out", str(out)]) == 1
+    (case,) = json.loads(out.read_text())["cases"]
+    assert not case["agreed"]
+    assert case["disagreement"]["hugging face"] < case["tolerance"] < case["disagreement"]["reference"]
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "said"),
+    [
+        (startup, ["--rounds", "0"], "rounds is 0; expected a whole number of at least 1"),
+        (startup, ["--rounds", "two"], "two"),
+        (startup, ["--device", "tpu"], "tpu"),
+        (train_step, ["--model", "gpt"], "expected one of 'small gpt', 'gpt2', 'vaswani-base', 'bert-base'"),
+    ],
+)
+def test_bad_options_get_one_line(program, arguments, said, tmp_path, capsys):
+    assert program.main(["--quick", "--out", str(tmp_path / "none.json"), *arguments]) == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert told.err.startswith("python -m benchmarks.")
+    assert said in told.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_turns():
+    asked = []
+    measure = lambda name: asked.append(name) or len(asked)  # noqa: E731
+    assert by_turns(["a", "b"], 3, measure) == {"a": [1, 3, 5], "b": [2, 4, 6]}
+    assert asked == ["a", "b"] * 3
+    assert by_turns(["a"], 5, measure, seconds=0.0) == {"a": [7, 8]}
+
+
+@pytest.mark.deep
+def test_a_side_in_a_process_of_its_own():
+    kind, config = f"{OURS}:Decoding", decoding.suites(quick=True)[0].config
     given, question = (config, "cpu"), ("decode", draw_prompts(50, 2, 4), 4, 4, 1)
     side = Alone(kind, *given, environment=side_environment("cpu"))
     try:
@@ -115,60 +186,20 @@ def test_a_side_in_a_process_of_its_own() -> None:
         side.close()
 
 
-def test_a_side_that_cannot_be_made_says_why() -> None:
+def test_a_side_that_cannot_be_made_says_why():
     side = Alone(f"{OURS}:Nobody", environment={})
     with pytest.raises(SideFailed, match="Nobody"):
         side.call("decode")
     side.close()
 
 
-@pytest.mark.deep
-def test_startup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "startup.json"
-    assert startup.main(["--quick", "--out", str(out)]) == 0
-    report = json.loads(out.read_text())
-    assert all(math.isfinite(number) and number >= 0 for number in numbers(report))
-    assert 0 < report["nothing_seconds"]["median"] < report["help_seconds"]["median"]
-    assert report["experiments"].keys() == {"python-docs"}
-    found = report["experiments"]["python-docs"]
-    kinds = [f"python-docs, tiny, {kind}" for kind in ("cold", "warm")]
-    assert report["ours"] == {name: found[name.split()[-1]]["first_step"] for name in kinds}
-    for kind in ("cold", "warm"):
-        assert 0 < found[kind]["own_first_step"]["median"] < found[kind]["first_step"]["median"]
-        assert found[kind]["first_step"]["median"] < found[kind]["whole"]["median"]
-        assert found[f"{kind}_over_torch"] > 0
-    assert found["torch"]["first_step"]["median"] > found["torch"]["imports"]["median"] > 0
-    chapters = report["chapters"]["warm"]
-    for name in ("import jax", "tokenizer", "data", "initialisation: compile or load", "step: compile or load"):
-        assert chapters[name] >= 0, name
-    parts = sum(seconds for name, seconds in chapters.items() if name != "in all")
-    assert parts >= chapters["in all"] * 0.999
-    assert "chapter by chapter" in capsys.readouterr().out
+def test_torch_alone_loads_no_other_framework():
+    code = "import sys, benchmarks.sides.reference; print({'jax', 'flax', 'transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n", "its memory would be counted as PyTorch's"
 
 
-def test_startup_says_which_program_fails(tmp_path: Path) -> None:
-    programs, missing = startup.Programs(tmp_path, "cpu"), ["--data.path", str(tmp_path / "missing.txt")]
-    with pytest.raises(SideFailed, match=r"train\.py text: .*missing\.txt"):
-        programs.first_step("text", missing, "cold")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--rounds", "0"], "argument --rounds: '0' is not a whole number of at least 1; see"),
-        (["--rounds", "two"], "argument --rounds: 'two' is not a whole number of at least 1; see"),
-        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
-    ],
-)
-def test_bad_options_get_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        startup.main(arguments)
-    told = capsys.readouterr()
-    assert (stopped.value.code, told.out, told.err.count("\n")) == (2, "", 1)
-    assert told.err.startswith(f"python -m benchmarks.startup: error: {said}")
-
-
-def take(seconds: dict[str, float], *arguments: str) -> int:
+def take(seconds, *arguments):
     """Runs a benchmark in which ours takes `seconds` in each case."""
     ours = {name: spread([0.9 * median, median, 3 * median]) for name, median in seconds.items()}
     return run_benchmark("train_step", None, arguments, lambda session: Report({}, ours, [], []))
@@ -184,9 +215,7 @@ def take(seconds: dict[str, float], *arguments: str) -> int:
         ({"new": 9.0}, 1, ["new: nothing is saved"]),
     ],
 )
-def test_a_saved_result_is_a_floor_under_speed(
-    now: dict[str, float], status: int, said: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_saved_result_is_a_floor_under_speed(now, status, said, tmp_path, capsys):
     saved, out = tmp_path / "saved.json", tmp_path / "now.json"
     assert take({"step": 1.0, "other": 0.01}, "--out", str(saved)) == 0
     capsys.readouterr()
@@ -201,15 +230,18 @@ def test_a_saved_result_is_a_floor_under_speed(
     [
         ('"cores": ', '"cores": 1', "was measured with cores 1"),
         ('"processor": "', '"processor": "another ', "was measured with processor 'another "),
-        ('"train_step"', '"decoding"', "cannot be read as a result of this benchmark"),
-        ('"median": 1.0', '"median": 0.0', "cannot be read as a result of this benchmark"),
-        ('"ours"', '"theirs"', "cannot be read as a result of this benchmark"),
-        ("{", "", "cannot be read as a result of this benchmark"),
+        *(
+            (old, new, "cannot be read as a result of this benchmark")
+            for old, new in (
+                ('"train_step"', '"decoding"'),
+                ('"median": 1.0', '"median": 0.0'),
+                ('"ours"', '"theirs"'),
+                ("{", ""),
+            )
+        ),
     ],
 )
-def test_a_saved_result_of_something_else_is_refused_before_anything_is_measured(
-    old: str, new: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_saved_result_of_something_else_is_refused_before_anything_is_measured(old, new, said, tmp_path, capsys):
     saved, out = tmp_path / "saved.json", tmp_path / "now.json"
     assert take({"step": 1.0}, "--out", str(saved)) == 0
     assert old in saved.read_text()
@@ -223,3 +255,71 @@ def test_a_saved_result_of_something_else_is_refused_before_anything_is_measured
     # Nor may the new result take the place of the saved one.
     assert take({"step": 9.0}, "--out", str(saved), "--against", str(saved)) == 2
     assert "expected two files" in capsys.readouterr().err
+
+
+def counted(jaxpr):
+    """Operations of all matrix products in a jaxpr: the bodies of loops as often as they run."""
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            depth = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
+            total += 2 * depth * equation.outvars[0].aval.size
+        repeats = equation.params["length"] if equation.primitive.name == "scan" else 1
+        for parameter in equation.params.values():
+            for inner in parameter if isinstance(parameter, tuple) else (parameter,):
+                inner = getattr(inner, "jaxpr", inner)
+                total += repeats * counted(inner) if hasattr(inner, "eqns") else 0
+    return total
+
+
+GPT2 = tiny(ARCHITECTURES["gpt2"])
+MODERN = replace(GPT2.decoder, key_value_heads=1, gated=True, positions="rotary", max_positions=None)
+
+
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [
+        (GPT2, BatchShape(3, 10)),
+        # What GPT-2 is not: heads that share keys, gates, rotation, a head of its own.
+        (replace(GPT2, decoder=MODERN, tied_head=False), BatchShape(3, 10)),
+        (tiny(ARCHITECTURES["bert-base"]), BatchShape(2, 9)),
+        (tiny(ARCHITECTURES["vaswani-base"]), BatchShape(2, 8, 5)),
+        (tiny(ARCHITECTURES["article-encoder-decoder"]), BatchShape(3, 4, 7)),
+    ],
+    ids=["gpt2", "modern", "bert", "vaswani", "article"],
+)
+def test_operations_are_those_of_the_program(config, shape):
+    # Every product in the open, and none computed twice.
+    compute = replace(config.compute, attention="einsum", remat="none")
+    config = replace(without_dropout(config), compute=compute)
+    net, tx = transformer(config), optimizer(OPTIMIZER, 10)
+    state = jax.eval_shape(lambda: init_state(net, tx, jax.random.key(0)))
+    program = jax.make_jaxpr(make_step(net, tx))(state, draw_batch(config, shape)).jaxpr
+    # Without the logits, which nothing reads where the loss is computed from the hidden states.
+    program, _ = dce_jaxpr(program, [True] * len(program.outvars))
+    flops = training_flops(config, *shape)
+    # "einsum" computes all of causal attention.
+    assert counted(program) == flops.needed + flops.hidden
+    assert (flops.hidden > 0) == (config.decoder is not None)
+
+
+def test_bytes_of_known_models():
+    gpt2, translator = ARCHITECTURES["gpt2"], ARCHITECTURES["vaswani-base"]
+    assert weight_bytes(gpt2) == 4 * (124_439_808 - 1024 * 768)
+    # 12 layers, keys and values of width 768, 128 + 64 tokens on average.
+    assert cache_bytes(gpt2, 8, 128, 128, 1) == 4 * 8 * 12 * 2 * 768 * 192
+    # Table, and in 6 layers: 4 + 2 attention matrices (keys and values of the source are kept), feed-forward, 3 norms.
+    assert weight_bytes(translator) == 4 * (37000 * 512 + 6 * (6 * 512**2 + 2 * 512 * 2048 + 2048 + 512 + 3 * 2 * 512))
+    assert cache_bytes(translator, 2, 64, 64, 4) == 4 * 6 * 2 * 512 * (2 * 4 * 33 + 2 * 64)
+
+
+def test_batches_are_the_same_for_all_and_of_their_kind():
+    text = draw_batch(small_gpt(), BatchShape(2, 300))
+    np.testing.assert_array_equal(text["tokens"][:, 1:], text["labels"][:, :-1])
+    np.testing.assert_array_equal(text["tokens"], draw_batch(small_gpt(), BatchShape(2, 300))["tokens"])
+    masked = draw_batch(ARCHITECTURES["bert-base"], BatchShape(10, 500))
+    assert 0.13 < (masked["labels"] != IGNORED).mean() < 0.17
+    pairs = draw_batch(ARCHITECTURES["vaswani-base"], BatchShape(2, 5, 3))
+    assert {name: ids.shape for name, ids in pairs.items()} == {"source": (2, 3), "target": (2, 5), "labels": (2, 5)}
+    np.testing.assert_array_equal(pairs["target"][:, 1:], pairs["labels"][:, :-1])

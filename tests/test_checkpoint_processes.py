@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from jax_tformer.runs import restoring
-from jax_tformer.runs.checkpoints import Checkpoints
+from jax_tformer.runs.checkpoints import Checkpoints, find_damage
 from tests.checkpoint_states import save_all
 
 ROOT = Path(__file__).parents[1]
 
 
-def run_python(code: str, *arguments: object, **environment: str) -> subprocess.Popen[str]:
+def run_python(code, *arguments, **environment):
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
         cwd=ROOT,
@@ -69,7 +68,7 @@ checkpoints.close()
 """
 
 
-def test_shards_move_between_meshes_in_silence(tmp_path: Path) -> None:
+def test_shards_move_between_meshes_in_silence(tmp_path):
     child = run_python(
         EIGHT_DEVICES, tmp_path, XLA_FLAGS="--xla_force_host_platform_device_count=8", JAX_ENABLE_X64="1"
     )
@@ -98,7 +97,7 @@ print(checkpoints.steps())
 """
 
 
-def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line(tmp_path):
     output, errors = run_python(FULL_DISK, tmp_path).communicate(timeout=60)
     message, steps = output.splitlines()
     assert "the checkpoint of step 2 could not be written" in message
@@ -132,7 +131,7 @@ while True:
 
 
 @pytest.mark.deep
-def test_kill_at_any_moment_leaves_the_newest_finished_step_and_the_best(tmp_path: Path) -> None:
+def test_kill_at_any_moment_leaves_the_newest_finished_step_and_the_best(tmp_path):
     done = 0
     for await_line in ("done", "begun", "begun", "done"):
         delay = random.uniform(0, 0.4)
@@ -154,7 +153,7 @@ def test_kill_at_any_moment_leaves_the_newest_finished_step_and_the_best(tmp_pat
         assert len(steps) <= 4
         assert not steps or steps[-1] >= done
         assert done < 5 or Checkpoints(tmp_path, 2).best_loss() <= -(done - done % 5)
-        assert all(restoring.damage(tmp_path / str(step)) is None for step in steps), f"{await_line} + {delay} s"
+        assert all(find_damage(tmp_path / str(step)) is None for step in steps), f"{await_line} + {delay} s"
     assert done > 0
     save_all(tmp_path, done + 1000, keep=2)
     assert all(path.name.isdigit() for path in tmp_path.iterdir())
@@ -169,14 +168,14 @@ jax.distributed.initialize("localhost:" + port, 2, index, heartbeat_timeout_seco
 from jax.experimental.multihost_utils import sync_global_devices
 from jax.sharding import NamedSharding, PartitionSpec as P
 from jax_tformer.config.errors import InputError
-from jax_tformer.runs import restoring
+from jax_tformer.runs import checkpoints as module
 from jax_tformer.runs.checkpoints import Checkpoints
 
 mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 make = jax.jit(lambda step: {"params": {"w": jnp.arange(64.0) + step}}, out_shardings=NamedSharding(mesh, P("data")))
 if index == 0:
-    seal = restoring.seal
-    restoring.seal = lambda folder: (time.sleep(0.3), seal(folder))
+    seal = module.seal
+    module.seal = lambda folder: (time.sleep(0.3), seal(folder))
 checkpoints = Checkpoints(folder, 2)
 for step in (1, 2, 2, 3):
     checkpoints.save(step, make(step), {"step": step})
@@ -207,7 +206,7 @@ checkpoints.close()
 
 
 @pytest.mark.deep
-def test_two_processes_share_checkpoints(tmp_path: Path) -> None:
+def test_two_processes_share_checkpoints(tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]

@@ -1,71 +1,150 @@
-"""The command line of train.py, as far as it goes without training."""
+"""The command line: numbers and names as people write them, `jax-tformer PROGRAM`, and export, which has no script."""
 
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
 import pytest
 
-from jax_tformer.cli.command_line import parse
+from jax_tformer import __main__ as console
+from jax_tformer import __version__, load_weights, transformer
 from jax_tformer.cli.generate_options import GenerateOptions
+from jax_tformer.cli.options import parse
 from jax_tformer.cli.train_options import train_options
 from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import TextData
+from jax_tformer.data.tokenizers import load_tokenizer
+from jax_tformer.files import to_dict
+from jax_tformer.runs.folder import RunFolder
+from tests.speaking import write_run
 
 
-def test_short_names_and_numbers_as_people_write_them() -> None:
+def test_short_names_and_numbers_as_people_write_them():
     arguments = ["--steps", "1e3", "--lr=2e-3", "--batch_size", "1_6", "--mesh.data", "2.0"]
     experiment = train_options(["dates", *arguments, "--model.vocab-size", "1e3"]).experiment
-    assert experiment.training.steps == 1000
     assert type(experiment.training.steps) is int
-    assert experiment.optimizer.learning_rate == 2e-3
-    assert experiment.training.batch_size == 16
-    assert experiment.mesh.data == 2
-    assert experiment.model.vocab_size == 1000
-    experiment = train_options(["dates", "--model.vocab-size", "None"]).experiment
-    assert experiment.model.vocab_size is None
+    training, optimizer = experiment.training, experiment.optimizer
+    assert (training.steps, training.batch_size, optimizer.learning_rate) == (1000, 16, 2e-3)
+    assert (experiment.mesh.data, experiment.model.vocab_size) == (2, 1000)
+    assert train_options(["dates", "--model.vocab-size", "None"]).experiment.model.vocab_size is None
 
 
-@pytest.mark.parametrize("number", ["1.5", "nan", "1e999999999", ""])
-def test_what_is_no_whole_number(number: str) -> None:
-    with pytest.raises(InputError, match=r"^--training.steps: '.*' is not a whole number; see train.py dates --help$"):
-        train_options(["dates", "--steps", number])
+def test_what_is_missing_is_told_in_a_sentence():
+    with pytest.raises(InputError) as caught:
+        parse(GenerateOptions, [], prog="generate.py", description="")
+    told = "PATH is missing: The folder of a run, or of a Hugging Face model; see generate.py --help"
+    assert str(caught.value) == told
 
 
-def test_what_is_neither_a_whole_number_nor_none() -> None:
-    with pytest.raises(InputError, match=r"--mesh.data: '1.5' is not a whole number"):
-        train_options(["dates", "--mesh.data", "1.5"])
+@pytest.mark.parametrize("arguments", [["--help"], ["dates", "--help"]])
+def test_help_tells_the_short_names(arguments, capsys):
+    with pytest.raises(SystemExit):
+        train_options(arguments)
+    told = capsys.readouterr().out
+    assert all(name in told for name in ("--steps", "--lr", "--batch-size"))
 
 
-def test_a_mistyped_option_is_told_with_the_one_that_was_meant() -> None:
-    with pytest.raises(InputError, match=r"unrecognized options: --training.stps.* perhaps you meant --training.steps"):
-        train_options(["dates", "--training.stps", "5"])
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """`jax-tformer ARGUMENTS` in an empty folder; returns (status, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["/somewhere/bin/jax-tformer", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            console.main()
+        return ended.value.code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)])
+def test_the_programs_are_listed(arguments, call):
+    status, out, err = call(*arguments)
+    assert (status, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines() if line.startswith("  ")] == list(console.PROGRAMS)
+
+
+@pytest.mark.parametrize("arguments", [(), *((name,) for name in console.PROGRAMS)])
+def test_every_program_says_its_version(arguments, call):
+    assert call(*arguments, "--version") == (0, f"jax-tformer {__version__}\n", "")
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("--stpes", "--steps"), ("--lrr=3", "--lr"), ("--batchsize", "--batch-size")]
-)
-def test_a_mistyped_short_name_too(typed: str, meant: str) -> None:
-    with pytest.raises(InputError, match=rf"unrecognized options: {typed}.* perhaps you meant {meant}[ ;]"):
-        train_options(["dates", typed, "5"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "begin", "end"),
     [
-        ([], "PATH is missing: The folder of a run, or of a Hugging Face model; see generate.py --help"),
-        (["runs/dates", "--prompt"], "--prompt has no value; see generate.py --help"),
+        ("trian dates", "jax-tformer: error: there is no program 'trian'; expected one of train, ", "export\n"),
         (
-            ["runs/dates", "--dtype", "int8"],
-            "invalid choice 'int8' for argument '--dtype'; expected one of None, bfloat16, float32, float64; "
-            "see generate.py --help",
+            "train dates --steps -1",
+            "jax-tformer train: error: training: steps is -1",
+            "jax-tformer train dates --help\n",
         ),
+        ("generate nowhere --prompt It", "jax-tformer generate: error: ", "\n"),
     ],
 )
-def test_what_is_missing_is_told_in_a_sentence(arguments: list[str], said: str) -> None:
-    with pytest.raises(InputError) as caught:
-        parse(GenerateOptions, arguments, prog="generate.py", description="")
-    assert str(caught.value) == said
+def test_a_program_is_called_as_the_user_called_it(arguments, begin, end, call, tmp_path):
+    status, out, err = call(*arguments.split())
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(begin)
+    assert err.endswith(end)
+    assert ".py" not in err
+    assert not any(tmp_path.iterdir())
 
 
-def test_help_tells_the_short_names(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["--help"], ["dates", "--help"]):
-        with pytest.raises(SystemExit):
-            train_options(arguments)
-        told = capsys.readouterr().out
-        assert all(name in told for name in ("--steps", "--lr", "--batch-size")), arguments
+@pytest.mark.parametrize(
+    ("name", "usage"),
+    [
+        ("train", "usage: jax-tformer train [EXPERIMENT]"),
+        ("generate", "`jax-tformer generate FOLDER --prompt TEXT`"),
+    ],
+)
+def test_help_names_the_program(name, usage, call):
+    status, out, err = call(name, "--help")
+    assert (status, err) == (0, "")
+    assert usage in out
+    assert f"{name}.py" not in out
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    write_run(path := tmp_path_factory.mktemp("run") / "text", TextData(context_length=16))
+    return path
+
+
+def test_what_is_exported_is_the_model(run, call):
+    files = "config.json, model.safetensors, tokenizer.json, tokenizer_config.json"
+    assert call("export", str(run), "model") == (0, f"step 0 of {run} is in model/: {files}\n", "")
+    params, config = load_weights("model/model.safetensors")
+    assert config == RunFolder(run).read_config().model
+    assert json.loads(Path("model/config.json").read_text()) == to_dict(config)
+    assert list(load_tokenizer("model").encode("It is")) == list(load_tokenizer(run).encode("It is"))
+    jax.tree.map(np.testing.assert_array_equal, params, transformer(config).init(jax.random.key(1)))
+    assert sorted(path.name for path in Path.cwd().iterdir()) == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("RUN", "error: PATH is missing: A new or empty folder"),
+        ("nowhere model", "nowhere"),
+        ("RUN full", "full is there already; expected a new or empty folder"),
+        ("RUN full/file", "full/file is there already; expected a new or empty folder"),
+        ("RUN full/file/model", "full/file"),
+        ("RUN /proc/x", "cannot write to /proc ("),
+        ("RUN model --checkpoint last", "--checkpoint is 'last'; expected newest, best, or the number of"),
+        ("RUN model --checkpoint 7", "7"),
+        ("RUN model --dtype float16", "--dtype is 'float16' without --huggingface; expected both, or neither"),
+        ("RUN model --huggingface --adapters", "there are --huggingface and --adapters; expected one of them"),
+        ("RUN model --adapters", "has no adapters; leave --adapters out"),
+    ],
+)
+def test_an_export_that_cannot_be(arguments, message, run, call):
+    Path("full").mkdir()
+    Path("full/file").touch()
+    status, out, err = call("export", *(str(run) if word == "RUN" else word for word in arguments.split()))
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("jax-tformer export: error: ")
+    assert message in err
+    assert sorted(map(str, Path().rglob("*"))) == ["full", "full/file"]

@@ -147,7 +147,7 @@ def test_differences_name_the_fields():
     [
         "import jax_tformer.config, jax_tformer.config.experiment, jax_tformer.config.presets",
         "import jax_tformer; jax_tformer.TransformerConfig",
-        "import jax_tformer.cli.command_line",
+        "import jax_tformer.terminal",
         "import train, generate",
     ],
 )

@@ -6,8 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,8 +14,8 @@ from jax_tformer.cli.train_options import train_options
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.runs.evaluation import Evaluator
-from jax_tformer.runs.results import read_metrics
 from jax_tformer.runs.resume import permitted_changes
+from tests.small_runs import contents, losses
 
 TINY = [
     *("--model.d-model", "16", "--model.decoder.num-layers", "1", "--model.decoder.num-heads", "2"),
@@ -28,47 +26,46 @@ TINY = [
 ]
 
 
-def losses(run: Path) -> list[dict[str, float]]:
-    names = ("step", "loss", "gradient_norm", "learning_rate", "val_loss")
-    return [{name: row[name] for name in names if name in row} for row in read_metrics(run / "metrics.jsonl")]
+@pytest.fixture(scope="module")
+def begin(tmp_path_factory):
+    """Trains on a text in a folder, as flags say."""
+    text = tmp_path_factory.mktemp("text") / "text.txt"
+    text.write_text("It was a bright cold day in April, and the clocks were striking thirteen. " * 9)
+    return lambda run, *flags: train.main(["text", "--data.path", str(text), "--run", str(run), *TINY, *flags])
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("It was a bright cold day in April, and the clocks were striking thirteen. " * 9)
-    return path
-
-
-@pytest.fixture(scope="module")
-def ended(text: Path) -> Path:
+def ended(begin, tmp_path_factory):
     """A run of four steps."""
-    run = text.parent / "ended"
-    assert train.main(["text", "--data.path", str(text), "--run", str(run), *TINY, "--steps", "4"]) == 0
+    run = tmp_path_factory.mktemp("ended") / "run"
+    assert begin(run, "--steps", "4") == 0
     return run
 
 
 @pytest.fixture
-def run(ended: Path, tmp_path: Path) -> Path:
+def run(ended, tmp_path):
     """A copy of that run."""
-    return Path(shutil.copytree(ended, tmp_path / "run"))
+    return shutil.copytree(ended, tmp_path / "run")
 
 
-def test_more_steps_from_the_folder_alone(text: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def read(path):
+    return json.loads(path.read_text())
+
+
+def test_more_steps_from_the_folder_alone(begin, run, capsys):
     whole = run.with_name("whole")
-    assert train.main(["text", "--data.path", str(text), "--run", str(whole), *TINY, "--steps", "6"]) == 0
+    assert begin(whole, "--steps", "6") == 0
     capsys.readouterr()
-    arguments = ["--run", str(run), "--steps", "6", "--training.keep-checkpoints", "1"]
-    assert train.main(arguments) == 0
+    assert train.main(["--run", str(run), "--steps", "6", "--training.keep-checkpoints", "1"]) == 0
     said = capsys.readouterr().out
     assert "steps 4 to 6" in said
     assert "changed training.steps: 4 -> 6: the learning rate follows the same schedule" in said
     assert "changed training.keep_checkpoints: 2 -> 1: the next save" in said
     assert losses(run) == losses(whole)
-    assert json.loads((run / "summary.json").read_text())["steps"] == 6
+    assert read(run / "summary.json")["steps"] == 6
 
-    config = json.loads((run / "config.json").read_text())
-    assert (config["training"]["steps"], config["training"]["keep_checkpoints"]) == (6, 1)
+    training = read(run / "config.json")["training"]
+    assert (training["steps"], training["keep_checkpoints"]) == (6, 1)
     first, second = map(json.loads, (run / "sessions.jsonl").read_text().splitlines())
     assert (first["experiment"], first["step"], first["changed"]) == ("text", 0, {})
     assert (second["experiment"], second["step"]) == (None, 4)
@@ -80,64 +77,58 @@ def test_more_steps_from_the_folder_alone(text: Path, run: Path, capsys: pytest.
     (run / "summary.json").write_text('{"steps": 4}')
     assert train.main(["--run", str(run)]) == 0
     assert "is complete" not in capsys.readouterr().out
-    assert json.loads((run / "summary.json").read_text())["steps"] == 6
+    assert read(run / "summary.json")["steps"] == 6
+
+
+PROGRAM = """
+import json, sys
+from jax_tformer.cli import train
+for session in json.loads(sys.argv[1]):
+    assert train.main(session) == 0
+"""
 
 
 @pytest.mark.deep
-def test_a_run_moves_to_other_devices(text: Path, tmp_path: Path) -> None:
-    flags = ["text", "--data.path", str(text), *TINY, "--training.log-every", "1"]
-    moving, whole = str(tmp_path / "moving"), str(tmp_path / "whole")
-    sessions = [
-        [*flags, "--run", moving, "--steps", "4", "--mesh.fsdp", "2", "--mesh.tensor", "2"],
-        ["--run", moving, "--steps", "8", "--mesh.fsdp", "1"],
-        ["--run", moving, "--steps", "12", "--mesh.tensor", "1", "--mesh.data", "1"],
-        [*flags, "--run", whole, "--steps", "12", "--mesh.data", "1"],
-    ]
-    program = "import json, sys, train\nfor session in json.loads(sys.argv[1]): assert train.main(session) == 0"
-    flag = "--xla_force_host_platform_device_count=4"
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(sessions)],
-        env=os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {flag}", "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        cwd=Path(train.__file__).parent,
-        check=False,
+def test_a_run_moves_to_other_devices(begin, run, tmp_path):
+    whole = tmp_path / "whole"
+    assert begin(whole, "--steps", "12") == 0
+    moves = [("8", "--mesh.fsdp", "2", "--mesh.tensor", "2"), ("12", "--mesh.fsdp", "1", "--mesh.tensor", "1")]
+    sessions = [["--run", str(run), "--steps", *move] for move in moves]
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
+    subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(sessions)], env=os.environ | {"XLA_FLAGS": flags}, check=True
     )
-    assert done.returncode == 0, done.stderr
-    said = [line for line in done.stdout.splitlines() if line.startswith("changed mesh.")]
-    assert [line.partition(":")[0] for line in said] == [
-        "changed mesh.fsdp",
-        "changed mesh.data",
-        "changed mesh.tensor",
+    told = map(json.loads, (run / "sessions.jsonl").read_text().splitlines())
+    assert [(session["devices"], len(session["changed"])) for session in told] == [
+        ("1 cpu device(s)", 0),
+        ("4 cpu device(s)", 3),
+        ("2 cpu device(s)", 3),
     ]
-    told = map(json.loads, (tmp_path / "moving" / "sessions.jsonl").read_text().splitlines())
-    assert [session["devices"] for session in told] == [f"{count} cpu device(s)" for count in (4, 4, 1)]
-    for ours, theirs in zip(losses(Path(moving)), losses(Path(whole)), strict=True):
+    for ours, theirs in zip(losses(run), losses(whole), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5)
 
 
-def test_the_best_checkpoint_is_saved_when_it_appears(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    judged = iter([3.0, 1.0, 2.0, 1.5, 1.6, 1.7])
-    monkeypatch.setattr(Evaluator, "__call__", lambda self, params: {"val_loss": next(judged)})
-    flags = ["--training.checkpoint-every", "5", "--training.keep-checkpoints", "1"]
-    arguments = ["text", "--data.path", str(text), "--run", str(tmp_path / "run"), *TINY, *flags, "--steps", "7"]
-    assert train.main(arguments) == 0
+def test_the_best_checkpoint_is_saved_when_it_appears(begin, tmp_path, monkeypatch, capsys):
+    run, held_out = tmp_path / "run", iter([3.0, 1.0, 2.0, 1.5, 1.6, 1.7])
+    monkeypatch.setattr(Evaluator, "__call__", lambda self, params: {"val_loss": next(held_out)})
+    assert begin(run, "--steps", "7", "--training.checkpoint-every", "5", "--training.keep-checkpoints", "1") == 0
     assert "best: val_loss 1.0000 at step 4 (generate.py --checkpoint best)" in capsys.readouterr().out
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = read(run / "summary.json")
     assert (summary["val_loss"], summary["best_val_loss"], summary["best_step"]) == (1.5, 1.0, 4)
-    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert kept == ["4", "7"]  # 3.0 after step 2, 1.0 after 4, 2.0 after 6, 1.5 after 7
-    # Another session knows it too: 1.6 after step 8 is not the best, and 7 is not deleted for it.
-    assert train.main(["--run", str(tmp_path / "run"), "--steps", "9", "--training.keep-checkpoints", "2"]) == 0
-    capsys.readouterr()
-    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["4", "7", "9"]
 
-    command = [str(tmp_path / "run"), "--prompt", "It", "--max-new-tokens", "3", "--checkpoint", "best"]
+    def steps():
+        return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+    assert steps() == ["4", "7"]  # 3.0 after step 2, 1.0 after 4, 2.0 after 6, 1.5 after 7
+    # Another session knows it too: 1.6 after step 8 is not the best, and 7 is not deleted for it.
+    assert train.main(["--run", str(run), "--steps", "9", "--training.keep-checkpoints", "2"]) == 0
+    assert steps() == ["4", "7", "9"]
+
+    capsys.readouterr()
+    command = [str(run), "--prompt", "It", "--max-new-tokens", "3", "--checkpoint", "best"]
     assert generate.main(command) == 0
     assert capsys.readouterr().err.startswith("the checkpoint of step 4\n")
-    (tmp_path / "run" / "checkpoints" / "4" / "extra.json").unlink()
+    (run / "checkpoints" / "4" / "extra.json").unlink()
     assert generate.main(command) == 0
     skipped, used, _ = capsys.readouterr().err.splitlines()
     assert "skipped a damaged checkpoint" in skipped
@@ -145,7 +136,7 @@ def test_the_best_checkpoint_is_saved_when_it_appears(
     assert used == "the checkpoint of step 7"
 
 
-def test_what_is_not_said_stays_as_it_is(ended: Path) -> None:
+def test_what_is_not_said_stays_as_it_is(ended):
     alone = train_options(["--run", str(ended)])
     assert alone.experiment == alone.before
     assert alone.experiment.training.steps == 4
@@ -159,78 +150,60 @@ def test_what_is_not_said_stays_as_it_is(ended: Path) -> None:
     assert (afresh.before, afresh.experiment) == (None, EXPERIMENTS["text"].config)
 
 
-def changed(**parts: dict[str, Any]) -> Any:
-    dates = EXPERIMENTS["dates"].config
-    return dataclasses.replace(
-        dates, **{name: dataclasses.replace(getattr(dates, name), **fields) for name, fields in parts.items()}
-    )
-
-
 @pytest.mark.parametrize(
-    ("parts", "meaning"),
+    ("flag", "value", "meaning"),
     [
-        ({"training": {"steps": 9999}}, "from here on the schedule is another one"),
-        ({"training": {"log_every": 3}}, "existing rows of metrics.jsonl stay"),
-        ({"training": {"evaluate_every": 3}}, "from here on, the held-out loss is measured at other steps"),
-        ({"training": {"evaluate_batches": 3}}, "held-out losses are measured on other batches"),
-        ({"training": {"checkpoint_every": 3}}, "checkpoints are saved at other steps"),
-        ({"training": {"keep_checkpoints": 3}}, "the next save deletes"),
-        ({"training": {"accumulation": 2}}, "by rounding, and by what dropout draws"),
-        ({"sample": {"count": 9}}, "end of the run samples with it"),
-        ({"mesh": {"fsdp": 2}}, "may differ from one long run by rounding"),
-        ({"data": {"held_out": 0.2}}, None),
-        ({"training": {"seed": 1}}, None),
-        ({"training": {"batch_size": 8}}, None),
-        ({"training": {"label_smoothing": 0.1}}, None),
-        ({"optimizer": {"learning_rate": 1.0}}, None),
-        ({"model": {"d_model": 64}}, None),
+        ("training.steps", "9999", "from here on the schedule is another one"),
+        ("training.log-every", "3", "existing rows of metrics.jsonl stay"),
+        ("training.evaluate-every", "3", "from here on, the held-out loss is measured at other steps"),
+        ("training.evaluate-batches", "3", "held-out losses are measured on other batches"),
+        ("training.checkpoint-every", "3", "checkpoints are saved at other steps"),
+        ("training.keep-checkpoints", "3", "the next save deletes"),
+        ("training.accumulation", "2", "by rounding, and by what dropout draws"),
+        ("sample.count", "9", "end of the run samples with it"),
+        ("mesh.fsdp", "2", "may differ from one long run by rounding"),
+        ("model.compute.attention", "einsum", "by rounding"),
+        ("model.compute.remat", "full", "by rounding"),
+        ("model.compute.unroll", "3", "by rounding"),
+        ("model.compute.dtype", "bfloat16", None),
+        ("model.compute.parameter-dtype", "bfloat16", None),
+        ("model.d-model", "64", None),
+        ("data.held-out", "0.2", None),
+        ("training.seed", "1", None),
+        ("training.batch-size", "8", None),
+        ("training.label-smoothing", "0.2", None),
+        ("optimizer.learning-rate", "1.0", None),
     ],
 )
-def test_what_may_change_and_what_it_means(parts: dict[str, Any], meaning: str | None) -> None:
-    ((part, (field, *_)),) = parts.items()
+def test_what_may_change_and_what_it_means(flag, value, meaning, folder):
+    run = EXPERIMENTS["dates"].config
+    wanted = train_options(["dates", f"--{flag}", value]).experiment
+    name = flag.replace("-", "_")
     if meaning is None:
-        with pytest.raises(InputError, match=rf"would be different with {part}\.{field}: .*; leave that out"):
-            permitted_changes(changed(), changed(**parts))
+        with pytest.raises(InputError, match=rf"would be different with {name}: .*; leave that out"):
+            permitted_changes(run, wanted)
         return
-    changes, (note,) = permitted_changes(changed(), changed(**parts))
-    assert list(changes) == [f"{part}.{field}"]
+    changes, (note,) = permitted_changes(run, wanted)
+    assert list(changes) == [name]
     assert meaning in note
 
 
-def test_arithmetic_may_not_change_but_its_order() -> None:
-    def computed(**compute: Any) -> Any:
-        model = EXPERIMENTS["dates"].config.model
-        return changed(model={"compute": dataclasses.replace(model.compute, **compute)})
-
-    for order in ({"attention": "einsum"}, {"remat": "full"}, {"unroll": 3}):
-        _, (note,) = permitted_changes(changed(), computed(**order))
-        assert "by rounding" in note
-    for type_ in ({"dtype": "bfloat16"}, {"parameter_dtype": "bfloat16"}):
-        with pytest.raises(InputError, match="would be different"):
-            permitted_changes(changed(), computed(**type_))
-
-
-def test_a_report_of_a_run_that_was_stopped(text: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_of_a_run_that_was_stopped(run, capsys):
     for name in ("loss.png", "samples.txt", "summary.json"):
         (run / name).unlink()
+    before = contents(run)
     # Neither the data nor the training is needed.
-    hidden = text.rename(text.with_suffix(".gone"))
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    try:
-        assert train.main(["--run", str(run), "--report", "--sample.count", "2"]) == 0
-    finally:
-        hidden.rename(text)
+    arguments = ["--run", str(run), "--report", "--sample.count", "2", "--data.path", "gone.txt"]
+    assert train.main(arguments) == 0
     said = capsys.readouterr().out
     assert said.count("--- sample") == 2
-    assert "step 4 of 4  loss " in said
-    assert "val_loss" in said
-    assert "sampled at step 4" in said
-    after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert all(part in said for part in ("step 4 of 4  loss ", "val_loss", "sampled at step 4"))
+    after = contents(run)
     assert (run / "loss.png").stat().st_size > 1000
     assert (run / "samples.txt").read_text() in said
-    assert set(after) - set(before) == {run / "loss.png", run / "samples.txt"}
+    assert set(after) - set(before) == {str(run / "loss.png"), str(run / "samples.txt")}
     assert before.items() <= after.items()
 
     shutil.rmtree(run / "checkpoints")
-    assert train.main(["--run", str(run), "--report"]) == 0
+    assert train.main(arguments) == 0
     assert "no samples: there is no checkpoint" in capsys.readouterr().out

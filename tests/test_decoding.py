@@ -1,7 +1,6 @@
-"""Decoding: what `generate` does is what plain Python loops over full forward passes do."""
+"""Decoding: what `generate` does is what plain Python loops over full forward passes do, in a cache of any length."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
@@ -13,35 +12,38 @@ import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.decoding.fast import layers_apart
-from jax_tformer.decoding.generation import Generated, generate, stream
-from jax_tformer.decoding.loop import advance, row_keys, start
-from jax_tformer.decoding.scoring import score
+from jax_tformer.decoding import generate as generation
+from jax_tformer.decoding.beam import search
+from jax_tformer.decoding.generate import generate, stream
+from jax_tformer.decoding.loop import Prompts, advance, layers_apart, row_keys, start
+from jax_tformer.decoding.sampling import make_rules
+from jax_tformer.decoding.score import score
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.decoding.strategies import rules_of
-from jax_tformer.functional import AnyTransformer, Params, transformer
+from jax_tformer.functional import transformer
 
 STACK = StackConfig(num_layers=2, num_heads=2, feedforward_width=32, norm_placement="pre", final_norm=True)
 GPT = TransformerConfig(vocab_size=17, d_model=16, decoder=STACK, initializer_std=0.5)
-SEQ2SEQ = TransformerConfig(vocab_size=17, d_model=16, encoder=STACK, decoder=STACK, initializer_std=0.5)
+SEQ2SEQ = replace(GPT, encoder=STACK)
 START, END = 1, 2
 PROMPTS = [[3, 4, 5], [9], [9, 2, 11, 12, 3], [3, 4, 5]]
-Model = tuple[AnyTransformer, Params]
+
+
+def make(config, seed=0):
+    net = transformer(config)
+    return net, net.init(jax.random.key(seed))
 
 
 @pytest.fixture(scope="module")
-def gpt() -> Model:
-    net = transformer(GPT)
-    return net, net.init(jax.random.key(0))
+def gpt():
+    return make(GPT)
 
 
 @pytest.fixture(scope="module")
-def seq2seq() -> Model:
-    net = transformer(SEQ2SEQ)
-    return net, net.init(jax.random.key(3))
+def seq2seq():
+    return make(SEQ2SEQ, 3)
 
 
-def next_logits(model: Model, sequence: Sequence[int], source: Sequence[int] | None = None) -> np.ndarray:
+def next_logits(model, sequence, source=None):
     """After all of the sequence, by a forward pass of it alone."""
     net, params = model
     # Padding after the last token changes nothing: the mask is causal.
@@ -52,35 +54,38 @@ def next_logits(model: Model, sequence: Sequence[int], source: Sequence[int] | N
 
 
 @cache
-def compiled(net: AnyTransformer) -> Callable[..., jax.Array]:
+def compiled(net):
     return jax.jit(net.apply)
 
 
-def test_greedy_also_beyond_the_context(gpt: Model) -> None:
-    net, params = gpt
+def log_probabilities(model, sequence, source=None, first=1):
+    """Of the tokens from the place `first` on, each given those before it."""
+    for place in range(first, len(sequence)):
+        logits = next_logits(model, sequence[:place], source).astype(np.float64)
+        yield logits[sequence[place]] - np.log(np.exp(logits).sum())
+
+
+def test_greedy_also_beyond_the_context(gpt):
     context, new = 8, 21
-    ours = generate(net, params, PROMPTS, DecodingConfig(new), context=context)
-    slots = context
+    ours = generate(*gpt, PROMPTS, DecodingConfig(new), context=context)
     for row, prompt in enumerate(PROMPTS):
         # Padded to a multiple of a quarter of the context.
         sequence, kept, used = list(prompt), list(prompt), -(-len(prompt) // 2) * 2
         for _ in range(new):
             token = int(next_logits(gpt, kept).argmax())
             sequence, kept = [*sequence, token], [*kept, token]
-            # When the slots are full, the newer half of what was read stays, and the token that was chosen last.
-            if used == slots:
-                kept, used = sequence[-1 - slots // 2 :], slots // 2
+            # When the cache is full, the newer half of what was read stays, and the token that was chosen last.
+            if used == context:
+                kept, used = sequence[-1 - context // 2 :], context // 2
             used += 1
         assert ours.rows(row) == [sequence[len(prompt) :]]
     assert len(np.unique(ours.tokens)) > 3, "a model that says one token only would prove nothing"
 
 
-def test_rows_end_where_the_end_token_comes(seq2seq: Model) -> None:
-    net, params = seq2seq
+def test_rows_end_where_the_end_token_comes(seq2seq):
     sources, length = [[3, 4, 5, 6], [7, 8], [9, 10, 11], [12], [13, 14, 15, 16, 3]], 20
-    free = generate(net, params, sources, DecodingConfig(length), start_id=START)
-    end = free.rows(0)[0][4]
-    found = generate(net, params, sources, DecodingConfig(length), start_id=START, end_id=end)
+    end = generate(*seq2seq, sources, DecodingConfig(length), start_id=START).rows(0)[0][4]
+    found = generate(*seq2seq, sources, DecodingConfig(length), start_id=START, end_id=end)
     expected = []
     for source in sources:
         target = [START]
@@ -95,41 +100,34 @@ def test_rows_end_where_the_end_token_comes(seq2seq: Model) -> None:
     assert found.tokens.shape[2] == max(map(len, expected))
 
 
-def test_the_loop_stops_when_all_rows_have_ended(gpt: Model) -> None:
+def test_the_loop_stops_when_all_rows_have_ended(gpt):
     net, params = gpt
-    decoding, rules = DecodingConfig(30), rules_of(DecodingConfig())
-    prompt, mask = jnp.array([[3, 4, 5]], jnp.int32), jnp.ones((1, 3), bool)
-    end = generate(net, params, [[3, 4, 5]], decoding).rows(0)[0][4]
-    first = generate(net, params, [[3, 4, 5]], decoding).rows(0)[0].index(end)
-    keys, ends, limits = row_keys(jax.random.key(0), jnp.zeros(1, jnp.uint32), 1), jnp.array([end]), jnp.array([30])
-    apart = layers_apart(params)
-    state = start(net, rules, apart, prompt, mask, None, limits, ends, keys, slots=33)
-    state, _ = advance(net, rules, apart, state, ends, jnp.int32(29), room=29)
-    assert int(state.made) == first + 1 < 30
+    [said] = generate(net, params, [[3, 4, 5]], DecodingConfig(30)).rows(0)
+    rules, apart = make_rules(DecodingConfig(), said[4:5]), layers_apart(params)
+    prompts = Prompts(jnp.array([[3, 4, 5]], jnp.int32), jnp.ones((1, 3), bool), None, jnp.array([30]))
+    keys = row_keys(jax.random.key(0), jnp.zeros(1, jnp.uint32), 1)
+    state = start(net, rules, apart, prompts, keys, cache_length=33)
+    state, _ = advance(net, rules, apart, state, jnp.int32(29), room=29)
+    assert int(state.new_tokens) == said.index(said[4]) + 1 < 30
 
 
-def test_stream_says_what_generate_says(gpt: Model) -> None:
-    net, params = gpt
-    end = generate(net, params, PROMPTS, DecodingConfig(12)).rows(1)[0][3]
-    for decoding, end_id in (
-        (DecodingConfig(12), end),
-        (DecodingConfig(12, temperature=1.0, num_return_sequences=2), None),
-    ):
-        for context in (None, 8):
-            pieces = list(stream(net, params, PROMPTS, decoding, end_id=end_id, context=context, seed=3))
-            whole = generate(net, params, PROMPTS, decoding, end_id=end_id, context=context, seed=3)
-            assert (np.stack(pieces, axis=2) == whole.tokens).all()
+@pytest.mark.parametrize("context", [None, 8])
+@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "num_return_sequences": 2}])
+def test_stream_says_what_generate_says(gpt, settings, context):
+    end = None if settings else generate(*gpt, PROMPTS, DecodingConfig(12)).rows(1)[0][3]
+    call = (*gpt, PROMPTS, DecodingConfig(12, **settings))
+    pieces = list(stream(*call, end_id=end, context=context, seed=3))
+    assert (np.stack(pieces, axis=2) == generate(*call, end_id=end, context=context, seed=3).tokens).all()
 
 
 @pytest.mark.parametrize("form", ["stacked", "apart"])
-def test_a_row_depends_on_seed_and_prompt_only(gpt: Model, form: str) -> None:
+def test_a_row_depends_on_seed_and_prompt_only(gpt, form):
     net, params = gpt
     params = layers_apart(params) if form == "apart" else params
     decoding = DecodingConfig(10, temperature=1.0, top_p=0.95, repetition_penalty=1.1, num_return_sequences=3)
     prompts = [*PROMPTS, [7, 3, 8] * 20]
     together = generate(net, params, prompts, decoding, seed=5)
-    again = generate(net, params, prompts, decoding, seed=5)
-    assert (together.tokens == again.tokens).all()
+    assert (together.tokens == generate(net, params, prompts, decoding, seed=5).tokens).all()
     sliding = generate(net, params, PROMPTS, decoding, seed=5, context=8)
     for number, prompt in enumerate(PROMPTS):
         assert generate(net, params, [prompt], decoding, seed=5).rows(0) == together.rows(number)
@@ -139,114 +137,72 @@ def test_a_row_depends_on_seed_and_prompt_only(gpt: Model, form: str) -> None:
     assert generate(net, params, PROMPTS, decoding, seed=6).rows(0) != together.rows(0)
 
 
-def test_no_pair_of_tokens_comes_twice(gpt: Model) -> None:
-    """Also where the text slides and the pair was forgotten."""
-    net, params = gpt
-    free = generate(net, params, PROMPTS, DecodingConfig(21), context=8)
-    found = generate(net, params, PROMPTS, DecodingConfig(40, no_repeat_ngram_size=2), context=8)
-
-    def most(row: int, answer: Generated) -> int:
-        [new] = answer.rows(row)
-        return max(Counter(pairwise([*PROMPTS[row], *new])).values())
-
-    assert max(most(row, free) for row in range(4)) > 1
-    assert [most(row, found) for row in range(4)] == [1, 1, 1, 1]
-
-
-def test_what_is_forbidden_is_never_drawn(gpt: Model) -> None:
-    """Several samples of texts that slide: the prompt, its words and the last tokens are remembered."""
-    net, params = gpt
+def test_what_is_forbidden_is_never_drawn(gpt):
+    """Several samples of texts that slide: the prompt, its words and what was forgotten are remembered."""
     prompts, pairs = [[3, 4, 5], [9, 2, 11]], product(range(17), range(6))
     words = (*((first, (first * 5 + step) % 17) for first, step in pairs), (END,))
-    begins = tuple(range(8))
-    free = DecodingConfig(20, temperature=1.0, num_return_sequences=4)
+    begins, free = tuple(range(8)), DecodingConfig(20, temperature=1.0, num_return_sequences=4)
     never = {"encoder_no_repeat_ngram_size": 1, "bad_words_ids": words, "begin_suppress_tokens": begins}
-    strict = replace(free, **never)
 
-    def broken(decoding: DecodingConfig) -> list[bool]:
+    def broken(decoding):
         """Which of the settings an answer breaks."""
-        found = generate(net, params, prompts, decoding, context=8, end_id=END)
+        found = generate(*gpt, prompts, decoding, context=8, end_id=END)
         answers = [(prompt, row) for number, prompt in enumerate(prompts) for row in found.rows(number)]
         return [
             any(set(prompt) & set(row) for prompt, row in answers),
             any(pair in words for prompt, row in answers for pair in pairwise([*prompt, *row][len(prompt) - 1 :])),
             any(row[0] in begins for _, row in answers),
+            any(max(Counter(pairwise([*prompt, *row])).values()) > 1 for prompt, row in answers),
         ]
 
-    assert broken(free) == [True, True, True]
-    assert broken(strict) == [False, False, False]
+    assert broken(free) == [True, True, True, True]
+    assert broken(replace(free, **never))[:3] == [False, False, False]
+    assert not broken(replace(free, max_new_tokens=40, no_repeat_ngram_size=2))[3]
 
 
-def test_beams_find_the_most_probable_sequence() -> None:
+def test_beams_find_the_most_probable_sequence():
     """With as many beams as there are beginnings, a beam search is exhaustive."""
-    small = TransformerConfig(vocab_size=5, d_model=8, decoder=STACK, initializer_std=0.8)
-    net = transformer(small)
-    model = net, net.init(jax.random.key(0))
+    model = make(TransformerConfig(vocab_size=5, d_model=8, decoder=STACK, initializer_std=0.8))
     prompt, length, alpha = [1, 3], 3, 0.6
-
-    def log_probability(tokens: tuple[int, ...]) -> float:
-        total = 0.0
-        for place, token in enumerate(tokens):
-            logits = next_logits(model, [*prompt, *tokens[:place]]).astype(np.float64)
-            total += logits[token] - np.log(np.exp(logits).sum())
-        return total
-
     ended = {tokens[: tokens.index(END) + 1] if END in tokens else tokens for tokens in product(range(5), repeat=3)}
-    scores = {tokens: log_probability(tokens) / ((5 + len(tokens)) / 6) ** alpha for tokens in ended}
+    scores = {
+        tokens: sum(log_probabilities(model, [*prompt, *tokens], first=2)) / ((5 + len(tokens)) / 6) ** alpha
+        for tokens in ended
+    }
     best = sorted(scores, key=scores.__getitem__, reverse=True)[:4]
     decoding = DecodingConfig(length, num_beams=25, num_return_sequences=4, length_penalty=alpha)
     found = generate(*model, [prompt], decoding, end_id=END)
     assert [tuple(row) for row in found.rows(0)] == best
-    assert found.scores is not None
     np.testing.assert_allclose(found.scores[0], [scores[tokens] for tokens in best], rtol=1e-5)
     assert any(len(tokens) < length for tokens in best), "a sequence that ends early should be among the best"
 
 
-def test_score_is_the_log_probability(gpt: Model, seq2seq: Model) -> None:
-    texts = [[3, 4, 5, 6, 7], [9, 2]]
-    for start_id in (None, START):
-        found = score(*gpt, texts, start_id=start_id)
-        for text, log_probs, perplexity in zip(texts, *found, strict=True):
-            sequence = [START, *text] if start_id else text
-            expected = [_log_softmax(next_logits(gpt, sequence[:t]))[sequence[t]] for t in range(1, len(sequence))]
-            np.testing.assert_allclose(log_probs, expected, atol=1e-5)
+def test_score_is_the_log_probability(gpt, seq2seq):
+    texts, sources = [[3, 4, 5, 6, 7], [9, 2]], [[3, 4], [5, 6, 7]]
+    for model, start_id, given in ((gpt, None, None), (gpt, START, None), (seq2seq, START, sources)):
+        found = score(*model, texts, sources=given, start_id=start_id)
+        for text, source, scored, perplexity in zip(texts, given or [None, None], *found, strict=True):
+            expected = list(log_probabilities(model, [START, *text] if start_id else text, source))
+            np.testing.assert_allclose(scored, expected, atol=1e-5)
             assert perplexity == pytest.approx(np.exp(-np.mean(expected)), rel=1e-5)
-    sources = [[3, 4], [5, 6, 7]]
-    found = score(*seq2seq, texts, sources=sources, start_id=START)
-    for source, text, log_probs in zip(sources, texts, found.log_probs, strict=True):
-        target = [START, *text]
-        expected = [_log_softmax(next_logits(seq2seq, target[:t], source))[target[t]] for t in range(1, len(target))]
-        np.testing.assert_allclose(log_probs, expected, atol=1e-5)
 
 
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    return logits - np.log(np.exp(logits.astype(np.float64)).sum())
-
-
-def test_limits_of_single_prompts(gpt: Model) -> None:
-    net, params = gpt
-    limits = [5, 1, 12, 3]
-    for decoding in (DecodingConfig(12), DecodingConfig(12, num_beams=2)):
-        found = generate(net, params, PROMPTS, decoding, limits=limits)
-        assert found.lengths[:, 0].tolist() == limits
-        for row, (prompt, limit) in enumerate(zip(PROMPTS, limits, strict=True)):
-            alone = generate(net, params, [prompt], replace(decoding, max_new_tokens=limit))
-            assert alone.rows(0) == found.rows(row)
-
-
-def test_what_slides_is_decided_text_by_text(gpt: Model) -> None:
-    net, params = gpt
-    limits, decoding = [2, 20, 1, 20], DecodingConfig(20, temperature=1.0)
-    found = generate(net, params, PROMPTS, decoding, limits=limits, context=8, seed=3)
+@pytest.mark.parametrize(
+    ("settings", "limits", "context"),
+    [({}, [5, 1, 12, 3], None), ({"num_beams": 2}, [5, 1, 12, 3], None), ({"temperature": 1.0}, [2, 20, 1, 20], 8)],
+)
+def test_limits_and_sliding_are_of_single_prompts(gpt, settings, limits, context):
+    decoding = DecodingConfig(20, **settings)
+    found = generate(*gpt, PROMPTS, decoding, limits=limits, context=context, seed=3)
     assert found.lengths[:, 0].tolist() == limits
     for row, (prompt, limit) in enumerate(zip(PROMPTS, limits, strict=True)):
-        alone = generate(net, params, [prompt], decoding, limits=[limit], context=8, seed=3)
-        assert alone.rows(0) == found.rows(row)
-        if len(prompt) + limit - 1 <= 8:
-            assert generate(net, params, [prompt], decoding, limits=[limit], seed=3).rows(0) == found.rows(row)
+        short = replace(decoding, max_new_tokens=limit)
+        assert generate(*gpt, [prompt], short, context=context, seed=3).rows(0) == found.rows(row)
+        if context and len(prompt) + limit - 1 <= context:
+            assert generate(*gpt, [prompt], short, seed=3).rows(0) == found.rows(row)
 
 
-def test_settings_lengths_and_equal_models_share_what_is_compiled(gpt: Model) -> None:
+def test_settings_lengths_and_equal_models_share_what_is_compiled(gpt):
     net, params = gpt
     generate(net, params, PROMPTS, DecodingConfig(3, temperature=0.5, top_p=0.5))
     before = start._cache_size(), advance._cache_size()
@@ -256,15 +212,14 @@ def test_settings_lengths_and_equal_models_share_what_is_compiled(gpt: Model) ->
     assert (start._cache_size(), advance._cache_size()) == (before[0] + 1, before[1] + 1)
 
 
-def test_broken_parameters_are_no_tokens(gpt: Model) -> None:
+@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0}, {"num_beams": 2}])
+def test_broken_parameters_are_no_tokens(gpt, settings):
     net, params = gpt
-    broken = jax.tree.map(lambda leaf: leaf * jnp.nan, params)
-    for decoding in (DecodingConfig(3), DecodingConfig(3, temperature=1.0), DecodingConfig(3, num_beams=2)):
-        with pytest.raises(InputError, match="the model's logits are NaN"):
-            generate(net, broken, PROMPTS, decoding)
+    with pytest.raises(InputError, match="the model's logits are NaN"):
+        generate(net, jax.tree.map(lambda leaf: leaf * jnp.nan, params), PROMPTS, DecodingConfig(3, **settings))
 
 
-def test_beams_that_do_not_exist(gpt: Model) -> None:
+def test_beams_that_do_not_exist(gpt):
     everything = DecodingConfig(1, num_beams=20, num_return_sequences=17)
     found = generate(*gpt, PROMPTS, everything)
     assert all(sorted(row[0] for row in found.rows(number)) == list(range(17)) for number in range(len(PROMPTS)))
@@ -272,47 +227,108 @@ def test_beams_that_do_not_exist(gpt: Model) -> None:
         generate(*gpt, PROMPTS, replace(everything, num_return_sequences=18))
 
 
-def test_bad_input(gpt: Model, seq2seq: Model) -> None:
-    learned = TransformerConfig(
-        vocab_size=17,
-        d_model=16,
-        decoder=StackConfig(num_layers=1, num_heads=2, feedforward_width=8, positions="learned", max_positions=8),
-    )
-    net = transformer(learned)
-    limited, eight = (net, net.init(jax.random.key(0))), DecodingConfig(8)
-    bert = transformer(TransformerConfig(vocab_size=17, d_model=16, encoder=STACK))
-    for model, prompts, options, message in [
-        (gpt, [], {}, "there are no prompts"),
-        (gpt, [[3], []], {}, "prompt 2 of 2 has no tokens"),
-        (gpt, [[3, 17]], {}, "a token has the id 17"),
-        (gpt, [[3]], {"end_id": 40}, "a token has the id 40"),
-        (gpt, [[3] * 9], {"context": 8}, "a prompt has 9 tokens; expected at most 8"),
-        (gpt, [[3]], {"context": 1}, "context is 1"),
-        (limited, [[3, 4]], {}, "a text has 9 tokens; the model has 8 learned positions"),
-        (limited, [[3]], {"context": 9}, "the context has 9 tokens; the model has 8 learned positions"),
-        (gpt, [[3]], {"limits": [0]}, "a limit is 0"),
-        (gpt, [[3]], {"limits": [1, 2]}, "there are 2 limits"),
-        (seq2seq, [[3]], {}, "start_id is None"),
-        (seq2seq, [[3]], {"start_id": 1, "context": 8}, "context is 8"),
-        ((bert, bert.init(jax.random.key(0))), [[3]], {"start_id": 1}, "no decoder with a head"),
-    ]:
-        with pytest.raises(InputError, match=message):
-            generate(*model, prompts, eight, **options)
-    for beyond in (
-        DecodingConfig(8, begin_suppress_tokens=(3, 17)),
-        DecodingConfig(8, bad_words_ids=((3, 4), (17, 3))),
-    ):
-        with pytest.raises(InputError, match="a token has the id 17"):
-            generate(*gpt, [[3]], beyond)
-    for texts, options, message in [
-        ([], {}, "there are no texts"),
-        ([[3]], {}, "text 1 has no token to score"),
-        ([[3, 4]], {"sources": [[3]]}, "sources are for encoder-decoders"),
-        ([[3, 99]], {}, "a token has the id 99"),
-    ]:
-        with pytest.raises(InputError, match=message):
-            score(*gpt, texts, **options)
-    with pytest.raises(InputError, match="a source has no tokens"):
-        score(*seq2seq, [[3]], sources=[[]], start_id=START)
+SMALL = StackConfig(num_layers=1, num_heads=2, feedforward_width=8)
+MODELS = {
+    "gpt": GPT,
+    "seq2seq": SEQ2SEQ,
+    "eight": replace(GPT, decoder=replace(SMALL, positions="learned", max_positions=8)),
+    "encoder": replace(SEQ2SEQ, decoder=None),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "prompts", "options", "message"),
+    [
+        ("gpt", [], {}, "there are no prompts"),
+        ("gpt", [[3], []], {}, "prompt 2 of 2 has no tokens"),
+        ("gpt", [[3, 17]], {}, "a token has the id 17"),
+        ("gpt", [[3]], {"end_id": 40}, "a token has the id 40"),
+        ("gpt", [[3]], {"begin_suppress_tokens": (3, 17)}, "a token has the id 17"),
+        ("gpt", [[3]], {"bad_words_ids": ((3, 4), (17, 3))}, "a token has the id 17"),
+        ("gpt", [[3] * 9], {"context": 8}, "a prompt has 9 tokens; expected at most 8"),
+        ("gpt", [[3]], {"context": 1}, "context is 1"),
+        ("eight", [[3, 4]], {}, "a text has 9 tokens; the model has 8 learned positions"),
+        ("eight", [[3]], {"context": 9}, "the context has 9 tokens; the model has 8 learned positions"),
+        ("gpt", [[3]], {"limits": [0]}, "a limit is 0"),
+        ("gpt", [[3]], {"limits": [1, 2]}, "there are 2 limits"),
+        ("seq2seq", [[3]], {}, "start_id is None"),
+        ("seq2seq", [[3]], {"start_id": 1, "context": 8}, "context is 8"),
+        ("encoder", [[3]], {"start_id": 1}, "no decoder with a head"),
+    ],
+)
+def test_what_cannot_be_generated(name, prompts, options, message):
+    settings = {key: options.pop(key) for key in options.keys() & DecodingConfig.__dataclass_fields__.keys()}
+    with pytest.raises(InputError, match=message):
+        generate(*make(MODELS[name]), prompts, DecodingConfig(8, **settings), **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "texts", "options", "message"),
+    [
+        ("gpt", [], {}, "there are no texts"),
+        ("gpt", [[3]], {}, "text 1 has no token to score"),
+        ("gpt", [[3, 4]], {"sources": [[3]]}, "sources are for encoder-decoders"),
+        ("gpt", [[3, 99]], {}, "a token has the id 99"),
+        ("seq2seq", [[3]], {"sources": [[]], "start_id": START}, "a source has no tokens"),
+    ],
+)
+def test_what_cannot_be_scored(name, texts, options, message):
+    with pytest.raises(InputError, match=message):
+        score(*make(MODELS[name]), texts, **options)
+
+
+def test_beams_cannot_be_streamed(gpt):
     with pytest.raises(InputError, match="a beam search knows its tokens at the end"):
         next(stream(*gpt, [[3]], DecodingConfig(4, num_beams=2)))
+
+
+def test_a_full_cache(gpt):
+    net, params = gpt
+    model = net.bind(params)
+    cache = model(jnp.array([[3, 4, 5]]), cache=model.new_cache(1, 3)).cache
+    with pytest.raises(InputError, match="the cache has 3 slots and 3 are used; expected 1 free"):
+        model(jnp.array([[6]]), cache=cache)
+    with pytest.raises(InputError, match="there are segments and a cache"):
+        model(jnp.array([[6]]), cache=model.new_cache(1, 3), segments=jnp.array([[1]]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("gpt", {"temperature": 1.0}),
+        ("gpt", {"num_beams": 3, "num_return_sequences": 2, "early_stopping": True}),
+        # What these look back at goes on when the cache grows.
+        ("gpt", {"num_beams": 3, "num_return_sequences": 2, "no_repeat_ngram_size": 3, "repetition_penalty": 1.2}),
+        pytest.param(
+            "seq2seq", {"num_beams": 3, "early_stopping": "never", "length_penalty": 2.0}, marks=pytest.mark.deep
+        ),
+    ],
+)
+def test_a_cache_that_grows(request, kind, settings, monkeypatch):
+    call = (*request.getfixturevalue(kind), PROMPTS, DecodingConfig(140, **settings))
+    asked = {"end_id": 4, "limits": [140, 100, 12, 60]} if "num_beams" in settings else {}
+    asked |= {"start_id": START} if kind == "seq2seq" else {}
+    whole, program = generate(*call, **asked), search if "num_beams" in settings else advance
+    before = program._cache_size()
+    monkeypatch.setattr(generation, "SHORT", 16)
+    assert [generation.cache_length(filled, 192) for filled in (1, 32, 33, 64)] == [64, 64, 192, 192]
+    found = generate(*call, **asked)
+    assert program._cache_size() > before, "a shorter cache has a program of its own"
+    assert found.lengths.max() > 64, "the cache should grow"
+    assert (found.tokens == whole.tokens).all()
+    if found.scores is not None:
+        np.testing.assert_allclose(found.scores, whole.scores, rtol=1e-5)
+    else:
+        assert (np.stack([*stream(*call, **asked)], axis=2) == whole.tokens).all()
+
+
+@pytest.mark.deep
+def test_two_thousand_tokens_are_compiled_once_and_leave_nothing_behind(gpt):
+    net, params = gpt
+    params, decoding = layers_apart(params), DecodingConfig(2_000, temperature=1.0)
+    measured = []
+    for count, _ in enumerate(stream(net, params, [[3, 4, 5]], decoding, context=64), 1):
+        if count % 200 == 0:
+            measured.append((advance._cache_size(), sum(array.nbytes for array in jax.live_arrays())))
+    assert count == 2_000
+    assert len(set(measured)) == 1

@@ -21,10 +21,9 @@ from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.data.tokenizers import build_tokenizer, load_tokenizer
 from jax_tformer.functional import Params, transformer
 from jax_tformer.hub.families import t5
-from jax_tformer.runs.folder import RunFolder
+from jax_tformer.runs.folder import RunFolder, load_trained
 from jax_tformer.runs.huggingface import experiment_from
-from jax_tformer.runs.restoring import load_trained
-from tests.small_runs import TEXT, Refuse
+from tests.small_runs import TEXT
 
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
 LAYER = {"num_layers": 2, "num_heads": 2, "feedforward_width": 32, "positions": "learned", "max_positions": 64}
@@ -55,7 +54,7 @@ def save_gpt2(folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """A folder with the checkpoint gpt2, a text, and the run of two steps that began with the one on the other."""
     place = tmp_path_factory.mktemp("fine-tuned")
     save_gpt2(place / "gpt2")
@@ -77,7 +76,7 @@ def trained(run: Path) -> Params:
     return load_trained(RunFolder(run)).params
 
 
-def test_a_run_begins_with_the_weights(made: Path, folder: Path) -> None:
+def test_a_run_begins_with_the_weights(made, folder):
     arguments = ["text", "--init", str(made / "gpt2"), "--data.path", str(made / "text.txt"), *SHORT]
     still = ["--lr", "1e-30", "--steps", "1", "--mesh.data", "1", "--model.dropout.residual", "0.3"]
     assert train.main([*arguments, *still, "--run", "still", "--export", "same"]) == 0
@@ -88,7 +87,7 @@ def test_a_run_begins_with_the_weights(made: Path, folder: Path) -> None:
     assert not equal(params, trained(made / "run"))
 
 
-def test_a_run_needs_its_folder_no_more(made: Path, folder: Path) -> None:
+def test_a_run_needs_its_folder_no_more(made, folder):
     shutil.copytree(made / "gpt2", "gpt2")
     arguments = ["text", "--init", "gpt2", "--data.path", str(made / "text.txt"), *SHORT]
     assert train.main([*arguments, "--run", "run", "--steps", "1"]) == 0
@@ -99,7 +98,7 @@ def test_a_run_needs_its_folder_no_more(made: Path, folder: Path) -> None:
     assert json.loads(Path("run/config.json").read_text())["init"] == "gpt2"
 
 
-def test_what_is_exported_is_what_was_trained(made: Path) -> None:
+def test_what_is_exported_is_what_was_trained(made):
     _, params, tokenizer = load_pretrained(made / "out")
     assert equal(params, trained(made / "run"))
     assert tokenizer is not None
@@ -110,7 +109,7 @@ def test_what_is_exported_is_what_was_trained(made: Path) -> None:
     assert after == before
 
 
-def test_runs_and_folders_answer_alike(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_and_folders_answer_alike(made, capsys):
     said = []
     for name in ("run", "out"):
         for flags in (["--prompt", "It was"], ["--prompt", "It was", "--chat", "--system", "Be brief"]):
@@ -130,7 +129,7 @@ def test_runs_and_folders_answer_alike(made: Path, capsys: pytest.CaptureFixture
         ("special_tokens_map.json", "{}"),
     ],
 )
-def test_what_the_run_keeps_of_the_folder_is_sealed(made: Path, folder: Path, name: str, content: str | None) -> None:
+def test_what_the_run_keeps_of_the_folder_is_sealed(made, folder, name, content):
     shutil.copytree(made / "run", "run")
     path = Path("run/origin") / name
     if content is None:
@@ -149,7 +148,7 @@ def test_what_the_run_keeps_of_the_folder_is_sealed(made: Path, folder: Path, na
 
 
 @pytest.mark.deep
-def test_an_export_of_new_weights(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_of_new_weights(folder, capsys):
     Path("text.txt").write_text(TEXT)
     shape = ["--model.decoder.positions", "learned", "--model.decoder.max-positions", "16", "--model.d-model", "16"]
     small = ["--model.decoder.num-layers", "1", "--model.decoder.num-heads", "2", "--data.tokenizer.kind", "bytes"]
@@ -166,7 +165,7 @@ def test_an_export_of_new_weights(folder: Path, capsys: pytest.CaptureFixture[st
     assert said[0] == said[1]
 
 
-def test_the_arrays_tell_whether_t5_has_a_head_of_its_own(folder: Path) -> None:
+def test_the_arrays_tell_whether_t5_has_a_head_of_its_own(folder):
     """transformers 5 writes tie_word_embeddings as true, whatever the model is."""
     small = {"num_layers": 1, "num_heads": 2, "head_width": 8, "feedforward_width": 16}
     stack = replace(t5.SMALL.output_stack, **small)
@@ -201,9 +200,7 @@ def test_the_arrays_tell_whether_t5_has_a_head_of_its_own(folder: Path) -> None:
         (["text", "--init", "broken"], "model.safetensors"),
     ],
 )
-def test_what_cannot_be_fine_tuned(
-    made: Path, folder: Path, refuse: Refuse, arguments: list[str], message: str
-) -> None:
+def test_what_cannot_be_fine_tuned(made, folder, refuse, arguments, message):
     for name in ("gpt2", "run", "text.txt"):
         subprocess.run(["cp", "-r", str(made / name), name], check=True)
     for name in ("unknown", "silent", "broken"):
@@ -241,7 +238,7 @@ def test_what_cannot_be_fine_tuned(
         (["silent", "--prompt", "It"], "has no tokenizer.json"),
     ],
 )
-def test_what_cannot_be_asked(made: Path, folder: Path, refuse: Refuse, arguments: list[str], message: str) -> None:
+def test_what_cannot_be_asked(made, folder, refuse, arguments, message):
     for name in ("gpt2", "plain", "refusing", "damaged", "escaping", "odd", "cold", "endless", "silent", "encoder"):
         shutil.copytree(made / "gpt2", name)
     Path("plain/chat_template.jinja").unlink()
@@ -269,7 +266,7 @@ def test_what_cannot_be_asked(made: Path, folder: Path, refuse: Refuse, argument
         ("{{ 'a'" + "|e" * 20000 + "}}", "is damaged (maximum recursion depth"),
     ],
 )
-def test_templates_without_end(template: str, message: str) -> None:
+def test_templates_without_end(template, message):
     with pytest.raises(InputError) as refused:
         ChatTemplate(template, {}, "chat_template.jinja").render([{"role": "user", "content": "It"}])
     assert message in str(refused.value)

@@ -1,139 +1,106 @@
-"""generate.py: what it is asked for comes out, in each form."""
+"""generate.py: what it is asked for comes out in each form; what cannot be is refused in one line, with status 2, and
+nothing is written."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from jax_tformer.cli.generate_options import GenerateOptions
-from jax_tformer.cli.texts import Reader, Room, Text, batched, read_references, read_standard_input
+from jax_tformer.cli.texts import read_references, read_standard_input
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import TextData
 from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.data.tokenizers import load_tokenizer
+from jax_tformer.decoding import beam, loop
+from jax_tformer.decoding.answers import batched
+from jax_tformer.decoding.prompts import Prompt, PromptReader
 from tests.speaking import CONTEXT, TARGET_LENGTH, Program, write_runs
 
 ROOT = Path(__file__).parents[1]
 SOURCES = "source 1\n source 12\nsource 3\n"
+LONG = "x" * CONTEXT
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs")
-    write_runs(folder)
+def runs(tmp_path_factory):
+    write_runs(folder := tmp_path_factory.mktemp("runs"))
     return folder
 
 
 @pytest.fixture
-def program(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
+def program(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     return Program(runs, monkeypatch, capsys)
 
 
-def objects(lines: str) -> list[dict[str, Any]]:
-    # Not splitlines: a JSON string may hold other separators of lines.
-    return [json.loads(line) for line in lines.removesuffix("\n").split("\n")]
-
-
-# Prompts.
-
-
-def test_a_prompt_is_continued(program: Program) -> None:
-    text = program.say("text", "--prompt", "It was", "--max-new-tokens", "9")
-    assert text.startswith("It was")
-    assert text.endswith("\n")
-    assert len(text) > len("It was\n")
-    assert program.say("text", "--prompt", "It was", "--max-new-tokens", "9") == text
-    assert program.say("text", "--prompt", "It was", "--max-new-tokens", "9", "--seed", "1") != text
-    greedy = program.say("text", "--prompt", "It was", "--max-new-tokens", "9", "--temperature", "0")
+def test_a_prompt_is_continued(program):
+    short = ("text", "--prompt", "It was", "--max-new-tokens", "9")
+    text, greedy = program.say(*short), program.say(*short, "--temperature", "0")
+    assert (text[:6], text[-1]) == ("It was", "\n")
+    assert program.say(*short) == text
+    assert program.say(*short, "--seed", "1") != text
     assert greedy not in (text, "It was\n")
-    assert (
-        program.say("text", "--prompt", "It was", "--max-new-tokens", "9", "--temperature", "0", "--seed", "1")
-        == greedy
-    )
-
-
-def test_the_context_is_the_default_end(program: Program, runs: Path) -> None:
-    for name in ("text", "learned"):
-        (spoken,) = objects(program.say(name, "--prompt", "It was", "--json", "--top-k", "200"))
-        (completion,) = spoken["completions"]
-        # A start token, six bytes; an end token may come before, and is not among the tokens.
-        assert len(completion["tokens"]) == CONTEXT - 7 or completion["finished"]
-        assert completion["text"] == load_tokenizer(runs / name).decode(completion["tokens"])
-        assert spoken["prompt"] == "It was"
-
-
-def test_samples_are_separated(program: Program) -> None:
-    options = ("--prompt", "It", "--max-new-tokens", "5", "--num-samples", "3", "--top-p", "0.9", "--min-p", "0.001")
-    text = program.say("text", *options)
-    for number in (1, 2, 3):
-        assert f"--- sample {number} ---\nIt" in text
-    (spoken,) = objects(program.say("text", *options, "--json"))
-    texts = [completion["text"] for completion in spoken["completions"]]
-    assert len(set(texts)) == 3
-    assert text == "".join(f"--- sample {number} ---\nIt{each}\n\n" for number, each in enumerate(texts, 1))
-
-
-def test_beams_come_best_first_with_their_scores(program: Program) -> None:
-    options = ("--prompt", "It", "--max-new-tokens", "5", "--beam", "4", "--n-best", "3")
-    (spoken,) = objects(program.say("text", *options, "--json"))
-    scores = [completion["score"] for completion in spoken["completions"]]
-    assert len(scores) == 3
-    assert scores == sorted(scores, reverse=True)
-    text = program.say("text", *options)
-    for number, completion in enumerate(spoken["completions"], 1):
-        assert f"--- beam {number}, score {completion['score']:.4f} ---\nIt{completion['text']}\n\n" in text
-    assert (
-        program.say("text", "--prompt", "It", "--max-new-tokens", "5", "--beam", "4")
-        == f"It{spoken['completions'][0]['text']}\n"
-    )
+    assert program.say(*short, "--temperature", "0", "--seed", "1") == greedy
 
 
 @pytest.mark.parametrize("name", ["text", "learned"])
-def test_a_batch_says_what_each_prompt_says_alone(program: Program, tmp_path: Path, name: str) -> None:
+def test_the_context_is_the_default_end(program, runs, name):
+    [spoken] = program.answer(name, "--prompt", "It was", "--top-k", "200")
+    [completion] = spoken["completions"]
+    # A start token, six bytes; an end token may come before, and is not among the tokens.
+    assert len(completion["tokens"]) == CONTEXT - 7 or completion["finished"]
+    assert completion["text"] == load_tokenizer(runs / name).decode(completion["tokens"])
+    assert spoken["prompt"] == "It was"
+
+
+def test_samples_and_beams_have_headings(program):
+    short = ("text", "--prompt", "It", "--max-new-tokens", "5")
+    for flags in (["--num-samples", "3", "--top-p", "0.9", "--min-p", "0.001"], ["--beam", "4", "--n-best", "3"]):
+        [spoken] = program.answer(*short, *flags)
+        texts = [completion["text"] for completion in spoken["completions"]]
+        scores = [completion.get("score") for completion in spoken["completions"]]
+        assert len({str(completion["tokens"]) for completion in spoken["completions"]}) == 3
+        headings = [f"beam {n}, score {score:.4f}" if score else f"sample {n}" for n, score in enumerate(scores, 1)]
+        expected = [f"--- {heading} ---\nIt{text}\n\n" for heading, text in zip(headings, texts, strict=True)]
+        assert program.say(*short, *flags) == "".join(expected)
+    assert scores == sorted(scores, reverse=True)
+    assert program.say(*short, "--beam", "4") == f"It{texts[0]}\n"
+
+
+@pytest.mark.parametrize("name", ["text", "learned"])
+def test_a_batch_says_what_each_prompt_says_alone(program, tmp_path, name):
     prompts = ["It", "A long prompt of 27 bytes", "你好", "So"]
     (tmp_path / "prompts.txt").write_text("\n".join(prompts), encoding="utf-8")
-    together = program.say(name, "--file", "prompts.txt", "--json", "--batch-size", "3")
-    assert [spoken["prompt"] for spoken in objects(together)] == prompts
-    assert program.say(name, "--json", "--batch-size", "3", typed="\r\n".join(prompts)) == together
-    alone = [program.say(name, "--json", "--prompt", prompt) for prompt in prompts[:2]]
-    assert objects(together)[:2] == [
-        {"line": n, **spoken} for n, each in enumerate(alone, 1) for spoken in objects(each)
-    ]
-    texts = [spoken["completions"][0]["text"] for spoken in objects(together)]
-    readable = program.say(name, "--file", "prompts.txt")
+    together = program.answer(name, "--file", "prompts.txt", "--batch-size", "3")
+    assert [spoken["prompt"] for spoken in together] == prompts
+    assert program.answer(name, "--batch-size", "3", typed="\r\n".join(prompts)) == together
+    alone = [{"line": n, **program.answer(name, "--prompt", prompt)[0]} for n, prompt in enumerate(prompts[:2], 1)]
+    assert together[:2] == alone
+    texts = [spoken["completions"][0]["text"] for spoken in together]
     expected = [f"--- prompt {n} ---\n{p}{t}\n\n" for n, (p, t) in enumerate(zip(prompts, texts, strict=True), 1)]
-    assert readable == "".join(expected)
+    assert program.say(name, "--file", "prompts.txt") == "".join(expected)
 
 
 @pytest.mark.parametrize("run", ["text", "learned"])
 @pytest.mark.parametrize("flags", [[], ["--stream"], ["--beam", "2"], ["--slide"], ["--num-samples", "2"]])
 @pytest.mark.deep
-def test_one_compilation_serves_all_lengths_and_batches(program: Program, run: str, flags: list[str]) -> None:
-    from jax_tformer.decoding import beam, loop
-
+def test_one_compilation_serves_all_lengths_and_batches(program, run, flags):
     parts = (loop.start, loop.advance, loop.restart, beam.start_search, beam.search)
     for part in parts:
         part.clear_cache()
-    lines = "".join(f"{'x' * number} prompt {number}\n" for number in range(8))
-    program.say(run, "--batch-size", "3", *flags, typed=lines)
-    compiled = [part._cache_size() for part in parts]
-    if "--slide" in flags:
-        # Prompts that slide go by their length, rounded up to a quarter of the context: here three of 16 (twice), then
-        # two of 16 and one of 24.
-        assert compiled == [3, 3, 3, 0, 0]
-    else:
-        assert compiled == ([0, 0, 0, 1, 1] if "--beam" in flags else [1, 1, 0, 0, 0])
+    program.say(run, "--batch-size", "3", *flags, typed="".join(f"{'x' * n} prompt {n}\n" for n in range(8)))
+    # Prompts that slide go by their length, rounded up to a quarter of the context: here three of 16 (twice), then two
+    # of 16 and one of 24.
+    expected = [3, 3, 3, 0, 0] if "--slide" in flags else [0, 0, 0, 1, 1] if "--beam" in flags else [1, 1, 0, 0, 0]
+    assert [part._cache_size() for part in parts] == expected
 
 
-def test_standard_input_is_read_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = Reader(Room.of_run(data := TextData(context_length=CONTEXT)), build_tokenizer_for(data), 9)
+def test_standard_input_is_read_as_it_comes(monkeypatch):
+    read = PromptReader.of_run(data := TextData(context_length=CONTEXT), build_tokenizer_for(data), 9)
     reading, writing = os.pipe()
     with open(reading) as stream, open(writing, "wb", buffering=0) as sink:
         monkeypatch.setattr(sys, "stdin", stream)
@@ -145,27 +112,77 @@ def test_standard_input_is_read_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> 
         assert [(line.text, line.number) for line in next(batches)] == [("three", 3)]
 
 
-def test_blank_lines_are_left_out_and_counted(program: Program, tmp_path: Path) -> None:
+def test_blank_lines_are_left_out_and_counted(program, tmp_path):
     typed = "\n \t\nIt\n\r\nSo\n\n"
     (tmp_path / "prompts.txt").write_text(typed, newline="")
-    options = ("--max-new-tokens", "3", "--temperature", "0")
-    spoken = program.say("text", *options, "--json", typed=typed)
-    assert [(each["line"], each["prompt"]) for each in objects(spoken)] == [(3, "It"), (5, "So")]
-    assert program.say("text", *options, "--json", "--file", "prompts.txt") == spoken
-    assert program.say("text", *options, "--json", "--file", "-", typed=typed) == spoken
-    assert "--- prompt 3 ---\nIt" in program.say("text", *options, "--stream", typed=typed)
+    call = ("text", "--max-new-tokens", "3", "--temperature", "0")
+    spoken = program.answer(*call, typed=typed)
+    assert [(each["line"], each["prompt"]) for each in spoken] == [(3, "It"), (5, "So")]
+    assert program.answer(*call, "--file", "prompts.txt") == spoken
+    assert program.answer(*call, "--file", "-", typed=typed) == spoken
+    assert "--- prompt 3 ---\nIt" in program.say(*call, "--stream", typed=typed)
 
 
-def test_who_types_goes_on_after_a_line_that_cannot_be(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_types_goes_on_after_a_line_that_cannot_be(program, monkeypatch):
     monkeypatch.setattr(GenerateOptions, "typed", True)
-    lines = f"It\n\n{'x' * CONTEXT}\nSo\n"
-    spoken = program.say("text", "--max-new-tokens", "3", "--temperature", "0", "--json", typed=lines)
-    assert [each["prompt"] for each in objects(spoken)] == ["It", "So"]
+    spoken = program.answer("text", "--max-new-tokens", "3", "--temperature", "0", typed=f"It\n\n{LONG}\nSo\n")
+    assert [each["prompt"] for each in spoken] == ["It", "So"]
     assert "line 3 of standard input: the prompt has 33 tokens" in program.errors
 
 
-def test_references_stand_beside_the_lines_that_are_not_blank(tmp_path: Path) -> None:
-    sources = [Text("one", [], 1, 2), Text("two", [], 1, 3), Text("four", [], 1, 5)]
+@pytest.mark.parametrize("options", [[], ["--slide", "--max-new-tokens", "90"], ["--temperature", "0"]])
+def test_a_stream_is_what_comes_at_once(program, options):
+    for seed in ("1", "2"):
+        # Most of the bytes that this model says are no characters.
+        call = ("text", "--prompt", "Ça 🙂", "--seed", seed, *options)
+        assert program.say(*call, "--stream") == program.say(*call)
+    typed = "a\nPrompt\n你\n"
+    assert program.say("text", *options, "--stream", typed=typed) == program.say("text", *options, typed=typed)
+
+
+@pytest.mark.parametrize("name", ["text", "learned"])
+def test_sliding_goes_on_beyond_the_context(program, name):
+    call = (name, "--slide", "--max-new-tokens", "80", "--repetition-penalty", "1.1", "--seed", "4")
+    spoken = program.answer(*call, typed="It was\nA\nA prompt of 31 characters, so\n")
+    completions = [each["completions"][0] for each in spoken]
+    assert all(len(each["tokens"]) == 80 or each["finished"] for each in completions)
+    assert max(len(each["tokens"]) for each in completions) > CONTEXT
+    assert [{"line": 2, **each} for each in program.answer(*call, "--prompt", "A")] == spoken[1:2]
+
+
+def test_sources_are_translated(program, tmp_path):
+    lines = program.say("pairs", typed=SOURCES)
+    assert lines.count("\n") == 3
+    assert program.say("pairs", "--stream", typed=SOURCES) == lines
+    assert program.say("pairs", "--source", " source 12") == lines.split("\n")[1] + "\n"
+    (tmp_path / "sources.txt").write_text(SOURCES)
+    spoken = program.answer("pairs", "--file", "sources.txt", "--batch-size", "2")
+    assert [each["source"] for each in spoken] == ["source 1", "source 12", "source 3"]
+    assert [each["completions"][0]["text"] for each in spoken] == lines.splitlines()
+    assert all(len(each["completions"][0]["tokens"]) <= TARGET_LENGTH for each in spoken)
+    beams = program.say("pairs", "--source", "source 1", "--beam", "3", "--n-best", "2", "--length-penalty", "1")
+    assert "--- beam 2, score -" in beams
+
+
+def test_references_are_scored(program, tmp_path):
+    (tmp_path / "sources.txt").write_text(SOURCES)
+    (tmp_path / "same.txt").write_text(program.say("pairs", typed=SOURCES))
+    (tmp_path / "other.txt").write_text("target 1\ntarget 12\n\n")
+    program.say("pairs", "--file", "sources.txt", "--reference", "same.txt")
+    exact, bleu, chrf, _ = program.errors.splitlines()
+    why = "3 of 3 references have fewer than 4 tokens, and BLEU compares runs of 4"
+    assert (exact, bleu) == ("exact match 1.0000: 3 of 3", f"no BLEU: {why}")
+    assert chrf.startswith("chrF2|nrefs:1|")
+    assert " = 100.00" in chrf
+    *_, scores = program.answer("pairs", "--reference", "other.txt", typed=SOURCES)
+    assert list(scores) == ["exact_match", "bleu", "no_bleu", "chrf", "signatures"]
+    assert (scores["exact_match"], scores["bleu"], scores["no_bleu"]) == (0, None, why)
+    assert scores["chrf"] < 50
+    assert all(signature.startswith("nrefs:1|") for signature in scores["signatures"])
+
+
+def test_references_stand_beside_the_lines_that_are_not_blank(tmp_path):
+    sources = [Prompt("one", [], 1, 2), Prompt("two", [], 1, 3), Prompt("four", [], 1, 5)]
     path = tmp_path / "references.txt"
     path.write_text("\nun\n\n\nquatre\n\n")
     assert read_references(path, sources) == ["un", "", "quatre"]
@@ -179,106 +196,126 @@ def test_references_stand_beside_the_lines_that_are_not_blank(tmp_path: Path) ->
             read_references(path, sources)
 
 
-@pytest.mark.parametrize("options", [[], ["--slide", "--max-new-tokens", "90"], ["--temperature", "0"]])
-def test_a_stream_is_what_comes_at_once(program: Program, options: list[str]) -> None:
-    for seed in ("1", "2"):
-        # Most of the bytes that this model says are no characters.
-        whole = program.say("text", "--prompt", "Ça 🙂", "--seed", seed, *options)
-        assert program.say("text", "--prompt", "Ça 🙂", "--seed", seed, *options, "--stream") == whole
-    typed = "a\nPrompt\n你\n"
-    assert program.say("text", *options, "--stream", typed=typed) == program.say("text", *options, typed=typed)
-
-
-def test_sliding_goes_on_beyond_the_context(program: Program) -> None:
-    for name in ("text", "learned"):
-        options = ("--slide", "--max-new-tokens", "80", "--json", "--repetition-penalty", "1.1", "--seed", "4")
-        spoken = objects(program.say(name, *options, typed="It was\nA\nA prompt of 31 characters, so ..\n"[:-4] + "\n"))
-        assert all(len(each["completions"][0]["tokens"]) == 80 or each["completions"][0]["finished"] for each in spoken)
-        assert max(len(each["completions"][0]["tokens"]) for each in spoken) > CONTEXT
-        assert [{"line": 2, **each} for each in objects(program.say(name, *options, "--prompt", "A"))] == spoken[1:2]
-
-
-# Translations.
-
-
-def test_sources_are_translated(program: Program, tmp_path: Path) -> None:
-    lines = program.say("pairs", typed=SOURCES)
-    assert lines.count("\n") == 3
-    assert program.say("pairs", "--stream", typed=SOURCES) == lines
-    assert program.say("pairs", "--source", " source 12") == lines.split("\n")[1] + "\n"
-    (tmp_path / "sources.txt").write_text(SOURCES)
-    spoken = objects(program.say("pairs", "--file", "sources.txt", "--json", "--batch-size", "2"))
-    assert [each["source"] for each in spoken] == ["source 1", "source 12", "source 3"]
-    assert [each["completions"][0]["text"] for each in spoken] == lines.splitlines()
-    assert all(len(each["completions"][0]["tokens"]) <= TARGET_LENGTH for each in spoken)
-    beams = program.say("pairs", "--source", "source 1", "--beam", "3", "--n-best", "2", "--length-penalty", "1")
-    assert "--- beam 2, score -" in beams
-
-
-def test_references_are_scored(program: Program, tmp_path: Path) -> None:
-    (tmp_path / "sources.txt").write_text(SOURCES)
-    (tmp_path / "same.txt").write_text(program.say("pairs", typed=SOURCES))
-    (tmp_path / "other.txt").write_text("target 1\ntarget 12\n\n")
-    program.say("pairs", "--file", "sources.txt", "--reference", "same.txt")
-    exact, bleu, chrf, _ = program.errors.splitlines()
-    assert exact == "exact match 1.0000: 3 of 3"
-    assert bleu == "no BLEU: 3 of 3 references have fewer than 4 tokens, and BLEU compares runs of 4"
-    assert chrf.startswith("chrF2|nrefs:1|")
-    assert " = 100.00" in chrf
-    *_, scores = objects(program.say("pairs", "--json", "--reference", "other.txt", typed=SOURCES))
-    assert list(scores) == ["exact_match", "bleu", "no_bleu", "chrf", "signatures"]
-    assert (scores["exact_match"], scores["bleu"]) == (0, None)
-    assert scores["no_bleu"] == "3 of 3 references have fewer than 4 tokens, and BLEU compares runs of 4"
-    assert scores["chrf"] < 50
-    assert all(signature.startswith("nrefs:1|") for signature in scores["signatures"])
-
-
-# The real process.
-
-
-def command(runs: Path, *arguments: str) -> list[str]:
-    return [sys.executable, "generate.py", str(runs / "text"), *arguments]
-
-
-@pytest.fixture
-def heeds_ctrl_c() -> Iterator[None]:
-    """Whoever runs the tests in the background of a shell has told them, and their children, to ignore Ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("heeds_ctrl_c")
-def test_a_reader_that_leaves_and_ctrl_c_end_it_quietly(runs: Path, tmp_path: Path) -> None:
+def test_a_reader_that_leaves_and_ctrl_c_end_it_quietly(runs, tmp_path, monkeypatch):
     # Prompts for minutes: a single text may end before the signal comes.
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("It\n" * 100_000)
-    options = command(runs, "--file", str(prompts), "--max-new-tokens", "20")
-    pipes: dict[str, Any] = {
-        "stdin": subprocess.DEVNULL,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "cwd": ROOT,
-    }
-    for way in ("interrupt", "leave"):
-        with subprocess.Popen(options, **pipes) as process:
-            assert process.stdout
-            assert process.stderr
-            process.stdout.read(20)
-            if way == "interrupt":
-                process.send_signal(signal.SIGINT)
-                process.stdout.read()
-            process.stdout.close()
-            errors = process.stderr.read()
-            status = process.wait(timeout=60)
-        assert errors == b""
-        assert status == 128 + (signal.SIGINT if way == "interrupt" else signal.SIGPIPE)
+    (prompts := tmp_path / "prompts.txt").write_text("It\n" * 100_000)
+    call = [sys.executable, "generate.py", runs / "text", "--file", prompts, "--max-new-tokens", "20"]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": ROOT}
+    # Whoever runs the tests in the background of a shell has told them, and their children, to ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for ending in (signal.SIGINT, signal.SIGPIPE):
+            with subprocess.Popen(call, **pipes) as process:
+                process.stdout.read(20)
+                if ending == signal.SIGINT:
+                    process.send_signal(signal.SIGINT)
+                    process.stdout.read()
+                process.stdout.close()
+                assert process.stderr.read() == b""
+                assert process.wait(timeout=60) == 128 + ending
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
-def test_help_is_fast_and_imports_no_jax() -> None:
+def test_help_is_fast_and_imports_no_jax():
     code = (
         "import sys, generate\ntry: generate.main(['--help'])\nexcept SystemExit: pass\nassert 'jax' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "--n-best" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        # Run and flags in one string; PROMPT is one of two bytes, LONG one of as many as the context.
+        ("text", "standard input is empty"),
+        ("text --prompt=", "the prompt is empty"),
+        ("text --prompt LONG", "the prompt has 33 tokens with the start token; expected at most 31"),
+        ("text --prompt LONG --slide", "expected at most 32, the model's context; shorten it"),
+        (
+            "text PROMPT --max-new-tokens 30",
+            "--max-new-tokens is 30; expected at most 32 together, the model's context; ",
+        ),
+        ("text PROMPT --max-new-tokens 30", "or let the model write beyond its context with --slide"),
+        ("text PROMPT --max-new-tokens 0", "--max-new-tokens is 0; expected a whole number"),
+        ("text PROMPT --slide --max-new-tokens 1e12", "--max-new-tokens is 1000000000000; expected fewer"),
+        ("text PROMPT --min-new-tokens 4 --max-new-tokens 3", "--min-new-tokens is 4; expected at most 3"),
+        ("text PROMPT --beam 300 --n-best 300 --max-new-tokens 1", "--n-best is 300, and the beam search has found"),
+        ("text PROMPT --beam 1e9", "1,000,000,000 answers at once take "),
+        ("text PROMPT --num-samples 1e9", "ask for fewer at once (--batch-size, --beam,"),
+        ("text PROMPT --temperature -1", "--temperature is -1"),
+        ("text PROMPT --temperature nan", "--temperature is nan"),
+        ("text PROMPT --top-p 0", "--top-p is 0.0; expected"),
+        ("text PROMPT --min-p 2", "--min-p is 2.0; expected"),
+        ("text PROMPT --top-k 0", "--top-k is 0"),
+        ("text PROMPT --top-k 3 --temperature 0", "--top-k is 3; expected None at temperature 0"),
+        ("text PROMPT --repetition-penalty 0", "--repetition-penalty is 0"),
+        ("text PROMPT --num-samples 0", "--num-samples is 0"),
+        ("text PROMPT --num-samples 2 --temperature 0", "--num-samples is 2; expected 1 at temperature 0"),
+        ("text PROMPT --num-samples 2 --beam 2", "--beam and --num-samples are both given; expected"),
+        ("text PROMPT --beam 0", "--beam is 0"),
+        ("text PROMPT --n-best 2", "--n-best is given without --beam; expected both"),
+        ("text PROMPT --n-best 3 --beam 2", "--n-best is 3; expected at most 2, the number of beams"),
+        ("text PROMPT --beam 2 --temperature 1", "--temperature is 1; expected 0 with a beam search"),
+        ("text PROMPT --beam 2 --slide", "--beam and --slide are both given"),
+        ("text PROMPT --early-stopping", "--early-stopping is given without --beam"),
+        ("text PROMPT --length-penalty-form power", "--length-penalty-form is given without --beam"),
+        ("text PROMPT --stream --json --beam 2", "--stream and --beam are both given"),
+        ("text PROMPT --seed -1", "--seed is -1"),
+        ("text PROMPT --batch-size 0", "--batch-size is 0"),
+        ("text PROMPT --source It", "--prompt and --source are both given"),
+        ("text PROMPT --words 3", "--words"),
+        ("text PROMPT --dtype int8", "invalid choice 'int8' for argument '--dtype'; expected one of None, bfloat16, "),
+        ("text --prompt", "--prompt has no value; see generate.py --help"),
+        ("text --prompt It\udcff", "lone surrogate"),
+        ("text --source It", "give --prompt, not --source"),
+        ("text PROMPT --reference file", "--reference is for translations"),
+        ("text PROMPT --chat", "has no chat template; --chat is for"),
+        ("text PROMPT --dtype float32", "--dtype is for Hugging Face folders"),
+        ("text --file nowhere.txt", "nowhere.txt cannot be read"),
+        ("text --file .", "cannot be read"),
+        ("text PROMPT --checkpoint newst", "--checkpoint is 'newst'; expected newest, best, or the number"),
+        ("text PROMPT --checkpoint -1", "--checkpoint"),
+        ("text PROMPT --checkpoint 7", "there is no checkpoint of step 7 in"),
+        ("text PROMPT --checkpoint 7", "the steps there are 0"),
+        ("text PROMPT --checkpoint best", "has a held-out loss to be the best by; the steps there are 0"),
+        ("pairs --source=\N{NO-BREAK SPACE}", "the source is empty"),
+        ("pairs --source source12345678901", "has 17 tokens; expected at most 15"),
+        ("pairs --source §", "'§'"),
+        ("pairs --source 1 --max-new-tokens 13", "expected at most 12, the run's data.target_length"),
+        ("pairs --source 1 --slide", "--slide is for continuing texts"),
+        ("pairs --source 1 --top-k 3", "--top-k is 3; expected None at temperature 0"),
+        ("pairs PROMPT", "give --source, not --prompt"),
+        ("pairs --source 1 --reference two.txt", "the sources end at line 1 and two.txt at line 2"),
+        ("pairs --source 1 --reference nowhere.txt", "nowhere.txt cannot be read"),
+        ("masked PROMPT", "holds an encoder; only decoder-only and encoder-decoder models generate"),
+        ("nowhere PROMPT", "there is no run"),
+        ("~nobody-of-this-name/run PROMPT", "~nobody-of-this-name"),
+        ("mute PROMPT", "tokenizer.json does not exist"),
+    ],
+)
+def test_what_cannot_be_is_refused(program, runs, tmp_path, call, message):
+    (tmp_path / "two.txt").write_text("one\ntwo\n")
+    run, *flags = call.replace("PROMPT", "--prompt It").replace("LONG", LONG).split(" ")
+    if run == "mute":
+        subprocess.run(["cp", "-r", runs / "text", run := str(tmp_path / "mute")], check=True)
+        (tmp_path / "mute" / "tokenizer.json").unlink()
+    assert message in program.refuse(run, *flags)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty; expected a text on each line"),
+        (b"\n  \n", "is empty; expected a text on each line"),
+        (b"one\ncaf\xe9 au lait\n", "line 2 of {} is not UTF-8: byte 0xe9 at byte 4 of the line"),
+        (b"one\n" + LONG.encode(), "line 2 of {}: the prompt has 33 tokens"),
+    ],
+)
+def test_lines_that_cannot_be(program, tmp_path, content, message):
+    assert message.format("standard input") in program.refuse("text", typed=content)
+    (tmp_path / "lines.txt").write_bytes(content)
+    # A file is known before anything is said.
+    assert message.format("lines.txt") in program.refuse("text", "--file", "lines.txt", "--batch-size", "1")

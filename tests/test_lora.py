@@ -164,15 +164,16 @@ def runs(tmp_path_factory):
 
 def arrays(run, step):
     """The files of the arrays of a checkpoint."""
+    from jax_tformer.runs.checkpoints import restore
     from jax_tformer.runs.folder import RunFolder
-    from jax_tformer.runs.restoring import restore
+    from jax_tformer.runs.resume import arrays_to_save
 
     config = RunFolder(run).read_config()
     net = transformer(config.model)
     state = jax.eval_shape(lambda: init_state(net, optimizer(config.optimizer, 4), jax.random.key(0)))
-    adapters, frozen = split_adapters(state.params)
-    found = restore((run / "checkpoints").absolute(), state._replace(params=adapters)._asdict(), step)
-    kept = restore((run / "frozen").absolute(), {"params": frozen})
+    wanted, frozen = arrays_to_save(state)
+    found = restore(run / "checkpoints", wanted, step)
+    kept = restore(run / "frozen", {"params": frozen})
     assert found is not None
     assert kept is not None
     leaves = jax.tree_util.tree_leaves_with_path({**found.state, "frozen": kept.state})

@@ -1,30 +1,31 @@
-"""metrics.jsonl and TensorBoard's files: what is damaged in them, and disks without room."""
+"""What a run says: metrics.jsonl and TensorBoard's files, damaged or on disks without room, and the progress line."""
 
+import io
 import itertools
 import json
 import os
+import re
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from struct import pack
-from typing import Any
 
 import pytest
+from rich.console import Console
 
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.files import write_text
+from jax_tformer.runs.evaluation import draw_losses
 from jax_tformer.runs.folder import RunFolder
-from jax_tformer.runs.results import MetricsLog, draw_losses, read_metrics
+from jax_tformer.runs.metrics import MetricsLog, ProgressLine, read_metrics
 
 GOOD = [{"step": step, "loss": 1.5 - step} for step in range(1, 8)]
 LINES = [json.dumps(row).encode() for row in GOOD]
 
 
-def write(path: Path, lines: list[bytes], end: bytes = b"\n") -> Path:
+def write(path, lines, end=b"\n"):
     path.write_bytes(b"\n".join(lines) + end)
     return path
 
@@ -51,34 +52,30 @@ def write(path: Path, lines: list[bytes], end: bytes = b"\n") -> Path:
     ],
     ids=lambda line: str(line[:24]),
 )
-def test_a_damaged_line_in_the_middle_costs_that_line_only(line: bytes, tmp_path: Path) -> None:
+def test_a_damaged_line_in_the_middle_costs_that_line_only(line, tmp_path):
     path = write(tmp_path / "metrics.jsonl", [*LINES[:2], line, *LINES[3:]])
-    notes = list[str]()
+    notes = []
     assert read_metrics(path, notes) == [*GOOD[:2], *GOOD[3:]]
     assert notes == ["metrics.jsonl is damaged in line 3: the other 6 are used"]
 
 
-def test_what_a_kill_left_unfinished_is_no_damage(tmp_path: Path) -> None:
-    notes = list[str]()
+def test_what_a_kill_left_unfinished_is_no_damage_and_many_damaged_lines_are_one_note(tmp_path):
+    notes = []
     assert read_metrics(tmp_path / "absent", notes) == []
     for end in (b'\n{"step": 8, "lo', b"\n\xff", b"\n", b""):
         assert read_metrics(write(tmp_path / "metrics.jsonl", LINES, end), notes) == GOOD
     assert notes == []
-
-
-def test_many_damaged_lines_are_one_note(tmp_path: Path) -> None:
-    notes = list[str]()
     read_metrics(write(tmp_path / "metrics.jsonl", [b"{", *LINES, *[b"{"] * 9]), notes)
     assert notes == ["metrics.jsonl is damaged in lines 1, 9, 10, 7 more: the other 7 are used"]
 
 
-def test_a_log_that_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_a_log_that_is_no_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "metrics.jsonl")
     with pytest.raises(InputError, match="expected the log of a run"):
         read_metrics(tmp_path / "metrics.jsonl")
 
 
-def test_a_run_that_continues_keeps_the_good_lines_and_the_damaged_file(tmp_path: Path) -> None:
+def test_a_run_that_continues_keeps_the_good_lines_and_the_damaged_file(tmp_path):
     path = write(tmp_path / "metrics.jsonl", [*LINES[:2], b"{", *LINES[3:]])
     before = path.read_bytes()
     log = MetricsLog(RunFolder(tmp_path), 5)
@@ -93,17 +90,17 @@ def test_a_run_that_continues_keeps_the_good_lines_and_the_damaged_file(tmp_path
     assert again.notes == []
 
 
-def test_rows_are_on_the_disk_when_a_checkpoint_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_on_the_disk_when_a_checkpoint_follows(tmp_path, monkeypatch):
     log = MetricsLog(RunFolder(tmp_path), 0)
     log.write({"step": 1, "loss": 1.0})
-    synced: list[str] = []
+    synced = []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
     log.sync()
     assert synced == [str(tmp_path / "metrics.jsonl")]
     log.close()
 
 
-def events_in(folder: Path) -> list[Any]:
+def events_in(folder):
     """The events of all files, in the order in which TensorBoard reads them: by name."""
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import masked_crc32c
@@ -119,33 +116,26 @@ def events_in(folder: Path) -> list[Any]:
     return events
 
 
-def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
-    log = MetricsLog(RunFolder(tmp_path), 2)
-    log.write({"step": 300, "loss": 1.5, "no_bleu": "too short"})
-    # Written at once, and not at the end.
-    events = events_in(tmp_path / "tensorboard")
-    assert [event.step for event in events] == [0, 3, 300]
-    assert events[0].file_version == "brain.Event:2"
-    assert events[1].session_log.status == events[1].session_log.START
-    assert {value.tag: value.simple_value for value in events[2].summary.value} == {"loss": 1.5}
-    log.close()
-
-
-def test_a_clock_that_went_back_hides_nothing_from_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_reads_what_was_written_even_if_the_clock_goes_back(tmp_path, monkeypatch):
     for start, now in enumerate((2_000_000_000, 1_900_000_000, 1_800_000_000)):
         clock = itertools.count(now, -1)
         monkeypatch.setattr(time, "time", lambda clock=clock: float(next(clock)))
         monkeypatch.setattr(time, "time_ns", lambda clock=clock: next(clock) * 10**9)
-        log = MetricsLog(RunFolder(tmp_path), start)
-        log.write({"step": start + 1, "loss": 1.0})
+        log = MetricsLog(RunFolder(tmp_path), start * 100)
+        log.write({"step": start * 100 + 1, "loss": start + 0.5, "no_bleu": "too short"})
+        # Read before the log is closed.
+        events = events_in(tmp_path / "tensorboard")
         log.close()
-    events = events_in(tmp_path / "tensorboard")
-    assert [event.step for event in events] == [0, 1, 1, 0, 2, 2, 0, 3, 3]
+    assert [event.step for event in events] == [0, 1, 1, 0, 101, 101, 0, 201, 201]
     assert sorted(event.wall_time for event in events) == [event.wall_time for event in events]
+    assert {event.file_version for event in events[::3]} == {"brain.Event:2"}
+    assert {event.session_log.status for event in events[1::3]} == {events[1].session_log.START}
+    figures = [{value.tag: value.simple_value for value in event.summary.value} for event in events[2::3]]
+    assert figures == [{"loss": 0.5}, {"loss": 1.5}, {"loss": 2.5}]
 
 
 @contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
+def files_of_at_most(size):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
@@ -156,16 +146,16 @@ def files_of_at_most(size: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_full_disk_is_an_error_and_no_end_of_waiting(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_and_no_end_of_waiting(tmp_path):
     with files_of_at_most(500):
         log = MetricsLog(RunFolder(tmp_path), 0)
         with pytest.raises(InputError, match=r"cannot write to .*metrics.jsonl: .*; make room, and the same command"):
             all(log.write({"step": step, "loss": 1.0}) is None for step in range(100))
 
 
-def test_a_file_that_a_full_disk_stops_is_named(tmp_path: Path) -> None:
+def test_a_file_that_a_full_disk_stops_is_named(tmp_path):
     run = RunFolder(tmp_path)
-    writes: dict[Path, Callable[[], object]] = {
+    writes = {
         run.samples: lambda: write_text(run.samples, "a" * 501),
         run.sessions: lambda: run.record_session(EXPERIMENTS["dates"].config, name="a" * 501),
         run.picture: lambda: draw_losses(GOOD, run.picture, "a run"),
@@ -174,3 +164,71 @@ def test_a_file_that_a_full_disk_stops_is_named(tmp_path: Path) -> None:
         with files_of_at_most(500), pytest.raises(OSError, match="File too large") as caught:
             write_it()
         assert caught.value.filename == str(path)
+
+
+# The line that a run shows on a terminal, at several widths.
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """What time.perf_counter says, to be set."""
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return now
+
+
+def shown(line, width):
+    """The one line that there is."""
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    with console.capture() as capture:
+        console.print(line)
+    (text,) = capture.get().splitlines()
+    assert len(text) <= width
+    return text.rstrip()
+
+
+def terminal():
+    return Console(file=io.StringIO(), width=80, force_terminal=True)
+
+
+def test_what_there_is_room_for(clock):
+    line = ProgressLine(0, 150_000, pytest.fail, terminal())
+    assert shown(line, 16) == "step 0/150000"
+    assert shown(line, 10) == "step 0/15…"
+    line.update(100_000, 3.14159, None)
+    clock[0] += 10
+    line.update(100_100, 3.14159, 12_345.6)
+    assert shown(line, 40) == "step 100100/150000  loss 3.1416"
+    assert shown(line, 44) == "step 100100/150000  loss 3.1416  83:10 left"
+    assert shown(line, 60) == "step 100100/150000  loss 3.1416  12,346 tokens/s  83:10 left"
+    assert re.fullmatch(r"step 100100/150000  ━+ +loss 3.1416  12,346 tokens/s  83:10 left", shown(line, 80))
+    short = ProgressLine(0, 1500, pytest.fail, terminal())
+    short.update(10, 3.14159, None)
+    clock[0] += 1
+    short.update(20, 3.14159, 12_345.6)
+    assert shown(short, 40) == "step 20/1500  loss 3.1416  2:28 left"
+
+
+def test_labels_while_compiling_and_evaluating(clock):
+    line = ProgressLine(0, 1500, pytest.fail, terminal())
+    with line.during("compiling"):
+        clock[0] += 12
+        assert shown(line, 40) == f"step 0/1500{'':13}  compiling 12 s"  # the bar is still empty
+    assert "compiling" not in shown(line, 80)
+    line.update(100, 3.14159, None)
+    clock[0] += 1
+    line.update(101, 3.14159, 1000)
+    with line.during("evaluating"):
+        clock[0] += 2
+        assert shown(line, 40) == "step 101/1500  evaluating 2 s"
+        assert "evaluating 2 s  loss 3.1416  1,000 tokens/s" in shown(line, 80)
+    assert "evaluating" not in shown(line, 80)
+
+
+def test_plain_lines_now_and_then_without_a_terminal(clock):
+    output = io.StringIO()
+    with ProgressLine(0, 40, pytest.fail, Console(file=output, width=80)) as line, line.during("compiling"):
+        for step in range(1, 13):
+            line.update(step, 1.5, 100.0 if step > 1 else None)
+            clock[0] += 1
+    assert output.getvalue() == "step 1/40  loss 1.5000\nstep 11/40  loss 1.5000  100 tokens/s  29 s left\n"

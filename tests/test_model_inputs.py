@@ -9,8 +9,8 @@ import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.decoding.generation import generate, stream
-from jax_tformer.decoding.scoring import score
+from jax_tformer.decoding.generate import generate, stream
+from jax_tformer.decoding.score import score
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.functional import transformer
 

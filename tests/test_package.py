@@ -138,3 +138,9 @@ def test_every_constraint_but_torch_has_its_hashes_and_nothing_says_where_from()
     }
     assert {name.replace("_", "-") for name in hashed} == names
     assert all(hashed.values())
+
+
+def test_nothing_installed_imports_tests():
+    rooms = [ROOT / room for room in ("jax_tformer", "torch_ref", "parity", "twin")]
+    for path in (path for room in rooms for path in room.rglob("*.py")):
+        assert not re.search(r"^\s*(from|import) (tests|parity_tests)\b", path.read_text(), re.MULTILINE), path

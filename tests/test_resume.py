@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from jax_tformer.cli import train
-from jax_tformer.runs.results import read_metrics
+from jax_tformer.runs.metrics import read_metrics
+from tests.small_runs import losses
 
 ROOT = Path(__file__).parents[1]
 STEPS = 40
@@ -22,18 +23,10 @@ FLAGS = [
     *("--training.log-every", "1", "--training.evaluate-every", "16", "--training.evaluate-batches", "2"),
     *("--training.checkpoint-every", "10"),
 ]
-MEASURED = ("loss", "gradient_norm", "learning_rate", "val_loss", "exact_match")
-
-
-def losses(run: Path) -> list[dict[str, float]]:
-    """Everything in metrics.jsonl that does not depend on the clock."""
-    return [
-        {name: row[name] for name in ("step", *MEASURED) if name in row} for row in read_metrics(run / "metrics.jsonl")
-    ]
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+def uninterrupted(tmp_path_factory):
     """The losses of a run in one go."""
     run = tmp_path_factory.mktemp("whole") / "run"
     assert train.main(["dates", "--run", str(run), *FLAGS]) == 0
@@ -42,8 +35,9 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, fl
     return rows
 
 
-def start(run: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+def stop(run, number, at):
+    """Sends the signal `number` to a training when it has done step `at`; returns the process and what it said."""
+    process = subprocess.Popen(
         [sys.executable, "train.py", "dates", "--run", str(run), *FLAGS],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -51,15 +45,11 @@ def start(run: Path) -> subprocess.Popen[str]:
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
-
-
-def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
-    for _ in range(1200):
-        if any(row["step"] >= step for row in read_metrics(run / "metrics.jsonl")):
-            return
+    while not any(row["step"] >= at for row in read_metrics(run / "metrics.jsonl")):
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
-    raise AssertionError(f"step {step} did not come")
+    process.send_signal(number)
+    return process, *process.communicate(timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -70,14 +60,9 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
         pytest.param(signal.SIGKILL, 13, -9, id="kill -9", marks=pytest.mark.deep),
     ],
 )
-def test_stopped_and_started_again(
-    number: int, at: int, status: int, tmp_path: Path, uninterrupted: list[dict[str, float]]
-) -> None:
+def test_stopped_and_started_again(number, at, status, tmp_path, uninterrupted):
     run = tmp_path / "run"
-    process = start(run)
-    wait_for_step(run, at, process)
-    process.send_signal(number)
-    output, errors = process.communicate(timeout=60)
+    process, output, errors = stop(run, number, at)
     assert process.returncode == status, errors
     if number != signal.SIGKILL:
         assert "the same command continues" in output
@@ -95,15 +80,10 @@ def test_stopped_and_started_again(
 
 
 @pytest.mark.deep
-def test_a_damaged_checkpoint_is_passed_over(
-    tmp_path: Path, uninterrupted: list[dict[str, float]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, uninterrupted, capsys):
     run = tmp_path / "run"
-    process = start(run)
-    wait_for_step(run, 23, process)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-    newest = max((path for path in (run / "checkpoints").iterdir() if path.name.isdigit()), key=lambda p: int(p.name))
+    stop(run, signal.SIGTERM, 23)
+    newest = max((run / "checkpoints").iterdir(), key=lambda path: int(path.name))
     largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1

@@ -1,6 +1,7 @@
 """Training on 8 virtual devices gives what one device gives."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -24,10 +25,9 @@ import jax, numpy as np
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.config.experiment import MeshConfig, OptimizerConfig
 from jax_tformer.functional import transformer
-from jax_tformer.runs.preparing import state_shardings
 from jax_tformer.training.sharding import make_mesh, place_batch
 from jax_tformer.training.optimizer import optimizer
-from jax_tformer.training.step import init_state, train_step
+from jax_tformer.training.step import init_state, state_shardings, train_step
 
 mesh = make_mesh(MeshConfig(**json.loads(sys.argv[1])), 8)
 stack = StackConfig(num_layers=2, num_heads=4, feedforward_width=32, norm_placement="pre", final_norm=True)
@@ -50,7 +50,7 @@ print(json.dumps({"losses": losses, "devices": len(kernel.sharding.device_set), 
 """
 
 
-def run(devices: int, **mesh: int) -> dict:
+def run(devices, **mesh):
     environment = os.environ | {
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
         "JAX_PLATFORMS": "cpu",
@@ -63,7 +63,7 @@ def run(devices: int, **mesh: int) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_eight_devices_train_as_one_does() -> None:
+def test_eight_devices_train_as_one_does():
     one = run(1)
     eight = run(8, data=2, fsdp=2, tensor=2)
     assert eight["devices"] == 8
@@ -72,38 +72,31 @@ def test_eight_devices_train_as_one_does() -> None:
     assert max(abs(a - b) / b for a, b in zip(eight["losses"], one["losses"], strict=True)) < 1e-5
 
 
-def test_one_device_is_the_mesh_of_ones() -> None:
-    mesh = make_mesh(MeshConfig(), 8)
-    assert dict(mesh.shape) == {"data": 1, "fsdp": 1, "tensor": 1}
-
-
-@pytest.mark.parametrize("axes", [{"data": 3}, {"tensor": 2}, {"fsdp": 5}])
-def test_a_mesh_that_the_devices_do_not_make_up(axes: dict[str, int]) -> None:
-    with pytest.raises(InputError, match="devices, but there are"):
-        make_mesh(MeshConfig(**axes), 30)
-
-
-def test_batches_must_divide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax, "device_count", lambda: 8)
-    with pytest.raises(InputError, match=r"12 rows .* does not divide over 8 devices .* multiple of 8"):
-        make_mesh(MeshConfig(data=4, fsdp=2), 12)
-
-
-@pytest.mark.parametrize(("rows", "data"), [(16, 8), (12, 6), (7, 7), (11, 1)])
-def test_without_a_number_the_data_axis_takes_what_divides_the_batch(
-    rows: int, data: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = {}
+@pytest.mark.parametrize(
+    ("asked", "rows", "outcome"),
+    [
+        ({}, 16, (8, 1, 1)),
+        ({}, 12, (6, 1, 1)),
+        ({}, 11, (1, 1, 1)),
+        ({"tensor": 4}, 16, (2, 1, 4)),
+        ({"data": 9}, 18, "data 9 x fsdp 1 x tensor 1 = 9 devices, but there are 8"),
+        ({"fsdp": 3, "tensor": 4}, 12, "= 12 devices, but there are 8"),
+        ({"data": 4, "fsdp": 2}, 12, "12 rows .* does not divide over 8 devices .* multiple of 8"),
+    ],
+)
+def test_the_mesh_on_eight_devices(asked, rows, outcome, monkeypatch):
+    """Without a number, the data axis takes what divides the batch."""
     monkeypatch.setattr(jax, "device_count", lambda: 8)
     monkeypatch.setattr(jax, "devices", lambda: list(range(8)))
-    monkeypatch.setattr(
-        jax, "make_mesh", lambda shape, names, axis_types, devices: made.update(shape=shape, of=devices)
-    )
-    make_mesh(MeshConfig(), rows)
-    assert made == {"shape": (data, 1, 1), "of": list(range(data))}
+    monkeypatch.setattr(jax, "make_mesh", lambda shape, names, axis_types, devices: (shape, len(devices)))
+    if isinstance(outcome, str):
+        with pytest.raises(InputError, match=outcome):
+            make_mesh(MeshConfig(**asked), rows)
+    else:
+        assert make_mesh(MeshConfig(**asked), rows) == (outcome, math.prod(outcome))
 
 
-def test_every_logical_name_is_in_use_and_nothing_large_is_left_whole() -> None:
+def test_every_logical_name_is_in_use_and_nothing_large_is_left_whole():
     """A parameter that the table forgets would be copied to every device."""
     mesh = jax.sharding.AbstractMesh((1, 2, 2), ("data", "fsdp", "tensor"))
     used = set()

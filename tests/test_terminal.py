@@ -6,26 +6,25 @@ import sys
 
 import pytest
 
-from jax_tformer.cli.answers import Completion
-from jax_tformer.cli.command_line import run_program
-from jax_tformer.cli.output import JsonOutput, TextOutput
-from jax_tformer.cli.texts import Text
+from jax_tformer.cli.texts import JsonOutput, TextOutput
 from jax_tformer.config.errors import InputError, TrainingFailed
-from jax_tformer.runs.progress import ProgressLine
-from jax_tformer.terminal import one_line, say, visible
+from jax_tformer.decoding.answers import Completion
+from jax_tformer.decoding.prompts import Prompt
+from jax_tformer.runs.metrics import ProgressLine
+from jax_tformer.terminal import one_line, run_program, say, visible
 
 TITLE = "\x1b]0;mine\x07"
 SHOWN = r"\u001b]0;mine\u0007"
-TEXT = Text(f"It {TITLE}", [0], 9, 1, "line 1")
+TEXT = Prompt(f"It {TITLE}", [0], 9, 1, "line 1")
 ANSWER = Completion(f"was\u009b2J\n\ta{TITLE}", [1], False, None)
 
 
 class Terminal(io.StringIO):
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 
-def test_what_is_shown() -> None:
+def test_what_is_shown():
     plain = "a\tb\n\N{LATIN SMALL LETTER E WITH ACUTE} \u4f60 \U0001f469\u200d\U0001f52c ~"
     assert visible(plain) == plain
     assert visible(f"{TITLE}\r\x00\x7f\x9b\u202e\u2066\udcff") == SHOWN + r"\u000d\u0000\u007f\u009b\u202e\u2066\udcff"
@@ -35,7 +34,7 @@ def test_what_is_shown() -> None:
 
 
 @pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
-def test_answers_on_a_terminal_and_in_a_pipe(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_on_a_terminal_and_in_a_pipe(stream, monkeypatch):
     monkeypatch.setattr(sys, "stdout", stream)
     text = TextOutput("prompt", alone=False)
     text.answers(TEXT, [ANSWER])
@@ -51,7 +50,7 @@ def test_answers_on_a_terminal_and_in_a_pipe(stream: io.StringIO, monkeypatch: p
 
 
 @pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
-def test_lines_of_training(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_training(stream, monkeypatch):
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setenv("TERM", "xterm")
     ProgressLine(0, 1, unheard=pytest.fail).say("runs/\x1b[2Jname")
@@ -59,12 +58,10 @@ def test_lines_of_training(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("error", [InputError, TrainingFailed, OSError])
-def test_errors_are_one_visible_line(
-    error: type[Exception], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_are_one_visible_line(error, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["train.py"])
 
-    def program(_: object) -> int:
+    def program(_):
         raise error(f"runs/a\nb{TITLE} is a file")
 
     with pytest.raises(SystemExit):

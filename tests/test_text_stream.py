@@ -7,9 +7,9 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models
 
-from jax_tformer.cli.answers import TextStream, added_text
 from jax_tformer.config.experiment import TokenizerConfig
 from jax_tformer.data.tokenizers import Tokenizer, build_tokenizer, follow_settings, load_tokenizer
+from jax_tformer.decoding.answers import TextStream, decode_added
 
 GPT2 = Path(__file__).parents[2] / "shared" / "data" / "gpt2"
 TEXT = (
@@ -55,7 +55,7 @@ def test_a_character_comes_when_it_is_complete():
 @pytest.mark.parametrize("cut", range(0, 60, 7))
 def test_what_follows_a_prompt(tokenizer, cut):
     before, after = tokenizer.encode(TEXT[:cut]), tokenizer.encode(TEXT[cut:])
-    assert added_text(tokenizer, before, after) == TEXT[cut:]
+    assert decode_added(tokenizer, before, after) == TEXT[cut:]
     assert "".join(pushed(tokenizer, after, before)) == TEXT[cut:]
 
 
@@ -66,7 +66,7 @@ def test_any_tokens(tokenizer, seed):
     ids = random.integers(tokenizer.vocab_size, size=700)
     ids[random.random(700) < random.random() / 2] = tokenizer.end_id or 0
     assert "".join(pushed(tokenizer, ids)) == tokenizer.decode(ids)
-    assert "".join(pushed(tokenizer, ids[90:], ids[:90])) == added_text(tokenizer, ids[:90], ids[90:])
+    assert "".join(pushed(tokenizer, ids[90:], ids[:90])) == decode_added(tokenizer, ids[:90], ids[90:])
 
 
 @pytest.mark.parametrize("byte", [0xFF, 0x80, 0xF0])

@@ -48,9 +48,9 @@ class Pair(Bridge):
         self,
         config: TransformerConfig,
         weights: Mapping[str, np.ndarray],
-        dtype: Dtype,
+        dtype: Dtype = "float64",
         *,
-        optimised: bool,
+        optimised: bool = False,
         dropout_seed: int | None = None,
     ) -> None:
         """`weights` are the reference's, by name; they are rounded to `dtype`.
@@ -88,44 +88,35 @@ class Pair(Bridge):
 
     def _ours(self, params: Params, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
         outputs = forward(self.net, params, batch, dropout_key=self.key, capture=True)
-        activations = {"logits": outputs.logits}
         if self.config.head == "none":
-            if outputs.pooled is not None:
-                activations["pooled"] = outputs.pooled
             high = jnp.promote_types(outputs.logits.dtype, jnp.float32)
-            loss = jnp.stack([jnp.square(x.astype(high)).mean() for x in activations.values()]).sum()
-        else:
-            logits = outputs.logits if outputs.logits.ndim == 3 else outputs.logits[:, None]
-            loss = mean_cross_entropy(logits, batch["labels"])
-            activations["loss of each token"] = token_losses(logits, batch["labels"])
-        activations["loss"] = loss
-        for side in ("encoder", "decoder"):
-            for kind in KINDS if (captured := getattr(outputs, side)) else ():
-                layers = getattr(captured, kind)
-                for layer in range(0 if layers is None else layers.shape[0]):
-                    activations[f"{side}.{layer}.{kind}"] = layers[layer]
-        return loss, activations
+            squares = [jnp.square(x.astype(high)).mean() for x in (outputs.logits, outputs.pooled) if x is not None]
+            return _activations(outputs, jnp.stack(squares).sum())
+        logits = outputs.logits if outputs.logits.ndim == 3 else outputs.logits[:, None]
+        losses = token_losses(logits, batch["labels"])
+        return _activations(outputs, mean_cross_entropy(logits, batch["labels"]), losses)
 
     def _theirs(self, model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        output: Outputs = apply_theirs(model, batch)
-        activations = {"logits": output.logits}
+        outputs: Outputs = apply_theirs(model, batch)
         # A model without a head has no labels to meet: any smooth function of its outputs shows its gradients.
         if self.config.head == "none":
-            if output.pooled is not None:
-                activations["pooled"] = output.pooled
-            high = torch.promote_types(output.logits.dtype, torch.float32)
-            loss = torch.stack([x.to(high).square().mean() for x in activations.values()]).sum()
-        else:
-            logits = output.logits if output.logits.ndim == 3 else output.logits[:, None]
-            loss = cross_entropy(logits, batch["labels"])
-            losses = F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="none")
-            activations["loss of each token"] = losses.view(batch["labels"].shape)
-        activations["loss"] = loss
-        for side in ("encoder", "decoder"):
-            for kind in KINDS if (captured := getattr(output, side)) else ():
-                for layer, tensor in enumerate(getattr(captured, kind)):
-                    activations[f"{side}.{layer}.{kind}"] = tensor
-        return loss, activations
+            high = torch.promote_types(outputs.logits.dtype, torch.float32)
+            squares = [x.to(high).square().mean() for x in (outputs.logits, outputs.pooled) if x is not None]
+            return _activations(outputs, torch.stack(squares).sum())
+        logits = outputs.logits if outputs.logits.ndim == 3 else outputs.logits[:, None]
+        losses = F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="none")
+        return _activations(outputs, cross_entropy(logits, batch["labels"]), losses.view(batch["labels"].shape))
+
+
+def _activations(outputs: Any, loss: Any, losses: Any = None) -> tuple[Any, dict[str, Any]]:
+    """(loss, all that a gate compares of either side, by name)."""
+    found = {"logits": outputs.logits, "pooled": outputs.pooled, "loss of each token": losses, "loss": loss}
+    for side in ("encoder", "decoder"):
+        for kind in KINDS if (captured := getattr(outputs, side)) else ():
+            layers = getattr(captured, kind)
+            for layer in range(0 if layers is None else len(layers)):
+                found[f"{side}.{layer}.{kind}"] = layers[layer]
+    return loss, {name: value for name, value in found.items() if value is not None}
 
 
 def identity(models: Pair, batch: Tensors) -> Iterator[Measured]:

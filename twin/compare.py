@@ -27,16 +27,15 @@ def main(arguments: Sequence[str]) -> int:
 
     from jax_tformer.runs.startup import set_up_jax
     from parity.gates.measure import ParityError
-    from twin.checkpoint import checkpoint_weights, transformers_side
     from twin.jax_side import JaxSide, full_precision
     from twin.machine import common_device, describe_machine, jax_device
     from twin.progress import LiveView
     from twin.record import Record, SeedRecord
     from twin.report import Findings, ReportFolder
     from twin.report_page import report_page
-    from twin.side_by_side import Batches, Sides, compare_seed, measure_alone
+    from twin.side_by_side import Batches, Sides, compare_seed, first_difference, measure_alone
     from twin.torch_side import TorchSide
-    from twin.where import first_difference
+    from twin.transformers_side import checkpoint_weights, transformers_side
 
     # 2. Both frameworks, on the same device and with the same precision.
     folder = ReportFolder(plan.out)

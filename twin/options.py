@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jax_tformer.cli.command_line import parse
-from jax_tformer.cli.train_options import SHORT_NAMES, chosen_experiment, with_adapters
+from jax_tformer.cli.options import parse
+from jax_tformer.cli.train_options import SHORT_NAMES, choose_experiment, with_adapters
 from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig
 from jax_tformer.config.errors import require, require_fraction, require_positive
 from jax_tformer.config.experiment import (
@@ -104,7 +104,7 @@ def read_plan(arguments: Sequence[str]) -> Plan:
 
     Raises InputError for an unknown experiment, field or value, in one line. `--help` prints and exits.
     """
-    name, rest = chosen_experiment(arguments, DEFAULT_EXPERIMENT, _USAGE)
+    name, rest = choose_experiment(arguments, DEFAULT_EXPERIMENT, _USAGE)
     preset = EXPERIMENTS[name]
     config = with_adapters(_begun(preset.config, rest), rest)
     default = CompareOptions(config.model, config.data, config.optimizer, config.training, config.init)

@@ -7,7 +7,7 @@ from types import TracebackType
 from rich.live import Live
 from rich.table import Table
 
-from jax_tformer.runs.progress import PatientConsole
+from jax_tformer.runs.metrics import PatientConsole
 from jax_tformer.terminal import visible
 from twin.machine import peak_memory, quiet
 from twin.record import SeedRecord

@@ -41,7 +41,7 @@ def green(name: str) -> bool:
     from twin.cases import CONFIGS, PADDINGS, REGIMES, batch_for, weights_for
 
     config = CONFIGS[name]
-    models = Pair(config, weights_for(config, 0.02), "float64", optimised=False)
+    models = Pair(config, weights_for(config, 0.02))
     found: dict[str, Any] = {}
     where = ""
     try:

@@ -9,11 +9,10 @@ import numpy as np
 from jax_tformer.config import TransformerConfig
 from parity.gates.measure import (
     FLOAT64_BAR,
-    TRAJECTORY_FACTOR,
-    TRAJECTORY_FLOOR,
     Measured,
     relative_error,
     require_comparable,
+    trajectory_bars,
     worst,
 )
 from twin.bridge import known_zeros
@@ -80,9 +79,7 @@ class SeedRecord:
 
     def allowed(self, side: str = "torch") -> np.ndarray:
         """Returns the bar of gate 6 at every step that it judges, float64[judged], in nats."""
-        theirs = np.maximum.accumulate(self.distance(side, "truth")[: self.judged(side)])
-        theirs = np.maximum(theirs, theirs[:AT_LEAST][-1])
-        return TRAJECTORY_FACTOR * theirs + TRAJECTORY_FLOOR
+        return trajectory_bars(self.distance(side, "truth")[: self.judged(side)], AT_LEAST)
 
 
 @dataclass

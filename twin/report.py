@@ -29,7 +29,7 @@ class Statement:
     """One sentence of the findings."""
 
     text: str
-    passed: bool | None
+    passed: bool | None = None
     """Whether a bar was kept; None if the sentence is about no bar."""
 
     @property
@@ -65,7 +65,7 @@ class Findings:
 
     def statements(self) -> list[Statement]:
         """Returns the findings in words, the most important first."""
-        stopped = [Statement(f"Stopped: {self.stopped}. The findings so far follow.", None)]
+        stopped = [Statement(f"Stopped: {self.stopped}. The findings so far follow.")]
         if not self.record.begun:
             return stopped
         return (stopped if self.stopped else []) + [*self._exactness(), *self._transformers(), self._speed()]
@@ -130,8 +130,7 @@ class Findings:
         return Statement(
             f"The losses are at most {apart:.1e} nats apart over {self._steps()}. This has no bar, because it is not "
             "known which side is nearer to the truth: --truth yes shows that, and --dtype float64 shows whether both "
-            "are the same function.",
-            None,
+            "are the same function."
         )
 
     def _distances(self) -> Statement:
@@ -139,8 +138,7 @@ class Findings:
         return Statement(
             f"In {self.record.dtype} and over {self._steps()}, the loss of JAX strays by at most {ours:.1e} nats from "
             f"that of a float64 training, and the loss of PyTorch by {theirs:.1e}. No gate judges trajectories in "
-            "this type.",
-            None,
+            "this type."
         )
 
     def _gate6(self) -> list[Statement]:
@@ -162,8 +160,7 @@ class Findings:
             found.append(
                 Statement(
                     f"In the other {record.steps - judged} steps even PyTorch in float32 is more than {PARTED:g} nats "
-                    "from PyTorch in float64: training has amplified rounding so far that distances say nothing.",
-                    None,
+                    "from PyTorch in float64: training has amplified rounding so far that distances say nothing."
                 )
             )
         return found
@@ -177,7 +174,7 @@ class Findings:
     def _speed(self) -> Statement:
         ours, theirs = (1000 * _median(self.record.seconds(side)) for side in SIDES)
         if not np.isfinite(ours):
-            return Statement("One step is too few to measure speed, because it also compiles.", None)
+            return Statement("One step is too few to measure speed, because it also compiles.")
         compiled = ", compiled" if self.plan.torch_compile else ""
         text = f"A step takes {ours:.1f} ms in JAX and {theirs:.1f} ms in PyTorch{compiled}"
         if self.record.has_transformers:
@@ -189,7 +186,7 @@ class Findings:
             text += "; no ratio, since it is not known how much other work ran (a short run, or not on Linux)"
         else:
             text += f"; no ratio, since other work took {others:.0%} of the processors' time: measure again when idle"
-        return Statement(f"{text}. Measured on {self.machine}.", None)
+        return Statement(f"{text}. Measured on {self.machine}.")
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the contents of report.json."""

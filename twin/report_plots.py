@@ -2,6 +2,7 @@
 
 import io
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from parity.gates.measure import FLOAT64_BAR
-from twin.record import ParameterError, Record
+from twin.record import ParameterError, Record, SeedRecord
 
 INK, LINE, JAX, TORCH, TRUTH, BAND = "#1d1d22", "#d8d8dd", "#0a5fa5", "#e08214", "#5b5b66", "#dfe9f2"
 """Blue and orange can be told apart with every kind of colour blindness, and in grey."""
@@ -41,7 +42,7 @@ _STYLE: Any = {
 @matplotlib.rc_context(_STYLE)
 def loss_figure(record: Record) -> Figure:
     """Draws both loss curves; for several seeds, their mean and the range from lowest to highest."""
-    figure, axes = _axes("step", "loss, nats a token")
+    figure, axes = _axes("loss, nats a token")
     steps = np.arange(1, max(seed.steps for seed in record.begun) + 1)
     for side, name, colour, width in (("torch", "PyTorch", TORCH, 5.0), ("jax", "JAX", JAX, 1.4)):
         curves = np.full((len(record.begun), len(steps)), np.nan)
@@ -52,7 +53,7 @@ def loss_figure(record: Record) -> Figure:
             name = f"{name}, {len(curves)} seeds"
         axes.plot(steps, np.nanmean(curves, 0), color=colour, linewidth=width, label=name)
     axes.set_ylim(bottom=0)
-    _legend(axes, columns=2)
+    _legend(axes)
     return figure
 
 
@@ -63,29 +64,32 @@ def difference_figure(record: Record) -> Figure:
     In float32 with a truth, draws each side's distance from it, and the band that gate 6 allows. In float64, draws the
     bar.
     """
+    sides: dict[str, tuple[str, Callable[[SeedRecord], np.ndarray]]]
+    """Label -> colour and distances."""
     if record.dtype == "float64":
-        figure, axes = _axes("step", "|JAX - PyTorch| / PyTorch, loss")
-        for number, seed in enumerate(record.begun):
-            _distances(axes, seed.relative_difference(), JAX, "" if number else "JAX from PyTorch")
-        axes.axhline(FLOAT64_BAR, color=TORCH, linewidth=1.2, linestyle="dashed", label=f"bar, {FLOAT64_BAR:.0e}")
+        up, sides = "|JAX - PyTorch| / PyTorch, loss", {"JAX from PyTorch": (JAX, SeedRecord.relative_difference)}
     elif record.has_truth:
-        figure, axes = _axes("step", "distance from float64 loss, nats a token")
-        for number, seed in enumerate(record.begun):
-            if record.dtype == "float32":
-                allowed, label = seed.allowed(), "" if number else "gate 6 allows"
-                axes.fill_between(
-                    np.arange(1, len(allowed) + 1), _SMALLEST, allowed, color=BAND, linewidth=0, label=label
-                )
-            _distances(axes, seed.distance("torch", "truth"), TORCH, "" if number else f"PyTorch, {record.dtype}")
-            _distances(axes, seed.distance("jax", "truth"), JAX, "" if number else f"JAX, {record.dtype}")
+        up = "distance from float64 loss, nats a token"
+        sides = {
+            f"PyTorch, {record.dtype}": (TORCH, lambda seed: seed.distance("torch", "truth")),
+            f"JAX, {record.dtype}": (JAX, lambda seed: seed.distance("jax", "truth")),
+        }
     else:
-        figure, axes = _axes("step", "|JAX - PyTorch|, nats a token")
-        for number, seed in enumerate(record.begun):
-            _distances(axes, seed.distance("jax", "torch"), JAX, "" if number else "JAX from PyTorch")
+        up = "|JAX - PyTorch|, nats a token"
+        sides = {"JAX from PyTorch": (JAX, lambda seed: seed.distance("jax", "torch"))}
+    figure, axes = _axes(up)
+    for number, seed in enumerate(record.begun):
+        if record.dtype == "float32" and record.has_truth:
+            allowed, label = seed.allowed(), "" if number else "gate 6 allows"
+            axes.fill_between(np.arange(1, len(allowed) + 1), _SMALLEST, allowed, color=BAND, linewidth=0, label=label)
+        for label, (colour, distances) in sides.items():
+            _distances(axes, distances(seed), colour, "" if number else label)
+    if record.dtype == "float64":
+        axes.axhline(FLOAT64_BAR, color=TORCH, linewidth=1.2, linestyle="dashed", label=f"bar, {FLOAT64_BAR:.0e}")
     axes.set_yscale("log")
     drawn = [float(y) for line in axes.lines for y in np.asarray(line.get_ydata()) if y > 0] or [1.0]
     axes.set_ylim(min(drawn) / 3, max(drawn) * 12)
-    _legend(axes, columns=2)
+    _legend(axes)
     return figure
 
 
@@ -125,7 +129,8 @@ def parameter_table(errors: dict[str, ParameterError]) -> tuple[list[str], list[
     for name in errors:
         found = re.fullmatch(r"(encoder|decoder)\.blocks\.(\d+)\.(.*)", name)
         places[name] = (f"{found[1]}\n{found[2]}", found[3]) if found else (outside, name)
-    layers = sorted({layer for layer, _ in places.values()}, key=lambda layer: _layer_order(layer, outside))
+    # In the order of the model, which the names have.
+    layers = sorted(dict.fromkeys(layer for layer, _ in places.values()), key=lambda layer: layer != outside)
     kinds = list(dict.fromkeys(kind for layer, kind in places.values() if layer != outside))
     kinds = [kind for layer, kind in places.values() if layer == outside] + sorted(kinds, key=_kind_order)
     table: list[list[float | None]] = [[None] * len(layers) for _ in kinds]
@@ -158,11 +163,11 @@ def to_svg(figure: Figure, name: str, description: str) -> str:
     return svg.replace("<svg", f'<svg role="img" aria-label="{description}"', 1).strip()
 
 
-def _axes(across: str, up: str) -> tuple[Figure, matplotlib.axes.Axes]:
+def _axes(up: str) -> tuple[Figure, matplotlib.axes.Axes]:
     # As wide as a phone, so that text is readable there; a wide screen shows two next to each other.
     figure = Figure(figsize=(4.3, 3.3), layout="constrained")
     axes = figure.subplots()
-    axes.set(xlabel=across, ylabel=up)
+    axes.set(xlabel="step", ylabel=up)
     return figure, axes
 
 
@@ -173,15 +178,8 @@ def _distances(axes: matplotlib.axes.Axes, values: np.ndarray, colour: str, labe
     axes.plot(steps[largest > 0], largest[largest > 0], color=colour, linewidth=1.6, label=label or "_")
 
 
-def _legend(axes: matplotlib.axes.Axes, columns: int) -> None:
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2, columnspacing=1.2)
-
-
-def _layer_order(layer: str, outside: str) -> tuple[int, int]:
-    if layer == outside:
-        return 0, 0
-    stack, number = layer.split("\n")
-    return (1 if stack == "encoder" else 2), int(number)
+def _legend(axes: matplotlib.axes.Axes) -> None:
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2, columnspacing=1.2)
 
 
 def _kind_order(kind: str) -> tuple[int, str]:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
+
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.experiment import ExperimentConfig
 from jax_tformer.data.batches import check_batch_ids
@@ -14,12 +17,15 @@ from jax_tformer.data.pipeline import build_pipeline
 from jax_tformer.data.tokenizers import check_vocabulary
 from jax_tformer.runs.huggingface import new_tokenizer
 from jax_tformer.terminal import Interruption
+from parity.differ.answer import Difference
 from parity.gates.measure import ParityError
+from twin.bridge import Pair, where_they_part
 from twin.jax_side import JaxSide
 from twin.machine import Neighbours
 from twin.progress import LiveView
 from twin.record import SeedRecord, parameter_errors
 from twin.sides import Alone, Side, SideFailed, Tensors, require_same_step
+from twin.torch_side import TorchSide
 
 ALONE_STEPS = 12
 """Steps of each side alone: the first, which also compiles, and those that are timed."""
@@ -127,6 +133,27 @@ def _compare_parameters(record: SeedRecord, sides: Sides, config: TransformerCon
     record.parameters_step = record.steps
 
 
+SAME = (
+    "On the first batch both compute the same loss and the same gradients in float64. So it is not the model that "
+    "differs: it is the step of the optimizer, or rounding."
+)
+
+
+def first_difference(
+    ours: JaxSide, theirs: TorchSide, model: TransformerConfig, batch: Tensors, seed: int, name: str
+) -> Difference | str:
+    """Finds where the two part with the weights of `seed`, or says in a sentence why it finds nothing."""
+    ours.start(seed, None)
+    weights = ours.parameters()
+    # PyTorch's cross entropy takes no labels of 32 bits.
+    wide = {key: array.astype(np.int64) if array.dtype == np.int32 else array for key, array in batch.items()}
+    with jax.enable_x64(True):
+        pair = Pair(model, weights)
+        pair.module = theirs.in_float64().eval()
+        pair.load(weights)
+        return where_they_part(pair, wide, name) or SAME
+
+
 @dataclass(frozen=True)
 class Needs:
     """What one framework needed alone, in bytes and seconds."""
@@ -156,10 +183,9 @@ def measure_alone(
     In the comparing process both share memory and caches, so here each trains for a few steps in a process of its own.
     """
     given = (experiment.model, experiment.optimizer, experiment.training, device)
-    room = "twin"
     makers: dict[str, tuple[Any, ...]] = {
-        "jax": (f"{room}.jax_side:alone", *given),
-        "torch": (f"{room}.torch_side:TorchSide", "PyTorch", *given, compiled),
+        "jax": ("twin.jax_side:alone", *given),
+        "torch": ("twin.torch_side:TorchSide", "PyTorch", *given, compiled),
     }
     first = list(islice(batches, ALONE_STEPS))
     found: dict[str, Needs | str] = {}

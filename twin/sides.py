@@ -11,8 +11,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from jax_tformer.config.errors import TrainingFailed
+from jax_tformer.runs.startup import keep_freed_memory
 from parity.gates.measure import ParityError
 from twin.machine import forget_peak, peak_memory
 
@@ -83,14 +83,13 @@ class Here:
         forget_peak()
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Calls the side's method `name`, or `peak_memory`, `forget_peak` or `libraries_memory` of the process.
+        """Calls the side's method `name`; or returns the `peak_memory` of the process, or that of its libraries.
 
-        `libraries_memory` is the process's memory before the side was made, in bytes.
+        The latter is `libraries_memory`: what the process held before the side was made. Both are in bytes.
         """
         if name == "libraries_memory":
             return self._libraries
-        of_process = {"peak_memory": peak_memory, "forget_peak": forget_peak}
-        return (of_process.get(name) or getattr(self._side, name))(*arguments)
+        return peak_memory() if name == "peak_memory" else getattr(self._side, name)(*arguments)
 
     def close(self) -> None:
         """Drops the side."""
@@ -112,8 +111,15 @@ class Alone:
         spawn = multiprocessing.get_context("spawn")
         self._connection, theirs = spawn.Pipe()
         self._process = spawn.Process(target=_serve, args=(theirs, kind, arguments), daemon=True)
-        with _begin_with(environment):
+        # The new process gets these variables, and ignores Ctrl-C.
+        before, handler = dict(os.environ), signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.environ.update(environment)
+        try:
             self._process.start()
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+            signal.signal(signal.SIGINT, handler)
         theirs.close()
         self._made = False
 
@@ -144,6 +150,7 @@ class Alone:
 
 
 def _serve(connection: Connection, kind: str, arguments: tuple[Any, ...]) -> None:
+    keep_freed_memory()
     try:
         side = Here(kind, *arguments)
         connection.send((False, None))
@@ -164,19 +171,6 @@ def _serve(connection: Connection, kind: str, arguments: tuple[Any, ...]) -> Non
 def one_line(error: Exception) -> str:
     """Returns an error's type and message in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
-
-
-@contextmanager
-def _begin_with(environment: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
-    """Inside, new processes get these variables and ignore Ctrl-C."""
-    before, handler = dict(os.environ), signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.update(environment)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-        signal.signal(signal.SIGINT, handler)
 
 
 def seconds_of(call: Callable[[], object]) -> float:

@@ -1,4 +1,4 @@
-"""The model of a Hugging Face folder in `transformers` itself, as a side of the comparison."""
+"""The model of a Hugging Face folder: its weights, and the same model in `transformers` itself, as a side."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -13,12 +13,33 @@ from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.files import user_path
 from jax_tformer.hub.families import from_huggingface, to_huggingface
+from jax_tformer.hub.loading import load_pretrained
+from jax_tformer.hub.names import to_reference
 from parity.gates.measure import ParityError
 from parity.islands import Float64
+from twin.options import Plan
 from twin.sides import Masks, StepFigures, Tensors
 from twin.torch_side import TorchSide
 
 NAME = "transformers"
+
+
+def checkpoint_weights(plan: Plan) -> Tensors | None:
+    """Returns the weights of the checkpoint that the comparison begins with, named as torch_ref's; None: none."""
+    if plan.experiment.init is None:
+        return None
+    return to_reference(load_pretrained(plan.experiment.init, dtype=plan.dtype)[1])
+
+
+def transformers_side(plan: Plan, *given: Any) -> "TransformersSide | None":
+    """Returns the side of `transformers`, made of `given`; None without a checkpoint, or where it cannot take part.
+
+    It has neither our dropout masks nor our adapters. Raises InputError if it is not installed.
+    """
+    experiment = plan.experiment
+    if experiment.init is None or plan.dropout == "shared" or experiment.model.lora is not None:
+        return None
+    return TransformersSide(experiment.init, *given)
 
 
 class TransformersSide(TorchSide):
@@ -33,8 +54,12 @@ class TransformersSide(TorchSide):
         device: str,
     ) -> None:
         """`folder` has the config.json; `model` is our config of it, with this side's types and without dropout."""
-        import transformers
-
+        try:
+            import transformers
+        except ImportError as error:
+            raise InputError(
+                "a comparison with --init needs transformers; in the repository, pip install '.[parity]' adds it"
+            ) from error
         self._settings = transformers.AutoConfig.from_pretrained(user_path(folder))
         self._architecture = str((self._settings.architectures or [""])[0])
         self._kind: Any = getattr(transformers, self._architecture, None)

@@ -4,8 +4,8 @@ A side that trains is one of the comparison's (twin/sides.py), on one batch. Not
 framework: a side that computes with PyTorch shall hold no more than PyTorch does.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,11 @@ from twin.machine import free_torch_memory
 from twin.sides import Side, StepFigures
 
 OURS, REFERENCE, HUGGING_FACE = "benchmarks.sides.ours", "benchmarks.sides.reference", "benchmarks.sides.hugging_face"
-"""The modules of the sides; each has what trains, and a Decoder."""
+"""The modules of the sides. Each has `training(config, shape, device)`, which makes a `Training`, and a `Decoding`.
+
+`Decoding(config, device).decode(prompts, new_tokens, room, beams)` is greedy or beam search for `new_tokens` of the
+`room` new tokens that a cache of fixed size has slots for. It returns a `Decoded`.
+"""
 
 
 class Decoded(NamedTuple):
@@ -24,19 +28,6 @@ class Decoded(NamedTuple):
     seconds: float
     tokens: np.ndarray
     """int32 `[B, N]`, the new tokens; of a beam search, the best sequence of each row."""
-
-
-class Decoder(Protocol):
-    """One implementation that decodes, on one device."""
-
-    def decode(self, prompts: Sequence[Sequence[int]], new_tokens: int, room: int, beams: int) -> Decoded:
-        """Greedy or beam search, `new_tokens` of the `room` new tokens that a cache of fixed size has slots for."""
-
-    def intervals(self, prompt: Sequence[int], count: int, room: int) -> list[float]:
-        """Seconds between the tokens of one row as they come, `count` of them, the prompt's not included."""
-
-    def device_memory(self) -> int | None:
-        """The most bytes on the accelerator so far; None where there is none."""
 
 
 class Training:

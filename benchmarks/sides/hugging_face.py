@@ -15,17 +15,13 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
-    BertConfig,
     BertForMaskedLM,
     CompileConfig,
-    GPT2Config,
     GPT2LMHeadModel,
-    LlamaConfig,
     LlamaForCausalLM,
     StoppingCriteria,
     StoppingCriteriaList,
 )
-from transformers.generation.streamers import BaseStreamer
 
 from benchmarks.sides import Decoded, Training, draw_weights
 from benchmarks.sides.reference import fuse
@@ -39,18 +35,23 @@ from twin.sides import Tensors
 from twin.torch_side import TorchSide, device_memory, torch_device
 
 CacheKind = Literal["dynamic", "static", "static compiled"]
+_TIED = {"lm_head.weight", "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
+"""These are saved once, under the name of the embedding."""
 
 
 def same_model(config: TransformerConfig) -> Any:
     """Makes the model that computes what ours does, with the weights of `draw_weights` (a BART draws its own)."""
-    if config.decoder is None:
-        tied = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
-        return _load(BertForMaskedLM, BertConfig, tied, config, {})
-    if config.encoder is None:
-        no_ids = {"bos_token_id": None, "eos_token_id": None}
-        if config.decoder.gated:
-            return _load(LlamaForCausalLM, LlamaConfig, set(), config, no_ids)
-        return _load(GPT2LMHeadModel, GPT2Config, {"lm_head.weight"}, config, no_ids)
+    if config.encoder is None or config.decoder is None:
+        gated = config.output_stack.gated
+        kind: Any = BertForMaskedLM if config.decoder is None else LlamaForCausalLM if gated else GPT2LMHeadModel
+        drawn = draw_weights({name: reference_shape(slot) for name, slot in slots(transformer(config).shapes).items()})
+        settings, arrays = to_huggingface(kind.__name__, config, drawn)
+        model = kind(kind.config_class(**settings | {"bos_token_id": None, "eos_token_id": None}))
+        given = {name: torch.from_numpy(x) for name, x in arrays.items()}
+        missing, unexpected = model.load_state_dict(given, strict=False)
+        assert set(missing) <= _TIED, missing
+        assert not unexpected, unexpected
+        return model
     torch.manual_seed(0)
     return BartForConditionalGeneration(
         BartConfig(
@@ -71,19 +72,6 @@ def same_model(config: TransformerConfig) -> Any:
             decoder_start_token_id=START_ID,
         )
     )
-
-
-def _load(
-    model_class: Any, config_class: Any, tied: set[str], config: TransformerConfig, changes: dict[str, Any]
-) -> Any:
-    """Makes a model with the drawn weights; `tied` are saved once, under another name."""
-    weights = draw_weights({name: reference_shape(slot) for name, slot in slots(transformer(config).shapes).items()})
-    settings, arrays = to_huggingface(model_class.__name__, config, weights)
-    model = model_class(config_class(**settings | changes))
-    missing, unexpected = model.load_state_dict({name: torch.from_numpy(x) for name, x in arrays.items()}, strict=False)
-    assert set(missing) <= tied, missing
-    assert not unexpected, unexpected
-    return model
 
 
 class HuggingFace(TorchSide):
@@ -168,13 +156,6 @@ class Decoding:
         seconds = time.perf_counter() - began
         return Decoded(seconds, found[:, self._prefix(tokens) :].astype(np.int32))
 
-    def intervals(self, prompt: Sequence[int], count: int, room: int) -> list[float]:
-        """Token by token through a streamer."""
-        clock = _Clock()
-        self._generate(torch.tensor([prompt], device=self._device), count + 1, streamer=clock, **self._options)
-        # What comes first is the prompt.
-        return np.diff(clock.times[1:]).tolist()
-
     def device_memory(self) -> int | None:
         """As torch's allocator counts it."""
         return device_memory(self._device)
@@ -197,16 +178,3 @@ class _Stop(StoppingCriteria):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         return torch.full((len(input_ids),), input_ids.shape[1] >= self._length, device=input_ids.device)
-
-
-class _Clock(BaseStreamer):
-    """When tokens come."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        self.times.append(time.perf_counter())
-
-    def end(self) -> None:
-        pass

@@ -1,30 +1,29 @@
-"""The JAX library as a side: `generate` and `stream`, and the step of train.py."""
+"""The JAX library as a side: `generate`, and the step of train.py."""
 
-import itertools
 import time
 from collections.abc import Sequence
 
 import jax
-import numpy as np
 
 from benchmarks.sides import Decoded, Training, draw_weights
 from benchmarks.training_cases import OPTIMIZER, START_ID, TRAINING, BatchShape, draw_batch
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.experiment import MeshConfig
-from jax_tformer.decoding.fast import layers_apart
-from jax_tformer.decoding.generation import generate, stream
+from jax_tformer.decoding.generate import generate
+from jax_tformer.decoding.loop import layers_apart
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.functional import transformer
 from jax_tformer.hub.names import from_reference, reference_shape, slots
-from jax_tformer.runs.preparing import fit_to_devices
+from jax_tformer.memory import fit_to_devices
 from jax_tformer.training.sharding import make_mesh
+from jax_tformer.training.step import batch_loss
 from twin.jax_side import JaxSide, device_memory
 from twin.machine import forget_peak
 
 
 def training(config: TransformerConfig, shape: BatchShape, device: str) -> Training:
     """Makes the side that trains as train.py does, on one device."""
-    fitted = fit_to_devices(config, draw_batch(config, shape), make_mesh(MeshConfig(data=1), shape.rows), 1)
+    fitted = fit_to_devices(config, batch_loss, draw_batch(config, shape), make_mesh(MeshConfig(data=1), shape.rows), 1)
     return Training(JaxSide(fitted, OPTIMIZER, TRAINING, device), config, shape)
 
 
@@ -48,13 +47,6 @@ class Decoding:
             generated = generate(self._net, self._params, prompts, decoding, start_id=self._start_id)
             seconds = time.perf_counter() - began
         return Decoded(seconds, generated.tokens[:, 0])
-
-    def intervals(self, prompt: Sequence[int], count: int, room: int) -> list[float]:
-        """Token by token through `stream`, so that the calls from Python are counted too."""
-        with jax.default_device(self._device):
-            tokens = stream(self._net, self._params, [prompt], DecodingConfig(max_new_tokens=room))
-            times = [time.perf_counter() for _ in itertools.islice(tokens, count + 1)]
-        return np.diff(times).tolist()
 
     def device_memory(self) -> int | None:
         """As JAX's allocator counts it."""

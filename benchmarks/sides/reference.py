@@ -60,10 +60,6 @@ class Decoding:
         logits = self._logits([prompt], np.array([before], np.int32))[0]
         return abs(float(logits[one] - logits[other]))
 
-    def intervals(self, prompt: Sequence[int], count: int, room: int) -> list[float]:
-        """Not measured: the whole forward pass is so much slower."""
-        raise NotImplementedError
-
     def device_memory(self) -> int | None:
         """As torch's allocator counts it."""
         return device_memory(self._device)

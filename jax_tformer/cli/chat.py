@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jax_tformer.cli.texts import Text
 from jax_tformer.config.errors import InputError
+from jax_tformer.decoding.prompts import Prompt
 from jax_tformer.files import read_text
 
 Message = dict[str, str]
@@ -77,16 +77,20 @@ def read_chat_template(folder: Path, settings: Mapping[str, Any], tokens: Mappin
 
 
 class Conversation:
-    """A conversation, message by message: makes a Text of what the user says, and hears the answer."""
+    """A conversation, message by message: makes a Prompt of what the user says, and hears the answer."""
 
     def __init__(
-        self, template: ChatTemplate, read: Callable[..., Text], encode: Callable[[str], list[int]], system: str | None
+        self,
+        template: ChatTemplate,
+        read: Callable[..., Prompt],
+        encode: Callable[[str], list[int]],
+        system: str | None,
     ) -> None:
-        """`read` makes a Text of a text and its ids; `encode` makes the ids of a rendered conversation."""
+        """`read` makes a Prompt of a text and its ids; `encode` makes the ids of a rendered conversation."""
         self._template, self._read, self._encode = template, read, encode
         self._messages = [] if system is None else [{"role": "system", "content": system}]
 
-    def __call__(self, text: str, number: int = 1, place: str | None = None) -> Text:
+    def __call__(self, text: str, number: int = 1, place: str | None = None) -> Prompt:
         """Adds what the user says; raises InputError, and forgets it, if the model cannot take it."""
         self._messages.append({"role": "user", "content": text})
         try:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from jax_tformer.cli.command_line import checkpoint_step, parse
+from jax_tformer.cli.options import parse, parse_checkpoint
 from jax_tformer.config import Dtype
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.files import new_folder, require_new_folder, to_dict, user_path, write_json
 
 if TYPE_CHECKING:
+    from jax_tformer.runs.checkpoints import Which
     from jax_tformer.runs.folder import RunFolder
-    from jax_tformer.runs.restoring import Which
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ExportOptions:
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(ExportOptions, arguments, prog="jax-tformer export", description=__doc__ or "")
-    step, out = checkpoint_step(options.checkpoint), user_path(options.out)
+    step, out = parse_checkpoint(options.checkpoint), user_path(options.out)
     for name in ("architecture", "dtype"):
         told = f"--{name} is {getattr(options, name)!r} without --huggingface; expected both, or neither"
         served = options.huggingface or (options.adapters and name == "architecture")
@@ -57,19 +57,27 @@ def main(arguments: Sequence[str]) -> int:
     experiment = run.read_config()
     if options.adapters:
         require(experiment.model.lora is not None, f"{run.path} has no adapters; leave --adapters out")
-        print(export_adapters(run, out, step, options.architecture))
-        return 0
-    if options.huggingface:
+        told = export_adapters(run, out, step, options.architecture)
+    elif options.huggingface:
         from jax_tformer.runs.huggingface import export_pretrained, require_expressible
 
         require_expressible(experiment, options.architecture)
-        print(export_pretrained(run, out, step, architecture=options.architecture, dtype=options.dtype))
-        return 0
+        told = export_pretrained(run, out, step, architecture=options.architecture, dtype=options.dtype)
+    else:
+        told = export_weights(run, out, step)
+    print(told)
+    return 0
 
+
+def export_weights(run: "RunFolder", out: Path, step: "Which") -> str:
+    """Writes weights, config and tokenizer of a checkpoint to the new folder `out`; returns a line that says so.
+
+    Raises InputError as `load_trained` does, and if `out` cannot be written.
+    """
     import safetensors
 
     from jax_tformer.hub.files import save_weights
-    from jax_tformer.runs.restoring import load_trained
+    from jax_tformer.runs.folder import load_trained
 
     trained = load_trained(run, step)
     with new_folder(out) as whole:
@@ -79,9 +87,7 @@ def main(arguments: Sequence[str]) -> int:
             save_weights(whole / "model.safetensors", trained.params, trained.net.config)
         except safetensors.SafetensorError as error:
             raise InputError(f"cannot write {out}: {' '.join(str(error).split())}") from error
-    names = ", ".join(sorted(path.name for path in out.iterdir()))
-    print(f"step {trained.step} of {run.path} is in {out}/: {names}")
-    return 0
+    return f"step {trained.step} of {run.path} is in {out}/: {list_files(out)}"
 
 
 def export_adapters(run: "RunFolder", out: Path, step: "Which", architecture: str | None) -> str:
@@ -92,11 +98,15 @@ def export_adapters(run: "RunFolder", out: Path, step: "Which", architecture: st
     """
     from jax_tformer.hub.adapters import save_adapters
     from jax_tformer.hub.origin import read_origin
-    from jax_tformer.runs.restoring import load_trained
+    from jax_tformer.runs.folder import load_trained
 
     trained = load_trained(run, step, merge=False)
     net, base = trained.net, run.read_config().init
     net.origin = read_origin(run.origin) if run.origin.exists() else None
     save_adapters(out, net, trained.params, architecture=architecture, base=base)
-    names = ", ".join(sorted(path.name for path in out.iterdir()))
-    return f"the adapters of step {trained.step} of {run.path} are in {out}/: {names}"
+    return f"the adapters of step {trained.step} of {run.path} are in {out}/: {list_files(out)}"
+
+
+def list_files(folder: Path) -> str:
+    """Returns the names of the files in a folder."""
+    return ", ".join(sorted(path.name for path in folder.iterdir()))

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import tyro
 
-from jax_tformer.cli.command_line import parse
+from jax_tformer.cli.export import list_files
+from jax_tformer.cli.options import parse
 from jax_tformer.files import require_new_folder, user_path
 
 
@@ -36,6 +37,5 @@ def main(arguments: Sequence[str]) -> int:
     net, params, tokenizer = load_flax(options.folder)
     save_pretrained(out, net, params, tokenizer, max_shard_size=options.max_shard_size)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    names = ", ".join(sorted(path.name for path in out.iterdir()))
-    print(f"{net.origin.architecture} of {count:,} parameters is in {out}/: {names}")
+    print(f"{net.origin.architecture} of {count:,} parameters is in {out}/: {list_files(out)}")
     return 0

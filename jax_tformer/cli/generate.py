@@ -8,71 +8,67 @@ from jax_tformer.terminal import one_line
 
 
 def main(arguments: Sequence[str]) -> int:
-    # 1. The options, checked before the slow imports.
-    from jax_tformer.cli.generate_options import read_options
+    # 1. The options, the model except for its weights, and the texts: checked before the slow imports. A file is read
+    # at once, standard input line by line.
+    from jax_tformer.cli.generate_options import plan_generation, read_options
+    from jax_tformer.cli.texts import JsonOutput, Stopwatch, TextOutput, open_prompts, read_references
 
     options = read_options(arguments, __doc__ or "")
-
-    from jax_tformer.cli.speakers import find_speaker
-    from jax_tformer.cli.texts import batched, open_texts, read_references
-
-    # 2. Who is asked what. A file is read at once, standard input line by line.
-    speaker = find_speaker(options)
-    for note in speaker.notes:
-        print(one_line(note), file=sys.stderr)
+    plan = plan_generation(options)
+    _print_notes(plan.notes)
     only = options.source if options.prompt is None else options.prompt
     # With references every line must count, so an unusable one is an error.
-    typed = options.typed and options.reference is None
-    texts = open_texts(only, options.file, speaker.read, typed=typed, at_once=speaker.hear is None)
-    references = None
+    typed, references = options.typed and options.reference is None, None
+    prompts = open_prompts(only, options.file, plan.read, typed=typed, at_once=plan.hear is None)
     if options.reference is not None:
-        references = read_references(options.reference, texts := list(texts))
+        references = read_references(options.reference, prompts := list(prompts))
 
-    from jax_tformer.cli.answers import Answerer
-    from jax_tformer.cli.output import JsonOutput, Stopwatch, TextOutput
-    from jax_tformer.decoding.translation_scores import translation_scores
+    from jax_tformer.decoding.answers import Answerer, batched
+    from jax_tformer.decoding.score import translation_scores
 
-    # 3. The model.
-    trained = speaker.load()
-    for note in trained.skipped:
-        print(one_line(note), file=sys.stderr)
-    decoding = speaker.decoding
+    # 2. The model. Its parameters are freed, because the Answerer has them in another layout.
+    trained = plan.load()
+    _print_notes(trained.skipped)
     answerer = Answerer(
         trained.net,
         trained.params,
-        speaker.tokenizer,
-        decoding,
+        plan.tokenizer,
+        plan.decoding,
         seed=options.seed,
-        context=speaker.context,
+        context=plan.context,
         batch=options.batch,
     )
-    # Frees the parameters; the Answerer has them in another layout.
     del trained
 
-    # 4. The answers, batch by batch or token by token.
-    kind = "source" if speaker.translates else "prompt"
-    output = JsonOutput(kind) if options.json else TextOutput(kind, alone=speaker.alone)
-    watch, tokens, best = Stopwatch(), 0, list[str]()
-    for batch in batched(texts, options.batch):
+    # 3. The answers, batch by batch or token by token.
+    kind = "source" if plan.translates else "prompt"
+    alone = plan.translates or plan.hear is not None
+    output = JsonOutput(kind) if options.json else TextOutput(kind, alone=alone)
+    watch, tokens, answers = Stopwatch(), 0, list[str]()
+    for batch in batched(prompts, options.batch):
         if isinstance(output, TextOutput) and options.stream:
             with watch.running():
                 pieces = output.stream(batch[0], answerer.stream(batch[0]))
-            tokens += len(pieces) - 1
-            best += ["".join(pieces)] if references is not None else []
-            if speaker.hear is not None:
-                speaker.hear("".join(pieces))
-            continue
-        with watch.running(), options.flags_in_errors():
-            found = answerer.answers(batch)
-        for text, completions in zip(batch, found, strict=True):
-            output.answers(text, completions)
-            tokens += sum(completion.made for completion in completions)
-            best += [completions[0].text] if references is not None else []
-            if speaker.hear is not None:
-                speaker.hear(completions[0].text)
+            best, tokens = ["".join(pieces)], tokens + len(pieces) - 1
+        else:
+            with watch.running(), options.flags_in_errors():
+                found = answerer.answers(batch)
+            for prompt, completions in zip(batch, found, strict=True):
+                output.answers(prompt, completions)
+                tokens += sum(completion.new_tokens for completion in completions)
+            best = [completions[0].text for completions in found]
+        if references is not None:
+            answers += best
+        if plan.hear is not None:
+            plan.hear(best[0])
 
-    # 5. Scores and speed.
+    # 4. Scores and speed.
     if references is not None:
-        output.scores(translation_scores(best, references))
+        output.scores(translation_scores(answers, references))
     print(watch.line(tokens), file=sys.stderr)
     return 0
+
+
+def _print_notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        print(one_line(note), file=sys.stderr)

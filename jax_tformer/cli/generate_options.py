@@ -1,32 +1,59 @@
-"""The options of generate.py: the texts to answer, the fields of DecodingConfig, and the form of the output."""
+"""The options of generate.py: the texts to answer, the fields of DecodingConfig, and the form of the output.
+
+`plan_generation` makes of them, and of the files of a run or of a Hugging Face folder, what generate.py is to do.
+"""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import tyro
 
-from jax_tformer.cli.command_line import checkpoint_step, parse
-from jax_tformer.config import Dtype
+from jax_tformer.cli.options import given_flags, parse, parse_checkpoint
+from jax_tformer.config import Dtype, TransformerConfig
 from jax_tformer.config.errors import FieldError, InputError, require
-from jax_tformer.config.experiment import MaskedTextData, PairData, TextData
+from jax_tformer.config.experiment import PairData, TextData
+from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer, read_settings, special_tokens
+from jax_tformer.decoding.prompts import Prompt, PromptReader, data_length
 from jax_tformer.decoding.settings import DecodingConfig
+from jax_tformer.files import shortened, user_path
+from jax_tformer.hub.origin import GenerationDefaults, Origin, defaults_of, read_origin
+from jax_tformer.runs.folder import RunFolder
 
 if TYPE_CHECKING:
-    from jax_tformer.hub.origin import GenerationDefaults
+    from jax_tformer.runs.folder import Trained
 
 _PROMPT_TEMPERATURE = 0.8
 _DRAWING = ("top_k", "top_p", "min_p")
+_EXCLUSIVE = (
+    ("--prompt", "--source"),
+    ("--prompt", "--file"),
+    ("--source", "--file"),
+    ("--chat", "--source"),
+    ("--chat", "--reference"),
+    ("--beam", "--num-samples"),
+    ("--beam", "--slide"),
+    ("--stream", "--num-samples"),
+    ("--stream", "--beam"),
+    ("--stream", "--json"),
+)
+_NEEDS = {"--system": "--chat", "--n-best": "--beam", "--early-stopping": "--beam"}
+_NEEDS |= {"--length-penalty": "--beam", "--length-penalty-form": "--beam"}
+T = TypeVar("T")
+Hidden = Annotated[T, tyro.conf.Fixed, tyro.conf.Suppress]
+"""A field that no flag sets."""
+Limit = tuple[int, str] | None
+"""The largest number of new tokens of a translation, and its name; None: no translation, or any number."""
 
 
 @dataclass(frozen=True)
 class DecodingFlags(DecodingConfig):
     """How tokens are chosen; None: what suits the run."""
 
-    # `GenerateOptions.decoding_of` makes a checked DecodingConfig of this once it knows the run.
+    # `GenerateOptions.decoding_config` makes a checked DecodingConfig of this once it knows the model.
     max_new_tokens: int | None = None  # type: ignore[assignment]
     """The most tokens of an answer. None: what a checkpoint says, else 200; fewer if the context or a translation's
     length allows only these."""
@@ -36,13 +63,13 @@ class DecodingFlags(DecodingConfig):
     early_stopping: bool = False
     """End a beam search at as many finished answers as beams, instead of when no other can become better."""
     num_beams: Annotated[int, tyro.conf.arg(name="beam")] = 1
-    num_return_sequences: Annotated[int, tyro.conf.Fixed, tyro.conf.Suppress] = 1
-    suppress_tokens: Annotated[tuple[int, ...], tyro.conf.Fixed, tyro.conf.Suppress] = ()
-    begin_suppress_tokens: Annotated[tuple[int, ...], tyro.conf.Fixed, tyro.conf.Suppress] = ()
-    bad_words_ids: Annotated[tuple[tuple[int, ...], ...], tyro.conf.Fixed, tyro.conf.Suppress] = ()
-    forced_bos_token_id: Annotated[int | None, tyro.conf.Fixed, tyro.conf.Suppress] = None
-    forced_eos_token_id: Annotated[int | None, tyro.conf.Fixed, tyro.conf.Suppress] = None
-    renormalize_logits: Annotated[bool, tyro.conf.Fixed, tyro.conf.Suppress] = False
+    num_return_sequences: Hidden[int] = 1
+    suppress_tokens: Hidden[tuple[int, ...]] = ()
+    begin_suppress_tokens: Hidden[tuple[int, ...]] = ()
+    bad_words_ids: Hidden[tuple[tuple[int, ...], ...]] = ()
+    forced_bos_token_id: Hidden[int | None] = None
+    forced_eos_token_id: Hidden[int | None] = None
+    renormalize_logits: Hidden[bool] = False
     num_samples: int = 1
     """Samples for each text."""
     n_best: int = 1
@@ -50,9 +77,6 @@ class DecodingFlags(DecodingConfig):
 
     def __post_init__(self) -> None:
         pass
-
-
-_Given = TypedDict("_Given", get_type_hints(DecodingFlags, include_extras=True), total=False)  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
@@ -88,104 +112,80 @@ class GenerateOptions:
     seed: int = 0
     """Random seed; the same seed gives the same tokens."""
     decoding: Annotated[DecodingFlags, tyro.conf.arg(name="")] = DecodingFlags()
-    said: Annotated[frozenset[str], tyro.conf.Fixed, tyro.conf.Suppress] = frozenset()
-    """The names of the fields that flags have set."""
+    given: Hidden[frozenset[str]] = frozenset()
+    """The fields of `decoding` that flags have set."""
 
     def check(self) -> None:
         """Raises InputError for options that exclude each other, and for invalid numbers."""
-        given = [f"--{name}" for name in ("prompt", "source", "file") if getattr(self, name) is not None]
-        require(len(given) <= 1, f"{' and '.join(given)} are both given; expected one of them")
         require(self.prompt != "", "the prompt is empty; give the text to continue with --prompt TEXT")
         require(self.source is None or bool(self.source.strip()), "the source is empty; give the text with --source")
         require(self.batch_size >= 1, f"--batch-size is {self.batch_size}; expected at least 1")
         require(0 <= self.seed < 2**32, f"--seed is {self.seed}; expected a whole number from 0 to 2^32 - 1")
-        checkpoint_step(self.checkpoint)
-        asked, beams = self.decoding, self.decoding.num_beams
-        if beams > 1:
-            require(
-                asked.num_samples == 1,
-                f"--num-samples is {asked.num_samples} and --beam is {beams}; expected one of them: "
-                "a beam search draws nothing, and gives several answers with --n-best",
-            )
-            require(not self.slide, f"--slide is given and --beam is {beams}; expected one of them")
-        else:
-            best = asked.n_best
-            require(best == 1, f"--n-best is {best}; expected a beam search, --beam {best} or more")
-            for name in ("length_penalty", "length_penalty_form", "early_stopping"):
-                idle = getattr(asked, name) == getattr(DecodingConfig, name)
-                require(idle, f"{_flag(name)} is for a beam search; give --beam, or leave it out")
-        others = {"--num-samples": asked.num_samples > 1, "--beam": beams > 1, "--json": self.json}
-        require(self.chat or self.system is None, "--system is given without --chat; expected both, or neither")
-        require(not self.chat or self.source is None, "--chat and --source are both given; say it with --prompt")
-        require(not self.chat or self.reference is None, "--chat and --reference are both given; expected one of them")
-        given = [flag for flag, is_given in others.items() if is_given and self.stream]
-        told = f"--stream and {' and '.join(given)} are both given"
-        require(not given, f"{told}; expected one of them: a stream is one plain text")
+        parse_checkpoint(self.checkpoint)
+        parts = [(part, field) for part in (self, self.decoding) for field in fields(part)]
+        given = {_flag(field.name) for part, field in parts if getattr(part, field.name) != field.default}
+        for first, second in _EXCLUSIVE:
+            told = f"{first} and {second} are both given; expected one of them"
+            require(not {first, second} <= given, told)
+        for flag, needed in _NEEDS.items():
+            told = f"{flag} is given without {needed}; expected both, or neither"
+            require(flag not in given or needed in given, told)
 
-    def decoding_of(self, data: TextData | PairData) -> DecodingConfig:
-        """Returns the DecodingConfig for a model that was trained on `data`.
+    def decoding_config(self, defaults: GenerationDefaults, where: str, limit: Limit) -> DecodingConfig:
+        """Returns the DecodingConfig of a model with these `defaults` of the file `where`; flags overrule them.
 
         Raises InputError for invalid values, and for options that such a model cannot use.
         """
-        self._check_model(data)
-        chosen = {field.name: getattr(self.decoding, field.name) for field in fields(DecodingConfig)}
-        searches, translates = self.decoding.num_beams > 1, isinstance(data, PairData)
-        chosen["num_return_sequences"] = self.decoding.n_best if searches else self.decoding.num_samples
-        if self.decoding.max_new_tokens is None:
-            most = data.target_length if isinstance(data, PairData) else DecodingConfig.max_new_tokens
-            chosen["max_new_tokens"] = most
-        if self.decoding.temperature is None:
-            chosen["temperature"] = 0.0 if translates or searches else _PROMPT_TEMPERATURE
-        with self.flags_in_errors():
-            return DecodingConfig(**chosen)
-
-    def decoding_of_checkpoint(self, defaults: "GenerationDefaults", where: str, most: int | None) -> DecodingConfig:
-        """Returns the DecodingConfig for a checkpoint with these `defaults` of the file `where`; flags overrule.
-
-        `most`: the most new tokens of a translation; None: no translation, or any number. Raises InputError for invalid
-        values, and for options that such a model cannot use.
-        """
-        self._check_kind(defaults.translates)
-        asked = {field.name: getattr(self.decoding, field.name) for field in fields(DecodingConfig)}
-        asked = {name: value for name, value in asked.items() if name in self.said}
-        chosen = dict(defaults.decoding)
+        asked = {name: getattr(self.decoding, name) for name in self.given}
+        settings = dict(defaults.decoding)
         draws = any(asked.get(name) for name in (*_DRAWING, "temperature")) or self.decoding.num_samples > 1
-        searches = asked.get("num_beams", 1) > 1 or ("num_beams" in chosen and "num_beams" not in asked)
-        if asked.get("num_beams", 1) == 1 and (draws or self.stream or self.slide):
+        beams = asked.get("num_beams", 1)
+        searches = beams > 1 or ("num_beams" in settings and "num_beams" not in asked)
+        if beams == 1 and (draws or self.stream or self.slide):
             searches = False
         # What a flag asks for excludes what only the checkpoint asks for.
         for name in ("num_beams", "length_penalty", "early_stopping"):
             if not searches:
-                chosen.pop(name, None)
+                settings.pop(name, None)
         if searches or asked.get("temperature") == 0:
-            chosen = {name: value for name, value in chosen.items() if name not in (*_DRAWING, "temperature")}
+            settings = {name: value for name, value in settings.items() if name not in (*_DRAWING, "temperature")}
         elif draws:
-            chosen = {"temperature": 1.0} | defaults.drawing | chosen
+            settings = {"temperature": 1.0} | defaults.drawing | settings
         if searches:
-            chosen = {"length_penalty": 1.0, "length_penalty_form": "power", **chosen}
-        chosen |= asked
-        chosen["num_return_sequences"] = self.decoding.n_best if searches else self.decoding.num_samples
-        chosen["max_new_tokens"] = self._most(defaults, most)
-        if "min_new_tokens" in chosen.keys() - asked.keys():
-            chosen["min_new_tokens"] = min(chosen["min_new_tokens"], chosen["max_new_tokens"])
+            settings = {"length_penalty": 1.0, "length_penalty_form": "power", **settings}
+        settings |= asked
+        settings["num_return_sequences"] = self.decoding.n_best if searches else self.decoding.num_samples
+        settings["max_new_tokens"] = self._max_new_tokens(defaults, limit)
+        if "min_new_tokens" in settings.keys() - asked.keys():
+            settings["min_new_tokens"] = min(settings["min_new_tokens"], settings["max_new_tokens"])
         try:
-            return DecodingConfig(**chosen)
+            return DecodingConfig(**settings)
         except FieldError as error:
             if error.field in defaults.decoding | defaults.drawing and error.field not in asked:
                 raise InputError(f"{error}; {where} says so, and flags overrule it") from None
             with self.flags_in_errors():
                 raise
 
-    def _most(self, defaults: "GenerationDefaults", allowed: int | None) -> int:
-        """Returns the most new tokens of an answer of a checkpoint, of which `allowed` are possible."""
-        asked = self.decoding.max_new_tokens
+    def _max_new_tokens(self, defaults: GenerationDefaults, limit: Limit) -> int:
+        asked, (largest, named) = self.decoding.max_new_tokens, limit or (2**31, "")
         if asked is not None:
-            told = f"--max-new-tokens is {asked}; expected at most {allowed}, the model's positions"
-            require(allowed is None or asked <= allowed, told)
+            require(
+                asked <= largest or limit is None, f"--max-new-tokens is {asked}; expected at most {largest}, {named}"
+            )
             return asked
         longest = None if defaults.longest is None else defaults.longest - defaults.translates
-        most = max(defaults.most or longest or DecodingConfig.max_new_tokens, 1)
-        return most if allowed is None else min(most, allowed)
+        return min(max(defaults.most or longest or DecodingConfig.max_new_tokens, 1), largest)
+
+    def check_model(self, translates: bool) -> None:
+        """Raises InputError for options that are for models that translate, or for those that do not."""
+        kind = f"{self.run} holds a {'translation' if translates else 'language'} model"
+        if translates:
+            require(self.prompt is None, f"{kind}; give --source, not --prompt")
+            require(not self.slide, f"{kind}; --slide is for continuing texts")
+            require(not self.chat, f"{kind}; --chat is for continuing texts")
+        else:
+            require(self.source is None, f"{kind}; give --prompt, not --source")
+            require(self.reference is None, f"{kind}; --reference is for translations")
 
     @contextmanager
     def flags_in_errors(self) -> Iterator[None]:
@@ -193,9 +193,9 @@ class GenerateOptions:
         try:
             yield
         except FieldError as error:
-            several = "--n-best" if self.decoding.num_beams > 1 else "--num-samples"
-            flags = {"num_beams": "--beam", "num_return_sequences": several}
-            raise InputError(f"{flags.get(error.field, _flag(error.field))} {error.problem}") from None
+            several = "n_best" if self.decoding.num_beams > 1 else "num_samples"
+            name = several if error.field == "num_return_sequences" else error.field
+            raise InputError(f"{_flag(name)} {error.problem}") from None
 
     @property
     def typed(self) -> bool:
@@ -209,46 +209,159 @@ class GenerateOptions:
         one_by_one = self.stream or self.chat or self.typed or self.prompt is not None or self.source is not None
         return 1 if one_by_one else self.batch_size
 
-    def _check_model(self, data: TextData | PairData) -> None:
-        if isinstance(data, MaskedTextData):
-            raise InputError(
-                f"{self.run} holds an encoder; only decoder-only and encoder-decoder models generate text; "
-                "give the run of one"
-            )
-        self._check_kind(isinstance(data, PairData))
-        if isinstance(data, PairData):
-            most, length = self.decoding.max_new_tokens, data.target_length
-            require(
-                most is None or most <= length,
-                f"--max-new-tokens is {most}; expected at most {length}, the run's data.target_length",
-            )
-
-    def _check_kind(self, translates: bool) -> None:
-        if translates:
-            require(self.prompt is None, f"{self.run} holds a translation model; give --source, not --prompt")
-            require(not self.slide, f"{self.run} holds a translation model; --slide is for continuing texts")
-            require(not self.chat, f"{self.run} holds a translation model; --chat is for continuing texts")
-        else:
-            require(self.source is None, f"{self.run} holds a language model; give --prompt, not --source")
-            require(self.reference is None, f"{self.run} holds a language model; --reference is for translations")
-
-
-@dataclass(frozen=True)
-class _Asked(GenerateOptions):
-    """The same options; of the decoding flags, those alone that are given."""
-
-    # From a TypedDict that is not total, tyro leaves out what no flag sets.
-    decoding: Annotated[_Given, tyro.conf.arg(name="")] = tyro.MISSING_NONPROP  # type: ignore[assignment]
-
 
 def read_options(arguments: Sequence[str], description: str) -> GenerateOptions:
     """Parses the command line of generate.py; raises InputError for what does not fit, in one line."""
     options = parse(GenerateOptions, arguments, prog="generate.py", description=description)
-    asked = parse(_Asked, arguments, prog="generate.py", description=description).decoding
-    options = replace(options, said=frozenset(asked))
+    names = {_flag(field.name): field.name for field in fields(DecodingConfig)}
+    names["--no-early-stopping"] = "early_stopping"
+    options = replace(options, given=frozenset(names[flag] for flag in given_flags(arguments).keys() & names.keys()))
     options.check()
     return options
 
 
 def _flag(field: str) -> str:
-    return f"--{field.replace('_', '-')}"
+    return "--beam" if field == "num_beams" else f"--{field.replace('_', '-')}"
+
+
+@dataclass(frozen=True)
+class GenerationPlan:
+    """What generate.py is to do: a model that is not loaded yet, and how it is asked."""
+
+    read: Callable[..., Prompt]
+    """Makes a Prompt of a text, its line number and its place."""
+    translates: bool
+    tokenizer: Tokenizer
+    decoding: DecodingConfig
+    load: "Callable[[], Trained]"
+    context: int | None
+    """Where texts drop their older half and continue; None: they do not grow so long."""
+    hear: Callable[[str], None] | None = None
+    """Continues a conversation with the answer; None: texts are answered one by one."""
+    notes: Sequence[str] = ()
+    """Notes for the user, a line each."""
+
+
+def plan_generation(options: GenerateOptions) -> GenerationPlan:
+    """Reads all but the weights of the model in `options.run`.
+
+    Raises InputError if that is neither a run nor a Hugging Face folder, if the model does not generate, if something
+    is missing or damaged, or if options do not suit the model.
+    """
+    path = user_path(options.run)
+    run = RunFolder(path)
+    folder, origin, data = path, None, None
+    if run.holds_checkpoint():
+        origin = read_origin(path)
+        config, tokenizer, load = _open_checkpoint(options, path, origin)
+    else:
+        experiment = run.read_config("a folder that train.py or save_pretrained has written")
+        config, data = experiment.model, experiment.data
+        tokenizer, load = _open_run(options, run, config)
+        if run.origin.exists():
+            folder, origin = run.origin, read_origin(run.origin)
+    if config.decoder is None or config.head == "none":
+        kind = "an encoder" if config.decoder is None else "a model without a head"
+        raise InputError(
+            f"{options.run} holds {kind}{f' ({origin.architecture})' if origin else ''}; only decoder-only and "
+            "encoder-decoder models generate text; give the folder of one"
+        )
+    translates, limit = config.encoder is not None, None
+    options.check_model(translates)
+    if origin is not None:
+        defaults, where = defaults_of(origin, folder, translates=translates, vocabulary=config.vocab_size)
+        tokenizer = tokenizer.framed(defaults.start_id, defaults.end_ids or None)
+        length, named = config.decoder.max_positions, "the model's context"
+        if config.encoder is not None:
+            limit = None if length is None else (length, "the model's positions")
+            length, named = config.encoder.max_positions, "the model's positions"
+    else:
+        assert data is not None
+        (defaults, limit), where = _run_defaults(data), path
+        length, named = data_length(data)
+    decoding = options.decoding_config(defaults, str(where), limit)
+    require(
+        not options.slide or length is not None,
+        f"{options.run} has a model that knows texts of any length; leave --slide out",
+    )
+    exactly = options.decoding.max_new_tokens is not None
+    reader = PromptReader(
+        tokenizer,
+        decoding.max_new_tokens,
+        translates=translates,
+        max_length=length,
+        named=named,
+        checkpoint_length=None if exactly or translates else defaults.longest,
+        exactly=exactly,
+        slide=options.slide,
+    )
+    notes = [f"not honoured, of {where}: {shortened(list(defaults.ignored), 8)}"] if defaults.ignored else []
+    context = length if options.slide else None
+    plan = GenerationPlan(reader, translates, tokenizer, decoding, load, context, notes=notes)
+    if not options.chat:
+        return plan
+    require(origin is not None, f"{path} has no chat template; --chat is for checkpoints of Hugging Face that have one")
+
+    from jax_tformer.cli.chat import Conversation, read_chat_template
+
+    settings = read_settings(folder)
+    template = read_chat_template(folder, settings, special_tokens(settings))
+    if template is None:
+        raise InputError(
+            f"{folder} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json); "
+            "leave --chat out, or take the checkpoint of a model that was trained to chat"
+        )
+    # The template has the special tokens already.
+    talk = Conversation(template, reader, lambda text: tokenizer.encode(text).tolist(), options.system)
+    return replace(plan, read=talk, hear=talk.hear)
+
+
+def _run_defaults(data: TextData | PairData) -> tuple[GenerationDefaults, Limit]:
+    """Returns how the model of a run generates, and the largest number of new tokens of its translations."""
+    translates = isinstance(data, PairData)
+    decoding = {name: getattr(DecodingConfig, name) for name in ("length_penalty", "length_penalty_form")}
+    decoding["temperature"] = 0.0 if translates else _PROMPT_TEMPERATURE
+    limit = (data.target_length, "the run's data.target_length") if isinstance(data, PairData) else None
+    return GenerationDefaults(decoding, {}, limit and limit[0], None, None, (), translates, ()), limit
+
+
+def _open_run(
+    options: GenerateOptions, run: RunFolder, config: TransformerConfig
+) -> "tuple[Tokenizer, Callable[[], Trained]]":
+    require(options.dtype is None, "--dtype is for Hugging Face folders; a run has the types of its config.json")
+    tokenizer, step = run.read_tokenizer(config.vocab_size), parse_checkpoint(options.checkpoint)
+
+    def load() -> "Trained":
+        from jax_tformer.runs.folder import load_trained
+
+        trained = load_trained(run, step)
+        notes = (*trained.skipped, *([] if step is None else [f"the checkpoint of step {trained.step}"]))
+        return trained._replace(skipped=notes)
+
+    return tokenizer, load
+
+
+def _open_checkpoint(
+    options: GenerateOptions, path: Path, origin: Origin
+) -> "tuple[TransformerConfig, Tokenizer, Callable[[], Trained]]":
+    require(options.checkpoint == "newest", f"{path} is a Hugging Face folder; --checkpoint is for runs")
+
+    from jax_tformer.hub.families import config_from_huggingface
+
+    config = config_from_huggingface(origin.config)
+    require(
+        (path / "tokenizer.json").exists(),
+        f"{path} has no tokenizer.json; expected one, as save_pretrained of a fast tokenizer writes it",
+    )
+    tokenizer = load_tokenizer(path)
+
+    def load() -> "Trained":
+        from jax_tformer.hub.loading import load_pretrained
+        from jax_tformer.runs.folder import Trained
+        from jax_tformer.runs.startup import set_up_jax
+
+        set_up_jax(config if options.dtype is None else config.with_dtype(options.dtype))
+        net, params, _ = load_pretrained(path, dtype=options.dtype)
+        return Trained(net, params, tokenizer, 0, ())
+
+    return config, tokenizer, load

@@ -1,168 +1,56 @@
-"""Reads texts from a flag, a file or standard input, and makes tokens that fit the model."""
+"""What generate.py reads and prints: texts from a flag, a file or standard input; answers for people or programs."""
 
+import json
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING
 
 from jax_tformer.config.errors import InputError, require
-from jax_tformer.config.experiment import PairData, TextData
-from jax_tformer.data.tokenizers import Framing, Tokenizer, pair_framing
+from jax_tformer.decoding.prompts import Prompt
 from jax_tformer.files import user_path
-from jax_tformer.terminal import one_line
+from jax_tformer.terminal import one_line, say
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from jax_tformer.decoding.answers import Completion
+    from jax_tformer.decoding.score import TranslationScores
+
 Line = tuple[str, int, str]
 """A text, its line number (from 1), and its place for messages."""
-ReadText = Callable[..., "Text"]
-"""Makes a Text of a text, its line number and its place."""
-_PER_LINE = "expected a reference for each source, line by line"
+ReadPrompt = Callable[..., Prompt]
+"""Makes a Prompt of a text, its line number and its place."""
+_COMPILATION = "/jax/core/compile/"
+"""What the names of JAX's events begin with: tracing, lowering, and XLA's work."""
 
 
-class Text(NamedTuple):
-    """A prompt or a source, ready to be answered."""
+def open_prompts(
+    only: str | None, file: Path | None, read: ReadPrompt, *, typed: bool = False, at_once: bool = True
+) -> Iterable[Prompt]:
+    """Makes prompts of `only`, else of the lines of `file`, else of standard input (None, or "-") line by line.
 
-    text: str
-    ids: list[int]
-    """The model's input, with start or end token."""
-    limit: int
-    """The most new tokens."""
-    number: int = 1
-    """Its line number, from 1."""
-    place: str | None = None
-    """Its place for messages, like "line 3 of FILE"; None if it is the only text."""
-
-
-class Room(NamedTuple):
-    """How much text a model takes."""
-
-    translates: bool
-    """Whether it answers a source, and does not continue a prompt."""
-    tokens: int | None
-    """The most tokens of a source, or of a prompt with its answer; None: any number."""
-    name: str
-    """What these are called: "the model's context"."""
-
-    @classmethod
-    def of_run(cls, data: TextData | PairData) -> "Room":
-        """Returns the room of a model that was trained on `data`."""
-        if isinstance(data, PairData):
-            return cls(True, data.source_length, "the run's data.source_length")
-        return cls(False, data.context_length, "the model's context")
-
-
-class Reader:
-    """Makes a Text of a prompt or a source, for a model that takes as much as `room` says.
-
-    An answer gets at most `most` new tokens, and a prompt with its answer at most `longest` tokens. If fewer fit, that
-    is the limit or, with `exactly`, an error; with `slide` prompts continue beyond the context. A tokenizer with a
-    framing puts its own tokens around texts, else a prompt follows the start token, if there is one, and an end token
-    follows a source. Raises InputError if translations lack a start or end token.
-    """
-
-    def __init__(
-        self,
-        room: Room,
-        tokenizer: Tokenizer,
-        most: int,
-        *,
-        longest: int | None = None,
-        exactly: bool = False,
-        slide: bool = False,
-    ) -> None:
-        self._tokenizer, self._most, self._longest, self._room = tokenizer, most, longest, room
-        self._exactly, self._slide = exactly, slide
-        self.translates = room.translates
-        if room.translates:
-            framing = pair_framing(tokenizer)
-        else:
-            framing = tokenizer.framing or Framing(() if tokenizer.start_id is None else (tokenizer.start_id,), ())
-        self._framing = framing
-
-    def __call__(self, text: str, number: int = 1, place: str | None = None, ids: list[int] | None = None) -> Text:
-        """Encodes `text`, or takes its `ids`; raises InputError, which names the place, if the model cannot take it."""
-        text = text.strip() if self.translates else text
-        try:
-            if ids is None:
-                ids = [*self._framing.before, *self._tokenizer.encode(text).tolist(), *self._framing.after]
-            limit = self._source(text, len(ids)) if self.translates else self._prompt(len(ids))
-        except InputError as error:
-            raise InputError(f"{place}: {error}" if place else str(error)) from None
-        return Text(text, ids, limit, number, place)
-
-    def _source(self, text: str, tokens: int) -> int:
-        """Returns the most new tokens for a source of this many tokens."""
-        room, around = self._room.tokens, self._framing.size
-        told = "the end token" if around == 1 else f"{around} special tokens"
-        if room is not None:
-            told = f"expected at most {room - around}, {self._room.name} less {told}; shorten it"
-            require(tokens <= room, f"the source {text[:40]!r} has {tokens - around} tokens; {told}")
-        return self._most
-
-    def _prompt(self, tokens: int) -> int:
-        """Returns the most new tokens for a prompt of this many tokens."""
-        require(tokens > 0, "the prompt has no tokens; expected at least one; give a longer text")
-        told = f"the prompt has {tokens} tokens"
-        if self._framing.size:
-            told += " with the start token" if self._tokenizer.framing is None else " with its special tokens"
-        most = self._most
-        if self._longest is not None:
-            expected = f"expected fewer than {self._longest}, the checkpoint's max_length; give --max-new-tokens"
-            require(tokens < self._longest, f"{told}; {expected}")
-            most = min(most, self._longest - tokens)
-        room, name = self._room.tokens, self._room.name
-        if room is None:
-            return most
-        if self._slide:
-            require(tokens <= room, f"{told}; expected at most {room}, {name}; shorten it")
-            return most
-        if self._exactly:
-            told += f" and --max-new-tokens is {most}; expected at most {room} together, {name}"
-            mend = "make one of them smaller"
-        else:
-            told += f"; expected at most {room - 1}, {name} of {room} less one new token"
-            mend = "shorten it"
-        fits = tokens + (most if self._exactly else 1) <= room
-        require(fits, f"{told}; {mend}, or let the model write beyond its context with --slide")
-        return min(most, room - tokens)
-
-
-def open_texts(
-    only: str | None,
-    file: Path | None,
-    read: ReadText,
-    *,
-    typed: bool = False,
-    at_once: bool = True,
-) -> Iterable[Text]:
-    """Makes texts of `only`, else of the lines of `file`, else of standard input (None, or "-") line by line.
-
-    A file is read `at_once`, or else line by line as its texts are asked for. Leaves out blank lines. Raises InputError
-    if there are no others, or if `read` refuses one.
+    A file is read `at_once`, or else line by line as its prompts are asked for. Leaves out blank lines. Raises
+    InputError if there are no others, or if `read` refuses one.
     """
     if only is not None:
         return [read(only)]
-    if file is not None and str(file) != "-":
-        lines = _read_lines(file, read)
-        return list(lines) if at_once else lines
-    return read_standard_input(read, typed=typed)
+    if file is None or str(file) == "-":
+        return read_standard_input(read, typed=typed)
+    lines = [line for line in _file_lines(file) if line[0].strip()]
+    prompts = (read(*line) for line in lines)
+    return list(prompts) if at_once else prompts
 
 
-def _read_lines(path: Path, read: ReadText) -> Iterator[Text]:
-    lines = [line for line in _file_lines(path) if line[0].strip()]
-    require(bool(lines), f"{path} is empty; expected a text on each line")
-    return (read(*line) for line in lines)
-
-
-def read_standard_input(read: ReadText, *, typed: bool = False) -> Iterator[Text]:
-    """Yields the lines of standard input that are not blank as they arrive; raises InputError as `open_texts`.
+def read_standard_input(read: ReadPrompt, *, typed: bool = False) -> Iterator[Prompt]:
+    """Yields the lines of standard input that are not blank as they arrive; raises InputError as `open_prompts`.
 
     With `typed`, prints the error for a text that the model cannot take, and continues with the next line.
     """
     if typed:
         print("one text per line; Ctrl-D ends", file=sys.stderr)
-    lines = (line for line in _decoded(sys.stdin.buffer if sys.stdin else (), "standard input") if line[0].strip())
+    lines = (line for line in _decode(sys.stdin.buffer if sys.stdin else (), "standard input") if line[0].strip())
     first = next(lines, None)
     if first is None:
         raise InputError("standard input is empty; expected a text on each line, or --prompt, --source or --file")
@@ -175,38 +63,32 @@ def read_standard_input(read: ReadText, *, typed: bool = False) -> Iterator[Text
             print(one_line(str(error)), file=sys.stderr)
 
 
-def read_references(path: Path, sources: Sequence[Text]) -> list[str]:
+def read_references(path: Path, sources: Sequence[Prompt]) -> list[str]:
     """Returns the line of `path` for each of the sources; raises InputError unless the files match line by line."""
-    lines = _file_lines(path)
-    require(bool(lines), f"{path} is empty; expected a text on each line")
+    lines, per_line = _file_lines(path), "expected a reference for each source, line by line"
     last, numbers = sources[-1].number, {source.number for source in sources}
     lonely = next((line for line in lines if line[0].strip() and line[1] not in numbers), None)
     require(
         len(lines) >= last and (lonely is None or lonely[1] < last),
-        f"the sources end at line {last:,} and {path} at line {len(lines):,}; {_PER_LINE}",
+        f"the sources end at line {last:,} and {path} at line {len(lines):,}; {per_line}",
     )
     if lonely is not None:
-        raise InputError(f"{lonely[2]} belongs to a blank line of the sources; {_PER_LINE}")
+        raise InputError(f"{lonely[2]} belongs to a blank line of the sources; {per_line}")
     return [lines[source.number - 1][0] for source in sources]
-
-
-def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yields the items in lists of `size`, each as soon as it is full; the last one may be shorter."""
-    items = iter(items)
-    while batch := list(islice(items, size)):
-        yield batch
 
 
 def _file_lines(path: Path) -> list[Line]:
     try:
         with open(user_path(path), "rb") as stream:
-            return list(_decoded(stream, str(path)))
+            lines = list(_decode(stream, str(path)))
     except OSError as error:
         told = f"{path} cannot be read ({error.strerror}); expected a file of text; check the path"
         raise InputError(told) from error
+    require(any(text.strip() for text, *_ in lines), f"{path} is empty; expected a text on each line")
+    return lines
 
 
-def _decoded(lines: Iterable[bytes], name: str) -> Iterator[Line]:
+def _decode(lines: Iterable[bytes], name: str) -> Iterator[Line]:
     for number, line in enumerate(lines, 1):
         place = f"line {number:,} of {name}"
         try:
@@ -217,3 +99,115 @@ def _decoded(lines: Iterable[bytes], name: str) -> Iterator[Line]:
                 "expected text; convert it to UTF-8"
             ) from error
         yield text.removesuffix("\n").removesuffix("\r"), number, place
+
+
+class TextOutput:
+    """Prints prompts with their continuations, or answers `alone`, one per line. Several answers get headings."""
+
+    def __init__(self, kind: str, *, alone: bool) -> None:
+        """`kind` is what the texts are called: "prompt"."""
+        self._kind, self._alone = kind, alone
+
+    def answers(self, prompt: Prompt, completions: Sequence["Completion"]) -> None:
+        """Prints the answers to one prompt."""
+        for number, completion in enumerate(completions, 1):
+            heading = [] if self._alone and len(completions) == 1 else self._number(prompt)
+            if completion.score is not None and len(completions) > 1:
+                heading.append(f"beam {number}, score {completion.score:.4f}")
+            elif len(completions) > 1:
+                heading.append(f"sample {number}")
+            self._print(heading, prompt, [completion.text])
+
+    def stream(self, prompt: Prompt, pieces: Iterable[str]) -> list[str]:
+        """Prints the only answer to one prompt as it is made; returns the pieces."""
+        return self._print([] if self._alone else self._number(prompt), prompt, pieces)
+
+    def scores(self, scores: "TranslationScores") -> None:
+        """Prints scores to standard error."""
+        print(*scores.lines, sep="\n", file=sys.stderr)
+
+    def _number(self, prompt: Prompt) -> list[str]:
+        """Says which text is answered, where there may be several."""
+        return [] if prompt.place is None else [f"{self._kind} {prompt.number}"]
+
+    def _print(self, heading: Sequence[str], prompt: Prompt, pieces: Iterable[str]) -> list[str]:
+        if heading:
+            print(f"--- {', '.join(heading)} ---")
+        say("" if self._alone else prompt.text, end="")
+        printed = []
+        try:
+            for piece in pieces:
+                say(piece, end="")
+                printed.append(piece)
+        except KeyboardInterrupt:
+            print(flush=True)
+            raise
+        print(end="\n\n" if heading else "\n", flush=True)
+        return printed
+
+
+class JsonOutput:
+    """Prints one JSON object per line, with the number of the line that it answers if there are several."""
+
+    def __init__(self, kind: str) -> None:
+        """`kind` is what the texts are called: "prompt"."""
+        self._kind = kind
+
+    def answers(self, prompt: Prompt, completions: Sequence["Completion"]) -> None:
+        """Prints the object of one prompt."""
+        line = {} if prompt.place is None else {"line": prompt.number}
+        answers = [
+            {"text": each.text, "tokens": each.tokens, "finished": each.finished}
+            | ({} if each.score is None else {"score": each.score})
+            for each in completions
+        ]
+        self._print({**line, self._kind: prompt.text, "completions": answers})
+
+    def scores(self, scores: "TranslationScores") -> None:
+        """Prints the last object, the scores."""
+        why = {} if scores.no_bleu is None else {"no_bleu": scores.no_bleu}
+        figures = {"exact_match": scores.exact_match, "bleu": scores.bleu, **why, "chrf": scores.chrf}
+        self._print({**figures, "signatures": list(scores.signatures)})
+
+    def _print(self, content: dict[str, object]) -> None:
+        say(json.dumps(content, ensure_ascii=False, allow_nan=False))
+
+
+class Stopwatch:
+    """Times what runs inside `with stopwatch.running():`, and JAX's compilation within it."""
+
+    def __init__(self) -> None:
+        self._seconds = self._compilation = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """May be entered as often as there is something to time."""
+        import jax.monitoring  # imported here, so that texts are checked first
+
+        spans: list[tuple[float, float]] = []
+
+        def listen(event: str, start_time: float, end_time: float, **_: str | int) -> None:
+            if event.startswith(_COMPILATION):
+                spans.append((start_time, end_time))
+
+        jax.monitoring.register_event_time_span_listener(listen)
+        # The clock of JAX's events.
+        began = time.time()
+        try:
+            yield
+        finally:
+            self._seconds += time.time() - began
+            jax.monitoring.unregister_event_time_span_listener(listen)
+            # What is traced inside of something traced counts once.
+            until = 0.0
+            for start, end in sorted(spans):
+                self._compilation += max(end - max(start, until), 0.0)
+                until = max(until, end)
+
+    def line(self, tokens: int) -> str:
+        """The speed at which `tokens` were made, without compilation."""
+        seconds = max(self._seconds - self._compilation, 0.0)
+        speed = f"{tokens / seconds:,.0f}" if seconds else "?"
+        return (
+            f"{tokens:,} new tokens in {seconds:.2f} s: {speed} tokens/s, and {self._compilation:.1f} s of compilation"
+        )

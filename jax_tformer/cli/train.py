@@ -7,93 +7,89 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
+from jax_tformer.cli import train_options
 from jax_tformer.runs.startup import require_one_process
-from jax_tformer.terminal import Interruption, say
+from jax_tformer.terminal import SMALLER_TRAINING, Interruption, say
+
+if TYPE_CHECKING:
+    from jax_tformer.runs.folder import RunFolder
 
 
 def main(arguments: Sequence[str]) -> int:
-    # 1. The experiment: a preset and the flags that change it, checked before the slow imports.
-    from jax_tformer.cli.train_options import train_options
-
+    """Trains, or reports on a run, as the command line says; returns the exit status."""
+    # 1. The config: a preset and the flags that change it, checked before the slow imports.
     started = time.perf_counter()
-    plan = train_options(arguments)
+    plan = train_options.train_options(arguments)
 
     from jax_tformer.data.pipeline import check_files
     from jax_tformer.runs.folder import RunFolder
 
-    experiment, run = plan.experiment, RunFolder(plan.run)
+    run = RunFolder(plan.run)
     run.check()
     if plan.report:
-        from jax_tformer.runs.results import report
+        from jax_tformer.runs.evaluation import report
 
-        say(report(run, experiment))
+        say(report(run, plan.experiment))
         return 0
     require_one_process()
-    check_files(experiment.data)
+    check_files(plan.experiment.data)
+    return train(plan, run, started)
 
+
+def train(plan: train_options.TrainPlan, run: "RunFolder", started: float) -> int:
+    """Trains the experiment of `plan` in the folder of `run`; `started` is when the program was, by perf_counter."""
     import jax
 
     from jax_tformer.data.batches import check_batch_ids
     from jax_tformer.data.pipeline import build_pipeline
-    from jax_tformer.data.tokenizers import check_vocabulary, load_run_tokenizer
     from jax_tformer.functional import transformer
     from jax_tformer.lora import merge_lora, trained
+    from jax_tformer.memory import describe_compute, fit_to_devices, require_room_for_batches
     from jax_tformer.runs.checkpoints import Checkpoints
-    from jax_tformer.runs.evaluation import Evaluator, sample_text
+    from jax_tformer.runs.diagnosis import find_not_finite
+    from jax_tformer.runs.evaluation import Evaluator, finish, sample_text
     from jax_tformer.runs.huggingface import export_pretrained, given_parameters, new_tokenizer
-    from jax_tformer.runs.preparing import (
-        compile_beside,
-        describe_compute,
-        fit_to_devices,
-        prepare,
-        require_room_for_batches,
-    )
-    from jax_tformer.runs.progress import ProgressLine, Reporter, first_not_finite
-    from jax_tformer.runs.results import MetricsLog, finish
-    from jax_tformer.runs.resume import Resumption, permitted_changes
+    from jax_tformer.runs.metrics import MetricsLog, ProgressLine, Reporter
+    from jax_tformer.runs.resume import Resumption, compile_beside, permitted_changes, prepare
     from jax_tformer.runs.startup import for_other_shapes, set_up_jax
     from jax_tformer.training.optimizer import optimizer
     from jax_tformer.training.sharding import make_mesh, place_batch
+    from jax_tformer.training.step import batch_loss
 
+    experiment, training = plan.experiment, plan.experiment.training
     set_up_jax(experiment.model)
-    training = experiment.training
-    require_room_for_batches(experiment.data, training)
+    require_room_for_batches(experiment.data, training, SMALLER_TRAINING)
     checkpoints = Checkpoints(run.checkpoints, training.keep_checkpoints, run.saved)
-    continues = plan.before is not None and checkpoints.saved_before()
+    before = plan.before if checkpoints.saved_before() else None
 
     # 2. The mesh: one device is the mesh 1 x 1 x 1.
     mesh = make_mesh(experiment.mesh, training.batch_size // training.accumulation)
 
     # 3. The data. A continued run keeps its tokenizer.
-    tokenizer = load_run_tokenizer(run.path) if continues else new_tokenizer(experiment)
-    model = experiment.model.with_vocab_size(tokenizer.vocab_size)
-    experiment = dataclasses.replace(experiment, model=model)
-    changes, notes = permitted_changes(plan.before if continues else None, experiment)
-    check_vocabulary(tokenizer, model.vocab_size or tokenizer.vocab_size)
+    tokenizer = new_tokenizer(experiment) if before is None else run.read_tokenizer(experiment.model.vocab_size)
+    experiment = dataclasses.replace(experiment, model=experiment.model.with_vocab_size(tokenizer.vocab_size))
+    changes, notes = permitted_changes(before, experiment)
     pipeline = build_pipeline(experiment.data, training, tokenizer)
-    shape = pipeline.evaluation[0]
+    batches, held_out = pipeline.train_iterator(), pipeline.evaluation[0]
 
-    # 4. The model, its optimizer and their step, and the weights of its checkpoint. Whatever does not fit is refused
-    # before anything is written.
-    net = transformer(fit_to_devices(model, shape, mesh, training.accumulation))
-    prepared = prepare(net, optimizer(experiment.optimizer, training.steps), mesh, training, shape)
-    given = None if continues else given_parameters(experiment, mesh)
+    # 4. The model, its optimizer and their step. Whatever does not fit is refused before anything is written.
+    net = transformer(fit_to_devices(experiment.model, batch_loss, held_out, mesh, training.accumulation))
+    prepared = prepare(net, optimizer(experiment.optimizer, training.steps), mesh, training, held_out)
+    given = given_parameters(experiment, mesh) if before is None else None
 
     # 5. The run: from its newest checkpoint, or from step 0.
-    batches = pipeline.train_iterator()
     resumption = Resumption(run, checkpoints, pipeline.fingerprint, experiment, started)
-    state = resumption.restore(prepared.abstract, batches) if continues else None
+    state = None if before is None else resumption.restore(prepared.abstract, batches)
     if plan.before is not None and state is None:
         notes.append("the run was stopped before its first checkpoint, so it starts again at step 0")
     if moved := run.take(plan.resume, plan.before):
         say(f"the run that was in {run.path} is now in {moved}")
     if state is not None and int(state.step) == training.steps == run.ended_at():
         run.unlock()
-        if plan.export is not None:
-            say(export_pretrained(run, plan.export))
-            return 0
-        say(f"the run in {run.path} is complete; --steps N continues it, --run FOLDER or --resume no starts another")
+        other = "--steps N continues it, --run FOLDER or --resume no starts another"
+        say(export_pretrained(run, plan.export) if plan.export else f"the run in {run.path} is complete; {other}")
         return 0
     compiling = compile_beside(prepared.step)
     if state is None:
@@ -106,19 +102,19 @@ def main(arguments: Sequence[str]) -> int:
 
     # 6. The loop: dispatch a step, then report the previous one.
     evaluate = Evaluator(net, experiment.data, pipeline, tokenizer, mesh)
+    diagnosis = partial(find_not_finite, net, mesh, tokenizer, training.accumulation)
     log = MetricsLog(run, start)
     with Interruption() as stop, ProgressLine(start, training.steps, stop.unheard) as line, checkpoints:
         line.say(f"{run.path}: {parameters:,} parameters, steps {start} to {training.steps}, {devices}")
-        if model.lora is not None:
+        if net.config.lora is not None:
             adapters = sum(leaf.size for leaf in jax.tree.leaves(trained(state.params)))
-            line.say(f"{adapters:,} of them train: adapters of rank {model.lora.rank} (LoRA)")
-        line.say(f"computed with {describe_compute(net.config, mesh, shape['labels'].shape[1])}")
+            line.say(f"{adapters:,} of them train: adapters of rank {net.config.lora.rank} (LoRA)")
+        line.say(f"computed with {describe_compute(net.config, mesh, held_out['labels'].shape[1])}")
         for note in (*plan.notes, *notes, *pipeline.notes, *resumption.notes, *log.notes):
             line.say(note)
+        reporter = Reporter(experiment, log, line, started, diagnosis=diagnosis, confirm=resumption.confirm)
         with line.during("compiling"):
             step = compiling.result()
-        diagnosis = partial(first_not_finite, net, mesh, tokenizer, training.accumulation)
-        reporter = Reporter(experiment, log, line, started, diagnosis=diagnosis, finite=resumption.finite)
         for number in range(start + 1, training.steps + 1):
             batch = next(batches)
             check_batch_ids(batch, net.config.vocab_size)
@@ -129,7 +125,7 @@ def main(arguments: Sequence[str]) -> int:
             if number == training.steps or number % training.evaluate_every == 0:
                 with line.during("evaluating"):
                     figures = evaluate(state.params)
-                reporter.evaluation(number, figures, shape)
+                reporter.evaluation(number, figures, held_out)
                 held_out_loss = figures["val_loss"]
             if last or number % training.checkpoint_every == 0 or resumption.improves(held_out_loss):
                 reporter.flush()
@@ -137,15 +133,17 @@ def main(arguments: Sequence[str]) -> int:
                 resumption.save(state, batches, held_out_loss)
             if last:
                 break
-        # A checkpoint is kept once the next step was finite. The last one has no next step, but a finite held-out loss.
-        if number == training.steps:
-            resumption.finite(number + 1)
-        else:
+        if number < training.steps:
+            # Its numbers do not count: it shows whether those of the step before it do (see `Resumption`).
             state, metrics = step(state, place_batch(mesh, batch := next(batches)))
-            reporter.unreported(number + 1, metrics, state, batch)
+            reporter.step(number + 1, metrics, state, batch)
+            reporter.flush(discard=True)
+        else:
+            # The last step has no next one, but a finite held-out loss.
+            resumption.confirm(number + 1)
     log.close()
     run.unlock()
-    if stop.signal is not None and number < training.steps:
+    if number < training.steps:
         say(f"stopped at step {number}; the same command continues the run, as train.py --run {run.path} does")
         return stop.status
 

@@ -1,20 +1,19 @@
 """The options of train.py: an experiment, or the run in a folder, and the flags that change it."""
 
-import argparse
-import contextlib
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from jax_tformer.cli.command_line import as_called, long_name, parse
+from jax_tformer.cli.options import given_flags, parse
 from jax_tformer.config import LoraConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import ExperimentConfig
 from jax_tformer.config.presets import DEFAULT_EXPERIMENT, EXPERIMENTS
 from jax_tformer.files import changed_fields, require_new_folder, shortened, to_dict, user_path
+from jax_tformer.terminal import as_called
 
 if TYPE_CHECKING:
     from jax_tformer.runs.folder import RunFolder
@@ -86,31 +85,26 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
 
     Raises InputError for an unknown experiment, field or value, in one line. `--help` prints and exits.
     """
-    name, rest = chosen_experiment(arguments, DEFAULT_EXPERIMENT, _USAGE)
+    name, rest = choose_experiment(arguments, DEFAULT_EXPERIMENT, _USAGE)
 
     # Imported here, so that --help is fast.
     from jax_tformer.runs.folder import RunFolder
 
     # The run's folder decides what the other flags change.
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    first.add_argument("--run")
-    first.add_argument("--resume")
-    first.add_argument("--init")
-    where = argparse.Namespace(run=None, resume=None, init=None)
-    with contextlib.suppress(argparse.ArgumentError):  # `parse` reports it
-        first.parse_known_args(rest, where)
-    named = list(arguments[:1]) == [name] or where.run is None
-    folder = RunFolder(user_path(Path("runs") / name if where.run is None else where.run))
+    flags = given_flags(rest, SHORT_NAMES)
+    where, resume = flags.get("--run"), flags.get("--resume")
+    named = list(arguments[:1]) == [name] or where is None
+    folder = RunFolder(user_path(Path("runs") / name if where is None else where))
     preset, before, notes = EXPERIMENTS[name], None, list[str]()
     prog = f"train.py {name}" if named or not folder.holds_run() else f"train.py --run {folder.path}"
-    if folder.holds_run() and where.resume in (None, "auto"):
+    if folder.holds_run() and resume in (None, "auto"):
         before = folder.read_config()
         if named:
             _require_same_experiment(folder, before, name)
-            notes = _own_settings(before, name, rest)
-    elif folder.holds_run() and where.resume == "no" and not named:
+            notes = _own_settings(before, name, flags)
+    elif folder.holds_run() and resume == "no" and not named:
         raise InputError("--resume no starts a new run: name the experiment, as in train.py EXPERIMENT --run FOLDER")
-    start = with_adapters(_start(folder, before, preset.config, where.init), rest)
+    start = with_adapters(_start(folder, before, preset.config, flags.get("--init")), rest)
     options = parse(
         TrainOptions,
         rest,
@@ -164,7 +158,7 @@ def _start(
 
 def with_adapters(experiment: ExperimentConfig, arguments: Sequence[str]) -> ExperimentConfig:
     """Returns `experiment`, with adapters if it has none and a flag describes them."""
-    asked = any(long_name(argument, SHORT_NAMES).startswith("--model.lora.") for argument in arguments)
+    asked = any(flag.startswith("--model.lora.") for flag in given_flags(arguments, SHORT_NAMES))
     if not asked or experiment.model.lora is not None:
         return experiment
     return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, lora=LoraConfig()))
@@ -191,18 +185,17 @@ def _require_report(folder: "RunFolder", run: ExperimentConfig | None, wanted: E
         raise InputError(f"--report trains nothing, so that {shortened(others)} cannot be changed; leave that out")
 
 
-def _own_settings(run: ExperimentConfig, name: str, arguments: Sequence[str]) -> list[str]:
+def _own_settings(run: ExperimentConfig, name: str, flags: Mapping[str, str]) -> list[str]:
     """Returns a note about settings in which the run differs from the named experiment and no flag repeats."""
-    said = {long_name(argument, SHORT_NAMES).partition("=")[0].replace("_", "-") for argument in arguments}
     own = [
         f"{field} {json.dumps(value)}"
         for field, (_, value) in changed_fields(to_dict(EXPERIMENTS[name].config), to_dict(run)).items()
-        if f"--{field.replace('_', '-')}" not in said and field not in ("model.vocab_size", *_PLACES)
+        if f"--{field.replace('_', '-')}" not in flags and field not in ("model.vocab_size", *_PLACES)
     ]
     return [f"the run keeps its own settings where {name} has others: {shortened(own)}"] if own else []
 
 
-def chosen_experiment(arguments: Sequence[str], default: str, usage: str) -> tuple[str, list[str]]:
+def choose_experiment(arguments: Sequence[str], default: str, usage: str) -> tuple[str, list[str]]:
     """Returns (the experiment that the first argument names, or `default`; the other arguments).
 
     `--help` as first argument prints `usage` with the experiments, and exits. Raises InputError for an unknown name.

@@ -38,8 +38,7 @@ from jax_tformer.hub.adapter_tables import (
 from jax_tformer.hub.families import FAMILIES
 from jax_tformer.hub.names import from_reference, listed, slots, to_reference
 from jax_tformer.hub.tables import Arrays, Row
-from jax_tformer.hub.tensor_files import open_file
-from jax_tformer.hub.views import read
+from jax_tformer.hub.tensors import open_file, read
 from jax_tformer.lora import join_adapters, split_adapters, without_adapters
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
@@ -110,8 +109,7 @@ def load_adapters(
             "where you trust it, let PEFT write it again with safe_serialization=True"
         )
     said, rows = _read_config(path / CONFIG), _rows(net, architecture)
-    with open_file(path, WEIGHTS) as stored:
-        arrays = {name: read(tensor) for name, tensor in stored.items()}
+    arrays = {name: read(tensor) for name, tensor in open_file(path, WEIGHTS).items()}
     try:
         found = modules(rows, net.config)
         theirs = pairs(rows, net.config, found, arrays)

@@ -19,8 +19,7 @@ from jax_tformer.hub.families import config_from_huggingface, family_of
 from jax_tformer.hub.names import listed, parameter_views
 from jax_tformer.hub.origin import TOKENIZER_FILES, Origin, read_origin
 from jax_tformer.hub.tables import known_names, our_views
-from jax_tformer.hub.tensor_files import TYPES, open_tensors
-from jax_tformer.hub.views import Region, View, read
+from jax_tformer.hub.tensors import TYPES, Region, View, open_tensors, read
 from jax_tformer.model.parameters import dtype_of
 from jax_tformer.training.sharding import parameter_shardings
 
@@ -46,9 +45,9 @@ def load_pretrained(
     folder = _folder(folder_or_name, revision)
     origin = read_origin(folder)
     tokenizer = matching_tokenizer(folder, origin)
-    with open_tensors(folder) as stored:
-        types = {name: tensor.type for name, tensor in stored.items()}
-        net, params = assembled(folder, origin, stored, types, dtype=dtype, mesh=mesh)
+    stored = open_tensors(folder)
+    types = {name: tensor.type for name, tensor in stored.items()}
+    net, params = assembled(folder, origin, stored, types, dtype=dtype, mesh=mesh)
     return net, params, tokenizer
 
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from jax_tformer.config.errors import InputError
 from jax_tformer.functional import Params
-from jax_tformer.hub.views import Part, Rearranged, Stacked, View, read, rearranged_shape
+from jax_tformer.hub.tensors import Part, Rearranged, Stacked, View, read, rearranged_shape
 from jax_tformer.model.parameters import axes_of, is_vector
 
 LEAVES = {

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from jax_tformer.config import Dtype
 from jax_tformer.config.errors import InputError
 from jax_tformer.files import read_json, write_json
-from jax_tformer.hub.tensor_files import inside, what_instead
+from jax_tformer.hub.tensors import inside, what_instead
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 TOKENIZER_FILES = (

@@ -23,8 +23,7 @@ from jax_tformer.hub.families import FAMILIES, config_from_huggingface
 from jax_tformer.hub.names import WeightsError, reference_views, require_fit
 from jax_tformer.hub.origin import CONFIG, GENERATION, Origin
 from jax_tformer.hub.tables import CannotExpress, Family, known_names, their_views, write_settings
-from jax_tformer.hub.tensor_files import STORED, parse_size, write_tensors
-from jax_tformer.hub.views import Region, View
+from jax_tformer.hub.tensors import STORED, Region, View, parse_size, write_tensors
 from jax_tformer.lora import merge_lora
 
 StoredDtype = Literal["float64", "float32", "bfloat16", "float16"]
@@ -197,7 +196,8 @@ def _special_ids(net: AnyTransformer, tokenizer: Tokenizer | None) -> dict[str, 
     ids = {"pad_token_id": tokenizer.pad_id}
     if net.config.decoder is not None:
         ids |= {"bos_token_id": tokenizer.start_id, "eos_token_id": tokenizer.end_id}
-    if net.config.encoder is not None and net.config.decoder is not None:
+    # Null is no value of this one in every class.
+    if net.config.encoder is not None and net.config.decoder is not None and tokenizer.start_id is not None:
         ids["decoder_start_token_id"] = tokenizer.start_id
     return ids
 
@@ -241,11 +241,9 @@ class _OnDevices:
     def __init__(self, array: jax.Array) -> None:
         self._array = array
         self.shape, self.dtype = array.shape, np.dtype(array.dtype)
-        self.strides = tuple(int(np.prod(array.shape[axis + 1 :])) for axis in range(array.ndim))
 
     def __getitem__(self, region: Region) -> np.ndarray:
-        sizes = [part.stop - part.start for part in region]
-        return np.asarray(jax.lax.dynamic_slice(self._array, [part.start for part in region], sizes))
+        return np.asarray(self._array[region])
 
 
 def _on_host(leaf: Any) -> View:

@@ -20,7 +20,7 @@ from jax_tformer.config.errors import InputError
 from jax_tformer.files import changed_fields, differences, from_dict, to_dict
 from jax_tformer.functional import transformer
 from jax_tformer.hub.names import WeightsError, listed, once, reference_shape, require_fit, slots
-from jax_tformer.hub.views import Part, Rearranged, Stacked, View, read, rearranged_shape, same_bytes
+from jax_tformer.hub.tensors import Part, Rearranged, Stacked, View, read, rearranged_shape, same_bytes
 
 Arrays = dict[str, np.ndarray]
 Settings = Mapping[str, object]
@@ -90,6 +90,11 @@ class Setting(NamedTuple):
     """The field of config.json that decides it, where `theirs` is made by `flatten`."""
 
 
+def named(**fields: str) -> tuple[Setting, ...]:
+    """Makes the settings that take their value as it is: each field of theirs, and ours by their names in one text."""
+    return tuple(Setting(theirs, tuple(ours.split())) for theirs, ours in fields.items())
+
+
 class Row(NamedTuple):
     """One of their arrays; `*` stands for the number of the layer in all names.
 
@@ -135,6 +140,20 @@ class Family:
 def linear(theirs: str, ours: str, bias: bool, axes: str = MATRIX) -> tuple[Row, ...]:
     """Makes the rows of a projection that may have a bias."""
     return pair(theirs, ours, axes)[: 2 if bias else 1]
+
+
+def linears(theirs: str, ours: str, names: Mapping[str, str], bias: bool = True) -> tuple[Row, ...]:
+    """Makes the rows of several projections of one module; `names` are theirs -> ours."""
+    return tuple(row for name, our in names.items() for row in linear(f"{theirs}.{name}", f"{ours}.{our}", bias))
+
+
+def scales(theirs: str, ours: str, names: Mapping[str, str]) -> tuple[Row, ...]:
+    """Makes the rows of several norms without a bias; `names` are theirs -> ours."""
+    return tuple(Row(f"{theirs}.{name}.weight", (f"{ours}.{our}.weight",), VECTOR) for name, our in names.items())
+
+
+ATTENTION = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
+"""What most families call the projections of attention."""
 
 
 def canonical(config: TransformerConfig) -> TransformerConfig:

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: saved in the background, with checksums that are verified on restore.
+"""Checkpoints: trees of arrays under the numbers of steps, saved in the background and verified on restore.
 
 Orbax writes and reads the arrays. It does not notice bytes that changed, lists steps that are half deleted, and deletes
 old steps before anyone has looked at the new one; so this file lists, checks and deletes. In the folder:
@@ -9,30 +9,60 @@ old steps before anyone has looked at the new one; so this file lists, checks an
     10.deleted      an old step on its way out: deletion begins with this rename
 
 So a kill at any moment leaves only whole steps under plain numbers; the next save removes the rest. The best step is
-found from each extra.json, which holds the held-out loss of its step, if it has one. With several processes, all must
-call the same methods in the same order on a shared folder; the first one checks, lists and deletes.
+found from each extra.json, which holds the held-out loss of its step, if it has one.
+
+The checksums are CRC-32 and not a cryptographic hash: they guard against failing disks, not forgers. CRC-32 is several
+times faster, which matters for gigabytes that are read twice while a training step shares the processor.
+
+With several processes, all must call the same methods in the same order on a shared folder. All write their arrays; the
+first one alone does the rest, and decides for all (`ask_first_process`).
 """
 
 import json
+import logging
 import math
-import os
 import re
 import shutil
-from collections.abc import Mapping
+import sys
+import zlib
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+from functools import cache, partial
+from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
 from jax_tformer.config.errors import InputError
-from jax_tformer.files import read_json, sync, write_json
-from jax_tformer.runs import restoring
-from jax_tformer.runs.restoring import CHECKSUM_FILE, EXTRA_FILE, Restored, agreed, damage, held_out_losses, numbered
+from jax_tformer.files import read_json, require_writable, sync, write_json
 
+Which = int | Literal["best"] | None
+"""The number of a step, the best by held-out loss, or None for the newest."""
+HELD_OUT_LOSS = "val_loss"
+"""The entry of `extra` that is lowest for the best step."""
+CHECKSUM_FILE = "checksums.json"
+_EXTRA_FILE = "extra.json"
+_STEP = re.compile(r"0|[1-9][0-9]*")
 _LEFTOVER = re.compile(r"[0-9]+\.(pending|deleted).*")
+_NO_STEP = -1
+_CHUNK = 1 << 22
+_LONGEST_REASON = 150
+
+
+class Restored(NamedTuple):
+    """A restored checkpoint: the arrays, and the JSON saved beside them.
+
+    `skipped` has a line for each newer step that was skipped; with several processes, on the first only.
+    """
+
+    step: int
+    state: PyTree
+    extra: dict[str, Any]
+    skipped: tuple[str, ...]
 
 
 class _Begun(NamedTuple):
@@ -45,7 +75,7 @@ class _Begun(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run. Making this object writes nothing; only one job at a time may save to a folder."""
+    """The checkpoints in one folder. Making this object writes nothing; only one job at a time may save to a folder."""
 
     def __init__(self, folder: Path, keep: int, record: Path | None = None) -> None:
         """`folder` need not exist yet; `keep`, at least 1, is how many of the newest intact steps stay, and the best.
@@ -55,16 +85,11 @@ class Checkpoints:
         """
         self._folder = folder.absolute()
         self._keep, self._record = keep, record
-        self._intact: dict[int, bool] = {}
+        self._damaged: set[int] = set()
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._running: Future[None] | None = None
         self._begun: _Begun | None = None
-        place = next(path for path in (self._folder, *self._folder.parents) if os.path.lexists(path))
-        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-            raise InputError(
-                f"checkpoints cannot be written to {folder}: {place} is not a writable folder; "
-                "give a run folder that is, or change its permissions"
-            )
+        require_writable(self._folder)
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -91,19 +116,18 @@ class Checkpoints:
         """
         self.drop()
         self.wait()
-        if agreed(lambda: self._is_saved(step)):
+        if ask_first_process(lambda: find_damage(self._folder / str(step)) is None):
             return
-        agreed(self._make_room)
+        ask_first_process(self._make_room)
         pending = self._folder / f"{step}.pending"
         # Orbax refuses a tree without arrays, such as an empty one: there is nothing to save in it.
         arrays = {name: tree for name, tree in state.items() if jax.tree.leaves(tree)}
-        text = json.dumps(extra, indent=1)
-        ocp = restoring.orbax()
+        ocp = orbax()
         context = ocp.Context()
         context.array.saving.use_compression = False
         with context:
             response = ocp.save_checkpointables_async(pending, arrays)
-        self._begun = _Begun(response, pending, step, text)
+        self._begun = _Begun(response, pending, step, json.dumps(extra, indent=1))
 
     def keep(self) -> None:
         """Finishes the step that `begin` started, if any, in the background; then deletes old steps."""
@@ -114,12 +138,11 @@ class Checkpoints:
     def drop(self) -> None:
         """Removes a save that was begun and not kept, if any; returns when nothing is being written."""
         begun, self._begun = self._begun, None
-        if begun is None:
-            return
-        try:
-            begun.response.result()
-        finally:
-            _remove_unfinished(begun.pending)
+        if begun is not None:
+            try:
+                begun.response.result()
+            finally:
+                _remove_unfinished(begun.pending)
 
     def wait(self) -> None:
         """Waits until the last save is finished and old steps are deleted.
@@ -128,45 +151,8 @@ class Checkpoints:
         """
         running, self._running = self._running, None
         if running is not None:
-            agreed(running.result)
+            ask_first_process(running.result)
             running.result()
-
-    def saved_before(self) -> bool:
-        """Whether a step was ever finished here, even if it is damaged or gone: such a run must not start over."""
-        return bool(numbered(self._folder)) or (self._record is not None and self._record.exists())
-
-    def steps(self) -> list[int]:
-        """The finished steps on the disk, oldest first; their contents are not checked."""
-        return [step for step in numbered(self._folder) if (self._folder / str(step) / CHECKSUM_FILE).is_file()]
-
-    def best_loss(self) -> float:
-        """The held-out loss of the best finished step; infinity where no step has one."""
-        losses = held_out_losses(self._folder)
-        return min((loss for step, loss in losses.items() if self._has_all(step)), default=math.inf)
-
-    def restore(self, abstract_state: Mapping[str, PyTree], step: int | None = None) -> Restored | None:
-        """Restores the newest intact step, or the given one; returns None if there is none at all.
-
-        `abstract_state` has a jax.ShapeDtypeStruct for every array; those without a sharding go to the first local
-        device. Raises InputError if steps exist and none is intact, if the given one is not, or if it holds other
-        arrays than `abstract_state`, or if there is none and `record` says that there was; nothing is deleted then.
-        """
-        self.wait()
-        found = restoring.restore(self._folder, abstract_state, step=step)
-        if found is None and self.saved_before():
-            try:
-                lost = f"step {int(read_json(self._record)['step'])}" if self._record else "one"
-            except (OSError, ValueError, LookupError, TypeError):
-                lost = "one"
-            raise InputError(
-                f"{self._folder} holds no checkpoint, although {lost} was saved there; nothing was "
-                "changed: put back a copy, or start again with another --run or --resume no"
-            )
-        if found is not None:
-            self._intact[found.step] = True
-            if step is None:
-                self._intact |= {newer: False for newer in numbered(self._folder) if newer > found.step}
-        return found
 
     def close(self) -> None:
         """Drops what is not kept, waits for the last save, and raises what `wait` does. Call nothing after it."""
@@ -176,14 +162,46 @@ class Checkpoints:
         finally:
             self._background.shutdown()
 
+    def saved_before(self) -> bool:
+        """Whether a step was ever finished here, even if it is damaged or gone: such a run must not start over."""
+        return bool(list_steps(self._folder)) or (self._record is not None and self._record.exists())
+
+    def steps(self) -> list[int]:
+        """The finished steps on the disk, oldest first; their contents are not checked."""
+        return [step for step in list_steps(self._folder) if (self._folder / str(step) / CHECKSUM_FILE).is_file()]
+
+    def best_loss(self) -> float:
+        """The held-out loss of the best finished step; infinity where no step has one."""
+        return min(self._losses(list_steps(self._folder)).values(), default=math.inf)
+
+    def restore(self, abstract: Mapping[str, PyTree], step: int | None = None) -> Restored | None:
+        """Restores the newest intact step, or the given one, as the function `restore` does.
+
+        Raises InputError, too, if there is no step and `record` says that there was.
+        """
+        self.wait()
+        found = restore(self._folder, abstract, step)
+        if found is None and self.saved_before():
+            try:
+                lost = f"step {int(read_json(self._record)['step'])}" if self._record else "one"
+            except (OSError, ValueError, LookupError, TypeError):
+                lost = "one"
+            raise InputError(
+                f"{self._folder} holds no checkpoint, although {lost} was saved there; nothing was "
+                "changed: put back a copy, or start again with another --run or --resume no"
+            )
+        if found is not None and step is None:
+            self._damaged |= {newer for newer in list_steps(self._folder) if newer > found.step}
+        return found
+
+    def _losses(self, steps: list[int]) -> dict[int, float]:
+        """The held-out losses of those `steps` that have one, and whose files exist with the right sizes."""
+        losses = {step: _held_out_loss(self._folder / str(step)) for step in steps if self._has_all(step)}
+        return {step: loss for step, loss in losses.items() if loss is not None and math.isfinite(loss)}
+
     def _has_all(self, step: int) -> bool:
         """Whether a step's files exist with the right sizes; does not read their contents."""
-        return damage(self._folder / str(step), sizes_only=True) is None
-
-    def _is_saved(self, step: int) -> bool:
-        if step not in self._intact:
-            self._intact[step] = damage(self._folder / str(step)) is None
-        return self._intact[step]
+        return find_damage(self._folder / str(step), sizes_only=True) is None
 
     def _make_room(self) -> None:
         """Makes the folder, and removes what a killed or failed save or deletion left in it."""
@@ -197,19 +215,19 @@ class Checkpoints:
 
     def _finish(self, begun: _Begun) -> None:
         """Runs in the background thread: turns what Orbax has written into a finished step."""
-        pending, step = begun.pending, begun.step
+        response, pending, step, extra = begun
         try:
-            begun.response.result()
+            response.result()
             if jax.process_index() != 0:
                 return
-            (pending / EXTRA_FILE).write_text(begun.extra, encoding="utf-8")
-            restoring.seal(pending)
+            (pending / _EXTRA_FILE).write_text(extra, encoding="utf-8")
+            seal(pending)
             final = self._folder / str(step)
             if final.exists():
                 _delete(final)
             pending.rename(final)
             sync(self._folder)
-            self._intact[step] = True
+            self._damaged.discard(step)
             if self._record is not None:
                 write_json(self._record, {"step": step})
             self._prune(step)
@@ -227,11 +245,10 @@ class Checkpoints:
     def _prune(self, saved: int) -> None:
         """Deletes the finished steps beyond `keep`, but for the best; a damaged one takes no intact one's place."""
         others = [step for step in reversed(self.steps()) if step != saved]
-        intact = [step for step in others if self._intact.get(step, True) and self._has_all(step)]
-        losses = held_out_losses(self._folder)
-        best = sorted((step for step in [saved, *intact] if step in losses), key=lambda step: (losses[step], step))
-        for step in set(others) - set(intact[: self._keep - 1]) - set(best[:1]):
-            self._intact[step] = False
+        intact = [step for step in others if step not in self._damaged and self._has_all(step)]
+        losses = self._losses([saved, *intact])
+        best = min(losses, key=lambda step: (losses[step], step), default=saved)
+        for step in set(others) - set(intact[: self._keep - 1]) - {best}:
             _delete(self._folder / str(step))
 
 
@@ -247,3 +264,214 @@ def _delete(step_folder: Path) -> None:
     doomed = step_folder.with_name(f"{step_folder.name}.deleted")
     step_folder.rename(doomed)
     shutil.rmtree(doomed)
+
+
+def ask_first_process(work: Callable[[], int | None]) -> int:
+    """Returns the result of `work` on the first process to all processes; where it fails there, it fails for all."""
+    if jax.process_count() == 1:
+        return work() or 0
+    answer, failure = 0, None
+    try:
+        answer = (work() or 0) if jax.process_index() == 0 else 0
+    except Exception as error:
+        failure = error
+    shared = multihost_utils.broadcast_one_to_all(np.array([answer, failure is not None], np.int32))
+    if failure is not None:
+        raise failure
+    if shared[1]:
+        raise InputError("the first process could not use the checkpoints; its own message says why")
+    return int(shared[0])
+
+
+def list_steps(folder: Path) -> list[int]:
+    """Lists the steps that have a folder, whatever is in it, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(path.name) for path in folder.iterdir() if _STEP.fullmatch(path.name) and path.is_dir())
+
+
+def load_parameters(folder: Path, abstract: PyTree, step: Which = None) -> Restored:
+    """Loads "params" from the newest checkpoint in which they are intact; neither reads nor checks the rest.
+
+    `step`: of the given checkpoint, or of the best by held-out loss in which they are intact. `Restored.state` is the
+    tree of parameters. Raises InputError if there is no checkpoint, no such one, none with intact parameters, or if
+    these are not of the shapes in `abstract`.
+    """
+    found = restore(folder, {"params": abstract}, step, only=("params",))
+    if found is None:
+        raise InputError(f"there is no checkpoint in {folder}; train first, or name a run folder that holds one")
+    return found._replace(state=found.state["params"])
+
+
+def restore(
+    folder: Path, abstract: Mapping[str, PyTree], step: Which = None, only: Collection[str] | None = None
+) -> Restored | None:
+    """Restores the newest intact step, the given one, or the best; returns None if there is none at all.
+
+    `abstract` has a jax.ShapeDtypeStruct for every array; those without a sharding go to the first local device.
+    `only`: these top-level keys of the state; the others are neither read nor checked. Raises InputError if steps exist
+    and none is intact, if the given one is not, or if it holds other arrays than `abstract`; nothing is deleted then.
+    """
+    folder, skipped = folder.absolute(), list[str]()
+    number = ask_first_process(lambda: _find_intact(folder, step, only, skipped))
+    if number == _NO_STEP:
+        return None
+    path = folder / str(number)
+    ocp = orbax()
+    names = [part.name for part in path.iterdir() if part.is_dir() and (only is None or part.name in only)]
+    try:
+        extra = dict(read_json(path / _EXTRA_FILE))
+        _require_same_arrays(path, {name: ocp.metadata(path, name).metadata for name in names}, abstract)
+        wanted = {name: jax.tree.map(_with_sharding, abstract[name]) for name in names}
+        state = {**abstract, **ocp.load_checkpointables(path, wanted)}
+    except InputError:
+        raise
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        # Its files are as they were sealed, and were not made by `save`.
+        reason = " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
+        raise InputError(f"the checkpoint {path} is not one of this library ({reason}); use another copy") from error
+    return Restored(number, state, extra, tuple(skipped))
+
+
+def _find_intact(folder: Path, wanted: Which, parts: Collection[str] | None, skipped: list[str]) -> int:
+    """Returns the first intact step of those to try, or _NO_STEP; adds to `skipped` a line for each before it."""
+    steps = list_steps(folder)
+    listed = f"the steps there are {', '.join(map(str, steps)) or 'none'}"
+    candidates, problems = steps[::-1], list[str]()
+    if wanted == "best":
+        losses = {step: _held_out_loss(folder / str(step)) for step in steps}
+        candidates = [step for _, step in sorted((loss, step) for step, loss in losses.items() if loss is not None)]
+        if not candidates:
+            raise InputError(f"no checkpoint in {folder} has a held-out loss to be the best by; {listed}")
+    elif wanted is not None:
+        candidates = [wanted]
+        if wanted not in steps:
+            raise InputError(f"there is no checkpoint of step {wanted} in {folder}; {listed}")
+    for step in candidates:
+        problem = find_damage(folder / str(step), parts)
+        if problem is None:
+            skipped += [f"skipped a damaged checkpoint in {folder}: {line}" for line in problems]
+            return step
+        problems.append(f"step {step}: {problem}")
+    if not problems:
+        return _NO_STEP
+    advice = "put back a copy of one, or start again in another run folder" if wanted is None else listed
+    found = f"found only damaged checkpoints in {folder} ({'; '.join(problems)})"
+    raise InputError(f"{found} and deleted nothing; {advice}")
+
+
+def _held_out_loss(step_folder: Path) -> float | None:
+    """Returns the held-out loss of a finished step; None if it has none, minus infinity if it cannot be read.
+
+    A step whose loss is unreadable might be the best, and is then reported as damaged.
+    """
+    try:
+        loss = read_json(step_folder / _EXTRA_FILE).get(HELD_OUT_LOSS)
+    except (OSError, ValueError, AttributeError):
+        return -math.inf
+    return loss if isinstance(loss, float) else None
+
+
+def _require_same_arrays(path: Path, saved: Mapping[str, PyTree], wanted: Mapping[str, PyTree]) -> None:
+    saved_arrays, wanted_arrays = _describe_arrays(saved), _describe_arrays(wanted)
+    for name in [*wanted_arrays, *saved_arrays]:
+        there, here = saved_arrays.get(name, "nothing"), wanted_arrays.get(name, "nothing")
+        if there != here:
+            raise InputError(
+                f"the checkpoint {path} has {there} at {name}, and this configuration expects {here}; "
+                "use the configuration it was made with, or another run folder"
+            )
+
+
+def _describe_arrays(tree: PyTree) -> dict[str, str]:
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): f"{np.dtype(leaf.dtype)}{list(leaf.shape)}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
+    # Without a sharding Orbax would ask for the devices that the array was saved from, which may not exist here.
+    sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+@cache
+def orbax() -> Any:
+    """Orbax, imported at first use because that takes up to half a second, and kept from writing to the terminal."""
+    from orbax.checkpoint import v1
+
+    logging.getLogger("absl").addFilter(_is_worth_showing)
+    # After a failed save, TensorStore's threads report to an event loop that is closed, each with its own traceback.
+    sys.unraisablehook = partial(_show_unless_closed, sys.unraisablehook)
+    return v1
+
+
+def _show_unless_closed(show: Callable[[Any], object], what: Any) -> None:
+    if str(what.exc_value) != "Event loop is closed":
+        show(what)
+
+
+def _is_worth_showing(record: logging.LogRecord) -> bool:
+    # What Orbax warns of is either raised as well or found by our own checks; whoever lowers the level sees it all.
+    return "orbax" not in record.pathname or logging.getLogger("absl").isEnabledFor(logging.INFO)
+
+
+def seal(folder: Path) -> None:
+    """Lists every file below `folder`, with its size in bytes and its CRC-32, in `folder`/checksums.json.
+
+    Returns once all of it is on the disk. Raises OSError if a file cannot be read or the list cannot be written.
+    """
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        sync(path)
+        if path.is_file() and path.name != CHECKSUM_FILE:
+            name = path.relative_to(folder).as_posix()
+            files[name] = {"bytes": path.stat().st_size, "crc32": f"{_crc32(path):08x}"}
+    write_json(folder / CHECKSUM_FILE, {"files": files})
+
+
+def find_damage(folder: Path, parts: Collection[str] | None = None, sizes_only: bool = False) -> str | None:
+    """Describes the first damage found in a sealed folder in a few words; None if it is intact.
+
+    `parts` limits the check to these subfolders and to the files at the top; `sizes_only` leaves out reading the files.
+    Ignores files that were added since. Never raises for what it finds on the disk.
+    """
+    if not (folder / CHECKSUM_FILE).exists():
+        return f"it has no {CHECKSUM_FILE}"
+    try:
+        listed = read_json(folder / CHECKSUM_FILE)["files"]
+        expected = {str(name): (int(entry["bytes"]), int(entry["crc32"], 16)) for name, entry in listed.items()}
+        # Also what is not listed: whoever reads the arrays may open it.
+        for path in folder.rglob("*"):
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                return f"{path.relative_to(folder)} is no regular file"
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})"
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return f"its {CHECKSUM_FILE} is damaged"
+    for name, (size, checksum) in expected.items():
+        if "\0" in name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            return f"its {CHECKSUM_FILE} names {name!r}, which is not in the folder"
+        if parts is not None and "/" in name and name.split("/")[0] not in parts:
+            continue
+        path = folder / name
+        try:
+            found = path.stat().st_size
+            if found != size:
+                return f"{name} has {found} bytes instead of {size}"
+            if not sizes_only and _crc32(path) != checksum:
+                return f"{name} has changed since it was written"
+        except FileNotFoundError:
+            return f"{name} is missing"
+        except (OSError, ValueError) as error:
+            return f"{name} cannot be read ({getattr(error, 'strerror', error)})"
+    return None
+
+
+def _crc32(path: Path) -> int:
+    checksum = 0
+    with open(path, "rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            checksum = zlib.crc32(chunk, checksum)
+    return checksum

@@ -1,9 +1,13 @@
-"""Evaluates a model on held-out data: figures during training, and samples."""
+"""Judges the model of a run: figures on held-out data while it trains; samples, curves and a summary of its results."""
 
 import io
 import math
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,23 +18,29 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from jax_tformer import __version__
 from jax_tformer.config import IGNORED
-from jax_tformer.data.batches import Pipeline
-from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.decoding.translation_scores import translation_scores
+from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import ExperimentConfig, MaskedTextData, PairData
+from jax_tformer.data.batches import Pipeline
+from jax_tformer.data.pipeline import build_pipeline
+from jax_tformer.data.tokenizers import Tokenizer
+from jax_tformer.decoding.answers import Answerer
+from jax_tformer.decoding.prompts import Prompt, PromptReader
+from jax_tformer.decoding.score import translation_scores
+from jax_tformer.decoding.settings import DecodingConfig
+from jax_tformer.files import named_errors, write_json, write_text
 from jax_tformer.functional import AnyTransformer, Params, transformer
-from jax_tformer.cli.answers import Answerer
+from jax_tformer.runs.folder import RunFolder, Trained, load_trained
+from jax_tformer.runs.metrics import Row, format_figures, read_metrics
 from jax_tformer.runs.startup import compiler_options, for_other_shapes
-from jax_tformer.cli.texts import Reader, Room, Text
 from jax_tformer.training.sharding import place_batch
 from jax_tformer.training.step import evaluation_step, forward
 
-Figures = dict[str, Any]
-"""Name -> number, or a sentence that says why there is none."""
 _PROMPT = 8
 """Held-out tokens that a sample continues if the tokenizer has no start token."""
+_LOSSES = ("loss", "val_loss", "val_perplexity", "val_bits_per_byte", "exact_match", "bleu", "no_bleu")
+_PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain")
 
 
 class Evaluator:
@@ -41,7 +51,7 @@ class Evaluator:
         self._data, self._pipeline, self._tokenizer, self._mesh = data, pipeline, tokenizer, mesh
         self._translator = transformer(for_other_shapes(net.config)) if isinstance(data, PairData) else None
 
-    def __call__(self, params: Params) -> Figures:
+    def __call__(self, params: Params) -> Row:
         """Returns val_loss (nats per token, over all tokens), val_perplexity, val_bits_per_byte, exact_match and bleu.
 
         If the held-out targets are too short for BLEU, no_bleu, a sentence, replaces bleu.
@@ -52,12 +62,12 @@ class Evaluator:
         results = jax.device_get(dispatched)
         total, count = (sum(column) for column in zip(*((float(x), int(n)) for x, n in results), strict=True))
         loss = total / max(count, 1)
-        figures: Figures = {"val_loss": loss, "val_perplexity": math.exp(min(loss, 700.0))}
+        figures: Row = {"val_loss": loss, "val_perplexity": math.exp(min(loss, 700.0))}
         if self._pipeline.bytes_per_token is not None:
             figures["val_bits_per_byte"] = loss / math.log(2) / self._pipeline.bytes_per_token
         if self._translator and isinstance(self._data, PairData) and self._pipeline.examples:
             sources, targets = zip(*self._pipeline.examples, strict=True)
-            read = Reader(Room.of_run(self._data), self._tokenizer, self._data.target_length)
+            read = PromptReader.of_run(self._data, self._tokenizer, self._data.target_length)
             greedy = DecodingConfig(max_new_tokens=self._data.target_length)
             answers = Answerer(self._translator, params, self._tokenizer, greedy).best(map(read, sources))
             scores = translation_scores(answers, targets)
@@ -81,13 +91,13 @@ def sample_text(
     top_k = sample.top_k if sample.temperature else None
     decoding = DecodingConfig(sample.max_new_tokens, temperature=sample.temperature, top_k=top_k)
     if isinstance(data, MaskedTextData):
-        return _restored(net, params, held_out(), tokenizer, sample.count)
+        return _restore_words(net, params, held_out(), tokenizer, sample.count)
     if isinstance(data, PairData):
         examples = (held_out().examples or [])[: sample.count]
-        read = Reader(Room.of_run(data), tokenizer, data.target_length)
+        read = PromptReader.of_run(data, tokenizer, data.target_length)
         decoding = replace(decoding, max_new_tokens=data.target_length)
         answerer = Answerer(net, params, tokenizer, decoding, seed=seed, batch=max(len(examples), 1))
-        return _translations(examples, answerer.best(read(source) for source, _ in examples))
+        return _table_of_translations(examples, answerer.best(read(source) for source, _ in examples))
     if tokenizer.start_id is not None:
         prompts = [[tokenizer.start_id]]
     else:
@@ -98,13 +108,13 @@ def sample_text(
     answerer = Answerer(
         net, params, tokenizer, decoding, seed=seed, context=data.context_length, ends=False, batch=len(prompts)
     )
-    found = answerer.answers([Text("", prompt, sample.max_new_tokens) for prompt in prompts])
+    found = answerer.answers([Prompt("", prompt, sample.max_new_tokens) for prompt in prompts])
     rows = [[*prompt, *each.tokens] for prompt, of_prompt in zip(prompts, found, strict=True) for each in of_prompt]
     texts = map(tokenizer.decode, rows[: sample.count])
     return "\n".join(f"--- sample {number} ---\n{text.strip()}\n" for number, text in enumerate(texts, 1))
 
 
-def _translations(examples: Sequence[tuple[str, str]], answers: Sequence[str]) -> str:
+def _table_of_translations(examples: Sequence[tuple[str, str]], answers: Sequence[str]) -> str:
     rows = [
         (source, answer, "" if answer == target else target)
         for (source, target), answer in zip(examples, answers, strict=True)
@@ -113,7 +123,7 @@ def _translations(examples: Sequence[tuple[str, str]], answers: Sequence[str]) -
     return _table(title, ("source", "model", "expected, where it differs"), rows)
 
 
-def _restored(net: AnyTransformer, params: Params, pipeline: Pipeline, tokenizer: Tokenizer, count: int) -> str:
+def _restore_words(net: AnyTransformer, params: Params, pipeline: Pipeline, tokenizer: Tokenizer, count: int) -> str:
     batch = pipeline.evaluation[0]
     logits = np.asarray(forward(net, params, {name: jnp.asarray(x) for name, x in batch.items()}).logits)
     rows = []
@@ -133,3 +143,113 @@ def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]
     text = io.StringIO()
     Console(width=110, file=text).print(table)
     return text.getvalue()
+
+
+def finish(run: RunFolder, steps: int, figures: dict[str, Any], samples: str) -> str:
+    """Writes samples.txt, loss.png and summary.json; returns the text to print.
+
+    `figures` are those of the last session. Losses come from metrics.jsonl, so that a run in several sessions ends with
+    the same ones; those whose lines are lost are left out.
+    """
+    rows = read_metrics(run.metrics)
+    losses = [row["loss"] for row in rows if "loss" in row]
+    evaluated = [row for row in rows if "val_loss" in row]
+    summary = {
+        "steps": steps,
+        "train_loss": losses[-1] if losses else None,
+        **{name: value for row in evaluated if row["step"] == steps for name, value in row.items() if name != "step"},
+        **figures,
+        "devices": [str(device.device_kind) for device in jax.devices()],
+        "versions": {"python": platform.python_version(), "jax-tformer": __version__}
+        | {name: version(name) for name in _PACKAGES},
+    }
+    best = min(evaluated, key=lambda row: row["val_loss"], default=None)
+    if best is not None:
+        summary |= {"best_step": best["step"], "best_val_loss": best["val_loss"]}
+    write_text(run.samples, samples)
+    write_json(run.summary, summary)
+    draw_losses(rows, run.picture, run.path.name)
+    shown = {name: summary[name] for name in ("train_loss", *_LOSSES[1:]) if summary.get(name) is not None}
+    speed = f"{summary['tokens_per_second']:,.0f} tokens/s  " if summary["tokens_per_second"] else ""
+    told = [
+        f"{steps} steps  {format_figures(shown)}",
+        *_describe_best(best, steps),
+        f"{summary['parameters']:,} parameters  {speed}{summary['wall_seconds']:.0f} s in all",
+        f"everything is in {run.path}/: {run.picture.name}, {run.samples.name}, {run.summary.name}, checkpoints ...",
+    ]
+    return "\n".join([samples, *told])
+
+
+def report(run: RunFolder, experiment: ExperimentConfig) -> str:
+    """Draws loss.png and writes samples.txt for a run in any state; returns the text to print.
+
+    Samples come from the newest checkpoint, as `experiment.sample` describes. If there is no checkpoint or the data is
+    gone, a line says why there are none. Raises InputError if the run has logged nothing yet.
+    """
+    notes = list[str]()
+    rows = read_metrics(run.metrics, notes)
+    if not rows:
+        raise InputError(f"the run in {run.path} has logged nothing yet; expected lines in {run.metrics.name}")
+    draw_losses(rows, run.picture, run.path.name)
+    losses = {name: found[-1][name] for name in _LOSSES if (found := [row for row in rows if name in row])}
+    evaluated = [row for row in rows if "val_loss" in row]
+    best = min(evaluated, key=lambda row: row["val_loss"], default=None)
+    told = [
+        f"step {rows[-1]['step']} of {experiment.training.steps}  {format_figures(losses)}",
+        *_describe_best(best, evaluated[-1]["step"] if evaluated else 0),
+        *notes,
+        f"drawn: {run.picture}",
+    ]
+    try:
+        trained = load_trained(run)
+        held_out = partial(_build_same_data, experiment, trained)
+        samples = sample_text(trained.net, trained.params, experiment, trained.tokenizer, held_out)
+    except InputError as error:
+        return "\n".join([*told, f"no samples: {error}"])
+    write_text(run.samples, samples)
+    return "\n".join([samples, *told, *trained.skipped, f"sampled at step {trained.step}: {run.samples}"])
+
+
+def _build_same_data(experiment: ExperimentConfig, trained: Trained) -> Pipeline:
+    """Makes the batches of a run's data; raises InputError if it is not what the run was trained on.
+
+    The config of a stranger's run may name any file of the user's.
+    """
+    pipeline = build_pipeline(experiment.data, experiment.training, trained.tokenizer)
+    if pipeline.fingerprint != trained.fingerprint:
+        raise InputError("the data is not that of the run, so that nothing of it is shown; restore it, or its path")
+    return pipeline
+
+
+def _describe_best(best: Row | None, last: int) -> list[str]:
+    """Returns a line about the best evaluation, whose checkpoint is kept, unless it is that of step `last`."""
+    if best is None or best["step"] == last:
+        return []
+    return [f"best: val_loss {best['val_loss']:.4f} at step {best['step']} (generate.py --checkpoint best)"]
+
+
+def draw_losses(rows: list[Row], path: Path, title: str) -> None:
+    """Draws the training and held-out losses over steps as a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), dpi=144, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    trained = [(row["step"], row["loss"]) for row in rows if "loss" in row]
+    held_out = [(row["step"], row["val_loss"]) for row in rows if "val_loss" in row]
+    if trained:
+        axes.plot(*zip(*trained, strict=True), color="#9db8d9", linewidth=1.2, label="training batch")
+    if held_out:
+        axes.plot(*zip(*held_out, strict=True), "o-", color="#b3471d", markersize=4, label="held out")
+        step, loss = held_out[-1]
+        axes.annotate(f"{loss:.3f}", (step, loss), xytext=(0, 8), textcoords="offset points", ha="right")
+    axes.set_title(title, parse_math=False)
+    axes.set(xlabel="step", ylabel="cross-entropy, nats per token")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    if trained or held_out:
+        axes.legend(frameon=False)
+    with named_errors(path):
+        figure.savefig(path)

@@ -1,4 +1,7 @@
-"""The folder of a run. Only data is loaded from it: JSON, text, Orbax arrays."""
+"""The folder of a run: its files by name, what they must have in common, and the trained model in it.
+
+Only data is loaded from it: JSON, text, Orbax arrays. Importing this is cheap: programs ask it before they import JAX.
+"""
 
 import dataclasses
 import fcntl
@@ -9,29 +12,32 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.data.tokenizers import load_run_tokenizer, tokenizer_digests
-from jax_tformer.data.tokenizers import Tokenizer, check_vocabulary
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import ExperimentConfig
+from jax_tformer.data.tokenizers import Tokenizer, check_vocabulary, load_run_tokenizer, tokenizer_digests
 from jax_tformer.files import (
     changed_fields,
+    combined_hash,
     differences,
     from_dict,
     named_errors,
     not_regular,
     parse_json,
     read_json,
+    read_text,
     require_writable,
     to_dict,
     user_path,
     write_json,
 )
 
-ORIGIN = "origin"
-"""The folder of that name, and the entry of a checkpoint's `extra` with the digests of its files."""
+if TYPE_CHECKING:
+    from jax_tformer.functional import AnyTransformer, Params
+    from jax_tformer.runs.checkpoints import Which
+
 _LONGEST_LINE = 1 << 20
 _BEFORE_CONFIG = re.compile(r"lock|origin|tokenizer(_config)?\.json(\.partial)?|config\.json\.partial")
 """Files that a job killed at its start may have left; a new job overwrites them."""
@@ -62,7 +68,7 @@ class RunFolder:
         """Samples of the finished model."""
         self.summary = path / "summary.json"
         """The figures of the finished run."""
-        self.origin = path / ORIGIN
+        self.origin = path / "origin"
         """What the Hugging Face folder said that the run began with: its config, generation settings, tokenizer."""
         self._lock: IO[str] | None = None
 
@@ -74,8 +80,7 @@ class RunFolder:
         """Whether the folder is a Hugging Face model's; raises InputError if its config.json is damaged."""
         if not self.config.is_file():
             return False
-        values = read_json(self.config)
-        return isinstance(values, dict) and ("model_type" in values or "architectures" in values)
+        return _is_huggingface(read_json(self.config))
 
     def check(self) -> None:
         """Raises InputError if the folder is a file, holds something else, or is not writable."""
@@ -115,7 +120,7 @@ class RunFolder:
         return from_dict(ExperimentConfig, values, where=str(self.config))
 
     def _refuse_other_models(self, values: Any) -> None:
-        if isinstance(values, dict) and ("model_type" in values or "architectures" in values):
+        if _is_huggingface(values):
             raise InputError(
                 f"{self.path} holds a Hugging Face model ({values.get('model_type')}), not a run; expected a folder "
                 "that train.py has written; generate.py opens it as it is, and train.py --init trains it"
@@ -164,25 +169,48 @@ class RunFolder:
             changed = differences({"model": to_dict(then)}, {"model": to_dict(now)})
             if changed:
                 raise InputError(f"{self.config} is not the config {made} ({'; '.join(changed)}); put it back")
-        recorded = extra.get("tokenizer")
-        if isinstance(recorded, dict):
-            for name, digest in tokenizer_digests(self.path).items():
-                if recorded.get(name) != digest:
-                    raise InputError(f"{self.path / name} is not the one {made}; put it back")
-        recorded = extra.get(ORIGIN)
-        if isinstance(recorded, dict):
-            for name in changed_fields(recorded, self.origin_digests()):
-                raise InputError(f"{self.origin / name} is not the one {made}; put it back, or take it away")
+        for kind, digests in self.digests().items():
+            recorded = extra.get(kind)
+            for name in changed_fields(recorded, digests) if isinstance(recorded, dict) else ():
+                place = self.origin / name if kind == "origin" else self.path / name
+                away = ", or take it away" if kind == "origin" else ""
+                raise InputError(f"{place} is not the one {made}; put it back{away}")
 
-    def origin_digests(self) -> dict[str, str]:
-        """Returns a SHA-256 of each file of `origin`, by its name; empty for a run that began with new weights."""
-        if not self.origin.exists():
+    def digests(self) -> dict[str, dict[str, str]]:
+        """Returns digests of the files of "tokenizer" and of "origin", by their names; a checkpoint records them."""
+        found = {"tokenizer": tokenizer_digests(self.path), "origin": dict[str, str]()}
+        if self.origin.exists():
+            from jax_tformer.hub.origin import read_origin
+
+            origin = read_origin(self.origin)
+            said = {**origin.files, "config.json": json.dumps(origin.config, sort_keys=True).encode()}
+            found["origin"] = {name: hashlib.sha256(content).hexdigest() for name, content in said.items()}
+        return found
+
+    def frozen_digest(self) -> str | None:
+        """Returns a digest of what does not train in a run with adapters; None if that, or its list, is not there."""
+        try:
+            return combined_hash([read_text(self.frozen / "0" / "checksums.json")])
+        except InputError:
+            return None
+
+    def load_frozen(self, abstract: "Params", extra: Mapping[str, Any]) -> "Params":
+        """Loads the parameters that the adapters of a checkpoint (its `extra`) were trained beside, if there are any.
+
+        Raises InputError if they are missing, damaged, or not those that the checkpoint recorded.
+        """
+        if not abstract:
             return {}
-        from jax_tformer.hub.origin import read_origin
+        from jax_tformer.runs.checkpoints import list_steps, load_parameters
 
-        origin = read_origin(self.origin)
-        said = {**origin.files, "config.json": json.dumps(origin.config, sort_keys=True).encode()}
-        return {name: hashlib.sha256(content).hexdigest() for name, content in said.items()}
+        if not list_steps(self.frozen):
+            raise InputError(
+                f"{self.frozen} is missing, and holds what the adapters of the run change; put back a copy"
+            )
+        if extra.get("frozen") != self.frozen_digest():
+            raise InputError(f"{self.frozen} is not the one that the checkpoint was made with; put back a copy of that")
+        params: Params = load_parameters(self.frozen, abstract).state
+        return params
 
     def record_session(self, experiment: ExperimentConfig, *, name: str | None, **told: Any) -> None:
         """Adds a line with `name` and `told` to sessions.jsonl, then updates config.json.
@@ -261,3 +289,46 @@ class RunFolder:
         except (InputError, LookupError, TypeError):
             return None
         return steps if isinstance(steps, int) else None
+
+
+def _is_huggingface(config: Any) -> bool:
+    return isinstance(config, dict) and ("model_type" in config or "architectures" in config)
+
+
+class Trained(NamedTuple):
+    """A model with the parameters of the checkpoint of `step`, its tokenizer, and a line for each skipped one.
+
+    `fingerprint` is that of the data that it was trained on; None if unknown.
+    """
+
+    net: "AnyTransformer"
+    params: "Params"
+    tokenizer: Tokenizer
+    step: int
+    skipped: tuple[str, ...]
+    fingerprint: str | None = None
+
+
+def load_trained(run: RunFolder, step: "Which" = None, *, merge: bool = True) -> Trained:
+    """Loads the model from its newest intact checkpoint, from that of `step`, or from the best by held-out loss.
+
+    Adapters are merged into the parameters that they change, unless `merge` is False.
+
+    Raises InputError if the run has no such checkpoint, if one of its files is damaged, or if config.json or the
+    tokenizer are not those that the checkpoint was made with.
+    """
+    from jax_tformer.functional import transformer
+    from jax_tformer.lora import join_adapters, merge_lora, split_adapters
+    from jax_tformer.runs.checkpoints import load_parameters
+    from jax_tformer.runs.startup import for_other_shapes, set_up_jax
+
+    config = run.read_config().model
+    tokenizer = run.read_tokenizer(config.vocab_size)
+    set_up_jax(config)
+    net = transformer(for_other_shapes(config))
+    trained, frozen = split_adapters(net.shapes)
+    restored = load_parameters(run.checkpoints, trained, step)
+    run.require_recorded(restored.extra, restored.step)
+    params = join_adapters(restored.state, run.load_frozen(frozen, restored.extra))
+    net, params = merge_lora(net, params) if merge else (net, params)
+    return Trained(net, params, tokenizer, restored.step, restored.skipped, restored.extra.get("fingerprint"))

@@ -10,23 +10,21 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.data.tokenizers import Framing
-from jax_tformer.data.pipeline import build_tokenizer_for
-from jax_tformer.data.tokenizers import load_tokenizer
-from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.config.experiment import ExperimentConfig, MaskedTextData, PairData, TextData, TokenizerConfig
+from jax_tformer.data.pipeline import build_tokenizer_for
+from jax_tformer.data.tokenizers import Framing, Tokenizer, check_vocabulary, load_tokenizer
 from jax_tformer.files import changed_fields, shortened, to_dict, user_path
 from jax_tformer.functional import Params, transformer
-from jax_tformer.lora import without_adapters
+from jax_tformer.hub.families import config_from_huggingface
 from jax_tformer.hub.loading import load_pretrained
 from jax_tformer.hub.origin import Origin, defaults_of, read_origin
 from jax_tformer.hub.saving import StoredDtype, described, save_pretrained
-from jax_tformer.hub.tensor_files import open_tensors
-from jax_tformer.runs.restoring import Which, load_trained
-from jax_tformer.runs.folder import RunFolder
-from jax_tformer.hub.families import config_from_huggingface
 from jax_tformer.hub.tables import CannotExpress
+from jax_tformer.hub.tensors import open_tensors
+from jax_tformer.lora import without_adapters
+from jax_tformer.runs.checkpoints import Which
+from jax_tformer.runs.folder import RunFolder, load_trained
 
 _LEARNING_RATE = 5e-5
 """What `transformers` fine-tunes with by default; the experiments' own rates are for new weights."""
@@ -45,8 +43,7 @@ def experiment_from(preset: ExperimentConfig, init: str) -> ExperimentConfig:
         raise InputError(f"there is no folder {folder}; expected that of a Hugging Face model after --init")
     origin = read_origin(folder)
     # The arrays tell what config.json does not, such as whether a T5 has a head of its own.
-    with open_tensors(folder) as stored:
-        model, data = config_from_huggingface(origin.config, stored), preset.data
+    model, data = config_from_huggingface(origin.config, open_tensors(folder)), preset.data
     _require_kind(folder, origin, model, preset)
     if not (folder / "tokenizer.json").exists():
         raise InputError(f"{folder} has no tokenizer.json; expected one, as save_pretrained of a fast tokenizer writes")
@@ -55,11 +52,11 @@ def experiment_from(preset: ExperimentConfig, init: str) -> ExperimentConfig:
         data = replace(
             data,
             tokenizer=tokenizer,
-            source_length=_within(data.source_length, model.encoder),
-            target_length=_within(data.target_length, model.decoder),
+            source_length=_limit_length(data.source_length, model.encoder),
+            target_length=_limit_length(data.target_length, model.decoder),
         )
     else:
-        context = _within(data.context_length, model.output_stack)
+        context = _limit_length(data.context_length, model.output_stack)
         data = replace(data, tokenizer=tokenizer, context_length=context)
     optimizer = replace(preset.optimizer, learning_rate=_LEARNING_RATE)
     return replace(preset, model=model, data=data, optimizer=optimizer, init=init)
@@ -82,13 +79,19 @@ def require_same_architecture(experiment: ExperimentConfig, begun: ExperimentCon
 
 
 def new_tokenizer(experiment: ExperimentConfig) -> Tokenizer:
-    """Makes the tokenizer of a new run: that of its checkpoint, or the one that its data describes."""
+    """Makes the tokenizer of a new run: that of its checkpoint, or the one that its data describes.
+
+    Raises InputError if it needs more rows than the model's vocabulary has.
+    """
+    vocabulary = experiment.model.vocab_size
     if experiment.init is None:
-        return build_tokenizer_for(experiment.data)
-    folder = user_path(experiment.init)
-    translates, vocabulary = isinstance(experiment.data, PairData), experiment.model.vocab_size
-    defaults, _ = defaults_of(read_origin(folder), folder, translates=translates, vocabulary=vocabulary)
-    return load_tokenizer(folder).framed(defaults.start_id, defaults.end_ids or None)
+        tokenizer = build_tokenizer_for(experiment.data)
+    else:
+        folder, translates = user_path(experiment.init), isinstance(experiment.data, PairData)
+        defaults, _ = defaults_of(read_origin(folder), folder, translates=translates, vocabulary=vocabulary)
+        tokenizer = load_tokenizer(folder).framed(defaults.start_id, defaults.end_ids or None)
+    check_vocabulary(tokenizer, vocabulary or tokenizer.vocab_size)
+    return tokenizer
 
 
 def given_parameters(experiment: ExperimentConfig, mesh: Mesh) -> Params | None:
@@ -103,7 +106,7 @@ def require_expressible(experiment: ExperimentConfig, architecture: str | None =
     if experiment.init is not None:
         return
     try:
-        model = _bounded(experiment.model.with_vocab_size(1), experiment.data)
+        model = _bound_positions(experiment.model.with_vocab_size(1), experiment.data)
         described(transformer(without_adapters(model)), architecture)
     except CannotExpress as error:
         flags = " ".join(_flag(name, possible) for name, (possible, _) in error.changed.items())
@@ -134,8 +137,8 @@ def export_pretrained(
         net.origin = read_origin(run.origin)
         tokenizer = load_tokenizer(run.origin)
     else:
-        net = transformer(_bounded(net.config, experiment.data))
-        tokenizer = _adding(tokenizer, experiment)
+        net = transformer(_bound_positions(net.config, experiment.data))
+        tokenizer = _add_framing(tokenizer, experiment)
     save_pretrained(out, net, trained.params, tokenizer, architecture=architecture, dtype=dtype)
     names = ", ".join(sorted(path.name for path in out.iterdir()))
     return f"step {trained.step} of {run.path} is in {out}/: {names}"
@@ -148,19 +151,19 @@ def _flag(field: str, value: object) -> str:
     return f"{before}.{name} {value}"
 
 
-def _bounded(model: TransformerConfig, data: TextData | PairData) -> TransformerConfig:
+def _bound_positions(model: TransformerConfig, data: TextData | PairData) -> TransformerConfig:
     """Returns the model of a run with a limit of positions where it has none: the length of what it was trained on.
 
     Every class with computed positions must say a limit, and no number depends on it.
     """
     length = max(data.source_length, data.target_length) if isinstance(data, PairData) else data.context_length
 
-    def bounded(stack: StackConfig | None) -> StackConfig | None:
+    def bound(stack: StackConfig | None) -> StackConfig | None:
         if stack is None or not stack.positions.startswith(("rotary", "sinusoidal")):
             return stack
         return replace(stack, max_positions=stack.max_positions or length)
 
-    return replace(model, encoder=bounded(model.encoder), decoder=bounded(model.decoder))
+    return replace(model, encoder=bound(model.encoder), decoder=bound(model.decoder))
 
 
 def _require_kind(folder: Path, origin: Origin, model: TransformerConfig, preset: ExperimentConfig) -> None:
@@ -180,12 +183,12 @@ def _require_kind(folder: Path, origin: Origin, model: TransformerConfig, preset
     )
 
 
-def _within(length: int, stack: object) -> int:
+def _limit_length(length: int, stack: object) -> int:
     positions = getattr(stack, "max_positions", None)
     return length if positions is None else min(length, positions)
 
 
-def _adding(tokenizer: Tokenizer, experiment: ExperimentConfig) -> Tokenizer:
+def _add_framing(tokenizer: Tokenizer, experiment: ExperimentConfig) -> Tokenizer:
     """Returns a tokenizer that itself adds what the batches of the run have around texts."""
     before, after = list[int](), list[int]()
     if isinstance(experiment.data, PairData):

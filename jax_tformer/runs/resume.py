@@ -1,24 +1,35 @@
-"""Continues a run as if it had not stopped: its state, its place in the data, its clock."""
+"""Prepares the training of a run, and continues it as if it had not stopped: its state, place in the data and clock.
+
+A checkpoint counts once the next step was finite. A state of finite numbers may still be broken, so that every run from
+it fails at its next step: `Resumption.save` only begins a checkpoint, `confirm` keeps it, and what is not confirmed by
+the end of a session is removed.
+"""
 
 import json
 import math
 import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import grain
+import jax
+import optax
+from jax.sharding import Mesh
 
-from jax_tformer.data.batches import Batch
-from jax_tformer.data.tokenizers import tokenizer_digests
 from jax_tformer.config.errors import InputError
-from jax_tformer.config.experiment import ExperimentConfig
+from jax_tformer.config.experiment import ExperimentConfig, TrainingConfig
+from jax_tformer.data.batches import Batch
 from jax_tformer.files import changed_fields, shortened, to_dict
-from jax_tformer.functional import Params
+from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.lora import join_adapters, split_adapters
-from jax_tformer.runs.checkpoints import Checkpoints
-from jax_tformer.runs.restoring import FROZEN, HELD_OUT_LOSS, frozen_digest, load_frozen
-from jax_tformer.runs.folder import ORIGIN, RunFolder
-from jax_tformer.training.step import TrainState
+from jax_tformer.memory import require_room
+from jax_tformer.runs.checkpoints import HELD_OUT_LOSS, Checkpoints
+from jax_tformer.runs.folder import RunFolder
+from jax_tformer.runs.startup import compiler_options
+from jax_tformer.training.sharding import abstract_batch
+from jax_tformer.training.step import TrainState, init_state, state_shardings, train_step
 
 _ROUNDING = "the same function, summed in another order: from here on, numbers may differ from one long run by rounding"
 _SAME_TEXT = "the text there must be the same"
@@ -78,6 +89,61 @@ def permitted_changes(run: ExperimentConfig | None, wanted: ExperimentConfig) ->
     return fields, notes
 
 
+class Prepared(NamedTuple):
+    """The training state of a run and its step on a mesh."""
+
+    abstract: TrainState
+    """The shape, type and sharding of every array, to restore a checkpoint into."""
+    first_state: Callable[..., TrainState]
+    """Computes the state at step 0, of new parameters or of `given` ones, which it donates."""
+    step: jax.stages.Lowered
+    """(state, batch) -> (state, metrics), traced but not compiled; donates the state."""
+
+
+def prepare(
+    net: AnyTransformer,
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    training: TrainingConfig,
+    batch: Mapping[str, Any],
+) -> Prepared:
+    """Prepares training of `net` by `tx` on batches shaped like `batch`; raises InputError if it does not fit."""
+    first_state = jax.tree_util.Partial(init_state, net, tx, jax.random.key(training.seed))
+    shapes = jax.eval_shape(first_state)
+    shardings = state_shardings(mesh, tx, shapes)
+    abstract = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
+    )
+    require_room(abstract, mesh)
+    update = jax.jit(
+        train_step(net, tx, accumulation=training.accumulation, label_smoothing=training.label_smoothing),
+        out_shardings=(shardings, None),
+        donate_argnums=0,
+        compiler_options=compiler_options(net.config.compute.dtype),
+    )
+    with jax.set_mesh(mesh):
+        lowered = update.lower(abstract, abstract_batch(mesh, batch))
+    initialise = jax.jit(
+        first_state,
+        out_shardings=shardings,
+        donate_argnames=("given",),
+        compiler_options=compiler_options(once=True),
+    )
+    return Prepared(abstract, initialise, lowered)
+
+
+def compile_beside(lowered: jax.stages.Lowered) -> Future[Callable[..., Any]]:
+    """Compiles a lowered function (`jax.jit(...).lower(...)`) in a thread.
+
+    XLA compiles without Python's lock, so the main thread can continue. `result()` returns the compiled function, or
+    raises the compiler's error.
+    """
+    pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
+    future: Future[Callable[..., Any]] = pool.submit(lowered.compile)
+    pool.shutdown(wait=False)
+    return future
+
+
 class Resumption:
     """Saves and restores a training state with the position in its data; `started` is when this session began.
 
@@ -106,47 +172,42 @@ class Resumption:
         tokenizer has changed since the run began, if no checkpoint is intact, or if they hold other arrays or more
         steps than wanted.
         """
-        trained, frozen = split_adapters(abstract.params)
-        restored = self._checkpoints.restore(abstract._replace(params=trained)._asdict())
+        wanted, frozen = arrays_to_save(abstract)
+        restored = self._checkpoints.restore(wanted)
         if restored is None:
             return None
-        self._run.require_recorded(restored.extra, restored.step)
+        extra, reached = restored.extra, restored.step
+        self._run.require_recorded(extra, reached)
         try:
-            fingerprint, seconds = restored.extra["fingerprint"], float(restored.extra["seconds"])
-            planned = restored.extra["config"]["training"]["steps"]
-            batches.set_state(restored.extra["batches"])
+            fingerprint, self._earlier = extra["fingerprint"], float(extra["seconds"])
+            planned = extra["config"]["training"]["steps"]
+            batches.set_state(extra["batches"])
         except (LookupError, TypeError, ValueError) as error:
             # Something is missing or has a wrong type, which Grain does not check either.
             raise InputError(
-                f"the checkpoint of step {restored.step} does not hold all that training continues from ({error}); "
+                f"the checkpoint of step {reached} does not hold all that training continues from ({error}); "
                 "start a new run with --run"
             ) from error
         if fingerprint != self._fingerprint:
             raise InputError(
                 "the text or its tokenizer has changed since the run began; restore it, or start a new run with --run"
             )
-        steps, reached = self._experiment.training.steps, restored.step
+        steps = self._experiment.training.steps
         if reached > steps or (reached == steps != planned):
             raise InputError(
                 f"the run has done {reached} steps, and {steps} are wanted; expected more than {reached} "
                 "(--report shows the results of a run)"
             )
-        params = join_adapters(
-            restored.state["params"], load_frozen(self._run, frozen, restored.extra) if frozen else {}
-        )
-        self._earlier = seconds
         self._best, self._frozen_saved = self._checkpoints.best_loss(), True
         self.notes += restored.skipped
-        return TrainState(**{**restored.state, "params": params})
+        arrays = restored.state
+        arrays["params"] = join_adapters(arrays["params"], self._run.load_frozen(frozen, extra))
+        return TrainState(**arrays)
 
     @cached_property
-    def _tokenizer(self) -> dict[str, str]:
+    def _unchanging(self) -> dict[str, Any]:
         # Read once, at the first save: by then the files exist, and are those that the session uses.
-        return tokenizer_digests(self._run.path)
-
-    @cached_property
-    def _origin(self) -> dict[str, str]:
-        return self._run.origin_digests()
+        return {"fingerprint": self._fingerprint, "config": to_dict(self._experiment), **self._run.digests()}
 
     def improves(self, held_out_loss: float | None) -> bool:
         """Whether this held-out loss is below all that were saved, so that the state should be saved."""
@@ -155,27 +216,27 @@ class Resumption:
     def save(
         self, state: TrainState, batches: grain.DatasetIterator[Batch], held_out_loss: float | None = None
     ) -> None:
-        """Begins to save in the background; `state` may be donated at once. The save is kept once `finite` is called.
+        """Begins to save in the background; `state` may be donated at once. The save is kept once `confirm` is called.
 
-        A state with finite numbers may still be broken, so that every run from it fails at the next step.
         `held_out_loss` is that of this state, if known.
         """
-        trained, frozen = split_adapters(state.params)
-        extra = {
+        arrays, frozen = arrays_to_save(state)
+        extra = self._unchanging | {
             "batches": batches.get_state(),
-            "fingerprint": self._fingerprint,
             "seconds": self.seconds,
-            "config": to_dict(self._experiment),
-            "tokenizer": self._tokenizer,
-            ORIGIN: self._origin,
             HELD_OUT_LOSS: held_out_loss,
         }
         if frozen:
-            extra[FROZEN] = self._save_frozen(frozen)
+            extra["frozen"] = self._save_frozen(frozen)
         if held_out_loss is not None:
             self._best = min(self._best, held_out_loss)
         self._saved = int(state.step)
-        self._checkpoints.begin(self._saved, state._replace(params=trained)._asdict(), extra)
+        self._checkpoints.begin(self._saved, arrays, extra)
+
+    def confirm(self, step: int) -> None:
+        """Keeps the state saved before `step`, because the loss and gradients of `step` are finite."""
+        if self._saved < step:
+            self._checkpoints.keep()
 
     def _save_frozen(self, frozen: Params) -> str | None:
         """Saves what does not train, unless this session has saved or restored it, and returns its digest.
@@ -186,9 +247,13 @@ class Resumption:
             with Checkpoints(self._run.frozen, keep=1) as checkpoints:
                 checkpoints.save(0, {"params": frozen}, {})
             self._frozen_saved = True
-        return frozen_digest(self._run)
+        return self._run.frozen_digest()
 
-    def finite(self, step: int) -> None:
-        """Keeps the state saved before `step`, because the loss and gradients of `step` are finite."""
-        if self._saved < step:
-            self._checkpoints.keep()
+
+def arrays_to_save(state: TrainState) -> tuple[dict[str, Any], Params]:
+    """Returns the arrays of a checkpoint, and the parameters that do not train, which are saved once beside all.
+
+    Whether the state is finite is not saved, since a checkpoint of one that is not never counts.
+    """
+    params, frozen = split_adapters(state.params)
+    return {"params": params, "opt_state": state.opt_state, "step": state.step, "key": state.key}, frozen

@@ -1,9 +1,10 @@
-"""Sets up a program: JAX and compiler options. Importing this is cheap.
+"""Sets up a program: the C library's allocator, JAX and compiler options. Importing this is cheap.
 
 Every setting was measured, or says that it was not; docs/benchmarks.md has the figures.
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import glob
 import os
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 Options = dict[str, bool | int | str]
 
+_KEEP_FREED = {-4: 0, -1: 2**31 - 1, -8: 1}
+"""glibc's M_MMAP_MAX, M_TRIM_THRESHOLD and M_ARENA_MAX, by which malloc returns no memory to the system."""
 _MPI_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """Where Open MPI, and MPICH and its kin, say how many processes they started."""
 _CACHE_WARNING = re.compile(
@@ -53,6 +56,20 @@ def require_one_process() -> None:
                 f"{told} processes were started ({count}); expected one, because several cannot train together yet: "
                 "start one, as with srun --ntasks=1 or mpirun -n 1; it can use all devices of its machine"
             )
+
+
+def keep_freed_memory() -> None:
+    """Makes malloc keep what a training step frees for the next step; call it before anything starts a thread.
+
+    XLA on CPU allocates its temporary buffers anew in every step, and the first access to each page is a fault, which
+    takes a fourth to a third of a small model's step. Does nothing without glibc, or if the user's variables tune
+    malloc.
+    """
+    tuned = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and not tuned:
+        for parameter, value in _KEEP_FREED.items():
+            mallopt(parameter, value)
 
 
 def compiler_options(dtype: str = "float32", *, once: bool = False) -> Options:

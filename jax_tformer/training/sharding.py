@@ -3,9 +3,7 @@
 The model never mentions devices. One device is the mesh 1 x 1 x 1, with the same code path.
 """
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -45,29 +43,6 @@ def make_mesh(config: MeshConfig, rows: int) -> Mesh:
     shape, names = (data, config.fsdp, config.tensor), ("data", "fsdp", "tensor")
     used = jax.devices()[: data * others]
     return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names), devices=used)
-
-
-def require_memory(asked: int, what: str, mend: str, device: jax.Device | None = None) -> None:
-    """Raises InputError if `what` takes more bytes (`asked`) than there are on `device`; None: on this machine.
-
-    Without this check it would fail after minutes, or the system would kill the process without a message.
-    """
-    if device is None or device.platform == "cpu":
-        limit, where = host_memory(), "here"
-    else:
-        limit, where = (device.memory_stats() or {}).get("bytes_limit", asked), "on each device"
-    if asked > limit:
-        told = f"{what} take {asked / 2**30:,.1f} GiB, and there are {limit / 2**30:,.1f} GiB {where}"
-        raise InputError(f"{told}; {mend}")
-
-
-def host_memory() -> int:
-    """Returns the bytes of memory of the machine, or of the container if those are fewer."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        return min(machine, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):
-        return machine
 
 
 def parameter_shardings(mesh: Mesh, shapes: Params) -> Params:

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jaxtyping import Array, Float, Int, Key, UInt32
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.lora import join_adapters, split_adapters, trained
@@ -15,6 +17,7 @@ from jax_tformer.model.parameters import accumulator
 from jax_tformer.model.transformer import DecoderOnly, EncoderDecoder, Outputs
 from jax_tformer.training.linear_loss import linear_cross_entropy
 from jax_tformer.training.optimizer import global_norm
+from jax_tformer.training.sharding import parameter_shardings
 
 Batch = dict[str, Array]
 """Arrays of one batch: tokens or source and target, their masks, and labels."""
@@ -29,9 +32,12 @@ class TrainState(NamedTuple):
     opt_state: optax.OptState
     """Of what trains: all parameters, or the adapters alone."""
     step: Int[Array, ""]
-    """n, the number of updates; ~n (-n - 1) once update n + 1 was not finite, after which parameters do not change."""
+    """The number of updates."""
     key: UInt32[Array, " words"]
     """The data of the key from which each step's dropout key is derived."""
+    finite: Bool[Array, ""] | np.bool_ = np.True_
+    """False once the loss or the gradients of a step were not finite. That step and later ones change no parameter, and
+    are not counted, so that the cause can be found."""
 
 
 class StepMetrics(NamedTuple):
@@ -128,6 +134,20 @@ def init_state(
     return TrainState(params, tx.init(trained(params)), jnp.zeros((), jnp.int32), jax.random.key_data(dropout_key))
 
 
+def state_shardings(mesh: Mesh, tx: optax.GradientTransformation, state: TrainState) -> Any:
+    """Returns a TrainState with the sharding of every array; the optimizer's arrays are split like their parameters."""
+    replicated = NamedSharding(mesh, PartitionSpec())
+    parameters = parameter_shardings(mesh, state.params)
+    opt_state = optax.tree_utils.tree_map_params(
+        tx,
+        lambda _, sharding: sharding,
+        state.opt_state,
+        trained(parameters),
+        transform_non_params=lambda _: replicated,
+    )
+    return TrainState(parameters, opt_state, replicated, replicated, replicated)  # type: ignore[arg-type]
+
+
 def train_step(
     net: AnyTransformer,
     tx: optax.GradientTransformation,
@@ -139,8 +159,7 @@ def train_step(
 
     Gradients are those of the loss summed over the whole batch and divided by the number of labels that count, in
     however many parts (`accumulation`) they are computed. With adapters (`net.config.lora`), only they have gradients
-    and change. A step whose loss or gradient norm is not finite changes no parameter, nor does any later step, so that
-    its cause can be found.
+    and change. If the loss or the gradient norm is not finite, see `TrainState.finite`.
     """
 
     def gradients(params: Params, frozen: Params, batch: Batch, keys: Array | None) -> Sums:
@@ -174,10 +193,9 @@ def train_step(
         grads = jax.tree.map(lambda g, p: (g / count).astype(p.dtype), grads, before)
         updates, opt_state = tx.update(grads, state.opt_state, before)
         metrics = StepMetrics(loss / count, global_norm(grads), tokens_read(batch))
-        finite = jnp.isfinite(metrics.loss) & jnp.isfinite(metrics.gradient_norm) & (state.step >= 0)
+        finite = jnp.isfinite(metrics.loss) & jnp.isfinite(metrics.gradient_norm) & state.finite
         after = jax.tree.map(lambda p, update: jnp.where(finite, p + update, p).astype(p.dtype), before, updates)
-        number = jnp.where(finite, state.step + 1, jnp.minimum(state.step, ~state.step))
-        return TrainState(join_adapters(after, frozen), opt_state, number, state.key), metrics
+        return TrainState(join_adapters(after, frozen), opt_state, state.step + finite, state.key, finite), metrics
 
     return step
 

@@ -1,7 +1,6 @@
 """A side that is judged by a capsule: the gates that need only what was recorded of the other."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,16 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parity.capsule.files import CapsuleReader
-from parity.capsule.record import NARROW, SAMPLES, About, from_float64, is_module, side_of
+from parity.capsule.record import NARROW, About, from_float64, is_module, side_of
 from parity.gates.measure import (
     BFLOAT16,
     FLOAT32,
     Measured,
     ParityError,
     compared,
+    numbers_lost,
     quality_of_errors,
-    require_comparable,
-    worst,
+    refusal,
+    require_gates,
+    require_same_names,
+    run_gates,
     zero_scales,
 )
 from parity.gates.projection import Inputs, Tensors, Values
@@ -59,27 +61,13 @@ def judge(
     reader = CapsuleReader(capsule)
     about = About.read(reader)
     wanted = about.gates if gates is None else tuple(gates)
-    if isinstance(gates, str) or not wanted or not set(wanted) <= set(about.gates):
-        raise ValueError(f"the capsule has no gates {gates!r}; expected a list of some of {list(about.gates)}")
-    figures: list[Measured] = []
+    require_gates(gates if isinstance(gates, str) else wanted, about.gates)
     try:
         trial = Trial(reader, about, side, weights, params, own_weights)
-        with trial.side.exactly():
-            for gate in wanted:
-                figures.append(trial.measured(gate).require())
     except ParityError as error:
-        said = ParityError(f"{name}: {error}")
-        said.figures = (*figures, *error.figures)
-        raise said from None
-    return figures
-
-
-@dataclass(frozen=True)
-class Conversion:
-    """Between the names and axes of the capsule and those of the side that is judged."""
-
-    there: Callable[[Tensors], Tensors]
-    back: Callable[[Tensors], Tensors]
+        raise ParityError(f"{name}: {error}") from None
+    with trial.side.exactly():
+        return run_gates(name, wanted, trial.measured)
 
 
 class Trial:
@@ -100,66 +88,62 @@ class Trial:
         inside = reader.read("inputs")
         self._inputs = Inputs(_of(inside, "input "), about.by_name)
         self._known = _of(inside, "projection ")
-        if is_module(side):
-            self.side: Side = side_of(side, params, self._inputs)
-            self._convert = self._for_module(weights)
-        else:
-            if own_weights and params is None:
-                raise ParityError("own_weights needs params, which are the function's own weights")
-            self._convert, example = self._for_function(weights, params)
-            self.side = side_of(side, params if own_weights else example, self._inputs)
+        self._convert(side, weights, params)
         self._require_weights(by_name=weights is None)
-        self._weights = self._convert.back(self.side.weights) if own_weights else self._held
+        self._weights = self._back(self.side.weights) if own_weights else self._held
         self._judged_is_ours = self.side.framework == "jax" or about.framework == self.side.framework
         moving = {
             key: np.broadcast_to(np.array(key in self.side.trained), array.shape)
             for key, array in self.side.weights.items()
         }
-        trained = self._convert.back(moving)
+        trained = self._back(moving)
         self._trained = [key for key in about.trained if trained[key].all()]
         self._zero = [key for key in about.zero_gradients if key in self._trained]
         if not self._trained:
             raise ParityError("there is no weight that both sides train, so that there is no gradient to compare")
 
+    def _convert(self, side: Any, weights: WeightMap | None, params: Any) -> None:
+        """Finds the `side`, and how weights go `_there`, into its names and axes, and `_back` into the capsule's."""
+        framework, here = "torch" if is_module(side) else "jax", self._about.framework
+        made = side_of(side, params, self._inputs) if framework == "torch" else None
+        if made is None and self._own and params is None:
+            raise ParityError("own_weights needs params, which are the function's own weights")
+        self._there: Callable[[Tensors], Tensors] = dict
+        self._back: Callable[[Tensors], Tensors] = lambda tensors: {k: x for k, x in tensors.items() if k in self._held}
+        if weights is None and framework != here:
+            raise ParityError(
+                f"the capsule holds a side of {here}, and this one is of {framework}; "
+                "weights has to say which of the module's numbers each of our parameters holds"
+            )
+        if weights is not None and made is not None and here == "jax":
+            mapping = Weights(weights, made.weights, optional=made.buffers)
+            self._there, self._back = mapping.back, mapping.flat
+        elif weights is not None:
+            mapping = Weights(weights, self._held, like=params, optional=self._about.buffers)
+            self._there, self._back = mapping.flat, mapping.back
+        if made is None:
+            flat = self._there(self._held)
+            given = params if self._own else nested(flat) if params is None else replaced(params, flat)
+            made = side_of(side, given, self._inputs)
+        self.side: Side = made
+
     def measured(self, gate: str) -> Measured:
         """The figure of one gate."""
         if gate == "9":
-            return self._conversion()
+            return numbers_lost(self._weights if self._own else self._back(self._there(self._held)), self._held)
         if gate in NARROW:
             self.__dict__.pop("_found", None)  # two copies of all weights that are not needed any more
             return self._quality(gate, NARROW[gate])
-        return self._exact(gate)
-
-    def _for_module(self, weights: WeightMap | None) -> Conversion:
-        if weights is None:
-            return self._by_name("torch")
-        if self._about.framework == "torch":
-            mapping = Weights(weights, self._held, optional=self._about.buffers)
-            return Conversion(mapping.flat, mapping.back)
-        mapping = Weights(weights, self.side.weights, optional=self.side.buffers)
-        return Conversion(mapping.back, mapping.flat)
-
-    def _for_function(self, weights: WeightMap | None, params: Any) -> tuple[Conversion, Any]:
-        """The conversion, and the capsule's weights as the function takes them."""
-        if weights is None:
-            return self._by_name("jax"), nested(self._held) if params is None else replaced(params, self._held)
-        mapping = Weights(weights, self._held, like=params, optional=self._about.buffers)
-        return Conversion(mapping.flat, mapping.back), mapping.into(self._held)
-
-    def _by_name(self, framework: str) -> Conversion:
-        if self._about.framework != framework:
-            raise ParityError(
-                f"the capsule holds a side of {self._about.framework}, and this one is of {framework}; "
-                "weights has to say which of the module's numbers each of our parameters holds"
-            )
-        return Conversion(
-            lambda tensors: dict(tensors), lambda tensors: {key: x for key, x in tensors.items() if key in self._held}
-        )
+        recorded, found = self._recorded("float64"), self._found
+        if gate == "1":
+            return compared("1 activations", *self._in_order(found.outputs, recorded.outputs))
+        zero = zero_scales(recorded.gradients, self._zero)
+        return compared("2 gradients", *self._in_order(found.gradients, recorded.gradients), zero=zero)
 
     def _require_weights(self, *, by_name: bool) -> None:
         """That every trained weight of the capsule has its place in the side, and the same shape there."""
-        reached = self._convert.back(self.side.weights)
-        there = self._convert.there(self._held)
+        reached = self._back(self.side.weights)
+        there = self._there(self._held)
         missing = [key for key in self._about.trained if key not in reached]
         more = sorted(there.keys() - self.side.weights.keys() - set(self._about.buffers))
         unset = sorted(self.side.trained - there.keys()) if by_name else []
@@ -175,74 +159,32 @@ class Trial:
 
     def _run(self, weights: Tensors, inputs: Inputs, dtype: str, known: Tensors) -> Values:
         """The side on weights by the names of the capsule, with the gradients of what both train by those names."""
-        there = {key: array for key, array in self._convert.there(weights).items() if key in self.side.weights}
-        values = self.side.run(there, inputs, dtype, known)
-        zero = np.zeros((), next(iter(values.gradients.values())).dtype)
-        blank = {key: np.broadcast_to(zero, array.shape) for key, array in self.side.weights.items()}
-        gradients = self._convert.back(blank | values.gradients)
-        return Values(values.outputs, {key: gradients[key] for key in self._trained})
+        there = {key: array for key, array in self._there(weights).items() if key in self.side.weights}
+        values = self.side.run(there, inputs, dtype, known).converted(self.side.weights, self._back)
+        return Values(values.outputs, {key: values.gradients[key] for key in self._trained})
 
     @cached_property
     def _found(self) -> Values:
         return self._run(self._weights, self._inputs.rounded("float64", "float64"), "float64", self._known)
-
-    def _conversion(self) -> Measured:
-        there = self._weights if self._own else self._convert.back(self._convert.there(self._held))
-        lost = {}
-        for key, array in there.items():
-            held = self._held[key]
-            same = (held == array) | (np.isnan(held) & np.isnan(array))
-            lost[key] = float(same.size - np.count_nonzero(same))
-        return worst("9 numbers lost", lost, 0.0)
-
-    def _exact(self, gate: str) -> Measured:
-        recorded = self._recorded("float64")
-        if wrong := [key for key, array in recorded.floating().items() if array.dtype != np.float64]:
-            raise self._reader.damaged(f"{wrong[0]} of its float64 values is of another type")
-        found = self._found
-        if gate == "1":
-            return compared("1 activations", *self._in_order(found.outputs, recorded.outputs))
-        zero = zero_scales(recorded.gradients, self._zero)
-        return compared("2 gradients", *self._in_order(found.gradients, recorded.gradients), zero=zero)
 
     def _quality(self, gate: str, dtype: str) -> Measured:
         allowed = FLOAT32 if dtype == "float32" else BFLOAT16
         recorded, before = self._recorded(dtype).floating(), self._about.distances[dtype]
         first, errors = from_float64(self._run, self._weights, self._inputs, dtype, self._known, self._zero)
         found = first.floating()
-        if found.keys() != recorded.keys():
-            only = sorted(found.keys() - recorded.keys()), sorted(recorded.keys() - found.keys())
-            raise ParityError(f"gate {gate}: only this side has {only[0]}, only the capsule has {only[1]}")
-        refused, pairs = {}, {}
-        for key in recorded:
-            ours, theirs = self._in_order(found[key], recorded[key])
-            try:
-                require_comparable(key, ours, theirs)
-                if str(ours.dtype) not in allowed.dtypes:
-                    raise ParityError(f"{key}: {ours.dtype} on both sides; expected {' or '.join(allowed.dtypes)}")
-            except ParityError as error:
-                refused[key] = str(error)
-            else:
-                if key in errors:
-                    here, there = self._in_order(errors[key], self._distances(before, key))
-                    pairs[key] = list(zip(here, there, strict=True))
-        return quality_of_errors(f"{gate} {dtype} / allowed", pairs, allowed, refused, recorded)
+        require_same_names(gate, *self._in_order(found, recorded))
+        refused = {key: refusal(key, *self._in_order(found[key], recorded[key]), allowed) for key in recorded}
+        pairs = {
+            key: list(zip(*self._in_order(errors[key], before[key]), strict=True))
+            for key, reason in refused.items()
+            if key in errors and not reason
+        }
+        return quality_of_errors(f"{gate} {dtype} / allowed", pairs, allowed, refused)
 
     def _recorded(self, part: str) -> Values:
         tensors = self._reader.read(part)
         gradients = _of(tensors, "gradient ")
-        if missing := [key for key in self._trained if key not in gradients]:
-            raise self._reader.damaged(f"its {part} values lack the gradients of {missing}")
         return Values(_of(tensors, "output "), {key: gradients[key] for key in self._trained})
-
-    def _distances(self, rows: Mapping[str, Any], key: str) -> list[float]:
-        try:
-            row = [float(error) for error in rows[key]]
-        except (KeyError, TypeError, ValueError):
-            row = []
-        if len(row) != SAMPLES:
-            raise self._reader.damaged(f"capsule.json has no {SAMPLES} distances of {key}")
-        return row
 
     def _in_order(self, judged: Any, recorded: Any) -> tuple[Any, Any]:
         """(ours, theirs)."""

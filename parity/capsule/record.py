@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parity.capsule.files import CapsuleReader, new_capsule
-from parity.gates.measure import relative_error, zero_scales
+from parity.capsule.files import CapsuleReader, DamageError, new_capsule
+from parity.gates.measure import relative_error, require_gates, zero_scales
 from parity.gates.projection import RECIPE, Inputs, Tensors, Values, is_floating, projection, rounded, varied
 
 if TYPE_CHECKING:
@@ -48,36 +48,30 @@ class About:
     """Weights with a gradient."""
     buffers: tuple[str, ...]
     zero_gradients: tuple[str, ...]
-    distances: dict[str, dict[str, list[float | str]]]
+    distances: dict[str, dict[str, list[Any]]]
     """Type -> tensor -> how far from its own float64 it is, relative, for each of SAMPLES; JSON has no infinity."""
 
     @classmethod
     def read(cls, capsule: CapsuleReader) -> "About":
         """Raises ParityError for fields that are missing, of another type, or do not fit the tensors."""
-        said: Any = capsule.about.get("side")
-        fields: dict[str, type] = {"framework": str, "name": str, "by_name": bool, "distances": dict}
-        fields |= dict.fromkeys(("gates", "trained", "buffers", "zero_gradients"), list)
-        for name, kind in fields.items():
-            if not isinstance(said, dict) or not isinstance(said.get(name), kind):
-                raise capsule.damaged(f"capsule.json has no {name} of its side")
-        lists = (said[name] for name, kind in fields.items() if kind is list)
-        if not all(isinstance(each, str) for row in lists for each in row):
-            raise capsule.damaged("capsule.json names what is no text")
-        read: dict[str, Any] = {
-            name: tuple(said[name]) if kind is list else said[name] for name, kind in fields.items()
-        }
-        about = cls(**read)
-        weights, values = set(capsule.names("weights")), set(capsule.names("float64"))
-        if about.framework not in ("jax", "torch") or not set(about.gates) <= set(GATES):
-            raise capsule.damaged(f"its side is {about.framework!r}, for the gates {list(about.gates)}")
-        if not {*about.trained, *about.buffers, *about.zero_gradients} <= weights:
-            raise capsule.damaged("capsule.json names weights that are not there")
-        outputs = {name for name in values if name.startswith("output ")}
-        if not outputs or values - outputs != {f"gradient {name}" for name in about.trained}:
-            raise capsule.damaged("its float64 values are not outputs and the gradients of what is trained")
-        for gate, dtype in NARROW.items():
-            if gate in about.gates and (dtype not in capsule or not isinstance(about.distances.get(dtype), dict)):
-                raise capsule.damaged(f"it has no {dtype} values, which gate {gate} needs")
+        with capsule.reading():
+            said: dict[str, Any] = capsule.about["side"]
+            said = {name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
+            about = cls(**said)
+            if about.framework not in ("jax", "torch") or not set(about.gates) <= set(GATES):
+                raise DamageError(f"its side is {about.framework!r}, for the gates {list(about.gates)}")
+            if not {*about.trained, *about.buffers, *about.zero_gradients} <= capsule.tensors["weights"].keys():
+                raise DamageError("capsule.json names weights that are not there")
+            for part in ("float64", *(NARROW[gate] for gate in about.gates if gate in NARROW)):
+                tensors = capsule.tensors[part]
+                outputs = {name for name in tensors if name.startswith("output ")}
+                if not outputs or tensors.keys() - outputs != {f"gradient {name}" for name in about.trained}:
+                    raise DamageError(f"its {part} values are not outputs and the gradients of what is trained")
+                for name, (kind, *shape) in tensors.items() if part != "float64" else ():
+                    if "float" in kind and shape:
+                        row = about.distances[part][name] = [float(error) for error in about.distances[part][name]]
+                        if len(row) != SAMPLES:
+                            raise DamageError(f"capsule.json has no {SAMPLES} distances of {name}")
         return about
 
 
@@ -104,9 +98,9 @@ def record(
     folder that cannot be written; nothing is left behind then. ValueError for gates that a capsule does not have,
     TypeError for a side of another kind.
     """
-    _require_gates(gates)
+    require_gates(gates, GATES)
     given = Inputs.read(inputs)
-    distances: dict[str, dict[str, list[float | str]]] = {}
+    distances: dict[str, dict[str, list[Any]]] = {}
     one = side_of(side, params, given)
     with new_capsule(path) as writer, one.exactly():
         writer.add("weights", one.weights)
@@ -116,12 +110,12 @@ def record(
         zero_scales(exact.gradients, zero_gradients)
         inside = {f"input {key}": array for key, array in given.arrays.items()}
         writer.add("inputs", inside | {f"projection {key}": array for key, array in known.items()})
-        writer.add("float64", named(exact))
+        writer.add("float64", exact.named())
         del exact
         for gate in gates:
             if dtype := NARROW.get(gate):
                 first, errors = from_float64(one.run, one.weights, given, dtype, known, zero_gradients)
-                writer.add(dtype, named(first))
+                writer.add(dtype, first.named())
                 distances[dtype] = {
                     key: [float(error) if np.isfinite(error) else str(error) for error in row]
                     for key, row in errors.items()
@@ -164,12 +158,6 @@ def is_module(side: Any) -> bool:
     return torch is not None and isinstance(side, torch.nn.Module)
 
 
-def named(values: Values) -> Tensors:
-    """Outputs and gradients under the names that they have in a capsule."""
-    outputs = {f"output {name}": array for name, array in values.outputs.items()}
-    return outputs | {f"gradient {name}": array for name, array in values.gradients.items()}
-
-
 def from_float64(
     run: Callable[[Tensors, Inputs, str, Tensors], Values],
     weights: Tensors,
@@ -198,11 +186,6 @@ def from_float64(
         first = first or values
     assert first is not None
     return first, errors
-
-
-def _require_gates(gates: Sequence[str]) -> None:
-    if isinstance(gates, str) or not gates or not set(gates) <= set(GATES):
-        raise ValueError(f"a capsule has no gates {gates!r}; expected a list of some of {list(GATES)}")
 
 
 def _versions() -> dict[str, str]:

@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 
-from parity.differ.divergence import Divergence, among
+from parity.differ.alignment import Start, shared
 from parity.differ.fingerprints import fingerprint, finite
 from parity.differ.values import Values
 
@@ -30,40 +30,36 @@ def _known_functions() -> dict[str, Callable[[np.ndarray], np.ndarray]]:
         "ELU": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
         "leaky ReLU (0.01)": lambda x: np.where(x > 0, x, 0.01 * x),
         "the square of ReLU": lambda x: np.maximum(x, 0) ** 2,
-        "the identity": lambda x: x,
     }
 
 
-def activation(at: Divergence) -> str | None:
+def activation(ours: Start, theirs: Start) -> str | None:
     """Each side applies a known function to the same value, and not the same function."""
-    for i, _ in at.shared:
-        x = at.array(at.ours, i)
+    for i, _ in shared(ours, theirs):
+        x = ours.values.array(i)
         if x is None or not 8 <= x.size <= 1 << 20:
             continue
         x = finite(x)
         with np.errstate(all="ignore"):
             applied = {name: fingerprint(f(x), depends_on_data=True)[0] for name, f in _known_functions().items()}
-        known = {name: f for name, f in applied.items() if f is not None and name != "the identity"}
-        here, there = among(at.ours, at.ours_near), among(at.theirs, at.theirs_near)
-        ours = [(k, name) for name, f in known.items() for k in here.equals(f)]
-        theirs = [(m, name) for name, f in known.items() for m in there.equals(f)]
-        for (k, mine), (m, their) in product(ours, theirs):
+        known = []
+        for side in (ours, theirs):
+            index = side.values.index(side.near)
+            known.append([(k, name) for name, f in applied.items() if f is not None for k in index.equals(f)])
+        for (k, mine), (m, their) in product(*known):
             # A step within a larger function may be a known one, too: the sigmoid within SiLU.
-            if mine != their and meet_the_same(at, k, m):
+            if mine != their and meet_the_same(ours.values, k, theirs.values, m):
                 return f"another activation: {mine} in ours, {their} in theirs"
     return None
 
 
-def meet_the_same(at: Divergence, ours: int, theirs: int) -> bool:
+def meet_the_same(ours: Values, i: int, theirs: Values, j: int) -> bool:
     """Whether both values are multiplied with or added to the same next, or both are what is returned."""
-    here, there = _met(at.ours, ours), _met(at.theirs, theirs)
+    here, there = _met(ours, i), _met(theirs, j)
     if not here or not there:
         return not here and not there
-    weights = {at.theirs.leaf(m) for m in there} - {None}
-    return any(
-        set(at.equal.ours.get(k, ())) & there or {at.theirs.leaf(m) for m in at.equal.ours.get(k, ())} & weights
-        for k in here
-    )
+    same = ours.equals(here)
+    return bool(same & there or {theirs.leaf(m) for m in same} & {theirs.leaf(m) for m in there} - {None})
 
 
 def _met(values: Values, number: int) -> set[int]:

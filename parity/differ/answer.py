@@ -1,9 +1,7 @@
 """The answer to "where do they part?": for a terminal, for JSON, for a page."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
-from html import escape
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from parity.differ.values import Site, short
@@ -69,7 +67,7 @@ class Difference:
             lines.append(f"  what:    {self.kind}")
         for ours, theirs in self.agreed[:3]:
             lines.append(f"  agrees:  {ours}  =  {theirs}")
-        lines += [f"  {line}" for line in (self.verdict, *self.notes)]
+        lines += [f"  {line}" for line in self.trust]
         if self.opaque:
             lines.append(f"  not looked into: {', '.join(sorted(set(self.opaque)))}")
         return "\n".join(lines)
@@ -79,6 +77,11 @@ class Difference:
         """What is no difference of what was compared, and has to be known beside it."""
         said = (("not compared", self.left_out), ("trained in ours alone", self.trained_alone))
         return [f"{what}: {', '.join(names)}" for what, names in said if names]
+
+    @property
+    def trust(self) -> list[str]:
+        """The verdict on what was found, and the notes."""
+        return [self.verdict, *self.notes] if self else self.notes
 
     @property
     def heading(self) -> str:
@@ -103,66 +106,43 @@ class Difference:
         return "not sure: these are the places to look at first"
 
     def as_json(self) -> dict[str, Any]:
-        """The fields, as JSON has them."""
-        return {
-            "name": self.name,
-            "left_out": list(self.left_out),
-            "trained_alone": list(self.trained_alone),
-            "stage": self.stage,
-            "ours": self.ours and self.ours.as_json(),
-            "theirs": self.theirs and self.theirs.as_json(),
-            "agreed": [[ours.as_json(), theirs.as_json()] for ours, theirs in self.agreed],
-            "kind": self.kind,
-            "sure": self.sure,
-            "confirmed": self.confirmed,
-            "verdict": self.verdict,
-            "parameters": list(self.parameters),
-            "differing": list(self.differing),
-            "opaque": list(self.opaque),
-            "counts": list(self.counts),
-        }
+        """The fields, as JSON has them, and the verdict."""
+        fields: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return {**fields, "verdict": self.verdict}
 
     def as_html(self) -> str:
         """A part of a page: HTML for `parity.report.page`, which has its style."""
-        counted = f"{self.counts[0]} values in JAX, {self.counts[1]} in PyTorch"
-        where = self.heading[:1].upper() + self.heading[1:]
-        heading = f'<p><b>{escape(where)}</b> <span class="note">{escape(self.name)}: {counted}</span></p>'
-        rows = "".join(f"<dt>{label}</dt><dd>{said}</dd>" for label, said in _rows(self))
-        said = [self.verdict, *self.notes] if self else self.notes
-        trust = "".join(f'<p class="note">{escape(line)}</p>' for line in said)
-        return f'<div class="answer">{heading}<dl>{rows}</dl>{trust}</div>'
+        from jinja2 import Environment
+
+        page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_HTML)
+        return page.render(found=self, short=short, most=_MOST).replace("\n", "")
 
 
 def sendable(found: Difference | str) -> dict[str, Any]:
     """An answer, or why there is none, in plain types: as one process can send it to another."""
     if isinstance(found, str):
         return {"difference": None, "answer": found, "answer_html": None}
-    return {"difference": json.loads(json.dumps(found.as_json())), "answer": str(found), "answer_html": found.as_html()}
+    return {"difference": found.as_json(), "answer": str(found), "answer_html": found.as_html()}
 
 
-def _rows(found: Difference) -> Iterator[tuple[str, str]]:
-    if found.parameters:
-        yield "weights", _listed(found.parameters)
-    if found.differing:
-        yield "differs", _listed(found.differing)
-    for label, site in (("JAX", found.ours), ("PyTorch", found.theirs)):
-        if site is not None:
-            yield label, _site(site)
-    if found.kind:
-        yield "what", escape(found.kind)
-    for ours, theirs in found.agreed[:_MOST]:
-        yield "agrees before", f"{_site(ours)}{_site(theirs)}"
-    if found.opaque:
-        yield "not looked into", escape(", ".join(sorted(set(found.opaque))))
-
-
-def _listed(said: tuple[str, ...]) -> str:
-    more = [f"... and {len(said) - _MOST} more"] if len(said) > _MOST else []
-    return "<br>".join(map(escape, [*said[:_MOST], *more]))
-
-
-def _site(site: Site) -> str:
-    """File, line and operation, and below them the line itself."""
-    where = f"<code>{escape(f'{short(site.file)}:{site.line}')}</code> " if site.file else ""
-    source = f'<code class="source">{escape(site.source)}</code>' if site.source else ""
-    return f'<div>{where}<span class="note">{escape(site.about)}</span>{source}</div>'
+_HTML = """
+{% macro listed(said) %}
+{% for line in said[:most] %}{{ line }}{% if not loop.last %}<br>{% endif %}{% endfor %}
+{% if said|length > most %}<br>... and {{ said|length - most }} more{% endif %}
+{% endmacro %}
+{% macro show(site) %}
+<div>{% if site.file %}<code>{{ short(site.file) }}:{{ site.line }}</code> {% endif %}
+<span class="note">{{ site.about }}</span>
+{% if site.source %}<code class="source">{{ site.source }}</code>{% endif %}</div>
+{% endmacro %}
+<div class="answer"><p><b>{{ found.heading[0]|upper }}{{ found.heading[1:] }}</b> <span class="note">{{ found.name }}: \
+{{ found.counts[0] }} values in JAX, {{ found.counts[1] }} in PyTorch</span></p><dl>
+{% if found.parameters %}<dt>weights</dt><dd>{{ listed(found.parameters) }}</dd>{% endif %}
+{% if found.differing %}<dt>differs</dt><dd>{{ listed(found.differing) }}</dd>{% endif %}
+{% if found.ours %}<dt>JAX</dt><dd>{{ show(found.ours) }}</dd>{% endif %}
+{% if found.theirs %}<dt>PyTorch</dt><dd>{{ show(found.theirs) }}</dd>{% endif %}
+{% if found.kind %}<dt>what</dt><dd>{{ found.kind }}</dd>{% endif %}
+{% for pair in found.agreed[:most] %}<dt>agrees before</dt><dd>{{ show(pair[0]) }}{{ show(pair[1]) }}</dd>{% endfor %}
+{% if found.opaque %}<dt>not looked into</dt><dd>{{ found.opaque|unique|sort|join(", ") }}</dd>{% endif %}
+</dl>{% for line in found.trust %}<p class="note">{{ line }}</p>{% endfor %}</div>
+"""

@@ -17,7 +17,7 @@ from parity.differ.traced_sides import Sides, in_double, is_array
 from parity.differ.weights import wrong_weights
 from parity.gates.measure import ParityError
 from parity.gates.pair import Bridge, Tensors, to_torch
-from parity.gates.projection import common_outputs, double, named_outputs, projection
+from parity.gates.projection import Inputs, common_outputs, double, named_outputs, projection
 from parity.gates.torch_side import tensors_of
 from parity.gates.weight_map import WeightMap, Weights, paths
 
@@ -64,9 +64,9 @@ def first_difference(
         raise TypeError(f"weights is a {type(weights).__name__}; expected a dict: our path -> the module's name")
     if not isinstance(inputs, Sequence | Mapping):
         raise TypeError(f"inputs is a {type(inputs).__name__}; expected a list of the arguments of both sides: [x]")
-    named = inputs if isinstance(inputs, Mapping) else {str(n): array for n, array in enumerate(inputs)}
-    arrays = {key: _given(key, array) for key, array in named.items()}
-    positional = not isinstance(inputs, Mapping)
+    by_name = isinstance(inputs, Mapping)
+    named = inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs)
+    given = Inputs({str(key): _given(str(key), array) for key, array in named}, by_name)
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         parameters, buffers = _followed(lambda: tensors_of(module))
         tensors = parameters | buffers
@@ -84,20 +84,18 @@ def first_difference(
         left_out: set[str] = set()
 
         def run_ours(params: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-            output = ours(params, *inputs.values()) if positional else ours(params, **inputs)
-            return named_outputs(output, "ours", jax.Array, left_out)
+            return named_outputs(given.call(ours, params, arrays=inputs), "ours", jax.Array, left_out)
 
         def run_theirs(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
-            output = module(*inputs.values()) if positional else module(**inputs)
-            return named_outputs(output, "theirs", torch.Tensor, left_out)
+            return named_outputs(given.call(module, arrays=inputs), "theirs", torch.Tensor, left_out)
 
-        here, there = _outputs(run_ours, run_theirs, _copy(module), made(), arrays)
+        here, there = _outputs(run_ours, run_theirs, _copy(module), made(), given.arrays)
         names = common_outputs(here, there, left_out)
         mine, their = ({name: pair[side] for name, pair in names.items()} for side in (0, 1))
         holds = None if weights is None else mapping.ours_to_theirs
         losses = _with_loss(run_ours, mine), _with_loss(run_theirs, their)
         held = dict if weights is None else mapping.held
-        sides = Sides(*losses, lambda: _copy(module), made, arrays, back, holds=holds, held=held)
+        sides = Sides(*losses, lambda: _copy(module), made, given.arrays, back, holds=holds, held=held)
         found = _followed(lambda: located(sides, backward=backward and back is not None, name=name))
         if not found and optimizer is not None and back is not None:
             after = _followed(lambda: stepped(sides, mapping.into, optimizer, name))
@@ -165,21 +163,21 @@ def _outputs(
     """What each side returns; raises ParityError, which shows the shapes, where one fails."""
     given = {key: double(array) for key, array in inputs.items()}
     shapes = [list(array.shape) for array in given.values()]
+    side, shown = "ours", f"params {_shapes(params)} and "
     try:
         here = jax.eval_shape(lambda arrays: ours(params, arrays), given)
-    except Exception as error:
-        if isinstance(error, ParityError):
-            raise
-        held = {path: list(np.shape(leaf)) for path, leaf in paths(params).items()}
-        raise ParityError(f"ours failed ({_reason(error)}) on params {held} and inputs {shapes}") from error
-    try:
+        side, shown = "theirs", ""
         with torch.no_grad():
             there = theirs(module, {key: to_torch(array.copy()) for key, array in given.items()})
+    except ParityError:
+        raise
     except Exception as error:
-        if isinstance(error, ParityError):
-            raise
-        raise ParityError(f"theirs failed ({_reason(error)}) on inputs {shapes}") from error
+        raise ParityError(f"{side} failed ({_reason(error)}) on {shown}inputs {shapes}") from error
     return here, there
+
+
+def _shapes(params: Any) -> dict[str, list[int]]:
+    return {path: list(np.shape(leaf)) for path, leaf in paths(params).items()}
 
 
 def _given(key: str, array: Any) -> np.ndarray:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from parity.differ.values import NOWHERE, Kind, Place, Value, Values
+from parity.differ.values import NOWHERE, STACK, Kind, Place, Value, Values
 
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
 """Primitives that are nothing but the program inside; it is run in their place."""
@@ -52,7 +52,7 @@ def values_of_jax(
     closed = jax.make_jaxpr(in_order)(*args)
     leaves = jax.tree.leaves(args)[::-1]
     del args
-    run = _Run(Values("ours", keep=keep))
+    run = _Run(Values("ours", keep))
     given = [Known(leaves[-1], run.values.add(Value(kind, kind, name=name), leaves.pop())) for kind, name in names]
     results = run.program(closed.jaxpr, run.constants(closed.consts), (given.pop(0) for _ in names), ())
     for name, known in zip(order, results, strict=True):
@@ -61,29 +61,6 @@ def values_of_jax(
         run.values.outputs[name] = number
         run.values.arrays[number] = np.asarray(known.array)
     return run.values
-
-
-class _Rows:
-    """What the iterations of a scan put out, in one array that is filled row by row: a model may lie in it."""
-
-    def __init__(self, whole: Any) -> None:
-        """`whole` says shape and dtype of the array."""
-        self.numbers: list[int | None] = [None] * whole.shape[0]
-        self._keys: list[Any] = [None] * whole.shape[0]
-        """Of random numbers, which NumPy cannot hold."""
-        self._whole = None if _is_key(whole) else np.empty(whole.shape, whole.dtype)
-
-    def put(self, i: int, known: Known) -> None:
-        """The output of iteration `i`."""
-        self.numbers[i] = known.number
-        if self._whole is None:
-            self._keys[i] = known.array
-        else:
-            self._whole[i] = known.array
-
-    def array(self) -> Any:
-        """All of them."""
-        return jnp.stack(self._keys) if self._whole is None else self._whole
 
 
 class _Run:
@@ -137,8 +114,7 @@ class _Run:
         if name == "while":
             return self._while(eqn, ins, layer)
         if name == "cond":
-            branch = int(ins[0].array)
-            return self._inner(params["branches"][min(branch, len(params["branches"]) - 1)], ins[1:], layer)
+            return self._inner(params["branches"][: int(ins[0].array) + 1][-1], ins[1:], layer)
         inner = params.get("jaxpr") or params.get("call_jaxpr") or params.get("fun_jaxpr")
         return self._operation(eqn, ins, layer) if inner is None else self._inner(inner, ins, layer)
 
@@ -185,18 +161,22 @@ class _Run:
         first, state = params["num_consts"], params["num_carry"]
         shared, carry, stacked = ins[:first], ins[first : first + state], ins[first + state :]
         consts = self.constants(inner.consts)
-        made = [_Rows(variable.aval) for variable in eqn.outvars[state:]]
-        for i in range(length)[:: -1 if backwards else 1]:
+        # What the iterations put out lies in one array that is filled row by row: a model may lie in it.
+        wholes: list[Any] = [variable.aval for variable in eqn.outvars[state:]]
+        made: list[Any] = [[None] * length if _is_key(x) else np.empty(x.shape, x.dtype) for x in wholes]
+        rows: list[list[int]] = [[] for _ in made]
+        turns = range(length)[:: -1 if backwards else 1]
+        for i in turns:
             xs = [self._row(known, i, (*layer, i)) for known in stacked]
             results = self.program(inner.jaxpr, consts, [*shared, *carry, *xs], (*layer, i))
             carry = results[:state]
-            for rows, known in zip(made, results[state:], strict=True):
-                rows.put(i, known)
+            for whole, numbers, known in zip(made, rows, results[state:], strict=True):
+                whole[i] = known.array
+                numbers += [] if known.number is None else [known.number]
         outputs = []
-        for rows in made:
-            array = rows.array()
-            numbers = tuple(number for number in rows.numbers if number is not None)
-            row = Value("operation", "stack of layers", numbers, place=self._place(eqn), layer=layer)
+        for whole, numbers in zip(made, rows, strict=True):
+            array = jnp.stack(whole) if isinstance(whole, list) else whole
+            row = Value("operation", STACK, tuple(numbers[:: turns.step]), place=self._place(eqn), layer=layer)
             row.backward = self._backward(eqn)
             # The rows say it all; the whole is looked at where somebody compares it by name.
             number = self.values.add(row, array if len(self.values.rows) in self.values.keep else None)
@@ -210,7 +190,7 @@ class _Run:
         if known.number is None:
             return Known(array, None)
         before = self.values.rows[known.number]
-        if before.operation == "stack of layers" and len(before.inputs) == before.shape[0]:
+        if before.operation == STACK and len(before.inputs) == before.shape[0]:
             return Known(array, before.inputs[i])
         place = self._outer[-1][0] if self._outer else NOWHERE
         row = Value("operation", "layer row", (known.number,), before.name, "", place, layer, backward=before.backward)

@@ -1,6 +1,6 @@
 """One step of an optimizer on both sides, from the same weights and the same gradients."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from parity.differ.answer import Difference
-from parity.differ.explanation import Explainer, opaque
+from parity.differ.explanation import counted, explain
 from parity.differ.fingerprints import BAR
 from parity.differ.jax_values import values_of_jax
-from parity.differ.torch_values import values_of_torch
+from parity.differ.torch_values import GRADIENT, values_of_torch
 from parity.differ.traced_sides import Sides, is_array
 from parity.differ.values import Kind, Values
 from parity.differ.weights import error_of
@@ -32,42 +32,39 @@ def stepped(sides: Sides, into: Callable[[Tensors], Any], optimizer: Optimizer, 
     of its rounding errors.
     """
     step = _Step(sides, into, optimizer)
-    ours, theirs = step.run_ours(False), step.run_theirs(False)
-    explainer = Explainer(step, ours, theirs, backward=False)
-    explainer.want(list(ours.outputs.values()), list(theirs.outputs.values()))
-    after = step.by_name(ours), {key: theirs.arrays[theirs.outputs[_STEPPED + key]] for key in step.weights}
-    updates = [{key: side[key] - step.weights[key] for key in step.weights if key in side} for side in after]
-    errors = {key: error_of(updates[0][key], updates[1][key]) for key in updates[0]}
-    # An update is a small difference of large numbers: its last digits are those of the weight.
-    digits = {key: 1e-14 * float(np.abs(step.weights[key]).max(initial=0.0)) for key in errors}
-    bad = {
-        key: error
-        for key, error in errors.items()
-        if not error <= BAR + digits[key] / (float(np.abs(updates[1][key]).max(initial=0.0)) + 1e-300)
-    }
-    if not bad:
-        return Difference("none", counts=(len(ours.rows), len(theirs.rows)), name=name, opaque=opaque(ours, theirs))
-    forced_ours = [number for path, number in ours.outputs.items() if step.holds(path.removeprefix(_STEPPED), bad)]
-    forced_theirs = [theirs.outputs[_STEPPED + key] for key in bad]
-    how = {key: _how(step, key, updates) for key in bad}
-    said = tuple(
-        f"the step of {key}: {error:.1e}" + (f" ({how[key]})" if how[key] else "") for key, error in bad.items()
-    )
-    found = explainer.explain("optimizer", forced_ours, forced_theirs, said, bad, name)
-    alike = set(how.values())
+    ours, theirs = step.run_ours(), step.run_theirs()
+    arrays = [ours.output(_STEPPED + name) for name in sides.names]
+    assert sides.back is not None
+    mine = sides.back(sides.params(arrays))
+    errors, said, kinds = {}, [], set()
+    for key in [key for key in step.weights if key in mine]:
+        weight = step.weights[key]
+        update, expected = mine[key] - weight, theirs.output(_STEPPED + key) - weight
+        error = error_of(update, expected)
+        # An update is a small difference of large numbers: its last digits are those of the weight.
+        digits = 1e-14 * float(np.abs(weight).max(initial=0.0))
+        if not error <= BAR + digits / (float(np.abs(expected).max(initial=0.0)) + 1e-300):
+            errors[key] = error
+            kinds.add(how := _how(update, expected, weight, step.gradients[key]))
+            said.append(f"the step of {key}: {error:.1e}" + (f" ({how})" if how else ""))
+    if not errors:
+        return Difference("none", name=name, **counted(ours, theirs))
+    holders = {path for key in errors for path, _ in sides.held_by.get(key, ())}
+    forced = [ours.outputs[_STEPPED + path] for path in sides.names if path in holders]
+    bad = forced, [theirs.outputs[_STEPPED + key] for key in errors]
+    found = explain((ours, theirs), bad, "optimizer", errors, tuple(said), sides.held_by, name)
     # Each library arranges the formula of a step in its own way: what has no equal may be no difference.
-    kind = alike.pop() if len(alike) == 1 else ""
+    kind = kinds.pop() if len(kinds) == 1 else ""
     return replace(found, kind=f"{kind} (so in every weight that differs)" if kind else None, sure=False)
 
 
-def _how(step: "_Step", key: str, updates: list[Tensors]) -> str:
+def _how(ours: np.ndarray, theirs: np.ndarray, weight: np.ndarray, gradient: np.ndarray) -> str:
     """What proportion there is between two steps, or between their difference and the weight."""
-    ours, theirs, weight = updates[0][key], updates[1][key], step.weights[key]
     if (factor := _proportion(ours, theirs)) is not None:
         return f"ours is {factor:.9g} times theirs: another learning rate?"
     if (factor := _proportion(ours - theirs, weight)) is not None:
         return f"ours differs by {factor:.6g} times the weight: another decay"
-    if (factor := _proportion(ours - theirs, step.gradients[key])) is not None:
+    if (factor := _proportion(ours - theirs, gradient)) is not None:
         return f"ours differs by {factor:.6g} times the gradient"
     return ""
 
@@ -86,61 +83,43 @@ class _Step:
 
     def __init__(self, sides: Sides, into: Callable[[Tensors], Any], optimizer: Optimizer) -> None:
         self._sides, self._into, (self._transformation, self._make) = sides, into, optimizer
-        self.held_by = sides.held_by
-        module = sides.module()
-        parameters, buffers = tensors_of(module)
+        parameters, buffers = tensors_of(sides.module())
         self._held = {key: array for key, array in (parameters | buffers).items() if array.dtype.kind == "f"}
         self.weights = {key: parameters[key] for key in sides.trained}
-        self.gradients = self._gradients()
-
-    def _gradients(self) -> Tensors:
         found = {key: np.zeros_like(array) for key, array in self.weights.items()}
-
-        def taken(key: str, gradient: np.ndarray) -> None:
-            found[key] = gradient.copy()
-
-        self._sides.run_theirs(True, taken=taken)
+        sides.run_theirs(True, taken=lambda key, gradient: found.update({key: gradient.copy()}))
         scale = float(np.sqrt(sum(float(np.square(g).sum()) for g in found.values())))
-        return {key: g * (float(np.linalg.norm(g)) > 1e-11 * scale) for key, g in found.items()}
+        self.gradients = {key: g * (float(np.linalg.norm(g)) > 1e-11 * scale) for key, g in found.items()}
 
-    def run_ours(self, backward: bool, keep: frozenset[int] = frozenset()) -> Values:
+    def run_ours(self, keep: frozenset[int] = frozenset()) -> Values:
         """Ours: `optax.apply_updates` of the first update."""
         import optax
 
-        params = self._into(self._held)
-        slopes = {key: self.gradients.get(key, np.zeros_like(array)) for key, array in self._held.items()}
-        gradients = self._into(slopes)
-        flat, structure = jax.tree.flatten(params)
-        tree: Any = structure
-        places = [n for n, leaf in enumerate(flat) if is_array(leaf)]
-        given = [jnp.asarray(flat[n]) for n in places]
-        grads = [jnp.asarray(jax.tree.leaves(gradients)[n]) for n in places]
-        names = self._sides.names
+        sides = self._sides
 
-        def in_tree(arrays: Any) -> Any:
+        def step(arrays: Any, slopes: Any) -> dict[str, Any]:
             # The tree as it is, so that masks by path find their weights; what is no array is left out of it.
-            held: dict[int, Any] = dict(zip(places, arrays, strict=True))
-            return tree.unflatten([held.get(n) for n in range(len(flat))])
-
-        def step(arrays: Any, grads: Any) -> dict[str, Any]:
-            weights = in_tree(arrays)
-            updates, _ = self._transformation.update(in_tree(grads), self._transformation.init(weights), weights)
+            weights, gradients = (sides.params(leaves, whole=False) for leaves in (arrays, slopes))
+            updates, _ = self._transformation.update(gradients, self._transformation.init(weights), weights)
             moved = jax.tree.leaves(optax.apply_updates(weights, updates))
-            return {_STEPPED + name: array for name, array in zip(names, moved, strict=True)}
+            return {_STEPPED + name: array for name, array in zip(sides.names, moved, strict=True)}
 
-        labels: list[tuple[Kind, str]] = [("parameter", name) for name in names]
-        labels += [("input", Sides.gradient(name)) for name in names]
-        self._whole = tree
-        self._flat, self._places = flat, places
-        return values_of_jax(step, lambda: (given, grads), labels, keep=keep)
+        slopes = {key: self.gradients.get(key, np.zeros_like(array)) for key, array in self._held.items()}
+        trees = [jax.tree.leaves(self._into(tensors)) for tensors in (self._held, slopes)]
+        given = [[jnp.asarray(leaf) for leaf in leaves if is_array(leaf)] for leaves in trees]
+        labels: list[tuple[Kind, str]] = [("parameter", name) for name in sides.names]
+        labels += [("input", GRADIENT + name) for name in sides.names]
+        values = values_of_jax(step, lambda: given, labels, keep=keep)
+        values.again = self.run_ours
+        return values
 
-    def run_theirs(self, backward: bool, keep: frozenset[int] = frozenset()) -> Values:
+    def run_theirs(self, keep: frozenset[int] = frozenset()) -> Values:
         """Theirs: `step()`, operation by operation."""
         module = self._sides.module()
         inputs = {}
         for key, parameter in module.named_parameters():
             if key in self.weights:
-                parameter.grad = inputs[Sides.gradient(key)] = to_torch(self.gradients[key].copy())
+                parameter.grad = inputs[GRADIENT + key] = to_torch(self.gradients[key].copy())
         optimizer = self._make([p for p in module.parameters() if p.requires_grad])
         for group in optimizer.param_groups:
             group["foreach"], group["fused"] = False, None
@@ -149,16 +128,6 @@ class _Step:
             optimizer.step()
             return {_STEPPED + key: p for key, p in module.named_parameters() if key in self.weights}
 
-        return values_of_torch(module, run, inputs, keep=keep)
-
-    def by_name(self, ours: Values) -> Tensors:
-        """Our weights after the step, by the module's names."""
-        assert self._sides.back is not None
-        flat = list(self._flat)
-        for place, name in zip(self._places, self._sides.names, strict=True):
-            flat[place] = ours.arrays[ours.outputs[_STEPPED + name]]
-        return self._sides.back(self._whole.unflatten(flat))
-
-    def holds(self, path: str, names: Mapping[str, float]) -> bool:
-        """Whether one of these weights of the module lies in our parameter."""
-        return any(path == held for name in names for held, _ in self.held_by.get(name, ()))
+        values = values_of_torch(module, run, inputs, keep=keep)
+        values.again = self.run_theirs
+        return values

@@ -1,11 +1,10 @@
 """Whether what two places read is in one order; else where the order was lost before them."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from parity.differ.alignment import Equal, Start
+from parity.differ.alignment import Start
 from parity.differ.element_order import exchanged_axes, order, swapped_blocks
 from parity.differ.values import Values
 
@@ -25,37 +24,30 @@ class Origin(NamedTuple):
     """Whether an input is only the same with two axes of one size exchanged: each side may mean another one."""
 
 
-def origin_of_order(
-    ours: Values,
-    theirs: Values,
-    equal: Equal,
-    first: Start,
-    second: Start,
-    array: Callable[[Values, int], np.ndarray | None],
-) -> Origin:
+def origin_of_order(first: Start, second: Start) -> Origin:
     """Looks at what both places read; walks back from an input that is in another order to where that begins."""
+    ours, theirs = first.values, second.values
     checked = False
     for i in first.agreed:
-        for j in [j for j in equal.ours.get(i, ()) if j in second.agreed][:1]:
-            state = _order(ours, theirs, i, j, array)
+        for j in [j for j in ours.equal.get(i, ()) if j in second.agreed][:1]:
+            state = _order(ours, theirs, i, j)
             checked |= state == "same"
-            here, there = array(ours, i), array(theirs, j)
+            here, there = ours.array(i), theirs.array(j)
             if here is None or there is None:
                 continue
             if state == "same" and (axes := exchanged_axes(here, there)) is not None:
                 return Origin(None, False, f"axes {axes[0]} and {axes[1]} of what both read are exchanged", True)
             if state == "other":
-                return _walk(ours, theirs, equal, i, j, array)
-    read = set(theirs.rows[second.number].inputs)
-    for i in ours.rows[first.number].inputs if checked else ():
-        for j in [] if ours.rows[i].data else [j for j in equal.ours.get(i, ()) if j in read][:1]:
-            if _order(ours, theirs, i, j, array) == "other":
-                return _walk(ours, theirs, equal, i, j, array)
+                return _walk(ours, theirs, i, j)
+    for i in first.row.inputs if checked else ():
+        for j in [] if ours.rows[i].data else [j for j in ours.equal.get(i, ()) if j in second.row.inputs][:1]:
+            if _order(ours, theirs, i, j) == "other":
+                return _walk(ours, theirs, i, j)
     return Origin(None, checked)
 
 
-def _order(ours: Values, theirs: Values, i: int, j: int, array: Callable[[Values, int], np.ndarray | None]) -> str:
-    here, there = array(ours, i), array(theirs, j)
+def _order(ours: Values, theirs: Values, i: int, j: int) -> str:
+    here, there = ours.array(i), theirs.array(j)
     if here is None or there is None:
         return "unknown"
     state = order(here, there)
@@ -64,29 +56,25 @@ def _order(ours: Values, theirs: Values, i: int, j: int, array: Callable[[Values
     return "other" if state == "unknown" and constant and swapped_blocks(here, there) else state
 
 
-def _walk(
-    ours: Values, theirs: Values, equal: Equal, i: int, j: int, array: Callable[[Values, int], np.ndarray | None]
-) -> Origin:
+def _walk(ours: Values, theirs: Values, i: int, j: int) -> Origin:
     for _ in range(_STEPS):
-        before = _mixed_before(ours, theirs, equal, i, j, array)
+        before = _mixed_before(ours, theirs, i, j)
         if before is None:
             break
         i, j = before
-    here, there = array(ours, i), array(theirs, j)
+    here, there = ours.array(i), theirs.array(j)
     said = swapped_blocks(here, there) if here is not None and there is not None else None
     return Origin((i, j), True, said or "")
 
 
-def _mixed_before(
-    ours: Values, theirs: Values, equal: Equal, i: int, j: int, array: Callable[[Values, int], np.ndarray | None]
-) -> tuple[int, int] | None:
+def _mixed_before(ours: Values, theirs: Values, i: int, j: int) -> tuple[int, int] | None:
     """An input of ours whose equal among their inputs, near or far, is in another order."""
     table = not ours.rows[i].data
-    behind = [*([j] if table else []), *_behind(theirs, j)]
-    for k in [*([i] if table else []), *_behind(ours, i)]:
-        for m in equal.ours.get(k, ()):
+    behind = [j] * table + _behind(theirs, j)
+    for k in [i] * table + _behind(ours, i):
+        for m in ours.equal.get(k, ()):
             # A table may be copied on one side alone, to the shape of what it is added to.
-            if m in behind and (k, m) != (i, j) and _order(ours, theirs, k, m, array) == "other":
+            if m in behind and (k, m) != (i, j) and _order(ours, theirs, k, m) == "other":
                 return k, m
     return None
 

@@ -30,6 +30,13 @@ GRADIENT = "the gradient of "
 Key = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
+_FUSED = """
+    addmm native_layer_norm native_layer_norm_backward native_group_norm native_batch_norm
+    _native_batch_norm_legit_no_training gelu gelu_backward silu silu_backward
+    _log_softmax _softmax_backward_data _log_softmax_backward_data addcmul addcdiv
+"""
+
+
 class SeveralPassesError(Exception):
     """A weight has got its gradient in more than one pass backward."""
 
@@ -37,26 +44,7 @@ class SeveralPassesError(Exception):
 @cache
 def _decompositions() -> Mapping[Any, Callable[..., Any]]:
     """Fused operations that are taken apart, so that a difference inside of them has a place."""
-    aten = torch.ops.aten
-    return get_decompositions(
-        [
-            aten.addmm,
-            aten.native_layer_norm,
-            aten.native_layer_norm_backward,
-            aten.native_group_norm,
-            aten.native_batch_norm,
-            aten._native_batch_norm_legit_no_training,
-            aten.gelu,
-            aten.gelu_backward,
-            aten.silu,
-            aten.silu_backward,
-            aten._log_softmax,
-            aten._softmax_backward_data,
-            aten._log_softmax_backward_data,
-            aten.addcmul,
-            aten.addcdiv,
-        ]
-    )
+    return get_decompositions([getattr(torch.ops.aten, name) for name in _FUSED.split()])
 
 
 def values_of_torch(
@@ -75,7 +63,7 @@ def values_of_torch(
     operations. `taken` is given each gradient as soon as it is there, and the module lets go of it; or all of them
     after the run, `at_once`. Raises whatever `run` raises, and SeveralPassesError for a gradient that comes in parts.
     """
-    recorder = Recorder(Values("theirs", keep=keep))
+    recorder = Recorder(Values("theirs", keep))
     trained = {name: p for name, p in module.named_parameters() if taken and p.requires_grad}
 
     def hand_over(name: str) -> None:

@@ -67,10 +67,10 @@ class Sides:
         rest = {n: leaf for n, leaf in enumerate(leaves) if n not in shapes}
         return shapes, rest, tree, [path for n, path in enumerate(paths(params)) if n in shapes]
 
-    def params(self, arrays: Sequence[Any]) -> Any:
-        """The tree of our parameters, holding `arrays` in the place of its own."""
-        held = dict(zip(self._shapes, arrays, strict=True)) | self._rest
-        return self._tree.unflatten([held[n] for n in range(len(held))])
+    def params(self, arrays: Sequence[Any], *, whole: bool = True) -> Any:
+        """The tree of our parameters, holding `arrays` in the place of its own; what is no array only if `whole`."""
+        held: dict[int, Any] = dict(zip(self._shapes, arrays, strict=True)) | (self._rest if whole else {})
+        return self._tree.unflatten([held.get(n) for n in range(self._tree.num_leaves)])
 
     def _tagged(self) -> dict[str, list[tuple[str, int | None]]]:
         if self.back is None:
@@ -78,12 +78,11 @@ class Sides:
         # Numbers that say of which leaf and row they are find their way through any mapping.
         tags = []
         shapes = list(self._shapes.values())
-        for n, shape in enumerate(shapes):
-            rows = np.arange(shape[0] if shape else 1, dtype=np.float64)
-            tag = n + 1 + (rows + 1) / 2.0**20
-            tags.append(np.broadcast_to(tag.reshape(-1, *[1] * (len(shape) - 1)) if shape else tag[0], shape))
+        for n, shape in enumerate(shapes, 1):
+            rows = n + np.arange(1, (shape or (1,))[0] + 1) / 2.0**20
+            tags.append(np.array(np.broadcast_to(rows.reshape(shape[:1] + (1,) * (len(shape) - 1)), shape)))
         try:
-            named = self.back(self.params([np.array(tag) for tag in tags]))
+            named = self.back(self.params(tags))
         except (ParityError, ValueError, TypeError, KeyError):
             return {}
         found: dict[str, list[tuple[str, int | None]]] = {}
@@ -98,10 +97,6 @@ class Sides:
                 found[name].append((self.names[leaf - 1], None if one else row))
         return found
 
-    def run(self, *, backward: bool, keep: tuple[frozenset[int], frozenset[int]]) -> tuple[Values, Values]:
-        """All values of both sides, with the numbers of those in `keep` (ours, theirs)."""
-        return self.run_ours(backward, keep[0]), self.run_theirs(backward, keep[1])
-
     def run_ours(self, backward: bool, keep: frozenset[int] = frozenset()) -> Values:
         """Our values."""
 
@@ -112,17 +107,12 @@ class Sides:
         def both(arrays: Any, inputs: Any) -> dict[str, Any]:
             if not backward:
                 return forward(arrays, inputs)[1]
-            moving = [jnp.issubdtype(array.dtype, jnp.floating) for array in arrays]
-
-            def loss(some: Any) -> tuple[Any, dict[str, Any]]:
-                rest = iter(some)
-                return forward([next(rest) if m else a for a, m in zip(arrays, moving, strict=True)], inputs)
-
-            given = [array for array, m in zip(arrays, moving, strict=True) if m]
-            (_, outputs), gradients = jax.value_and_grad(loss, has_aux=True)(given)
-            names = [name for name, m in zip(self.names, moving, strict=True) if m]
-            named = {GRADIENT + name: gradient for name, gradient in zip(names, gradients, strict=True)}
-            return {**outputs, **named}
+            # Whole numbers have gradients of a type of their own, which holds nothing.
+            differentiated = jax.value_and_grad(forward, has_aux=True, allow_int=True)
+            (_, outputs), gradients = differentiated(arrays, inputs)
+            named = zip(self.names, gradients, strict=True)
+            floating = {GRADIENT + name: g for name, g in named if jnp.issubdtype(g.dtype, jnp.floating)}
+            return {**outputs, **floating}
 
         inputs = {name: jnp.asarray(array) for name, array in sorted(self.inputs.items())}
         labels: list[tuple[Kind, str]] = [("parameter", name) for name in self.names]
@@ -132,7 +122,9 @@ class Sides:
             return [in_double(leaf) for leaf in jax.tree.leaves(self._params()) if is_array(leaf)], inputs
 
         hand_back()
-        return values_of_jax(both, arguments, labels, keep=keep)
+        values = values_of_jax(both, arguments, labels, keep=keep)
+        values.again = lambda keep: self.run_ours(backward, keep)
+        return values
 
     def run_theirs(
         self,
@@ -143,18 +135,15 @@ class Sides:
     ) -> Values:
         """Their values. Each gradient is given to `taken`, with the weight's name, and let go; the last call counts."""
         try:
-            return self._run_theirs(backward, keep, taken)
+            values = self._run_theirs(backward, keep, taken)
         except SeveralPassesError:
             # A part of the module runs backward by itself: its weights get more than one gradient.
             self._at_once = True
-            return self._run_theirs(backward, keep, taken)
+            values = self._run_theirs(backward, keep, taken)
+        values.again = lambda keep: self.run_theirs(backward, keep)
+        return values
 
-    def _run_theirs(
-        self,
-        backward: bool,
-        keep: frozenset[int],
-        taken: Callable[[str, np.ndarray], None],
-    ) -> Values:
+    def _run_theirs(self, backward: bool, keep: frozenset[int], taken: Callable[[str, np.ndarray], None]) -> Values:
         module = self.module()
         hand_back()
         inputs = {name: to_torch(array.copy()) for name, array in self.inputs.items()}
@@ -183,11 +172,6 @@ class Sides:
             number = ours.outputs.get(GRADIENT + name)
             arrays.append(np.zeros(shape) if number is None else ours.arrays.pop(number))
         return self.back(self.params(arrays))
-
-    @staticmethod
-    def gradient(name: str) -> str:
-        """The output that is the gradient of a weight."""
-        return GRADIENT + name
 
 
 def _inverted(holds: Mapping[str, Sequence[str]]) -> dict[str, list[tuple[str, int | None]]]:

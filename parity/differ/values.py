@@ -3,9 +3,9 @@
 import ctypes
 import linecache
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,6 +22,8 @@ _COPIES = re.compile(
     r"reshape|transpose|\.to$|view|squeeze|slice|expand|permute|broadcast|copy|detach|convert|clone|alias|flatten"
     r"|\bt\b|select(?!_)|split|unbind|chunk|layer row|contiguous"
 )
+STACK = "stack of layers"
+"""The operation that puts together what the iterations of a scan return."""
 _NOISE = 1e-12
 """A sum that is this small beside what it adds is zero in exact arithmetic: its digits are rounding errors."""
 _SMALL, _ROOM = 4 << 20, 96 << 20
@@ -77,21 +79,6 @@ class Site:
             about.append("layer " + ".".join(map(str, self.layer)))
         return ", ".join(about)
 
-    def as_json(self) -> dict[str, Any]:
-        """The fields, as JSON has them."""
-        return {
-            "operation": self.operation,
-            "module": self.module,
-            "file": self.file,
-            "line": self.line,
-            "source": self.source,
-            "function": self.function,
-            "layer": list(self.layer),
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "backward": self.backward,
-        }
-
 
 def short(path: str) -> str:
     """A path that fits a line: from the installed package, or from the working folder on."""
@@ -135,68 +122,80 @@ class Values:
     """All values of one side."""
 
     side: str
+    """ours or theirs."""
+    keep: frozenset[int] = frozenset()
+    """Values whose numbers are asked for, whatever their size."""
     rows: list[Value] = field(default_factory=list)
     outputs: dict[str, int] = field(default_factory=dict)
     """Name -> the value that is returned by it."""
     arrays: dict[int, np.ndarray] = field(default_factory=dict)
     """The numbers of the values that were asked for."""
-    keep: frozenset[int] = frozenset()
-    """Values whose numbers are asked for, whatever their size."""
+    again: Callable[[frozenset[int]], "Values"] | None = None
+    """Runs this side once more, and keeps the numbers of these values."""
+    equal: dict[int, list[int]] = field(default_factory=dict)
+    """A value -> those of the other side with the same fingerprint, in the order of execution."""
+    opaque: list[str] = field(default_factory=list)
+    """Operations that count as one value, although there is a program inside."""
     _spent: int = 0
     _seen: int = 0
     _readers: list[list[int]] = field(default_factory=list)
-    opaque: list[str] = field(default_factory=list)
-    """Operations that count as one value, although there is a program inside."""
 
     def add(self, value: Value, array: Any) -> int:
         """The number of a new value; `array` (None: not known) is looked at and let go."""
         known = [self.rows[i] for i in value.inputs]
         leaf = value.kind in ("parameter", "input")
+        value.data = value.backward or any(row.data for row in known)
         numbers = None if array is None else as_numpy(array)
         if numbers is not None:
             value.shape, value.dtype = tuple(numbers.shape), str(getattr(array, "dtype", numbers.dtype))
-            floating = numbers.dtype.kind in "fV" or "float" in value.dtype
-            value.data = (leaf and floating) or value.backward or any(row.data for row in known)
+            value.data |= leaf and (numbers.dtype.kind in "fV" or "float" in value.dtype)
             numbers = numbers.astype(np.float64) if numbers.dtype.kind == "V" or "bfloat16" in value.dtype else numbers
             value.features, value.largest = fingerprint(numbers, depends_on_data=value.data)
             value.noise = not leaf and _is_noise(value, known)
             if value.noise:
                 value.features = None
-            self._store(len(self.rows), numbers)
+            # Small arrays are kept as long as there is room: a second run is then seldom needed.
+            small = numbers.nbytes <= _SMALL and self._spent + numbers.nbytes <= _ROOM
+            if len(self.rows) in self.keep or small:
+                self.arrays[len(self.rows)] = np.array(numbers)
+                self._spent += numbers.nbytes
             self._seen += numbers.nbytes
             if self._seen > _MANY:
                 self._seen = 0
                 hand_back()
-        else:
-            value.data = value.backward or any(row.data for row in known)
         self.rows.append(value)
         return len(self.rows) - 1
-
-    def _store(self, number: int, numbers: np.ndarray) -> None:
-        """Keeps small arrays as long as there is room: a second run is then seldom needed."""
-        small = numbers.nbytes <= _SMALL and self._spent + numbers.nbytes <= _ROOM
-        if number in self.keep or small:
-            self.arrays[number] = np.array(numbers)
-            self._spent += numbers.nbytes
 
     def site(self, number: int) -> Site:
         """Where a value is computed."""
         row = self.rows[number]
         if row.kind != "operation":
             return Site(row.kind, row.name, shape=row.shape, dtype=row.dtype, source=row.name)
-        source = linecache.getline(row.place.file, row.place.line).strip()
-        return Site(
-            row.operation,
-            row.module,
-            row.place.file,
-            row.place.line,
-            source,
-            row.place.function,
-            row.layer,
-            row.shape,
-            row.dtype,
-            row.backward,
-        )
+        file, line, function, _ = row.place
+        source = linecache.getline(file, line).strip()
+        about = row.layer, row.shape, row.dtype, row.backward
+        return Site(row.operation, row.module, file, line, source, function, *about)
+
+    def want(self, numbers: Iterable[int]) -> None:
+        """Sees to it that the numbers of these values are there: where they were let go, the side runs again."""
+        missing = frozenset(numbers) - self.arrays.keys()
+        if missing and self.again is not None:
+            again = self.again(missing)
+            self.arrays |= {n: array for n, array in again.arrays.items() if n in missing}
+
+    def array(self, number: int) -> np.ndarray | None:
+        """The numbers of a value; None for what has none."""
+        self.want([number])
+        return self.arrays.get(number)
+
+    def output(self, name: str) -> np.ndarray:
+        """The numbers of what is returned by this name."""
+        self.want(self.outputs.values())
+        return self.arrays[self.outputs[name]]
+
+    def equals(self, numbers: Iterable[int]) -> set[int]:
+        """All values of the other side that equal one of these."""
+        return {j for i in numbers for j in self.equal.get(i, ())}
 
     def readers(self, number: int) -> list[int]:
         """The values that are made from a value directly."""
@@ -218,36 +217,36 @@ class Values:
                 todo += self.rows[i].inputs
         return found
 
-    def index(self) -> Index:
-        """Finds live values by their fingerprints."""
-        live = self.live()
-        return Index([row.features if i in live else None for i, row in enumerate(self.rows)])
+    def index(self, among: Iterable[int] | None = None) -> Index:
+        """Finds live values, or those `among` these, by their fingerprints."""
+        chosen = self.live() if among is None else set(among)
+        return Index([row.features if i in chosen else None for i, row in enumerate(self.rows)])
 
     def copies(self, number: int) -> bool:
         """Whether a value is nothing but another one in another shape."""
         row = self.rows[number]
         same_type = all(self.rows[i].dtype == row.dtype for i in row.inputs if self.rows[i].data)
-        return row.kind == "operation" and same_type and _copies(row.operation)
+        return row.kind == "operation" and same_type and bool(_COPIES.search(row.operation))
 
     def leaf(self, number: int) -> int | None:
         """The parameter or input of which a value is a copy: a transpose, a slice, a reshaped one, one times 1."""
         while (row := self.rows[number]).kind == "operation":
             before = [i for i in row.inputs if self.rows[i].data]
-            if len(before) != 1 or not (_copies(row.operation) or _same(row.features, self.rows[before[0]].features)):
+            if len(before) != 1 or not (_COPIES.search(row.operation) or _same(row, self.rows[before[0]])):
                 return None
             number = before[0]
-        return number if self.rows[number].kind in ("parameter", "input") else None
+        return number if row.kind in ("parameter", "input") else None
+
+    def parameter(self, number: int) -> str | None:
+        """The name of the parameter of which a value is a copy."""
+        leaf = self.leaf(number)
+        return self.rows[leaf].name if leaf is not None and self.rows[leaf].kind == "parameter" else None
 
 
-def _same(features: np.ndarray | None, others: np.ndarray | None) -> bool:
-    return features is not None and others is not None and float(np.abs(features - others).max()) < 1e-14
-
-
-def _copies(operation: str) -> bool:
-    names = (
-        r"reshape|transpose|\.to$|view|squeeze|slice|expand|permute|broadcast|copy|detach|convert|to_copy|clone|alias"
-    )
-    return bool(re.search(names + r"|\bt\b|select(?!_)|split|unbind|chunk|flatten|layer row|contiguous", operation))
+def _same(row: Value, other: Value) -> bool:
+    if row.features is None or other.features is None:
+        return False
+    return float(np.abs(row.features - other.features).max()) < 1e-14
 
 
 def _is_noise(value: Value, inputs: Sequence[Value]) -> bool:
@@ -264,16 +263,7 @@ def _is_noise(value: Value, inputs: Sequence[Value]) -> bool:
     return first is not None and first.noise
 
 
-@cache
-def _trim() -> Any:
-    """What does so in glibc; None where there is another C library."""
-    try:
-        return getattr(ctypes.CDLL(None), "malloc_trim", None)
-    except (OSError, TypeError):
-        return None
-
-
 def hand_back() -> None:
     """The C library would keep what was let go, in pieces: gigabytes, where arrays of many sizes come and go."""
-    if (trim := _trim()) is not None:
-        trim(0)
+    with suppress(OSError, TypeError, AttributeError):  # Where there is another C library, nothing is done.
+        ctypes.CDLL(None).malloc_trim(0)

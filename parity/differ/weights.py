@@ -1,12 +1,14 @@
 """Whether weights are at fault: numbers that are not what the weight map says, or a place that reads another weight."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 
 import numpy as np
 
+from parity.differ.alignment import Start
 from parity.differ.answer import Difference
-from parity.differ.fingerprints import BAR
+from parity.differ.fingerprints import BAR, fingerprint
 from parity.differ.values import Values
 from parity.gates.pair import Tensors
 from parity.gates.projection import double
@@ -80,23 +82,56 @@ def _blocks(ours: np.ndarray, theirs: np.ndarray) -> Iterator[tuple[np.ndarray, 
         yield double(ours[start : start + rows]), double(theirs[start : start + rows])
 
 
-def other_weights(
-    ours: Values, theirs: Values, ours_near: Sequence[int], theirs_near: Sequence[int], held_by: Held
-) -> str | None:
+def other_weights(first: Start, second: Start, held_by: Held) -> str | None:
     """What is wrong where both sides multiply activations that were made with different weights; else None.
 
     So a map is found out that gives one projection the weights of another: each product by itself has an equal on the
     other side, and only where two of them meet do the sides part.
     """
-    here, there = _first_product(ours, ours_near), _first_product(theirs, theirs_near)
+    here, there = _first_product(first), _first_product(second)
     if here is None or there is None or not held_by:
         return None
-    mine = {name: path for path, row in _behind(ours, here) for name in _names(path, row, held_by)}
-    their = {name for name, _ in _behind(theirs, there)}
+    mine = {name: path for path, row in _behind(first.values, here) for name in _names(path, row, held_by)}
+    their = {name for name, _ in _behind(second.values, there)}
     wrong, missing = sorted(mine.keys() - their), sorted(their - mine.keys())
     if len(mine) != len(their) or not wrong or not missing:
         return None
     return f"ours reads {', '.join(wrong)}, as {mine[wrong[0]]}, where theirs reads {', '.join(missing)}"
+
+
+def read_by_both(first: Start, second: Start, held_by: Held) -> tuple[str | None, bool]:
+    """What is wrong with the weights that the two places read, another one or transposed; whether the code is."""
+    ours, theirs = first.values, second.values
+    for i, j in product(first.agreed, second.agreed):
+        mine, their = ours.parameter(i), theirs.parameter(j)
+        if mine is None or their is None:
+            continue
+        right = {name for k in ours.equal.get(i, ()) if (name := theirs.parameter(k))}
+        another = their not in right and right and ours.rows[i].shape and held_by
+        if another and _would_agree(first, i, second, theirs.array(j)):
+            said = f"ours reads {', '.join(sorted(right))}, as {mine}, where theirs reads {their}"
+            return said, is_code(ours, mine, their, held_by)
+        if their in right and _would_agree(first, i, second, ours.array(i), transposed=True):
+            return f"{mine} holds {their} transposed", False
+    return None, False
+
+
+def _would_agree(first: Start, i: int, second: Start, weight: np.ndarray | None, *, transposed: bool = False) -> bool:
+    """Whether our product with another weight than `i` (or with that one `transposed`) has the numbers of theirs."""
+    target = second.row.features
+    if weight is None or target is None or (weight := weight.squeeze()).ndim != 2:
+        return False
+    for k in first.agreed:
+        x = first.values.array(k) if k != i else None
+        if x is None:
+            continue
+        for matrix in (weight.T,) if transposed else (weight, weight.T):
+            if x.shape[-1] != matrix.shape[0] or (transposed and matrix.shape[0] != matrix.shape[1]):
+                continue
+            features, _ = fingerprint(x.reshape(-1, x.shape[-1]) @ matrix, depends_on_data=True)
+            if features is not None and float(np.abs(features - target).max()) < BAR:
+                return True
+    return False
 
 
 def is_code(ours: Values, path: str, their: str, held_by: Held) -> bool:
@@ -111,8 +146,9 @@ def is_code(ours: Values, path: str, their: str, held_by: Held) -> bool:
     return bool(holders) and (path in holders or not holders & read)
 
 
-def _first_product(values: Values, near: Iterable[int]) -> int | None:
-    for i in near:
+def _first_product(start: Start) -> int | None:
+    values = start.values
+    for i in start.near:
         row = values.rows[i]
         data = [k for k in row.inputs if values.rows[k].data]
         if _PRODUCT.search(row.operation) and len(data) == 2 and all(values.leaf(k) is None for k in data):
@@ -124,19 +160,19 @@ def _behind(values: Values, number: int) -> set[tuple[str, int | None]]:
     """(weight, layer) of the nearest products with a weight that a value was made of."""
     found: set[tuple[str, int | None]] = set()
     for operand in values.rows[number].inputs:
-        layer = [operand]
+        near = [operand]
         for _ in range(_STEPS):
-            weights = [
-                (values.rows[leaf].name, values.rows[i].layer[-1] if values.rows[i].layer else None)
-                for i in layer
-                if _PRODUCT.search(values.rows[i].operation)
-                for k in values.rows[i].inputs
-                if (leaf := values.leaf(k)) is not None and values.rows[leaf].kind == "parameter"
-            ]
+            weights = {
+                (name, row.layer[-1] if row.layer else None)
+                for row in map(values.rows.__getitem__, near)
+                if _PRODUCT.search(row.operation)
+                for k in row.inputs
+                if (name := values.parameter(k))
+            }
+            found |= weights
             if weights:
-                found |= set(weights)
                 break
-            layer = [k for i in layer for k in values.rows[i].inputs if values.rows[k].data and values.leaf(k) is None]
+            near = [k for i in near for k in values.rows[i].inputs if values.rows[k].data and values.leaf(k) is None]
     return found
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ from torch import nn
 
 from parity.differ.answer import Difference
 from parity.differ.first_difference import first_difference
-from parity.gates.jax_side import called, jax_loss
+from parity.gates.jax_side import JaxSide
 from parity.gates.measure import (
     BFLOAT16,
     FLOAT32,
@@ -23,15 +22,17 @@ from parity.gates.measure import (
     ParityError,
     Sample,
     compared,
+    global_norm,
+    numbers_lost,
     quality,
     relative_error,
-    worst,
+    require_gates,
+    run_gates,
     zero_scales,
 )
-from parity.gates.pair import Bridge, Dtype, Result, Tensors
-from parity.gates.projection import Inputs, rounded, varied
+from parity.gates.projection import Inputs, Tensors, Values, rounded, varied
 from parity.gates.pytrees import is_floating
-from parity.gates.torch_side import tensors_of, tied_names, to_torch, torch_loss
+from parity.gates.torch_side import TorchSide, backward, load, tensors_of, tied_names, torch_loss
 from parity.gates.weight_map import WeightMap, Weights
 
 GATES = ("9", "1", "2", "3", "4", "5")
@@ -77,9 +78,7 @@ def check_parity(
     steps where its losses do: its answer is the error's `difference`, and a note below its message. Gradients that are
     zero but for rounding are named instead, if there are any.
     """
-    if isinstance(gates, str) or not gates or (unknown := set(gates) - set(GATES)):
-        given = gates if isinstance(gates, str) or not gates else sorted(unknown)
-        raise ValueError(f"there is no gate {given!r} for a pair of your own; expected a list of some of {list(GATES)}")
+    require_gates(gates, GATES)
     if not isinstance(theirs, nn.Module):
         raise TypeError(f"theirs is a {type(theirs).__name__}; expected a torch.nn.Module, which holds its weights")
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
@@ -92,22 +91,16 @@ def check_parity(
             "4": lambda: pair.quality("4 bfloat16 / allowed", "bfloat16", zero_gradients),
             "5": lambda: pair.optimizer(zero_gradients),
         }
-        figures: list[Measured] = []
-        for gate in gates:
-            try:
-                figures.append(runs[gate]().require())
-            except ParityError as error:
-                named = ParityError(f"{name}: {error}")
-                named.figures = (*figures, *error.figures)
-                if explain and (gate in ("1", "2") or (gate == "5" and error.figures)):
-                    named.difference = pair.quiet(zero_gradients) if gate == "5" else ""
-                    for module in pair.parting() if gate == "5" else [theirs]:
-                        named.difference = named.difference or searched(
-                            ours, module, weights, inputs, like=like, name=name
-                        )
-                    named.add_note(str(named.difference))
-                raise named from None
-        return figures
+        try:
+            return run_gates(name, gates, lambda gate: runs[gate]())
+        except ParityError as error:
+            trained = error.gate == "5" and not all(figure.passed for figure in error.figures)
+            if explain and (trained or error.gate in ("1", "2")):
+                error.difference = pair.quiet(zero_gradients) if trained else ""
+                for module in pair.parting() if trained else [theirs]:
+                    error.difference = error.difference or searched(ours, module, weights, inputs, like=like, name=name)
+                error.add_note(str(error.difference))
+            raise
 
 
 def searched(
@@ -138,71 +131,47 @@ class OwnPair:
         like: Any = None,
     ) -> None:
         # What torch.compile wraps has the names that the user knows, and takes other types without compiling anew.
-        self.ours, self.theirs = ours, (theirs := getattr(theirs, "_orig_mod", theirs))
-        parameters, buffers = tensors_of(theirs)
-        if not parameters:
-            raise ParityError("the module has no parameters, so that there is nothing to share")
+        self.theirs = getattr(theirs, "_orig_mod", theirs)
+        self.inputs = Inputs.read(inputs)
+        self.torch = TorchSide(self.theirs, self.inputs)
         try:
-            self.map = Weights(weights, parameters | buffers, like=like, optional=buffers)
+            self.map = Weights(weights, self.torch.weights, like=like, optional=self.torch.buffers)
         except ParityError as error:
-            tied = "; ".join(f"{other} is another name of {name}" for other, name in tied_names(theirs).items())
+            tied = "; ".join(f"{other} is another name of {name}" for other, name in tied_names(self.theirs).items())
             raise ParityError(f"{error} ({tied})" if tied else str(error)) from None
         shared = {name for names in self.map.ours_to_theirs.values() for name in names}
         self.weights: Tensors = rounded(
-            {name: array for name, array in (parameters | buffers).items() if name in shared}, "float64", "float64"
+            {name: array for name, array in self.torch.weights.items() if name in shared}, "float64", "float64"
         )
         """What both sides hold; buffers that the mapping leaves out stay the module's."""
-        trained = {name for name, parameter in theirs.named_parameters() if parameter.requires_grad}
-        self.frozen = self.weights.keys() - trained
-        self.inputs = Inputs.read(inputs)
+        self.frozen = self.weights.keys() - self.torch.trained
+        self.jax = JaxSide(ours, self.map.into(self.weights), self.inputs)
 
-    def results(self, dtype: Dtype, held_by: Dtype, seed: int = 0) -> tuple[Result, Result]:
-        """(JAX, PyTorch) in `dtype`, on weights and inputs rounded to what `held_by` holds.
+    def results(self, dtype: str, held_by: str, seed: int = 0) -> tuple[Values, Values]:
+        """(JAX, PyTorch) in `dtype`, on weights and inputs rounded to what `held_by` holds, by the module's names.
 
         Seeds other than 0 stand for weights a few percent away from the module's.
         """
-        bridge, batch = self.bridge(dtype), rounded(self.inputs.arrays, held_by, dtype)
-        bridge.load(rounded(varied(self.weights, seed), held_by, dtype))
-        results = bridge.run_jax(batch), bridge.run_torch(batch)
-        for result in results:
-            del result.activations[_LOSS]
-        return results
-
-    @cache  # noqa: B019 (lives as long as one call of check_parity)
-    def bridge(self, dtype: Dtype) -> Bridge:
-        """Both sides in `dtype`."""
-        return Bridge(
-            lambda params, batch: _with_loss(jax_loss(self._call(params, batch))),
-            lambda module, batch: _with_loss(torch_loss(self.inputs.call(module, arrays=batch))),
-            deepcopy(self.theirs).to(getattr(torch, dtype)).eval(),
-            into=self.map.flat,
-            back=self.map.back,
-            dtype=dtype,
-            own=self.map.left_out,
-        )
-
-    def _call(self, flat: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]) -> Any:
-        in_order = {name: batch[name] for name in self.inputs.arrays}  # jax.jit sorts names, "10" before "2"
-        return called(self.ours, self.map.tree(flat), self.inputs, in_order)
+        inputs = self.inputs.rounded(held_by, dtype)
+        weights = rounded(varied(self.weights, seed), held_by, dtype)
+        ours = self.jax.run(self.map.flat(weights), inputs, dtype)
+        return ours.converted(self.jax.weights, self.map.back), self.torch.run(weights, inputs, dtype)
 
     def conversion(self) -> Measured:
         """Gate 9."""
-        there_and_back = self.map.back(self.map.into(self.weights))
-        held = self.map.held(self.weights)
-        lost = {key: float((array != there_and_back[key]).sum()) for key, array in held.items()}
-        return worst("9 numbers lost", lost, 0.0)
+        return numbers_lost(self.map.held(self.weights), self.map.back(self.map.into(self.weights)))
 
     def outputs(self) -> Measured:
         """Gate 1."""
         ours, theirs = self.results("float64", "float64")
-        return compared("1 activations", ours.activations, theirs.activations)
+        return compared("1 activations", ours.outputs, theirs.outputs)
 
     def gradients(self, zero: Sequence[str]) -> Measured:
         """Gate 2."""
         ours, theirs = self.results("float64", "float64")
         here, there = self._trained(ours.gradients), self._trained(theirs.gradients)
         figure = compared("2 gradients", here, there, zero=self._zeros(theirs, zero))
-        scale = 1e-11 * float(np.sqrt(sum(np.square(gradient).sum() for gradient in there.values())))
+        scale = 1e-11 * global_norm(there)
         frozen = [key for key, p in self.theirs.named_parameters() if key in self.frozen and p.is_floating_point()]
         alone = [key for key in frozen if np.linalg.norm(ours.gradients[key]) > scale]
         return replace(figure, note=f"trained in ours alone: {', '.join(alone)}" if alone else "")
@@ -211,13 +180,13 @@ class OwnPair:
         shared = {key: array for key, array in tensors.items() if key in self.weights and key not in self.frozen}
         return self.map.held(shared)
 
-    def quality(self, gate: str, dtype: Dtype, zero: Sequence[str]) -> Measured:
+    def quality(self, gate: str, dtype: str, zero: Sequence[str]) -> Measured:
         """Gate 3 or 4."""
         samples = []
         for seed in range(9):
             (ours, theirs), (_, exact) = self.results(dtype, dtype, seed), self.results("float64", dtype, seed)
             here, there, truth = (
-                _floating(side.activations) | self._trained(side.gradients) for side in (ours, theirs, exact)
+                _floating(side.outputs) | self._trained(side.gradients) for side in (ours, theirs, exact)
             )
             scales = {key: float(np.linalg.norm(array)) for key, array in truth.items()} | self._zeros(exact, zero)
             samples.append(Sample(here, there, truth, scales))
@@ -226,7 +195,7 @@ class OwnPair:
     def optimizer(self, zero: Sequence[str], steps: int = 50) -> Measured:
         """Gate 5: AdamW at 1e-3 with decay of 0.1, clipped to half of the first gradient's norm.
 
-        Parameters in `zero` are left as they are: AdamW would make steps of full length of their rounding errors.
+        Gradients in `zero` are taken as zero: AdamW would make steps of full length of their rounding errors.
         """
         try:
             import optax
@@ -234,66 +203,68 @@ class OwnPair:
             raise ParityError("gate 5 needs optax; install it, or leave gate 5 out") from error
 
         silent = self._silent(zero)
-        still = self.frozen | {key for key, where in silent.items() if where.all()}
-        bridge, batch = self.bridge("float64"), rounded(self.inputs.arrays, "float64", "float64")
-        bridge.load(self.weights)
-        first = bridge.run_torch(batch).gradients
-        limit = 0.5 * float(np.sqrt(sum(np.square(gradient).sum() for gradient in first.values())))
+        arrays = self.inputs.rounded("float64", "float64").arrays
+        module = deepcopy(self.theirs).double().eval()
+        load(module, self.weights)
+
+        def run(given: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            loss, _ = torch_loss(self.inputs.call(module, arrays=given))
+            return loss, {_LOSS: loss}
+
+        limit = 0.5 * global_norm(backward(module, arrays, run)[1])
         tx = optax.adamw(1e-3, weight_decay=0.1)
-        moving = {key: p for key, p in bridge.module.named_parameters() if key in self.weights and key not in still}
+        moving = {key: p for key, p in module.named_parameters() if key in self.weights and key not in self.frozen}
         theirs = torch.optim.AdamW(list(moving.values()), lr=1e-3, weight_decay=0.1)
-        moves = self.map.flat({key: np.full(array.shape, key not in still) for key, array in self.weights.items()})
-        heard = self.map.flat({key: ~silent.get(key, np.zeros(x.shape, bool)) for key, x in self.weights.items()})
-        whole = {path: array for path, array in bridge.params.items() if not is_floating(array)}
+        trained = {key: np.full(array.shape, key not in self.frozen) for key, array in self.weights.items()}
+        moves = self.map.flat(trained)
+        heard = self.map.flat({key: where & ~silent.get(key, np.False_) for key, where in trained.items()})
+        flat = jax.device_put(self.map.flat(self.weights))
+        whole = {path: array for path, array in flat.items() if not is_floating(array)}
 
         @jax.jit
         def step(params: Any, state: Any, batch: Any) -> tuple[Any, Any, jax.Array]:
-            differentiated = jax.value_and_grad(lambda params: bridge.ours(params | whole, batch), has_aux=True)
+            differentiated = jax.value_and_grad(lambda params: self.jax.loss(params, whole, batch, {}), has_aux=True)
             (loss, _), gradients = differentiated(params)
-            gradients = {path: gradient * (moves[path] & heard[path]) for path, gradient in gradients.items()}
+            gradients = {path: gradient * heard[path] for path, gradient in gradients.items()}
             updates, state = tx.update(_clipped(gradients, limit), state, params)
             updates = {path: update * moves[path] for path, update in updates.items()}
             return optax.apply_updates(params, updates), state, loss
 
-        params = {path: array for path, array in bridge.params.items() if path not in whole}
+        params = {path: array for path, array in flat.items() if path not in whole}
         state, losses = tx.init(params), []
         self._parting: list[Tensors] = []
         parted = False
         for _ in range(steps):
             if not parted:
-                now = {key: np.array(array) for key, array in tensors_of(bridge.module)[0].items()}
+                now = {key: np.array(array) for key, array in tensors_of(module)[0].items()}
                 self._parting = [*self._parting[-1:], now]
-            params, state, loss = step(params, state, batch)
-            torch_loss = bridge.run_torch(batch).activations[_LOSS]
-            parted = parted or relative_error(np.asarray(loss), torch_loss) > FLOAT64_BAR
+            params, state, loss = step(params, state, arrays)
+            their_loss = backward(module, arrays, run)[0][_LOSS]
+            parted = parted or relative_error(np.asarray(loss), their_loss) > FLOAT64_BAR
             for key, p in moving.items():
                 if key in silent and p.grad is not None:
                     p.grad[torch.from_numpy(silent[key]).to(p.device)] = 0
             torch.nn.utils.clip_grad_norm_(moving.values(), limit)
             theirs.step()
-            losses.append((np.asarray(loss), torch_loss))
+            losses.append((np.asarray(loss), their_loss))
         ours_losses, their_losses = map(np.stack, zip(*losses, strict=True))
-        parameters, buffers = tensors_of(bridge.module)
-        module = _floating(self.map.held({key: (buffers | parameters)[key] for key in self.weights}))
+        parameters, buffers = tensors_of(module)
+        there = _floating(self.map.held({key: (buffers | parameters)[key] for key in self.weights}))
         back = _floating(self.map.back(params | whole))
         curve = f"{_LOSS}, step by step"
-        return compared("5 optimizer", back | {curve: ours_losses}, module | {curve: their_losses})
+        return compared("5 optimizer", back | {curve: ours_losses}, there | {curve: their_losses})
 
     def parting(self) -> Iterator[nn.Module]:
         """The module in the last run of `optimizer`: at the step before the losses part, and where they do."""
         for weights in self._parting:
             module = deepcopy(self.theirs).double()
-            with torch.no_grad():
-                for name, parameter in module.named_parameters():
-                    parameter.copy_(to_torch(weights[name].copy()))
+            load(module, weights)
             yield module
 
     def quiet(self, zero: Sequence[str]) -> str:
         """Which gradients are zero but for rounding, on both sides, and are not said to be; empty where none are."""
-        bridge, batch = self.bridge("float64"), rounded(self.inputs.arrays, "float64", "float64")
-        bridge.load(self.weights)
-        sides = [self._trained(side.gradients) for side in (bridge.run_jax(batch), bridge.run_torch(batch))]
-        scale = float(np.sqrt(sum(np.square(gradient).sum() for gradient in sides[1].values())))
+        sides = [self._trained(side.gradients) for side in self.results("float64", "float64")]
+        scale = global_norm(sides[1])
         sizes = {key: max(float(np.linalg.norm(side[key])) for side in sides) for key in sides[1]}
         said = self._silent(zero)
         found = [key for key, size in sizes.items() if size <= 1e-11 * scale and not said.get(key, np.False_).all()]
@@ -319,7 +290,7 @@ class OwnPair:
             silent |= {key: where | silent.get(key, False) for key, where in there.items()}
         return silent
 
-    def _zeros(self, exact: Result, names: Sequence[str]) -> dict[str, float]:
+    def _zeros(self, exact: Values, names: Sequence[str]) -> dict[str, float]:
         """The global norm, for the gradients that are said to be zero; raises ParityError where one is not."""
         silent = self._silent(names)
         scales = zero_scales(exact.gradients, silent, silent)
@@ -335,9 +306,3 @@ def _clipped(gradients: Any, limit: float) -> Any:
 
 def _floating(tensors: Tensors) -> Tensors:
     return {name: array for name, array in tensors.items() if jnp.issubdtype(array.dtype, jnp.floating)}
-
-
-def _with_loss(projected: tuple[Any, dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
-    """The projection among the outputs, so that gate 5 can follow it."""
-    loss, outputs = projected
-    return loss, outputs | {_LOSS: loss}

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from parity.gates.measure import ParityError
+from parity.gates.measure import ParityError, failure
 from parity.gates.projection import (
     Inputs,
     Tensors,
@@ -47,8 +47,7 @@ def called(function: Callable[..., Any], params: Any, inputs: Inputs, arrays: Ma
     except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
         shapes = {path: list(np.shape(leaf)) for path, leaf in paths(params).items()}
         given = [list(array.shape) for array in arrays.values()]
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        raise ParityError(f"ours failed ({reason}) on params {shapes} and inputs {given}") from error
+        raise failure("ours", error, f"params {shapes} and inputs {given}") from error
 
 
 def _is_key(leaf: Any) -> bool:
@@ -86,7 +85,7 @@ class JaxSide:
         """
         if dtype not in self._compiled:
             options = exact_options(dtype)
-            self._compiled[dtype] = jax.jit(jax.value_and_grad(self._loss, has_aux=True), compiler_options=options)
+            self._compiled[dtype] = jax.jit(jax.value_and_grad(self.loss, has_aux=True), compiler_options=options)
         moving = {path: array for path, array in rounded(weights, dtype, dtype).items() if path in self.trained}
         fixed = {path: array for path, array in weights.items() if path not in self.trained}
         given = jax.device_put((moving, fixed, inputs.arrays, known or {}))
@@ -95,13 +94,14 @@ class JaxSide:
         ordered = {name: np.asarray(outputs[name]) for name in self._names}
         return Values(ordered, {path: np.asarray(gradients[path]) for path in moving})
 
-    def _loss(
+    def loss(
         self,
         moving: dict[str, jax.Array],
         fixed: dict[str, jax.Array],
         arrays: dict[str, jax.Array],
         known: dict[str, jax.Array],
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """(the projection of all outputs, the outputs) of parameters by path: those that are trained, and others."""
         params = replaced(self._params, moving | fixed)
         in_order = {name: arrays[name] for name in self._inputs.arrays}
         loss, outputs = jax_loss(called(self._function, params, self._inputs, in_order), known)

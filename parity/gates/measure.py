@@ -1,13 +1,11 @@
 """How two tensors are compared: normalised per tensor against a bar, never elementwise with a chosen tolerance."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from ml_dtypes import bfloat16
-
-from parity.gates.ulps import Ulps, histogram
 
 FLOAT64_BAR = 1e-12
 """Gates 1, 2, 5 and 7: the largest relative error of anything computed in float64."""
@@ -20,6 +18,8 @@ class ParityError(AssertionError):
     """What had been measured, the red figure last; without it where there is none, since the two cannot be compared."""
     difference: Any = None
     """The `Difference` that was found, where one was looked for; a sentence where the search itself failed."""
+    gate: str = ""
+    """Which was red, or could not be measured."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,6 @@ class Measured:
     """The tensors above the bar with their figures, in the order in which they were given."""
     note: str = ""
     """What the figure does not say, and has to be known beside it."""
-    ulps: Mapping[str, Ulps] = field(default_factory=dict, compare=False, repr=False)
-    """Of gates 3 and 4: how far each tensor's numbers are from the truth, ours and theirs."""
 
     @property
     def passed(self) -> bool:
@@ -79,6 +77,12 @@ def require_comparable(name: str, ours: np.ndarray, theirs: np.ndarray) -> None:
             )
 
 
+def failure(side: str, error: Exception, given: str) -> ParityError:
+    """To be raised where a side fails on what it was given: in one line."""
+    reason, *_ = f"{type(error).__name__}: {error}".splitlines()
+    return ParityError(f"{side} failed ({reason}) on {given}")
+
+
 def relative_error(ours: np.ndarray, theirs: np.ndarray, scale: float | None = None) -> float:
     """The larger of ||a - b|| / ||b|| and max|a - b| / max|b|, in float64.
 
@@ -111,7 +115,7 @@ def compared(
     in exact arithmetic, with the scale to measure them against. Raises ParityError for names that stand on one side
     only, and for what `require_comparable` raises; the first tensor that differs begins the message, all are listed.
     """
-    _require_same_names(gate, ours, theirs)
+    require_same_names(gate, ours, theirs)
     errors: dict[str, float | str] = {}
     for name in theirs:
         a, b = as_array(ours[name]), as_array(theirs[name])
@@ -185,31 +189,30 @@ def quality(gate: str, samples: Sequence[Sample], allowed: Quality = FLOAT32) ->
     mean. Either side may be right by luck once where a tensor has six numbers, or wrong by luck where rounding pushes a
     ReLU over its kink. Scalars are left to gate 1; the loss is judged by the tensor of its terms. Raises ParityError
     for what `compared` raises, and for results of another type than `allowed.dtypes`.
-
-    The figure comes with histograms, in ulps of the first of `allowed.dtypes`, but for tensors that are zero in exact
-    arithmetic.
     """
     errors: dict[str, list[tuple[float, float]]] = {}
     refused: dict[str, str] = {}
-    numbers: dict[str, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
     for ours, theirs, truth, scales in samples:
-        _require_same_names(gate, ours, theirs)
-        _require_same_names(gate, ours, truth)
+        require_same_names(gate, ours, theirs)
+        require_same_names(gate, ours, truth)
         for name in theirs:
-            a, b, exact = as_array(ours[name]), as_array(theirs[name]), np.asarray(truth[name], np.float64)
-            try:
-                require_comparable(name, a, b)
-                if str(a.dtype) not in allowed.dtypes:
-                    raise ParityError(f"{name}: {a.dtype} on both sides; expected {' or '.join(allowed.dtypes)}")
-            except ParityError as error:
-                refused.setdefault(name, str(error))
-            if a.shape and name not in refused:
-                both = relative_error(a, exact, scales[name]), relative_error(b, exact, scales[name])
+            a, b = as_array(ours[name]), as_array(theirs[name])
+            refused[name] = refused.get(name) or refusal(name, a, b, allowed)
+            if a.shape and not refused[name]:
+                both = relative_error(a, truth[name], scales[name]), relative_error(b, truth[name], scales[name])
                 errors.setdefault(name, []).append(both)
-                if exact.size and float(np.linalg.norm(exact)) > FLOAT64_BAR * scales[name]:
-                    numbers.setdefault(name, []).append((a, b, exact))
-    measured = quality_of_errors(gate, errors, allowed, refused, samples[0].theirs)
-    return replace(measured, ulps={name: histogram(each, allowed.dtypes[0]) for name, each in numbers.items()})
+    return quality_of_errors(gate, errors, allowed, refused)
+
+
+def refusal(name: str, ours: np.ndarray, theirs: np.ndarray, allowed: Quality) -> str:
+    """Why the quality of two tensors cannot be judged: what `require_comparable` says, or their type; else ""."""
+    try:
+        require_comparable(name, ours, theirs)
+    except ParityError as error:
+        return str(error)
+    if str(ours.dtype) in allowed.dtypes:
+        return ""
+    return f"{name}: {ours.dtype} on both sides; expected {' or '.join(allowed.dtypes)}"
 
 
 def quality_of_errors(
@@ -217,20 +220,53 @@ def quality_of_errors(
     errors: Mapping[str, Sequence[tuple[float, float]]],
     allowed: Quality,
     refused: Mapping[str, str],
-    names: Iterable[str],
 ) -> Measured:
     """What `quality` says of distances from the truth that have been measured: for each tensor, of every sample, those
-    of (ours, theirs). `refused` says of other tensors why they have none; `names` gives the order."""
+    of (ours, theirs). `refused` has the `refusal` of every tensor, and gives the order."""
     ratios: dict[str, float | str] = {}
-    for name in names:
-        if name in refused:
-            ratios[name] = refused[name]
+    for name, reason in refused.items():
+        if reason:
+            ratios[name] = reason
         elif name in errors:
             here, there = np.median(errors[name], axis=0)
             if allowed.mean == "geometric":
                 here, there = np.exp(np.log(np.maximum(errors[name], allowed.floor)).mean(axis=0))
             ratios[name] = float(here / (allowed.factor * there + allowed.floor))
     return _judged(gate, ratios, 1.0)
+
+
+def require_gates(gates: Sequence[str], known: Sequence[str]) -> None:
+    """Raises ValueError unless these are some of the gates that are known."""
+    if isinstance(gates, str) or not gates or not set(gates) <= set(known):
+        raise ValueError(f"there are no gates {gates!r} here; expected a list of some of {list(known)}")
+
+
+def run_gates(name: str, gates: Sequence[str], measure: Callable[[str], Measured]) -> list[Measured]:
+    """The figures of `gates`, each printed; the ParityError of a red one begins with the pair's name, has the figures
+    before it, and says which `gate` it is."""
+    figures: list[Measured] = []
+    for gate in gates:
+        try:
+            figures.append(measure(gate).require())
+        except ParityError as error:
+            said = ParityError(f"{name}: {error}")
+            said.figures, said.gate = (*figures, *error.figures), gate
+            raise said from None
+    return figures
+
+
+def numbers_lost(before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> Measured:
+    """Gate 9: how many numbers are others after weights were converted there and back; NaN stays what it is."""
+    lost = {}
+    for name, array in before.items():
+        back = after[name]
+        lost[name] = float(np.sum((array != back) & ((array == array) | (back == back))))
+    return worst("9 numbers lost", lost, 0.0)
+
+
+def global_norm(gradients: Mapping[str, np.ndarray]) -> float:
+    """Of all together, in float64."""
+    return float(np.sqrt(sum(np.square(gradient.astype(np.float64)).sum() for gradient in gradients.values())))
 
 
 def zero_scales(
@@ -241,7 +277,7 @@ def zero_scales(
     `where` says in which of its places, as truth values; everywhere unless it is told of. Raises ParityError where one
     is not zero, or does not exist.
     """
-    scale = float(np.sqrt(sum(np.square(gradient).sum() for gradient in exact.values())))
+    scale = global_norm(exact)
     for name in names:
         if name not in exact:
             raise ParityError(f"zero_gradients names {name!r}, which the module lacks: {sorted(exact)}")
@@ -292,7 +328,8 @@ def as_array(tensor: Any) -> np.ndarray:
     return array
 
 
-def _require_same_names(gate: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+def require_same_names(gate: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Raises ParityError where a tensor has a name on one side only, and where there is none."""
     if ours.keys() != theirs.keys():
         only_ours, only_theirs = sorted(ours.keys() - theirs.keys()), sorted(theirs.keys() - ours.keys())
         raise ParityError(f"gate {gate}: only ours has {only_ours}, only theirs has {only_theirs}")
@@ -302,6 +339,16 @@ def _require_same_names(gate: str, ours: Mapping[str, Any], theirs: Mapping[str,
 
 TRAJECTORY_FACTOR, TRAJECTORY_FLOOR = 3.0, 1e-6
 """Gate 6: our distance from the float64 truth is at most the reference's times the factor, plus the floor, in nats."""
+
+
+def trajectory_bars(theirs: np.ndarray, at_least: int | None = None) -> np.ndarray:
+    """Gate 6: what is allowed up to each step, float64[steps], given the reference's distance from the truth at each.
+
+    It is 3 times its largest distance so far + 1e-6, taken over `at_least` so many steps: all, if not told otherwise.
+    """
+    largest = np.maximum.accumulate(theirs)
+    bars: np.ndarray = TRAJECTORY_FACTOR * np.maximum(largest, largest[:at_least][-1]) + TRAJECTORY_FLOOR
+    return bars
 
 
 def trajectory(gate: str, ours: np.ndarray, theirs: np.ndarray, truth: np.ndarray) -> Measured:
@@ -314,5 +361,5 @@ def trajectory(gate: str, ours: np.ndarray, theirs: np.ndarray, truth: np.ndarra
     require_comparable("the losses", ours, theirs)
     if ours.dtype != np.float32 or truth.dtype != np.float64:
         raise ParityError(f"the losses: {ours.dtype} against {truth.dtype}; expected float32 against float64")
-    here, there = float(np.abs(ours - truth).max()), float(np.abs(theirs - truth).max())
-    return Measured(gate, here / (TRAJECTORY_FACTOR * there + TRAJECTORY_FLOOR), 1.0, "loss of each step")
+    here, there = (np.abs(side - truth).reshape(-1, truth.shape[-1]).max(axis=0) for side in (ours, theirs))
+    return Measured(gate, float((here / trajectory_bars(there)).max()), 1.0, "loss of each step")

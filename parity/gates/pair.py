@@ -1,6 +1,6 @@
 """A pair: a function in JAX and a module in PyTorch that hold the same weights, run forward and backward."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -11,12 +11,12 @@ import torch
 from ml_dtypes import bfloat16
 from torch import nn
 
-from parity.gates.jax_side import FLOAT64, exact_options
+from parity.gates.jax_side import exact_options
 from parity.gates.measure import ParityError
-from parity.gates.projection import Tensors
-from parity.gates.torch_side import from_torch, to_torch
+from parity.gates.projection import Tensors, is_floating
+from parity.gates.torch_side import backward, from_torch, load, to_torch
 
-__all__ = ["FLOAT64", "Bridge", "Dtype", "Result", "Tensors", "exact_options", "from_torch", "to_torch"]
+__all__ = ["Bridge", "Dtype", "Result", "Tensors", "from_torch", "to_torch"]
 
 Dtype = Literal["float64", "float32", "bfloat16"]
 """The types that gates compute in."""
@@ -37,8 +37,7 @@ class Bridge:
 
     `ours(params, batch)` and `theirs(module, batch)` return (loss, activations by name); `into` turns the module's
     weights, by name, into the JAX parameters, and `back` does the reverse (it serves the gradients too).
-    `compiler_options` are XLA's; by default those of `exact_options`. Parameters of the module that are its `own` stay
-    as they are.
+    `compiler_options` are XLA's; by default those of `exact_options`.
     """
 
     def __init__(
@@ -51,9 +50,7 @@ class Bridge:
         back: Callable[[Any], Tensors],
         dtype: Dtype,
         compiler_options: Mapping[str, Any] | None = None,
-        own: Collection[str] = (),
     ) -> None:
-        self._own = frozenset(own)
         self.ours, self.theirs, self.module, self.into, self.back = ours, theirs, module, into, back
         self.dtype = np.dtype(bfloat16 if dtype == "bfloat16" else dtype)
         self._compiler_options = exact_options(dtype) if compiler_options is None else dict(compiler_options)
@@ -63,20 +60,19 @@ class Bridge:
 
         Buffers may be among them, and whole numbers, which keep their type.
         """
-        rounded = {name: self._rounded(array) for name, array in weights.items()}
+        rounded = {
+            name: array.astype(self.dtype) if is_floating(array.dtype) else array for name, array in weights.items()
+        }
         self.params: Any = jax.device_put(self.into(rounded))
-        parameters, buffers = dict(self.module.named_parameters()), dict(self.module.named_buffers())
-        missing, unknown = parameters.keys() - rounded.keys() - self._own, rounded.keys() - {*parameters, *buffers}
+        parameters, buffers = (
+            dict(kind).keys() for kind in (self.module.named_parameters(), self.module.named_buffers())
+        )
+        missing, unknown = parameters - rounded.keys(), rounded.keys() - parameters - buffers
         if missing or unknown:
             raise ParityError(
                 f"only the module has the parameters {sorted(missing)}, only the weights have {sorted(unknown)}"
             )
-        with torch.no_grad():
-            for name, array in rounded.items():
-                (buffers | parameters)[name].copy_(to_torch(array.copy()))
-
-    def _rounded(self, array: np.ndarray) -> np.ndarray:
-        return array.astype(self.dtype) if jax.numpy.issubdtype(array.dtype, jax.numpy.floating) else array
+        load(self.module, rounded)
 
     def run_jax(self, batch: Tensors) -> Result:
         """Forward and backward in JAX."""
@@ -85,18 +81,7 @@ class Bridge:
 
     def run_torch(self, batch: Tensors) -> Result:
         """Forward and backward in PyTorch."""
-        self.module.zero_grad()
-        device = next(self.module.parameters()).device
-        given = {name: to_torch(array).to(device) for name, array in batch.items()}
-        loss, activations = self.theirs(self.module, given)
-        loss.backward()
-        gradients = {
-            name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.module.named_parameters()
-        }
-        return Result(
-            {name: from_torch(tensor) for name, tensor in activations.items()},
-            {name: from_torch(tensor) for name, tensor in gradients.items()},
-        )
+        return Result(*backward(self.module, batch, lambda given: self.theirs(self.module, given)))
 
     @cached_property
     def _jax(self) -> Any:

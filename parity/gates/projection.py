@@ -3,7 +3,7 @@
 It imports neither framework, so that either side can be run where the other is not installed.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -121,10 +121,20 @@ class Values:
     gradients: Tensors
     """Of the projection, by the side's own names."""
 
-    def floating(self) -> Tensors:
-        """Outputs that are floating-point, and gradients."""
-        outputs = {f"output {name}": array for name, array in self.outputs.items() if is_floating(array.dtype)}
+    def converted(self, weights: Tensors, back: Callable[[Tensors], Tensors]) -> "Values":
+        """With gradients as `back` converts them; of a side whose `weights` without a gradient have one of zero."""
+        zero = np.zeros((), next(iter(self.gradients.values())).dtype)
+        blank = {name: np.broadcast_to(zero, array.shape) for name, array in weights.items()}
+        return Values(self.outputs, back(blank | self.gradients))
+
+    def named(self) -> Tensors:
+        """Outputs and gradients, by names that tell them apart."""
+        outputs = {f"output {name}": array for name, array in self.outputs.items()}
         return outputs | {f"gradient {name}": array for name, array in self.gradients.items()}
+
+    def floating(self) -> Tensors:
+        """Those that are floating-point."""
+        return {name: array for name, array in self.named().items() if is_floating(array.dtype)}
 
 
 def is_floating(dtype: np.dtype) -> bool:

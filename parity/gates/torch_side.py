@@ -1,6 +1,6 @@
 """A PyTorch module by itself: its outputs, and the gradients of a fixed random projection of them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from typing import Any
@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 from ml_dtypes import bfloat16
-from torch import nn
+from torch import Tensor, nn
 
-from parity.gates.measure import ParityError
+from parity.gates.measure import ParityError, failure
 from parity.gates.projection import Inputs, Tensors, Values, known_or_made, named_outputs
 
 
-def torch_loss(output: Any, known: Mapping[str, np.ndarray] | None = None) -> tuple[torch.Tensor, dict[str, Any]]:
+def torch_loss(output: Any, known: Mapping[str, np.ndarray] | None = None) -> tuple[Tensor, dict[str, Any]]:
     """(the projection of all floating outputs, the outputs by name); raises what `named_outputs` raises."""
-    outputs = named_outputs(output, "theirs", torch.Tensor)
+    outputs = named_outputs(output, "theirs", Tensor)
     terms = [
         (tensor * torch.from_numpy(known_or_made(name, tuple(tensor.shape), known or {})).to(tensor)).sum()
         for name, tensor in outputs.items()
@@ -55,27 +55,39 @@ class TorchSide:
             # From the original: a buffer that was computed once would lose its digits on the way through float32.
             self._copies[dtype] = deepcopy(self._module).to(getattr(torch, dtype)).eval()
         module = self._copies[dtype]
-        held = _tensors(module)
-        with torch.no_grad():
-            for name, array in weights.items():
-                held[name].copy_(to_torch(array))
-        device = next(iter(held.values())).device
-        arrays = {name: to_torch(array).to(device) for name, array in inputs.arrays.items()}
+        load(module, weights)
         try:
-            output = self._inputs.call(module, arrays=arrays)
+            outputs, gradients = backward(
+                module, inputs.arrays, lambda arrays: torch_loss(self._inputs.call(module, arrays=arrays), known)
+            )
         except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
-            shapes = [list(array.shape) for array in arrays.values()]
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            raise ParityError(f"theirs failed ({reason}) on inputs {shapes}") from error
-        loss, outputs = torch_loss(output, known)
-        loss.backward()
-        gradients: Tensors = {}
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad:
-                found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                # The module lets go of it, so that there is one copy, which the next run leaves alone.
-                gradients[name], parameter.grad = from_torch(found), None
-        return Values({name: from_torch(tensor) for name, tensor in outputs.items()}, gradients)
+            raise failure(
+                "theirs", error, f"inputs {[list(array.shape) for array in inputs.arrays.values()]}"
+            ) from error
+        return Values(outputs, {name: gradients[name] for name in gradients if name in self.trained})
+
+
+def load(module: nn.Module, weights: Mapping[str, np.ndarray]) -> None:
+    """Gives the module's parameters and buffers these numbers, by name."""
+    held = dict(module.named_parameters()) | dict(module.named_buffers())
+    with torch.no_grad():
+        for name, array in weights.items():
+            held[name].copy_(to_torch(array))
+
+
+def backward(
+    module: nn.Module, arrays: Tensors, run: Callable[[dict[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]]
+) -> tuple[Tensors, Tensors]:
+    """(outputs, gradients of all parameters) of `run`, which returns (loss, outputs by name) of the arrays."""
+    module.zero_grad()  # lets go of the gradients before, so that who holds them keeps them
+    device = next(module.parameters()).device
+    loss, outputs = run({name: to_torch(array).to(device) for name, array in arrays.items()})
+    loss.backward()
+    gradients = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in module.named_parameters()}
+    return (
+        {name: from_torch(tensor) for name, tensor in outputs.items()},
+        {name: from_torch(tensor) for name, tensor in gradients.items()},
+    )
 
 
 def tensors_of(module: nn.Module) -> tuple[Tensors, Tensors]:
@@ -91,7 +103,7 @@ def tied_names(module: nn.Module) -> dict[str, str]:
     return {name: first[id(parameter)] for name, parameter in every if first[id(parameter)] != name}
 
 
-def to_torch(array: np.ndarray) -> torch.Tensor:
+def to_torch(array: np.ndarray) -> Tensor:
     """A tensor with these bits: NumPy's bfloat16 and PyTorch's are strangers to each other."""
     array = np.asarray(array)  # a sum or a product of arrays without axes is a number to NumPy, and no array
     if not array.flags.writeable:
@@ -101,13 +113,9 @@ def to_torch(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def from_torch(tensor: torch.Tensor) -> np.ndarray:
+def from_torch(tensor: Tensor) -> np.ndarray:
     """The inverse of `to_torch`, from any device."""
     tensor = tensor.detach().cpu()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(bfloat16)
     return tensor.numpy()
-
-
-def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    return dict(module.named_parameters()) | dict(module.named_buffers())

@@ -1,7 +1,7 @@
 """Which numbers of the module our parameters hold, and how one is made of the other, bit for bit, both ways."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -316,22 +316,16 @@ def _require_names(
     tensors: Collection[str],
     optional: Collection[str],
 ) -> None:
-    named = [(name, bool(rows[path].part)) for path, names in layers.items() for name in names]
+    claims: dict[str, list[Weight]] = {}
+    for path, names in layers.items():
+        for name in names:
+            claims.setdefault(name, []).append(rows[path])
     absent = sorted({rows[path].name for path, names in layers.items() if not names})
-    missing = sorted(set(tensors) - {name for name, _ in named} - set(optional))
-    doubled = sorted(set(_more_than_once(named)))
+    missing = sorted(set(tensors) - claims.keys() - set(optional))
+    # Two rows may claim a tensor if each takes a part of it.
+    doubled = sorted(name for name, held in claims.items() if len(held) > 1 and not all(row.part for row in held))
     if absent or missing or doubled:
         raise ParityError(
             f"the weight mapping does not fit the module: it names {absent}, which the module lacks, "
             f"{doubled} more than once, and misses {missing}"
         )
-
-
-def _more_than_once(named: list[tuple[str, bool]]) -> Iterator[str]:
-    """Names that two rows claim, unless each claims a part."""
-    whole = {name for name, in_part in named if not in_part}
-    seen = set()
-    for name, _ in named:
-        if name in seen and name in whole:
-            yield name
-        seen.add(name)

@@ -1,18 +1,16 @@
 """In which ways the numbers of one array can lie in another: axes permuted, merged, split, or fused with others."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import permutations
+from itertools import permutations, product
 
 import einops
 import numpy as np
 
 Groups = tuple[tuple[int, ...], ...]
 """The axes of one array, each as the atoms that lie in it, the slowest first."""
-_Atom = tuple[str, int]
-"""An axis that is not split, of ours or of theirs."""
 MOST_AXES = 5
 """Arrays of more axes than this are matched as they are."""
 
@@ -52,45 +50,36 @@ class Layout:
         lay = [atom for group in self.theirs for atom in group]
         return by_theirs and all([lay.index(a) for a in g] == sorted(lay.index(a) for a in g) for g in self.ours)
 
-    def pattern(
-        self, names: Sequence[str] | None = None
-    ) -> tuple[str, dict[str, int], dict[str, int | tuple[int, int]]]:
+    def pattern(self) -> tuple[str, dict[str, int], dict[str, int | tuple[int, int]]]:
         """(einops pattern from theirs to ours, sizes of axes that it splits, part)."""
-        words = list(names or self._names())
-        groups = [[words[atom] for atom in group] for group in self.theirs]
+        if not self.theirs and not self.ours:
+            return "... -> ...", {}, {}
+        words = self._names()
+        size_of = dict(zip(words, self.sizes, strict=False))
+        theirs, ours = ([[words[atom] for atom in group] for group in side] for side in (self.theirs, self.ours))
+        split = [word for group in theirs for word in group[1:]]
         part: dict[str, int | tuple[int, int]] = {}
-        ours = [[words[atom] for atom in group] for group in self.ours]
-        sizes = {words[atom]: self.sizes[atom] for group in self.theirs if len(group) > 1 for atom in group[1:]}
         if self.fused is not None:
             axis, place, number = self.fused
-            groups[axis].insert(place, "part")
-            sizes = {words[atom]: self.sizes[atom] for atom in self.theirs[axis][1:]} | sizes | {"part": number}
-            if place > 0:
-                sizes |= {words[atom]: self.sizes[atom] for atom in self.theirs[axis][:place]}
+            split = [*theirs[axis][1:], *split, "part", *theirs[axis][:place]]
+            theirs[axis].insert(place, "part")
             ours.insert(0, ["part"])
-            if isinstance(self.part, int):
-                part = {"part": self.part}
-        elif self.rows is not None and isinstance(self.part, tuple):
-            part = {words[self.rows]: self.part}
+            size_of["part"] = number
+            part = {} if self.part is None else {"part": self.part}
+        elif self.rows is not None and self.part is not None:
+            row = words[self.rows]
+            part = {row: self.part}
             # How many rows there are in all follows from the shape; the rest of the axis is said.
-            sizes.pop(words[self.rows], None)
-            group = next(group for group in self.theirs if self.rows in group)
-            sizes |= {words[atom]: self.sizes[atom] for atom in group if atom != self.rows}
-        elif not self.theirs and not self.ours:
-            return "... -> ...", {}, {}
-        left, right = _side(groups), _side(ours)
-        return f"{left} -> {right}", sizes, part
+            split = [word for group in theirs for word in (group if row in group else group[1:]) if word != row]
+        return f"{_side(theirs)} -> {_side(ours)}", {word: size_of[word] for word in split}, part
 
     def apply(self, array: np.ndarray) -> np.ndarray:
         """Theirs (one layer) in our layout."""
         pattern, sizes, part = self.pattern()
         after = einops.rearrange(np.asarray(array), pattern, **sizes)
-        if part:
-            ((name, rows),) = part.items()
+        for name, rows in part.items():
             axis = pattern.split(" -> ")[1].split().index(name)
-            after = (
-                np.take(after, rows, axis) if isinstance(rows, int) else after[(slice(None),) * axis + (slice(*rows),)]
-            )
+            after = np.take(after, rows if isinstance(rows, int) else np.arange(*rows), axis)
         return after
 
     def _names(self) -> list[str]:
@@ -138,27 +127,27 @@ def layouts(theirs: tuple[int, ...], ours: tuple[int, ...]) -> tuple[Layout, ...
     return tuple(sorted(unique, key=lambda one: (not one.natural, one.order != tuple(sorted(one.order)))))
 
 
+_Pairs = list[tuple[tuple[int, ...], tuple[int, ...]]]
+"""(axes of theirs, axes of ours) that are the same numbers; one of the two is a single axis."""
+
+
 def _pairings(
     here: tuple[int, ...], there: tuple[int, ...], sizes: tuple[int, ...], other: tuple[int, ...]
-) -> Iterator[list[tuple[tuple[int, ...], tuple[int, ...]]]]:
+) -> Iterator[_Pairs]:
     """Which axes of theirs are together which axes of ours: one to one, one to several, several to one."""
     if not here:
         if not there:
             yield []
         return
     first, rest = here[0], here[1:]
-    for chosen in _subsets(there):
-        if math.prod(other[axis] for axis in chosen) == sizes[first]:
-            for tail in _pairings(rest, tuple(a for a in there if a not in chosen), sizes, other):
-                yield [((first,), chosen), *tail]
-    for more in _subsets(rest):
-        group = (first, *more)
-        for axis in there:
-            if other[axis] == math.prod(sizes[one] for one in group):
-                for tail in _pairings(
-                    tuple(a for a in rest if a not in more), tuple(a for a in there if a != axis), sizes, other
-                ):
-                    yield [(group, (axis,)), *tail]
+    for more in ((), *_subsets(rest)):
+        whole = math.prod(sizes[axis] for axis in (first, *more))
+        for chosen in _subsets(there):
+            if (more and len(chosen) > 1) or math.prod(other[axis] for axis in chosen) != whole:
+                continue
+            left = tuple(a for a in rest if a not in more), tuple(a for a in there if a not in chosen)
+            for tail in _pairings(*left, sizes, other):
+                yield [((first, *more), chosen), *tail]
 
 
 def _subsets(axes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -166,34 +155,17 @@ def _subsets(axes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         yield tuple(axis for place, axis in enumerate(axes) if bits >> place & 1)
 
 
-def _ordered(
-    pairs: list[tuple[tuple[int, ...], tuple[int, ...]]], theirs: tuple[int, ...], ours: tuple[int, ...]
-) -> Iterator[Layout]:
+def _ordered(pairs: _Pairs, theirs: tuple[int, ...], ours: tuple[int, ...]) -> Iterator[Layout]:
     """The layouts of one pairing: the atoms that share an axis may lie in it in any order."""
-    choices: list[list[tuple[tuple[int, ...], tuple[int, ...]]]] = [[]]
-    for here, there in pairs:
-        several = here if len(here) > 1 else there
-        turned = []
-        for order in permutations(several):
-            turned.append((order, there) if len(here) > 1 else (here, order))
-        choices = [[*before, one] for before in choices for one in turned]
-    for chosen in choices:
-        groups_ours: dict[int, list[_Atom]] = {}
-        groups_theirs: dict[int, list[_Atom]] = {}
-        for here, there in chosen:
-            if len(here) > 1:
-                groups_ours[there[0]] = [("theirs", axis) for axis in here]
-                groups_theirs |= {axis: [("theirs", axis)] for axis in here}
-            else:
-                groups_theirs[here[0]] = [("ours", axis) for axis in there]
-                groups_ours |= {axis: [("ours", axis)] for axis in there}
-        atoms = [atom for axis in range(len(ours)) for atom in groups_ours.get(axis, [])]
-        sizes = tuple((theirs if side == "theirs" else ours)[axis] for side, axis in atoms)
-        number = {atom: index for index, atom in enumerate(atoms)}
+    turned = [list(product(permutations(here), permutations(there))) for here, there in pairs]
+    for chosen in product(*turned):
+        # An atom by the axes that it is in; in the order in which it lies in theirs.
+        atoms = [atom for here, there in chosen for atom in product(here, there)]
+        counted = sorted(atoms, key=lambda atom: atom[1])
         yield Layout(
-            sizes,
-            tuple(tuple(number[atom] for atom in groups_theirs.get(axis, [])) for axis in range(len(theirs))),
-            tuple(tuple(number[atom] for atom in groups_ours.get(axis, [])) for axis in range(len(ours))),
+            tuple(min(theirs[a], ours[b]) for a, b in counted),
+            tuple(tuple(counted.index(atom) for atom in atoms if atom[0] == axis) for axis in range(len(theirs))),
+            tuple(tuple(n for n, atom in enumerate(counted) if atom[1] == axis) for axis in range(len(ours))),
         )
 
 
@@ -254,12 +226,3 @@ def _split(layout: Layout, axis: int, heads: int) -> Layout | None:
         )
 
     return Layout(sizes, renumbered(layout.theirs), renumbered(layout.ours))
-
-
-def section(theirs: tuple[int, ...], ours: tuple[int, ...], start: Mapping[int, int]) -> Layout | None:
-    """Rows of one axis of theirs that are all of ours: `start` has the axis and the first row."""
-    ((axis, first),) = start.items()
-    smaller = (*theirs[:axis], ours[axis], *theirs[axis + 1 :])
-    if smaller != ours or theirs[axis] <= ours[axis]:
-        return None
-    return replace(same(ours), part=(first, first + ours[axis]), rows=axis)

@@ -7,89 +7,41 @@ name becomes a set of common words, so that two names can be compared, and score
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from parity.match.parameter_paths import Leaf, SplitPath, ranks, split_path
+from parity.match.parameter_paths import Leaf, Ranks, SplitPath, listed, ranks, spelled, split_path
 
 _IN, _OUT = (("in", "proj"),), (("out", "proj"),)
 """The fused projection of PyTorch's attention, and the one after it."""
-_STOP = frozenset(
-    [
-        "model",
-        "transformer",
-        "module",
-        "modules",
-        "params",
-        "param",
-        "batch",
-        "stats",
-        "layer",
-        "layers",
-        "block",
-        "blocks",
-        "h",
-        "net",
-        "self",
-        "to",
-        "the",
-        "lm",
-        "proj",
-        "lin",
-        "projection",
-        "linear",
-        "c",
-        "w",
-        "b",
-        "multihead",
-        "multi",
-        "head",
-        "encoderblock",
-        "decoderblock",
-        "running",
-        "resblocks",
-        "core",
-        "base",
-        "root",
-        "main",
-    ]
+_STOP = listed(
+    "model transformer module modules params param batch stats layer layers block blocks h net self to the lm proj lin"
+    " projection linear c w b multihead multi head encoderblock decoderblock running resblocks core base root main"
 )
-_CONTAINERS = frozenset(["layers", "layer", "blocks", "block", "h", "resblocks", "encoderblock", "decoderblock"])
-_ATTENTION = frozenset(["attn", "attention", "mha", "sa", "selfattention", "selfattn", "multiheadattn", "mhsa"])
-_CROSS = frozenset(["cross", "xattn", "crossattention", "crossattn"])
-_MLP = frozenset(["mlp", "ffn", "ff", "feedforward", "intermediate", "densereludense"])
-_EMBEDDING = frozenset(["embed", "embeds", "embedding", "embeddings", "embedder", "wte", "wpe", "shared", "emb"])
-_HEAD = frozenset(["head", "predictions", "cls", "classifier", "logits", "unembed", "unembedding", "generator"])
-_NORM = frozenset(["norm", "ln", "layernorm", "rmsnorm", "rms", "bn", "batchnorm", "groupnorm", "gn"])
+_CONTAINERS = listed("layers layer blocks block h resblocks encoderblock decoderblock")
+_ATTENTION = listed("attn attention mha sa selfattention selfattn multiheadattn mhsa")
+_CROSS = listed("cross xattn crossattention crossattn")
+_MLP = listed("mlp ffn ff feedforward intermediate densereludense")
+_EMBEDDING = listed("embed embeds embedding embeddings embedder wte wpe shared emb")
+_HEAD = listed("head predictions cls classifier logits unembed unembedding generator")
+_NORM = listed("norm ln layernorm rmsnorm rms bn batchnorm groupnorm gn")
 _NORM_PLACES = {"input": "attention", "before": "attention", "post": "mlp", "after": "mlp"}
 """Names of Llama and ViT: the norm after attention stands before the feed-forward layer."""
-_SIDES = {
-    **dict.fromkeys(("encoder", "source", "src", "enc"), "encoder"),
-    **dict.fromkeys(("decoder", "target", "tgt", "trg", "dec"), "decoder"),
-}
-_PROJECTIONS = {
-    **dict.fromkeys(("q", "query", "queries"), ("query",)),
-    **dict.fromkeys(("k", "key", "keys"), ("key",)),
-    **dict.fromkeys(("v", "value", "values"), ("value",)),
-    "qkv": ("query", "key", "value"),
-    "kv": ("key", "value"),
-}
-_TABLES = {
-    **dict.fromkeys(("type", "types", "segment", "segments"), "types"),
-    **dict.fromkeys(("wpe", "pos", "position", "positions", "positional"), "positions"),
-}
-_SYNONYMS = {
-    "ih": "input",
-    "hh": "hidden",
-    "recurrent": "hidden",
-    "convolution": "conv",
-    "bn": "norm",
-    "fc": "dense",
-    "mean": "",
-    "var": "",
-}
-WEIGHTS = {
-    **dict.fromkeys(
-        ("query", "key", "value", "output", "up", "down", "gate", "norm", "types", "positions", "tokens"), 3.0
-    ),
-    **dict.fromkeys(("attention", "cross", "mlp", "embedding", "head", "encoder", "decoder", "final"), 2.5),
+_SIDES = spelled({"encoder": "encoder source src enc", "decoder": "decoder target tgt trg dec"})
+_PROJECTIONS = spelled(
+    {
+        "query": "q query queries",
+        "key": "k key keys",
+        "value": "v value values",
+        "query key value": "qkv",
+        "key value": "kv",
+    }
+)
+_TABLES = spelled({"types": "type types segment segments", "positions": "wpe pos position positions positional"})
+_SYNONYMS = spelled(
+    {"input": "ih", "hidden": "hh recurrent", "conv": "convolution", "norm": "bn", "dense": "fc", "": "mean var"}
+)
+_PLACES_IN_MLP = listed("out output in input wi wo dense w b to intermediate hidden")
+_WEIGHTS = {
+    **dict.fromkeys(listed("query key value output up down gate norm types positions tokens"), 3.0),
+    **dict.fromkeys(listed("attention cross mlp embedding head encoder decoder final"), 2.5),
 }
 """How much it says that two names share a word, or that one of them lacks it; other words count 1."""
 
@@ -112,21 +64,21 @@ class ParameterName:
 def understand(paths: Mapping[str, str]) -> dict[str, ParameterName]:
     """Every path of one side -> what it says. `paths` has the kind of each: its module's class, or its rank."""
     split = [split_path(path, kind) for path, kind in paths.items()]
-    ordinals = {(one.path, place): found for (one, place), found in ranks(split).items()}
-    shapes = {one.path: one for one in split}
-    return {path: _meaning(shapes[path], ordinals) for path in paths}
-
-
-def _meaning(one: SplitPath, ranks: Mapping[tuple[str, tuple[int, int]], tuple[int, int]]) -> ParameterName:
-    reader = _Reader(one, ranks)
-    return ParameterName(one.path, one.leaf, one.said, reader.meaning(), reader.numbers, one.parent)
+    ordinals = ranks(split)
+    found = {}
+    for one in split:
+        reader = _Reader(one, ordinals)
+        words = reader.meaning()
+        found[one.path] = ParameterName(one.path, one.leaf, one.said, words, reader.numbers, one.parent)
+    return found
 
 
 class _Reader:
     """Reads one name from left to right."""
 
-    def __init__(self, one: SplitPath, ranks: Mapping[tuple[str, tuple[int, int]], tuple[int, int]]) -> None:
+    def __init__(self, one: SplitPath, ranks: Ranks) -> None:
         self.one, self.ranks = one, ranks
+        self._all = {word for part in one.parts for word in part}
         self.place: str | None = None
         self.found: set[str] = set()
         self.norm = "Norm" in one.kind or one.said in ("scale", "gamma", "g")
@@ -166,10 +118,6 @@ class _Reader:
         if self.place:
             self.found.add(self.place)
         return frozenset(self.found - {""})
-
-    @property
-    def _all(self) -> set[str]:
-        return {word for part in self.one.parts for word in part}
 
     def _component(self, index: int, part: tuple[str, ...]) -> None:
         words = {word for word in part if not word.isdigit()}
@@ -227,7 +175,7 @@ class _Reader:
 
     def _attention(self) -> None:
         words = self._all
-        roles = {role for word in words for role in _PROJECTIONS.get(word, ())}
+        roles = {role for word in words for role in _PROJECTIONS.get(word, "").split()}
         # Names that say "attention" twice mean the projection to all three.
         if not roles and self.one.parts[-1] in (("c", "attn"), *_IN, ("in",)):
             roles = {"query", "key", "value"}
@@ -253,20 +201,7 @@ class _Reader:
             role = "up"
         if role is not None:
             self.ordinal = None
-            self.found -= {
-                "out",
-                "output",
-                "in",
-                "input",
-                "wi",
-                "wo",
-                "dense",
-                "w",
-                "b",
-                "to",
-                "intermediate",
-                "hidden",
-            }
+            self.found -= _PLACES_IN_MLP
             self.found |= set(role.split())
 
     def _embedding(self) -> None:
@@ -296,7 +231,8 @@ class Likeness:
         else:
             score = 0.5 if ours.leaf == theirs.leaf else -0.5
         shared, apart = ours.words & theirs.words & self.telling, (ours.words ^ theirs.words) & self.telling
-        score += sum(WEIGHTS.get(word, 1.0) for word in shared) - 0.75 * sum(WEIGHTS.get(word, 1.0) for word in apart)
+        told = [sum(_WEIGHTS.get(word, 1.0) for word in words) for words in (shared, apart)]
+        score += told[0] - 0.75 * told[1]
         here, there = _counting(ours), _counting(theirs)
         if len(here) == len(there):
             for place, (one, other) in enumerate(zip(here, there, strict=True)):

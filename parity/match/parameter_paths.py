@@ -1,18 +1,31 @@
 """The path of a parameter in words: components, the leaf at its end, and the numbers in it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 Leaf = Literal["weight", "bias", "mean", "variance"]
 
-LEAVES: dict[str, Leaf] = {
-    **dict.fromkeys(("weight", "kernel", "scale", "embedding", "w", "gamma", "g", "weights"), "weight"),
-    **dict.fromkeys(("bias", "beta", "b", "biases"), "bias"),
-    "mean": "mean",
-    **dict.fromkeys(("var", "variance"), "variance"),
-}
+
+def listed(words: str) -> frozenset[str]:
+    """Words with blanks between them."""
+    return frozenset(words.split())
+
+
+def spelled(spellings: Mapping[str, str]) -> dict[str, str]:
+    """Each spelling -> its meaning; `spellings` has all of a meaning, with blanks between them."""
+    return {word: meaning for meaning, words in spellings.items() for word in words.split()}
+
+
+_LEAVES = spelled(
+    {
+        "weight": "weight kernel scale embedding w gamma g weights",
+        "bias": "bias beta b biases",
+        "mean": "mean",
+        "variance": "var variance",
+    }
+)
 _SHORT = re.compile(r"([wb])(qkv|kv|q|k|v|o|ih|hh|i|h)")
 """`wq`, `bq`, `wqkv`: leaf and role in one word."""
 
@@ -39,15 +52,15 @@ def split_path(path: str, kind: str) -> SplitPath:
     parts = [_words(component) for component in components]
     last, leaf, said = parts[-1], "weight", ""
     for place in (-1, 0):
-        if last and last[place] in LEAVES:
-            said, leaf = last[place], LEAVES[last[place]]
+        if last and last[place] in _LEAVES:
+            said, leaf = last[place], _LEAVES[last[place]]
             # `w1` stays two words, so that its number is none of a layer.
             if not (len(last) > 1 and all(word.isdigit() for word in last[1:])):
                 last = last[:-1] if place else last[1:]
             break
     else:
         if last and (short := _SHORT.fullmatch(last[0])):
-            said, leaf = short[1], LEAVES[short[1]]
+            said, leaf = short[1], _LEAVES[short[1]]
             last = ({"i": "ih", "h": "hh"}.get(short[2], short[2]), *last[1:])
     if not said and kind == "1":
         # In a list by itself, (matrix, vector): the vector is a bias.
@@ -57,30 +70,25 @@ def split_path(path: str, kind: str) -> SplitPath:
     rest = tuple(part for part in [*parts[:-1], last] if part)
     # `fc1_weight` and `w1` are modules of their own, though no dot says so.
     alone = not last or said == ""
-    parent = (
-        ".".join(components[:-1])
-        if alone
-        else ".".join([*components[:-1], "_".join(word for word in last if word not in ("w", "b"))])
-    )
+    own = [] if alone else ["_".join(word for word in last if word not in ("w", "b"))]
+    parent = ".".join([*components[:-1], *own])
     return SplitPath(path, leaf, said, rest, parent, kind)  # type: ignore[arg-type]
 
 
-def ranks(split: Sequence[SplitPath]) -> dict[tuple[SplitPath, tuple[int, int]], tuple[int, int]]:
-    """(path, place of a number in it) -> (its rank among the numbers found in this place, how many there are)."""
-    families: dict[object, dict[int, list[tuple[SplitPath, tuple[int, int]]]]] = {}
+Ranks = dict[tuple[str, tuple[int, int]], tuple[int, int]]
+"""(path, place of a number in it) -> (its rank among the numbers found in this place, how many there are)."""
+
+
+def ranks(split: Sequence[SplitPath]) -> Ranks:
+    """The ranks of all numbers in these paths: of those that differ in one number alone."""
+    families: dict[object, dict[int, list[tuple[str, tuple[int, int]]]]] = {}
     for one in split:
         for index, part in enumerate(one.parts):
             for position, word in enumerate(part):
                 if word.isdigit():
-                    key = (
-                        one.parts[:index],
-                        part[:position],
-                        part[position + 1 :],
-                        one.parts[index + 1 :],
-                        one.leaf,
-                        one.kind,
-                    )
-                    families.setdefault(key, {}).setdefault(int(word), []).append((one, (index, position)))
+                    around = one.parts[:index], part[:position], part[position + 1 :], one.parts[index + 1 :]
+                    family = families.setdefault((around, one.leaf, one.kind), {})
+                    family.setdefault(int(word), []).append((one.path, (index, position)))
     return {
         place: (rank, len(numbers))
         for numbers in families.values()

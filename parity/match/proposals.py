@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from parity.match.candidates import Candidate, Leaf, Proposal, Tensor
-from parity.match.layouts import Layout, layouts, parts, section
+from parity.match.layouts import Layout, layouts, parts, same
 from parity.match.parameter_names import Likeness
 
 EQUAL = 1000.0
@@ -49,11 +49,8 @@ class Matcher:
     def _candidates(self, leaf: Leaf) -> list[Candidate]:
         found = []
         for tensor in self.tensors:
-            shape = leaf.shape
-            if tensor.layers is not None:
-                if not shape or shape[0] != tensor.layers:
-                    continue
-                shape = shape[1:]
+            if (shape := _of_one_layer(leaf.shape, tensor)) is None:
+                continue
             ways = list(layouts(tensor.shape, shape))
             if not ways and len(shape) == len(tensor.shape):
                 ways = self._longer(tensor, shape)
@@ -66,11 +63,11 @@ class Matcher:
 
     def _longer(self, tensor: Tensor, shape: tuple[int, ...]) -> list[Layout]:
         """A table of which ours lacks the first rows (those that a library keeps for padding), or the last."""
-        if len(shape) != 2 or "embedding" not in tensor.meaning.words or tensor.shape[0] <= shape[0]:
+        if len(shape) != 2 or shape[1] != tensor.shape[1] or "embedding" not in tensor.meaning.words:
             return []
-        idle = tensor.shape[0] - shape[0]
-        ways = [section(tensor.shape, shape, {0: first}) for first in dict.fromkeys((idle, 0))]
-        return [way for way in ways if way is not None]
+        idle = max(0, tensor.shape[0] - shape[0])
+        ways = [(first, first + shape[0]) for first in dict.fromkeys((idle, 0))]
+        return [replace(same(shape), part=rows, rows=0) for rows in ways if idle]
 
     def _away(self, leaf: Leaf, tensor: Tensor) -> float:
         """What places far apart speak against each other; trees of ours are often sorted by name, so not much."""
@@ -104,12 +101,9 @@ class Matcher:
         """Of our leaves that stand side by side (query, key and value), each may be a part of one fused tensor."""
         for names, group in self._sides():
             for tensor in self.tensors:
-                shapes = tuple(leaf.shape for leaf in group)
-                if tensor.layers is not None:
-                    if any(not shape or shape[0] != tensor.layers for shape in shapes):
-                        continue
-                    shapes = tuple(shape[1:] for shape in shapes)
-                if sum(map(math.prod, shapes)) != math.prod(tensor.shape):
+                found = [_of_one_layer(leaf.shape, tensor) for leaf in group]
+                shapes = tuple(shape for shape in found if shape is not None)
+                if len(shapes) < len(group) or sum(map(math.prod, shapes)) != math.prod(tensor.shape):
                     continue
                 for index, leaf in enumerate(group):
                     # A part is called like the whole, but for its role.
@@ -144,9 +138,9 @@ class Matcher:
 
     def _choose_orders(self) -> None:
         """Among layouts of the same shapes, prefers what parameters of that kind have where shapes leave no choice."""
-        for path, found in self.candidates.items():
-            leaf = next(leaf for leaf in self.leaves if leaf.path == path)
-            self.candidates[path] = [replace(one, score=one.score - self._against(leaf, one)) for one in found]
+        for leaf in self.leaves:
+            found = self.candidates[leaf.path]
+            self.candidates[leaf.path] = [replace(one, score=one.score - self._against(leaf, one)) for one in found]
 
     def _against(self, leaf: Leaf, candidate: Candidate) -> float:
         """What speaks against a layout that is one of several."""
@@ -187,50 +181,38 @@ class Matcher:
         votes: dict[tuple[str, bool, int], dict[tuple[int, ...], int]] = {}
         for leaf in self.leaves:
             found = [one for one in self.candidates[leaf.path] if one.layout.natural]
-            if not found:
+            best = max((one.score for one in found), default=0.0)
+            top = [one for one in found if one.score > best - CLEAR]
+            if len({one.layout.order for one in top}) != 1:
                 continue
-            best = max(one.score for one in found)
-            top = {(one.tensor.name, one.layout.order) for one in found if one.score > best - CLEAR}
-            if len({order for _, order in top}) == 1:
-                ((name, order), *_) = top
-                kind = next(one.tensor.kind for one in found if one.tensor.name == name)
-                whole = all(not one.layout.split for one in found if one.tensor.name == name)
-                if len(order) > 1 and kind != "Embedding" and whole:
-                    key = leaf.meaning.said, kind == "Conv1D", len(order)
-                    votes.setdefault(key, {}).setdefault(order, 0)
-                    votes[key][order] += 1
+            tensor, order = top[0].tensor, top[0].layout.order
+            whole = all(not one.layout.split for one in found if one.tensor.name == tensor.name)
+            if len(order) > 1 and tensor.kind != "Embedding" and whole:
+                key = leaf.meaning.said, tensor.kind == "Conv1D", len(order)
+                voted = votes.setdefault(key, {})
+                voted[order] = voted.get(order, 0) + 1
         return votes
 
     def _stack_or_not(self) -> None:
         """A tensor of several layers and those of single layers exclude each other: the better fit stays."""
         wanted: dict[str, float] = {}
-        for found in self.candidates.values():
-            for name, score in _best_by_tensor(found).items():
-                wanted[name] = max(wanted.get(name, LEAST), score)
-        stacked = {tensor.name: tensor for tensor in self.tensors if tensor.layers is not None}
+        for one in (one for found in self.candidates.values() for one in found):
+            wanted[one.tensor.name] = max(wanted.get(one.tensor.name, LEAST), one.score)
+        stacked = {one.name: set(one.members) for one in self.tensors if one.layers is not None and one.name in wanted}
         out = set()
-        for name, tensor in stacked.items():
-            single = max((wanted.get(member, LEAST) for member in tensor.members), default=LEAST)
-            if name in wanted:
-                out |= {name} if single > wanted[name] else set(tensor.members)
+        for name, members in stacked.items():
+            single = max(wanted.get(member, LEAST) for member in members)
+            out |= {name} if single > wanted[name] else members
         # One that two stacks would hold belongs to the better.
-        for name in sorted(stacked.keys() - out, key=lambda name: (-wanted.get(name, LEAST), name)):
-            if name not in out and name in wanted:
-                members = set(stacked[name].members)
-                out |= {
-                    other
-                    for other in stacked.keys() - out
-                    if other != name and members & set(stacked[other].members) and other in wanted
-                }
+        for name in sorted(stacked, key=lambda name: (-wanted[name], name)):
+            if name not in out:
+                out |= {other for other in stacked if other != name and stacked[name] & stacked[other]}
         self.candidates = {
             path: [one for one in found if one.tensor.name not in out] for path, found in self.candidates.items()
         }
 
     def _assigned(self, bonus: Mapping[tuple[str, str], float]) -> dict[str, Candidate]:
         columns = list(dict.fromkeys(one.column for found in self.candidates.values() for one in found))
-        whole = {(name, part) for name, part in columns if part is None}
-        if not columns:
-            return {}
         place = {column: index for index, column in enumerate(columns)}
         # A leaf may stay without one: a column of its own, which costs LEAST.
         scores = np.full((len(self.leaves), len(columns) + len(self.leaves)), -1e6)
@@ -238,24 +220,18 @@ class Matcher:
         for row, leaf in enumerate(self.leaves):
             scores[row, len(columns) + row] = LEAST
             for one in self.candidates[leaf.path]:
-                score = one.score + bonus.get((leaf.meaning.parent, one.tensor.meaning.parent), 0.0)
-                column = place[one.column]
+                score, column = _weight(leaf, one, bonus), place[one.column]
                 if score > scores[row, column]:
                     scores[row, column], best[row, column] = score, one
-        rows, taken = linear_sum_assignment(-scores)
-        chosen = {
-            self.leaves[row].path: best[row, column]
-            for row, column in zip(rows.tolist(), taken.tolist(), strict=True)
-            if column < len(columns)
-        }
+        taken = zip(*(side.tolist() for side in linear_sum_assignment(-scores)), strict=True)
+        chosen = {self.leaves[row].path: best[row, column] for row, column in taken if column < len(columns)}
         # A tensor is taken whole or in parts.
-        for name, _ in whole:
+        for name in {one.tensor.name for one in chosen.values()}:
             users = {path: one for path, one in chosen.items() if one.tensor.name == name}
-            if len({one.layout.part is None for one in users.values()}) > 1:
-                keep = max(users, key=lambda path: users[path].score)
-                for path in users:
-                    if (users[path].layout.part is None) != (users[keep].layout.part is None):
-                        del chosen[path]
+            best_user = max(users.values(), key=lambda one: one.score)
+            for path, one in users.items():
+                if (one.layout.part is None) != (best_user.layout.part is None):
+                    del chosen[path]
         return chosen
 
     def _kinship(self, chosen: Mapping[str, Candidate]) -> dict[tuple[str, str], float]:
@@ -273,16 +249,15 @@ class Matcher:
         one = chosen[leaf.path]
 
         def weight(candidate: Candidate) -> float:
-            return candidate.score + bonus.get((leaf.meaning.parent, candidate.tensor.meaning.parent), 0.0)
+            return _weight(leaf, candidate, bonus)
 
         found = sorted(self.candidates[leaf.path], key=weight, reverse=True)
         others = tuple(other for other in found if other is not one)
-        same = [other for other in others if other.column == one.column]
-        elsewhere = [other for other in others if other.column != one.column]
         proposal = Proposal(leaf, one, others)
-        near = [other for other in elsewhere if weight(other) > weight(one) - CLEAR and other.layout.natural]
-        rivals = {other.column for other in near}
-        turned = [other for other in same if other.layout.natural and other.score > one.score - 0.4]
+        elsewhere = [other for other in others if other.column != one.column]
+        near = [other for other in others if other.layout.natural]
+        rivals = {other.column for other in near if weight(other) > weight(one) - CLEAR} - {one.column}
+        turned = [other for other in near if other.column == one.column and other.score > one.score - 0.4]
         if one.score > EQUAL / 2:
             proposal.reason, proposal.sure = "equal numbers", True
         elif turned:
@@ -298,8 +273,13 @@ class Matcher:
         return proposal
 
 
-def _best_by_tensor(found: Sequence[Candidate]) -> dict[str, float]:
-    best: dict[str, float] = {}
-    for one in found:
-        best[one.tensor.name] = max(best.get(one.tensor.name, -1e9), one.score)
-    return best
+def _weight(leaf: Leaf, one: Candidate, bonus: Mapping[tuple[str, str], float]) -> float:
+    """The score of a candidate with what it gains where its module goes together with ours."""
+    return one.score + bonus.get((leaf.meaning.parent, one.tensor.meaning.parent), 0.0)
+
+
+def _of_one_layer(shape: tuple[int, ...], tensor: Tensor) -> tuple[int, ...] | None:
+    """Our shape without the axis of the tensor's layers; None where there is no such axis of that size."""
+    if tensor.layers is None:
+        return shape
+    return shape[1:] if shape[:1] == (tensor.layers,) else None

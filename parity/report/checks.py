@@ -1,31 +1,41 @@
 """What a run of pytest measured with the `parity` fixture: in a terminal, as a page, as JSON, as Markdown."""
 
 import json
+import math
 import os
 import platform
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from html import escape
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from parity.gates.ulps import Ulps
-from parity.report.figures import Cell, Figures, cause, gates_markdown, plain, with_ulps
+from markupsafe import Markup
+
+from parity.report.figures import Cell, Figures, gates_markdown, shown
+from parity.report.summary_page import summary_page
 
 PACKAGES = ("jax", "jaxlib", "numpy", "torch", "flax", "equinox", "transformers", "pytest")
 
 
 @dataclass
-class Checks(Figures):
+class Checks:
     """The checks of each test, judged together with how the test ended."""
 
     noted: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Test -> its checks, as the fixture notes them."""
+    outcomes: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    """Test -> the line that says why."""
+    others: int = 0
+    """How many more failed, of those that compare nothing."""
+    interrupted: bool = False
 
     def add(self, report: Any, kind: str) -> None:
         """Takes in one phase of one test, whose checks are the properties of this `kind`."""
@@ -41,18 +51,15 @@ class Checks(Figures):
         elif report.when == "call" or report.skipped:
             self.outcomes.setdefault(test, "skipped" if report.skipped else "passed")
 
-    def settle(self) -> None:
-        """Judges all figures, once it is known how the tests ended."""
-        self.cells, self.ulps = {}, {}
-        for test in self.tests:
-            expected = self.outcomes.get(test) != "failed"
-            for check in self.checks(test):
-                for gate, figure, bar, name in check["figures"]:
-                    self.put(Cell(self._row(test), gate, figure, bar, name, expected=expected))
-                for gate, unit, tensors in check["ulps"]:
-                    self.put_ulps(
-                        self._row(test), gate, {name: Ulps.read(unit, counts) for name, counts in tensors.items()}
-                    )
+    @cached_property
+    def figures(self) -> Figures:
+        """All figures, once it is known how the tests ended."""
+        return Figures(
+            Cell(check["row"] or self._row(test), gate, figure, bar, name, self.outcomes.get(test) != "failed")
+            for test in self.tests
+            for check in self.checks(test)
+            for gate, figure, bar, name in check["figures"]
+        )
 
     @property
     def tests(self) -> list[str]:
@@ -62,6 +69,12 @@ class Checks(Figures):
     def checks(self, test: str) -> list[dict[str, Any]]:
         """Those of one test; the first that the fixture notes is that it was asked for."""
         return [check for check in self.noted[test] if check]
+
+    @property
+    def faults(self) -> list[dict[str, Any]]:
+        """Those that were planted, and seen, in the order of the names of their tests."""
+        checks = (check for test in sorted(self.tests) for check in self.checks(test))
+        return [check["fault"] for check in checks if check["fault"]]
 
     @property
     def failed(self) -> dict[str, str]:
@@ -74,9 +87,9 @@ class Checks(Figures):
                 said[test] = next((error for error in errors if error.splitlines()[0] in line), line)
         return said
 
-    def answers(self, test: str, key: str = "answer") -> list[str]:
+    def answers(self, test: str) -> list[str]:
         """Where the two part, as far as it was looked for."""
-        return [check[key] for check in self.checks(test) if check[key]]
+        return [check["answer"] for check in self.checks(test) if check["answer"]]
 
     def verdict(self) -> str:
         """One line that starts with GREEN or RED."""
@@ -84,26 +97,32 @@ class Checks(Figures):
             return "RED: no test used the parity fixture"
         ended = Counter(self.outcomes.get(test, "unfinished") for test in self.tests)
         tests = f"tests: {', '.join(f'{count} {outcome}' for outcome, count in sorted(ended.items()))}"
-        red = sum(cell.state == "red" for cell in self.cells.values())
-        counted = (
-            (red, "figure above its bar", "figures above their bars"),
-            (len(self.failed), "failed test", "failed tests"),
-        )
-        if self.failed or ended["unfinished"]:
-            told = [f"{count} {one if count == 1 else many}" for count, one, many in counted if count]
-            return f"RED: {', '.join(told) or 'tests that did not finish'} ({tests})"
-        if not self.cells:
+        states, faults = Counter(cell.state for cell in self.figures.cells.values()), len(self.faults)
+        told = [
+            (ended["failed"], "failed test"),
+            (ended["unfinished"], "unfinished test"),
+            (self.others, "other failed test"),
+        ]
+        if any(count for count, _ in told) or self.interrupted:
+            said = [f"{states['red']} {_of(states['red'], 'figure')} above the bar"] * (states["red"] > 0)
+            said += [f"{count} {_of(count, what)}" for count, what in told if count]
+            said += ["the run was interrupted"] * self.interrupted
+            return f"RED: {', '.join(said)} ({tests})"
+        if not self.figures.cells and not faults:
             return f"RED: no figure was measured ({tests})"
-        count, asked = len(self.cells), sum(cell.state == "expected" for cell in self.cells.values())
-        above = f"{asked} above their bars, as their tests ask" if asked else "none above its bar"
-        return f"GREEN: {count} figure{'s' * (count != 1)}, {above} ({tests})"
+        above = (
+            f"{states['expected']} above their bars, as their tests ask" if states["expected"] else "none above its bar"
+        )
+        seen = f"; {faults} planted {_of(faults, 'fault')}, each seen" if faults else ""
+        count = len(self.figures.cells)
+        return f"GREEN: {count} {_of(count, 'figure')}, {above}{seen} ({tests})"
 
     def lines(self, width: int, *, colour: bool) -> Iterator[tuple[str, bool]]:
         """The table in a terminal, then each test that failed with where the two part; and whether a line is red."""
         from parity.report.terminal_table import table_text
 
-        if self.cells:
-            yield table_text(self, width, colour=colour), False
+        if self.figures.cells:
+            yield table_text(self.figures, width, colour=colour), False
             yield f"measured on {self._measured_on()}", False
         failed = self.failed
         for test in self.tests:
@@ -117,34 +136,22 @@ class Checks(Figures):
 
     def write(self, folder: Path) -> None:
         """Writes parity.html and parity.json; raises OSError."""
-        from parity.report.summary_page import failures, gates_table, meanings, report
-        from parity.report.ulps_histograms import STYLE, histograms
-
         folder.mkdir(parents=True, exist_ok=True)
-        facts, answers = self._facts(), {test: "".join(self._html(test)) for test in self.tests}
-        others = [
-            f"<p><code>{escape(test)}</code></p>{answers[test]}"
-            for test in self.tests
-            if test not in self.failed and answers[test]
-        ]
-        sections = [
-            ("Failures", failures(self.failed, answers)),
-            ("The worst figure of each test and gate", gates_table(self)),
-            ("Where they part", "".join(others)),
-            ("How far from the truth", histograms(self)),
-            ("What each gate means", meanings(self)),
-        ]
-        page = report("Parity of JAX and PyTorch", self.verdict(), facts, sections, STYLE if self.ulps else "")
-        _replace(folder / "parity.html", page)
-        document = json.dumps(self._document(facts), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-        _replace(folder / "parity.json", with_ulps(document, self))
+        facts, faults = self._facts(), fault_rows(self.faults)
+        answers = {test: Markup("").join(map(_html, self.checks(test))) for test in self.tests}
+        page = summary_page(self.verdict(), facts, self.figures, self.failed, answers, faults)
+        document = json.dumps(self._document(facts), indent=2, allow_nan=False, ensure_ascii=False)
+        for name, text in (("parity.html", page), ("parity.json", f"{document}\n")):
+            partial = folder / f"{name}.partial"
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(folder / name)
 
     def append_markdown(self, path: Path) -> None:
         """Adds the table and what failed to the summary of a job; raises OSError."""
         verdict, _, rest = self.verdict().partition(":")
         parts = [f"## Parity: {verdict}", rest.strip()]
-        if self.cells:
-            parts.append(gates_markdown(self, self._measured_on()))
+        if self.figures.cells:
+            parts.append(gates_markdown(self.figures, self._measured_on()))
         for test, message in self.failed.items():
             told = "\n".join([message, *self.answers(test)])
             fence = "```"
@@ -159,51 +166,71 @@ class Checks(Figures):
         files = {name.partition("::")[0] for name in self.tests}
         return test.partition("::")[2] or test if len(files) == 1 else test
 
-    def _html(self, test: str) -> Iterator[str]:
-        for check in self.checks(test):
-            if check["answer_html"]:
-                yield check["answer_html"]
-            elif check["answer"]:
-                yield f'<div class="wide"><pre>{escape(check["answer"])}</pre></div>'
-
     def _measured_on(self) -> str:
         devices = {check["device"]: None for test in self.tests for check in self.checks(test)}
         beside = [device for device in devices if device != "cpu"]
         return ", beside ".join([*beside, _processor()])
 
     def _facts(self) -> dict[str, Any]:
-        machine = {
-            "processor": _processor(),
-            "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
-        }
+        versions = {"python": platform.python_version()}
+        for package in PACKAGES:
+            with suppress(PackageNotFoundError):
+                versions[package] = version(package)
+        system = f"{platform.system()} {platform.release()}, {platform.machine()}"
         return {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "measured_on": self._measured_on(),
-            "machine": machine,
-            "versions": {"python": platform.python_version()} | _versions(),
+            "machine": {"processor": _processor(), "system": system},
+            "versions": versions,
         }
 
     def _document(self, facts: dict[str, Any]) -> dict[str, Any]:
-        tests = []
-        for test in self.tests:
-            checks = [
-                {
-                    "name": check["name"],
-                    "figures": [
-                        {"gate": gate, "figure": plain(figure), "bar": plain(bar), "worst_tensor": name}
-                        | {"passed": Cell("", gate, figure, bar, name).within}
-                        for gate, figure, bar, name in check["figures"]
-                    ],
-                    "error": check["error"],
-                    "difference": check["difference"],
-                    "answer": check["answer"],
-                }
-                for check in self.checks(test)
+        def said(check: dict[str, Any]) -> dict[str, Any]:
+            figures = [
+                {"gate": gate, "figure": _plain(figure), "bar": _plain(bar), "worst_tensor": name}
+                | {"passed": Cell("", gate, figure, bar, name).within}
+                for gate, figure, bar, name in check["figures"]
             ]
-            outcome = self.outcomes.get(test, "unfinished")
-            tests.append({"test": test, "outcome": outcome, "message": self.failed.get(test), "checks": checks})
-        verdict = self.verdict()
+            fault = {key: _plain(value) for key, value in check["fault"].items()}
+            rest = {key: check[key] for key in ("name", "row", "error", "difference", "answer")}
+            return rest | {"figures": figures, "fault": fault}
+
+        verdict, failed = self.verdict(), self.failed
+        tests = [
+            {"test": test, "outcome": self.outcomes.get(test, "unfinished"), "message": failed.get(test)}
+            | {"checks": list(map(said, self.checks(test)))}
+            for test in self.tests
+        ]
         return {"verdict": verdict.partition(":")[0].lower(), "told": verdict, **facts, "tests": tests}
+
+
+def cause(report: Any) -> str:
+    """The error of a failed report of pytest in one line, without the module path of its class."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    lines = (crash.message if crash else str(report.longrepr)).strip().splitlines() or ["no message"]
+    line = lines[0] if crash else lines[-1]
+    return re.sub(r"^(?:\w+\.)+(?=\w+(?::|$))", "", line.removeprefix("E").strip())
+
+
+def fault_rows(faults: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """The lines of a table of planted faults, its header first; none without faults."""
+    rows = [[shown(x) if isinstance(x, float) else str(x) for x in fault.values()] for fault in faults]
+    return [list(faults[0]), *rows] if faults else []
+
+
+def _of(count: int, what: str) -> str:
+    return what if count == 1 else f"{what}s"
+
+
+def _plain(value: Any) -> Any:
+    """For JSON, which has no NaN: "nan" and "inf" stand in."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _html(check: dict[str, Any]) -> Markup:
+    if check["answer_html"]:
+        return Markup(check["answer_html"])
+    return Markup('<div class="wide"><pre>{}</pre></div>').format(check["answer"]) if check["answer"] else Markup("")
 
 
 def _hanging(line: str, width: int) -> str:
@@ -213,28 +240,11 @@ def _hanging(line: str, width: int) -> str:
     return "\n".join(textwrap.wrap(line, width, subsequent_indent=room, break_long_words=False, break_on_hyphens=False))
 
 
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 def _processor() -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    model = next(named, "") or platform.processor() or platform.machine()
-    return f"{cores} core{'s' if cores != 1 else ''} of {model}"
+    model = platform.processor() or platform.machine()
+    with suppress(OSError):
+        about = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        named = re.search(r"^model name\s*: (.+)", about, re.MULTILINE)
+        model = named[1].strip() if named else model
+    return f"{cores} {_of(cores, 'core')} of {model}"

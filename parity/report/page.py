@@ -1,8 +1,22 @@
-"""The skeleton of a report page: one file that loads nothing, readable on a phone, in light and in dark."""
+"""The skeleton of a report page: one file that loads nothing, readable on a phone, in light and in dark.
 
-from html import escape
+A page is a Jinja template that extends "page.html" and fills its block `body`; whatever it shows is escaped, unless it
+is `Markup`. `{% from "table.html" import table %}` gives it tables that scroll sideways by themselves.
+"""
 
-_STYLE = """
+from collections.abc import Sequence
+from typing import Any
+
+from jinja2 import DictLoader, Environment, StrictUndefined
+from markupsafe import Markup
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ title }}</title>
+<style>
 :root { color-scheme: light dark; --line: #d9d9de; --soft: #f4f4f6; --good: #14743c; --bad: #b3261e; --text: #1d1d21;
         --jax: #0a5fa5; --torch: #e08214; --truth: #5b5b66; --band: #dfe9f2; }
 @media (prefers-color-scheme: dark) {
@@ -37,20 +51,47 @@ figure { margin: 1rem 0; } svg, img { max-width: 100%; height: auto; }
 @media (max-width: 36rem) { .answer dl { grid-template-columns: 1fr; gap: 0; } .answer dd { margin-bottom: .4rem; } }
 figcaption, .note { font-size: .85rem; opacity: .8; }
 code { font: .85em ui-monospace, monospace; }
+{% block style %}{% endblock %}
+</style>
+</head>
+<body>
+{% block body %}{{ body }}{% endblock %}
+</body>
+</html>
 """
+_TABLE = """
+{% macro table(header, rows) %}
+<div class="wide"><table>
+<thead><tr>{% for cell in header %}<th>{{ cell }}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for row in rows %}
+<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}
+</tbody>
+</table></div>
+{% endmacro %}
+"""
+_ENVIRONMENT = Environment(
+    loader=DictLoader({"page.html": _PAGE, "table.html": _TABLE}),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
 
 
-def page(title: str, body: str, style: str = "") -> str:
-    """An HTML document with this title and body (HTML, already escaped), and CSS of its own after what all share."""
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
-    )
+def render(template: str, **names: Any) -> str:
+    """What a Jinja template says of `names`."""
+    return _ENVIRONMENT.from_string(template).render(names)
 
 
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """A table of cells that are HTML already; wide ones scroll sideways by themselves."""
-    head = "".join(f"<th>{cell}</th>" for cell in header)
-    body = "\n".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'
+def page(title: str, body: str) -> str:
+    """An HTML document with this title and body (HTML, already escaped)."""
+    return _ENVIRONMENT.get_template("page.html").render(title=title, body=Markup(body))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of cells that are HTML already."""
+    module: Any = _ENVIRONMENT.get_template("table.html").module
+    return str(module.table(map(Markup, header), [map(Markup, row) for row in rows]))

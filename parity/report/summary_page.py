@@ -1,14 +1,16 @@
 """The page of a run: its verdict, what failed, the table of figures, what the gates mean, and where it was measured."""
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
-from parity.report.figures import Cell, Figures, shown
-from parity.report.page import page, table
-from parity.report.terminal_table import NOTES
+from parity.report.figures import GATES, Figures, short, shown
+from parity.report.page import render
+from parity.report.terminal_table import NOTE
 
-_STYLE = """
+_TEMPLATE = """
+{% extends "page.html" %}
+{% from "table.html" import table %}
+{% block style %}
 .badge { padding: .1rem .55rem; border-radius: .3rem; color: Canvas; margin-right: .4rem; }
 .badge.green { background: var(--good); } .badge.red { background: var(--bad); }
 .cut, .expected { color: light-dark(#8a5a00, #f2a24b); } .none { opacity: .5; } small { font-weight: 400; }
@@ -35,97 +37,97 @@ dl.facts { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1r
   .totals td:has(.none) { display: none; } .cards small { display: block; line-height: 1; }
   .label { display: block; font-size: .7rem; line-height: 1.2; opacity: .75; }
 }
+.faults td:first-child { white-space: normal; min-width: 15rem; }
+.faults td:nth-child(2), .faults td:nth-child(3), .faults th:nth-child(2), .faults th:nth-child(3) { text-align: left; }
+{% endblock %}
+{% macro labelled(label) %}<span class="label">{{ label }}</span>{{ caller() }}{% endmacro %}
+{% macro mark(state) %}<b class="{{ state }}">{{ "(red)" if state == "expected" else state }}</b>{% endmacro %}
+{% macro figure(found, gate) %}
+{% call labelled(short(gate)) %}
+{% if found %}
+<span class="{{ found.state }}" title="{{ shown(found.figure, 3) }} of {{ found.bar }}, in {{ found.name }}">
+{{- shown(found.figure) }}{% if not found.within %} <small>{{ mark(found.state) }}</small>{% endif %}</span>
+{% else %}<span class="none">&ndash;</span>{% endif %}
+{% endcall %}
+{% endmacro %}
+{% block body %}
+<h1>Parity of JAX and PyTorch</h1>
+<p class="verdict"><strong class="badge {{ word | lower }}">{{ word }}</strong>{{ rest }}</p>
+<p>Measured on {{ facts.measured_on }}, {{ facts.date.replace("T", " ").replace("+00:00", " UTC") }}.</p>
+{% if failed %}
+<h2>Failures</h2>
+<ul class="failures">{% for test, message in failed.items() | sort %}
+<li><code>{{ test }}</code><br><span class="red">{{ message }}</span>{{ answers[test] }}</li>
+{% endfor %}</ul>
+{% endif %}
+<h2>The worst figure of each test and gate</h2>
+{% if figures.cells %}
+<div class="cards totals"><div class="wide"><table>
+<thead><tr><th>test</th>{% for gate in figures.gates %}
+<th>{% for line in short(gate).split("\n") %}{{ line }}{% if loop.first %}<br>{% endif %}{% endfor %}</th>
+{% endfor %}</tr></thead>
+<tbody>
+{% for row in figures.rows %}
+<tr><td>{{ row }}</td>{% for gate in figures.gates %}<td>{{ figure(figures.cells.get((row, gate)), gate) }}</td>
+{% endfor %}</tr>
+{% endfor %}
+<tr><td>bar</td>{% for gate in figures.gates %}
+<td>{% call labelled(short(gate)) %}{{ figures.bars(gate) }}{% endcall %}</td>{% endfor %}</tr>
+<tr><td>verdict</td>{% for gate in figures.gates %}
+<td>{% call labelled(short(gate)) %}{{ mark(figures.state(gate)) }}{% endcall %}</td>{% endfor %}</tr>
+</tbody>
+</table></div></div>
+<p class="note">{{ note }}</p>
+{% else %}<p>No figure was measured.</p>{% endif %}
+{% if parted %}
+<h2>Where they part</h2>
+{% for test in parted %}<p><code>{{ test }}</code></p>{{ answers[test] }}{% endfor %}
+{% endif %}
+<h2>What each gate means</h2>
+<dl class="meanings">{% for gate in figures.gates %}
+<dt><b class="{{ figures.state(gate) }}">{{ gate }}</b>, at most {{ figures.bars(gate) }}</dt>
+<dd>{{ gates[gate].meaning if gate in gates }}</dd>
+{% endfor %}</dl>
+{% if faults %}
+<h2>Planted faults</h2>
+<p>A gate that cannot fail proves nothing. So one mistake at a time is planted in one of the two frameworks, and a gate
+has to turn red.</p>
+<div class="faults">{{ table(faults[0], faults[1:]) }}</div>
+{% endif %}
+<h2>Machine and versions</h2>
+<dl class="facts">{% for name, value in (facts.machine.items() | list) + (facts.versions.items() | list) %}
+<dt>{{ name }}</dt><dd>{{ value }}</dd>
+{% endfor %}</dl>
+<p class="note">The same data, for programs: <code>parity.json</code>, beside this page. JSON knows no NaN and no
+infinity: they are the strings "nan", "inf" and "-inf".</p>
+{% endblock %}
 """
 
 
-def report(
-    title: str, verdict: str, facts: Mapping[str, Any], sections: Sequence[tuple[str, str]], style: str = ""
+def summary_page(
+    verdict: str,
+    facts: Mapping[str, Any],
+    figures: Figures,
+    failed: Mapping[str, str],
+    answers: Mapping[str, str],
+    faults: Sequence[Sequence[str]],
 ) -> str:
-    """A document that loads nothing: `verdict` begins with GREEN or RED, and `sections` are (heading, HTML).
-
-    `facts` say when (`date`, `seconds`, `commit`), of what (`selection`) and where (`measured_on`, `machine`,
-    `versions`) the figures were measured. A section without HTML is left out.
-    """
+    """A document that loads nothing: `verdict` begins with GREEN or RED, `answers` are HTML that says of each test
+    where the two part, and `faults` are the lines of a table, its header first."""
     word, _, rest = verdict.partition(":")
-    partial = f"Only a selection ran: <code>{escape(facts['selection'])}</code>" if facts.get("selection") else ""
-    parts = [
-        f"<h1>{escape(title)}</h1>",
-        f'<p class="verdict"><strong class="badge {word.lower()}">{word}</strong>{escape(rest)}</p>',
-        f'<p class="note">{escape(_occasion(facts))} {partial}</p>',
-        f"<p>Measured on {escape(facts['measured_on'])}.</p>",
-        *(f"<h2>{escape(heading)}</h2>\n{body}" for heading, body in sections if body),
-        "<h2>Machine and versions</h2>",
-        _facts(facts),
-        '<p class="note">The same data, for programs: <code>parity.json</code>, beside this page. '
-        'JSON knows no NaN and no infinity: they are the strings "nan", "inf" and "-inf".</p>',
-    ]
-    return page(f"Parity: {word.lower()}", "\n".join(parts), _STYLE + style)
-
-
-def labelled(label: str, value: str) -> str:
-    """A cell with its label, which shows on a phone: there a row becomes a card, where no header stands above it."""
-    return f'<span class="label">{escape(label)}</span>{value}'
-
-
-def gates_table(figures: Figures) -> str:
-    """Rows x gates, bars and verdicts."""
-    if not figures.cells:
-        return "<p>No figure was measured.</p>"
-    titles = {gate: figures.short(gate).replace("\n", " ") for gate in figures.gates}
-
-    def cell(found: Cell | None, gate: str) -> str:
-        if found is None:
-            return labelled(titles[gate], '<span class="none">&ndash;</span>')
-        where = f"{shown(found.figure, 3)} of {found.bar:g}, in {found.name or 'a tensor without a name'}"
-        return labelled(titles[gate], _coloured(found.state, shown(found.figure), where))
-
-    columns = {gate: figures.column(gate) for gate in figures.gates}
-    rows = [[escape(row), *(cell(figures.cells.get((row, gate)), gate) for gate in columns)] for row in figures.rows]
-    rows.append(["bar", *(labelled(titles[gate], bar) for gate, (bar, _) in columns.items())])
-    rows.append(["verdict", *(labelled(titles[g], f'<b class="{s}">{_word(s)}</b>') for g, (_, s) in columns.items())])
-    states = {cell.state for cell in figures.cells.values()}
-    notes = "".join(f'<p class="note">{note}</p>' for state, note in NOTES.items() if state in states)
-    header = [figures.heading, *(escape(figures.short(gate)).replace("\n", "<br>") for gate in columns)]
-    return f'<div class="cards totals">{table(header, rows)}</div>{notes}'
-
-
-def meanings(figures: Figures) -> str:
-    """What each gate that was measured means."""
-    rows = []
-    for gate in figures.gates:
-        bar, state = figures.column(gate)
-        meaning = figures.known[gate].meaning if gate in figures.known else ""
-        rows.append(f'<dt><b class="{state}">{escape(gate)}</b>, at most {bar}</dt><dd>{escape(meaning)}</dd>')
-    return f'<dl class="meanings">{"".join(rows)}</dl>' if rows else ""
-
-
-def failures(found: Mapping[str, str], answers: Mapping[str, str] | None = None) -> str:
-    """Tests that failed, each with its line; `answers` are HTML that follows it."""
-    rows = "".join(
-        f'<li><code>{escape(test)}</code><br><span class="red">{escape(message)}</span>'
-        f"{(answers or {}).get(test, '')}</li>"
-        for test, message in sorted(found.items())
-    )
-    return f'<ul class="failures">{rows}</ul>' if rows else ""
-
-
-def _word(state: str) -> str:
-    return "(red)" if state == "expected" else state
-
-
-def _coloured(state: str, figure: str, title: str) -> str:
-    word = f" <small>{_word(state)}</small>" if state != "green" else ""
-    return f'<span class="{state}" title="{escape(title)}">{figure}{word}</span>'
-
-
-def _occasion(facts: Mapping[str, Any]) -> str:
-    date = str(facts.get("date", "")).replace("T", " ").replace("+00:00", " UTC")
-    seconds = f", {facts['seconds']:.0f} s" if "seconds" in facts else ""
-    return f"{date}{seconds}{', commit ' + facts['commit'] if facts.get('commit') else ''}."
-
-
-def _facts(facts: Mapping[str, Any]) -> str:
-    rows = {**facts.get("machine", {}), **facts.get("versions", {})}
-    return (
-        f'<dl class="facts">{"".join(f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in rows.items())}</dl>'
+    return render(
+        _TEMPLATE,
+        title=f"Parity: {word.lower()}",
+        word=word,
+        rest=rest,
+        facts=facts,
+        figures=figures,
+        failed=failed,
+        answers=answers,
+        parted=[test for test, said in answers.items() if said and test not in failed],
+        faults=faults,
+        gates=GATES,
+        note=NOTE if any(cell.state == "expected" for cell in figures.cells.values()) else "",
+        short=short,
+        shown=shown,
     )

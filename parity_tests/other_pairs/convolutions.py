@@ -1,10 +1,7 @@
 """A convolutional network with batch norm, in Flax Linen: channels last, running means and variances as variables."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-import torch
 from flax import linen
 from torch import nn
 from torch.nn import functional as F
@@ -17,7 +14,7 @@ CLASSES = 10
 class Convolutions(nn.Module):
     """`[B, C, H, W]` -> `[B, V]`."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.conv1 = nn.Conv2d(3, 8, kernel_size=3, padding=1)
         self.norm1 = nn.BatchNorm2d(8)
@@ -26,7 +23,7 @@ class Convolutions(nn.Module):
         self.conv3 = nn.Conv2d(16, 16, kernel_size=3, dilation=2, padding=2)
         self.head = nn.Linear(16 * 4 * 4, CLASSES)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         x = F.relu(self.norm1(self.conv1(x)))
         x = F.max_pool2d(x, 2)
         x = F.relu(self.norm2(self.conv2(x)))
@@ -38,7 +35,7 @@ class Port(linen.Module):
     """`[B, H, W, C]` -> `[B, V]`."""
 
     @linen.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x):
         x = linen.Conv(8, (3, 3), padding=1, param_dtype=x.dtype, name="conv1")(x)
         x = linen.BatchNorm(use_running_average=True, epsilon=1e-5, param_dtype=x.dtype, name="norm1")(x)
         x = linen.relu(x)
@@ -53,7 +50,7 @@ class Port(linen.Module):
         return linen.Dense(CLASSES, param_dtype=x.dtype, name="head")(x)
 
 
-def convolutions(variables: Any, images: jax.Array) -> jax.Array:
+def convolutions(variables, images):
     """`[B, V]`, from `[B, C, H, W]`."""
     return Port().apply(variables, images.transpose(0, 2, 3, 1))
 
@@ -78,7 +75,7 @@ WEIGHTS = {
 }
 
 
-def pair() -> OtherPair:
+def pair():
     """Four images of 16 x 16."""
     images = numbers(4, 3, 16, 16)
     like = jax.eval_shape(lambda x: Port().init(jax.random.key(0), x), jnp.zeros((4, 16, 16, 3)))

@@ -1,10 +1,7 @@
 """Hugging Face's GPT-NeoX, a decoder with a parallel residual, in plain JAX: a scan over stacked layers."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-import torch
 from torch import nn
 from transformers.models.gpt_neox import GPTNeoXConfig
 from transformers.models.gpt_neox import modeling_gpt_neox as source
@@ -21,7 +18,7 @@ ROTATED = 4
 class Decoder(nn.Module):
     """Hugging Face's model, with a tied head; of what it returns, the logits."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         config = GPTNeoXConfig(
             vocab_size=VOCABULARY,
@@ -37,19 +34,19 @@ class Decoder(nn.Module):
         with Float64():
             self.model = source.GPTNeoXForCausalLM(config)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens):
         # It rotates and takes its softmax in float32, whatever the type of the model.
         with Float64():
             return self.model(tokens, use_cache=False).logits
 
 
-def decoder(params: Any, tokens: jax.Array) -> jax.Array:
+def decoder(params, tokens):
     """`[B, T, V]`, from `[B, T]`."""
     x = params["embedding"][tokens]
     cos, sin = angles(tokens.shape[1])
     visible = jnp.tril(jnp.ones((tokens.shape[1],) * 2, bool))
 
-    def layer(x: jax.Array, p: Any) -> tuple[jax.Array, None]:
+    def layer(x, p):
         attended = attention(p["attention"], layer_norm(p["norm1"], x), cos, sin, visible)
         fed = feed_forward(p, layer_norm(p["norm2"], x))
         return x + attended + fed, None
@@ -59,7 +56,7 @@ def decoder(params: Any, tokens: jax.Array) -> jax.Array:
     return x @ params["embedding"].T
 
 
-def attention(p: Any, x: jax.Array, cos: jax.Array, sin: jax.Array, visible: jax.Array) -> jax.Array:
+def attention(p, x, cos, sin, visible):
     query = jnp.einsum("btd,dhc->bhtc", x, p["query"]["kernel"]) + p["query"]["bias"][:, None]
     key = jnp.einsum("btd,dhc->bhtc", x, p["key"]["kernel"]) + p["key"]["bias"][:, None]
     value = jnp.einsum("btd,dhc->bhtc", x, p["value"]["kernel"]) + p["value"]["bias"][:, None]
@@ -71,14 +68,14 @@ def attention(p: Any, x: jax.Array, cos: jax.Array, sin: jax.Array, visible: jax
     return mixed @ p["output"]["kernel"] + p["output"]["bias"]
 
 
-def angles(length: int) -> tuple[jax.Array, jax.Array]:
+def angles(length):
     """Cosine and sine, `[T, C/2]`, of what a position turns each pair by."""
     frequencies = 10000.0 ** (-jnp.arange(0, ROTATED, 2) / ROTATED)
     turned = jnp.arange(length)[:, None] * jnp.tile(frequencies, 2)
     return jnp.cos(turned), jnp.sin(turned)
 
 
-def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+def rotate(x, cos, sin):
     """Turns the first numbers of each head, in halves, and leaves the rest."""
     turned, rest = x[..., :ROTATED], x[..., ROTATED:]
     first, second = jnp.split(turned, 2, axis=-1)
@@ -86,19 +83,19 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     return jnp.concatenate([turned, rest], axis=-1)
 
 
-def feed_forward(p: Any, x: jax.Array) -> jax.Array:
+def feed_forward(p, x):
     hidden = jax.nn.gelu(x @ p["up"]["kernel"] + p["up"]["bias"], approximate=False)
     return hidden @ p["down"]["kernel"] + p["down"]["bias"]
 
 
-def layer_norm(p: Any, x: jax.Array) -> jax.Array:
+def layer_norm(p, x):
     centred = x - x.mean(-1, keepdims=True)
     variance = jnp.square(centred).mean(-1, keepdims=True)
     return centred * jax.lax.rsqrt(variance + 1e-5) * p["scale"] + p["bias"]
 
 
 LAYER = "model.gpt_neox.layers.{layer}"
-WEIGHTS: dict[str, str | tuple[str, str] | Weight] = {
+WEIGHTS = {
     "embedding": "model.gpt_neox.embed_in.weight",
     "norm.scale": "model.gpt_neox.final_layer_norm.weight",
     "norm.bias": "model.gpt_neox.final_layer_norm.bias",
@@ -121,6 +118,6 @@ for ours, theirs in {"norm1": "input_layernorm", "norm2": "post_attention_layern
     WEIGHTS[f"layers.{ours}.bias"] = Weight(f"{LAYER}.{theirs}.bias")
 
 
-def pair() -> OtherPair:
+def pair():
     """Two rows of 10 tokens."""
     return OtherPair(decoder, prepared(Decoder()), WEIGHTS, (ids(VOCABULARY, 2, 10),))

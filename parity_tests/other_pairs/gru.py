@@ -1,13 +1,9 @@
 """`torch.nn.GRU` in two layers, between an embedding and a head, as a `lax.scan` in plain JAX."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-import torch
 from torch import nn
 
-from parity import Weight
 from parity_tests.other_pairs.pair import OtherPair, ids, prepared
 
 VOCABULARY, INPUT, WIDTH, TAGS = 31, 12, 20, 7
@@ -16,19 +12,19 @@ VOCABULARY, INPUT, WIDTH, TAGS = 31, 12, 20, 7
 class Tagger(nn.Module):
     """A tag's logits for every token: `[B, T]` -> `[B, T, V]`."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, INPUT)
         self.gru = nn.GRU(INPUT, WIDTH, num_layers=2, batch_first=True)
         self.head = nn.Linear(WIDTH, TAGS)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens):
         x = self.embedding(tokens)
         x, _ = self.gru(x)
         return self.head(x)
 
 
-def tagger(params: Any, tokens: jax.Array) -> jax.Array:
+def tagger(params, tokens):
     """`[B, T, V]`, from `[B, T]`."""
     x = params["embedding"][tokens]
     for layer in params["layers"].values():
@@ -36,10 +32,10 @@ def tagger(params: Any, tokens: jax.Array) -> jax.Array:
     return x @ params["head"]["kernel"] + params["head"]["bias"]
 
 
-def gru(p: Any, x: jax.Array) -> jax.Array:
+def gru(p, x):
     """`[B, T, D]`, the states of one layer, from `[B, T, I]`."""
 
-    def step(h: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def step(h, x):
         from_x = x @ p["input"]["kernel"] + p["input"]["bias"]
         from_h = h @ p["state"]["kernel"] + p["state"]["bias"]
         (xr, xz, xn), (hr, hz, hn) = jnp.split(from_x, 3, axis=-1), jnp.split(from_h, 3, axis=-1)
@@ -54,7 +50,7 @@ def gru(p: Any, x: jax.Array) -> jax.Array:
     return states.swapaxes(0, 1)
 
 
-WEIGHTS: dict[str, str | tuple[str, str] | Weight] = {
+WEIGHTS = {
     "embedding": "embedding.weight",
     "head.kernel": ("head.weight", "o i -> i o"),
     "head.bias": "head.bias",
@@ -65,6 +61,6 @@ for layer in (0, 1):
         WEIGHTS[f"layers.{layer}.{ours}.bias"] = f"gru.bias_{theirs}_l{layer}"
 
 
-def pair() -> OtherPair:
+def pair():
     """Three rows of 6 tokens."""
     return OtherPair(tagger, prepared(Tagger()), WEIGHTS, (ids(VOCABULARY, 3, 6),))

@@ -23,11 +23,9 @@ class OtherPair:
     inputs: tuple[np.ndarray, ...]
     like: Any = None
     """Our parameters as their library keeps them; None where they are nested dicts."""
-    zero_gradients: tuple[str, ...] = ()
-    """The module's parameters whose gradient is zero in exact arithmetic."""
 
 
-def prepared(module: nn.Module, seed: int = 0) -> nn.Module:
+def prepared(module, seed=0):
     """The module in float64, in `eval`, with random weights: matrices of deviation 0.2, vectors off their 0 and 1.
 
     Running variances stay positive, and buffers that are made by a formula stay as they are.
@@ -48,12 +46,12 @@ def prepared(module: nn.Module, seed: int = 0) -> nn.Module:
     return module
 
 
-def numbers(*shape: int, seed: int = 1) -> np.ndarray:
+def numbers(*shape, seed=1):
     """Normal numbers in float64."""
     return np.random.default_rng(seed).standard_normal(shape)
 
 
-def ids(vocabulary: int, *shape: int, seed: int = 1) -> np.ndarray:
+def ids(vocabulary, *shape, seed=1):
     """Token ids below `vocabulary`; 0, which often stands for padding, is among them."""
     drawn = np.random.default_rng(seed).integers(0, vocabulary, shape)
     drawn[..., 1] = 0

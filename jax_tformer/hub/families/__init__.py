@@ -19,7 +19,7 @@ from jax_tformer.hub.tables import (
     write_rows,
     write_settings,
 )
-from jax_tformer.hub.views import View, read
+from jax_tformer.hub.tensors import View, read
 
 _FILES = (import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__))
 FAMILIES: dict[str, Family] = {

@@ -7,7 +7,7 @@ facebook/bart-base and bart-large are of the class BartModel, which has no head.
 from dataclasses import replace
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
-from jax_tformer.hub.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, Settings, pair
+from jax_tformer.hub.tables import ACTIVATIONS, ATTENTION, VECTOR, Family, Row, Setting, Settings, linears, named, pair
 
 STACK = StackConfig(
     num_layers=12,
@@ -36,17 +36,21 @@ SETTINGS = (
     Setting("encoder_layers", ("encoder.num_layers",), synonym="num_hidden_layers"),
     Setting("decoder_layers", ("decoder.num_layers",)),
     Setting("encoder_attention_heads", ("encoder.num_heads",), synonym="num_attention_heads"),
-    Setting("decoder_attention_heads", ("decoder.num_heads",)),
-    Setting("encoder_ffn_dim", ("encoder.feedforward_width",)),
-    Setting("decoder_ffn_dim", ("decoder.feedforward_width",)),
-    Setting("max_position_embeddings", ("encoder.max_positions", "decoder.max_positions")),
+    *named(
+        decoder_attention_heads="decoder.num_heads",
+        encoder_ffn_dim="encoder.feedforward_width",
+        decoder_ffn_dim="decoder.feedforward_width",
+        max_position_embeddings="encoder.max_positions decoder.max_positions",
+    ),
     Setting("activation_function", ("encoder.activation", "decoder.activation"), ACTIVATIONS),
-    Setting("scale_embedding", ("encoder.embedding_scale", "decoder.embedding_scale")),
-    Setting("tie_word_embeddings", ("tied_head", "shared_embedding")),
-    Setting("init_std", ("initializer_std",)),
-    Setting("dropout", ("dropout.embedding", "dropout.residual")),
-    Setting("attention_dropout", ("dropout.attention",)),
-    Setting("activation_dropout", ("dropout.feedforward",)),
+    *named(
+        scale_embedding="encoder.embedding_scale decoder.embedding_scale",
+        tie_word_embeddings="tied_head shared_embedding",
+        init_std="initializer_std",
+        dropout="dropout.embedding dropout.residual",
+        attention_dropout="dropout.attention",
+        activation_dropout="dropout.feedforward",
+    ),
 )
 FIXED = {
     "is_encoder_decoder": True,
@@ -61,20 +65,14 @@ FIXED = {
 """`pad_token_id` is not read, as with BERT, nor are the other ids, which only their `generate` uses."""
 
 
-def _attention(theirs: str, ours: str) -> tuple[Row, ...]:
-    names = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
-    return tuple(row for name, our in names.items() for row in pair(f"{theirs}.{name}", f"{ours}.{our}"))
-
-
 def _stack(side: str, embedding: str) -> tuple[Row, ...]:
     theirs, ours = f"model.{side}.layers.*", f"{side}.blocks.*"
     return (
         Row(f"model.{side}.embed_positions.weight", (f"{embedding}.positions.weight",)),
         *pair(f"model.{side}.layernorm_embedding", f"{embedding}.norm", VECTOR),
-        *_attention(f"{theirs}.self_attn", f"{ours}.self_attention"),
+        *linears(f"{theirs}.self_attn", f"{ours}.self_attention", ATTENTION),
         *pair(f"{theirs}.self_attn_layer_norm", f"{ours}.self_attention_norm", VECTOR),
-        *pair(f"{theirs}.fc1", f"{ours}.feedforward.up"),
-        *pair(f"{theirs}.fc2", f"{ours}.feedforward.down"),
+        *linears(theirs, f"{ours}.feedforward", {"fc1": "up", "fc2": "down"}),
         *pair(f"{theirs}.final_layer_norm", f"{ours}.feedforward_norm", VECTOR),
         # The format of fairseq, which older versions saved.
         Row(f"model.{side}.version", None),
@@ -84,7 +82,7 @@ def _stack(side: str, embedding: str) -> tuple[Row, ...]:
 ROWS = (
     *_stack("encoder", "source_embedding"),
     *_stack("decoder", "target_embedding"),
-    *_attention("model.decoder.layers.*.encoder_attn", "decoder.blocks.*.cross_attention"),
+    *linears("model.decoder.layers.*.encoder_attn", "decoder.blocks.*.cross_attention", ATTENTION),
     *pair("model.decoder.layers.*.encoder_attn_layer_norm", "decoder.blocks.*.cross_attention_norm", VECTOR),
 )
 

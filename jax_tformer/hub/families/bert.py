@@ -6,22 +6,26 @@ from dataclasses import replace
 from jax_tformer.config import DropoutConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import ARCHITECTURES
-from jax_tformer.hub.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, Settings, pair
-from jax_tformer.hub.views import View
+from jax_tformer.hub.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, Settings, linears, named, pair
+from jax_tformer.hub.tensors import View
 
 SETTINGS = (
-    Setting("vocab_size", ("vocab_size",)),
-    Setting("hidden_size", ("d_model",)),
-    Setting("num_hidden_layers", ("encoder.num_layers",)),
-    Setting("num_attention_heads", ("encoder.num_heads",)),
-    Setting("intermediate_size", ("encoder.feedforward_width",)),
-    Setting("max_position_embeddings", ("encoder.max_positions",)),
-    Setting("type_vocab_size", ("encoder.token_types",)),
+    *named(
+        vocab_size="vocab_size",
+        hidden_size="d_model",
+        num_hidden_layers="encoder.num_layers",
+        num_attention_heads="encoder.num_heads",
+        intermediate_size="encoder.feedforward_width",
+        max_position_embeddings="encoder.max_positions",
+        type_vocab_size="encoder.token_types",
+    ),
     Setting("hidden_act", ("encoder.activation",), ACTIVATIONS),
-    Setting("layer_norm_eps", ("encoder.norm_eps",)),
-    Setting("initializer_range", ("initializer_std",)),
-    Setting("hidden_dropout_prob", ("dropout.embedding", "dropout.residual")),
-    Setting("attention_probs_dropout_prob", ("dropout.attention",)),
+    *named(
+        layer_norm_eps="encoder.norm_eps",
+        initializer_range="initializer_std",
+        hidden_dropout_prob="dropout.embedding dropout.residual",
+        attention_probs_dropout_prob="dropout.attention",
+    ),
 )
 TIED = Setting("tie_word_embeddings", ("tied_head",))
 FIXED = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"}
@@ -73,9 +77,7 @@ def encoder(prefix: str = "") -> tuple[Row, ...]:
         Row("embeddings.position_embeddings.weight", ("embedding.positions.weight",)),
         Row("embeddings.token_type_embeddings.weight", ("embedding.token_types.weight",)),
         *pair("embeddings.LayerNorm", "embedding.norm", VECTOR),
-        *pair(f"{layer}.attention.self.query", f"{ours}.self_attention.query"),
-        *pair(f"{layer}.attention.self.key", f"{ours}.self_attention.key"),
-        *pair(f"{layer}.attention.self.value", f"{ours}.self_attention.value"),
+        *linears(f"{layer}.attention.self", f"{ours}.self_attention", {x: x for x in ("query", "key", "value")}),
         *pair(f"{layer}.attention.output.dense", f"{ours}.self_attention.output"),
         *pair(f"{layer}.attention.output.LayerNorm", f"{ours}.self_attention_norm", VECTOR),
         *pair(f"{layer}.intermediate.dense", f"{ours}.feedforward.up"),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.hub.families import bert
-from jax_tformer.hub.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, pair
+from jax_tformer.hub.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, linears, named, pair
 
 
 def _settings(*drop: str) -> tuple[Setting, ...]:
@@ -18,13 +18,18 @@ def _settings(*drop: str) -> tuple[Setting, ...]:
         Setting("dim", ("d_model",), synonym="hidden_size"),
         Setting("n_layers", ("encoder.num_layers",), synonym="num_hidden_layers"),
         Setting("n_heads", ("encoder.num_heads",), synonym="num_attention_heads"),
-        Setting("hidden_dim", ("encoder.feedforward_width",)),
-        Setting("max_position_embeddings", ("encoder.max_positions",)),
+        *named(
+            hidden_dim="encoder.feedforward_width",
+            max_position_embeddings="encoder.max_positions",
+        ),
         Setting("activation", ("encoder.activation",), ACTIVATIONS),
         Setting("initializer_range", ("initializer_std",)),
         Setting("dropout", ("dropout.embedding", "dropout.residual", *drop)),
         Setting("attention_dropout", ("dropout.attention",)),
     )
+
+
+_ATTENTION = {"q_lin": "query", "k_lin": "key", "v_lin": "value", "out_lin": "output"}
 
 
 def _encoder(prefix: str = "") -> tuple[Row, ...]:
@@ -33,13 +38,9 @@ def _encoder(prefix: str = "") -> tuple[Row, ...]:
         Row("embeddings.word_embeddings.weight", ("embedding.tokens.weight",)),
         Row("embeddings.position_embeddings.weight", ("embedding.positions.weight",)),
         *pair("embeddings.LayerNorm", "embedding.norm", VECTOR),
-        *pair(f"{layer}.attention.q_lin", f"{ours}.self_attention.query"),
-        *pair(f"{layer}.attention.k_lin", f"{ours}.self_attention.key"),
-        *pair(f"{layer}.attention.v_lin", f"{ours}.self_attention.value"),
-        *pair(f"{layer}.attention.out_lin", f"{ours}.self_attention.output"),
+        *linears(f"{layer}.attention", f"{ours}.self_attention", _ATTENTION),
         *pair(f"{layer}.sa_layer_norm", f"{ours}.self_attention_norm", VECTOR),
-        *pair(f"{layer}.ffn.lin1", f"{ours}.feedforward.up"),
-        *pair(f"{layer}.ffn.lin2", f"{ours}.feedforward.down"),
+        *linears(f"{layer}.ffn", f"{ours}.feedforward", {"lin1": "up", "lin2": "down"}),
         *pair(f"{layer}.output_layer_norm", f"{ours}.feedforward_norm", VECTOR),
         # 0, 1, 2 ..., which older versions saved.
         Row("embeddings.position_ids", None),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.presets import ARCHITECTURES
-from jax_tformer.hub.tables import ACTIVATIONS, CONV1D, VECTOR, Family, Row, Setting, pair
+from jax_tformer.hub.tables import ACTIVATIONS, CONV1D, VECTOR, Family, Row, Setting, named, pair
 
 
 def _four_times_the_width(ours: Mapping[str, object]) -> object:
@@ -22,11 +22,13 @@ SETTINGS = (
     Setting("activation_function", ("decoder.activation",), ACTIVATIONS),
     Setting("layer_norm_epsilon", ("decoder.norm_eps",)),
     Setting("scale_attn_weights", ("decoder.attention_scale",), {True: "head_width", False: "none"}),
-    Setting("tie_word_embeddings", ("tied_head",)),
-    Setting("initializer_range", ("initializer_std",)),
-    Setting("embd_pdrop", ("dropout.embedding",)),
-    Setting("attn_pdrop", ("dropout.attention",)),
-    Setting("resid_pdrop", ("dropout.residual",)),
+    *named(
+        tie_word_embeddings="tied_head",
+        initializer_range="initializer_std",
+        embd_pdrop="dropout.embedding",
+        attn_pdrop="dropout.attention",
+        resid_pdrop="dropout.residual",
+    ),
 )
 
 _BLOCK, _OURS = "transformer.h.*", "decoder.blocks.*"

@@ -3,7 +3,7 @@
 from jax_tformer.config import RotaryConfig, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.hub import rope
-from jax_tformer.hub.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, Settings, linear, pair
+from jax_tformer.hub.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, Settings, linear, named, pair
 
 TEMPLATE = TransformerConfig(
     vocab_size=50432,
@@ -22,20 +22,26 @@ TEMPLATE = TransformerConfig(
     ),
 )
 SETTINGS = (
-    Setting("vocab_size", ("vocab_size",)),
-    Setting("hidden_size", ("d_model",)),
-    Setting("num_hidden_layers", ("decoder.num_layers",)),
-    Setting("num_attention_heads", ("decoder.num_heads",)),
-    Setting("intermediate_size", ("decoder.feedforward_width",)),
-    Setting("max_position_embeddings", ("decoder.max_positions",)),
+    *named(
+        vocab_size="vocab_size",
+        hidden_size="d_model",
+        num_hidden_layers="decoder.num_layers",
+        num_attention_heads="decoder.num_heads",
+        intermediate_size="decoder.feedforward_width",
+        max_position_embeddings="decoder.max_positions",
+    ),
     Setting("hidden_act", ("decoder.activation",), ACTIVATIONS),
-    Setting("layer_norm_eps", ("decoder.norm_eps",)),
-    Setting("use_parallel_residual", ("decoder.parallel",)),
+    *named(
+        layer_norm_eps="decoder.norm_eps",
+        use_parallel_residual="decoder.parallel",
+    ),
     Setting("attention_bias", tuple(f"decoder.{name}_bias" for name in ("query", "key", "value", "output"))),
-    Setting("tie_word_embeddings", ("tied_head",)),
-    Setting("initializer_range", ("initializer_std",)),
-    Setting("hidden_dropout", ("dropout.embedding", "dropout.residual")),
-    Setting("attention_dropout", ("dropout.attention",)),
+    *named(
+        tie_word_embeddings="tied_head",
+        initializer_range="initializer_std",
+        hidden_dropout="dropout.embedding dropout.residual",
+        attention_dropout="dropout.attention",
+    ),
     *rope.SETTINGS,
     Setting("rotary_width", ("decoder.rotary.width",), nullable=True, said="rotary_pct"),
 )

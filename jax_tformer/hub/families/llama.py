@@ -2,7 +2,7 @@
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.hub import rope
-from jax_tformer.hub.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, linear
+from jax_tformer.hub.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, linears, named, scales
 
 STACK = StackConfig(
     num_layers=32,
@@ -25,17 +25,21 @@ STACK = StackConfig(
 )
 TEMPLATE = TransformerConfig(vocab_size=32000, d_model=4096, decoder=STACK)
 SETTINGS = (
-    Setting("vocab_size", ("vocab_size",)),
-    Setting("hidden_size", ("d_model",)),
-    Setting("num_hidden_layers", ("decoder.num_layers",)),
-    Setting("num_attention_heads", ("decoder.num_heads",)),
+    *named(
+        vocab_size="vocab_size",
+        hidden_size="d_model",
+        num_hidden_layers="decoder.num_layers",
+        num_attention_heads="decoder.num_heads",
+    ),
     Setting("num_key_value_heads", ("decoder.key_value_heads",), nullable=True),
-    Setting("intermediate_size", ("decoder.feedforward_width",)),
-    Setting("max_position_embeddings", ("decoder.max_positions",)),
-    Setting("rms_norm_eps", ("decoder.norm_eps",)),
-    Setting("tie_word_embeddings", ("tied_head",)),
-    Setting("initializer_range", ("initializer_std",)),
-    Setting("attention_dropout", ("dropout.attention",)),
+    *named(
+        intermediate_size="decoder.feedforward_width",
+        max_position_embeddings="decoder.max_positions",
+        rms_norm_eps="decoder.norm_eps",
+        tie_word_embeddings="tied_head",
+        initializer_range="initializer_std",
+        attention_dropout="dropout.attention",
+    ),
     *rope.SETTINGS,
 )
 """Those that the descendants of Llama have too."""
@@ -45,6 +49,7 @@ ATTENTION_BIAS = Setting(
     "attention_bias", tuple(f"decoder.{name}_bias" for name in ("query", "key", "value", "output"))
 )
 MLP_BIAS = Setting("mlp_bias", ("decoder.feedforward_bias",))
+QUERY_KEY_VALUE = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}
 NORMS = {"input_layernorm": "self_attention_norm", "post_attention_layernorm": "feedforward_norm"}
 """Their norms of a layer -> ours."""
 
@@ -52,27 +57,16 @@ NORMS = {"input_layernorm": "self_attention_norm", "post_attention_layernorm": "
 def rows(config: TransformerConfig, norms: dict[str, str] = NORMS) -> tuple[Row, ...]:
     """Returns the rows of a LlamaForCausalLM, or of a descendant with other `norms`."""
     stack, theirs, ours = config.output_stack, "model.layers.*", "decoder.blocks.*"
-    attention = {"q": "query", "k": "key", "v": "value", "o": "output"}
-    query_and_key = ("q", "k") if stack.query_key_norm else ()
+    attention = (f"{theirs}.self_attn", f"{ours}.self_attention")
+    turned = {"q_norm": "query_norm", "k_norm": "key_norm"} if stack.query_key_norm else {}
+    feedforward = {f"{name}_proj": name for name in ("gate", "up", "down")}
     return (
         Row("model.embed_tokens.weight", ("embedding.tokens.weight",)),
-        *(Row(f"{theirs}.{norm}.weight", (f"{ours}.{our}.weight",), VECTOR) for norm, our in norms.items()),
-        *(
-            row
-            for letter, name in attention.items()
-            for row in linear(
-                f"{theirs}.self_attn.{letter}_proj", f"{ours}.self_attention.{name}", getattr(stack, f"{name}_bias")
-            )
-        ),
-        *(
-            Row(f"{theirs}.self_attn.{x}_norm.weight", (f"{ours}.self_attention.{attention[x]}_norm.weight",), VECTOR)
-            for x in query_and_key
-        ),
-        *(
-            row
-            for name in ("gate", "up", "down")
-            for row in linear(f"{theirs}.mlp.{name}_proj", f"{ours}.feedforward.{name}", stack.feedforward_bias)
-        ),
+        *scales(theirs, ours, norms),
+        *linears(*attention, QUERY_KEY_VALUE, stack.query_bias),
+        *linears(*attention, {"o_proj": "output"}, stack.output_bias),
+        *scales(*attention, turned),
+        *linears(f"{theirs}.mlp", f"{ours}.feedforward", feedforward, stack.feedforward_bias),
         Row("model.norm.weight", ("decoder.final_norm.weight",), VECTOR),
         Row("lm_head.weight", ("embedding.tokens.weight" if config.tied_head else "head.weight",)),
         # The frequencies of the rotation, which older versions saved.

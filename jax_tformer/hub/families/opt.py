@@ -4,12 +4,14 @@ from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.hub.tables import (
     ACTIVATIONS,
+    ATTENTION,
     VECTOR,
     Family,
     Row,
     Setting,
     Settings,
-    linear,
+    linears,
+    named,
     pair,
 )
 
@@ -32,20 +34,24 @@ TEMPLATE = TransformerConfig(
 )
 _BIASES = ("query", "key", "value", "output", "feedforward")
 SETTINGS = (
-    Setting("vocab_size", ("vocab_size",)),
-    Setting("hidden_size", ("d_model",)),
-    Setting("num_hidden_layers", ("decoder.num_layers",)),
-    Setting("num_attention_heads", ("decoder.num_heads",)),
-    Setting("ffn_dim", ("decoder.feedforward_width",)),
-    Setting("max_position_embeddings", ("decoder.max_positions",)),
+    *named(
+        vocab_size="vocab_size",
+        hidden_size="d_model",
+        num_hidden_layers="decoder.num_layers",
+        num_attention_heads="decoder.num_heads",
+        ffn_dim="decoder.feedforward_width",
+        max_position_embeddings="decoder.max_positions",
+    ),
     Setting("activation_function", ("decoder.activation",), ACTIVATIONS),
     Setting("do_layer_norm_before", ("decoder.norm_placement",), {True: "pre", False: "post"}),
     Setting("final_norm", ("decoder.final_norm",)),
     Setting("enable_bias", tuple(f"decoder.{name}_bias" for name in _BIASES)),
-    Setting("tie_word_embeddings", ("tied_head",)),
-    Setting("init_std", ("initializer_std",)),
-    Setting("dropout", ("dropout.residual",)),
-    Setting("attention_dropout", ("dropout.attention",)),
+    *named(
+        tie_word_embeddings="tied_head",
+        init_std="initializer_std",
+        dropout="dropout.residual",
+        attention_dropout="dropout.attention",
+    ),
 )
 
 
@@ -69,24 +75,12 @@ def _nest(written: Settings) -> dict[str, object]:
 
 def _rows(config: TransformerConfig) -> tuple[Row, ...]:
     stack, theirs, ours = config.output_stack, "model.decoder.layers.*", "decoder.blocks.*"
-    attention = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
-    feedforward = {"fc1": "up", "fc2": "down"}
     return (
         Row("model.decoder.embed_tokens.weight", ("embedding.tokens.weight",)),
         Row("model.decoder.embed_positions.weight", ("embedding.positions.weight",)),
-        *(
-            row
-            for name, our in attention.items()
-            for row in linear(
-                f"{theirs}.self_attn.{name}", f"{ours}.self_attention.{our}", getattr(stack, f"{our}_bias")
-            )
-        ),
+        *linears(f"{theirs}.self_attn", f"{ours}.self_attention", ATTENTION, stack.output_bias),
         *pair(f"{theirs}.self_attn_layer_norm", f"{ours}.self_attention_norm", VECTOR),
-        *(
-            row
-            for name, our in feedforward.items()
-            for row in linear(f"{theirs}.{name}", f"{ours}.feedforward.{our}", stack.feedforward_bias)
-        ),
+        *linears(theirs, f"{ours}.feedforward", {"fc1": "up", "fc2": "down"}, stack.feedforward_bias),
         *pair(f"{theirs}.final_layer_norm", f"{ours}.feedforward_norm", VECTOR),
         *(pair("model.decoder.final_layer_norm", "decoder.final_norm", VECTOR) if stack.final_norm else ()),
         Row("lm_head.weight", ("embedding.tokens.weight" if config.tied_head else "head.weight",)),

@@ -3,29 +3,18 @@
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.hub import rope
 from jax_tformer.hub.families import llama
-from jax_tformer.hub.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, linear, pair
+from jax_tformer.hub.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, linears, named, pair
 
 _BIASES = ("query", "key", "value", "output", "feedforward")
 
 
 def _rows(config: TransformerConfig) -> tuple[Row, ...]:
     stack, theirs, ours = config.output_stack, "model.layers.*", "decoder.blocks.*"
-    attention = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output"}
-    feedforward = {"c_fc": "up", "c_proj": "down"}
+    attention, feedforward = {**llama.QUERY_KEY_VALUE, "o_proj": "output"}, {"c_fc": "up", "c_proj": "down"}
     return (
         Row("model.embed_tokens.weight", ("embedding.tokens.weight",)),
-        *(
-            row
-            for name, our in attention.items()
-            for row in linear(
-                f"{theirs}.self_attn.{name}", f"{ours}.self_attention.{our}", getattr(stack, f"{our}_bias")
-            )
-        ),
-        *(
-            row
-            for name, our in feedforward.items()
-            for row in linear(f"{theirs}.mlp.{name}", f"{ours}.feedforward.{our}", stack.feedforward_bias)
-        ),
+        *linears(f"{theirs}.self_attn", f"{ours}.self_attention", attention, stack.output_bias),
+        *linears(f"{theirs}.mlp", f"{ours}.feedforward", feedforward, stack.feedforward_bias),
         *(row for name, our in llama.NORMS.items() for row in pair(f"{theirs}.{name}", f"{ours}.{our}", VECTOR)),
         *pair("model.norm", "decoder.final_norm", VECTOR),
         Row("lm_head.weight", ("embedding.tokens.weight" if config.tied_head else "head.weight",)),
@@ -60,8 +49,10 @@ FAMILIES = {
             Setting("norm_epsilon", ("decoder.norm_eps",)),
             Setting("use_bias", tuple(f"decoder.{name}_bias" for name in _BIASES)),
             Setting("sliding_window", ("decoder.window",), nullable=True),
-            Setting("residual_dropout", ("dropout.residual",)),
-            Setting("embedding_dropout", ("dropout.embedding",)),
+            *named(
+                residual_dropout="dropout.residual",
+                embedding_dropout="dropout.embedding",
+            ),
         ),
         fixed={},
         rows=_rows,

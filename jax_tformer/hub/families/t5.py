@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.hub.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, Settings
-from jax_tformer.hub.views import View, same_bytes
+from jax_tformer.hub.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, Settings, linears
+from jax_tformer.hub.tensors import View, same_bytes
 
 _STACK = StackConfig(
     num_layers=6,
@@ -102,9 +102,7 @@ def adapted(config: TransformerConfig, weights: Mapping[str, View]) -> Transform
     return replace(config, tied_head=head is None or table is None or same_bytes(head, table))
 
 
-def _attention(theirs: str, ours: str) -> tuple[Row, ...]:
-    names = {"q": "query", "k": "key", "v": "value", "o": "output"}
-    return tuple(Row(f"{theirs}.{name}.weight", (f"{ours}.{our}.weight",)) for name, our in names.items())
+_ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 
 def _sublayer(side: str, number: int) -> str:
@@ -115,16 +113,13 @@ def _stack(side: str, gated: bool) -> tuple[Row, ...]:
     ours, last = f"{side}.blocks.*", _sublayer(side, 1 if side == "encoder" else 2)
     projections = {"wi_0": "gate", "wi_1": "up"} if gated else {"wi": "up"}
     return (
-        *_attention(f"{_sublayer(side, 0)}.SelfAttention", f"{ours}.self_attention"),
+        *linears(f"{_sublayer(side, 0)}.SelfAttention", f"{ours}.self_attention", _ATTENTION, False),
         Row(f"{_sublayer(side, 0)}.layer_norm.weight", (f"{ours}.self_attention_norm.weight",), VECTOR),
         Row(
             f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
             (f"{side}.relative_positions.weight",),
         ),
-        *(
-            Row(f"{last}.DenseReluDense.{name}.weight", (f"{ours}.feedforward.{our}.weight",))
-            for name, our in {**projections, "wo": "down"}.items()
-        ),
+        *linears(f"{last}.DenseReluDense", f"{ours}.feedforward", {**projections, "wo": "down"}, False),
         Row(f"{last}.layer_norm.weight", (f"{ours}.feedforward_norm.weight",), VECTOR),
         Row(f"{side}.final_layer_norm.weight", (f"{side}.final_norm.weight",), VECTOR),
     )
@@ -139,7 +134,7 @@ def rows(config: TransformerConfig) -> tuple[Row, ...]:
         Row("lm_head.weight", (table if config.tied_head else "head.weight",)),
         *_stack("encoder", config.encoder.gated),
         *_stack("decoder", config.encoder.gated),
-        *_attention(f"{cross}.EncDecAttention", "decoder.blocks.*.cross_attention"),
+        *linears(f"{cross}.EncDecAttention", "decoder.blocks.*.cross_attention", _ATTENTION, False),
         Row(f"{cross}.layer_norm.weight", ("decoder.blocks.*.cross_attention_norm.weight",), VECTOR),
         # A table that nothing reads, in files from Mesh TensorFlow.
         Row("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight", None),

@@ -1,0 +1,143 @@
+"""Scores texts: how probable a model finds them, and how near translations are to references.
+
+The latter are exact match, and BLEU and chrF as sacrebleu computes and reports them.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jax_tformer.config import StackConfig
+from jax_tformer.config.errors import require, require_ids
+from jax_tformer.decoding.generate import require_decoder
+from jax_tformer.decoding.prompts import Ids, pad_rows, require_positions, round_up
+from jax_tformer.functional import AnyTransformer, DecoderOnlyTransformer, DecoderTransformer, Params
+
+_RUN = 4
+"""BLEU compares runs of up to this many tokens, and is zero without any such run."""
+
+
+class Scores(NamedTuple):
+    """The result of `score` for B texts."""
+
+    log_probs: list[np.ndarray]
+    """For each text the log-probability of every scored token given those before it, `[T]`, in nats."""
+    perplexity: np.ndarray
+    """For each text exp(-mean of its log-probabilities), `[B]`."""
+
+
+def score(
+    net: AnyTransformer,
+    params: Params,
+    texts: Sequence[Ids],
+    *,
+    sources: Sequence[Ids] | None = None,
+    start_id: int | None = None,
+) -> Scores:
+    """Computes the log-probabilities of given token ids, and their perplexity.
+
+    With `start_id` every token is scored; without it the first token has no context and is left out. An encoder-decoder
+    scores translations of `sources` and needs `start_id`. Raises InputError for an empty batch, texts without a token
+    to score, ids outside the vocabulary, and texts longer than the learned positions.
+    """
+    encoder, begin = net.config.encoder, [] if start_id is None else [start_id]
+    decoder = require_decoder(net)
+    require(len(texts) > 0, "there are no texts; expected at least one")
+    needed = "sources are for encoder-decoders, which need them; expected them for these models only"
+    require((sources is not None) == (encoder is not None), needed)
+    rows = [[*begin, *text] for text in texts]
+    for row in [*rows, *(sources or [])]:
+        require_ids(np.asarray(row, np.int64), net.config.vocab_size or 0)
+    for number, row in enumerate(rows, 1):
+        least = "one" if begin else "two"
+        require(len(row) > 1, f"text {number} has no token to score; expected at least {least}")
+    # The last token is only predicted, never read.
+    tokens, mask = _pad([row[:-1] for row in rows], net.config.output_stack, "without its last token, a text")
+    labels, _ = pad_rows([row[1:] for row in rows], tokens.shape[1], side="right")
+    source = None
+    if sources is not None and encoder is not None:
+        require(len(sources) == len(texts), "expected one source for each text")
+        require(all(map(len, sources)), "a source has no tokens; expected at least one")
+        require(bool(begin), "start_id is None; an encoder-decoder needs a token to begin with")
+        source = _pad(sources, encoder, "a source")
+    found = np.asarray(_log_probs(decoder, params, source, tokens, mask, labels))
+    log_probs = [row[real] for row, real in zip(found, mask, strict=True)]
+    return Scores(log_probs, np.exp([-row.mean() for row in log_probs]))
+
+
+def _pad(rows: Sequence[Ids], stack: StackConfig, what: str) -> tuple[np.ndarray, np.ndarray]:
+    longest = max(map(len, rows))
+    require_positions(stack.max_positions, longest, what)
+    return pad_rows(rows, round_up(longest, stack.max_positions), side="right")
+
+
+@partial(jax.jit, static_argnames=("net",))
+def _log_probs(
+    net: DecoderTransformer,
+    params: Params,
+    source: tuple[Int[Array, "B S"], Bool[Array, "B S"]] | None,
+    tokens: Int[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    labels: Int[Array, "B T"],
+) -> Float[Array, "B T"]:
+    if isinstance(net, DecoderOnlyTransformer):
+        logits = net.apply(params, tokens, mask=mask)
+    else:
+        assert source is not None
+        logits = net.apply(params, source[0], tokens, source_mask=source[1], target_mask=mask)
+    chosen = jnp.take_along_axis(logits, labels[:, :, None], axis=-1)[:, :, 0]
+    return chosen - jax.nn.logsumexp(logits, axis=-1)
+
+
+class TranslationScores(NamedTuple):
+    """The scores, with what others need to compare them."""
+
+    exact_match: float
+    """From 0 to 1: the fraction of answers that equal their reference, character by character."""
+    bleu: float | None
+    """From 0 to 100 (Papineni et al., 2002); None if it would be meaningless."""
+    no_bleu: str | None
+    """Why there is no BLEU; None if there is."""
+    chrf: float
+    """From 0 to 100 (Popović, 2015)."""
+    lines: tuple[str, ...]
+    """The lines to print: exact match, then the others as sacrebleu prints them, with their signatures."""
+    signatures: tuple[str, ...]
+    """How each score was computed, in sacrebleu's notation: tokenisation, smoothing, version ..."""
+
+
+def translation_scores(answers: Sequence[str], references: Sequence[str]) -> TranslationScores:
+    """Scores all `answers` together, each against its one reference.
+
+    Leaves out BLEU if more than half of the references are shorter than the runs of four tokens that it compares:
+    without any such run it is 0.00 however good the answers are, and with a few it says nothing about the rest.
+    Raises InputError for an empty batch, and if the numbers of answers and references differ.
+    """
+    require(len(answers) > 0, "there are no translations; expected at least one")
+    require(
+        len(answers) == len(references),
+        f"there are {len(answers)} translations and {len(references)} references; expected as many of both",
+    )
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
+    count, tokens = len(answers), Tokenizer13a()
+    equal = sum(answer == reference for answer, reference in zip(answers, references, strict=True))
+    short = sum(len(tokens(reference).split()) < _RUN for reference in references)
+    no_bleu = None
+    if 2 * short > count:
+        no_bleu = f"{short:,} of {count:,} references have fewer than {_RUN} tokens, and BLEU compares runs of {_RUN}"
+    # force: prints no warning about texts that look tokenised.
+    metrics = (CHRF(),) if no_bleu else (BLEU(force=True), CHRF())
+    scores = [metric.corpus_score(list(answers), [list(references)]) for metric in metrics]
+    signatures = tuple(str(metric.get_signature()) for metric in metrics)
+    lines = [f"exact match {equal / count:.4f}: {equal:,} of {count:,}", *([f"no BLEU: {no_bleu}"] if no_bleu else [])]
+    lines += [score.format(signature=signature) for score, signature in zip(scores, signatures, strict=True)]
+    bleu = None if no_bleu else scores[0].score
+    return TranslationScores(equal / count, bleu, no_bleu, scores[-1].score, tuple(lines), signatures)

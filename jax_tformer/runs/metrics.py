@@ -1,0 +1,374 @@
+"""What a run says while it trains: rows of metrics.jsonl and of TensorBoard's files, and a line on the terminal."""
+
+import contextlib
+import errno
+import json
+import math
+import os
+import re
+import shutil
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from jax_tformer.config.errors import InputError, TrainingFailed
+from jax_tformer.config.experiment import ExperimentConfig
+from jax_tformer.data.batches import Batch
+from jax_tformer.files import not_regular, parse_json, shortened, write_text
+from jax_tformer.runs.folder import RunFolder
+from jax_tformer.terminal import visible
+from jax_tformer.training.optimizer import learning_rate
+from jax_tformer.training.step import StepMetrics, TrainState
+
+Row = dict[str, Any]
+"""A step, and figures by name; the name of a sentence in place of a figure begins with no_."""
+PLAIN_SECONDS = 10.0
+"""Seconds between two progress lines without a terminal."""
+_BEGUN = re.compile(r"events\.out\.tfevents\.(\d{19})\.")
+"""The name of an event file of ours: when it was begun, in nanoseconds."""
+_GAP, _NARROWEST_BAR, _WIDEST_BAR = 2, 10, 60
+
+
+class MetricsLog:
+    """Appends rows to metrics.jsonl and TensorBoard.
+
+    A run that continues at `step` first drops the rows after it: a killed run may have logged steps after its last
+    checkpoint, and will make them again. If lines are damaged, keeps a copy of the file. The constructor and the
+    methods raise InputError if the disk is full.
+    """
+
+    def __init__(self, folder: RunFolder, step: int) -> None:
+        self.notes: list[str] = []
+        """What is wrong with an existing file."""
+        self._path = folder.metrics
+        rows = read_metrics(self._path, self.notes)
+        with self._full_disk_told():
+            if self.notes:
+                kept = self._path.with_name(self._path.name + ".damaged")
+                shutil.copyfile(self._path, kept)
+                self.notes[-1] += f"; the original file is {kept.name}"
+            write_text(self._path, "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step))
+            # Unbuffered, so that a full disk fails here and not again at exit.
+            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
+            self._board = _TensorBoard(folder.tensorboard, step + 1)
+
+    def write(self, row: Row) -> None:
+        """Writes a row; sentences in place of figures go to metrics.jsonl only."""
+        line = (json.dumps(row) + "\n").encode()
+        with self._full_disk_told():
+            if self._file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._board.write(row)
+
+    def sync(self) -> None:
+        """Flushes all rows to the disk; call it before a checkpoint."""
+        with self._full_disk_told():
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Closes the file; nothing can be written afterwards."""
+        self._file.close()
+
+    @contextlib.contextmanager
+    def _full_disk_told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise InputError(
+                f"cannot write to {self._path}: {error.strerror or error}; make room, and the same command continues "
+                "the run from its newest checkpoint"
+            ) from error
+
+
+class _TensorBoard:
+    """An event file of TensorBoard: protocol buffers, each between its length and a checksum.
+
+    The packages that write such files import TensorFlow, or PyTorch if it is installed, which takes a second or more.
+    A session log at the beginning hides the steps from `first` on that earlier sessions wrote. TensorBoard reads the
+    files by name, and where one was begun with a clock that went back it would take the later steps for older ones.
+    """
+
+    def __init__(self, folder: Path, first: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        before = (_BEGUN.match(path.name) for path in folder.iterdir())
+        begun = max([time.time_ns(), *(int(found[1]) + 1 for found in before if found)])
+        self._time = begun / 1e9
+        self._path = folder / f"events.out.tfevents.{begun}.{os.getpid()}"
+        self._event(_field(3, b"brain.Event:2"))
+        self._event(_field(2, first) + _field(7, _field(1, 1)))  # a session log that says START
+
+    def write(self, row: Row) -> None:
+        """Writes the figures of `row`."""
+        figures = {name: x for name, x in row.items() if name != "step" and not isinstance(x, str)}
+        values = (_field(1, _field(1, name.encode()) + b"\x15" + struct.pack("<f", x)) for name, x in figures.items())
+        self._event(_field(2, row["step"]) + _field(5, b"".join(values)))
+
+    def _event(self, fields: bytes) -> None:
+        self._time = max(self._time, time.time())
+        event = b"\x09" + struct.pack("<d", self._time) + fields
+        length = struct.pack("<Q", len(event))
+        with open(self._path, "ab") as file:
+            file.write(length + _checksum(length) + event + _checksum(event))
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    """Encodes a field of a protocol buffer: a whole number, or bytes (text or a message) after their length."""
+    if isinstance(value, int):
+        return bytes([number << 3]) + _varint(value)
+    return bytes([number << 3 | 2]) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + _varint(value >> 7)
+
+
+def _checksum(data: bytes) -> bytes:
+    """Computes CRC-32C, masked as in TensorBoard's files."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def format_figures(figures: Row) -> str:
+    """Formats figures with four decimals, or the sentences in their place, each with its name."""
+    return "  ".join(f"{n} ({x})" if isinstance(x, str) else f"{n} {x:.4f}" for n, x in figures.items())
+
+
+def read_metrics(path: Path, notes: list[str] | None = None) -> list[Row]:
+    """Reads the rows of metrics.jsonl without damaged lines; returns [] if there is no file.
+
+    Adds a line to `notes` that names the damaged ones, except for a last one that a kill left unfinished. Raises
+    InputError if the path is not a regular file.
+    """
+    if not path.exists():
+        return []
+    problem = not_regular(path)
+    if problem:
+        raise InputError(f"{path} {problem}; expected the log of a run: move it away")
+    *lines, unfinished = path.read_bytes().split(b"\n")
+    rows = [_row(line) for line in lines]
+    damaged = [str(number) for number, row in enumerate(rows, 1) if row is None]
+    if damaged and notes is not None:
+        which = f"line{'s' if len(damaged) > 1 else ''} {shortened(damaged)}"
+        notes.append(f"{path.name} is damaged in {which}: the other {len(rows) - len(damaged):,} are used")
+    return [row for row in (*rows, _row(unfinished)) if row is not None]
+
+
+def _row(line: bytes) -> Row | None:
+    """Parses a line of metrics.jsonl; returns None if it is damaged."""
+    try:
+        row = parse_json(line.decode("utf-8"))
+    except ValueError:
+        return None
+    if not (isinstance(row, dict) and type(row.get("step")) is int and row["step"] >= 0):
+        return None
+    sound = (type(x) in (int, float) or (isinstance(x, str) and name.startswith("no_")) for name, x in row.items())
+    return row if all(sound) else None
+
+
+class PatientConsole(Console):
+    """A console that raises BrokenPipeError if nobody reads it any more; rich would end the program."""
+
+    def on_broken_pipe(self) -> None:
+        """Raises the error that rich is handling."""
+        raise BrokenPipeError
+
+
+class ProgressLine:
+    """Shows step, current activity, loss, tokens/s and time left; `say` prints a permanent line.
+
+    Calls `unheard` when nothing can be shown any more, so that the run saves and ends.
+    """
+
+    def __init__(self, start: int, steps: int, unheard: Callable[[], None], console: Console | None = None) -> None:
+        self._console = console or PatientConsole(highlight=False, soft_wrap=True)
+        self._unheard: Callable[[], None] | None = unheard
+        self._live = Live(self, console=self._console, transient=True) if self._console.is_terminal else None
+        self._step, self._steps = start, steps
+        self._loss = self._speed = ""
+        self._first: tuple[int, float] | None = None
+        self._shown = 0.0
+        self._doing: tuple[str, float] | None = None
+
+    def __enter__(self) -> "ProgressLine":
+        if self._live:
+            self._show(self._live.start)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live:
+            with contextlib.suppress(OSError):
+                self._live.stop()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draws as much as fits into one line, the most important first, and a bar if there is room."""
+        counter = f"step {self._step}/{self._steps}"
+        doing = f"{self._doing[0]} {time.perf_counter() - self._doing[1]:.0f} s" if self._doing else ""
+        left = self._seconds_left()
+        ending = "" if left is None or self._doing else f"{left // 60:.0f}:{left % 60:02.0f} left"
+        room = options.max_width - len(counter)
+        kept = set()
+        for piece in (doing, self._loss, ending, self._speed):
+            if piece and len(piece) + _GAP <= room:
+                room -= len(piece) + _GAP
+                kept.add(piece)
+        cells = [piece for piece in (doing, self._loss, self._speed, ending) if piece in kept]
+        bar = [ProgressBar(self._steps, self._step, width=min(room - _GAP, _WIDEST_BAR))]
+        line = Table.grid(padding=(0, _GAP))
+        line.add_row(
+            Text(counter, no_wrap=True, overflow="ellipsis"), *(bar if room - _GAP >= _NARROWEST_BAR else []), *cells
+        )
+        yield line
+
+    @contextlib.contextmanager
+    def during(self, what: str) -> Iterator[None]:
+        """Shows `what` and how long it has taken, in place of the time left."""
+        self._doing = what, time.perf_counter()
+        try:
+            yield
+        finally:
+            self._doing = None
+
+    def update(self, step: int, loss: float, tokens_per_second: float | None) -> None:
+        """Shows the state after `step` updates; the first of a session, which also compiles, has no speed."""
+        self._step, self._loss = step, f"loss {loss:.4f}"
+        self._speed = "" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
+        now = time.perf_counter()
+        first, self._first = self._first, self._first or (step, now)
+        if self._live or (first and now - self._shown < PLAIN_SECONDS):
+            return
+        self._shown = now
+        left = self._seconds_left()
+        ending = "" if left is None else f"  {self._speed}  {left:.0f} s left"
+        self.say(f"step {step}/{self._steps}  {self._loss}{ending}")
+
+    def say(self, line: str) -> None:
+        """Prints a line above the live one."""
+        self._show(lambda: self._console.print(visible(line) if self._live else line, markup=False))
+
+    def _show(self, write: Callable[[], None]) -> None:
+        """Writes, unless that failed before: a full disk or a lost terminal must not end the training."""
+        if self._unheard is None:
+            return
+        try:
+            write()
+        except OSError:
+            unheard, self._unheard = self._unheard, None
+            unheard()
+
+    def _seconds_left(self) -> float | None:
+        """Estimates the seconds left from the pace since this session's first step."""
+        if self._first is None or self._first[0] == self._step:
+            return None
+        return (time.perf_counter() - self._first[1]) / (self._step - self._first[0]) * (self._steps - self._step)
+
+
+class Reporter:
+    """Reports each step after the next one has been dispatched, so that the device never waits for the report."""
+
+    def __init__(
+        self,
+        experiment: ExperimentConfig,
+        log: MetricsLog,
+        line: ProgressLine,
+        started: float,
+        *,
+        diagnosis: Callable[[TrainState, Batch], str],
+        confirm: Callable[[int], None],
+    ) -> None:
+        """Calls `diagnosis` to find what is not finite in a failed step, and `confirm` with the number of others."""
+        self._log, self._line, self._started = log, line, started
+        self._diagnosis, self._confirm = diagnosis, confirm
+        self._every = experiment.training.log_every
+        # Compiled as one function, so that the first line does not wait for a dozen compilations.
+        self._rate = jax.jit(learning_rate(experiment.optimizer, experiment.training.steps))
+        self._pending: tuple[int, StepMetrics, Batch] | None = None
+        self._state: TrainState | None = None
+        self._clock: float | None = None
+        self._tokens, self._seconds = 0, 0.0
+        self._logged = (0, 0.0)
+        self._first_step: float | None = None
+
+    @property
+    def speed(self) -> Row:
+        """Speed of this process: tokens_per_second and seconds_to_first_step (since `started`); None if unknown.
+
+        tokens_per_second leaves out the first step, which also compiles, and each step after an evaluation.
+        """
+        tokens_per_second = round(self._tokens / self._seconds, 1) if self._seconds else None
+        return {"tokens_per_second": tokens_per_second, "seconds_to_first_step": self._first_step}
+
+    def step(self, number: int, metrics: StepMetrics, state: TrainState, batch: Batch) -> None:
+        """Reports the previous step, and keeps the metrics of update `number`, which made `state` from `batch`.
+
+        Raises TrainingFailed if the previous step's loss or gradient norm is not finite.
+        """
+        self._state = state
+        self.flush()
+        self._pending = (number, metrics, batch)
+
+    def flush(self, *, discard: bool = False) -> None:
+        """Reports the step that is not yet reported, if any; `discard`: only checks it, because it does not count."""
+        if self._pending is None:
+            return
+        (number, metrics, batch), self._pending = self._pending, None
+        loss, norm, tokens = float(metrics.loss), float(metrics.gradient_norm), int(metrics.tokens)
+        now = time.perf_counter()
+        if self._first_step is None:
+            self._first_step = now - self._started
+        elif self._clock is not None and not discard:
+            self._seconds += now - self._clock
+            self._tokens += tokens
+        self._clock = now
+        self._require_finite(f"the loss of step {number}", loss, batch)
+        self._require_finite(f"the gradient norm of step {number}", norm, batch)
+        self._confirm(number)
+        if discard:
+            return
+        tokens, seconds = self._tokens - self._logged[0], self._seconds - self._logged[1]
+        speed = round(tokens / seconds, 1) if seconds else None
+        self._line.update(number, loss, speed)
+        if number % self._every == 0:
+            row = {"step": number, "loss": loss, "gradient_norm": norm, "learning_rate": float(self._rate(number - 1))}
+            self._log.write(row if speed is None else row | {"tokens_per_second": speed})
+            self._logged = self._tokens, self._seconds
+
+    def evaluation(self, number: int, figures: Row, batch: Batch) -> None:
+        """Reports an evaluation after update `number`; its time does not count as training.
+
+        Raises TrainingFailed if the held-out loss is not finite, after a diagnosis with `batch`, an evaluated one.
+        """
+        self.flush()
+        self._clock = None
+        self._require_finite(f"the held-out loss after step {number}", figures["val_loss"], batch)
+        self._log.write({"step": number, **figures})
+        self._line.say(f"step {number}  {format_figures(figures)}")
+
+    def _require_finite(self, what: str, value: float, batch: Batch) -> None:
+        if math.isfinite(value):
+            return
+        assert self._state is not None
+        try:
+            where = self._diagnosis(self._state, batch)
+        except (RuntimeError, MemoryError):
+            # There may be no memory for the search; then report the failure without its place.
+            where = ""
+        raise TrainingFailed(
+            f"{what} is {value}; {where + '; ' if where else ''}saved checkpoints are from before; "
+            "try a lower --optimizer.learning-rate or a longer --optimizer.warmup-steps, "
+            "with a new --run or --resume no"
+        )

@@ -1,0 +1,208 @@
+"""What a program's start does: options of the compiler, the device, the cache of compiled programs."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import OptimizerConfig
+from jax_tformer.config.presets import EXPERIMENTS
+from jax_tformer.functional import transformer
+from jax_tformer.runs import startup
+from jax_tformer.runs.startup import FLOAT64, OPTIONS, compiler_options
+from jax_tformer.training.optimizer import optimizer
+from jax_tformer.training.step import evaluation_step, init_state, train_step
+
+ROOT = Path(__file__).parents[1]
+STACK = StackConfig(num_layers=4, num_heads=4, feedforward_width=64, norm_placement="pre")
+CONFIG = TransformerConfig(vocab_size=64, d_model=16, decoder=STACK)
+
+
+def run_python(code, *arguments, without, **environment):
+    """Runs `code` in a process that lacks the environment variable `without`, as tests set it; returns its errors."""
+    variables = {name: value for name, value in os.environ.items() if name != without}
+    variables |= {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **environment}
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("options", [*OPTIONS.values(), *FLOAT64.values(), compiler_options(once=True)])
+def test_the_compiler_knows_its_options(options):
+    assert jax.jit(lambda x: x + 1, compiler_options=options)(jnp.ones(())) == 2
+    with pytest.raises(Exception, match="xla_no_such_option"):
+        jax.jit(lambda x: x + 1, compiler_options={"xla_no_such_option": True})(jnp.ones(()))
+
+
+@pytest.mark.parametrize(("dtype", "fused"), [("float32", True), ("float64", False)])
+def test_float64_does_without_the_fusions_that_read_what_nobody_wrote(dtype, fused):
+    """docs/known-issues.md; that float32 has them shows that the test can see them."""
+
+    def centred(x, kernel):
+        return jax.nn.relu((x - x.mean(-1, keepdims=True)) @ kernel)
+
+    with jax.enable_x64(True):
+        x, kernel = jnp.ones((64, 32), dtype), jnp.ones((32, 48), dtype)
+        compiled = jax.jit(centred, compiler_options=compiler_options(dtype)).lower(x, kernel).compile()
+    assert ("__ynn_fusion" in compiled.as_text()) == fused
+
+
+def test_programs_pass_parameters_as_arguments():
+    """Those that are closed over would be constants of the program, with which these fusions go wrong."""
+    net = transformer(dataclasses.replace(CONFIG, dropout=DropoutConfig(0.1, 0.1, 0.1, 0.1)))
+    tx = optimizer(OptimizerConfig(), 10)
+    state = jax.eval_shape(lambda: init_state(net, tx, jax.random.key(0)))
+    tokens = jnp.zeros((2, 5), jnp.int32)
+    batch = {"tokens": tokens, "labels": tokens}
+    params = net.init(jax.random.key(0))
+
+    def matrices(program, *arguments):
+        constants = jax.make_jaxpr(program)(*arguments).consts
+        return [c for c in constants if jnp.ndim(c) > 1 and jnp.issubdtype(jnp.result_type(c), jnp.floating)]
+
+    assert matrices(train_step(net, tx, accumulation=2), state, batch) == []
+    assert matrices(evaluation_step(net), params, batch) == []
+    assert matrices(net.apply, params, tokens) == []
+    assert matrices(lambda tokens: net.apply(params, tokens), tokens) != []
+
+
+INITIALISED = """
+import jax, numpy as np
+from jax_tformer.runs.startup import compiler_options
+from jax_tformer.functional import transformer
+from jax_tformer.config.presets import EXPERIMENTS
+
+for name in ("python-docs", "dates"):
+    net = transformer(EXPERIMENTS[name].config.model.with_vocab_size(64))
+    ways = ({}, compiler_options(once=True))
+    found = [jax.jit(net.init, compiler_options=options)(jax.random.key(0)) for options in ways]
+    jax.tree.map(np.testing.assert_array_equal, *found)
+"""
+
+
+@pytest.mark.deep
+def test_what_is_compiled_to_run_once_computes_the_same_bits():
+    run_python(INITIALISED, without="XLA_FLAGS")
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("Unable to initialize backend 'cuda': none\nhere"), AssertionError()], ids=["told", "silent"]
+)
+def test_a_platform_that_is_not_there(error, monkeypatch):
+    def devices():
+        raise error
+
+    monkeypatch.setattr(jax, "devices", devices)
+    with pytest.raises(InputError, match=r"there is no such device here.*set JAX_PLATFORMS=cpu or unset it") as caught:
+        startup.set_up_jax(EXPERIMENTS["dates"].config.model)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_platform_that_jax_has_never_heard_of(monkeypatch):
+    """What JAX says of "gpu" is about another name, rocm, in nested brackets."""
+
+    def devices():
+        unknown = "Backend 'rocm' is not in the list of known backends: ['cpu', 'tpu']."
+        raise RuntimeError(f"Unable to initialize backend 'rocm': {unknown} (set JAX_PLATFORMS='' to choose)")
+
+    monkeypatch.setattr(jax, "devices", devices)
+    monkeypatch.setenv("JAX_PLATFORMS", "gpu")
+    with pytest.raises(InputError, match=r"^JAX_PLATFORMS is 'gpu', and there is no such device here; set"):
+        startup.set_up_jax(EXPERIMENTS["dates"].config.model)
+
+
+DAMAGED_CACHE = """
+import sys
+import warnings
+from pathlib import Path
+import jax
+from jax_tformer.config.presets import EXPERIMENTS
+from jax_tformer.runs.startup import set_up_jax
+
+set_up_jax(EXPERIMENTS["dates"].config.model)
+folder = Path(sys.argv[1]) / "jax-tformer"
+
+def compile_anew():
+    jax.clear_caches()
+    for name in ("first", "second"):
+        def f(x):
+            return x + 1
+        f.__name__ = name
+        assert jax.jit(f)(1) == 2
+    return {path.name: path.read_bytes() for path in folder.glob("*-cache")}
+
+whole = compile_anew()
+assert {name.split("-")[0] for name in whole} >= {"jit_first", "jit_second"}
+for name in whole:
+    (folder / name).write_bytes(whole[name][:20])
+again = compile_anew()
+assert again.keys() == whole.keys() and all(len(again[name]) > 20 for name in again)
+print("mended", file=sys.stderr)
+assert compile_anew() == again
+"""
+
+
+def test_damaged_compiled_programs_are_replaced_with_one_line(tmp_path):
+    errors = run_python(DAMAGED_CACHE, str(tmp_path), without="JAX_COMPILATION_CACHE_DIR", XDG_CACHE_HOME=str(tmp_path))
+    assert errors == "compiled programs in the cache were damaged; they are compiled anew\nmended\n"
+
+
+@pytest.mark.parametrize("damaged", [True, False])
+def test_a_cache_that_cannot_be_had_is_not_called_damaged(damaged, tmp_path, capsys):
+    if damaged:
+        (tmp_path / "jit_step-0-cache").touch()
+    show = startup._CacheWarnings(tmp_path)
+    show("Error reading persistent compilation cache entry for 'jit_step': OSError: here", UserWarning, "file", 1)
+    said = (
+        "in the cache were damaged; they are compiled anew"
+        if damaged
+        else f"cannot be kept in {tmp_path}: OSError: here"
+    )
+    assert capsys.readouterr().err == f"compiled programs {said}\n"
+
+
+def test_other_warnings_are_shown_as_before(tmp_path):
+    shown: list[str] = []
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *where, **more: shown.append(str(message))
+        show = startup._CacheWarnings(tmp_path)
+        show("Error writing persistent compilation cache entry for 'jit_step': OSError: full", UserWarning, "file", 1)
+        show("something else", UserWarning, "file", 1)
+    assert shown == ["something else"]
+
+
+KEPT = """
+import resource
+from jax_tformer.runs.startup import keep_freed_memory
+keep_freed_memory()
+import numpy
+for turn in range(20):
+    if turn == 10:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    numpy.ones(1 << 22)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="needs glibc")
+@pytest.mark.parametrize(("tuned", "faults_again"), [({}, False), ({"MALLOC_MMAP_THRESHOLD_": "65536"}, True)])
+def test_freed_memory_is_kept(tuned, faults_again):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    done = subprocess.run(
+        [sys.executable, "-c", KEPT],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[1],
+        env=kept | {"NUMPY_MADVISE_HUGEPAGE": "0"} | tuned,
+    )
+    assert (int(done.stdout) > 1000) is faults_again

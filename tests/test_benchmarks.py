@@ -21,8 +21,8 @@ from benchmarks.session import Report, by_turns, run_benchmark, side_environment
 from benchmarks.sides import OURS, draw_prompts
 from benchmarks.sides.reference import Reference
 from benchmarks.training_cases import OPTIMIZER, BatchShape, draw_batch, small_gpt, tiny, without_dropout
+from jax_tformer.config import IGNORED
 from jax_tformer.config.presets import ARCHITECTURES
-from jax_tformer.data.batches import IGNORED
 from jax_tformer.functional import transformer
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import init_state

@@ -68,15 +68,6 @@ def test_alphabet_and_longest_sources_bound_all_pairs():
     assert len(alphabet - set(seen)) <= 5
 
 
-def test_pairs_come_from_the_seed():
-    def pairs(seed):
-        generator = np.random.default_rng(seed)
-        return [dates.make_pair(generator, False, 0.1) for _ in range(50)]
-
-    assert pairs(1) == pairs(1)
-    assert pairs(1) != pairs(2)
-
-
 def test_held_out_days_are_never_trained_on():
     generator = np.random.default_rng(0)
     held_out = {dates.make_pair(generator, True, 0.1)[1] for _ in range(20_000)}

@@ -54,32 +54,6 @@ def test_accumulation_gives_the_gradients_of_the_whole_batch():
     assert largest_difference(first, second) < 1e-7
 
 
-def test_a_step_changes_every_parameter_and_counts_itself():
-    net = transformer(CONFIG)
-    before = init_state(net, TX, jax.random.key(0))
-    after, _ = after_one_step(CONFIG)
-    assert int(after.step) == 1
-    unchanged = [
-        jax.tree_util.keystr(path)
-        for (path, a), b in zip(
-            jax.tree_util.tree_leaves_with_path(before.params), jax.tree.leaves(after.params), strict=True
-        )
-        if bool((a == b).all())
-    ]
-    assert not unchanged
-
-
-def test_a_batch_without_labels_gives_no_loss_and_no_gradient():
-    net = transformer(CONFIG)
-    params = net.init(jax.random.key(0))
-    nothing = batch() | {"labels": jnp.full((4, 9), IGNORED)}
-    loss, grads = jax.value_and_grad(
-        lambda params: mean_cross_entropy(forward(net, params, nothing).logits, nothing["labels"])
-    )(params)
-    assert float(loss) == 0
-    assert all(not leaf.any() for leaf in jax.tree.leaves(grads))
-
-
 @pytest.mark.parametrize("compute", [*(ComputeConfig(remat=r) for r in ("dots", "full")), ComputeConfig(unroll=3)])
 def test_remat_and_unroll_change_the_order_and_nothing_else(compute):
     changed = dataclasses.replace(CONFIG, compute=compute)
@@ -108,16 +82,6 @@ def test_dropout_follows_from_key_and_step():
     losses = [float(step(state._replace(step=jnp.asarray(n, jnp.int32)), batch())[1].loss) for n in (0, 0, 1)]
     assert losses[0] == losses[1]
     assert losses[0] != losses[2]
-
-
-@pytest.mark.parametrize("site", ["embedding", "attention", "residual", "feedforward", "final"])
-def test_each_dropout_rate_acts_and_only_with_a_key(site):
-    plain, config = transformer(CONFIG), dataclasses.replace(CONFIG, dropout=DropoutConfig(**{site: 0.4}))
-    net, tokens = transformer(config), batch()["tokens"]
-    params = plain.init(jax.random.key(0))
-    expected = plain.apply(params, tokens)
-    assert (net.apply(params, tokens) == expected).all()
-    assert not (net.apply(params, tokens, dropout_key=jax.random.key(1)) == expected).all()
 
 
 def test_bfloat16_keeps_norms_softmax_and_logits_in_float32():

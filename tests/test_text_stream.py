@@ -91,24 +91,7 @@ def test_a_long_stream_costs_little(byte, monkeypatch):
 
 def test_spaces_that_are_taken_out_are_held_back():
     """Whatever comes: what a later token would close up has not been returned yet."""
-    words = [
-        " ",
-        ".",
-        "'",
-        " '",
-        "n",
-        " n",
-        "n't",
-        "t",
-        "'s",
-        "s",
-        " v",
-        "ve",
-        "re",
-        "m",
-        "a",
-        "\N{REPLACEMENT CHARACTER}",
-    ]
+    words = [" ", ".", "'", " '", "n", " n", "n't", "t", "'s", "s", " v", "ve", "re", "m", "a", "�"]
     backend = tokenizers.Tokenizer(models.WordLevel({word: id for id, word in enumerate(words)}, "a"))
     backend.decoder = decoders.Fuse()
     follow_settings(backend, {"clean_up_tokenization_spaces": True}, {})

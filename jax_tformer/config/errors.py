@@ -64,13 +64,16 @@ def require_positive(config: object, *names: str) -> None:
         require_field(whole and value >= 1, name, f"is {value!r}; expected a whole number of at least 1")
 
 
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def require_finite(config: object, *names: str, above: float | None = None, minimum: float | None = None) -> None:
     """Raises FieldError unless every named field is a finite number, above `above` and not below `minimum`."""
+    bound = f" above {above:g}" if above is not None else f" of at least {minimum:g}" if minimum is not None else ""
     for name in names:
         value = getattr(config, name)
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        bound = f" above {above:g}" if above is not None else f" of at least {minimum:g}" if minimum is not None else ""
-        within = number and (above is None or value > above) and (minimum is None or value >= minimum)
+        within = _is_finite(value) and (above is None or value > above) and (minimum is None or value >= minimum)
         require_field(within, name, f"is {value!r}; expected a finite number{bound}")
 
 
@@ -84,5 +87,5 @@ def require_fraction(config: object, *names: str) -> None:
     """Raises FieldError unless every named field is a number from 0 up to, but not including, 1."""
     for name in names:
         value = getattr(config, name)
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        require_field(number and 0 <= value < 1, name, f"is {value!r}; expected a number from 0 to below 1")
+        within = _is_finite(value) and 0 <= value < 1
+        require_field(within, name, f"is {value!r}; expected a number from 0 to below 1")

@@ -252,9 +252,9 @@ def text_pipeline(data: TextData, training: TrainingConfig, tokenizer: Tokenizer
 def _framed(batch: Batch, framing: Framing) -> Batch:
     """Puts special tokens around each row, which nobody has to restore."""
 
-    def around(rows: np.ndarray, before: Sequence[int], after: Sequence[int]) -> np.ndarray:
-        sides = (np.broadcast_to(np.array(ids, np.int32), (len(rows), len(ids))) for ids in (before, after))
-        return np.concatenate([next(sides), rows, next(sides)], axis=1)
+    def around(rows: np.ndarray, *sides: Sequence[int]) -> np.ndarray:
+        before, after = (np.tile(np.array(ids, np.int32), (len(rows), 1)) for ids in sides)
+        return np.concatenate([before, rows, after], axis=1)
 
     nothing = ([IGNORED] * len(framing.before), [IGNORED] * len(framing.after))
     return {

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from jax_tformer.decoding.settings import DecodingConfig
     from jax_tformer.functional import Transformer, transformer
     from jax_tformer.hub.adapters import load_adapters, save_adapters
-    from jax_tformer.hub.files import load_weights, save_weights
     from jax_tformer.hub.loading import load_pretrained
-    from jax_tformer.hub.names import from_reference, to_reference
+    from jax_tformer.hub.names import from_reference, load_weights, save_weights, to_reference
     from jax_tformer.hub.saving import save_pretrained
     from jax_tformer.lora import add_lora, merge_lora
 
@@ -46,11 +45,11 @@ _HOMES = {
     "generate": "decoding.generation",
     "load_adapters": "hub.adapters",
     "load_pretrained": "hub.loading",
-    "load_weights": "hub.files",
+    "load_weights": "hub.names",
     "merge_lora": "lora",
     "save_adapters": "hub.adapters",
     "save_pretrained": "hub.saving",
-    "save_weights": "hub.files",
+    "save_weights": "hub.names",
     "score": "decoding.scoring",
     "stream": "decoding.generation",
     "to_reference": "hub.names",

@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
 
     import safetensors
 
-    from jax_tformer.hub.files import save_weights
+    from jax_tformer.hub.names import save_weights
     from jax_tformer.runs.restoring import load_trained
 
     trained = load_trained(run, step)

@@ -32,7 +32,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 DEEPER = {
-    "test_berts.py",
     "test_checkpoint_answers.py",
     "test_compare_checkpoint.py",
     "test_decoding_huggingface.py",

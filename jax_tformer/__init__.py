@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from jax_tformer.decoding.settings import DecodingConfig
     from jax_tformer.functional import Transformer, transformer
     from jax_tformer.hub.adapters import load_adapters, save_adapters
-    from jax_tformer.hub.files import load_weights, save_weights
     from jax_tformer.hub.loading import load_pretrained
-    from jax_tformer.hub.names import from_reference, to_reference
+    from jax_tformer.hub.names import from_reference, load_weights, save_weights, to_reference
     from jax_tformer.hub.saving import save_pretrained
     from jax_tformer.lora import add_lora, merge_lora
 
@@ -66,7 +65,7 @@ _MODULES = {
     "decoding.settings": "DecodingConfig",
     "functional": "Transformer transformer",
     "hub.adapters": "load_adapters save_adapters",
-    "hub.files": "load_weights save_weights",
+    "hub.names": "load_weights save_weights",
     "hub.loading": "load_pretrained",
     "hub.names": "from_reference to_reference",
     "hub.saving": "save_pretrained",

@@ -1,10 +1,10 @@
 """Faults of what single families of Hugging Face models have: kinds of layers by turns, caps, norms, rotation."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
 from jax_tformer.config import RotaryConfig, StackConfig, TransformerConfig
 from parity_tests.faults import Fault, code_fault
@@ -85,14 +85,12 @@ class Otherwise(NamedTuple):
     stack: Mapping[str, Any] = {}
     model: Mapping[str, Any] = {}
 
-    def of(self, config: TransformerConfig) -> TransformerConfig:
+    def of(self, config):
         """`config` with the fault."""
-        assert config.decoder is not None
         return replace(config, decoder=replace(config.decoder, **self.stack), **self.model)
 
 
-def _rotary(**changes: Any) -> dict[str, Any]:
-    assert GEMMA.decoder is not None
+def _rotary(**changes):
     return {"rotary": replace(GEMMA.decoder.rotary, **changes)}
 
 
@@ -111,23 +109,23 @@ CONFIGS = (
 )
 
 
-def heads_as_they_are(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def heads_as_they_are(right):
     """Queries and keys, `[B, H, T, C]`, are not normalised; the residual stream is."""
     return lambda self, x: x if x.ndim == 4 else right(self, x)
 
 
-def cap_twice(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def cap_twice(right):
     return lambda x, cap: right(right(x, cap), cap)
 
 
-def last_columns_turned(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def last_columns_turned(right):
     return lambda x, angle: right(x.flip(-1), angle).flip(-1)
 
 
-def scaled_everywhere(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def scaled_everywhere(right):
     """The angles of layers with the window are stretched like those of the others."""
 
-    def rotary_angles(config: TransformerConfig, stack: StackConfig, at: Tensor, window: int | None) -> Tensor:
+    def rotary_angles(config, stack, at, window):
         if window is None:
             return right(config, stack, at, window)
         base = stack.rotary.window_base or stack.position_base
@@ -136,11 +134,11 @@ def scaled_everywhere(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return rotary_angles
 
 
-def without(norm: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def without(norm):
     """Layers without this norm."""
 
-    def wrong(right: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(self: Any, *args: Any) -> Any:
+    def wrong(right):
+        def forward(self, *args):
             kept = getattr(self, norm)
             setattr(self, norm, nn.Identity())
             try:
@@ -153,18 +151,18 @@ def without(norm: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return wrong
 
 
-def summed_in_parallel(right: Callable[..., Any]) -> Callable[..., Any]:
-    def before(self: Any, x: Tensor, norm: Any) -> Tensor:
+def summed_in_parallel(right):
+    def before(self, x, norm):
         """Both branches read the norm of the first."""
         return right(self, x, self.self_attention_norm)
 
     return before
 
 
-def cross_uncapped(right: Callable[..., Any]) -> Callable[..., Any]:
+def cross_uncapped(right):
     """Only cross-attention has no positions."""
 
-    def forward(self: Any, x: Tensor, memory: Tensor, mask: Tensor | None, *own: Any) -> Any:
+    def forward(self, x, memory, mask, *own):
         kept, self.stack = self.stack, self.stack if own else replace(self.stack, score_cap=None)
         try:
             return right(self, x, memory, mask, *own)

@@ -1,20 +1,17 @@
 """The third oracle: Hugging Face's own models, of reduced configs, with random weights, run on our batches."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import PreTrainedModel
 
-from jax_tformer.config import Dtype, TransformerConfig
+from jax_tformer.config import TransformerConfig
 from jax_tformer.hub.families import from_huggingface
-from parity.gates.measure import Measured, worst
-from parity.gates.pair import Result, Tensors, from_torch, to_torch
+from parity.gates.measure import worst
+from parity.gates.pair import Result, from_torch, to_torch
 from parity.islands import Float64
 from parity_tests.oracles import ENTRIES
 from torch_ref import reference
@@ -27,7 +24,7 @@ from twin.cases import batch_for
 class Oracle:
     """A Hugging Face model of one class and type, with the interface of `bridge.Pair`."""
 
-    def __init__(self, name: str, dtype: Dtype = "float64", **settings: Any) -> None:
+    def __init__(self, name, dtype="float64", **settings):
         """`settings` are changes of the reduced config."""
         self.entry = ENTRIES[name]
         kind, self._widens = self.entry.kind, self.entry.islands and dtype == "float64"
@@ -46,11 +43,11 @@ class Oracle:
         self._captured: dict[str, torch.Tensor] = {}
         self._watch()
 
-    def whole(self) -> AbstractContextManager[object]:
+    def whole(self):
         """While this is on, nothing of a float64 model is computed in float32."""
         return Float64() if self._widens else nullcontext()
 
-    def random_weights(self, std: float, seed: int) -> Tensors:
+    def random_weights(self, std, seed):
         """Float64 weights by the names that the model saves: matrices N(0, std^2), vectors off their 0 and 1."""
         rng = np.random.default_rng(seed)
         return {
@@ -58,24 +55,24 @@ class Oracle:
             for name, fresh in self._fresh.items()
         }
 
-    def load(self, weights: Mapping[str, np.ndarray]) -> Tensors:
+    def load(self, weights):
         """Gives the model these weights, rounded to its type; returns them as ours, which are not."""
         with torch.no_grad():
             for name, tensor in self.kept().items():
                 tensor.copy_(to_torch(weights[name].copy()))
         return from_huggingface(self.json, weights)[1]
 
-    def reference(self, weights: Mapping[str, np.ndarray]) -> torch.nn.Module:
+    def reference(self, weights):
         """The reference in float64 with these weights, which the model gets as well."""
         model = reference(self.config.with_dtype("float64")).eval()
         model.load_state_dict({name: torch.from_numpy(array) for name, array in self.load(weights).items()})
         return model
 
-    def pair(self, std: float, seed: int, dtype: Dtype = "float64") -> Pair:
+    def pair(self, std, seed, dtype="float64"):
         """Ours of both frameworks, with random weights, which the model gets as well."""
         return Pair(self.config, self.load(self.random_weights(std, seed)), dtype, optimised=dtype == "float32")
 
-    def run(self, batch: Tensors) -> Result:
+    def run(self, batch):
         """Forward and backward; activations and gradients are named as ours."""
         arrays = {name: torch.from_numpy(array) for name, array in batch.items()}
         for tensor in self.kept().values():
@@ -106,7 +103,7 @@ class Oracle:
             from_huggingface(self.json, gradients)[1],
         )
 
-    def batch(self, padding: str, seed: int) -> Tensors:
+    def batch(self, padding, seed):
         """A batch for this model.
 
         Without a head the loss counts every position, so that the last row, which is padding alone and differs (see
@@ -118,13 +115,13 @@ class Oracle:
             batch["tokens"][batch["tokens"] == padding_token] = padding_token + 1
         return {name: array[:-1] for name, array in batch.items()} if self.config.head == "none" else batch
 
-    def kept(self) -> dict[str, torch.Tensor]:
+    def kept(self):
         """What the model saves, tied arrays once: its parameters, and the bias of logits that BART has as a buffer."""
         saved = self.model.state_dict().keys() - set(self.model._keys_to_ignore_on_save or ())
         tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
         return {name: tensor for name, tensor in tensors if name in saved}
 
-    def _inputs(self, arrays: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _inputs(self, arrays):
         if "source" in arrays:
             inputs = {"input_ids": arrays["source"], "decoder_input_ids": arrays["target"]}
             for name, mask in {"source_mask": "attention_mask", "target_mask": "decoder_attention_mask"}.items():
@@ -141,9 +138,9 @@ class Oracle:
             inputs["token_type_ids"] = arrays["token_types"]
         return inputs
 
-    def _watch(self) -> None:
-        def keep(name: str, part: int | None = None) -> Callable[..., None]:
-            def hook(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+    def _watch(self):
+        def keep(name, part=None):
+            def hook(module, inputs, output):
                 whole = part is None and not isinstance(output, tuple)
                 self._captured[name] = output if whole else output[part or 0]
 
@@ -158,13 +155,11 @@ class Oracle:
 
 
 @contextmanager
-def _told_positions(
-    model: PreTrainedModel, tables: Mapping[str, str], arrays: Mapping[str, torch.Tensor]
-) -> Iterator[None]:
+def _told_positions(model, tables, arrays):
     """BART counts from the start of the row and takes no positions: while this is on, its two tables are told."""
 
-    def tell(positions: torch.Tensor) -> Callable[..., torch.Tensor]:
-        def hook(table: torch.nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+    def tell(positions):
+        def hook(table, inputs, output):
             # The table's own lookup, which adds its offset; it takes one row of positions.
             return table.forward(inputs[0], position_ids=positions.flatten()).view(*positions.shape, -1)
 
@@ -183,18 +178,18 @@ def _told_positions(
             handle.remove()
 
 
-def config_json(model: PreTrainedModel) -> dict[str, Any]:
+def config_json(model):
     """The model's config.json, parsed."""
     return model.config.to_dict() | {"architectures": [type(model).__name__]}
 
 
-def masked(batch: Tensors) -> Tensors:
+def masked(batch):
     """The batch with its masks, all true where it has none: JAX then compiles one function and not two."""
     names = {"tokens": "mask", "source": "source_mask", "target": "target_mask"}
     return {mask: np.ones(batch[name].shape, bool) for name, mask in names.items() if name in batch} | batch
 
 
-def comparable(config: TransformerConfig, batch: Tensors, activations: Mapping[str, np.ndarray]) -> Tensors:
+def comparable(config, batch, activations):
     """The activations at the positions that may attend to something, flattened to `[N, ...]`.
 
     At the others (padding alone before them, in the window or in the whole row) ours attends to nothing, and Hugging
@@ -215,17 +210,17 @@ def comparable(config: TransformerConfig, batch: Tensors, activations: Mapping[s
     if config.head == "classify_text":
         seen["output"] = some[:, 0]
 
-    def there(name: str, array: np.ndarray) -> np.ndarray:
+    def there(name, array):
         side, kind = name.split(".")[0], name.split(".")[-1]
         return (array.swapaxes(1, 2) if kind.endswith("attention") else array)[seen.get(side, seen["output"])]
 
     return {name: there(name, array) if array.ndim else array for name, array in activations.items()}
 
 
-def bytes_lost(first: Tensors, second: Tensors) -> Measured:
+def bytes_lost(first, second):
     """How many bytes differ, or stand on one side only, of any array."""
 
-    def differing(a: np.ndarray | None, b: np.ndarray | None) -> float:
+    def differing(a, b):
         if a is None or b is None or (a.shape, a.dtype) != (b.shape, b.dtype):
             return float(max(0 if array is None else array.nbytes for array in (a, b)))
         return float(np.sum(a.reshape(-1).view("u1") != b.reshape(-1).view("u1")))
@@ -237,11 +232,11 @@ def bytes_lost(first: Tensors, second: Tensors) -> Measured:
 class Narrowed(TorchDispatchMode):
     """Lists the operations that return float32 while it is on: the islands of a model that should be in float64."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.found: set[str] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         if any(isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float32 for leaf in tree_leaves(result)):
             self.found.add(str(func))

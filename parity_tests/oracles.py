@@ -66,7 +66,7 @@ class Entry:
     """What `generate` has to be told, so that it does nothing which ours does not do."""
 
     @property
-    def auto(self) -> Any:
+    def auto(self):
         """The AutoModel that opens its folders."""
         return next(auto for end, auto in AUTOS.items() if self.kind.__name__.endswith(end))
 
@@ -101,7 +101,7 @@ _FULL, _WINDOW = "full_attention", "sliding_attention"
 _ABOVE = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
 
 
-def _llama(kind: Any, variants: Settings, settings: Settings | None = None, *unwritten: str, **more: Any) -> Entry:
+def _llama(kind, variants, settings=None, *unwritten, **more):
     """An entry of a descendant of Llama."""
     stacks = {"decoder": ("layers", {"self_attn": "self_attention"})}
     unwritten_ = frozenset(unwritten)
@@ -332,7 +332,7 @@ distilbert = Entry(
 )
 
 
-def _heads(bare: Entry, name: str, masked: Entry, texts: Settings, tokens: Settings, *, first: bool = False) -> None:
+def _heads(bare, name, masked, texts, tokens, *, first=False):
     """Adds an encoder and its three heads; `texts` and `tokens` are a variant of each classifier."""
     classes = {head: getattr(hf, bare.kind.__name__.replace("Model", f"For{head}Classification")) for head in HEADS}
     ENTRIES.update({name: bare, f"{name} masked": masked})
@@ -387,18 +387,18 @@ _heads(
 
 
 # Encoder-decoders.
-def _bart_logits(model: Any, output: Tensor) -> Tensor:
+def _bart_logits(model, output):
     """As AutoModelForSeq2SeqLM does with such a file; untied it would draw a head, and we have none."""
     return F.linear(output, model.shared.weight) if model.config.tie_word_embeddings else output
 
 
-def exact_table(rows: int, width: int) -> Tensor:
+def exact_table(rows, width):
     """A table of positions in float64."""
     angles = np.arange(rows)[:, None] / 10000 ** (np.arange(0, width, 2) / width)
     return torch.from_numpy(np.concatenate([np.sin(angles), np.cos(angles)], axis=1))
 
 
-def _exact_positions(model: PreTrainedModel) -> None:
+def _exact_positions(model):
     """Computes Marian's tables of positions in float64: the class rounds them to float32 whatever its type."""
     for side in ("encoder", "decoder"):
         table = model.get_submodule(f"model.{side}.embed_positions").weight
@@ -407,7 +407,7 @@ def _exact_positions(model: PreTrainedModel) -> None:
         table.data = exact
 
 
-def _untie(model: PreTrainedModel) -> None:
+def _untie(model):
     """Unties the head of a new T5 1.1, which it gets only from a file that has one."""
     head = model.get_output_embeddings()
     if not model.config.scale_decoder_outputs and head.weight is model.get_input_embeddings().weight:

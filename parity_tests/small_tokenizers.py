@@ -1,8 +1,5 @@
 """Small tokenizers of the kinds that checkpoints have, saved by `transformers`: what they add, and how they split."""
 
-from pathlib import Path
-from typing import Any
-
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -15,7 +12,7 @@ TEXTS = ["It was a bright day", " To be,  or not\nto be", "the 1603 mind!", "use
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>", "<mask>", "<|user|>", "<|assistant|>", "<|end|>"]
 
 
-def byte_level(**settings: Any) -> PreTrainedTokenizerFast:
+def byte_level(**settings):
     """GPT-2's kind: BPE of bytes. `adds` says what stands around a text."""
     adds = settings.pop("adds", "nothing")
     backend = tokenizers.Tokenizer(models.BPE())
@@ -28,7 +25,7 @@ def byte_level(**settings: Any) -> PreTrainedTokenizerFast:
     return _trained(backend, trainer, adds, settings)
 
 
-def word_pieces(**settings: Any) -> PreTrainedTokenizerFast:
+def word_pieces(**settings):
     """BERT's kind."""
     backend = tokenizers.Tokenizer(models.WordPiece(unk_token="<unk>"))
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -38,7 +35,7 @@ def word_pieces(**settings: Any) -> PreTrainedTokenizerFast:
     return _trained(backend, trainer, "around", {"cls_token": "<s>", "sep_token": "</s>", **settings})
 
 
-def sentence_pieces(**settings: Any) -> PreTrainedTokenizerFast:
+def sentence_pieces(**settings):
     """Llama's and T5's kind: spaces are part of tokens, and the first one is added."""
     adds = settings.pop("adds", "after")
     backend = tokenizers.Tokenizer(models.Unigram())
@@ -49,13 +46,13 @@ def sentence_pieces(**settings: Any) -> PreTrainedTokenizerFast:
     return _trained(backend, trainer, adds, settings)
 
 
-def saved(tokenizer: PreTrainedTokenizerFast, folder: Path) -> Any:
+def saved(tokenizer, folder):
     """Saves a tokenizer, and returns what `AutoTokenizer` makes of the folder."""
     tokenizer.save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)
 
 
-def _trained(backend: Any, trainer: Any, adds: str, settings: dict[str, Any]) -> PreTrainedTokenizerFast:
+def _trained(backend, trainer, adds, settings):
     backend.train_from_iterator(CORPUS * 20, trainer)
     template = {"after": "$A </s>", "around": "<s> $A </s>", "before": "<s> $A"}.get(adds)
     if template is not None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import pytest
-import torch
 from transformers import PreTrainedModel
 
 from jax_tformer.decoding.generate import generate
@@ -104,7 +103,7 @@ def test_hugging_face_decodes_from_its_cache(bart):
     seen: list[int] = []
     decoder = model.get_submodule("model.decoder.layers.0")
 
-    def note(block: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    def note(block, inputs):
         seen.append(inputs[0].shape[1])
 
     handle = decoder.register_forward_pre_hook(note)

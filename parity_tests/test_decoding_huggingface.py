@@ -4,11 +4,9 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
-from transformers import PreTrainedModel
 
 from jax_tformer.decoding.generate import generate
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.hub.families import FAMILIES, from_huggingface
 from jax_tformer.hub.tables import their_views
 from jax_tformer.hub.tensors import read
@@ -32,7 +30,7 @@ def pytest_generate_tests(metafunc):
 
 
 @lru_cache(maxsize=1)
-def sides(name: str) -> tuple[AnyTransformer, Params, PreTrainedModel]:
+def sides(name):
     """Ours and theirs, with sharp attention and small token tables: else answers are one token over and over."""
     oracle = Oracle(name)
     raw = oracle.random_weights(0.2, 0)

@@ -4,9 +4,7 @@ from functools import lru_cache
 
 import pytest
 
-from jax_tformer.config import TransformerConfig
-from parity.gates.measure import Measured, compared
-from parity.gates.pair import Result
+from parity.gates.measure import compared
 from parity_tests.family_faults import CODE, CONFIGS, CROSSED, GEMMA, NEOX
 from torch_ref import reference
 from twin.bridge import Pair
@@ -14,13 +12,13 @@ from twin.cases import batch_for, weights_for
 
 
 @lru_cache(maxsize=3)
-def ours(config: TransformerConfig) -> tuple[Pair, dict[str, object], Result]:
+def ours(config):
     pair = Pair(config, weights_for(config, 0.2), "float64", optimised=False)
     batch = batch_for(config, "right")
     return pair, batch, pair.run_jax(batch)
 
 
-def gates(mine: Result, theirs: Result) -> list[Measured]:
+def gates(mine, theirs):
     return [
         compared("1 activations", mine.activations, theirs.activations),
         compared("2 gradients", mine.gradients, theirs.gradients),

@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import flax.serialization
 import msgpack
@@ -91,7 +90,7 @@ def test_what_older_folders_hold(tmp_path, monkeypatch):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "flax" / name).read_bytes()
 
 
-def packed(shape: Any, dtype: str, content: bytes, kind: int = 1) -> bytes:
+def packed(shape, dtype, content, kind=1):
     """msgpack of one array as Flax writes it."""
     array = msgpack.ExtType(kind, msgpack.packb((shape, dtype, content), use_bin_type=True))
     return bytes(msgpack.packb({"transformer": {"x": array}}))

@@ -4,11 +4,11 @@ Gate 8 is in test_decoding.py; random architectures draw all of it too.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import product
-from typing import Any, get_args
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from jax_tformer.config import AttentionImplementation, ComputeConfig, Positions, StackConfig, TransformerConfig
-from jax_tformer.functional import Params
 from jax_tformer.model.attention import attend_by
 from jax_tformer.model.fast import rows
 from jax_tformer.model.masks import Mask
@@ -47,18 +46,18 @@ LENGTHS = Lengths(batch=3, source=13, target=14)
 IMPLEMENTATIONS: tuple[AttentionImplementation, ...] = ("einsum", "blocks")
 
 
-def first(values: Iterable[Any], *quick: Any) -> list[Any]:
+def first(values, *quick):
     """Parameters, of which `make test` takes only `quick`."""
     marked = ((value, [] if value in quick else [pytest.mark.deep]) for value in values)
     return [pytest.param(*(value if isinstance(value, tuple) else [value]), marks=marks) for value, marks in marked]
 
 
-def every_mask(config: TransformerConfig, padding: str) -> str:
+def every_mask(config, padding):
     """The kind of batch that has all masks which there are for `config`: one program computes any of them."""
     return f"{padding} segments" if config.encoder is not None else f"{padding} segments prefix"
 
 
-def held(name: str, models: Pair, kinds: Sequence[str], record: Record) -> None:
+def held(name, models, kinds, record):
     """Gates 1 and 2 on batches of these kinds, in every weight regime."""
     for (seed, kind), std in product(enumerate(kinds), REGIMES.values()):
         models.load(weights_for(models.config, std, seed))
@@ -67,12 +66,12 @@ def held(name: str, models: Pair, kinds: Sequence[str], record: Record) -> None:
             record(name, figure, models, batch)
 
 
-def pair(config: TransformerConfig) -> Pair:
+def pair(config):
     return Pair(config, weights_for(config, 0.02), "float64", optimised=False)
 
 
 @cache
-def preset(name: str) -> Pair:
+def preset(name):
     """One for all tests, so that one process compiles it once."""
     return pair(CONFIGS[name])
 
@@ -148,7 +147,7 @@ def test_a_target_that_finds_no_source_sees_nothing():
         assert result.gradients["decoder.blocks.0.feedforward.up.weight"].any()
 
 
-def plain_attention(arrays: Sequence[torch.Tensor], seen: torch.Tensor) -> torch.Tensor:
+def plain_attention(arrays, seen):
     """The formula, in PyTorch; each key/value head serves two query heads."""
     query, key, value = (x.transpose(1, 2) for x in arrays)
     key, value = key.repeat_interleave(2, dim=1), value.repeat_interleave(2, dim=1)
@@ -178,7 +177,7 @@ def test_attention_by_the_formula(window, causal, implementation):
     masks = {name: batch[name] for name in ("mask", "segments", *(["prefix"] if causal else []))}
 
     @jax.jit
-    def ours(arrays: Sequence[jax.Array], masks: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
+    def ours(arrays, masks):
         pairs = {name: (masks[name], masks[name]) for name in ("segments", "prefix") if name in masks}
         seen = Mask(causal=causal, window=window, is_token=masks.get("mask"), **pairs)
         output, pull = jax.vjp(lambda *x: attend_by(implementation, *x, seen, 1.0)[0], *arrays)
@@ -193,17 +192,16 @@ def test_attention_by_the_formula(window, causal, implementation):
         output.backward(torch.from_numpy(slope))
         theirs = output.detach(), *(array.grad for array in arrays)
         for found, expected in zip(ours(given, some), theirs, strict=True):
-            assert expected is not None
             assert relative_error(np.asarray(found), expected.numpy()) <= FLOAT64_BAR
         blind = ~seen.any(3)[:, 0].numpy()
         assert bool(some) == blind.any()
         assert not np.asarray(ours(given, some)[0])[np.broadcast_to(blind, (3, LENGTH))].any()
 
 
-def model_of_texts(kind: str, positions: Positions) -> TransformerConfig:
+def model_of_texts(kind, positions):
     """A small model; without positions it has a window instead. The encoder-decoder's target has other positions."""
 
-    def stack(positions: Positions) -> StackConfig:
+    def stack(positions):
         rows, window = (9 if positions == "learned" else None), (3 if positions == "none" else None)
         return StackConfig(1, 2, 8, positions=positions, max_positions=rows, window=window)
 
@@ -236,7 +234,7 @@ def test_texts_in_one_row_are_as_each_alone(kind, positions):
     packed |= {SEGMENTS[side]: np.repeat([[3, 1]] * 2, lengths[side], axis=1) for side in sides}
 
     @jax.jit
-    def logits(params: Params, packed: dict[str, jax.Array], alone: list[dict[str, jax.Array]]) -> list[jax.Array]:
+    def logits(params, packed, alone):
         return [forward(net, params, batch).logits for batch in (packed, *alone)]
 
     together, *apart = logits(params, packed, alone)

@@ -5,7 +5,6 @@ checked in tests/test_tokenizers.py (`TestArticle`); where the documents err is 
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,19 +16,15 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
-from jaxtyping import Array
 
-from jax_tformer.config import TransformerConfig
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.data.pairs import shift_right
 from jax_tformer.data.text import windows
-from jax_tformer.functional import AnyTransformer, Params, transformer
+from jax_tformer.functional import transformer
 from jax_tformer.model.attention import attend
-from jax_tformer.model.blocks import Block, Stack
 from jax_tformer.model.embedding import angles, sinusoidal
 from jax_tformer.model.layers import Norm
 from jax_tformer.model.masks import Mask, position_ids
-from jax_tformer.model.transformer import Outputs
 from parity.gates.measure import FLOAT64_BAR, relative_error
 from parity_tests.documents import (
     ATTENTION_OUTPUT,
@@ -75,18 +70,18 @@ def test_the_figures_stand_in_the_documents():
             assert " ".join(f"{figure:.4f}" for figure in np.ravel(table)) in printed
 
 
-def first_layer(stack: Stack) -> Block:
+def first_layer(stack):
     """Layer 0 of a stack, whose parameters carry a leading L axis."""
     graph, parameters = nnx.split(stack.blocks, nnx.Param)
     return nnx.merge(graph, jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[0]), parameters))
 
 
-def captured(net: AnyTransformer) -> Callable[..., Outputs]:
+def captured(net):
     """All that a forward pass computes, compiled: a function of parameters and inputs."""
     return jax.jit(lambda params, *inputs, **masks: net.bind(params)(*inputs, **masks, capture=True))
 
 
-def both_run(config: TransformerConfig, *inputs: np.ndarray) -> tuple[Any, Outputs, Any]:
+def both_run(config, *inputs):
     """The bound JAX model, and what it and the reference compute from `inputs` with the same random weights."""
     models = Pair(config, weights_for(config, 0.2), "float64", optimised=False)
     ours = captured(models.net)(models.params, *inputs)
@@ -96,7 +91,7 @@ def both_run(config: TransformerConfig, *inputs: np.ndarray) -> tuple[Any, Outpu
     return models.net.bind(models.params), ours, theirs
 
 
-def drawn(config: TransformerConfig) -> tuple[AnyTransformer, Params]:
+def drawn(config):
     """The model, with normal float32 numbers (over and over) as parameters: `init` compiles for seconds."""
     net, noise = transformer(config), 0.02 * np.random.default_rng(0).standard_normal(99_991, np.float32)
     return net, jax.tree.map(lambda leaf: jnp.asarray(np.resize(noise, leaf.shape)), net.shapes)
@@ -124,14 +119,12 @@ def test_position_table():
 def test_causal_mask_of_size_ten():
     """Ours is True where the articles add 0, and False where they add -inf; their mask of zeros is our None."""
     ours, theirs = Mask(causal=True).boolean(10, 10), visible(torch.zeros(4, 10), causal=True)
-    assert ours is not None
-    assert theirs is not None
     assert ours.dtype == jnp.bool_
     assert ours[0, 0].astype(int).tolist() == theirs[0, 0].int().tolist() == CAUSAL
     assert Mask().boolean(10, 10) is visible(torch.zeros(4, 10), causal=False) is None
 
 
-def article_steps(layer: Block, embedded: Array) -> None:
+def article_steps(layer, embedded):
     """The shapes inside one self-attention, where 000 and 001 print them: 2 heads of width 3."""
     attention = layer.self_attention
     assert embedded.shape == (4, 10, 6)
@@ -164,11 +157,8 @@ def test_shapes_of_the_encoder_decoder_article():
         )
         jax.eval_shape(partial(article_steps, first_layer(stack)), embedded)
 
-    assert ours.encoder is not None
-    assert ours.decoder is not None
     assert ours.encoder.hidden.shape == ours.decoder.hidden.shape == (1, 4, 10, 6)
     for weights in (ours.encoder.self_attention, ours.decoder.self_attention, ours.decoder.cross_attention):
-        assert weights is not None
         assert weights.shape == (1, 4, 2, 10, 10)
     assert ours.encoder.cross_attention is None
     assert ours.logits.shape == tuple(theirs.logits.shape) == (4, 10, 50257)
@@ -176,7 +166,6 @@ def test_shapes_of_the_encoder_decoder_article():
     allowed = np.broadcast_to(np.array(CAUSAL, bool), (1, 4, 2, 10, 10))
     np.testing.assert_array_equal(np.asarray(ours.decoder.self_attention) > 0, allowed)
     assert (np.asarray(ours.encoder.self_attention) > 0).all()
-    assert theirs.decoder is not None
     assert tuple(theirs.decoder.cross_attention[0].shape) == (4, 2, 10, 10)
 
 
@@ -186,12 +175,10 @@ def test_shapes_of_the_encoder_article():
     embedded = jax.ShapeDtypeStruct((4, 10, 6), jnp.float64)
     jax.eval_shape(partial(article_steps, first_layer(model.encoder)), embedded)
     assert ours.logits.shape == tuple(theirs.logits.shape) == (4, 10, 6)
-    assert ours.encoder is not None
     assert ours.decoder is None
     assert ours.encoder.self_attention.shape == (1, 4, 2, 10, 10)
     np.testing.assert_array_equal(ours.encoder.hidden[0], ours.logits)
     last = first_layer(model.encoder).feedforward_norm
-    assert last.bias is not None
     standard = (np.asarray(ours.logits) - np.asarray(last.bias[...])) / np.asarray(last.scale[...])
     np.testing.assert_allclose(standard.mean(-1), np.zeros((4, 10)), rtol=0, atol=1e-12)
 
@@ -199,7 +186,6 @@ def test_shapes_of_the_encoder_article():
 def test_layer_norm_by_hand():
     """000 and 001: mean, mean of squared deviations, eps inside the root; on the figures that 001 prints."""
     config = ARCHITECTURES["article-encoder"].with_dtype("float64")
-    assert config.encoder is not None
     x = np.array([ATTENTION_OUTPUT])
     deviation = x - x.mean(-1, keepdims=True)
     by_hand = deviation / np.sqrt((deviation**2).mean(-1, keepdims=True) + 1e-5)
@@ -213,7 +199,7 @@ def test_layer_norm_by_hand():
     np.testing.assert_allclose(ours[0, :, 0], NORMALISED, rtol=0, atol=1e-4)
 
 
-def horizon(scale: float) -> tuple[np.ndarray, np.ndarray]:
+def horizon(scale):
     """Weights and output of "horizon" in 002, with our attention and its causal mask."""
     # Of the queries only the last is printed; the others are left at zero, and nothing depends on them.
     query = np.zeros((1, 6, 1, 2))
@@ -262,7 +248,6 @@ def test_shapes_of_the_decoder_only_article():
     )
     hidden, found, _ = jax.jit(run)(x)
     assert x.shape == hidden.shape == (2, 6, 4)
-    assert found is not None
     assert found.self_attention.shape == (2, 2, 2, 6, 6)
     above = np.triu_indices(6, 1)
     assert not np.asarray(found.self_attention)[..., above[0], above[1]].any()
@@ -305,9 +290,6 @@ def test_the_toy_run_of_the_lecture():
     assert outputs.logits.shape == (2, 7, 10)
     assert np.isfinite(outputs.logits).all()
 
-    assert outputs.encoder is not None
-    assert outputs.decoder is not None
-    assert outputs.decoder.cross_attention is not None
     assert outputs.encoder.self_attention.shape == (6, 2, 8, 9, 9)
     assert outputs.decoder.cross_attention.shape == (6, 2, 8, 7, 9)
     for weights in (np.asarray(outputs.encoder.self_attention), np.asarray(outputs.decoder.cross_attention)):

@@ -1,7 +1,6 @@
 """The ids of a folder's tokenizer, special tokens included, beside those of transformers' AutoTokenizer."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ SPECIAL = ["<s>", "</s>", "<unk>", "<pad>", "[CLS]", "[SEP]", "[UNK]", "[PAD]", 
 TEXTS = ("hello World", " Hi  thére", "A1. b")
 
 
-def byte_level(single: str | None) -> Tokenizer:
+def byte_level(single):
     """A tokenizer of bytes; `single` is what tokenizer.json puts around a text."""
     vocabulary = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     backend = Tokenizer(models.BPE({token: id for id, token in enumerate(vocabulary)}, []))
@@ -29,7 +28,7 @@ def byte_level(single: str | None) -> Tokenizer:
     return backend
 
 
-def word_pieces(single: str | None) -> Tokenizer:
+def word_pieces(single):
     """BERT's, of single letters, which stay as they are written."""
     letters = [chr(code) for code in range(33, 127)] + ["é"]
     vocabulary = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters)]
@@ -58,7 +57,7 @@ CLASSES = [
 ]
 
 
-def require_equal(folder: Path, backend: Tokenizer, model_type: str, settings: dict[str, Any]) -> None:
+def require_equal(folder, backend, model_type, settings):
     backend.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))

@@ -10,8 +10,15 @@ from safetensors.torch import load_file
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.functional import transformer
-from jax_tformer.hub.files import load_weights, save_weights
-from jax_tformer.hub.names import WeightsError, from_reference, reference_shape, slots, to_reference
+from jax_tformer.hub.names import (
+    WeightsError,
+    from_reference,
+    load_weights,
+    reference_shape,
+    save_weights,
+    slots,
+    to_reference,
+)
 from parity.gates.measure import worst
 from torch_ref import reference
 from twin.cases import CONFIGS

@@ -3,12 +3,9 @@
 import ast
 import inspect
 import sys
-from collections.abc import Iterator
 from functools import cache
-from types import ModuleType
 
 from transformers import (
-    PreTrainedModel,
     cache_utils,
     configuration_utils,
     masking_utils,
@@ -22,7 +19,7 @@ SHARED = (masking_utils, cache_utils, modeling_utils, output_capturing, generic,
 """The modules that every model's code calls with its config."""
 
 
-def attributes(kind: type[PreTrainedModel]) -> set[str]:
+def attributes(kind):
     """The attributes that a model of this class reads: its classes, those of the modules it calls, its config's."""
     modeling, config = sys.modules[kind.__module__], kind.config_class
     found = {name for node in _reached(modeling, kind.__name__) for name in _read(node, "config")}
@@ -36,7 +33,7 @@ def attributes(kind: type[PreTrainedModel]) -> set[str]:
     return {name for name in found if not (name.startswith("_") or callable(getattr(config, name, None)))}
 
 
-def rotary_parameters(kind: type[PreTrainedModel], rope_type: str) -> set[str]:
+def rotary_parameters(kind, rope_type):
     """The fields of `rope_parameters` that this class reads for this type of scaling."""
     compute = modeling_rope_utils.ROPE_INIT_FUNCTIONS.get(rope_type)
     nodes = [*_reached(sys.modules[kind.__module__], kind.__name__)]
@@ -46,16 +43,16 @@ def rotary_parameters(kind: type[PreTrainedModel], rope_type: str) -> set[str]:
 
 
 @cache
-def _tree(module: ModuleType) -> ast.Module:
+def _tree(module):
     return ast.parse(inspect.getsource(module))
 
 
-def _definitions(module: ModuleType, name: str) -> Iterator[ast.ClassDef | ast.FunctionDef]:
+def _definitions(module, name):
     kinds = ast.ClassDef | ast.FunctionDef
     return (node for node in _tree(module).body if isinstance(node, kinds) and node.name == name)
 
 
-def _reached(module: ModuleType, name: str) -> list[ast.AST]:
+def _reached(module, name):
     """The classes and functions of a module that this one names, and those that they name."""
     reached: dict[str, ast.ClassDef | ast.FunctionDef] = {}
     waiting = [name]
@@ -68,7 +65,7 @@ def _reached(module: ModuleType, name: str) -> list[ast.AST]:
 
 
 @cache
-def _read(tree: ast.AST, *owners: str) -> tuple[str, ...]:
+def _read(tree, *owners):
     """X of every `config.X`, `self.config.X` and `getattr(config, "X", ...)`."""
     found = []
     for node in ast.walk(tree):
@@ -81,7 +78,7 @@ def _read(tree: ast.AST, *owners: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _fields(tree: ast.AST, *owners: str) -> Iterator[str]:
+def _fields(tree, *owners):
     """Yields X of `rope_parameters["X"]` and `rope_parameters.get("X", ...)`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Subscript):
@@ -96,6 +93,6 @@ def _fields(tree: ast.AST, *owners: str) -> Iterator[str]:
             yield str(name.value)
 
 
-def _last(node: ast.AST) -> str:
+def _last(node):
     """The last name of `a.b.c`; empty for other expressions."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

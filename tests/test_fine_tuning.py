@@ -19,7 +19,7 @@ from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import TokenizerConfig
 from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.data.tokenizers import build_tokenizer, load_tokenizer
-from jax_tformer.functional import Params, transformer
+from jax_tformer.functional import transformer
 from jax_tformer.hub.families import t5
 from jax_tformer.runs.folder import RunFolder, load_trained
 from jax_tformer.runs.huggingface import experiment_from
@@ -33,7 +33,7 @@ SHORT = [
 ]
 
 
-def save_gpt2(folder: Path) -> None:
+def save_gpt2(folder):
     """A tiny GPT-2 on bytes with a chat template, as somebody might have put it on the hub."""
     layer = StackConfig(**LAYER, activation="gelu_tanh", norm_placement="pre", final_norm=True)
     rates = DropoutConfig(embedding=0.1, attention=0.1, residual=0.1)
@@ -64,15 +64,15 @@ def made(tmp_path_factory):
     return place
 
 
-def equal(ours: Params, theirs: Params) -> bool:
+def equal(ours, theirs):
     return jax.tree.all(jax.tree.map(lambda a, b: bool((np.asarray(a) == np.asarray(b)).all()), ours, theirs))
 
 
-def weights(folder: Path) -> Params:
+def weights(folder):
     return load_pretrained(folder)[1]
 
 
-def trained(run: Path) -> Params:
+def trained(run):
     return load_trained(RunFolder(run)).params
 
 
@@ -101,7 +101,6 @@ def test_a_run_needs_its_folder_no_more(made, folder):
 def test_what_is_exported_is_what_was_trained(made):
     _, params, tokenizer = load_pretrained(made / "out")
     assert equal(params, trained(made / "run"))
-    assert tokenizer is not None
     assert tokenizer.to_json() == load_tokenizer(made / "gpt2").to_json()
     for name in ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert (made / "out" / name).read_bytes() == (made / "gpt2" / name).read_bytes()
@@ -183,21 +182,20 @@ def test_the_arrays_tell_whether_t5_has_a_head_of_its_own(folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["text", "--init", "nowhere"], "there is no folder nowhere; expected that of a Hugging Face model"),
-        (["text", "--init", "."], "has no config.json"),
-        (["text", "--init", "gpt2", "--model.d-model", "32"], "model.d_model is 32 and there 16"),
-        (["text", "--init", "gpt2", "--model.decoder.num-layers", "3"], "model.decoder.num_layers is 3 and there 2"),
-        (["text", "--init", "gpt2", "--data.tokenizer.name", "other"], "leave --data.tokenizer out"),
-        (["text", "--init", "gpt2", "--data.context-length", "65"], "context_length is 65"),
-        (["pairs", "--init", "gpt2"], "holds a GPT2LMHeadModel, which trains on text; expected a model for pairs"),
-        (["masked", "--init", "gpt2"], "name the experiment text"),
-        (["text", "--init", "gpt2", "--run", "run"], "holds a run that began with "),
-        (["--run", "gpt2"], "train.py --init trains it"),
-        (["text", "--init", "gpt2", "--export", "gpt2"], "gpt2 is there already; expected a new or empty folder"),
-        (["text", "--init", "gpt2", "--export", "/proc/x"], "cannot write to /proc ("),
-        (["text", "--init", "unknown"], "'SomeModel' is not a known Hugging Face class; expected one of"),
-        (["text", "--init", "silent"], "has no tokenizer.json"),
-        (["text", "--init", "broken"], "model.safetensors"),
+        ("text --init nowhere", "there is no folder nowhere; expected that of a Hugging Face model"),
+        ("text --init .", "has no config.json"),
+        ("text --init gpt2 --model.d-model 32", "model.d_model is 32 and there 16"),
+        ("text --init gpt2 --data.tokenizer.name other", "leave --data.tokenizer out"),
+        ("text --init gpt2 --data.context-length 65", "context_length is 65"),
+        ("pairs --init gpt2", "holds a GPT2LMHeadModel, which trains on text; expected a model for pairs"),
+        ("masked --init gpt2", "name the experiment text"),
+        ("text --init gpt2 --run run", "holds a run that began with "),
+        ("--run gpt2", "train.py --init trains it"),
+        ("text --init gpt2 --export gpt2", "gpt2 is there already; expected a new or empty folder"),
+        ("text --init gpt2 --export /proc/x", "cannot write to /proc ("),
+        ("text --init unknown", "'SomeModel' is not a known Hugging Face class; expected one of"),
+        ("text --init silent", "has no tokenizer.json"),
+        ("text --init broken", "model.safetensors"),
     ],
 )
 def test_what_cannot_be_fine_tuned(made, folder, refuse, arguments, message):
@@ -210,48 +208,40 @@ def test_what_cannot_be_fine_tuned(made, folder, refuse, arguments, message):
     Path("silent/tokenizer.json").unlink()
     Path("broken/model.safetensors").write_bytes(Path("broken/model.safetensors").read_bytes()[:-100])
     place = ["--data.path", "text.txt"] if "--init" in arguments else []
-    assert message in refuse(*arguments, *place)
+    assert message in refuse(*arguments.split(), *place)
+
+
+CHAT, GENERATION = "chat_template.jinja", "generation_config.json"
+ENCODER = '{"architectures": ["BertForMaskedLM"], "model_type": "bert", "vocab_size": 257}'
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("changed", "arguments", "message"),
     [
-        (["gpt2", "--prompt", "It", "--checkpoint", "best"], "--checkpoint is for runs"),
-        (["gpt2", "--source", "It"], "give --prompt, not --source"),
-        (["gpt2", "--prompt", "x" * 70], "the prompt has 70 tokens; expected at most 63, the model's context of 64"),
-        (["gpt2", "--prompt", "It", "--max-new-tokens", "63"], "expected at most 64 together, the model's context"),
-        (["plain", "--prompt", "It", "--chat"], "has no chat template"),
-        (["refusing", "--prompt", "It", "--chat"], "refuses this (only assistants here)"),
-        (["damaged", "--prompt", "It", "--chat"], "is damaged"),
-        (["escaping", "--prompt", "It", "--chat"], "refuses this (access to attribute '__class__'"),
-        (["gpt2", "--prompt", "It", "--system", "x"], "--system is given without --chat"),
-        (["odd", "--prompt", "It"], "top_k is 'many' in odd/generation_config.json; expected a whole number"),
+        ({}, "--prompt It --checkpoint best", "--checkpoint is for runs"),
+        ({}, "--source It", "give --prompt, not --source"),
+        ({}, f"--prompt {'x' * 70}", "the prompt has 70 tokens; expected at most 63, the model's context of 64"),
+        ({}, "--prompt It --max-new-tokens 63", "expected at most 64 together, the model's context"),
+        ({}, "--prompt It --system x", "--system is given without --chat"),
+        ({CHAT: None}, "--prompt It --chat", "has no chat template"),
+        ({CHAT: "{{ raise_exception('only users here') }}"}, "--prompt It --chat", "refuses this (only users here)"),
+        ({CHAT: "{% for"}, "--prompt It --chat", "is damaged"),
+        ({CHAT: "{{ messages.__class__.__mro__ }}"}, "--prompt It --chat", "refuses this (access to attribute '__cl"),
         (
-            ["cold", "--prompt", "It"],
-            "temperature is -1 in cold/generation_config.json; expected a number of at least 0",
+            {GENERATION: '{"top_k": "many"}'},
+            "--prompt It",
+            "top_k is 'many' in model/generation_config.json",
         ),
-        (
-            ["endless", "--prompt", "It"],
-            "eos_token_id is 999 in endless/generation_config.json; expected ids below 257",
-        ),
-        (["encoder", "--prompt", "It"], "holds an encoder (BertForMaskedLM)"),
-        (["silent", "--prompt", "It"], "has no tokenizer.json"),
+        ({GENERATION: '{"eos_token_id": [256, 999]}'}, "--prompt It", "eos_token_id is 999 in model/generation_conf"),
+        ({"config.json": ENCODER}, "--prompt It", "holds an encoder (BertForMaskedLM)"),
+        ({"tokenizer.json": None}, "--prompt It", "has no tokenizer.json"),
     ],
 )
-def test_what_cannot_be_asked(made, folder, refuse, arguments, message):
-    for name in ("gpt2", "plain", "refusing", "damaged", "escaping", "odd", "cold", "endless", "silent", "encoder"):
-        shutil.copytree(made / "gpt2", name)
-    Path("plain/chat_template.jinja").unlink()
-    Path("refusing/chat_template.jinja").write_text("{{ raise_exception('only assistants here') }}")
-    Path("escaping/chat_template.jinja").write_text("{{ messages.__class__.__mro__ }}")
-    Path("damaged/chat_template.jinja").write_text("{% for")
-    Path("odd/generation_config.json").write_text('{"top_k": "many"}')
-    Path("cold/generation_config.json").write_text('{"temperature": -1}')
-    Path("endless/generation_config.json").write_text('{"eos_token_id": [256, 999]}')
-    Path("silent/tokenizer.json").unlink()
-    encoder = {"architectures": ["BertForMaskedLM"], "model_type": "bert", "vocab_size": 257}
-    Path("encoder/config.json").write_text(json.dumps(encoder))
-    assert message in refuse(*arguments, program="generate.py")
+def test_what_cannot_be_asked(made, folder, refuse, changed, arguments, message):
+    shutil.copytree(made / "gpt2", "model")
+    for name, content in changed.items():
+        Path("model", name).unlink() if content is None else Path("model", name).write_text(content)
+    assert message in refuse("model", *arguments.split(), program="generate.py")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +26,7 @@ from jax_tformer.hub.tensors import open_tensors
 from tests.pretrained_folders import STACK, save_small
 
 
-def leaves_equal(first: Any, second: Any) -> None:
+def leaves_equal(first, second):
     assert jax.tree.structure(first) == jax.tree.structure(second)
     for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
         assert one.dtype == other.dtype

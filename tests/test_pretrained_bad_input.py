@@ -4,9 +4,7 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,156 +36,150 @@ def shards(tmp_path_factory):
     return folder
 
 
-def changed(path: Path, **values: Any) -> None:
-    """Changes fields of a JSON file; None removes one."""
-    fields = json.loads(path.read_text()) | values
-    path.write_text(json.dumps({name: value for name, value in fields.items() if value is not None}))
+def tensors(**more):
+    """Changes arrays; None removes one."""
 
-
-def tensors(change: Callable[[dict[str, np.ndarray]], object]) -> Callable[[Path], None]:
-    def damage(folder: Path) -> None:
+    def damage(folder):
         weights = load_file(folder / WEIGHTS)
-        change(weights)
-        save_file(weights, folder / WEIGHTS)
+        weights |= {name: change(weights) for name, change in more.items()}
+        save_file({name: array for name, array in weights.items() if array is not None}, folder / WEIGHTS)
 
     return damage
 
 
-def config(**values: Any) -> Callable[[Path], None]:
-    return lambda folder: changed(folder / "config.json", **values)
+def config(**values):
+    """Changes fields of config.json; None removes one."""
+
+    def damage(folder):
+        fields = json.loads((folder / CONFIG_FILE).read_text()) | values
+        (folder / CONFIG_FILE).write_text(json.dumps({k: value for k, value in fields.items() if value is not None}))
+
+    return damage
 
 
-def index(change: Callable[[dict[str, str]], object]) -> Callable[[Path], None]:
-    def damage(folder: Path) -> None:
+def index(**values):
+    """Changes where the index says that arrays are; None removes one."""
+
+    def damage(folder):
         content = json.loads((folder / INDEX).read_text())
-        change(content["weight_map"])
+        files = content["weight_map"] | {name.replace("norm", NORM): value for name, value in values.items()}
+        content["weight_map"] = {name: file for name, file in files.items() if file is not None}
         (folder / INDEX).write_text(json.dumps(content))
 
     return damage
 
 
-def shortened(name: str, by: int = 7) -> Callable[[Path], None]:
+def text(name, content):
+    return lambda folder: (folder / name).write_text(content)
+
+
+def shortened(name, by=7):
     return lambda folder: os.truncate(folder / name, (folder / name).stat().st_size - by)
 
 
-def moved_out(name: str) -> Callable[[Path], None]:
-    def damage(folder: Path) -> None:
+def removed(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def moved_out(name):
+    def damage(folder):
         (folder / name).rename(folder.parent / name)
         (folder / name).symlink_to(folder.parent / name)
 
     return damage
 
 
-def pickled(name: str) -> Callable[[Path], None]:
-    def damage(folder: Path) -> None:
+def pickled(name):
+    def damage(folder):
         (folder / WEIGHTS).unlink()
         (folder / name).write_bytes(b"PK\x03\x04 and so on")
 
     return damage
 
 
-def other_tokenizer(count: int) -> Callable[[Path], None]:
+def other_tokenizer(count):
     return lambda folder: words(count).save(folder)
 
 
-NORM = "transformer.ln_f.weight"
-DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "an unsupported family": (config(architectures=["T5Stack"]), r"'T5Stack' is not a known .* GPT2LMHeadModel"),
-    "no family": (config(architectures=None), "architectures is None"),
-    "a setting of another function": (config(add_cross_attention=True), "add_cross_attention is True"),
-    "an activation": (config(activation_function="quick_gelu"), "activation_function is 'quick_gelu'"),
-    "quantised": (config(quantization_config={"bits": 4}), "quantization_config is set"),
-    "remote code": (config(auto_map={"AutoModel": "x.py"}), r"code of its own \(auto_map\), which is not run"),
-    "a wrong type": (config(n_layer="two"), "n_layer"),
-    "layers without end": (config(n_layer=10**9), "n_layer is 1000000000 .* expected at most 1000"),
-    "columns without end": (config(n_inner=2**31), r"c_fc.weight is \[16, 48\], expected \[16, 2147483648\]"),
-    "sizes beyond numbers": (config(n_embd=2**66), r"expected \[73786976294838206464"),
-    "a name of 1 MB": (tensors(lambda weights: weights.update({"x" * 2**20: weights[NORM]})), r"unexpected \(xxx"),
-    "brackets": (lambda folder: (folder / "config.json").write_text("[" * 10**5), "nested more than 64 deep"),
-    "brackets in a tokenizer": (
-        lambda folder: (folder / "tokenizer.json").write_text('{"model":' * 10**5),
-        "tokenizer.json is not a tokenizer .*recursion limit",
-    ),
-    "no config.json": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
-    "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json is damaged: it is not JSON"),
-    "a list": (lambda folder: (folder / "config.json").write_text("[]"), "holds list; expected a JSON object"),
-    "a list of defaults": (lambda folder: (folder / "generation_config.json").write_text("[]"), "holds list"),
-    "a temperature": (
-        lambda folder: (folder / "generation_config.json").write_text('{"temperature": -1}'),
-        "temperature is -1 in .*generation_config.json; expected a number of at least 0",
-    ),
-    "truncated": (shortened(WEIGHTS), "model.safetensors is truncated or damaged"),
-    "all but empty": (lambda folder: os.truncate(folder / WEIGHTS, 5), "truncated or damaged"),
-    "too few": (tensors(lambda weights: weights.pop(NORM)), r"1 missing \(transformer.ln_f.weight\)"),
-    "too many": (tensors(lambda weights: weights.update(x=weights[NORM])), r"1 unexpected \(x\)"),
-    "doubled": (
-        tensors(lambda weights: weights.update({"ln_f.weight": weights[NORM]})),
-        r"1 given twice \((transformer\.)?ln_f.weight\)",
-    ),
-    "unlike its tie": (
-        tensors(lambda weights: weights.update({"lm_head.weight": weights["transformer.wte.weight"] + 1})),
-        "lm_head.weight should repeat",
-    ),
-    "other shapes": (config(n_positions=21), r"wpe.weight is \[20, 16\], expected \[21, 16\]"),
-    "whole numbers": (tensors(lambda weights: weights.update({NORM: np.ones(16, np.int8)})), "ln_f.weight as I8"),
-    "a pickle": (pickled("pytorch_model.bin"), r"holds pytorch_model.bin .* run code; .*save_pretrained"),
-    "a checkpoint": (pickled("model.pt"), "holds model.pt"),
-    "a pickle by another name": (pickled(WEIGHTS), "is a pickle by another name"),
-    "Flax weights": (pickled("flax_model.msgpack"), "jax-tformer from-flax"),
-    "GGUF": (pickled("m.gguf"), r"holds m.gguf, .* expected safetensors; .*gguf_file='m.gguf'\)\.save_pretrained"),
-    "GGUF alone": (
-        lambda folder: (pickled("m.gguf")(folder), (folder / "config.json").unlink()),
-        "holds m.gguf, .* expected safetensors",
-    ),
-    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "has neither model.safetensors nor"),
-    "a folder of weights": (
-        lambda folder: ((folder / WEIGHTS).unlink(), (folder / WEIGHTS).mkdir()),
-        "model.safetensors is a folder",
-    ),
-    "a link out": (moved_out(WEIGHTS), "is a link out of the folder"),
-    "a config elsewhere": (moved_out("config.json"), "is a link out of the folder"),
-    "a broken link": (
-        lambda folder: ((folder / WEIGHTS).unlink(), (folder / WEIGHTS).symlink_to("nowhere")),
+def header(**values):
+    """Changes what a header says of an array: sizes and places are from a stranger."""
+
+    def damage(folder):
+        data = (folder / WEIGHTS).read_bytes()
+        (length,) = struct.unpack("<Q", data[:8])
+        said = json.loads(data[8 : 8 + length])
+        told = json.dumps(said | {NORM: said[NORM] | values}).encode()
+        (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(told)) + told + data[8 + length :])
+
+    return damage
+
+
+NORM, CONFIG_FILE = "transformer.ln_f.weight", "config.json"
+GENERATION, TOKENIZER = "generation_config.json", "tokenizer.json"
+OUTSIDE = "expected a file of this folder"
+DAMAGES = [
+    (config(quantization_config={"bits": 4}), "quantization_config is set"),
+    (config(auto_map={"AutoModel": "x.py"}), r"code of its own \(auto_map\), which is not run"),
+    (config(n_layer=10**9), "n_layer is 1000000000 .* expected at most 1000"),
+    (config(n_inner=2**31), r"c_fc.weight is \[16, 48\], expected \[16, 2147483648\]"),
+    (config(n_embd=2**66), r"expected \[73786976294838206464"),
+    (config(n_positions=21), r"wpe.weight is \[20, 16\], expected \[21, 16\]"),
+    (text(CONFIG_FILE, "[" * 10**5), "nested more than 64 deep"),
+    (text(CONFIG_FILE, "{"), "config.json is damaged: it is not JSON"),
+    (text(CONFIG_FILE, "[]"), "holds list; expected a JSON object"),
+    (removed(CONFIG_FILE), "has no config.json"),
+    (moved_out(CONFIG_FILE), "is a link out of the folder"),
+    (text(GENERATION, "[]"), "holds list"),
+    (text(GENERATION, '{"temperature": -1}'), "temperature is -1 in .*generation_config.json; expected a number of at"),
+    (text(TOKENIZER, '{"model":' * 10**5), "tokenizer.json is not a tokenizer .*recursion limit"),
+    (text(TOKENIZER, "{}"), "tokenizer.json is not a tokenizer"),
+    (other_tokenizer(41), "tokenizer of 41 ids and a model of 40"),
+    (lambda folder: (other_tokenizer(30)(folder), config(bos_token_id=39)(folder)), "bos_token_id is 39"),
+    (tensors(**{"x" * 2**20: lambda weights: weights[NORM]}), r"unexpected \(xxx"),
+    (tensors(**{NORM: lambda weights: None}), r"1 missing \(transformer.ln_f.weight\)"),
+    (tensors(**{"ln_f.weight": lambda weights: weights[NORM]}), r"1 given twice \((transformer\.)?ln_f.weight\)"),
+    (tensors(**{NORM: lambda weights: np.ones(16, np.int8)}), "ln_f.weight as I8"),
+    (shortened(WEIGHTS), "model.safetensors is truncated or damaged"),
+    (lambda folder: os.truncate(folder / WEIGHTS, 5), "truncated or damaged"),
+    (header(data_offsets=[0, 1 << 50]), "truncated or damaged"),
+    (header(shape=[1 << 40, 1 << 40]), "truncated or damaged"),
+    (header(dtype="F128"), "truncated or damaged"),
+    (pickled("pytorch_model.bin"), r"holds pytorch_model.bin .* run code; .*save_pretrained"),
+    (pickled("model.pt"), "holds model.pt"),
+    (pickled(WEIGHTS), "is a pickle by another name"),
+    (pickled("flax_model.msgpack"), "jax-tformer from-flax"),
+    (pickled("m.gguf"), r"holds m.gguf, .* expected safetensors; .*gguf_file='m.gguf'\)\.save_pretrained"),
+    (lambda folder: (pickled("m.gguf")(folder), removed(CONFIG_FILE)(folder)), "holds m.gguf, .* expected safetensors"),
+    (removed(WEIGHTS), "has neither model.safetensors nor"),
+    (lambda folder: (removed(WEIGHTS)(folder), (folder / WEIGHTS).mkdir()), "model.safetensors is a folder"),
+    (moved_out(WEIGHTS), "is a link out of the folder"),
+    (
+        lambda folder: (removed(WEIGHTS)(folder), (folder / WEIGHTS).symlink_to("nowhere")),
         "model.safetensors does not exist",
     ),
-    "more ids than rows": (other_tokenizer(41), "tokenizer of 41 ids and a model of 40"),
-    "an id without a word": (
-        lambda folder: (other_tokenizer(30)(folder), changed(folder / "config.json", bos_token_id=39)),
-        "bos_token_id is 39",
-    ),
-    "no tokenizer": (
-        lambda folder: (folder / "tokenizer.json").write_text("{}"),
-        "tokenizer.json is not a tokenizer",
-    ),
-}
-SHARD_DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a missing shard": (lambda folder: (folder / SHARD).unlink(), f"{SHARD} does not exist"),
-    "a truncated shard": (shortened(SHARD), f"{SHARD} is truncated or damaged"),
-    "upwards": (index(lambda files: files.update({NORM: "../model.safetensors"})), "expected a file of this folder"),
-    "absolute": (index(lambda files: files.update({NORM: "/etc/x.safetensors"})), "expected a file of this folder"),
-    "the folder": (index(lambda files: files.update({NORM: ".."})), "expected a file of this folder"),
-    "no name": (index(lambda files: files.update({NORM: 3})), r"is in 3; expected"),
-    "a link out": (moved_out(SHARD), "is a link out of the folder"),
-    "a pickle": (index(lambda files: files.update({NORM: "x.bin"})), "names x.bin; expected .*safetensors"),
-    "a promise": (index(lambda files: files.update(more=SHARD)), "lacks more, which the index promises"),
-    "a stowaway": (index(lambda files: files.pop(NORM)), "which the index does not list"),
-    "an empty index": (index(lambda files: files.clear()), "has no weight_map"),
-    "no index": (lambda folder: (folder / INDEX).write_text("[]"), "has no weight_map"),
-}
+]
+SHARD_DAMAGES = [
+    (removed(SHARD), f"{SHARD} does not exist"),
+    (shortened(SHARD), f"{SHARD} is truncated or damaged"),
+    (moved_out(SHARD), "is a link out of the folder"),
+    (index(norm="../model.safetensors"), OUTSIDE),
+    (index(norm="/etc/x.safetensors"), OUTSIDE),
+    (index(norm=".."), OUTSIDE),
+    (index(norm=3), r"is in 3; expected"),
+    (index(norm="x.bin"), "names x.bin; expected .*safetensors"),
+    (index(more=SHARD), "lacks more, which the index promises"),
+    (index(norm=None), "which the index does not list"),
+    (text(INDEX, '{"weight_map": {}}'), "has no weight_map"),
+    (text(INDEX, "[]"), "has no weight_map"),
+]
 
 
-@pytest.mark.parametrize("case", DAMAGES)
-def test_damaged_folders(case, whole, tmp_path):
-    refused(whole, tmp_path, *DAMAGES[case])
-
-
-@pytest.mark.parametrize("case", SHARD_DAMAGES)
-def test_damaged_shards(case, shards, tmp_path):
-    refused(shards, tmp_path, *SHARD_DAMAGES[case])
-
-
-def refused(original: Path, tmp_path: Path, damage: Callable[[Path], object], message: str) -> None:
-    folder = Path(shutil.copytree(original, tmp_path / "model"))
+@pytest.mark.parametrize(
+    ("original", "damage", "message"),
+    [(name, *row) for name, rows in (("whole", DAMAGES), ("shards", SHARD_DAMAGES)) for row in rows],
+)
+def test_damaged_folders(original, damage, message, request, tmp_path):
+    folder = Path(shutil.copytree(request.getfixturevalue(original), tmp_path / "model"))
     damage(folder)
     with pytest.raises(InputError, match=message) as error:
         load_pretrained(folder)
@@ -201,7 +193,7 @@ def test_a_file_that_shrinks_while_it_is_read(whole, tmp_path, monkeypatch):
     folder = Path(shutil.copytree(whole, tmp_path / "model"))
     placed = loading._placed
 
-    def shrink(*arguments: Any) -> Any:
+    def shrink(*arguments):
         shortened(WEIGHTS, 900)(folder)
         return placed(*arguments)
 
@@ -228,7 +220,7 @@ def test_bad_arguments(name, options, message, whole):
 def test_names_without_a_network(monkeypatch):
     import huggingface_hub
 
-    def offline(*arguments: Any, **options: Any) -> Any:
+    def offline(*arguments, **options):
         raise ConnectionError("no route")
 
     monkeypatch.setattr(huggingface_hub, "model_info", offline)
@@ -247,9 +239,9 @@ def test_names_on_the_hub(whole, tmp_path, monkeypatch):
     snapshot.mkdir(parents=True)
     for path in blobs.iterdir():
         (snapshot / path.name).symlink_to(Path("../../blobs") / path.name)
-    asked: list[Any] = []
+    asked = []
 
-    def download(name: str, *, revision: str, allow_patterns: list[str]) -> str:
+    def download(name, *, revision, allow_patterns):
         asked.append((name, revision))
         assert {"config.json", "tokenizer.json", "model*.safetensors", INDEX} <= set(allow_patterns)
         return str(snapshot)
@@ -315,16 +307,3 @@ def test_a_config_that_no_class_expresses(tmp_path):
     assert again.config.dropout == DropoutConfig()
     tokens = jnp.ones((1, 5), int)
     assert jnp.array_equal(again.apply(loaded, tokens), net.apply(params, tokens))
-
-
-def test_headers_that_lie(whole, tmp_path):
-    """The sizes and places in a header are from a stranger."""
-    folder = Path(shutil.copytree(whole, tmp_path / "model"))
-    data = (folder / WEIGHTS).read_bytes()
-    (length,) = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8 : 8 + length])
-    for field, value in (("data_offsets", [0, 1 << 50]), ("shape", [1 << 40, 1 << 40]), ("dtype", "F128")):
-        said = json.dumps(header | {NORM: header[NORM] | {field: value}}).encode()
-        (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(said)) + said + data[8 + length :])
-        with pytest.raises(InputError, match="truncated or damaged"):
-            load_pretrained(folder)

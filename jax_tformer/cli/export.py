@@ -76,7 +76,7 @@ def export_weights(run: "RunFolder", out: Path, step: "Which") -> str:
     """
     import safetensors
 
-    from jax_tformer.hub.files import save_weights
+    from jax_tformer.hub.names import save_weights
     from jax_tformer.runs.folder import load_trained
 
     trained = load_trained(run, step)

@@ -1,18 +1,25 @@
-"""Converts parameters between our names and layouts and those of `torch_ref`, in both directions.
+"""Converts parameters between our names and layouts and those of `torch_ref`, in both directions,
+and saves and loads parameters as safetensors with these names.
 
 Both sides give every module the same name, so one short table of leaves is enough: each leaf's name there. Its axes
 (`jax_tformer.model.parameters`) say how it is rearranged. Neither depends on the architecture.
 """
 
+import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import safetensors
 from flax import traverse_util
 from numpy.typing import ArrayLike
+from safetensors.numpy import load_file, save_file
 
+from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.functional import Params
+from jax_tformer.files import from_dict, parse_json, to_dict
+from jax_tformer.functional import Params, transformer
 from jax_tformer.hub.tensors import Part, Rearranged, Stacked, View, read, rearranged_shape
 from jax_tformer.model.parameters import axes_of, is_vector
 
@@ -51,6 +58,8 @@ class Rule(NamedTuple):
         return Rule(ours, LEAVES[ours], f"{before} {after}".strip() + f" -> {theirs}")
 
 
+CONFIG_KEY = "jax_tformer.config"
+"""Where the config stands in the header of a file."""
 STACKED = "blocks"
 """In a module of this name, our arrays have a leading L axis, and theirs a layer number in the name."""
 
@@ -190,3 +199,34 @@ def listed(names: Iterable[str], most: int = 6) -> str:
     names = sorted(names)
     rest = f", and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
+
+
+def save_weights(path: Path | str, params: Params, config: TransformerConfig) -> None:
+    """Writes a file for `load_weights`, and for PyTorch: `reference(config).load_state_dict(load_file(path))`.
+
+    Raises WeightsError if `params` are not those of `config`.
+    """
+    weights = to_reference(params)
+    from_reference(weights, transformer(config).shapes)
+    save_file(weights, path, metadata={CONFIG_KEY: json.dumps(to_dict(config))})
+
+
+def load_weights(path: Path | str) -> tuple[Params, TransformerConfig]:
+    """Loads parameters (NumPy arrays) and config from a file of `save_weights`.
+
+    Raises InputError if the file is missing, damaged or without a config, and WeightsError if they do not fit.
+    """
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+        weights: dict[str, np.ndarray] = load_file(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise InputError(f"cannot read weights from {path}: {' '.join(str(error).split())}") from error
+    if CONFIG_KEY not in metadata:
+        raise InputError(f"{path} has no {CONFIG_KEY} in its header; expected a file written by save_weights")
+    try:
+        values = parse_json(metadata[CONFIG_KEY])
+    except ValueError as error:
+        raise InputError(f"the config in the header of {path} is not JSON ({error})") from error
+    config = from_dict(TransformerConfig, values, where=str(path))
+    return from_reference(weights, transformer(config).shapes), config

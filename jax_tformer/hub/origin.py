@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -34,15 +34,43 @@ _LARGEST = 2**28
 _HOLDS: dict[str, Dtype] = {"F64": "float64", "F32": "float32", "F16": "float32", "BF16": "bfloat16"}
 """Stored type -> ours without loss. Our arithmetic has no float16: it overflows at 65,504, and TPUs lack it."""
 _BY_WIDTH: tuple[Dtype, ...] = ("float64", "float32", "bfloat16")
-_IDS = ("bos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id")
-_LENGTHS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "top_k")
 _NGRAMS = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size")
-_WHOLE = (*_LENGTHS, *_NGRAMS, *_IDS)
 _NEVER = ("suppress_tokens", "begin_suppress_tokens")
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "length_penalty")
-_FLAGS = ("do_sample", "renormalize_logits")
-_OTHERS = ("eos_token_id", "forced_eos_token_id", "early_stopping", "bad_words_ids", *_NEVER, *_FLAGS)
-_READ = (*_WHOLE, *_NUMBERS, *_OTHERS)
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_id, value))
+
+
+def _is_number(value: Any, least: float = 0) -> bool:
+    return value is None or (isinstance(value, int | float) and type(value) is not bool and least <= value < math.inf)
+
+
+_Kind = tuple[str, Callable[[Any], bool]]
+_COUNT: _Kind = ("a whole number of at least 0", _is_id)
+_ENDS: _Kind = ("an id, or a list of ids", lambda value: _is_id(value) or _are_ids(value))
+_FLAG: _Kind = ("true or false", lambda value: isinstance(value, bool))
+_KINDS: Mapping[str, _Kind] = {
+    **dict.fromkeys(("max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "top_k"), _COUNT),
+    **dict.fromkeys(("bos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id"), _COUNT),
+    **dict.fromkeys(_NGRAMS, _COUNT),
+    **dict.fromkeys(_NUMBERS, ("a number of at least 0", _is_number)),
+    "length_penalty": ("a number", lambda value: _is_number(value, -math.inf)),
+    "bad_words_ids": (
+        "lists of one or more ids",
+        lambda value: isinstance(value, list) and all(word and _are_ids(word) for word in value),
+    ),
+    **dict.fromkeys(_NEVER, ("a list of ids", _are_ids)),
+    **dict.fromkeys(("do_sample", "renormalize_logits"), _FLAG),
+    "early_stopping": ('true, false or "never"', lambda value: isinstance(value, bool) or value == "never"),
+    **dict.fromkeys(("eos_token_id", "forced_eos_token_id"), _ENDS),
+}
+"""Setting that is read -> what it has to be."""
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "typical_p": (1.0,),
     "epsilon_cutoff": (0.0,),
@@ -182,7 +210,7 @@ def read_defaults(
     Raises InputError for a wrong value, and for an end token that the model's `vocabulary` does not have.
     """
     given = {name: value for name, value in settings.items() if value is not None}
-    for name in given.keys() & set(_READ):
+    for name in given.keys() & _KINDS.keys():
         _require_kind(name, given[name], where)
     ignored = [
         f"{name} {given[name]!r:.40}"
@@ -245,28 +273,6 @@ def _constraints(given: Mapping[str, Any], translates: bool, ignored: list[str])
 
 
 def _require_kind(name: str, value: Any, where: str) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if name in _WHOLE:
-        good, expected = number and isinstance(value, int) and value >= 0, "a whole number of at least 0"
-    elif name in _NUMBERS:
-        least = -math.inf if name == "length_penalty" else 0
-        good = value is None or (number and least <= value < math.inf)
-        expected = "a number" if least else "a number of at least 0"
-    elif name == "bad_words_ids":
-        good = isinstance(value, list) and all(isinstance(word, list) and word and _are_ids(word) for word in value)
-        expected = "lists of one or more ids"
-    elif name in _NEVER:
-        good, expected = isinstance(value, list) and _are_ids(value), "a list of ids"
-    elif name in _FLAGS:
-        good, expected = isinstance(value, bool), "true or false"
-    elif name == "early_stopping":
-        good, expected = isinstance(value, bool) or value == "never", 'true, false or "never"'
-    else:
-        good = _are_ids(value if isinstance(value, list) else [value])
-        expected = "an id, or a list of ids"
-    if not good:
+    expected, fits = _KINDS[name]
+    if not fits(value):
         raise InputError(f"{name} is {value!r:.60} in {where}; expected {expected}")
-
-
-def _are_ids(values: list[Any]) -> bool:
-    return all(type(value) is int and value >= 0 for value in values)

@@ -19,7 +19,7 @@ from jax_tformer.config import Activation, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.files import changed_fields, differences, from_dict, to_dict
 from jax_tformer.functional import transformer
-from jax_tformer.hub.names import WeightsError, listed, once, reference_shape, require_fit, slots
+from jax_tformer.hub.names import WeightsError, listed, reference_shape, require_fit, slots
 from jax_tformer.hub.tensors import Part, Rearranged, Stacked, View, read, rearranged_shape, same_bytes
 
 Arrays = dict[str, np.ndarray]
@@ -303,13 +303,14 @@ class Place(NamedTuple):
     """Whether an earlier place holds the same numbers."""
 
 
-def read_rows(rows: tuple[Row, ...], config: TransformerConfig, weights: Weights) -> Arrays:
-    """Converts their arrays to ours, bit for bit, each in its own type.
+def read_rows(
+    rows: tuple[Row, ...], config: TransformerConfig, weights: Mapping[str, View], doubled: Iterable[str] = ()
+) -> Arrays:
+    """Converts their arrays to ours, bit for bit, each in its own type; `doubled` are the names that came twice.
 
     Raises WeightsError, which lists all arrays without a place, places without an array, and what else does not fit.
     """
-    given, doubled = once(weights)
-    return {name: read(view) for name, view in our_views(rows, config, given, doubled).items()}
+    return {name: read(view) for name, view in our_views(rows, config, weights, doubled).items()}
 
 
 def our_views(
@@ -364,15 +365,6 @@ def known_names(rows: tuple[Row, ...], config: TransformerConfig, names: Iterabl
     return known
 
 
-def write_rows(rows: tuple[Row, ...], config: TransformerConfig, weights: Weights) -> Arrays:
-    """Inverts `read_rows`. Writes tied arrays once, as Hugging Face does, and of dropped ones those that it expects.
-
-    Raises WeightsError, which lists all that does not fit `config`.
-    """
-    given, doubled = once(weights)
-    return {name: read(view) for name, view in their_views(rows, config, given, doubled).items()}
-
-
 def their_views(
     rows: tuple[Row, ...],
     config: TransformerConfig,
@@ -382,7 +374,8 @@ def their_views(
 ) -> dict[str, View]:
     """Returns views of our arrays as theirs; of arrays that repeat each other, those in `names`, or the first.
 
-    Raises WeightsError as `write_rows` does.
+    Tied arrays are written once, as Hugging Face does, and of dropped ones those that it expects. Raises WeightsError,
+    which lists all that does not fit `config`.
     """
     require_fit("config", weights, _shapes(config), doubled)
     theirs: dict[str, View] = {}

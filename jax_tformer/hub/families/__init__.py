@@ -14,9 +14,9 @@ from jax_tformer.hub.tables import (
     Arrays,
     Family,
     Weights,
-    our_views,
+    read_rows,
     read_settings,
-    write_rows,
+    their_views,
     write_settings,
 )
 from jax_tformer.hub.tensors import View, read
@@ -61,8 +61,7 @@ def from_huggingface(config: Mapping[str, object], weights: Weights) -> tuple[Tr
     """
     given, doubled = once(weights)
     ours = config_from_huggingface(config, given)
-    views = our_views(family_of(config).rows(ours), ours, given, doubled)
-    return ours, {name: read(view) for name, view in views.items()}
+    return ours, read_rows(family_of(config).rows(ours), ours, given, doubled)
 
 
 def to_huggingface(architecture: str, config: TransformerConfig, weights: Weights) -> tuple[dict[str, object], Arrays]:
@@ -73,7 +72,9 @@ def to_huggingface(architecture: str, config: TransformerConfig, weights: Weight
     """
     family = _family(architecture)
     theirs = {"architectures": [architecture], **write_settings(family, config)}
-    return theirs, write_rows(family.rows(config), config, weights)
+    given, doubled = once(weights)
+    views = their_views(family.rows(config), config, given, doubled)
+    return theirs, {name: read(view) for name, view in views.items()}
 
 
 def _family(architecture: str) -> Family:

@@ -35,46 +35,6 @@ def finite(array: np.ndarray) -> np.ndarray:
     return array
 
 
-class Moments:
-    """The sums of which a fingerprint is made; `largest` is the greatest absolute value."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self.size, self.least, self.most = array.size, np.inf, -np.inf
-        self.sums = np.zeros(5)
-        self.two: set[float] = set()
-        """The distinct values, as long as there are at most two."""
-        # As it lies in memory: the order of the elements says nothing here, and a large matrix is not copied.
-        flat = np.asarray(array).ravel(order="K")
-        # Sums of powers are taken of numbers of about 1, so that none of them overflows or vanishes.
-        self.unit = float(np.abs(finite(flat[:_SLICE])).max(initial=0.0)) or 1.0
-        for start in range(0, flat.size, _SLICE):
-            self._take(finite(flat[start : start + _SLICE]))
-        self.largest = max(abs(self.least), abs(self.most)) if self.size else 0.0
-
-    def _take(self, part: np.ndarray) -> None:
-        low, high = float(part.min()), float(part.max())
-        self.least, self.most = min(self.least, low), max(self.most, high)
-        if len(self.two) < 3:
-            self.two |= {low, high}
-            if len(self.two) < 3 and not ((part == low) | (part == high)).all():
-                self.two |= {float(part[(part != low) & (part != high)][0])}
-        part = part / self.unit
-        square = part * part
-        self.sums += np.array([part.sum(), np.abs(part).sum(), square.sum(), (square * part).sum(), (square**2).sum()])
-
-    @property
-    def features(self) -> np.ndarray:
-        """Means of powers over that of the square, the extremes, and the logarithm of the scale; no layout in it."""
-        mean, absolute, square, cube, fourth = self.sums / max(self.size, 1)
-        scale = np.sqrt(square)
-        if scale == 0:
-            return np.zeros(8)
-        extremes = self.least / self.unit / scale, self.most / self.unit / scale
-        powers = mean / scale, absolute / scale, cube / scale**3, fourth / scale**4
-        # A long tail makes the higher means large, and their rounding with them.
-        return np.array([*np.arcsinh(powers), *np.arcsinh(extremes), np.log(scale * self.unit), 0.0])
-
-
 def fingerprint(array: np.ndarray, *, depends_on_data: bool) -> tuple[np.ndarray | None, float]:
     """(features or None where the value says nothing, its largest absolute number).
 
@@ -83,13 +43,39 @@ def fingerprint(array: np.ndarray, *, depends_on_data: bool) -> tuple[np.ndarray
     """
     if array.size == 0 or not (np.issubdtype(array.dtype, np.number) or array.dtype == bool or array.dtype.kind == "V"):
         return None, 0.0
-    moments = Moments(array)
-    if depends_on_data:
-        trivial = moments.least == moments.most and abs(moments.most) in (0.0, 1.0)
-        return (None if trivial else moments.features), moments.largest
-    if len(moments.two) == 2:
-        return _of_mask(array), moments.largest
-    return (None if moments.least == moments.most else moments.features), moments.largest
+    sums, least, most = np.zeros(5), np.inf, -np.inf
+    distinct: set[float] = set()
+    """The distinct values, as long as there are at most two."""
+    # As it lies in memory: the order of the elements says nothing here, and a large matrix is not copied.
+    flat = np.asarray(array).ravel(order="K")
+    # Sums of powers are taken of numbers of about 1, so that none of them overflows or vanishes.
+    unit = float(np.abs(finite(flat[:_SLICE])).max()) or 1.0
+    for start in range(0, flat.size, _SLICE):
+        part = finite(flat[start : start + _SLICE])
+        low, high = float(part.min()), float(part.max())
+        least, most = min(least, low), max(most, high)
+        if len(distinct) < 3:
+            between = part[(part != low) & (part != high)][:1]
+            distinct |= {low, high, *between.tolist()}
+        part = part / unit
+        square = part * part
+        sums += [part.sum(), np.abs(part).sum(), square.sum(), (square * part).sum(), (square**2).sum()]
+    largest = max(abs(least), abs(most))
+    if len(distinct) == 2 and not depends_on_data:
+        return _of_mask(array), largest
+    trivial = least == most and (not depends_on_data or abs(most) in (0.0, 1.0))
+    return None if trivial else _features(sums / flat.size, least / unit, most / unit, unit), largest
+
+
+def _features(means: np.ndarray, least: float, most: float, unit: float) -> np.ndarray:
+    """Means of powers over that of the square, the extremes, and the logarithm of the scale; no layout in it."""
+    mean, absolute, square, cube, fourth = means
+    scale = np.sqrt(square)
+    if scale == 0:
+        return np.zeros(8)
+    powers = mean / scale, absolute / scale, cube / scale**3, fourth / scale**4
+    # A long tail makes the higher means large, and their rounding with them.
+    return np.array([*np.arcsinh(powers), *np.arcsinh([least / scale, most / scale]), np.log(scale * unit), 0.0])
 
 
 def _of_mask(array: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Runs a function of JAX step by step: every value of its jaxpr, with inner programs and loops run in their places."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,7 +55,7 @@ def values_of_jax(
     del args
     run = _Run(Values("ours", keep))
     given = [Known(leaves[-1], run.values.add(Value(kind, kind, name=name), leaves.pop())) for kind, name in names]
-    results = run.program(closed.jaxpr, run.constants(closed.consts), (given.pop(0) for _ in names), ())
+    results = run.program(closed.jaxpr, run.constants(closed.consts), (given.pop(0) for _ in names))
     for name, known in zip(order, results, strict=True):
         number = run.constants([known.array])[0].number if known.number is None else known.number
         assert number is not None
@@ -67,6 +68,8 @@ class _Run:
     def __init__(self, values: Values) -> None:
         self.values = values
         self._places: dict[tuple[int, Any], Place] = {}
+        self._layer: tuple[int, ...] = ()
+        """The iteration of each scan or loop that is being run, the outermost first."""
         self._outer: list[tuple[Place, str, bool]] = []
         """Of the programs that are run, the outermost first: the line that called it, its name where a library wrote
         it, and whether it is run on the way back."""
@@ -76,9 +79,7 @@ class _Run:
     def constants(self, arrays: Sequence[Any]) -> list[Known]:
         return [Known(array, self.values.add(Value("constant", "constant"), array)) for array in arrays]
 
-    def program(
-        self, jaxpr: Jaxpr, consts: Sequence[Known], given: Iterable[Known], layer: tuple[int, ...]
-    ) -> list[Known]:
+    def program(self, jaxpr: Jaxpr, consts: Sequence[Known], given: Iterable[Known]) -> list[Known]:
         """Runs a program; each array is let go after its last use."""
         environment = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, given, strict=True))
         last = {v: n for n, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if not isinstance(v, Literal)}
@@ -88,42 +89,42 @@ class _Run:
             return Known(variable.val, None) if isinstance(variable, Literal) else environment[variable]
 
         for n, eqn in enumerate(jaxpr.eqns):
-            outputs = self._step(eqn, [read(v) for v in eqn.invars], layer)
+            outputs = self._step(eqn, [read(v) for v in eqn.invars])
             environment.update(zip(eqn.outvars, outputs, strict=True))
             for v in {v for v in eqn.invars if not isinstance(v, Literal)}:
                 if last[v] == n and v not in kept:
                     environment.pop(v, None)
         return [read(v) for v in jaxpr.outvars]
 
-    def _step(self, eqn: JaxprEqn, ins: list[Known], layer: tuple[int, ...]) -> list[Known]:
+    def _step(self, eqn: JaxprEqn, ins: list[Known]) -> list[Known]:
         name = eqn.primitive.name
         if name in ("scan", "while", "cond") or name in _CALLS:
             self._outer.append((self._place(eqn), _library_function(eqn), self._backward(eqn)))
             try:
-                return self._called(eqn, ins, layer)
+                return self._called(eqn, ins)
             finally:
                 self._outer.pop()
         if name in _OPAQUE:
             self.values.opaque.append(f"{name} in JAX")
-        return self._operation(eqn, ins, layer)
+        return self._operation(eqn, ins)
 
-    def _called(self, eqn: JaxprEqn, ins: list[Known], layer: tuple[int, ...]) -> list[Known]:
+    def _called(self, eqn: JaxprEqn, ins: list[Known]) -> list[Known]:
         name, params = eqn.primitive.name, eqn.params
         if name == "scan":
-            return self._scan(eqn, ins, layer)
+            return self._scan(eqn, ins)
         if name == "while":
-            return self._while(eqn, ins, layer)
+            return self._while(eqn, ins)
         if name == "cond":
-            return self._inner(params["branches"][: int(ins[0].array) + 1][-1], ins[1:], layer)
+            return self._inner(params["branches"][: int(ins[0].array) + 1][-1], ins[1:])
         inner = params.get("jaxpr") or params.get("call_jaxpr") or params.get("fun_jaxpr")
-        return self._operation(eqn, ins, layer) if inner is None else self._inner(inner, ins, layer)
+        return self._operation(eqn, ins) if inner is None else self._inner(inner, ins)
 
-    def _inner(self, inner: ClosedJaxpr | Jaxpr, ins: Sequence[Known], layer: tuple[int, ...]) -> list[Known]:
+    def _inner(self, inner: ClosedJaxpr | Jaxpr, ins: Sequence[Known]) -> list[Known]:
         if isinstance(inner, ClosedJaxpr):
-            return self.program(inner.jaxpr, self.constants(inner.consts), ins, layer)
-        return self.program(inner, (), ins, layer)
+            return self.program(inner.jaxpr, self.constants(inner.consts), ins)
+        return self.program(inner, (), ins)
 
-    def _operation(self, eqn: JaxprEqn, ins: list[Known], layer: tuple[int, ...]) -> list[Known]:
+    def _operation(self, eqn: JaxprEqn, ins: list[Known]) -> list[Known]:
         made = _made(eqn, [known.array for known in ins])
         place = self._place(eqn)
         backward = self._backward(eqn)
@@ -134,28 +135,28 @@ class _Run:
                 eqn.primitive.name,
                 tuple(known.number for known in ins if known.number is not None),
                 place=place,
-                layer=layer,
+                layer=self._layer,
                 literals=tuple(
                     _number(known.array) for known in ins if known.number is None and np.size(known.array) == 1
                 ),
                 backward=backward,
-                forward=self._forward_of(eqn, place, layer) if backward else None,
+                forward=self._forward_of(eqn, place) if backward else None,
             )
             number = self.values.add(row, array)
             if not backward and self.values.rows[number].data:
-                self._forward[id(eqn.source_info.traceback), layer] = number
-                self._forward[place, layer] = number
+                self._forward[id(eqn.source_info.traceback), self._layer] = number
+                self._forward[place, self._layer] = number
             outputs.append(Known(array, number))
         return outputs
 
-    def _forward_of(self, eqn: JaxprEqn, place: Place, layer: tuple[int, ...]) -> int | None:
-        same = self._forward.get((id(eqn.source_info.traceback), layer))
-        return self._forward.get((place, layer)) if same is None else same
+    def _forward_of(self, eqn: JaxprEqn, place: Place) -> int | None:
+        same = self._forward.get((id(eqn.source_info.traceback), self._layer))
+        return self._forward.get((place, self._layer)) if same is None else same
 
     def _backward(self, eqn: JaxprEqn) -> bool:
         return "transpose(" in str(eqn.source_info.name_stack) or bool(self._outer and self._outer[-1][2])
 
-    def _scan(self, eqn: JaxprEqn, ins: list[Known], layer: tuple[int, ...]) -> list[Known]:
+    def _scan(self, eqn: JaxprEqn, ins: list[Known]) -> list[Known]:
         params = eqn.params
         inner, length, backwards = params["jaxpr"], params["length"], params["reverse"]
         first, state = params["num_consts"], params["num_carry"]
@@ -166,17 +167,20 @@ class _Run:
         made: list[Any] = [[None] * length if _is_key(x) else np.empty(x.shape, x.dtype) for x in wholes]
         rows: list[list[int]] = [[] for _ in made]
         turns = range(length)[:: -1 if backwards else 1]
+        outside = self._layer
         for i in turns:
-            xs = [self._row(known, i, (*layer, i)) for known in stacked]
-            results = self.program(inner.jaxpr, consts, [*shared, *carry, *xs], (*layer, i))
+            self._layer = (*outside, i)
+            xs = [self._row(known, i) for known in stacked]
+            results = self.program(inner.jaxpr, consts, [*shared, *carry, *xs])
             carry = results[:state]
             for whole, numbers, known in zip(made, rows, results[state:], strict=True):
                 whole[i] = known.array
                 numbers += [] if known.number is None else [known.number]
+        self._layer = outside
         outputs = []
         for whole, numbers in zip(made, rows, strict=True):
             array = jnp.stack(whole) if isinstance(whole, list) else whole
-            row = Value("operation", STACK, tuple(numbers[:: turns.step]), place=self._place(eqn), layer=layer)
+            row = Value("operation", STACK, tuple(numbers[:: turns.step]), place=self._place(eqn), layer=self._layer)
             row.backward = self._backward(eqn)
             # The rows say it all; the whole is looked at where somebody compares it by name.
             number = self.values.add(row, array if len(self.values.rows) in self.values.keep else None)
@@ -184,7 +188,7 @@ class _Run:
             outputs.append(Known(array, number))
         return [*carry, *outputs]
 
-    def _row(self, known: Known, i: int, layer: tuple[int, ...]) -> Known:
+    def _row(self, known: Known, i: int) -> Known:
         # NumPy's row of an array is no copy.
         array = (known.array if _is_key(known.array) else np.asarray(known.array))[i]
         if known.number is None:
@@ -193,17 +197,22 @@ class _Run:
         if before.operation == STACK and len(before.inputs) == before.shape[0]:
             return Known(array, before.inputs[i])
         place = self._outer[-1][0] if self._outer else NOWHERE
-        row = Value("operation", "layer row", (known.number,), before.name, "", place, layer, backward=before.backward)
+        row = Value(
+            "operation", "layer row", (known.number,), before.name, "", place, self._layer, backward=before.backward
+        )
         return Known(array, self.values.add(row, array))
 
-    def _while(self, eqn: JaxprEqn, ins: list[Known], layer: tuple[int, ...]) -> list[Known]:
+    def _while(self, eqn: JaxprEqn, ins: list[Known]) -> list[Known]:
         params = eqn.params
         split, state = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
         of_test, of_body, carry = ins[:split], ins[split:state], ins[state:]
-        turn = 0
-        while bool(self._inner(params["cond_jaxpr"], [*of_test, *carry], (*layer, turn))[0].array):
-            carry = self._inner(params["body_jaxpr"], [*of_body, *carry], (*layer, turn))
-            turn += 1
+        outside = self._layer
+        for turn in count():
+            self._layer = (*outside, turn)
+            if not self._inner(params["cond_jaxpr"], [*of_test, *carry])[0].array:
+                break
+            carry = self._inner(params["body_jaxpr"], [*of_body, *carry])
+        self._layer = outside
         return list(carry)
 
     def _place(self, eqn: JaxprEqn) -> Place:

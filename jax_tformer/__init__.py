@@ -65,9 +65,8 @@ _MODULES = {
     "decoding.settings": "DecodingConfig",
     "functional": "Transformer transformer",
     "hub.adapters": "load_adapters save_adapters",
-    "hub.names": "load_weights save_weights",
     "hub.loading": "load_pretrained",
-    "hub.names": "from_reference to_reference",
+    "hub.names": "from_reference load_weights save_weights to_reference",
     "hub.saving": "save_pretrained",
     "lora": "add_lora merge_lora",
 }

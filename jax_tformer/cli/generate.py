@@ -10,10 +10,13 @@ from jax_tformer.terminal import one_line
 def main(arguments: Sequence[str]) -> int:
     # 1. The options, the model except for its weights, and the texts: checked before the slow imports. A file is read
     # at once, standard input line by line.
-    from jax_tformer.cli.generate_options import plan_generation, read_options
-    from jax_tformer.cli.texts import JsonOutput, Stopwatch, TextOutput, open_prompts, read_references
+    from jax_tformer.cli.generate_options import read_options
 
     options = read_options(arguments, __doc__ or "")
+
+    from jax_tformer.cli.generate_plan import plan_generation
+    from jax_tformer.cli.texts import JsonOutput, Stopwatch, TextOutput, open_prompts, read_references
+
     plan = plan_generation(options)
     _print_notes(plan.notes)
     only = options.source if options.prompt is None else options.prompt

@@ -179,6 +179,8 @@ FAMILIES = {
     "BERT": (pre_tokenizers.BertPreTokenizer(), normalizers.BertNormalizer()),
     "Llama 3": (split_as("{1,3}"), None),
     "Qwen 2": (split_as(""), normalizers.NFC()),
+    "Llama 2": (None, normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])),
+    "T5": (pre_tokenizers.Metaspace(), None),
 }
 TRICKY = "".join(random.Random(0).choices([*"aé日१.'s \n\t\r_", "<|e|>", "<|", "🙂", "don't ", "  "], k=4000))
 
@@ -191,7 +193,8 @@ def tricky(request):
     splitter, normalizer = FAMILIES[request.param]
     bert = request.param == "BERT"
     backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]") if bert else models.BPE())
-    backend.pre_tokenizer = splitter
+    if splitter is not None:
+        backend.pre_tokenizer = splitter
     if normalizer is not None:
         backend.normalizer = normalizer
     backend.train_from_iterator(

@@ -195,12 +195,24 @@ class Tokenizer:
         return np.concatenate([*chain.from_iterable(zip(ids, special, strict=False)), ids[-1]])
 
     def encode_text(self, text: memoryview, first: Sequence[int] = ()) -> np.ndarray:
-        """Returns `first` and then the ids of a long `text` (valid UTF-8), `id_type`[N], encoded in `Pieces`."""
-        ids, pieces = bytearray(np.array(first, self.id_type).tobytes()), iter(Pieces(text))
+        """Returns `first` and then the ids of a long `text` (valid UTF-8), `id_type`[N].
+
+        Encodes it in `Pieces`, or all at once if a piece would get other ids.
+        """
+        ids = bytearray(np.array(first, self.id_type).tobytes())
+        pieces = iter(Pieces(text) if self._can_be_cut else [str(text, "utf-8")])
         while group := list(islice(pieces, _PIECES_TOGETHER)):
             for part in self.encode_batch(group):
                 ids += part.astype(self.id_type).tobytes()
         return np.frombuffer(ids, self.id_type)
+
+    @cached_property
+    def _can_be_cut(self) -> bool:
+        """Whether a text has the same ids if it is cut before a space or line end: Llama 2 puts a space before each."""
+        if self._table is not None:
+            return True
+        one, *rows = (ids.tolist() for ids in self.encode_batch(["a", " a", "a a", "\na", "a\na"]))
+        return [one + rows[0], one + rows[2]] == rows[1::2]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of `ids` without special tokens."""
@@ -242,8 +254,7 @@ class Pieces(Iterable[str]):
     """Iterates over a text (UTF-8) in parts of about 8,192 bytes, because the library slows down on long texts.
 
     Cuts before a space, which is where no token of GPT-2, BERT, Llama 3 or Qwen 2 crosses: the ids are those of the
-    whole text. Only text without spaces is cut before a line end. Tokenizers that split texts in other ways may give
-    other ids at a cut.
+    whole text. Only text without spaces is cut before a line end.
     """
 
     def __init__(self, text: bytes | memoryview) -> None:

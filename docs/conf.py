@@ -32,13 +32,6 @@ def unlink_sources(app: Sphinx, name: str, source: list[str]) -> None:
         source[0] = re.sub(r"\[([^\]]+)\]\(\.\./[^)]+\)", r"\1", source[0])
 
 
-def drop_attributes(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
-    """Cuts the list of fields that a config's docstring ends with: each has an entry of its own."""
-    if "Attributes:" in lines:
-        del lines[lines.index("Attributes:") :]
-
-
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("source-read", unlink_sources)
-    app.connect("autodoc-process-docstring", drop_attributes)

@@ -137,7 +137,7 @@ def test_a_signal_ends_the_measurement_of_each_alone(monkeypatch):
     closed = []
 
     class Idle:
-        def __init__(self, *kind):
+        def __init__(self, *kind, environment):
             pass
 
         def call(self, name, *given):

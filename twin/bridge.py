@@ -110,7 +110,9 @@ class Pair(Bridge):
 
 def _activations(outputs: Any, loss: Any, losses: Any = None) -> tuple[Any, dict[str, Any]]:
     """(loss, all that a gate compares of either side, by name)."""
-    found = {"logits": outputs.logits, "pooled": outputs.pooled, "loss of each token": losses, "loss": loss}
+    # With a head, the pooled text is a step on the way to the logits, which Hugging Face's models do not return.
+    pooled = outputs.pooled if losses is None else None
+    found = {"logits": outputs.logits, "pooled": pooled, "loss of each token": losses, "loss": loss}
     for side in ("encoder", "decoder"):
         for kind in KINDS if (captured := getattr(outputs, side)) else ():
             layers = getattr(captured, kind)

@@ -1,7 +1,7 @@
 """Random architectures: any legal config of small size, any batch, for gates 1 and 2."""
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
@@ -15,8 +15,6 @@ from jax_tformer.config import (
     model,
 )
 from twin.cases import Lengths, kinds
-
-Strategy = st.SearchStrategy[Any]
 
 
 @dataclass(frozen=True)

@@ -104,8 +104,6 @@ def test_a_config_json_means_what_transformers_reads_in_it(name, settings):
 
 
 GATED = "encoder.activation encoder.gated"
-NEWER_T5 = {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu", "is_gated_act": True}
-"""What newer versions save beside it is what they compute."""
 BERT_RATES = DropoutConfig(0.1, 0.1, 0.1)
 MEANINGS = [
     ("llama", {"rope_scaling": {"type": "linear", "factor": 4}}, "rotary", RotaryConfig(scaling="linear", factor=4.0)),

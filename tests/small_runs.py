@@ -1,7 +1,6 @@
 """A run of two steps on one line of text, the command that makes it, and what stands in a folder."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 from jax_tformer.runs.metrics import read_metrics
@@ -14,8 +13,6 @@ TINY = [
     *("--data.tokenizer.vocab-size", "None", "--training.steps", "2", "--training.batch-size", "2"),
     *("--training.evaluate-batches", "1", "--sample.max-new-tokens", "4", "--sample.count", "1"),
 ]
-
-Refuse = Callable[..., str]
 
 
 def contents(folder):

@@ -1,4 +1,4 @@
-"""Describes who may attend to whom, and computes the softmax under such a mask, as `visible` in torch_ref/attention.py.
+"""Describes who may attend to whom, and computes the softmax under such a mask, as `visible` in torch_ref/masks.py.
 
 Fused kernels read the fields of a `Mask`; `Mask.softmax` makes a boolean array of it, True = may attend. `Stack.masks`
 makes those of self-attention, `EncoderDecoder.decode` that of cross-attention.

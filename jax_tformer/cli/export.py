@@ -103,7 +103,7 @@ def export_adapters(run: "RunFolder", out: Path, step: "Which", architecture: st
     trained = load_trained(run, step, merge=False)
     net, base = trained.net, run.read_config().init
     net.origin = read_origin(run.origin) if run.origin.exists() else None
-    told = "the run began with new weights; expected --architecture, the class of transformers that its adapters are for"
+    told = "the run began with new weights; expected --architecture, the class that its adapters are for"
     require(net.origin is not None or architecture is not None, told)
     save_adapters(out, net, trained.params, architecture=architecture, base=base)
     return f"the adapters of step {trained.step} of {run.path} are in {out}/: {list_files(out)}"

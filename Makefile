@@ -37,6 +37,7 @@ test-deeper: .venv/test
 
 parity: .venv/test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -o testpaths=parity_tests --parity-report parity-report $(ARGS)
+	@$(if $(ARGS),,$(BIN)/python -m parity_tests.tables --check)
 
 parity-deep: .venv/test
 	$(BIN)/python -m pytest -n 2 --dist worksteal parity_tests/test_random_architectures.py parity_tests/test_huggingface.py parity_tests/test_decoding_huggingface.py --deep $(or $(SEED),$(shell date +%s)) $(ARGS)

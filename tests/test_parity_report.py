@@ -14,7 +14,8 @@ from parity.plugin import PROPERTY, Parity
 from parity.report.checks import Checks, cause
 from parity.report.figures import GATES, Cell, Figures, gates_markdown, short, shown
 from parity.report.terminal_table import table_text
-from parity_tests.tables import between, updated
+from parity_tests.tables import between, find_unmeasured, updated
+from twin.cases import CONFIGS
 
 ROOT = Path(__file__).parents[1]
 ALL = {(row, gate): 5.44e-16 for row in ("gpt2", "switches-encoder-decoder, 520 positions") for gate in GATES}
@@ -177,6 +178,14 @@ def test_page_and_json_say_everything_and_load_nothing(tmp_path):
     assert tests["a_test[<b>]"]["message"].startswith("gate 2 gradients: 1.00e-04")
     assert tests["b"]["checks"][0]["fault"]["figure"] == "nan"
     assert document["measured_on"] in page
+
+
+def test_what_a_whole_run_has_not_measured_is_named():
+    cells = [Cell(row, gate, 0.0, 1.0, "x") for row in CONFIGS for gate in GATES]
+    assert find_unmeasured(Figures(cells)) == []
+    others = [cell for cell in cells if cell.gate != "7 dropout"]
+    lost = Figures(cell for cell in others if (cell.row, cell.gate) != ("gpt2", "2 gradients"))
+    assert find_unmeasured(lost) == ["no figure for gate 7 dropout", "no figure for gpt2, gate 2 gradients"]
 
 
 def test_documents_get_the_tables_between_their_markers(tmp_path):

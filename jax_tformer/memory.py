@@ -19,6 +19,7 @@ from jax_tformer.functional import AnyTransformer, transformer
 from jax_tformer.lora import join_adapters, split_adapters, trained
 from jax_tformer.model.fast import choose_implementation
 from jax_tformer.model.masks import Mask
+from jax_tformer.training.processes import least
 
 BatchLoss = Callable[..., tuple[Any, Any]]
 """(net, params, batch, dropout_key=key) -> (summed loss, labels that count): `jax_tformer.training.step.batch_loss`."""
@@ -55,8 +56,9 @@ def fit_to_devices(
     """Replaces compute.remat "auto" by a choice for training by `batch_loss` on batches shaped like `batch`."""
     if config.compute.remat != "auto":
         return config
-    device = mesh.devices.flat[0]
-    limit = None if device.platform == "cpu" else (device.memory_stats() or {}).get("bytes_limit")
+    device = mesh.local_devices[0]
+    # Of the smallest device of any process, so that all compile the same program.
+    limit = least(None if device.platform == "cpu" else (device.memory_stats() or {}).get("bytes_limit"))
     part = {
         name: jax.ShapeDtypeStruct((len(rows) // accumulation, *rows.shape[1:]), rows.dtype)
         for name, rows in batch.items()

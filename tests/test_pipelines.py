@@ -273,7 +273,7 @@ def test_a_window_is_masked_in_another_way_in_every_epoch(text_path):
 def test_masking_is_bert_s():
     windows = np.random.default_rng(0).integers(10, 1000, (400, 100), np.int32)
     ordinary = np.arange(10, 1000, dtype=np.int32)
-    batch = mask_tokens(windows, np.random.default_rng(1), 0.15, mask_id=3, ordinary_ids=ordinary)
+    batch = mask_tokens(windows, np.random.default_rng(1), 0.15, 3, ordinary, rows=np.arange(400), of=400)
     chosen = batch["labels"] != IGNORED
     assert (chosen.sum(axis=1) == 15).all()
     # Every position is equally likely to be chosen.
@@ -289,7 +289,7 @@ def test_masking_is_bert_s():
 
 def test_at_least_one_token_of_a_window_is_masked():
     windows = np.arange(12, dtype=np.int32).reshape(4, 3)
-    batch = mask_tokens(windows, np.random.default_rng(1), 0.01, mask_id=99, ordinary_ids=np.arange(12, dtype=np.int32))
+    batch = mask_tokens(windows, np.random.default_rng(1), 0.01, 99, windows[0], rows=np.arange(4), of=4)
     assert ((batch["labels"] != IGNORED).sum(axis=1) == 1).all()
 
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 
 from jax_tformer.config.errors import InputError, TrainingFailed
-from jax_tformer.runs.startup import require_one_process
 from jax_tformer.terminal import Interruption, say
+from jax_tformer.training.processes import require_alone
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -15,7 +15,7 @@ def main(arguments: Sequence[str]) -> int:
     from twin.options import read_plan
 
     plan = read_plan(arguments)
-    require_one_process()
+    require_alone("compare.py")
 
     # XLA would reserve three quarters of a GPU's memory, but both frameworks need some.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

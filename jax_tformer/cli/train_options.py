@@ -3,14 +3,14 @@
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from jax_tformer.cli.options import given_flags, parse
 from jax_tformer.config import LoraConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.config.experiment import ExperimentConfig
+from jax_tformer.config.experiment import DistributedConfig, ExperimentConfig
 from jax_tformer.config.presets import DEFAULT_EXPERIMENT, EXPERIMENTS
 from jax_tformer.files import changed_fields, require_new_folder, shortened, to_dict, user_path
 from jax_tformer.terminal import as_called
@@ -58,6 +58,7 @@ class TrainOptions(ExperimentConfig):
     """At the end, write the model to this new folder, which Hugging Face's from_pretrained opens."""
     report: bool = False
     """Train nothing: draw loss.png and samples.txt of a run in any state; --sample.FIELD changes how it samples."""
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class TrainPlan:
     """Where to write the model for Hugging Face in the end."""
     notes: list[str]
     """Notes for the user, a line each."""
+    distributed: DistributedConfig
+    """Where this process meets the others that train with it."""
 
 
 def train_options(arguments: Sequence[str]) -> TrainPlan:
@@ -132,9 +135,8 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
         require_new_folder(export)
         require_expressible(experiment)
     name_said = name if named else None
-    return TrainPlan(
-        name_said, experiment, folder.path, options.resume == "auto", options.report, before, export, notes
-    )
+    resume_it, report = options.resume == "auto", options.report
+    return TrainPlan(name_said, experiment, folder.path, resume_it, report, before, export, notes, options.distributed)
 
 
 def _start(

@@ -255,6 +255,38 @@ class MeshConfig:
 
 
 @dataclass(frozen=True)
+class DistributedConfig:
+    """Where several processes meet to train together. Slurm, Open MPI 4 and TPU pods need none of it."""
+
+    coordinator: str | None = None
+    """HOST:PORT of the first process, which all others must reach; None: what the launcher says, or one process."""
+    processes: int | None = None
+    """How many processes there are; None: as many as the launcher says."""
+    process: int | None = None
+    """The number of this one, from 0; None: what the launcher says."""
+    timeout: int = 300
+    """Seconds to wait for the others at the start."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "timeout")
+        if self.processes is not None:
+            require_positive(self, "processes")
+        if self.coordinator is None:
+            given = [name for name in ("processes", "process") if getattr(self, name) is not None]
+            require(not given, f"{' and '.join(given)} given without coordinator; expected HOST:PORT of the first one")
+            return
+        host, _, port = self.coordinator.rpartition(":")
+        require(
+            bool(host) and port.isdecimal() and 0 < int(port) < 2**16,
+            f"coordinator is {self.coordinator!r}; expected HOST:PORT, such as localhost:12345",
+        )
+        require(
+            self.process is None or 0 <= self.process < (self.processes or self.process + 1),
+            f"process is {self.process} of {self.processes}; expected a number from 0, below that of processes",
+        )
+
+
+@dataclass(frozen=True)
 class ExperimentConfig:
     """Everything that decides the numbers of a run; saved in the run folder as config.json."""
 

@@ -23,12 +23,15 @@ if TYPE_CHECKING:
     from jax_tformer.data.tokenizers import Tokenizer
 
 Batch = dict[str, np.ndarray]
-"""Arrays of B rows: "tokens", or "source" and "target" with their masks, and "labels"."""
+"""Arrays of B rows, or of those that one process makes: "tokens", or "source" and "target" with masks, and "labels"."""
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The batches of one experiment. All have B rows and the same shapes, so that the step is compiled only once."""
+    """The batches of one experiment, or the rows of them that one process makes.
+
+    All have the same shapes, so that the step is compiled only once.
+    """
 
     train: "grain.MapDataset[Batch]"
     """Endless training batches; a batch depends only on its number and the seed."""
@@ -53,8 +56,11 @@ class Pipeline:
         return iter(self.train.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))
 
 
-MakeBatch = Callable[[np.ndarray, np.random.Generator], Batch]
-"""Makes a batch of the items with these numbers, int64[B]; draws whatever is random from the generator."""
+MakeBatch = Callable[[np.ndarray, np.random.Generator, np.ndarray], Batch]
+"""Makes some rows, int[R], of the batch of the items with these numbers, int64[B].
+
+Whatever is random is drawn from the generator for all rows, so that a row does not depend on which others are made.
+"""
 
 
 def endless(make_batch: Callable[[int, np.random.Generator], Batch], seed: int) -> "grain.MapDataset[Batch]":
@@ -67,11 +73,16 @@ def endless(make_batch: Callable[[int, np.random.Generator], Batch], seed: int) 
     return grain.MapDataset.range(sys.maxsize).seed(seed).random_map(make_batch)
 
 
-def shuffled(make_batch: MakeBatch, count: int, training: TrainingConfig) -> "grain.MapDataset[Batch]":
-    """Makes endless training batches of `count` items; every epoch reads all of them, each in another random order."""
+def shuffled(
+    make_batch: MakeBatch, count: int, training: TrainingConfig, rows: np.ndarray
+) -> "grain.MapDataset[Batch]":
+    """Makes `rows` of endless training batches of `count` items.
+
+    Every epoch reads all items, each in another random order.
+    """
 
     def make(number: int, generator: np.random.Generator) -> Batch:
-        return make_batch(shuffled_items(number, training.batch_size, count, training.seed), generator)
+        return make_batch(shuffled_items(number, training.batch_size, count, training.seed), generator, rows)
 
     return endless(make, training.seed)
 
@@ -106,12 +117,19 @@ def held_out_items(items: Iterable[str], fraction: float) -> np.ndarray:
     return np.isin(hashes, ranked[: max(1, round(fraction * len(ranked)))])
 
 
-def thinned_out(make_batch: MakeBatch, count: int, training: TrainingConfig) -> list[Batch]:
-    """Makes the evaluation batches of `count` held-out items, the same for every seed; fills up the last one."""
+def thinned_out(make_batch: MakeBatch, count: int, training: TrainingConfig, rows: np.ndarray) -> list[Batch]:
+    """Makes `rows` of the evaluation batches of `count` held-out items, the same for every seed.
+
+    Rows that fill up the last batch repeat its last item, with labels that the loss ignores.
+    """
     generator = np.random.default_rng(0)
-    return [
-        _filled_up(make_batch(items, generator), training.batch_size) for items in evaluation_items(count, training)
-    ]
+
+    def make(items: np.ndarray) -> Batch:
+        batch = make_batch(items, generator, np.minimum(rows, len(items) - 1))
+        batch["labels"][rows >= len(items)] = IGNORED
+        return batch
+
+    return [make(items) for items in evaluation_items(count, training)]
 
 
 def evaluation_items(count: int, training: TrainingConfig) -> list[np.ndarray]:
@@ -119,14 +137,6 @@ def evaluation_items(count: int, training: TrainingConfig) -> list[np.ndarray]:
     wanted = min(count, training.evaluate_batches * training.batch_size)
     items = np.arange(wanted) * count // wanted
     return [items[first : first + training.batch_size] for first in range(0, wanted, training.batch_size)]
-
-
-def _filled_up(batch: Batch, batch_size: int) -> Batch:
-    """Repeats the last row until there are `batch_size`, with labels that the loss ignores."""
-    missing = batch_size - len(batch["labels"])
-    filled = {name: np.concatenate([rows, rows[-1:].repeat(missing, 0)]) for name, rows in batch.items()}
-    filled["labels"][len(batch["labels"]) :] = IGNORED
-    return filled
 
 
 def fingerprint(

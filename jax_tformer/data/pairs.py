@@ -181,16 +181,16 @@ def shift_right(ids: np.ndarray, start_id: int) -> np.ndarray:
     return np.concatenate([start, ids[..., :-1]], axis=-1)
 
 
-def pairs_pipeline(data: PairData, training: TrainingConfig, tokenizer: Tokenizer) -> Pipeline:
-    """Makes batches as `PairBatcher.batch` describes, of dates or of pairs in files.
+def pairs_pipeline(data: PairData, training: TrainingConfig, tokenizer: Tokenizer, rows: np.ndarray) -> Pipeline:
+    """Makes `rows` of batches as `PairBatcher.batch` describes, of dates or of pairs in files.
 
     Raises InputError if no training pair or no held-out pair fits, or if the tokenizer lacks a special token.
     """
     batcher = PairBatcher(data, tokenizer)
-    return _dates(data, training, batcher) if data.source == "dates" else _files(data, training, batcher)
+    return (_dates if data.source == "dates" else _files)(data, training, batcher, rows)
 
 
-def _files(data: PairData, training: TrainingConfig, batcher: PairBatcher) -> Pipeline:
+def _files(data: PairData, training: TrainingConfig, batcher: PairBatcher, rows: np.ndarray) -> Pipeline:
     texts, tokenizer = load_pairs(data), batcher.tokenizer
     ids = _encoded(texts, tokenizer)
     lengths = (ids.sizes // np.dtype(tokenizer.id_type).itemsize).reshape(-1, 2)
@@ -206,11 +206,13 @@ def _files(data: PairData, training: TrainingConfig, batcher: PairBatcher) -> Pi
     )
 
     def batches_of(chosen: np.ndarray) -> MakeBatch:
-        return lambda items, _: batcher.batch([(ids[2 * pair], ids[2 * pair + 1]) for pair in chosen[items]])
+        return lambda items, _, rows: batcher.batch(
+            [(ids[2 * pair], ids[2 * pair + 1]) for pair in chosen[items[rows]]]
+        )
 
     return Pipeline(
-        train=shuffled(batches_of(training_pairs), len(training_pairs), training),
-        evaluation=thinned_out(batches_of(held_out_pairs), len(held_out_pairs), training),
+        train=shuffled(batches_of(training_pairs), len(training_pairs), training, rows),
+        evaluation=thinned_out(batches_of(held_out_pairs), len(held_out_pairs), training, rows),
         fingerprint=fingerprint(texts, tokenizer, data, training),
         examples=[(texts[2 * pair], texts[2 * pair + 1]) for pair in held_out_pairs[:_EXAMPLES]],
         notes=[left_out] if left_out else [],
@@ -251,7 +253,7 @@ def _left_out(lengths: np.ndarray, data: PairData, around: int) -> str:
     )
 
 
-def _dates(data: PairData, training: TrainingConfig, batcher: PairBatcher) -> Pipeline:
+def _dates(data: PairData, training: TrainingConfig, batcher: PairBatcher, rows: np.ndarray) -> Pipeline:
     longest = [(source, dates.LAST_DAY.isoformat()) for source in dates.longest_sources()]
     source_length = batcher.around + max(len(source) for source, _ in batcher.encode(longest))
     target_length = batcher.around + max(len(target) for _, target in batcher.encode(longest))
@@ -269,15 +271,15 @@ def _dates(data: PairData, training: TrainingConfig, batcher: PairBatcher) -> Pi
             drawn += [pair for pair in zip(pairs, batcher.encode(pairs), strict=True) if batcher.fits(pair[1])]
         return drawn
 
-    def make_batch(_: int, generator: np.random.Generator) -> Batch:
-        return batcher.batch([ids for _, ids in draw(training.batch_size, False, generator)])
+    def make_batch(held_out: bool, generator: np.random.Generator) -> Batch:
+        drawn = draw(training.batch_size, held_out, generator)
+        return batcher.batch([drawn[row][1] for row in rows])
 
     generator = np.random.default_rng(0)
     examples = [pair for pair, _ in draw(_EXAMPLES, True, generator)]
-    evaluation = [draw(training.batch_size, True, generator) for _ in range(training.evaluate_batches)]
     return Pipeline(
-        train=endless(make_batch, training.seed),
-        evaluation=[batcher.batch([ids for _, ids in drawn]) for drawn in evaluation],
+        train=endless(lambda _, generator: make_batch(False, generator), training.seed),
+        evaluation=[make_batch(True, generator) for _ in range(training.evaluate_batches)],
         fingerprint=fingerprint([dates.description()], batcher.tokenizer, data, training),
         examples=examples,
     )

@@ -33,14 +33,19 @@ def build_tokenizer_for(data: TextData | PairData) -> Tokenizer:
     return build_tokenizer(data.tokenizer, _texts(data), _special_tokens(data))
 
 
-def build_pipeline(data: TextData | PairData, training: TrainingConfig, tokenizer: Tokenizer) -> Pipeline:
+def build_pipeline(
+    data: TextData | PairData, training: TrainingConfig, tokenizer: Tokenizer, rows: np.ndarray | None = None
+) -> Pipeline:
     """Makes the batches of `data`; `text_pipeline` and `pairs_pipeline` describe them.
 
-    Raises InputError if the text cannot be read, is too short, or does not suit the tokenizer.
+    `rows`, int[R], are those of each batch that this process makes, in rising order; None: all. They are the same
+    numbers whichever others are made. Raises InputError if the text cannot be read, is too short, or does not suit the
+    tokenizer.
     """
+    rows = np.arange(training.batch_size) if rows is None else rows
     if isinstance(data, PairData):
-        return pairs_pipeline(data, training, tokenizer)
-    return text_pipeline(data, training, tokenizer)
+        return pairs_pipeline(data, training, tokenizer, rows)
+    return text_pipeline(data, training, tokenizer, rows)
 
 
 def _special_tokens(data: TextData | PairData) -> Mapping[Role, str]:

@@ -190,8 +190,8 @@ def token_stream(tokenizer: Tokenizer, text: memoryview, first: Sequence[int] = 
     return np.frombuffer(kept(key, lambda: tokenizer.encode_text(text, first).data), tokenizer.id_type)
 
 
-def text_pipeline(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) -> Pipeline:
-    """Makes batches {"tokens": int32[B, T], "labels": int32[B, T]} of windows of text.
+def text_pipeline(data: TextData, training: TrainingConfig, tokenizer: Tokenizer, rows: np.ndarray) -> Pipeline:
+    """Makes `rows` of batches {"tokens": int32[B, T], "labels": int32[B, T]} of windows of text.
 
     For language models the label of a token is the next token, and the text begins with the start token if the
     tokenizer has one. For masked data the label is the original token, or IGNORED where nothing was masked. The seed
@@ -228,21 +228,21 @@ def text_pipeline(data: TextData, training: TrainingConfig, tokenizer: Tokenizer
         )
     counts = Counter(path.suffix.lower() for path in text_files(data)) if data.source == "files" else Counter[str]()
     notes = [f"{counts[kind]:,} {kind} files are read as plain text" for kind in _TABLES if counts[kind]]
-    rows, held_out_rows = windows(ids, length, data.stride), windows(held_out_ids, length, data.context_length - around)
+    train, held_out = windows(ids, length, data.stride), windows(held_out_ids, length, data.context_length - around)
 
-    def batches_of(rows: np.ndarray) -> MakeBatch:
-        def make_batch(items: np.ndarray, generator: np.random.Generator) -> Batch:
-            chosen = rows[items].astype(np.int32)
+    def batches_of(windows: np.ndarray) -> MakeBatch:
+        def make_batch(items: np.ndarray, generator: np.random.Generator, rows: np.ndarray) -> Batch:
+            chosen = windows[items[rows]].astype(np.int32)
             if not masking:
                 return _next_tokens(chosen)
-            batch = mask_tokens(chosen, generator, *masking)
+            batch = mask_tokens(chosen, generator, *masking, rows=rows, of=len(items))
             return batch if framing is None else _framed(batch, framing)
 
         return make_batch
 
     return Pipeline(
-        train=shuffled(batches_of(rows), len(rows), training),
-        evaluation=thinned_out(batches_of(held_out_rows), len(held_out_rows), training),
+        train=shuffled(batches_of(train), len(train), training, rows),
+        evaluation=thinned_out(batches_of(held_out), len(held_out), training, rows),
         fingerprint=fingerprint([text], tokenizer, data, training),
         bytes_per_token=None if masking else len(held_out_text) / (len(held_out_ids) - len(first)),
         notes=notes,
@@ -269,16 +269,24 @@ def _next_tokens(rows: np.ndarray) -> Batch:
 
 
 def mask_tokens(
-    windows: np.ndarray, generator: np.random.Generator, fraction: float, mask_id: int, ordinary_ids: np.ndarray
+    windows: np.ndarray,
+    generator: np.random.Generator,
+    fraction: float,
+    mask_id: int,
+    ordinary_ids: np.ndarray,
+    *,
+    rows: np.ndarray,
+    of: int,
 ) -> Batch:
-    """Masks a `fraction` of each of the `windows`, int32[B, T], at least one token; the labels are the original tokens.
+    """Masks a `fraction` of each of the `windows`, int32[R, T], at least one token; the labels are the original tokens.
 
     Of those tokens, 80% become the mask token, 10% become a random one of `ordinary_ids`, int32[N], and 10% stay (BERT,
-    section 3.1).
+    section 3.1). The windows are the `rows`, int[R], of a batch `of` B, and all of that is drawn.
     """
-    count = max(1, round(fraction * windows.shape[1]))
-    chosen = generator.random(windows.shape).argsort(axis=1) < count
-    fate = generator.random(windows.shape)
+    length = windows.shape[1]
+    order, fate = generator.random((of, length))[rows], generator.random((of, length))[rows]
+    chosen = order.argsort(axis=1) < max(1, round(fraction * length))
     tokens = np.where(chosen & (fate < 0.8), np.int32(mask_id), windows)
-    tokens = np.where(chosen & (fate >= 0.8) & (fate < 0.9), generator.choice(ordinary_ids, windows.shape), tokens)
+    random_ids = generator.choice(ordinary_ids, (of, length))[rows]
+    tokens = np.where(chosen & (fate >= 0.8) & (fate < 0.9), random_ids, tokens)
     return {"tokens": tokens, "labels": np.where(chosen, windows, np.int32(IGNORED))}

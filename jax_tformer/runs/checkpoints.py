@@ -15,7 +15,7 @@ The checksums are CRC-32 and not a cryptographic hash: they guard against failin
 times faster, which matters for gigabytes that are read twice while a training step shares the processor.
 
 With several processes, all must call the same methods in the same order on a shared folder. All write their arrays; the
-first one alone does the rest, and decides for all (`ask_first_process`).
+first one alone does the rest, and decides for all (`ask_first`).
 """
 
 import json
@@ -34,11 +34,11 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
 from jax_tformer.config.errors import InputError
 from jax_tformer.files import read_json, require_writable, sync, write_json
+from jax_tformer.training.processes import ask_first, is_first
 
 Which = int | Literal["best"] | None
 """The number of a step, the best by held-out loss, or None for the newest."""
@@ -116,9 +116,9 @@ class Checkpoints:
         """
         self.drop()
         self.wait()
-        if ask_first_process(lambda: find_damage(self._folder / str(step)) is None):
+        if ask_first(lambda: find_damage(self._folder / str(step)) is None):
             return
-        ask_first_process(self._make_room)
+        ask_first(self._make_room)
         pending = self._folder / f"{step}.pending"
         # Orbax refuses a tree without arrays, such as an empty one: there is nothing to save in it.
         arrays = {name: tree for name, tree in state.items() if jax.tree.leaves(tree)}
@@ -151,7 +151,7 @@ class Checkpoints:
         """
         running, self._running = self._running, None
         if running is not None:
-            ask_first_process(running.result)
+            ask_first(running.result)
             running.result()
 
     def close(self) -> None:
@@ -218,7 +218,7 @@ class Checkpoints:
         response, pending, step, extra = begun
         try:
             response.result()
-            if jax.process_index() != 0:
+            if not is_first():
                 return
             (pending / _EXTRA_FILE).write_text(extra, encoding="utf-8")
             seal(pending)
@@ -254,7 +254,7 @@ class Checkpoints:
 
 def _remove_unfinished(pending: Path) -> None:
     """Removes a failed save, to free its room on a full disk."""
-    if jax.process_index() == 0:
+    if is_first():
         for path in pending.parent.glob(f"{pending.name}*"):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -264,23 +264,6 @@ def _delete(step_folder: Path) -> None:
     doomed = step_folder.with_name(f"{step_folder.name}.deleted")
     step_folder.rename(doomed)
     shutil.rmtree(doomed)
-
-
-def ask_first_process(work: Callable[[], int | None]) -> int:
-    """Returns the result of `work` on the first process to all processes; where it fails there, it fails for all."""
-    if jax.process_count() == 1:
-        return work() or 0
-    answer, failure = 0, None
-    try:
-        answer = (work() or 0) if jax.process_index() == 0 else 0
-    except Exception as error:
-        failure = error
-    shared = multihost_utils.broadcast_one_to_all(np.array([answer, failure is not None], np.int32))
-    if failure is not None:
-        raise failure
-    if shared[1]:
-        raise InputError("the first process could not use the checkpoints; its own message says why")
-    return int(shared[0])
 
 
 def list_steps(folder: Path) -> list[int]:
@@ -313,7 +296,7 @@ def restore(
     and none is intact, if the given one is not, or if it holds other arrays than `abstract`; nothing is deleted then.
     """
     folder, skipped = folder.absolute(), list[str]()
-    number = ask_first_process(lambda: _find_intact(folder, step, only, skipped))
+    number = ask_first(lambda: _find_intact(folder, step, only, skipped))
     if number == _NO_STEP:
         return None
     path = folder / str(number)

@@ -34,7 +34,7 @@ from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.runs.folder import RunFolder, Trained, load_trained
 from jax_tformer.runs.metrics import Row, format_figures, read_metrics
 from jax_tformer.runs.startup import compiler_options, for_other_shapes
-from jax_tformer.training.sharding import place_batch
+from jax_tformer.training.sharding import on_this_process, place_batch
 from jax_tformer.training.step import evaluation_step, forward
 
 _PROMPT = 8
@@ -69,7 +69,8 @@ class Evaluator:
             sources, targets = zip(*self._pipeline.examples, strict=True)
             read = PromptReader.of_run(self._data, self._tokenizer, self._data.target_length)
             greedy = DecodingConfig(max_new_tokens=self._data.target_length)
-            answers = Answerer(self._translator, params, self._tokenizer, greedy).best(map(read, sources))
+            whole = on_this_process(params)
+            answers = Answerer(self._translator, whole, self._tokenizer, greedy).best(map(read, sources))
             scores = translation_scores(answers, targets)
             figures["exact_match"] = scores.exact_match
             figures |= {"no_bleu": scores.no_bleu or ""} if scores.bleu is None else {"bleu": scores.bleu}

@@ -28,6 +28,7 @@ from jax_tformer.files import not_regular, parse_json, shortened, write_text
 from jax_tformer.runs.folder import RunFolder
 from jax_tformer.terminal import visible
 from jax_tformer.training.optimizer import learning_rate
+from jax_tformer.training.processes import is_first
 from jax_tformer.training.step import StepMetrics, TrainState
 
 Row = dict[str, Any]
@@ -40,7 +41,7 @@ _GAP, _NARROWEST_BAR, _WIDEST_BAR = 2, 10, 60
 
 
 class MetricsLog:
-    """Appends rows to metrics.jsonl and TensorBoard.
+    """Appends rows to metrics.jsonl and TensorBoard; of several processes, the first one does.
 
     A run that continues at `step` first drops the rows after it: a killed run may have logged steps after its last
     checkpoint, and will make them again. If lines are damaged, keeps a copy of the file. The constructor and the
@@ -51,6 +52,8 @@ class MetricsLog:
         self.notes: list[str] = []
         """What is wrong with an existing file."""
         self._path = folder.metrics
+        if not is_first():
+            return
         rows = read_metrics(self._path, self.notes)
         with self._full_disk_told():
             if self.notes:
@@ -64,6 +67,8 @@ class MetricsLog:
 
     def write(self, row: Row) -> None:
         """Writes a row; sentences in place of figures go to metrics.jsonl only."""
+        if not is_first():
+            return
         line = (json.dumps(row) + "\n").encode()
         with self._full_disk_told():
             if self._file.write(line) != len(line):
@@ -72,12 +77,14 @@ class MetricsLog:
 
     def sync(self) -> None:
         """Flushes all rows to the disk; call it before a checkpoint."""
-        with self._full_disk_told():
-            os.fsync(self._file.fileno())
+        if is_first():
+            with self._full_disk_told():
+                os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Closes the file; nothing can be written afterwards."""
-        self._file.close()
+        if is_first():
+            self._file.close()
 
     @contextlib.contextmanager
     def _full_disk_told(self) -> Iterator[None]:

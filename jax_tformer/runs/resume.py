@@ -18,17 +18,19 @@ import jax
 import optax
 from jax.sharding import Mesh
 
+from jax_tformer import __version__
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import ExperimentConfig, TrainingConfig
 from jax_tformer.data.batches import Batch
-from jax_tformer.files import changed_fields, shortened, to_dict
+from jax_tformer.data.tokenizers import Tokenizer
+from jax_tformer.files import changed_fields, combined_hash, shortened, to_dict
 from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.lora import join_adapters, split_adapters
 from jax_tformer.memory import require_room
 from jax_tformer.runs.checkpoints import HELD_OUT_LOSS, Checkpoints
 from jax_tformer.runs.folder import RunFolder
 from jax_tformer.runs.startup import compiler_options
-from jax_tformer.training.sharding import abstract_batch
+from jax_tformer.training.processes import require_same
 from jax_tformer.training.step import TrainState, init_state, state_shardings, train_step
 
 _ROUNDING = "the same function, summed in another order: from here on, numbers may differ from one long run by rounding"
@@ -89,6 +91,22 @@ def permitted_changes(run: ExperimentConfig | None, wanted: ExperimentConfig) ->
     return fields, notes
 
 
+def require_same_run(experiment: ExperimentConfig, tokenizer: Tokenizer, fingerprint: str) -> None:
+    """Raises InputError, naming what differs, unless all processes train this experiment on this data with this code.
+
+    `fingerprint` is that of the batches.
+    """
+    require_same(
+        {
+            "jax_tformer": __version__,
+            "jax": jax.__version__,
+            "config": to_dict(experiment),
+            "the tokenizer": combined_hash([tokenizer.to_json()])[:8],
+            "the data": fingerprint[:8],
+        }
+    )
+
+
 class Prepared(NamedTuple):
     """The training state of a run and its step on a mesh."""
 
@@ -105,9 +123,10 @@ def prepare(
     tx: optax.GradientTransformation,
     mesh: Mesh,
     training: TrainingConfig,
-    batch: Mapping[str, Any],
+    batch: Mapping[str, jax.ShapeDtypeStruct],
 ) -> Prepared:
-    """Prepares training of `net` by `tx` on batches shaped like `batch`; raises InputError if it does not fit."""
+    """Prepares training of `net` by `tx` on batches like `batch` (of `abstract_batch`); raises InputError if it does
+    not fit."""
     first_state = jax.tree_util.Partial(init_state, net, tx, jax.random.key(training.seed))
     shapes = jax.eval_shape(first_state)
     shardings = state_shardings(mesh, tx, shapes)
@@ -122,7 +141,7 @@ def prepare(
         compiler_options=compiler_options(net.config.compute.dtype),
     )
     with jax.set_mesh(mesh):
-        lowered = update.lower(abstract, abstract_batch(mesh, batch))
+        lowered = update.lower(abstract, dict(batch))
     initialise = jax.jit(
         first_state,
         out_shardings=shardings,

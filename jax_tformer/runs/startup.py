@@ -28,8 +28,6 @@ _MALLOC_OPTIONS = {"M_TRIM_THRESHOLD": -1, "M_MMAP_MAX": -4, "M_ARENA_MAX": -8}
 """glibc's numbers of them (malloc.h)."""
 _SMALL_STEP = 1 << 27
 """Bytes of temporary buffers."""
-_MPI_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-"""Where Open MPI, and MPICH and its kin, say how many processes they started."""
 _CACHE_WARNING = re.compile(
     r"Error (reading|writing) persistent compilation cache entry for '([^']+)': (.*)", re.DOTALL
 )
@@ -45,21 +43,6 @@ FLOAT64: dict[str, Options] = {
     "cpu": {"xla_cpu_experimental_ynn_fusion_type": ""},
 }
 """Additional options for float64."""
-
-
-def require_one_process() -> None:
-    """Raises InputError if SLURM, Open MPI or another MPI has started several processes for one program.
-
-    Each would train the whole model alone, in the same folder. A batch script of SLURM, which is one process, knows the
-    number of tasks too, but has no step.
-    """
-    for count, sign in (("SLURM_NTASKS", "SLURM_STEP_NODELIST"), *((name, name) for name in _MPI_COUNTS)):
-        told = os.environ.get(count, "")
-        if sign in os.environ and told.isdecimal() and int(told) > 1:
-            raise InputError(
-                f"{told} processes were started ({count}); expected one, because several cannot train together yet: "
-                "start one, as with srun --ntasks=1 or mpirun -n 1; it can use all devices of its machine"
-            )
 
 
 def set_malloc(**options: int) -> None:

@@ -4,15 +4,19 @@ The model never mentions devices. One device is the mesh 1 x 1 x 1, with the sam
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
 
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import MeshConfig
 from jax_tformer.functional import Params
 from jax_tformer.model.parameters import axes_of
+from jax_tformer.training.processes import require_device_each
 
 MESH_AXES = {"D": "fsdp", "H": "tensor", "K": "tensor", "F": "tensor", "V": "tensor"}
 """An axis of parameters (`jax_tformer.model.parameters`) -> the mesh axis that splits it; other axes stay whole."""
@@ -25,7 +29,7 @@ def make_mesh(config: MeshConfig, rows: int) -> Mesh:
     """Makes the mesh data x fsdp x tensor for batches computed `rows` at a time (batch size / accumulation).
 
     If `config.data` is None, takes the largest number that the devices and the rows allow. Raises InputError if there
-    are fewer devices than the mesh needs, or if the rows do not divide over data x fsdp.
+    are fewer devices than the mesh needs, if the rows do not divide over data x fsdp, or if a process would have none.
     """
     devices, others = jax.device_count(), config.fsdp * config.tensor
     fitting = [data for data in range(1, devices // others + 1) if rows % (data * config.fsdp) == 0]
@@ -42,6 +46,7 @@ def make_mesh(config: MeshConfig, rows: int) -> Mesh:
         )
     shape, names = (data, config.fsdp, config.tensor), ("data", "fsdp", "tensor")
     used = jax.devices()[: data * others]
+    require_device_each(used, f"the mesh is data {data} x fsdp {config.fsdp} x tensor {config.tensor}")
     return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names), devices=used)
 
 
@@ -53,16 +58,52 @@ def parameter_shardings(mesh: Mesh, shapes: Params) -> Params:
     return shardings
 
 
+def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
+    """The rows of a batch that are on devices of this process, int[R], in rising order."""
+    parts = NamedSharding(mesh, BATCH).addressable_devices_indices_map((batch_size,)).values()
+    return np.unique(np.concatenate([np.arange(batch_size)[part] for part in parts if part is not None]))
+
+
 def place_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Puts a batch on the devices, split by rows."""
-    placed: dict[str, jax.Array] = jax.device_put(dict(batch), NamedSharding(mesh, BATCH))
-    return placed
+    """Puts the rows that this process has made (`local_rows`) on its devices, as its part of the whole batch."""
+    sharding = NamedSharding(mesh, BATCH)
+    if sharding.is_fully_addressable:
+        placed: dict[str, jax.Array] = jax.device_put(dict(batch), sharding)
+        return placed
+    whole = abstract_batch(mesh, batch)
+    batch_size = next(iter(whole.values())).shape[0]
+    made, (size,) = local_rows(mesh, batch_size), sharding.shard_shape((batch_size,))
+
+    def part_of(rows: np.ndarray, index: tuple[slice, ...]) -> np.ndarray:
+        first = np.searchsorted(made, index[0].start or 0)
+        return rows[first : first + size]
+
+    return {
+        name: jax.make_array_from_callback(rows.shape, sharding, partial(part_of, batch[name]))
+        for name, rows in whole.items()
+    }
+
+
+def on_this_process(tree: PyTree) -> PyTree:
+    """Gathers arrays that are spread over processes, one after the other: each process gets all, on one device."""
+
+    def gather(leaf: jax.Array) -> jax.Array:
+        if leaf.is_fully_addressable:
+            return leaf
+        whole = NamedSharding(leaf.sharding.mesh, PartitionSpec())
+        return jax.jit(lambda x: x, out_shardings=whole)(leaf).addressable_data(0)
+
+    return jax.tree.map(gather, tree)
 
 
 def abstract_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shapes, types and shardings of `place_batch(mesh, batch)`."""
-    sharding = NamedSharding(mesh, BATCH)
-    return {name: jax.ShapeDtypeStruct(rows.shape, rows.dtype, sharding=sharding) for name, rows in batch.items()}
+    """The shapes of whole batches, of which `batch` has the rows of this process, with their types and shardings."""
+    sharding, parts = NamedSharding(mesh, BATCH), mesh.shape["data"] * mesh.shape["fsdp"]
+    mine = len(local_rows(mesh, parts))
+    return {
+        name: jax.ShapeDtypeStruct((len(rows) * parts // mine, *rows.shape[1:]), rows.dtype, sharding=sharding)
+        for name, rows in batch.items()
+    }
 
 
 def _partition(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:

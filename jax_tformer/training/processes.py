@@ -1,0 +1,326 @@
+"""The processes that train one model together: who speaks, who writes, and what all have agreed on.
+
+This is the only file that knows how many there are. All run the same program and call these functions in the same
+order, as they do for every step; one process is the special case in which nothing is waited for. The engine is JAX's
+own (`jax.distributed`): it finds the processes, moves arrays between them, and ends all if one dies.
+"""
+
+import contextlib
+import importlib.util
+import itertools
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from glob import glob
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import DistributedConfig
+from jax_tformer.files import changed_fields, shortened
+
+if TYPE_CHECKING:
+    # Imported at first use, so that a program which is alone refuses bad input before it imports JAX.
+    import jax
+    from jax.sharding import Mesh
+
+T = TypeVar("T")
+_OCCASIONS = itertools.count()
+"""Numbers what is said; all processes come to the same number, because they call the same functions."""
+_PATIENCE = 7 * 24 * 3600 * 1000
+"""Milliseconds to wait for what another process says: no less than it may take. If it dies, JAX ends this one."""
+
+_COUNTS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""Where Slurm, Open MPI, and MPICH and its kin, say how many processes they started."""
+_NUMBERS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JOB_COMPLETION_INDEX")
+"""Where they, and an indexed job of Kubernetes, say which of them this one is."""
+_FOUND_BY_JAX = ("SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri")
+"""Variables from which JAX knows the coordinator too: those of a step of Slurm, and of Open MPI up to version 4."""
+_HEARTBEAT = 30
+"""Seconds without a sign of life after which a process counts as dead, and all others end."""
+_SHUTDOWN = 20
+"""Seconds that a process which has failed waits for the others at its end. They then end too."""
+
+
+def join(config: DistributedConfig) -> None:
+    """Joins the processes that `config` or a launcher describes; does nothing if there is one.
+
+    JAX finds the processes of Slurm, of Open MPI 4, of a TPU pod and, with its extra `k8s`, of Kubernetes. For others
+    `config` names the coordinator; what it leaves out, their number and that of this one, comes from the launcher's
+    variables. Call it before JAX is asked for a device. Afterwards only the first process writes to standard output.
+    Raises InputError if something is missing, if the port is in use, or if the others do not come in time.
+    """
+    count, number = config.processes, config.process
+    count = _from_launcher(_COUNTS) if count is None else count
+    number = _from_launcher(_NUMBERS) if number is None else number
+    if config.coordinator is not None:
+        missing = [flag for flag, value in (("processes", count), ("process", number)) if value is None]
+        if missing:
+            flags = " and ".join(f"--distributed.{flag}" for flag in missing)
+            raise InputError(f"--distributed.coordinator is given and {flags} not; no launcher tells it either")
+        if number == 0:
+            _require_free(config.coordinator)
+        given = {"coordinator_address": config.coordinator, "num_processes": count, "process_id": number}
+    elif any(name in os.environ for name in _FOUND_BY_JAX) and (count or 1) > 1:
+        given = {}
+    elif (count or 1) > 1:
+        raise InputError(
+            f"{count} processes were started, and nothing says where they meet; expected --distributed.coordinator "
+            "HOST:PORT, the address of the first one and any free port, the same for all"
+        )
+    elif _on_cloud_tpu() or _in_kubernetes():
+        given = {}
+    else:
+        return
+    import jax
+
+    # It would take SIGTERM for itself; here a signal to one process is told to all (`Signals`).
+    jax.config.update("jax_enable_preemption_service", False)
+    _show_only_errors()
+    with _limited(config.timeout, f"the other processes did not come within {config.timeout} s{_where(config)}"):
+        jax.distributed.initialize(
+            **given,
+            initialization_timeout=config.timeout + _SHUTDOWN,
+            heartbeat_timeout_seconds=_HEARTBEAT,
+            shutdown_timeout_seconds=_SHUTDOWN,
+        )
+    if not is_first():
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
+
+
+def require_alone(program: str) -> None:
+    """Raises InputError if a launcher has started several processes of a `program` that cannot use them."""
+    count = _from_launcher(_COUNTS)
+    if count is not None and count > 1:
+        raise InputError(
+            f"{count} processes were started, and {program} runs in one; start one, as with srun --ntasks=1 or "
+            "mpirun -n 1; it can use all devices of its machine"
+        )
+
+
+def is_first() -> bool:
+    """Whether this process speaks and writes for all."""
+    return _number() == 0
+
+
+def count() -> int:
+    """How many processes there are."""
+    return 1 if _engine() is None else int(_engine().num_processes)
+
+
+def _number() -> int:
+    return 0 if _engine() is None else int(_engine().process_id)
+
+
+def _engine() -> Any:
+    """JAX's state of the processes that have joined; None as long as this one is alone. Does not ask for devices."""
+    module = sys.modules.get("jax._src.distributed")
+    return None if module is None or module.global_state.client is None else module.global_state
+
+
+def ask_first(work: Callable[[], T]) -> T:
+    """Returns, to all processes, what `work` returns on the first, which is JSON; fails for all where it fails there.
+
+    Raises what `work` raises on the first process, and InputError on the others.
+    """
+    if count() == 1:
+        return work()
+    answer, failure = None, None
+    try:
+        answer = work() if is_first() else None
+    except Exception as error:
+        failure = error
+    name = f"jax_tformer/{next(_OCCASIONS)}"
+    if is_first():
+        _say(name, {"answer": answer, "failure": None if failure is None else str(failure)})
+    said = _hear(name, 0)
+    if failure is not None:
+        raise failure
+    if said["failure"] is not None:
+        raise InputError(f"the first process stopped: {said['failure']}")
+    found: T = said["answer"]
+    return found
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """What one process refuses in this block, all refuse at its end: nobody waits for one that has gone.
+
+    The block must not wait for other processes. Raises InputError where another process has raised anything.
+    """
+    if count() == 1:
+        yield
+        return
+    failure = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    refusals = _exchange(None if failure is None else str(failure))
+    if failure is not None:
+        raise failure
+    for number, told in enumerate(refusals):
+        if told is not None:
+            raise InputError(f"process {number} of {count()} stopped: {told}")
+
+
+def first_then_others(work: Callable[[], T]) -> T:
+    """Runs `work` on the first process, then on all others: what it leaves in a shared cache is made only once.
+
+    `work` must not wait for other processes. Raises InputError where another process has raised anything.
+    """
+    if count() == 1:
+        return work()
+    with together():
+        made = work() if is_first() else None
+    with together():
+        return work() if made is None else made
+
+
+def require_same(said: Mapping[str, Any]) -> None:
+    """Raises InputError, naming the process and what differs, unless all processes say the same, which is JSON."""
+    if count() == 1:
+        return
+    first, *others = _exchange(dict(said))
+    for number, other in enumerate(others, 1):
+        changed = changed_fields(first, other)
+        differing = [f"{name} {theirs!r} (the first: {ours!r})" for name, (ours, theirs) in changed.items()]
+        if differing:
+            raise InputError(f"process {number} of {count()} has {shortened(differing)}; start all with the same")
+
+
+def wait_for_all() -> None:
+    """Returns when all processes have called it, however long that takes."""
+    if count() > 1:
+        _exchange(None)
+
+
+def least(value: int | None) -> int | None:
+    """Returns the least number that any process has; None if none has one."""
+    if count() == 1:
+        return value
+    return min((number for number in _exchange(value) if number is not None), default=None)
+
+
+def require_device_each(devices: "list[jax.Device]", what: str) -> None:
+    """Raises InputError if a process has none of `devices`, those of `what`."""
+    idle = sorted(set(range(count())) - {device.process_index for device in devices})
+    if idle:
+        raise InputError(
+            f"{what}, which leaves process {shortened(list(map(str, idle)))} of {count()} without a device; expected "
+            "one of each at least: choose a batch size or a mesh that uses all devices, or start fewer processes"
+        )
+
+
+class Signals:
+    """Tells every process of a signal that any one got, without waiting for a step.
+
+    All processes ask once per step. An answer counts what was known when the previous step was dispatched, so that all
+    get the same one.
+    """
+
+    def __init__(self, mesh: "Mesh") -> None:
+        import jax
+        from jax.sharding import NamedSharding, PartitionSpec
+
+        self._sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+        self._largest = jax.jit(lambda numbers: numbers.max())
+        self._asked: Any = None
+
+    def __call__(self, signal: int | None) -> int | None:
+        """Returns the number of a signal that all processes know of; `signal` is what this one has got, if any."""
+        if count() == 1:
+            return signal
+        import jax
+
+        asked, size = self._asked, self._sharding.mesh.size
+        mine = np.array([signal or 0], np.int32)
+        self._asked = self._largest(jax.make_array_from_callback((size,), self._sharding, lambda _: mine))
+        return None if asked is None else int(asked) or None
+
+
+def _exchange(said: Any) -> list[Any]:
+    """Returns what each process says, which is JSON, in the order of their numbers; waits for all."""
+    name = f"jax_tformer/{next(_OCCASIONS)}"
+    _say(name, said)
+    return [_hear(name, number) for number in range(count())]
+
+
+def _say(name: str, said: Any) -> None:
+    """Leaves `said` with the coordinator, where it waits for those who ask: they need not come at the same time.
+
+    Collective operations do need that: those of CPUs fail if processes come half a minute apart.
+    """
+    _engine().client.key_value_set(f"{name}/{_number()}", json.dumps(said))
+
+
+def _hear(name: str, number: int) -> Any:
+    return json.loads(_engine().client.blocking_key_value_get(f"{name}/{number}", _PATIENCE))
+
+
+def _from_launcher(names: tuple[str, ...]) -> int | None:
+    # A batch script of Slurm, which is one process, knows the number of tasks too, but has no step.
+    known = (n for n in names if not (n.startswith("SLURM") and "SLURM_STEP_NODELIST" not in os.environ))
+    return next((int(os.environ[name]) for name in known if os.environ.get(name, "").isdecimal()), None)
+
+
+def _on_cloud_tpu() -> bool:
+    """Whether this is a machine with TPUs, which may be one of a pod: there JAX asks the machine itself."""
+    chips = glob("/dev/accel*") + glob("/dev/vfio/[0-9]*")
+    return bool(chips) and importlib.util.find_spec("libtpu") is not None
+
+
+def _in_kubernetes() -> bool:
+    """Whether this is a pod of an indexed job, whose others JAX can find."""
+    inside = "KUBERNETES_SERVICE_HOST" in os.environ and "JOB_COMPLETION_INDEX" in os.environ
+    return inside and importlib.util.find_spec("kubernetes") is not None
+
+
+def _where(config: DistributedConfig) -> str:
+    if config.coordinator is None:
+        return "; start all of them"
+    return f" to {config.coordinator}; start all of them, with the address of the first one, which others must reach"
+
+
+def _require_free(coordinator: str) -> None:
+    port = coordinator.rpartition(":")[2]
+    with socket.socket(socket.AF_INET6) as probe, contextlib.suppress(OverflowError):
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("::", int(port)))
+        except OSError as error:
+            raise InputError(
+                f"port {port} of this machine cannot be opened ({error.strerror}); choose another "
+                "--distributed.coordinator HOST:PORT for all processes"
+            ) from error
+
+
+@contextlib.contextmanager
+def _limited(seconds: int, told: str) -> Iterator[None]:
+    """Ends the program with `told` and status 2 if the block takes longer: JAX would abort, with a trace of C++."""
+
+    def end() -> None:
+        print(f"error: {told}", file=sys.stderr, flush=True)
+        os._exit(2)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _show_only_errors() -> None:
+    """Sends to standard error what JAX's libraries print to standard output, which is for results."""
+    if sys.stdout is None:
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = os.fdopen(kept, "w", encoding="utf-8", errors="backslashreplace")

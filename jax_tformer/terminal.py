@@ -20,6 +20,8 @@ from jax_tformer.config.errors import InputError, TrainingFailed
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _LINE = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+ENDINGS: list[Callable[[int, str | None], None]] = []
+"""Called in turn at the very end of a program, with its exit status and its message on standard error."""
 SMALLER_ANSWERS = "give a lower --batch-size, --max-new-tokens or --beam"
 SMALLER_TRAINING = (
     "make the batch (--training.batch-size), its rows (--data.context-length) or the model smaller, or compute the "
@@ -142,6 +144,8 @@ def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: 
         except OSError:
             # Otherwise Python would try again at exit, fail with a message, and change the status.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    for ending in ENDINGS:
+        ending(status, message)
     raise SystemExit(status)
 
 

@@ -38,13 +38,11 @@ def main(arguments: Sequence[str]) -> int:
         say(report(run, plan.experiment))
         return 0
     # Several processes run all of this; what one refuses, all refuse.
-    processes.join(plan.distributed)
-    with processes.together():
-        run.check()
-        check_files(plan.experiment.data)
-    status = train(plan, run, started)
-    processes.wait_for_all()
-    return status
+    with processes.joined(plan.distributed):
+        with processes.together():
+            run.check()
+            check_files(plan.experiment.data)
+        return train(plan, run, started)
 
 
 def train(plan: train_options.TrainPlan, run: "RunFolder", started: float) -> int:

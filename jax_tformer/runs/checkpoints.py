@@ -151,8 +151,9 @@ class Checkpoints:
         """
         running, self._running = self._running, None
         if running is not None:
-            ask_first(running.result)
+            # First its own: another process, which waits for this one to have written, would wait in vain.
             running.result()
+            ask_first(running.result)
 
     def close(self) -> None:
         """Drops what is not kept, waits for the last save, and raises what `wait` does. Call nothing after it."""

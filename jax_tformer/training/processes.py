@@ -10,9 +10,12 @@ import importlib.util
 import itertools
 import json
 import os
+import re
+import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from glob import glob
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +25,7 @@ import numpy as np
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import DistributedConfig
 from jax_tformer.files import changed_fields, shortened
+from jax_tformer.terminal import ENDINGS, one_line
 
 if TYPE_CHECKING:
     # Imported at first use, so that a program which is alone refuses bad input before it imports JAX.
@@ -40,10 +44,36 @@ _NUMBERS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JOB_COMPLETION_
 """Where they, and an indexed job of Kubernetes, say which of them this one is."""
 _FOUND_BY_JAX = ("SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri")
 """Variables from which JAX knows the coordinator too: those of a step of Slurm, and of Open MPI up to version 4."""
+_ENDED = "jax_tformer/ended"
+"""What the first process to end before its time says of itself."""
+_ENDING = threading.Event()
+"""Set when this process has come to its end."""
+_GRACE = 2
+"""Seconds in which processes that end for the same reason come to their ends."""
+_ABORTS = re.compile(r"coordination_service|client\.h:\d+\]")
+"""In the first line of what JAX says when it ends a process."""
+_LOST = re.compile("[Gg]loo|NCCL|[Cc]onnection closed|UNAVAILABLE")
+"""In the message of a collective operation that has lost a process."""
 _HEARTBEAT = 30
 """Seconds without a sign of life after which a process counts as dead, and all others end."""
 _SHUTDOWN = 20
 """Seconds that a process which has failed waits for the others at its end. They then end too."""
+
+
+@contextlib.contextmanager
+def joined(config: DistributedConfig) -> Iterator[None]:
+    """Runs the block in all processes that `join` finds, and ends when all have run it.
+
+    Where another process dies, arrays stop to arrive: then JAX ends this one too, once it knows which.
+    """
+    join(config)
+    try:
+        yield
+    except RuntimeError as error:
+        if count() > 1 and _LOST.search(str(error)):
+            time.sleep(2 * _HEARTBEAT)
+        raise
+    wait_for_all()
 
 
 def join(config: DistributedConfig) -> None:
@@ -76,11 +106,12 @@ def join(config: DistributedConfig) -> None:
         given = {}
     else:
         return
+    # Before JAX, because a program with threads must not fork.
+    _shorten_last_words()
     import jax
 
     # It would take SIGTERM for itself; here a signal to one process is told to all (`Signals`).
     jax.config.update("jax_enable_preemption_service", False)
-    _show_only_errors()
     with _limited(config.timeout, f"the other processes did not come within {config.timeout} s{_where(config)}"):
         jax.distributed.initialize(
             **given,
@@ -90,6 +121,8 @@ def join(config: DistributedConfig) -> None:
         )
     if not is_first():
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
+    threading.Thread(target=_end_with_others, daemon=True).start()
+    ENDINGS.append(_tell_others)
 
 
 def require_alone(program: str) -> None:
@@ -231,14 +264,14 @@ class Signals:
         self._largest = jax.jit(lambda numbers: numbers.max())
         self._asked: Any = None
 
-    def __call__(self, signal: int | None) -> int | None:
-        """Returns the number of a signal that all processes know of; `signal` is what this one has got, if any."""
+    def __call__(self, number: int | None) -> int | None:
+        """Returns the number of a signal that all processes know of; `number` is of what this one has got, if any."""
         if count() == 1:
-            return signal
+            return number
         import jax
 
         asked, size = self._asked, self._sharding.mesh.size
-        mine = np.array([signal or 0], np.int32)
+        mine = np.array([number or 0], np.int32)
         self._asked = self._largest(jax.make_array_from_callback((size,), self._sharding, lambda _: mine))
         return None if asked is None else int(asked) or None
 
@@ -316,11 +349,57 @@ def _limited(seconds: int, told: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _show_only_errors() -> None:
-    """Sends to standard error what JAX's libraries print to standard output, which is for results."""
-    if sys.stdout is None:
+def _tell_others(status: int, message: str | None) -> None:
+    """At the end of this process, tells the others of it; if they have not come to theirs, leaves without them."""
+    _ENDING.set()
+    if status == 0:
         return
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    sys.stdout = os.fdopen(kept, "w", encoding="utf-8", errors="backslashreplace")
+    with contextlib.suppress(Exception):  # another process was the first to say it
+        _engine().client.key_value_set(
+            _ENDED, json.dumps([_number(), status, (message or f"status {status}").removeprefix("error: ")])
+        )
+    with contextlib.suppress(Exception):
+        _engine().client.wait_at_barrier(f"{_ENDED}/all", 1000 * 2 * _GRACE)
+        return
+    os._exit(status)
+
+
+def _end_with_others() -> None:
+    """In a thread: ends this process when another one has ended by itself, for which it would wait in vain."""
+    try:
+        number, status, message = json.loads(_engine().client.blocking_key_value_get(_ENDED, _PATIENCE))
+    except Exception:  # the program has ended well
+        return
+    # The first one last, because JAX ends all others when it has gone.
+    if not _ENDING.wait(_GRACE * (3 if is_first() else 1)):
+        print(f"error: process {number} of {count()} ended: {one_line(message)}", file=sys.stderr, flush=True)
+        os._exit(status)
+
+
+def _shorten_last_words() -> None:
+    """Passes standard error through a child, which says in one line what JAX says as it ends this process.
+
+    JAX aborts where another process has died, with a trace of C++ that Python cannot catch. What its libraries print to
+    standard output, which is for results, goes the same way.
+    """
+    reader, writer = os.pipe()
+    if os.fork():
+        os.close(reader)
+        kept = os.dup(1)
+        os.dup2(writer, 1)
+        os.dup2(writer, 2)
+        sys.stdout = os.fdopen(kept, "w", encoding="utf-8", errors="backslashreplace")
+        return
+    os.close(writer)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with open(reader, encoding="utf-8", errors="replace") as lines, contextlib.suppress(OSError):
+        for line in lines:
+            if _ABORTS.search(line):
+                dead = re.search(r"heartbeats\):\s(\d+)", rest := line + lines.read())
+                who = f"process {dead[1]} has died or hangs" if dead else "the first process has ended"
+                if "Shutdown barrier" not in rest or dead:
+                    print(f"error: {who}; the same command continues the run", file=sys.stderr, flush=True)
+            elif "connected peer ranks" not in line:
+                print(line, end="", file=sys.stderr, flush=True)
+    os._exit(0)

@@ -5,6 +5,7 @@ order, as they do for every step; one process is the special case in which nothi
 own (`jax.distributed`): it finds the processes, moves arrays between them, and ends all if one dies.
 """
 
+import atexit
 import contextlib
 import importlib.util
 import itertools
@@ -121,7 +122,10 @@ def join(config: DistributedConfig) -> None:
         )
     if not is_first():
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
-    threading.Thread(target=_end_with_others, daemon=True).start()
+    watch = threading.Thread(target=_end_with_others, daemon=True)
+    watch.start()
+    # A thread that waits in C++ when Python ends would abort the process.
+    atexit.register(lambda: (_ENDING.set(), watch.join()))
     ENDINGS.append(_tell_others)
 
 
@@ -241,6 +245,8 @@ def least(value: int | None) -> int | None:
 
 def require_device_each(devices: "list[jax.Device]", what: str) -> None:
     """Raises InputError if a process has none of `devices`, those of `what`."""
+    if count() == 1:
+        return
     idle = sorted(set(range(count())) - {device.process_index for device in devices})
     if idle:
         raise InputError(
@@ -366,12 +372,15 @@ def _tell_others(status: int, message: str | None) -> None:
 
 def _end_with_others() -> None:
     """In a thread: ends this process when another one has ended by itself, for which it would wait in vain."""
-    try:
-        number, status, message = json.loads(_engine().client.blocking_key_value_get(_ENDED, _PATIENCE))
-    except Exception:  # the program has ended well
-        return
+    said = None
+    while said is None:
+        if _ENDING.wait(_GRACE / 4):
+            return
+        with contextlib.suppress(Exception):  # nobody has said anything yet
+            said = _engine().client.key_value_try_get(_ENDED)
     # The first one last, because JAX ends all others when it has gone.
     if not _ENDING.wait(_GRACE * (3 if is_first() else 1)):
+        number, status, message = json.loads(said)
         print(f"error: process {number} of {count()} ended: {one_line(message)}", file=sys.stderr, flush=True)
         os._exit(status)
 

@@ -1,0 +1,270 @@
+"""Several processes train as one does: the same batches, losses and checkpoints; and they end together."""
+
+import hashlib
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import DistributedConfig, MaskedTextData, PairData, TextData, TrainingConfig
+from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
+from jax_tformer.training import processes
+
+ROOT = Path(__file__).parents[1]
+SHAPES = [(8, 1, 1), (4, 2, 1), (4, 1, 2), (2, 4, 1), (2, 2, 2), (2, 1, 4), (1, 8, 1), (1, 4, 2), (1, 2, 4), (1, 1, 8)]
+SMALL = (
+    *("python-docs", "--steps", "6", "--training.batch-size", "8", "--training.log-every", "1"),
+    *("--training.evaluate-every", "3", "--training.evaluate-batches", "2", "--data.tokenizer.kind", "bytes"),
+    *("--data.tokenizer.vocab-size", "None", "--model.d-model", "32", "--data.context-length", "16"),
+    *("--model.compute.dtype", "float64", "--model.compute.parameter-dtype", "float64", "--mesh.fsdp", "4"),
+)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def start(program, devices, number=0, **more):
+    """Starts one process of a program, which sees `devices` devices."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *map(str, program)], env=environment, **pipes, **more)
+
+
+def finish(children, seconds=240):
+    """Waits for all; returns the status, output and errors of each."""
+    told = [child.communicate(timeout=seconds) for child in children]
+    return [(child.returncode, *texts) for child, texts in zip(children, told, strict=True)]
+
+
+def train_together(count, devices, cases):
+    """Returns the losses of `cases`, of train_together.py in `count` processes."""
+    port = free_port()
+
+    def asked(number):
+        where = {"coordinator": f"localhost:{port}", "processes": count, "process": number, "timeout": 60}
+        return json.dumps({"cases": cases, "distributed": where if count > 1 else {}})
+
+    program = ROOT / "tests" / "train_together.py"
+    found = finish([start([program, asked(number)], devices) for number in range(count)])
+    assert all(status == 0 for status, *_ in found), found
+    assert all(output == "" for _, output, _ in found[1:]), "only the first process speaks"
+    return json.loads(found[0][1])
+
+
+def mesh(shape):
+    return dict(zip(("data", "fsdp", "tensor"), shape, strict=True))
+
+
+def assert_same(cases, *found):
+    ones = {case[0]: None for case in cases}
+    one = dict(zip(ones, train_together(1, 1, [[model, {}, 1] for model in ones]), strict=True))
+    for losses in found:
+        for (model, shape, accumulation), (these, _) in zip(cases, losses, strict=True):
+            expected = one[model][0]
+            assert expected[0] != expected[-1]
+            np.testing.assert_allclose(these, expected, rtol=1e-12, err_msg=f"{model} {shape} {accumulation}")
+
+
+def test_devices_and_processes_train_as_one_does():
+    cases = [["encoder-decoder", mesh((2, 2, 2)), 2], ["odd widths", mesh((4, 2, 1)), 1]]
+    several, eight = train_together(2, 4, cases), train_together(1, 8, cases)
+    assert several[0][1] == eight[0][1] == 1 / 4, "the largest parameter is split over fsdp and tensor"
+    assert_same(cases, several, eight)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("count", "devices"), [(2, 4), (4, 2)])
+def test_every_mesh_of_eight_devices_trains_as_one_does(count, devices):
+    models = ("encoder-decoder", "decoder", "encoder", "adapters")
+    cases = [[models[place % 4], mesh(shape), 1] for place, shape in enumerate(SHAPES)]
+    cases += [[model, mesh((2, 2, 2)), 2] for model in models]
+    cases += [[model, mesh((4, 2, 1)), 1] for model in models]
+    assert_same(cases, train_together(count, devices, cases))
+
+
+@pytest.fixture(params=["text", "masked", "pairs", "dates"])
+def data(request, tmp_path):
+    (tmp_path / "text.txt").write_text("".join(f"{n} bottles of beer on the wall.\n" for n in range(60)))
+    (tmp_path / "pairs.tsv").write_text("".join(f"source {n}\tziel {n}\n" for n in range(40)))
+    return {
+        "text": TextData(path=str(tmp_path / "text.txt"), context_length=16),
+        "masked": MaskedTextData(path=str(tmp_path / "text.txt"), context_length=16),
+        "pairs": PairData(path=str(tmp_path / "pairs.tsv"), source_length=12, target_length=8),
+        "dates": PairData("dates", source_length=48, target_length=11),
+    }[request.param]
+
+
+def test_batches_do_not_depend_on_who_makes_their_rows(data):
+    """Byte for byte, for 1, 2, 4 and 8 processes, from any step, and where held-out rows fill up a batch."""
+    training = TrainingConfig(batch_size=16, evaluate_batches=3, seed=5)
+    tokenizer = build_tokenizer_for(data)
+
+    def digests(count):
+        parts = [build_pipeline(data, training, tokenizer, rows) for rows in np.split(np.arange(16), count)]
+        steps = [[part.train[number] for part in parts] for number in (0, 1, 7, 1000)]
+        steps += [list(batch) for batch in zip(*(part.evaluation for part in parts), strict=True)]
+        whole = [{name: np.concatenate([part[name] for part in step]) for name in step[0]} for step in steps]
+        return [{name: hashlib.sha256(rows.tobytes()).hexdigest() for name, rows in step.items()} for step in whole]
+
+    one = digests(1)
+    assert len({json.dumps(step) for step in one}) == len(one)
+    assert one == digests(2) == digests(4) == digests(8)
+
+
+def train(run, count, devices, *more, limits=None):
+    """Starts train.py in `count` processes, in the folder `run`."""
+    port = free_port()
+
+    def program(number):
+        where = ["--distributed.coordinator", f"localhost:{port}", "--distributed.processes", count]
+        where += ["--distributed.process", number, "--distributed.timeout", "60"]
+        return [ROOT / "train.py", *SMALL, *more, "--run", run, *(where if count > 1 else [])]
+
+    return [
+        start(program(number), devices, preexec_fn=limits if number == count - 1 else None) for number in range(count)
+    ]
+
+
+def rows_of(run):
+    names = ("step", "loss", "gradient_norm", "val_loss")
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [[row.get(name, 0.0) for name in names] for row in rows]
+
+
+def wait_for_steps(run, steps, children):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and all(child.poll() is None for child in children):
+        if (run / "metrics.jsonl").exists() and len(rows_of(run)) >= steps:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"no step was made: {finish(children, 5)}")
+
+
+@pytest.mark.deep
+def test_a_run_goes_on_in_any_number_of_processes(tmp_path):
+    """Two processes, one of which is told to stop, then four, then one: the losses of one long run."""
+    long = ("--steps", "60", "--training.evaluate-every", "20")
+    assert all(status == 0 for status, *_ in finish(train(tmp_path / "one", 1, 4, *long)))
+    run = tmp_path / "several"
+    for count, devices in ((2, 2), (4, 1)):
+        children = train(run, count, devices, *long)
+        wait_for_steps(run, 2, children)
+        time.sleep(1)
+        children[-1].send_signal(signal.SIGTERM)
+        ends = finish(children)
+        assert [status for status, *_ in ends] == [128 + signal.SIGTERM] * count, ends
+        assert "the same command continues the run" in ends[0][1]
+    assert all(status == 0 for status, *_ in finish(train(run, 1, 4, *long)))
+    np.testing.assert_allclose(rows_of(run), rows_of(tmp_path / "one"), rtol=1e-11)
+    sessions = [json.loads(line)["devices"] for line in (run / "sessions.jsonl").read_text().splitlines()]
+    assert len(sessions) == 3
+
+
+def test_processes_that_differ_refuse_together(tmp_path):
+    port = free_port()
+    where = ["--distributed.coordinator", f"localhost:{port}", "--distributed.processes", 2, "--distributed.process"]
+    children = [
+        start([ROOT / "train.py", *SMALL, "--run", tmp_path / "run", "--lr", rate, *where, number], 2)
+        for number, rate in enumerate((0.1, 0.2))
+    ]
+    for status, output, errors in finish(children):
+        assert (status, output) == (2, "")
+        assert errors.endswith(
+            "process 1 of 2 has config.optimizer.learning_rate 0.2 (the first: 0.1); start all with the same\n"
+        )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_dies_or_hangs_ends_the_others(tmp_path, kind, victim):
+    children = train(tmp_path / "run", 2, 2, "--steps", "100000")
+    try:
+        wait_for_steps(tmp_path / "run", 2, children)
+        children[victim].send_signal(kind)
+        ((status, _, errors),) = finish([children[1 - victim]], 90)
+    finally:
+        children[victim].kill()
+        children[victim].communicate()
+    assert status == -signal.SIGABRT
+    who = "the first process has ended" if victim == 0 else "process 1 has died or hangs"
+    assert errors.splitlines()[-1] == f"error: {who}; the same command continues the run"
+
+
+@pytest.mark.deep
+def test_a_full_disk_on_one_process_ends_all(tmp_path):
+    def full():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+
+    steps = ("--steps", "100000", "--training.checkpoint-every", "5")
+    first, other = finish(train(tmp_path / "run", 2, 2, *steps, limits=full))
+    assert (first[0], other[0]) == (2, 2), (first, other)
+    assert re.search(r"process 1 of 2 ended: the checkpoint of step \d+ could not be written", first[2])
+    assert re.search(r"the checkpoint of step \d+ could not be written", other[2])
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_process_that_nobody_joins_says_so(tmp_path, number):
+    where = {"coordinator": f"localhost:{free_port()}", "processes": 2, "process": number, "timeout": 2}
+    program = [ROOT / "tests" / "train_together.py", json.dumps({"cases": [], "distributed": where})]
+    ((status, output, errors),) = finish([start(program, 1)])
+    assert (status, output) == (2, "")
+    assert errors.startswith(f"error: the other processes did not come within 2 s to {where['coordinator']}; start all")
+
+
+@pytest.mark.parametrize(
+    ("variables", "given", "message"),
+    [
+        (
+            {"PMI_SIZE": "4"},
+            {},
+            "4 processes were started, and nothing says where they meet; expected --dis",
+        ),
+        ({}, {"coordinator": "localhost:1"}, "coordinator is given and --distributed.processes and --distributed.proc"),
+        ({"PMI_SIZE": "4"}, {"coordinator": "localhost:1"}, "is given and --distributed.process not"),
+        ({}, {"processes": 4}, "processes given without coordinator; expected HOST:PORT"),
+        ({}, {"coordinator": "localhost"}, "coordinator is 'localhost'; expected HOST:PORT"),
+        ({}, {"coordinator": "a:1", "processes": 2, "process": 2}, "process is 2 of 2; expected a number from 0"),
+        ({}, {"coordinator": "a:1", "processes": 0, "process": 0}, "processes is 0"),
+        ({}, {"timeout": 0}, "timeout is 0"),
+    ],
+)
+def test_what_does_not_describe_processes_is_refused(monkeypatch, variables, given, message):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=re.escape(message)):
+        processes.join(DistributedConfig(**given))
+
+
+def test_a_port_in_use_is_refused():
+    with socket.socket(socket.AF_INET6) as taken:
+        taken.bind(("::", 0))
+        taken.listen()
+        where = f"localhost:{taken.getsockname()[1]}"
+        with pytest.raises(InputError, match=r"port \d+ of this machine cannot be opened .*choose another"):
+            processes.join(DistributedConfig(where, 2, 0))
+
+
+def test_one_process_is_alone(monkeypatch):
+    """Also in a batch script of Slurm, which knows the number of tasks but has no step."""
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    with processes.joined(DistributedConfig()):
+        assert (processes.count(), processes.is_first()) == (1, True)
+    assert processes.ask_first(lambda: 3) == 3
+    assert processes.first_then_others(lambda: 4) == 4
+    assert processes.least(None) is None

@@ -1,0 +1,86 @@
+"""A program of one or several processes: trains small models on several meshes, and prints their losses as JSON.
+
+Its argument is JSON: "cases", a list of [model, mesh, accumulation], and "distributed", the fields of
+DistributedConfig.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from itertools import count
+
+import jax
+import numpy as np
+
+from jax_tformer.config import LoraConfig, StackConfig, TransformerConfig
+from jax_tformer.config.experiment import DistributedConfig, MeshConfig, OptimizerConfig
+from jax_tformer.functional import transformer
+from jax_tformer.runs.startup import compiler_options
+from jax_tformer.training.optimizer import optimizer
+from jax_tformer.training.processes import joined
+from jax_tformer.training.sharding import local_rows, make_mesh, place_batch
+from jax_tformer.training.step import init_state, state_shardings, train_step
+
+ROWS, STEPS = 16, 10
+STACK = StackConfig(num_layers=2, num_heads=4, feedforward_width=32, norm_placement="pre", final_norm=True)
+BOTH = TransformerConfig(vocab_size=24, d_model=16, encoder=STACK, decoder=STACK)
+MODELS = {
+    "encoder-decoder": BOTH,
+    "decoder": replace(BOTH, encoder=None),
+    "encoder": replace(BOTH, decoder=None),
+    "adapters": replace(BOTH, encoder=None, lora=LoraConfig(rank=4, targets=("all",))),
+    "odd widths": replace(
+        BOTH, d_model=18, decoder=replace(STACK, num_heads=3, feedforward_width=31), encoder=None, vocab_size=23
+    ),
+}
+
+
+def batches(config):
+    generator = np.random.default_rng(0)
+    for _ in count():
+        ids = {name: generator.integers(0, config.vocab_size, (ROWS, 7)).astype(np.int32) for name in ("a", "b", "c")}
+        segments = np.sort(generator.integers(1, 4, (ROWS, 7)), axis=1).astype(np.int32)
+        if config.encoder is None or config.decoder is None:
+            yield {"tokens": ids["a"], "labels": ids["c"], "segments": segments}
+            continue
+        more = {"source_segments": segments, "target_segments": segments}
+        masks = {"source_mask": np.ones((ROWS, 7), bool), "target_mask": np.ones((ROWS, 7), bool)}
+        yield {"source": ids["a"], "target": ids["b"], "labels": ids["c"], **more, **masks}
+
+
+def losses(model, mesh, accumulation):
+    """Returns the losses of ten steps, and the share of the largest parameter that one device holds."""
+    config = MODELS[model]
+    config = replace(config, compute=replace(config.compute, dtype="float64", parameter_dtype="float64"))
+    mesh, net, tx = (
+        make_mesh(MeshConfig(**mesh), ROWS // accumulation),
+        transformer(config),
+        optimizer(OptimizerConfig(), 10),
+    )
+
+    def new():
+        return init_state(net, tx, jax.random.key(0))
+
+    shardings = state_shardings(mesh, tx, jax.eval_shape(new))
+    options = compiler_options("float64")
+    state = jax.jit(new, out_shardings=shardings, compiler_options=options)()
+    step = jax.jit(
+        train_step(net, tx, accumulation=accumulation),
+        donate_argnums=0,
+        out_shardings=(shardings, None),
+        compiler_options=options,
+    )
+    rows, found = local_rows(mesh, ROWS), []
+    for _, batch in zip(range(STEPS), batches(config), strict=False):
+        with jax.set_mesh(mesh):
+            state, metrics = step(state, place_batch(mesh, {name: x[rows] for name, x in batch.items()}))
+        found.append(float(metrics.loss))
+    largest = max(jax.tree.leaves(state.params), key=lambda leaf: leaf.size)
+    return found, largest.addressable_shards[0].data.size / largest.size
+
+
+if __name__ == "__main__":
+    asked = json.loads(sys.argv[1])
+    jax.config.update("jax_enable_x64", True)
+    with joined(DistributedConfig(**asked["distributed"])):
+        print(json.dumps([losses(*case) for case in asked["cases"]]))

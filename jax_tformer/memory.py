@@ -20,6 +20,7 @@ from jax_tformer.lora import join_adapters, split_adapters, trained
 from jax_tformer.model.fast import choose_implementation
 from jax_tformer.model.masks import Mask
 from jax_tformer.training.processes import least
+from jax_tformer.training.sharding import bytes_per_device
 
 BatchLoss = Callable[..., tuple[Any, Any]]
 """(net, params, batch, dropout_key=key) -> (summed loss, labels that count): `jax_tformer.training.step.batch_loss`."""
@@ -71,9 +72,7 @@ def fit_to_devices(
 
 def require_room(state: PyTree, mesh: Mesh) -> None:
     """Raises InputError if `state`, abstract and with shardings, does not fit into memory."""
-    leaves = jax.tree.leaves(state)
-    asked = sum(math.prod(x.sharding.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize for x in leaves)
-    device = mesh.local_devices[0]
+    asked, device = bytes_per_device(state), mesh.local_devices[0]
     if device.platform == "cpu":
         # All devices of this process share the machine's memory.
         asked *= len(mesh.local_devices)

@@ -157,13 +157,13 @@ def wait_for_steps(run, steps, children):
 @pytest.mark.deep
 def test_a_run_goes_on_in_any_number_of_processes(tmp_path):
     """Two processes, one of which is told to stop, then four, then one: the losses of one long run."""
-    long = ("--steps", "60", "--training.evaluate-every", "20")
+    long = ("--steps", "90", "--training.evaluate-every", "30")
     assert all(status == 0 for status, *_ in finish(train(tmp_path / "one", 1, 4, *long)))
     run = tmp_path / "several"
     for count, devices in ((2, 2), (4, 1)):
+        before = len(rows_of(run)) if run.exists() else 0
         children = train(run, count, devices, *long)
-        wait_for_steps(run, 2, children)
-        time.sleep(1)
+        wait_for_steps(run, before + 4, children)
         children[-1].send_signal(signal.SIGTERM)
         ends = finish(children)
         assert [status for status, *_ in ends] == [128 + signal.SIGTERM] * count, ends
@@ -172,6 +172,22 @@ def test_a_run_goes_on_in_any_number_of_processes(tmp_path):
     np.testing.assert_allclose(rows_of(run), rows_of(tmp_path / "one"), rtol=1e-11)
     sessions = [json.loads(line)["devices"] for line in (run / "sessions.jsonl").read_text().splitlines()]
     assert len(sessions) == 3
+
+
+def test_the_two_terminals_of_the_page(tmp_path):
+    page = (ROOT / "docs" / "clusters.md").read_text()
+    commands = re.findall(r"python train\.py python-docs .*\n.*--distributed\.process \d", page)
+    assert len(commands) == 2
+    port, children = free_port(), []
+    for command in commands:
+        words = command.replace("\\\n", " ").replace("localhost:12345", f"localhost:{port}").split()[2:]
+        assert words[1:3] == ["--run", "runs/two"]
+        children.append(start([ROOT / "train.py", words[0], *words[3:], *SMALL[1:], "--run", tmp_path / "two"], 2))
+    (first, *said), other = finish(children)
+    assert (first, other) == (0, (0, "", "")), (said, other)
+    assert "mesh data 1 x fsdp 4 x tensor 1: each device holds" in said[0]
+    assert finish(train(tmp_path / "one", 1, 4))[0][0] == 0
+    np.testing.assert_allclose(rows_of(tmp_path / "two"), rows_of(tmp_path / "one"), rtol=1e-12)
 
 
 def test_processes_that_differ_refuse_together(tmp_path):

@@ -1,12 +1,7 @@
-"""Training on 8 virtual devices gives what one device gives."""
+"""Which device holds what; tests/test_processes.py trains on eight of them."""
 
-import json
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import pytest
@@ -18,58 +13,6 @@ from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.functional import transformer
 from jax_tformer.model.parameters import AXES, axes_of
 from jax_tformer.training.sharding import make_mesh, parameter_shardings
-
-PROGRAM = """
-import json, sys
-import jax, numpy as np
-from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.config.experiment import MeshConfig, OptimizerConfig
-from jax_tformer.functional import transformer
-from jax_tformer.training.sharding import make_mesh, place_batch
-from jax_tformer.training.optimizer import optimizer
-from jax_tformer.training.step import init_state, state_shardings, train_step
-
-mesh = make_mesh(MeshConfig(**json.loads(sys.argv[1])), 8)
-stack = StackConfig(num_layers=2, num_heads=4, feedforward_width=32, norm_placement="pre", final_norm=True)
-net = transformer(TransformerConfig(vocab_size=24, d_model=16, encoder=stack, decoder=stack))
-tx = optimizer(OptimizerConfig(warmup_steps=2), 10)
-new = lambda: init_state(net, tx, jax.random.key(0))
-shardings = state_shardings(mesh, tx, jax.eval_shape(new))
-state = jax.jit(new, out_shardings=shardings)()
-step = jax.jit(train_step(net, tx, accumulation=2), donate_argnums=0, out_shardings=(shardings, None))
-rng, losses = np.random.default_rng(0), []
-for _ in range(6):
-    ids = lambda length: rng.integers(0, 24, (16, length)).astype(np.int32)
-    batch = {"source": ids(7), "target": ids(5), "labels": ids(5)}
-    batch |= {"source_mask": np.ones((16, 7), bool), "target_mask": np.ones((16, 5), bool)}
-    state, metrics = step(state, place_batch(mesh, batch))
-    losses.append(float(metrics.loss))
-kernel = state.params["decoder"]["blocks"]["feedforward"]["up"]["kernel"]
-print(json.dumps({"losses": losses, "devices": len(kernel.sharding.device_set), "spec": str(kernel.sharding.spec),
-    "share": kernel.addressable_shards[0].data.size / kernel.size}))
-"""
-
-
-def run(devices, **mesh):
-    environment = os.environ | {
-        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": str(Path(__file__).parents[1]),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(mesh)], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def test_eight_devices_train_as_one_does():
-    one = run(1)
-    eight = run(8, data=2, fsdp=2, tensor=2)
-    assert eight["devices"] == 8
-    assert eight["share"] == 1 / 4, "the feed-forward kernel is split over fsdp and tensor"
-    assert one["losses"][0] != one["losses"][-1]
-    assert max(abs(a - b) / b for a, b in zip(eight["losses"], one["losses"], strict=True)) < 1e-5
 
 
 @pytest.mark.parametrize(

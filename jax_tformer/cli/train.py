@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from jax_tformer.cli import train_options
+from jax_tformer.config.errors import require
 from jax_tformer.runs.startup import set_malloc
 from jax_tformer.terminal import SMALLER_TRAINING, Interruption, say
 
@@ -42,6 +43,11 @@ def main(arguments: Sequence[str]) -> int:
         with processes.together():
             run.check()
             check_files(plan.experiment.data)
+            require(
+                plan.export is None or processes.count() == 1,
+                "one process exports a model, and several train it; leave --export out, and give the run to "
+                "jax-tformer export afterwards",
+            )
         return train(plan, run, started)
 
 
@@ -64,7 +70,14 @@ def train(plan: train_options.TrainPlan, run: "RunFolder", started: float) -> in
     from jax_tformer.training import processes
     from jax_tformer.training.optimizer import optimizer
     from jax_tformer.training.processes import ask_first, is_first, together
-    from jax_tformer.training.sharding import abstract_batch, local_rows, make_mesh, on_this_process, place_batch
+    from jax_tformer.training.sharding import (
+        abstract_batch,
+        describe_shards,
+        local_rows,
+        make_mesh,
+        on_this_process,
+        place_batch,
+    )
     from jax_tformer.training.step import batch_loss
 
     experiment, training = plan.experiment, plan.experiment.training
@@ -114,8 +127,7 @@ def train(plan: train_options.TrainPlan, run: "RunFolder", started: float) -> in
     number = start = int(state.step)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     devices = f"{mesh.size} {jax.devices()[0].device_kind} device(s)"
-    told = {"name": plan.name, "step": start, "devices": devices, "changed": changes}
-    ask_first(lambda: run.record_session(experiment, **told))
+    ask_first(lambda: run.record_session(experiment, name=plan.name, step=start, devices=devices, changed=changes))
 
     # 6. The loop: dispatch a step, then report the previous one.
     evaluate = Evaluator(net, experiment.data, pipeline, tokenizer, mesh)
@@ -133,6 +145,8 @@ def train(plan: train_options.TrainPlan, run: "RunFolder", started: float) -> in
         with line.during("compiling"):
             step = compiling.result()
         keep_freed_memory(step)
+        for note in describe_shards(mesh, prepared.abstract, prepared.abstract.params, step.as_text() or ""):
+            line.say(note)
         processes.wait_for_all()
         for number in range(start + 1, training.steps + 1):
             batch = next(batches)
@@ -168,7 +182,7 @@ def train(plan: train_options.TrainPlan, run: "RunFolder", started: float) -> in
         return 128 + (signal or 0)
 
     # 7. The results.
-    params = on_this_process(state.params)
+    params = on_this_process(mesh, state.params)
     if not is_first():
         return 0
     speaker, params = merge_lora(transformer(for_other_shapes(net.config)), params)

@@ -69,7 +69,7 @@ class Evaluator:
             sources, targets = zip(*self._pipeline.examples, strict=True)
             read = PromptReader.of_run(self._data, self._tokenizer, self._data.target_length)
             greedy = DecodingConfig(max_new_tokens=self._data.target_length)
-            whole = on_this_process(params)
+            whole = on_this_process(self._mesh, params)
             answers = Answerer(self._translator, whole, self._tokenizer, greedy).best(map(read, sources))
             scores = translation_scores(answers, targets)
             figures["exact_match"] = scores.exact_match

@@ -85,9 +85,9 @@ def join(config: DistributedConfig) -> None:
     variables. Call it before JAX is asked for a device. Afterwards only the first process writes to standard output.
     Raises InputError if something is missing, if the port is in use, or if the others do not come in time.
     """
-    count, number = config.processes, config.process
-    count = _from_launcher(_COUNTS) if count is None else count
-    number = _from_launcher(_NUMBERS) if number is None else number
+    given: dict[str, Any] = {}
+    count = _from_launcher(_COUNTS) if config.processes is None else config.processes
+    number = _from_launcher(_NUMBERS) if config.process is None else config.process
     if config.coordinator is not None:
         missing = [flag for flag, value in (("processes", count), ("process", number)) if value is None]
         if missing:
@@ -96,16 +96,12 @@ def join(config: DistributedConfig) -> None:
         if number == 0:
             _require_free(config.coordinator)
         given = {"coordinator_address": config.coordinator, "num_processes": count, "process_id": number}
-    elif any(name in os.environ for name in _FOUND_BY_JAX) and (count or 1) > 1:
-        given = {}
-    elif (count or 1) > 1:
+    elif (count or 1) > 1 and not any(name in os.environ for name in _FOUND_BY_JAX):
         raise InputError(
             f"{count} processes were started, and nothing says where they meet; expected --distributed.coordinator "
             "HOST:PORT, the address of the first one and any free port, the same for all"
         )
-    elif _on_cloud_tpu() or _in_kubernetes():
-        given = {}
-    else:
+    elif (count or 1) == 1 and not _on_cloud_tpu() and not _in_kubernetes():
         return
     # Before JAX, because a program with threads must not fork.
     _shorten_last_words()
@@ -125,7 +121,8 @@ def join(config: DistributedConfig) -> None:
     watch = threading.Thread(target=_end_with_others, daemon=True)
     watch.start()
     # A thread that waits in C++ when Python ends would abort the process.
-    atexit.register(lambda: (_ENDING.set(), watch.join()))
+    atexit.register(watch.join)
+    atexit.register(_ENDING.set)
     ENDINGS.append(_tell_others)
 
 

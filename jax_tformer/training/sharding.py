@@ -3,6 +3,9 @@
 The model never mentions devices. One device is the mesh 1 x 1 x 1, with the same code path.
 """
 
+import math
+import re
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -14,12 +17,16 @@ from jaxtyping import PyTree
 
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import MeshConfig
+from jax_tformer.files import shortened
 from jax_tformer.functional import Params
 from jax_tformer.model.parameters import axes_of
 from jax_tformer.training.processes import require_device_each
 
 MESH_AXES = {"D": "fsdp", "H": "tensor", "K": "tensor", "F": "tensor", "V": "tensor"}
 """An axis of parameters (`jax_tformer.model.parameters`) -> the mesh axis that splits it; other axes stay whole."""
+
+_EXCHANGES = re.compile(r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
+"""XLA's names of the operations in which devices exchange arrays."""
 
 BATCH = PartitionSpec(("data", "fsdp"))
 """The rows of a batch are split over both axes."""
@@ -53,7 +60,7 @@ def make_mesh(config: MeshConfig, rows: int) -> Mesh:
 def parameter_shardings(mesh: Mesh, shapes: Params) -> Params:
     """The NamedSharding of every parameter; an axis that its mesh axis does not divide stays whole."""
     shardings: Params = jax.tree_util.tree_map_with_path(
-        lambda path, leaf: NamedSharding(mesh, _partition(mesh, ".".join(key.key for key in path), leaf.shape)), shapes
+        lambda path, leaf: NamedSharding(mesh, _partition(mesh, _name(path), leaf.shape)), shapes
     )
     return shardings
 
@@ -84,14 +91,16 @@ def place_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
     }
 
 
-def on_this_process(tree: PyTree) -> PyTree:
+def on_this_process(mesh: Mesh, tree: PyTree) -> PyTree:
     """Gathers arrays that are spread over processes, one after the other: each process gets all, on one device."""
+
+    whole = NamedSharding(mesh, PartitionSpec())
 
     def gather(leaf: jax.Array) -> jax.Array:
         if leaf.is_fully_addressable:
             return leaf
-        whole = NamedSharding(leaf.sharding.mesh, PartitionSpec())
-        return jax.jit(lambda x: x, out_shardings=whole)(leaf).addressable_data(0)
+        found: jax.Array = jax.jit(lambda x: x, out_shardings=whole)(leaf).addressable_data(0)
+        return found
 
     return jax.tree.map(gather, tree)
 
@@ -106,13 +115,47 @@ def abstract_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.ShapeD
     }
 
 
+def describe_shards(mesh: Mesh, state: PyTree, params: Params, program: str) -> list[str]:
+    """Says what each device holds and what a step exchanges, a line each; nothing for one device.
+
+    `state` is abstract and has shardings, `params` is a part of it, and `program` is the compiled step as text.
+    """
+    if mesh.size == 1:
+        return []
+    share = bytes_per_device(state)
+    exchanges = Counter(_EXCHANGES.findall(program))
+    told = ", ".join(f"{number} {name}" for name, number in sorted(exchanges.items())) or "nothing"
+    split = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())
+    lines = [f"mesh {split}: each device holds {share / 2**20:,.1f} MiB of the state; a step exchanges {told}"]
+    whole = [
+        f"{_name(path)} ({axis} is {size})"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        for axis, size, mesh_axis in _splits(_name(path), leaf.shape)
+        if mesh_axis is not None and size % mesh.shape[mesh_axis]
+    ]
+    if whole:
+        lines.append(f"whole on every device, because the mesh does not divide them: {shortened(whole)}")
+    return lines
+
+
+def bytes_per_device(tree: PyTree) -> int:
+    """The bytes of arrays, abstract and with shardings, on each device."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
 def _partition(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:
+    splits = _splits(path, shape)
+    whole = (None,) * (len(shape) - len(splits))
+    return PartitionSpec(*whole, *(name if name and size % mesh.shape[name] == 0 else None for _, size, name in splits))
+
+
+def _splits(path: str, shape: tuple[int, ...]) -> list[tuple[str, int, str | None]]:
+    """Returns (axis, size, the mesh axis that would split it, if any) for each axis but that of layers."""
     axes = axes_of(path).replace("->", "").split()
     # A vector of the model's width is not worth gathering.
     names = {} if axes == ["D"] else MESH_AXES
-    whole = (None,) * (len(shape) - len(axes))
-    splits = [
-        names[axis] if axis in names and size % mesh.shape[names[axis]] == 0 else None
-        for axis, size in zip(axes, shape[len(whole) :], strict=True)
-    ]
-    return PartitionSpec(*whole, *splits)
+    return [(axis, size, names.get(axis)) for axis, size in zip(axes, shape[len(shape) - len(axes) :], strict=True)]

@@ -39,12 +39,13 @@ _OCCASIONS = itertools.count()
 _PATIENCE = 7 * 24 * 3600 * 1000
 """Milliseconds to wait for what another process says: no less than it may take. If it dies, JAX ends this one."""
 
-_COUNTS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-"""Where Slurm, Open MPI, and MPICH and its kin, say how many processes they started."""
-_NUMBERS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JOB_COMPLETION_INDEX")
-"""Where they, and an indexed job of Kubernetes, say which of them this one is."""
-_FOUND_BY_JAX = ("SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri")
-"""Variables from which JAX knows the coordinator too: those of a step of Slurm, and of Open MPI up to version 4."""
+_LAUNCHERS = {
+    "slurm": ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_NODELIST"),
+    "ompi": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_MCA_orte_hnp_uri"),
+    "mpi": ("PMI_SIZE", "PMI_RANK", ""),
+}
+"""Name -> the variables in which a launcher says how many processes it started and which one this is, and the one from
+which JAX knows where they meet: that of a step of Slurm, and of Open MPI up to version 4."""
 _ENDED = "jax_tformer/ended"
 """What the first process to end before its time says of itself."""
 _ENDING = threading.Event()
@@ -85,23 +86,26 @@ def join(config: DistributedConfig) -> None:
     variables. Call it before JAX is asked for a device. Afterwards only the first process writes to standard output.
     Raises InputError if something is missing, if the port is in use, or if the others do not come in time.
     """
-    given: dict[str, Any] = {}
-    count = _from_launcher(_COUNTS) if config.processes is None else config.processes
-    number = _from_launcher(_NUMBERS) if config.process is None else config.process
+    launcher, count, number = _find_launcher()
+    given: dict[str, Any] = {"cluster_detection_method": launcher}
     if config.coordinator is not None:
-        missing = [flag for flag, value in (("processes", count), ("process", number)) if value is None]
+        number = _whole("JOB_COMPLETION_INDEX") if number is None else number
+        missing = [] if config.processes or count > 1 else ["--distributed.processes"]
+        missing += ["--distributed.process"] if number is None and config.process is None else []
+        count, number = config.processes or count, number if config.process is None else config.process
         if missing:
-            flags = " and ".join(f"--distributed.{flag}" for flag in missing)
+            flags = " and ".join(missing)
             raise InputError(f"--distributed.coordinator is given and {flags} not; no launcher tells it either")
         if number == 0:
             _require_free(config.coordinator)
         given = {"coordinator_address": config.coordinator, "num_processes": count, "process_id": number}
-    elif (count or 1) > 1 and not any(name in os.environ for name in _FOUND_BY_JAX):
+        given["cluster_detection_method"] = launcher or "deactivate"
+    elif count > 1 and launcher is None:
         raise InputError(
             f"{count} processes were started, and nothing says where they meet; expected --distributed.coordinator "
             "HOST:PORT, the address of the first one and any free port, the same for all"
         )
-    elif (count or 1) == 1 and not _on_cloud_tpu() and not _in_kubernetes():
+    elif count == 1 and not _on_cloud_tpu() and not _in_kubernetes():
         return
     # Before JAX, because a program with threads must not fork.
     _shorten_last_words()
@@ -128,8 +132,8 @@ def join(config: DistributedConfig) -> None:
 
 def require_alone(program: str) -> None:
     """Raises InputError if a launcher has started several processes of a `program` that cannot use them."""
-    count = _from_launcher(_COUNTS)
-    if count is not None and count > 1:
+    _, count, _ = _find_launcher()
+    if count > 1:
         raise InputError(
             f"{count} processes were started, and {program} runs in one; start one, as with srun --ntasks=1 or "
             "mpirun -n 1; it can use all devices of its machine"
@@ -298,10 +302,21 @@ def _hear(name: str, number: int) -> Any:
     return json.loads(_engine().client.blocking_key_value_get(f"{name}/{number}", _PATIENCE))
 
 
-def _from_launcher(names: tuple[str, ...]) -> int | None:
-    # A batch script of Slurm, which is one process, knows the number of tasks too, but has no step.
-    known = (n for n in names if not (n.startswith("SLURM") and "SLURM_STEP_NODELIST" not in os.environ))
-    return next((int(os.environ[name]) for name in known if os.environ.get(name, "").isdecimal()), None)
+def _find_launcher() -> tuple[str | None, int, int | None]:
+    """Returns (its name, if JAX knows it, how many processes it started, which one this is): of the one that started
+    most, for each can run inside another."""
+    found: tuple[str | None, int, int | None] = (None, 1, None)
+    for name, (size, rank, meeting) in _LAUNCHERS.items():
+        # A batch script of Slurm, which is one process, knows the number of tasks too, but has no step.
+        started = 0 if name == "slurm" and meeting not in os.environ else _whole(size) or 0
+        if started > found[1]:
+            found = (name if meeting in os.environ else None, started, _whole(rank))
+    return found
+
+
+def _whole(variable: str) -> int | None:
+    told = os.environ.get(variable, "")
+    return int(told) if told.isdecimal() else None
 
 
 def _on_cloud_tpu() -> bool:

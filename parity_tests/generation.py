@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import nn
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
@@ -64,11 +63,6 @@ def huggingface_generate(
     ]
     each = len(hypotheses) // len(prompts)
     return [hypotheses[first : first + each] for first in range(0, len(hypotheses), each)]
-
-
-def greedy_margins(model, prompts, **settings):
-    """`[N]` for each prompt: how clear each of its N new tokens was."""
-    return [np.array(answer.margins) for [answer] in huggingface_generate(model, prompts, **settings)]
 
 
 def drivable(config, weights):

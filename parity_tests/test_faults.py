@@ -40,10 +40,10 @@ from parity_tests.test_decoding import (
     END,
     START,
     beams_of,
+    checkpoint,
     differing,
     model_of,
     of_cache,
-    small_gpt2,
     stepwise,
     uneven_prompts,
 )
@@ -208,9 +208,9 @@ def judge_parts():
 
 
 def judge_beams():
-    net, params, gpt2 = small_gpt2()
-    prompts = uneven_prompts(net.config, rows=6, seed=7)
-    return lambda: list(beams_of(net, params, gpt2, prompts, BEAMS[-1], end_id=END, use_cache=True))
+    *given, options = checkpoint("gpt2")
+    prompts = uneven_prompts(given[0].config, rows=6, seed=7)
+    return lambda: list(beams_of(*given, prompts, BEAMS[-1], end_id=END, **options))
 
 
 def judge_decoding():

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
@@ -16,8 +17,8 @@ from jax_tformer.hub.names import (
     save_weights,
     to_reference,
 )
-from parity.gates.measure import worst
 from parity.gates.pair import from_torch
+from parity_tests import huggingface
 from torch_ref import reference
 from twin.cases import CONFIGS
 
@@ -31,13 +32,10 @@ def noise(config):
 
 
 def bytes_lost(first, second):
-    """How many bytes of two trees with the same paths, shapes and dtypes differ."""
-
-    def differing(a, b):
-        assert (a.dtype, a.shape) == (b.dtype, b.shape)
-        return sum(x != y for x, y in zip(a.tobytes(), b.tobytes(), strict=True))
-
-    return sum(jax.tree.leaves(jax.tree.map(differing, first, second)))
+    """Gate 9 of two trees of parameters."""
+    return huggingface.bytes_lost(
+        *({path: np.asarray(leaf) for path, leaf in flatten_dict(tree, sep=".").items()} for tree in (first, second))
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
@@ -46,16 +44,15 @@ def test_there_and_back(name, dtype, tmp_path, record):
     """Also through a file, which PyTorch reads: names, shapes and types are those of the reference's state dict."""
     config = CONFIGS[name].with_dtype(dtype)
     params = noise(config)
-    lost = bytes_lost(params, from_reference(to_reference(params), transformer(config).shapes))
-    record(name, worst("9 bytes lost", {"all parameters": float(lost)}, 0.0))
+    record(name, bytes_lost(params, from_reference(to_reference(params), transformer(config).shapes)))
     save_weights(tmp_path / "w.safetensors", params, config)
     loaded, loaded_config = load_weights(tmp_path / "w.safetensors")
     assert loaded_config == config
-    assert bytes_lost(params, loaded) == 0
+    bytes_lost(params, loaded).require()
     model = reference(config)
     model.load_state_dict(load_file(tmp_path / "w.safetensors"), strict=True)
     back = {key: from_torch(tensor) for key, tensor in model.state_dict().items()}
-    assert bytes_lost(params, from_reference(back, transformer(config).shapes)) == 0
+    bytes_lost(params, from_reference(back, transformer(config).shapes)).require()
 
 
 @pytest.mark.parametrize("name", PAPER_MILLIONS)

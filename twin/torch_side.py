@@ -69,7 +69,7 @@ class TorchSide:
         for name, array in weights.items():
             if tuple(own[name].shape) != array.shape:
                 raise ParityError(f"{name}: shapes differ: JAX {list(array.shape)}, PyTorch {list(own[name].shape)}")
-            own[name].copy_(to_torch(array))
+            own[name].copy_(to_torch(array.copy()))
         self._train(seed)
 
     def _train(self, seed: int) -> None:

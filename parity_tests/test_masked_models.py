@@ -11,21 +11,27 @@ from itertools import product
 from typing import get_args
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 from jax_tformer.config import AttentionImplementation, ComputeConfig, Positions, StackConfig, TransformerConfig
+from jax_tformer.model.attention import attend_by
 from jax_tformer.model.fast import rows
+from jax_tformer.model.masks import Mask
 from jax_tformer.training.step import forward
 from parity.gates.measure import FLOAT64_BAR, relative_error
 from parity_tests.test_decoding import model_of
 from parity_tests.test_models import judge_narrow
+from torch_ref.masks import visible
 from twin.bridge import Pair, identity
 from twin.cases import (
     CONFIGS,
     OFF_CENTRE,
     REGIMES,
     SEGMENTS,
+    SWITCHES,
     VOCABULARY,
     WINDOWED,
     Lengths,
@@ -139,6 +145,57 @@ def test_a_target_that_finds_no_source_sees_nothing():
         assert len(gradients) > 20
         assert not any(gradient.any() for gradient in gradients.values())
         assert result.gradients["decoder.blocks.0.feedforward.up.weight"].any()
+
+
+def plain_attention(arrays, seen):
+    """The formula, in PyTorch; each key/value head serves two query heads."""
+    query, key, value = (x.transpose(1, 2) for x in arrays)
+    key, value = key.repeat_interleave(2, dim=1), value.repeat_interleave(2, dim=1)
+    scores = (query @ key.transpose(2, 3)).masked_fill(~seen, -1e300)
+    return (scores.softmax(-1).masked_fill(~seen, 0.0) @ value).transpose(1, 2)
+
+
+LENGTH = 150
+"""Three blocks of 64 queries, of which the last is shorter."""
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("window", "implementation"),
+    first(
+        product([None, 1, 40, 64, 65, 100, 200], IMPLEMENTATIONS),
+        *((1, "blocks"), (40, "blocks"), (100, "blocks"), (40, "einsum")),
+    ),
+)
+def test_attention_by_the_formula(window, causal, implementation):
+    """Over several blocks, with windows below, at and beyond the length of one; without masks and with all of them."""
+    assert rows.block_length(LENGTH) == 64
+    rng = np.random.default_rng(0)
+    shapes = [(3, LENGTH, heads, 4) for heads in (4, 2, 2, 4)]
+    *given, slope = (rng.standard_normal(shape) for shape in shapes)
+    batch = batch_for(SWITCHES["switches-decoder-only"], "left segments prefix", lengths=Lengths(3, LENGTH, LENGTH))
+    masks = {name: batch[name] for name in ("mask", "segments", *(["prefix"] if causal else []))}
+
+    @jax.jit
+    def ours(arrays, masks):
+        pairs = {name: (masks[name], masks[name]) for name in ("segments", "prefix") if name in masks}
+        seen = Mask(causal=causal, window=window, is_token=masks.get("mask"), **pairs)
+        output, pull = jax.vjp(lambda *x: attend_by(implementation, *x, seen, 1.0)[0], *arrays)
+        return output, *pull(jnp.asarray(slope))
+
+    for some in ({}, masks):
+        arrays = [torch.from_numpy(array).requires_grad_() for array in given]
+        told = {"is_token" if name == "mask" else name: torch.from_numpy(mask) for name, mask in some.items()}
+        seen = visible(torch.zeros(3, LENGTH), causal=causal, window=window, **told)
+        seen = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool) if seen is None else seen
+        output = plain_attention(arrays, seen)
+        output.backward(torch.from_numpy(slope))
+        theirs = output.detach(), *(array.grad for array in arrays)
+        for found, expected in zip(ours(given, some), theirs, strict=True):
+            assert relative_error(np.asarray(found), expected.numpy()) <= FLOAT64_BAR
+        blind = ~seen.any(3)[:, 0].numpy()
+        assert bool(some) == blind.any()
+        assert not np.asarray(ours(given, some)[0])[np.broadcast_to(blind, (3, LENGTH))].any()
 
 
 def model_of_texts(kind, positions):

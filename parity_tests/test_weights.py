@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+import torch
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
@@ -14,7 +15,9 @@ from jax_tformer.hub.names import (
     WeightsError,
     from_reference,
     load_weights,
+    reference_shape,
     save_weights,
+    slots,
     to_reference,
 )
 from parity.gates.pair import from_torch
@@ -53,6 +56,14 @@ def test_there_and_back(name, dtype, tmp_path, record):
     model.load_state_dict(load_file(tmp_path / "w.safetensors"), strict=True)
     back = {key: from_torch(tensor) for key, tensor in model.state_dict().items()}
     bytes_lost(params, from_reference(back, transformer(config).shapes)).require()
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_full_size_shapes_agree(name):
+    config = ARCHITECTURES[name]
+    with torch.device("meta"):
+        theirs = {key: tuple(value.shape) for key, value in reference(config).state_dict().items()}
+    assert {key: reference_shape(slot) for key, slot in slots(transformer(config).shapes).items()} == theirs
 
 
 @pytest.mark.parametrize("name", PAPER_MILLIONS)

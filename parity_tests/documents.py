@@ -40,10 +40,6 @@ CAUSAL = np.array(
     ),
     int,
 ).tolist()
-# "Chapter 1\n\n\n\nIt was a bright cold day in April" under GPT-2's tokenizer.
-IDS = np.array(_printed("14126 352 628 198 198 1026 373 257 6016 4692 1110 287 3035"), np.int32)
-END_OF_TEXT = 50256
-
 # 001: the output of its attention for the first sentence; the first column of its normalisation, by hand; and that of
 # the normalised sum with the input, which it does not print.
 ATTENTION_OUTPUT = _printed(
@@ -63,26 +59,7 @@ ATTENTION_OUTPUT = _printed(
 NORMALISED_SUM = _printed("-0.9511 -0.7062 -0.7170 -0.5669 1.0509 -0.6046 0.6238 -0.7322 -0.8901 -0.8219")
 NORMALISED = _printed("-0.8153 -0.8156 -0.8156 -0.8085 1.0473 -0.8156 1.0442 -0.8156 -0.8154 -0.8156")
 
-# 002: its embedded input of two contexts of six tokens, and one head's view of "horizon", the last of the first.
-EMBEDDED = np.reshape(
-    _printed(
-        """
-         0.4553  0.3277  0.4210  0.6628
-         0.0874  0.3216  0.2850  0.1438
-         0.8880  0.2221  0.6271  0.8234
-         0.9180  0.8070  0.4281  0.1977
-         0.4874  0.9018  0.4258  0.1630
-         0.0441  0.1988  0.6751  0.8757
-         0.9347  0.9255  0.6341  0.0567
-         0.7656  0.2911  0.6161  0.0123
-         0.4200  0.3295  0.1863  0.7694
-         0.3197  0.9724  0.6066  0.2184
-         0.4521  0.9276  0.3951  0.1281
-         0.7899  0.7894  0.2245  0.2889
-        """
-    ),
-    (2, 6, 4),
-).tolist()
+# 002: one head's view of "horizon", the last of six tokens.
 QUERY = _printed("0.9100 0.3448")
 KEYS = _printed(
     """

@@ -1,15 +1,16 @@
 """Faults of what single families of Hugging Face models have: kinds of layers by turns, caps, norms, rotation."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import cache
+from unittest.mock import patch
 
 from torch import nn
 
 from jax_tformer.config import RotaryConfig, StackConfig, TransformerConfig
 from parity_tests.faults import Fault, code_fault
-from torch_ref import attention, blocks, embedding
-from twin.cases import VOCABULARY
+from torch_ref import attention, blocks, embedding, reference
+from twin.bridge import Pair
+from twin.cases import VOCABULARY, weights_for
 
 GEMMA = TransformerConfig(
     vocab_size=VOCABULARY,
@@ -78,35 +79,27 @@ CROSSED = TransformerConfig(vocab_size=VOCABULARY, d_model=24, encoder=_CROSSED,
 """No family has these together: capped scores with a bias, and caps and sandwiches around attention to a source."""
 
 
-class Otherwise(NamedTuple):
-    """The reference reads a config in which fields differ from ours."""
+@cache
+def pair(config):
+    """Both sides of one of these configs, once for all its faults."""
+    return Pair(config, weights_for(config, 0.2))
 
-    name: str
-    stack: Mapping[str, Any] = {}
-    model: Mapping[str, Any] = {}
 
-    def of(self, config):
-        """`config` with the fault."""
-        return replace(config, decoder=replace(config.decoder, **self.stack), **self.model)
+def otherwise(config, name, stack=None, **model):
+    """The reference of `config` reads one in which these fields of its decoder, or of the model, differ from ours."""
+
+    def plant():
+        right = pair(config)
+        decoder = replace(right.config.decoder, **(stack or {}))
+        wrong = reference(replace(right.config, decoder=decoder, **model)).eval()
+        wrong.load_state_dict(right.module.state_dict())
+        return patch.object(right, "module", wrong)
+
+    return Fault(name, plant)
 
 
 def _rotary(**changes):
     return {"rotary": replace(GEMMA.decoder.rotary, **changes)}
-
-
-CONFIGS = (
-    (GEMMA, Otherwise("windows: the pattern begins a layer late", {"window_layers": (False, True)})),
-    (GEMMA, Otherwise("windows: in all layers", {"window_layers": None})),
-    (GEMMA, Otherwise("rotary: one base for all layers", _rotary(window_base=None))),
-    (GEMMA, Otherwise("rotary: base of the layers with a window in the others", {"position_base": 100.0})),
-    (GEMMA, Otherwise("rotary: long waves not stretched", _rotary(factor=1.0))),
-    (GEMMA, Otherwise("rotary: frequencies between not mixed", _rotary(low_frequency_factor=1.99))),
-    (GEMMA, Otherwise("scores: scaled by the head's width", {"attention_scale": "head_width"})),
-    (GEMMA, Otherwise("scores: not capped", {"score_cap": None})),
-    (GEMMA, Otherwise("logits: not capped", {}, {"logit_cap": None})),
-    (GEMMA, Otherwise("norm: offset of the scale forgotten", {"norm_unit_offset": False})),
-    (NEOX, Otherwise("parallel: the feed-forward reads the sum", {"parallel": False})),
-)
 
 
 def heads_as_they_are(right):
@@ -173,19 +166,31 @@ def cross_uncapped(right):
 
 
 _FEEDFORWARD, _CROSS = "feedforward_output_norm", "cross_attention_output_norm"
-CODE: tuple[tuple[TransformerConfig, Fault], ...] = (
-    (GEMMA, code_fault("rotary: scaled in layers with the window too", attention, "rotary_angles", scaled_everywhere)),
-    (
-        GEMMA,
+FAULTS = {
+    GEMMA: (
+        otherwise(GEMMA, "windows: the pattern begins a layer late", {"window_layers": (False, True)}),
+        otherwise(GEMMA, "windows: in all layers", {"window_layers": None}),
+        otherwise(GEMMA, "rotary: one base for all layers", _rotary(window_base=None)),
+        otherwise(GEMMA, "rotary: base of the layers with a window in the others", {"position_base": 100.0}),
+        otherwise(GEMMA, "rotary: long waves not stretched", _rotary(factor=1.0)),
+        otherwise(GEMMA, "rotary: frequencies between not mixed", _rotary(low_frequency_factor=1.99)),
+        otherwise(GEMMA, "scores: scaled by the head's width", {"attention_scale": "head_width"}),
+        otherwise(GEMMA, "scores: not capped", {"score_cap": None}),
+        otherwise(GEMMA, "logits: not capped", logit_cap=None),
+        otherwise(GEMMA, "norm: offset of the scale forgotten", {"norm_unit_offset": False}),
+        code_fault("rotary: scaled in layers with the window too", attention, "rotary_angles", scaled_everywhere),
         code_fault("sandwich: feed-forward's output not normalised", blocks.Block, "forward", without(_FEEDFORWARD)),
+        code_fault("queries and keys not normalised", attention.Norm, "forward", heads_as_they_are),
+        code_fault("scores: capped twice", attention, "soft_cap", cap_twice),
     ),
-    (GEMMA, code_fault("queries and keys not normalised", attention.Norm, "forward", heads_as_they_are)),
-    (GEMMA, code_fault("scores: capped twice", attention, "soft_cap", cap_twice)),
-    (
-        CROSSED,
+    NEOX: (
+        otherwise(NEOX, "parallel: the feed-forward reads the sum", {"parallel": False}),
+        code_fault("rotary: the last columns turn", attention, "rotate", last_columns_turned),
+        code_fault("parallel: one norm for both branches", blocks.Block, "_before", summed_in_parallel),
+    ),
+    CROSSED: (
         code_fault("sandwich: cross-attention's output not normalised", blocks.Block, "forward", without(_CROSS)),
+        code_fault("scores: cross-attention not capped", attention.Attention, "forward", cross_uncapped),
     ),
-    (CROSSED, code_fault("scores: cross-attention not capped", attention.Attention, "forward", cross_uncapped)),
-    (NEOX, code_fault("rotary: the last columns turn", attention, "rotate", last_columns_turned)),
-    (NEOX, code_fault("parallel: one norm for both branches", blocks.Block, "_before", summed_in_parallel)),
-)
+}
+"""Gates 1 and 2."""

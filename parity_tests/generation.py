@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import nn
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
@@ -35,7 +34,6 @@ def huggingface_generate(
     *,
     end_id,
     start_id=None,
-    pad_id=0,
     **settings,
 ):
     """For each prompt (source of an encoder-decoder, which begins with `start_id`) its num_return_sequences answers.
@@ -50,8 +48,30 @@ def huggingface_generate(
 
     Raises ParityError where anything was computed in another type than float64.
     """
-    answer, new = _run(model, prompts, end_id, start_id, pad_id, settings)
+    translates = model.config.is_encoder_decoder
+    if translates != (start_id is not None):
+        raise ValueError("encoder-decoders, and no others, need a start_id")
+    if not all(map(len, prompts)):
+        raise ValueError("there must be a token in every prompt")
+    if model.dtype != torch.float64:
+        raise ParityError(f"the model is {model.dtype}; expected torch.float64")
+    ids, mask = _padded(prompts, left=not translates)
+    with Float64():
+        answer = model.generate(
+            ids,
+            attention_mask=mask,
+            eos_token_id=end_id,
+            pad_token_id=0,
+            decoder_start_token_id=start_id,
+            return_dict_in_generate=True,
+            output_scores=True,
+            **{"use_cache": False, "do_sample": False} | settings,
+        )
     searched = answer.get("sequences_scores") is not None
+    scores = [*answer.scores, *([answer.sequences_scores] if searched else [])]
+    if found := {score.dtype for score in scores} - {torch.float64}:
+        raise ParityError(f"`generate` computed scores in {found}; expected torch.float64 alone")
+    new = answer.sequences[:, 1 if translates else ids.shape[1] :].tolist()
     scores = answer.sequences_scores.tolist() if searched else [None] * len(new)
     clear = [()] * len(new)
     if not searched and not settings.get("do_sample"):
@@ -64,11 +84,6 @@ def huggingface_generate(
     ]
     each = len(hypotheses) // len(prompts)
     return [hypotheses[first : first + each] for first in range(0, len(hypotheses), each)]
-
-
-def greedy_margins(model, prompts, **settings):
-    """`[N]` for each prompt: how clear each of its N new tokens was."""
-    return [np.array(answer.margins) for [answer] in huggingface_generate(model, prompts, **settings)]
 
 
 def drivable(config, weights):
@@ -117,44 +132,10 @@ class _Drivable(PreTrainedModel, GenerationMixin):
         return CausalLMOutput(logits=output.logits)
 
 
-def _run(
-    model,
-    prompts,
-    end_id,
-    start_id,
-    pad_id,
-    settings,
-):
-    """What `generate` returns, and of that the new tokens of each answer, padding after the end token included."""
-    translates = model.config.is_encoder_decoder
-    if translates != (start_id is not None):
-        raise ValueError("encoder-decoders, and no others, need a start_id")
-    if not all(map(len, prompts)):
-        raise ValueError("there must be a token in every prompt")
-    if model.dtype != torch.float64:
-        raise ParityError(f"the model is {model.dtype}; expected torch.float64")
-    ids, mask = _padded(prompts, pad_id, left=not translates)
-    with Float64():
-        answer = model.generate(
-            ids,
-            attention_mask=mask,
-            eos_token_id=end_id,
-            pad_token_id=pad_id,
-            decoder_start_token_id=start_id,
-            return_dict_in_generate=True,
-            output_scores=True,
-            **{"use_cache": False, "do_sample": False} | settings,
-        )
-    scores = [*answer.scores, *filter(torch.is_tensor, [answer.get("sequences_scores")])]
-    if found := {score.dtype for score in scores} - {torch.float64}:
-        raise ParityError(f"`generate` computed scores in {found}; expected torch.float64 alone")
-    return answer, answer.sequences[:, 1 if translates else ids.shape[1] :].tolist()
-
-
-def _padded(prompts, pad_id, *, left):
+def _padded(prompts, *, left):
     """(ids, mask), `[B, T]` each; the mask is 1 where there is a token."""
     length = max(map(len, prompts))
-    ids, mask = torch.full((len(prompts), length), pad_id), torch.zeros(len(prompts), length, dtype=torch.long)
+    ids, mask = torch.zeros(2, len(prompts), length, dtype=torch.long)
     for row, prompt in enumerate(prompts):
         place = slice(length - len(prompt), length) if left else slice(len(prompt))
         ids[row, place], mask[row, place] = torch.tensor(prompt), 1

@@ -4,17 +4,21 @@
 """
 
 from collections.abc import Callable
-from itertools import pairwise
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise, product
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from transformers import PreTrainedModel
 
 from jax_tformer.decoding.generate import Generated, generate
 from jax_tformer.decoding.loop import layers_apart
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.functional import transformer
+from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.hub.families import from_huggingface
 from jax_tformer.hub.names import from_reference
 from jax_tformer.training.step import forward
@@ -22,6 +26,7 @@ from parity.gates.measure import Measured, compared, worst
 from parity_tests.family_faults import GEMMA
 from parity_tests.generation import Hypothesis, drivable, huggingface_generate
 from parity_tests.huggingface import Oracle
+from parity_tests.oracles import ENTRIES
 from twin.cases import CONFIGS, PADDINGS, WINDOWED, Lengths, batch_for, weights_for
 
 Record = Callable[[str, Measured], None]
@@ -59,16 +64,17 @@ def room(config):
     return min(NEW, (config.output_stack.max_positions or 99) // 2)
 
 
-def differing(ours, theirs, margins=None):
-    """How many greedy tokens differ before the first unclear choice of their row (`margins`: other than theirs)."""
+def differing(ours, theirs):
+    """How many greedy tokens differ before the first unclear choice of their row."""
     wrong = clear = 0
-    margins = [hypothesis.margins for [hypothesis] in theirs] if margins is None else margins
-    for prompt, ([hypothesis], margin) in enumerate(zip(theirs, margins, strict=True)):
-        certain = int(np.logical_and.accumulate(np.array(margin) > CLEAR).sum())
+    for prompt, [hypothesis] in enumerate(theirs):
+        certain = int(np.logical_and.accumulate(np.array(hypothesis.margins) > CLEAR).sum())
         [row] = ours.rows(prompt)
         wrong += sum(a != b for a, b in zip(row[:certain], hypothesis.tokens[:certain], strict=True))
         clear += certain
-    assert clear > sum(map(len, margins)) / 2, "the choices must be clear, or nothing is compared"
+    assert clear > sum(len(hypothesis.margins) for [hypothesis] in theirs) / 2, (
+        "the choices must be clear, or nothing is compared"
+    )
     return worst(TOKENS, {"greedy tokens": float(wrong)}, 0.0)
 
 
@@ -203,104 +209,76 @@ def test_tokens_of_the_reference(name, record):
         record(name, figure)
 
 
-def greedy_of(net, params, model, prompts, *, end_id, penalty=1.0, **options):
-    new, start_id = room(net.config), options.get("start_id")
-    asked = {"end_id": end_id, "max_new_tokens": new, "repetition_penalty": penalty, **options}
-    theirs = huggingface_generate(model, prompts, **asked)
-    decoding = DecodingConfig(new, repetition_penalty=penalty)
-    return differing(generate(net, params, prompts, decoding, end_id=end_id, start_id=start_id), theirs)
+def greedy_of(net, params, model, prompts, *, end_id, start_id=None, penalty=1.0, **options):
+    asked = {"max_new_tokens": room(net.config), "repetition_penalty": penalty}
+    theirs = huggingface_generate(model, prompts, end_id=end_id, start_id=start_id, num_beams=1, **asked, **options)
+    return differing(generate(net, params, prompts, DecodingConfig(**asked), end_id=end_id, start_id=start_id), theirs)
 
 
-def beams_of(
-    net,
-    params,
-    model,
-    prompts,
-    settings,
-    *,
-    end_id,
-    **options,
-):
-    new = room(net.config)
-    theirs = huggingface_generate(model, prompts, end_id=end_id, max_new_tokens=new, **settings, **options)
-    decoding = DecodingConfig(new, length_penalty_form="power", **settings)
-    start_id = options.get("start_id")
+def beams_of(net, params, model, prompts, settings, *, end_id, start_id=None, **options):
+    asked = {"max_new_tokens": room(net.config), **settings}
+    theirs = huggingface_generate(model, prompts, end_id=end_id, start_id=start_id, **options | asked)
+    decoding = DecodingConfig(length_penalty_form="power", **asked)
     return compared_beams(generate(net, params, prompts, decoding, end_id=end_id, start_id=start_id), theirs)
 
 
-def small_gpt2():
-    """(ours, its parameters, Hugging Face's)."""
+class Checkpoint(NamedTuple):
+    """A model of Hugging Face and ours with its weights, and what every call of `generate` is told."""
+
+    net: AnyTransformer
+    params: Params
+    model: PreTrainedModel
+    options: dict[str, Any]
+
+
+ENDS = {"gpt2": (END, 40, None), "bart": (24, 39, None)}
+"""End tokens that some of the answers come to, and none."""
+IDS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": 2}
+"""Those that a BART has by default: every call has to say otherwise."""
+
+
+@cache
+def checkpoint(name):
+    """With sharp attention: else BART's random answers are one token over and over."""
+    translates = name == "bart"
     with jax.enable_x64(True):
-        oracle = Oracle("gpt2")
+        oracle = Oracle(name, **(IDS if translates else {}))
+        sharp = ("q_proj.weight", "k_proj.weight")
         raw = oracle.random_weights(0.2, 0)
+        raw = {path: array * (4 if path.endswith(sharp) else 1) for path, array in raw.items()}
         oracle.load(raw)
-        config, weights = from_huggingface(oracle.json, raw)
-        return *model_of(config, weights), oracle.model
+        options = {"use_cache": True, **ENTRIES[name].generation, **({"start_id": START} if translates else {})}
+        return Checkpoint(*model_of(*from_huggingface(oracle.json, raw)), oracle.model, options)
 
 
-@pytest.fixture(scope="module")
-def gpt2():
-    return small_gpt2()
-
-
-def test_greedy_tokens_of_hugging_face(gpt2, record):
-    net, params, model = gpt2
-    prompts = uneven_prompts(net.config, rows=8)
-    for penalty in (1.0, 1.5):
-        figure = greedy_of(net, params, model, prompts, end_id=END, penalty=penalty, use_cache=True)
-        record("huggingface gpt2", figure)
-
-
-def alone(model, prompts, **settings):
-    """Theirs one by one: in a batch, padding counts among the tokens that may not repeat."""
-    return [huggingface_generate(model, [prompt], **settings)[0] for prompt in prompts]
-
-
-def repeating(count):
-    """Prompts of 1 to 12 tokens, of five kinds, so that some stand side by side again."""
-    rng = np.random.default_rng(3)
-    return [rng.integers(3, 8, length).tolist() for length in (1, 12, *rng.integers(2, 12, count - 2))]
-
-
-def test_ngrams_that_may_not_repeat(gpt2, record):
-    net, params, model = gpt2
-    prompts, options = repeating(6), {"end_id": END, "use_cache": True}
-    free = alone(model, prompts, max_new_tokens=NEW, **options)
-    settings = {"max_new_tokens": NEW, "no_repeat_ngram_size": 3, **options}
-    theirs = alone(model, prompts, **settings)
-    assert theirs != free
-    ours = generate(net, params, prompts, DecodingConfig(NEW, no_repeat_ngram_size=3), end_id=END)
-    record("huggingface gpt2", differing(ours, theirs))
-    beams = {**BEAMS[1], "no_repeat_ngram_size": 2, "renormalize_logits": True, "repetition_penalty": 1.2}
-    theirs = alone(model, prompts, max_new_tokens=NEW, **beams, **options)
-    for less in ("no_repeat_ngram_size", "renormalize_logits"):
-        fewer = {name: value for name, value in beams.items() if name != less}
-        assert alone(model, prompts, max_new_tokens=NEW, **fewer, **options) != theirs
-    decoding = DecodingConfig(NEW, length_penalty_form="power", **beams)
-    for figure in compared_beams(generate(net, params, prompts, decoding, end_id=END), theirs):
-        record("huggingface gpt2", figure)
+@pytest.mark.parametrize("name", ENDS)
+def test_greedy_tokens_of_hugging_face(name, record):
+    *given, options = checkpoint(name)
+    prompts = uneven_prompts(given[0].config, rows=8)
+    for penalty, end_id in product((1.0, 1.5), ENDS[name]):
+        record(f"huggingface {name}", greedy_of(*given, prompts, end_id=end_id, penalty=penalty, **options))
 
 
 @pytest.mark.parametrize("settings", BEAMS, ids=lambda settings: str([*settings.values()]))
-def test_beams_of_hugging_face(settings, gpt2, record):
-    net, params, model = gpt2
-    prompts = uneven_prompts(net.config, rows=6, seed=7)
-    for end_id in (END, 40, None):
-        for figure in beams_of(net, params, model, prompts, settings, end_id=end_id, use_cache=True):
-            record("huggingface gpt2", figure)
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("bart", marks=pytest.mark.deep)])
+def test_beams_of_hugging_face(name, settings, record):
+    *given, options = checkpoint(name)
+    prompts = uneven_prompts(given[0].config, rows=6, seed=7)
+    for end_id in ENDS[name]:
+        for figure in beams_of(*given, prompts, settings, end_id=end_id, **options):
+            record(f"huggingface {name}", figure)
 
 
 def test_the_gate_sees_one_wrong_token():
     tokens = np.arange(12, dtype=np.int32).reshape(2, 1, 6)
-    right = [[Hypothesis(tuple(row), -1.0)] for [row] in tokens.tolist()]
-    margins = [np.ones(6), np.ones(6)]
+    right = [[Hypothesis(tuple(row), -1.0, (1.0,) * 6)] for [row] in tokens.tolist()]
     wrong = tokens.copy()
     wrong[1, 0, 4] += 1
     ours = Generated(wrong, np.full((2, 1), 6, np.int32), np.full((2, 1), -1.0))
-    assert differing(ours, right, margins).worst == 1
-    assert not differing(ours, right, margins).passed
+    assert differing(ours, right).worst == 1
+    assert not differing(ours, right).passed
     assert [figure.passed for figure in compared_beams(ours, right)] == [False, True]
     assert compared_beams(ours._replace(tokens=tokens), right)[0].passed
     assert not compared_beams(ours._replace(tokens=tokens, scores=ours.scores * (1 + 1e-11)), right)[1].passed
-    margins[1][3] = 1e-7
-    assert differing(ours, right, margins).passed
+    right[1] = [replace(right[1][0], margins=(1.0, 1.0, 1.0, 1e-7, 1.0, 1.0))]
+    assert differing(ours, right).passed

@@ -1,19 +1,16 @@
 """Gate 8 for every Hugging Face model with a decoder: the tokens of its own `generate`, which keeps a cache."""
 
 from functools import lru_cache
-from typing import Any
 
 import pytest
 
-from jax_tformer.decoding.generate import generate
-from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.hub.families import FAMILIES, from_huggingface
 from jax_tformer.hub.tables import their_views
 from jax_tformer.hub.tensors import read
-from parity_tests.generation import greedy_margins, huggingface_generate
+from parity_tests.generation import huggingface_generate
 from parity_tests.huggingface import Oracle
 from parity_tests.oracles import ENTRIES
-from parity_tests.test_decoding import BEAMS, START, beams_of, differing, model_of, room, uneven_prompts
+from parity_tests.test_decoding import BEAMS, START, beams_of, greedy_of, model_of, room, uneven_prompts
 
 DECODERS = [
     name
@@ -54,14 +51,11 @@ def test_tokens_of_hugging_face(name, record):
     """
     net, params, model = sides(name)
     prompts, new = uneven_prompts(net.config, rows=6), room(net.config)
-    start: dict[str, Any] = {} if net.config.encoder is None else {"start_id": START}
-    options = {"use_cache": True, **ENTRIES[name].generation, **start}
+    options = {"use_cache": True, **ENTRIES[name].generation}
+    options |= {} if net.config.encoder is None else {"start_id": START}
     free = huggingface_generate(model, prompts, end_id=None, max_new_tokens=new, num_beams=1, **options)
     assert len({answer.tokens for [answer] in free}) == len(prompts)
     for end_id in (None, free[0][0].tokens[new // 2]):
-        settings = options | {"end_id": end_id, "max_new_tokens": new, "num_beams": 1}
-        theirs, margins = huggingface_generate(model, prompts, **settings), greedy_margins(model, prompts, **settings)
-        ours = generate(net, params, prompts, DecodingConfig(new), end_id=end_id, **start)
-        record(f"huggingface {name}", differing(ours, theirs, margins))
+        record(f"huggingface {name}", greedy_of(net, params, model, prompts, end_id=end_id, **options))
     for figure in beams_of(net, params, model, prompts, BEAMS[0], end_id=end_id, **options):
         record(f"huggingface {name}", figure)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from flax import nnx
 from torch import nn
 from torch.nn import functional as F
 
@@ -36,7 +37,6 @@ from parity_tests.documents import (
     WEIGHTS,
     assert_prints,
 )
-from parity_tests.test_sources import first_layer
 from torch_ref import reference
 from twin.cases import CONFIGS, weights_for
 
@@ -47,6 +47,12 @@ def sharp(config):
     """The model in float64, with weights large enough for attention to be far from uniform."""
     net = transformer(config.with_dtype("float64"))
     return net, jax.tree.map(jnp.asarray, from_reference(weights_for(config, 0.2), net.shapes))
+
+
+def first_layer(stack):
+    """Layer 0 of a stack, whose parameters carry a leading L axis."""
+    graph, parameters = nnx.split(stack.blocks, nnx.Param)
+    return nnx.merge(graph, jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[0]), parameters))
 
 
 def influence(function, x):

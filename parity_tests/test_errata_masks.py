@@ -18,7 +18,6 @@ from jax_tformer.model.attention import attend
 from jax_tformer.model.masks import Mask
 from parity.gates.measure import FLOAT64_BAR, relative_error
 from parity_tests.test_errata import LECTURE, sharp
-from parity_tests.test_sources import captured
 from twin.reference_loss import mean_cross_entropy
 
 
@@ -61,7 +60,7 @@ def test_minus_ten_thousand_attends_to_padding_where_all_is_padding():
 def lecture():
     """The model of 004 (small) on one source and one target; compiled once for each kind of call."""
     net, params = sharp(LECTURE)
-    run = captured(net)
+    run = jax.jit(lambda params, *inputs, **masks: net.bind(params)(*inputs, **masks, capture=True))
 
     def outputs(source, target, **masks):
         options = {name: jnp.array([mask]) == 1 for name, mask in masks.items()}

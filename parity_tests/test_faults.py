@@ -23,8 +23,16 @@ from jax_tformer.functional import transformer
 from jax_tformer.hub.names import from_reference, to_reference
 from jax_tformer.model.attention import attend, attend_by
 from jax_tformer.model.masks import Mask
-from parity.gates.measure import BFLOAT16, FLOAT32, ParityError, compared, quality, trajectory, worst
-from parity_tests import faults, library_faults, mask_faults, narrow_parts, position_faults, random_faults
+from parity.gates.measure import BFLOAT16, FLOAT32, ParityError, compared, quality, trajectory
+from parity_tests import (
+    family_faults,
+    faults,
+    library_faults,
+    mask_faults,
+    narrow_parts,
+    position_faults,
+    random_faults,
+)
 from parity_tests import test_draws as draws
 from parity_tests import test_heads as heads
 from parity_tests import test_initialisation as initialisation
@@ -40,10 +48,10 @@ from parity_tests.test_decoding import (
     END,
     START,
     beams_of,
+    checkpoint,
     differing,
     model_of,
     of_cache,
-    small_gpt2,
     stepwise,
     uneven_prompts,
 )
@@ -208,9 +216,9 @@ def judge_parts():
 
 
 def judge_beams():
-    net, params, gpt2 = small_gpt2()
-    prompts = uneven_prompts(net.config, rows=6, seed=7)
-    return lambda: list(beams_of(net, params, gpt2, prompts, BEAMS[-1], end_id=END, use_cache=True))
+    *given, options = checkpoint("gpt2")
+    prompts = uneven_prompts(given[0].config, rows=6, seed=7)
+    return lambda: list(beams_of(*given, prompts, BEAMS[-1], end_id=END, **options))
 
 
 def judge_decoding():
@@ -250,13 +258,8 @@ def judge_successive():
 
 
 def judge_weights():
-    params = noise(CONFIGS["gpt2"])
-
-    def ask():
-        lost = bytes_lost(params, from_reference(to_reference(params), transformer(CONFIGS["gpt2"]).shapes))
-        return [worst("9 bytes lost", {"all parameters": float(lost)}, 0.0)]
-
-    return ask
+    params, shapes = noise(CONFIGS["gpt2"]), transformer(CONFIGS["gpt2"]).shapes
+    return lambda: [bytes_lost(params, from_reference(to_reference(params), shapes))]
 
 
 # Rotation alone would not show where positions begin: it is relative.
@@ -313,10 +316,11 @@ def judge_cudnn():
     return ask
 
 
-def judge_heads(name):
-    models, batch = heads.pair(name), batch_for(heads.CONFIGS[name], "right")
+def judge_pair(models):
+    """Gates 1 and 2 of the reference."""
+    batch = batch_for(models.config, "right")
     ours = models.run_jax(batch)
-    return lambda: of_both(heads.CONFIGS[name], ours, models.run_torch(batch))
+    return lambda: of_both(models.config, ours, models.run_torch(batch))
 
 
 def judge_relative():
@@ -385,6 +389,7 @@ def judge_first_loss():
     return lambda: [initialisation.excess(CONFIGS["vaswani-base"])]
 
 
+FAMILIES = {config: lambda config=config: judge_pair(family_faults.pair(config)) for config in family_faults.FAULTS}
 BY_FIRST_LOSS = random_faults.NARROW_TABLES._replace(name="init: tables at 0.02, by the first loss")
 TABLE = [
     # Where the faults are planted, what judges them, and the faults.
@@ -407,7 +412,8 @@ TABLE = [
     *(("library", MASKED[kind], [fault]) for kind, fault in mask_faults.MASKS),
     ("reference", MASKED[TEXT], [mask_faults.REFERENCE]),
     ("library", judge_cudnn, mask_faults.CUDNN),
-    *(("reference", partial(judge_heads, name), given) for name, given in heads.FAULTS.items()),
+    *(("reference", lambda name=name: judge_pair(heads.pair(name)), given) for name, given in heads.FAULTS.items()),
+    *(("reference", make, family_faults.FAULTS[config]) for config, make in FAMILIES.items()),
     ("library", judge_ours_relative, position_faults.LIBRARY),
     ("reference", judge_relative, position_faults.REFERENCE),
     ("library", judge_relative_cache, [position_faults.CACHED]),
@@ -438,7 +444,7 @@ def answer(ask):
     "make",
     [
         *(judge_two_stacks, judge_training, judge_trajectory, judge_decoding, judge_beams, judge_gemma),
-        *(*MASKED.values(), judge_cudnn, judge_forward_draws),
+        *(*MASKED.values(), judge_cudnn, judge_forward_draws, *FAMILIES.values()),
     ],
 )
 def test_without_a_fault_the_gates_are_green(make):

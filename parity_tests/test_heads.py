@@ -3,8 +3,6 @@
 from dataclasses import replace
 from functools import cache
 
-import jax
-import numpy as np
 import pytest
 import torch
 
@@ -87,13 +85,5 @@ def test_their_masks_are_drawn_independently(record):
     record("text classified", draws_gate(masks))
 
 
-@pytest.mark.parametrize(
-    ("name", "logits", "pooled"),
-    [("pooled", (3, 11, 32), (3, 32)), ("text classified", (3, 3), (3, 32)), ("tokens classified", (3, 11, 5), None)],
-)
-def test_shapes_of_outputs(name, logits, pooled):
-    net = transformer(CONFIGS[name])
-    outputs = jax.eval_shape(lambda params, tokens: net.bind(params)(tokens), net.shapes, np.zeros((3, 11), np.int32))
-    assert outputs.logits.shape == logits
-    assert (outputs.pooled and outputs.pooled.shape) == pooled
-    assert f"{CONFIGS[name].classes} classes" in repr(net) or name == "pooled"
+def test_the_number_of_classes_is_shown():
+    assert "3 classes" in repr(transformer(CONFIGS["text classified"]))

@@ -222,46 +222,6 @@ def test_an_island_of_float32_turns_gates_1_and_2_red():
         assert measured.bar < 1e-9 < measured.worst < 1e-3
 
 
-def require_same(first, second):
-    """No number differs between two results."""
-    assert compared("1 activations", first.activations, second.activations).worst == 0
-    assert compared("2 gradients", first.gradients, second.gradients).worst == 0
-
-
-def test_a_padding_token_changes_the_gradient_of_its_row_alone():
-    """Why the gates run without one: PyTorch's padding_idx keeps the lookups of that row from training it."""
-    plain, padded = Oracle("bert masked"), Oracle("bert masked", pad_token_id=7)
-    assert plain.config == padded.config
-    weights, batch = plain.random_weights(0.02, 0), plain.batch("none", 0)
-    batch["tokens"][:, 3] = 7
-    for oracle in (plain, padded):
-        oracle.load(weights)
-    ours, theirs = plain.run(batch), padded.run(batch)
-    table = "embedding.tokens.weight"
-    assert np.abs(ours.gradients[table][7] - theirs.gradients[table][7]).max() > 1e-6
-    for result in (ours, theirs):
-        result.gradients[table] = np.delete(result.gradients[table], 7, axis=0)
-    require_same(ours, theirs)
-
-
-@pytest.mark.parametrize("padding", PADDINGS)
-def test_nothing_reads_the_rows_before_the_positions(padding):
-    """The first two of BART's position tables: any values leave all else as it is, and get no gradient."""
-    oracle = Oracle("bart")
-    weights, batch = oracle.random_weights(0.2, 0), oracle.batch(padding, 0)
-    found, tables = [], [f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")]
-    for value in (0.0, 1e3):
-        for table in tables:
-            weights[table][:2] = value
-        oracle.load(weights)
-        found.append(oracle.run(batch))
-        for table in tables:
-            gradient = oracle.model.get_parameter(table).grad
-            assert not gradient[:2].any()
-            assert gradient[2:].any()
-    require_same(*found)
-
-
 @pytest.mark.parametrize("padding_token", [1, 0, 5])
 @pytest.mark.parametrize("name", ["roberta masked", "roberta tokens", "roberta texts"])
 def test_roberta_counts_positions_from_its_padding_token(name, padding_token, record):

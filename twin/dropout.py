@@ -4,6 +4,7 @@ The forward pass's key and a site's name determine the site's key (`site_key`), 
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,55 +19,40 @@ Masks = dict[str, Bool[Array, "..."]]
 """Name of the site -> mask, True = kept: `decoder.blocks.3.self_attention.dropout` inside a layer's self-attention,
 `decoder.blocks.3.self_attention_residual_dropout` after it, `embedding.dropout` at the input,
 `decoder.final_dropout` after the last norm."""
+INPUTS = ("tokens", "source", "target")
+"""The arrays of ids in a batch, in the order in which a model takes them."""
 
 
 def dropout_sites(config: TransformerConfig, batch: Mapping[str, Any]) -> dict[str, tuple[float, tuple[int, ...]]]:
-    """Returns the rate and the shape of every dropout site for this batch, by name."""
-    rates, model = config.dropout, config.d_model
-    both = config.encoder is not None and config.decoder is not None
-    inputs = {"encoder": "source", "decoder": "target"} if both else {"encoder": "tokens", "decoder": "tokens"}
+    """Returns the rate and the shape of every dropout site for this batch, by name, as torch_ref's model reaches them.
+
+    It runs without numbers, so that only shapes are computed.
+    """
+    import torch  # a process that measures JAX alone draws no masks
+
+    from torch_ref import reference
+    from torch_ref.layers import Dropout
+
     sites: dict[str, tuple[float, tuple[int, ...]]] = {}
-    for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
-        if stack is None:
-            continue
-        rows, length = batch[inputs[side]].shape
-        sites[f"{inputs[side]}_embedding.dropout" if both else "embedding.dropout"] = (
-            rates.embedding,
-            (rows, length, model),
-        )
-        lengths = {"self_attention": length}
-        if both and side == "decoder":
-            lengths["cross_attention"] = batch["source"].shape[1]
-        for layer in range(stack.num_layers):
-            block = f"{side}.blocks.{layer}"
-            for attention, keys in lengths.items():
-                shape = (rows, stack.num_heads, length, keys)
-                sites[f"{block}.{attention}.dropout"] = (rates.attention, shape)
-                sites[f"{block}.{attention}_residual_dropout"] = (rates.of_attention_output, (rows, length, model))
-            sites[f"{block}.feedforward.dropout"] = (rates.feedforward, (rows, length, stack.feedforward_width))
-            sites[f"{block}.feedforward_residual_dropout"] = (rates.residual, (rows, length, model))
-            for module in (*lengths, "feedforward") if config.lora is not None else ():
-                for name, (width, _) in config.projections(stack).items():
-                    inside = (name in ("gate", "up", "down")) == (module == "feedforward")
-                    if inside and config.lora is not None and config.lora.adapts(name):
-                        read = lengths[module] if name in ("key", "value") else length
-                        sites[f"{block}.{module}.{name}.lora.dropout"] = config.lora.dropout, (rows, read, width)
-        sites[f"{side}.final_dropout"] = (rates.final, (rows, length, model))
-    if config.pooler != "none":
-        sites["pooler.dropout"] = (rates.pooler, (rows, model))
-    if config.classes is not None:
-        each = (rows, length, model) if config.head == "classify_tokens" else (rows, model)
-        sites["classifier.dropout"] = (rates.classifier, each)
+
+    def note(name: str, site: Dropout, inputs: tuple[torch.Tensor]) -> None:
+        sites[name] = (site.p, tuple(inputs[0].shape))
+
+    with torch.device("meta"):
+        model = reference(config)
+        for name, module in model.named_modules():
+            if isinstance(module, Dropout):
+                module.register_forward_pre_hook(partial(note, name))
+        model(*(torch.zeros(batch[name].shape, dtype=torch.long) for name in INPUTS if name in batch))
     return sites
 
 
 def drawn_masks(config: TransformerConfig, key: Key[Array, ""] | None, batch: Mapping[str, Any]) -> Masks:
     """Draws the masks of a forward pass with this dropout key and batch, for every site with a rate above 0."""
-    masks = {}
-    for name, (rate, shape) in dropout_sites(config, batch).items():
-        if key is not None and rate > 0:
-            masks[name] = keep_mask(site_key(key, name), rate, shape)
-    return masks
+    if key is None:
+        return {}
+    sites = dropout_sites(config, batch).items()
+    return {name: keep_mask(site_key(key, name), rate, shape) for name, (rate, shape) in sites if rate > 0}
 
 
 def masks_of_step(net: AnyTransformer, *, accumulation: int = 1) -> Callable[[TrainState, Batch], list[Masks]]:

@@ -1,6 +1,7 @@
 """The JAX library as a side of the comparison and of the benchmarks."""
 
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,8 @@ from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.functional import Params, transformer
 from jax_tformer.hub.names import from_reference, reference_shape, slots, to_reference
 from jax_tformer.lora import trained, without_adapters
-from jax_tformer.runs.startup import compiler_options, set_up_jax
+from jax_tformer.runs.startup import compiler_options as training_options
+from jax_tformer.runs.startup import set_up_jax
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import TrainState, init_state, train_step
 from twin.dropout import masks_of_step
@@ -30,14 +32,20 @@ class JaxSide:
         training: TrainingConfig,
         device: str,
         initial: Tensors | None = None,
+        compiler_options: dict[str, Any] | None = None,
     ) -> None:
-        """`model` must have a vocab_size; `device` is "cpu" or "gpu"; `initial` are the weights of a checkpoint."""
+        """`model` must have a vocab_size; `device` is "cpu" or "gpu"; `initial` are the weights of a checkpoint.
+
+        XLA compiles as for train.py, unless `compiler_options` says otherwise.
+        """
         self.net, self._compute = transformer(model), model.compute
         self._device = jax.local_devices(backend=device)[0]
         self._tx = optimizer(optimization, training.steps)
         accumulation = training.accumulation
         step = train_step(self.net, self._tx, accumulation=accumulation, label_smoothing=training.label_smoothing)
-        self._step = jax.jit(step, donate_argnums=0, compiler_options=compiler_options(model.compute.dtype))
+        if compiler_options is None:
+            compiler_options = training_options(model.compute.dtype)
+        self._step = jax.jit(step, donate_argnums=0, compiler_options=compiler_options)
         self._record = jax.jit(masks_of_step(self.net, accumulation=accumulation))
         self._initial = initial
         self._state: TrainState

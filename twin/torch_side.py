@@ -4,7 +4,6 @@ import time
 from contextlib import nullcontext
 from typing import Any
 
-import ml_dtypes  # noqa: F401 (NumPy knows bfloat16 from here on)
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
 from parity.gates.measure import ParityError
+from parity.gates.torch_side import from_torch, to_torch
 from torch_ref import reference
 from torch_ref.training import Trainer
 from twin.sides import (
@@ -64,18 +64,12 @@ class TorchSide:
         """Resets the training to `weights`, which are required because this side draws none."""
         if weights is None:
             raise ValueError("the PyTorch side starts from given weights only")
-        own, dtype = self._model.state_dict(), self._config.compute.parameter_dtype
+        own = self._model.state_dict()
         require_same_names(weights, own)
         for name, array in weights.items():
             if tuple(own[name].shape) != array.shape:
                 raise ParityError(f"{name}: shapes differ: JAX {list(array.shape)}, PyTorch {list(own[name].shape)}")
-            if own[name].dtype != getattr(torch, dtype):
-                raise ParityError(f"{name}: PyTorch holds {own[name].dtype}, expected {dtype}")
-        with torch.no_grad():
-            for name, array in weights.items():
-                # torch takes no bfloat16 from NumPy, but float32 holds every bfloat16 exactly.
-                known = array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
-                own[name].copy_(torch.from_numpy(np.array(known)))
+            own[name].copy_(to_torch(array.copy()))
         self._train(seed)
 
     def _train(self, seed: int) -> None:
@@ -107,11 +101,7 @@ class TorchSide:
 
     def parameters(self) -> dict[str, np.ndarray]:
         """Returns the current parameters."""
-        arrays = {}
-        for name, tensor in self._model.state_dict().items():
-            known = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-            arrays[name] = known.cpu().numpy().astype(np.dtype(str(tensor.dtype).removeprefix("torch.")))
-        return arrays
+        return {name: from_torch(tensor).copy() for name, tensor in self._model.state_dict().items()}
 
     def device_memory(self) -> int | None:
         """Returns the peak bytes that PyTorch has allocated on its device; None on a CPU."""

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Int, Key, UInt32
 from jax_tformer.cache import Cache, KeyValue
 from jax_tformer.decoding.sampling import History, Keys, Logits, Rules, Seen, Step, TokenIds, choose
 from jax_tformer.functional import DecoderTransformer, Params
-from jax_tformer.model.fast.few_rows import FEW_ROWS, Transposed
+from jax_tformer.model.fast.rows import FEW_ROWS, Transposed
 from jax_tformer.model.transformer import DecoderOnly
 
 

@@ -1,6 +1,6 @@
 """Functions that compute what `attend` writes out, faster. Nobody needs to read them first.
 
-They are blocks of queries on a CPU (rows.py), cuDNN's flash attention on an NVIDIA GPU, and JAX's Pallas kernel on a
+They are blocks of queries on a CPU (rows.py), and the kernels of cuDNN on an NVIDIA GPU and of Pallas on a
 TPU. The last two never hold all weights of a head at once, and cannot apply our dropout masks.
 """
 
@@ -15,8 +15,14 @@ from jaxtyping import Array, Bool, Float
 
 from jax_tformer.config import AttentionImplementation
 from jax_tformer.config.errors import require
-from jax_tformer.model.fast.cudnn import attend_by_cudnn, capability
-from jax_tformer.model.fast.pallas import BLOCK, attend_by_pallas, flash_kernel, share_kernel
+from jax_tformer.model.fast.kernels import (
+    BLOCK,
+    attend_by_cudnn,
+    attend_by_pallas,
+    capability,
+    flash_kernel,
+    share_kernel,
+)
 from jax_tformer.model.fast.rows import attend_in_rows
 from jax_tformer.model.masks import Mask
 from jax_tformer.scan import ATTENTION_OUTPUT

@@ -62,7 +62,10 @@ def updated(text, report):
 
 
 if __name__ == "__main__":
-    measured = json.loads((ROOT / "parity-report" / "parity.json").read_text("utf-8"))
+    report = ROOT / "parity-report" / "parity.json"
+    if not report.exists():
+        sys.exit(f"there is no {report}; make parity writes it")
+    measured = json.loads(report.read_text("utf-8"))
     if measured["verdict"] != "green":
         sys.exit(f"the tables are left as they were: {measured['told']}")
     if missing := find_unmeasured(figures_of(measured)):

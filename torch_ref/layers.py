@@ -68,10 +68,10 @@ class Norm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         shape, weight = x.shape[-1:], high(self.weight)
         weight = 1 + weight if self.offset else weight
-        if self.kind == "rmsnorm":
-            return F.rms_norm(high(x), shape, weight, self.eps).to(x.dtype)
-        bias = None if self.bias is None else high(self.bias)
-        return F.layer_norm(high(x), shape, weight, bias, self.eps).to(x.dtype)
+        if self.kind == "layernorm":
+            bias = None if self.bias is None else high(self.bias)
+            return F.layer_norm(high(x), shape, weight, bias, self.eps).to(x.dtype)
+        return F.rms_norm(high(x), shape, weight, self.eps).to(x.dtype)
 
 
 class FeedForward(nn.Module):

@@ -54,7 +54,10 @@ def global_norm(gradients: Params) -> Array:
 
 
 def decay_mask(params: Params) -> Params:
-    """Returns True for the leaves with weight decay: matrices, LoRA's A and B, and tables."""
+    """Returns True for the leaves with weight decay: matrices, LoRA's A and B, and tables.
+
+    Layers are stacked here, so that a bias has two axes: the name decides, and not, as in `torch_ref`, the axes.
+    """
     flat = traverse_util.flatten_dict(params, sep=".")
     mask: Params = traverse_util.unflatten_dict({path: not is_vector(path) for path in flat}, sep=".")
     return mask

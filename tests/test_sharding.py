@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -12,7 +13,8 @@ from jax_tformer.config.experiment import MeshConfig
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.functional import transformer
 from jax_tformer.model.parameters import AXES, axes_of
-from jax_tformer.training.sharding import make_mesh, parameter_shardings
+from jax_tformer.training import processes
+from jax_tformer.training.sharding import describe_shards, make_mesh, parameter_shardings
 
 
 @pytest.mark.parametrize(
@@ -61,3 +63,32 @@ def test_every_logical_name_is_in_use_and_nothing_large_is_left_whole():
             matrix = full.endswith(("kernel", "tokens.embedding")) and "head.dense" not in full
             assert not matrix or any(sharding.spec), f"{name}: {full} {leaf.shape} is whole on every device"
     assert used >= {name for name in AXES if not name.startswith(("gate.", "query_norm", "key_norm", "classifier"))}
+
+
+def test_what_devices_hold_and_exchange_is_said():
+    mesh = jax.sharding.AbstractMesh((1, 2, 2), ("data", "fsdp", "tensor"))
+    gpt2 = ARCHITECTURES["gpt2"].with_vocab_size(50_257)
+    shapes = transformer(gpt2).shapes
+    abstract = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        parameter_shardings(mesh, shapes),  # type: ignore[arg-type]
+    )
+    program = "%a = f32[2] all-reduce(%x)\n%b = f32[4] all-gather-start(%y)\n%c = f32[4] all-reduce(%z)"
+    told = describe_shards(mesh, abstract, abstract, program)  # type: ignore[arg-type]
+    held = sum(leaf.size for leaf in jax.tree.leaves(shapes)) * 4 / 2**20
+    assert told[0].startswith("mesh data 1 x fsdp 2 x tensor 2: each device holds ")
+    assert held / 4 < float(told[0].split()[12]) < held / 2, "the token table is split over one axis, all else over two"
+    assert told[0].endswith("MiB of the state; a step exchanges 1 all-gather, 2 all-reduce")
+    assert told[1:] == [
+        "whole on every device, because the mesh does not divide them: embedding.tokens.embedding (V is 50257)"
+    ]
+    assert describe_shards(jax.make_mesh((1,), ("data",)), abstract, abstract, program) == []
+
+
+def test_a_mesh_that_leaves_a_process_without_a_device_is_refused(monkeypatch):
+    monkeypatch.setattr(processes, "count", lambda: 3)
+    devices = [SimpleNamespace(process_index=number) for number in (0, 0, 2)]
+    with pytest.raises(InputError, match="data 3, which leaves process 1 of 3 without a device; expected one of each"):
+        processes.require_device_each(devices, "the mesh is data 3")
+    processes.require_device_each([*devices, SimpleNamespace(process_index=1)], "the mesh is data 4")

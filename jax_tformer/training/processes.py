@@ -161,7 +161,7 @@ def _engine() -> Any:
 
 
 def ask_first(work: Callable[[], T]) -> T:
-    """Returns, to all processes, what `work` returns on the first, which is JSON; fails for all where it fails there.
+    """Returns, to all processes, what `work` returns on the first, as JSON; fails for all where it fails there.
 
     Raises what `work` raises on the first process, and InputError on the others.
     """
@@ -295,7 +295,7 @@ def _say(name: str, said: Any) -> None:
 
     Collective operations do need that: those of CPUs fail if processes come half a minute apart.
     """
-    _engine().client.key_value_set(f"{name}/{_number()}", json.dumps(said))
+    _engine().client.key_value_set(f"{name}/{_number()}", json.dumps(said, default=str))
 
 
 def _hear(name: str, number: int) -> Any:

@@ -10,8 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tformer.config.errors import InputError, require, require_field, require_ids
-from jax_tformer.decoding.beam import search, start_search
-from jax_tformer.decoding.loop import Prompts, advance, grow_cache, restart, row_keys, start, unstack_layers
+from jax_tformer.decoding.loop import (
+    Prompts,
+    advance,
+    grow_cache,
+    restart,
+    row_keys,
+    search,
+    start,
+    start_search,
+    unstack_layers,
+)
 from jax_tformer.decoding.prompts import STEP, Ids, PromptBatch, pad_rows, require_positions, round_up
 from jax_tformer.decoding.sampling import make_rules
 from jax_tformer.decoding.settings import DecodingConfig

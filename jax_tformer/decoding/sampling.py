@@ -1,7 +1,7 @@
 """Chooses the next token of each row: logits processors and sampling, with the semantics of Hugging Face's `generate`.
 
-Pure functions of logits `[N, V]`. Some processors look at the history of a row, which forbids the ends of n-grams, and
-of words of several tokens.
+Pure functions of logits `[N, V]`. Some processors look at the history of a row: it makes tokens less probable, and
+forbids the ends of n-grams and of words of several tokens.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,6 @@ from jax_tformer.decoding.settings import DecodingConfig, LengthPenaltyForm
 
 Logits = Float[Array, "N V"]
 """Logits, or log-probabilities, of N rows."""
-Seen = Bool[Array, "N V"] | None
-"""The tokens that each row contains; None without a repetition penalty."""
 TokenIds = Int[Array, " N"]
 Keys = Key[Array, " N"]
 
@@ -30,20 +28,19 @@ class History(NamedTuple):
     """The last token of every row is in the same column; -1 stands for padding before the prompt, and behind it."""
     length: Int[Array, ""]
     """The number of columns up to the last token."""
-    source: Int[Array, "N S"] | None = None
-    """The prompt, or an encoder-decoder's source; -1 for padding. None where its n-grams may be repeated."""
+    source: Int[Array, "N S"]
+    """The prompt, or an encoder-decoder's source; -1 for padding."""
 
     @staticmethod
     def of(
         prompt: Int[Array, "N P"],
         mask: Bool[Array, "N P"],
         room: int,
-        source: tuple[Int[Array, "N S"], Bool[Array, "N S"]] | None = None,
+        source: tuple[Int[Array, "N S"], Bool[Array, "N S"]],
     ) -> "History":
         """Begins with prompts that are padded on the left, with room for new tokens; `source` has a mask."""
         tokens = jnp.pad(jnp.where(mask, prompt, -1), ((0, 0), (0, room)), constant_values=-1)
-        text = None if source is None else jnp.where(source[1], source[0], -1)
-        return History(tokens, jnp.asarray(prompt.shape[1], jnp.int32), text)
+        return History(tokens, jnp.asarray(prompt.shape[1], jnp.int32), jnp.where(source[1], source[0], -1))
 
     def append(self, token: TokenIds) -> "History":
         """Returns the history with one more token in each row."""
@@ -101,7 +98,8 @@ class Rules:
     @property
     def look_back(self) -> bool:
         """Whether the tokens of a row decide which may come next, so that a History is needed."""
-        return bool(self.no_repeat_ngram_size or self.encoder_no_repeat_ngram_size) or self.bad_words_ids is not None
+        sizes = self.no_repeat_ngram_size, self.encoder_no_repeat_ngram_size
+        return any(sizes) or self.bad_words_ids is not None or self.repetition_penalty is not None
 
 
 _UNUSED: dict[str, Any] = {"temperature": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1, "length_penalty": None}
@@ -126,28 +124,18 @@ def make_rules(decoding: DecodingConfig, end_ids: Sequence[int] = (-1,)) -> Rule
     return Rules(**values | {"bad_words_ids": jnp.asarray(padded, jnp.int32) if long else None})
 
 
-def choose(
-    logits: Logits,
-    keys: Keys,
-    rules: Rules,
-    seen: Seen,
-    step: Step | None = None,
-) -> TokenIds:
-    """Draws one token per row with the row's own key, or takes the best one without a temperature.
-
-    `seen` and `step` are as in `process_logits`.
-    """
-    logits = process_logits(logits, rules, seen, step)
+def choose(logits: Logits, keys: Keys, rules: Rules, step: Step) -> TokenIds:
+    """Draws one token per row with the row's own key, or takes the best one without a temperature."""
+    logits = process_logits(logits, rules, step)
     return argmax(logits) if rules.temperature is None else draw(logits, keys)
 
 
-def process_logits(logits: Logits, rules: Rules, seen: Seen, step: Step | None = None) -> Logits:
+def process_logits(logits: Logits, rules: Rules, step: Step) -> Logits:
     """Applies what `restrict` does, then temperature, top-k, top-p and min-p.
 
-    Logits are correct up to a constant per row. `step` may be None if there are no constraints and the rules do not
-    look back.
+    Logits are correct up to a constant per row.
     """
-    logits = restrict(logits, rules, seen, step)
+    logits = restrict(logits, rules, step)
     if rules.temperature is not None:
         # Makes the largest logit 0, so that it stays finite. XLA would treat temperatures below `tiny` as 0.
         temperature = jnp.maximum(rules.temperature.astype(logits.dtype), np.finfo(logits.dtype).tiny)
@@ -161,19 +149,17 @@ def process_logits(logits: Logits, rules: Rules, seen: Seen, step: Step | None =
     return logits
 
 
-def restrict(scores: Logits, rules: Rules, seen: Seen, step: Step | None) -> Logits:
+def restrict(scores: Logits, rules: Rules, step: Step) -> Logits:
     """Applies what changes logits, or log-probabilities, without drawing.
 
     The repetition penalty comes first, then the ban of n-grams and words, then constraints.
     """
-    if rules.repetition_penalty is not None and seen is not None:
-        scores = penalize_repetition(scores, seen, rules.repetition_penalty.astype(scores.dtype))
-    if step is None:
-        return scores
     if (history := step.history) is not None:
+        if rules.repetition_penalty is not None:
+            scores = penalize_repetition(scores, history.tokens, rules.repetition_penalty.astype(scores.dtype))
         if rules.no_repeat_ngram_size:
             scores = forbid_ngrams(scores, history, history.tokens, rules.no_repeat_ngram_size)
-        if rules.encoder_no_repeat_ngram_size and history.source is not None:
+        if rules.encoder_no_repeat_ngram_size:
             scores = forbid_ngrams(scores, history, history.source, rules.encoder_no_repeat_ngram_size)
         if rules.bad_words_ids is not None:
             scores = forbid_words(scores, history, rules.bad_words_ids)
@@ -231,10 +217,14 @@ def forbid_words(scores: Logits, history: History, words: Int[Array, "w L"]) -> 
 
 def _forbid(scores: Logits, tokens: Int[Array, "#N n"]) -> Logits:
     """Sets the scores of each row's `tokens` to -inf; -1 is no token."""
+    return _set(scores, tokens, -jnp.inf)
+
+
+def _set(scores: Logits, tokens: Int[Array, "#N n"], values: Float[Array, "N n"] | float) -> Logits:
     rows, vocabulary = scores.shape
     # An id beyond the vocabulary is dropped, and a negative one would count from the end.
-    banned = jnp.where(tokens < 0, vocabulary, tokens)
-    return scores.at[jnp.arange(rows)[:, None], banned].set(-jnp.inf, mode="drop")
+    tokens = jnp.where(tokens < 0, vocabulary, tokens)
+    return scores.at[jnp.arange(rows)[:, None], tokens].set(values, mode="drop")
 
 
 def argmax(logits: Logits) -> TokenIds:
@@ -243,9 +233,10 @@ def argmax(logits: Logits) -> TokenIds:
     return jax.lax.top_k(logits, 1)[1][:, 0]
 
 
-def penalize_repetition(logits: Logits, seen: Bool[Array, "N V"], penalty: Array | float) -> Logits:
-    """Divides the positive logits of the tokens in `seen` by the penalty and multiplies the negative ones by it."""
-    return jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
+def penalize_repetition(scores: Logits, tokens: Int[Array, "N H"], penalty: Array | float) -> Logits:
+    """Divides the positive scores of each row's `tokens` by the penalty, multiplies the negative ones; -1 is none."""
+    said = jnp.take_along_axis(scores, jnp.maximum(tokens, 0), axis=1)
+    return _set(scores, tokens, jnp.where(said < 0, said * penalty, said / penalty))
 
 
 def keep_top_k(logits: Logits, k: int) -> Logits:

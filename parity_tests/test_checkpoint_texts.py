@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from jax_tformer.cli.chat import Conversation, read_chat_template
 from jax_tformer.data.tokenizers import load_tokenizer, read_settings, special_tokens
-from jax_tformer.decoding.prompts import PromptReader
+from jax_tformer.decoding.texts import PromptReader
 from parity_tests.small_tokenizers import TEXTS, byte_level, saved, sentence_pieces, word_pieces
 
 GPT2 = Path(__file__).parents[2] / "shared" / "data" / "gpt2"

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from jax_tformer.decoding.generate import generate
-from jax_tformer.decoding.prompts import pad_rows
+from jax_tformer.decoding.generate import generate, pad_rows
 from jax_tformer.decoding.sampling import History, Step, make_rules, process_logits
 from jax_tformer.decoding.settings import DecodingConfig
 from parity.gates.measure import compared, worst

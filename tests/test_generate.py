@@ -16,8 +16,8 @@ from jax_tformer.config.experiment import TextData
 from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.data.tokenizers import load_tokenizer
 from jax_tformer.decoding import beam, loop
-from jax_tformer.decoding.answers import batched
-from jax_tformer.decoding.prompts import Prompt, PromptReader
+from jax_tformer.decoding.generate import batched
+from jax_tformer.decoding.texts import Prompt, PromptReader
 from tests.speaking import CONTEXT, TARGET_LENGTH, Program, write_runs
 
 ROOT = Path(__file__).parents[1]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_tformer.config.errors import InputError
-from jax_tformer.decoding.prompts import Prompt
+from jax_tformer.decoding.texts import Prompt
 from jax_tformer.files import read_text
 
 Message = dict[str, str]

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.reference is not None:
         references = read_references(options.reference, prompts := list(prompts))
 
-    from jax_tformer.decoding.answers import Answerer, batched
+    from jax_tformer.decoding.generate import Answerer, batched
     from jax_tformer.decoding.score import translation_scores
 
     # 2. The model. Its parameters are freed, because the Answerer has them in another layout.

@@ -11,8 +11,8 @@ from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.config.experiment import PairData, TextData
 from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer, read_settings, special_tokens
-from jax_tformer.decoding.prompts import Prompt, PromptReader, data_length
 from jax_tformer.decoding.settings import DecodingConfig
+from jax_tformer.decoding.texts import Prompt, PromptReader, data_length
 from jax_tformer.files import shortened, user_path
 from jax_tformer.hub.origin import GenerationDefaults, Origin, defaults_of, read_origin
 from jax_tformer.runs.folder import RunFolder

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jax_tformer.config.errors import InputError, require
-from jax_tformer.decoding.prompts import Prompt
+from jax_tformer.decoding.texts import Prompt
 from jax_tformer.files import user_path
 from jax_tformer.terminal import one_line, say
 
 if TYPE_CHECKING:
-    from jax_tformer.decoding.answers import Completion
     from jax_tformer.decoding.score import TranslationScores
+    from jax_tformer.decoding.texts import Completion
 
 Line = tuple[str, int, str]
 """A text, its line number (from 1), and its place for messages."""

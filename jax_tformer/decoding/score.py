@@ -14,8 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_tformer.config import StackConfig
 from jax_tformer.config.errors import require, require_ids
-from jax_tformer.decoding.generate import require_decoder
-from jax_tformer.decoding.prompts import Ids, pad_rows, require_positions, round_up
+from jax_tformer.decoding.generate import pad_rows, require_decoder, require_positions, round_up
+from jax_tformer.decoding.texts import Ids
 from jax_tformer.functional import AnyTransformer, DecoderOnlyTransformer, DecoderTransformer, Params
 
 _RUN = 4

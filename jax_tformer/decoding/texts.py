@@ -1,20 +1,27 @@
-"""Prompts: from a text to token ids that fit the model, and from many ids to padded batches. Imports no jax."""
+"""From a text to the ids of a prompt that fits the model, and from new ids to the text of an answer. Imports no jax."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.config.experiment import PairData, TextData
 from jax_tformer.data.tokenizers import Framing, Tokenizer, pair_framing
 
 Ids = Sequence[int] | np.ndarray
 """Token ids of one text."""
-STEP = 32
-"""Lengths are rounded up to a multiple of this, so that prompts of many lengths need only one compilation."""
+_UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+_UNCERTAIN = 32
+"""How many replacement characters at the end are held back. Each stands for the bytes of an incomplete character, or
+(byte fallback) for one byte of it. A longer row is not text, and all but its last ones are returned."""
+_MAY_CHANGE = re.compile(r"(?: +(?:n *)?(?:' *)?[vr]?|')\Z")
+"""What is held back where spaces are taken out. The next characters may make it " n't", "'ve" or "."; and an apostrophe
+that lost its spaces gets the first one back where a full stop takes the second."""
+_WINDOW = 48
+"""How many tokens are decoded again as context of the next: more than are held back, and a character's bytes."""
 
 
 class Prompt(NamedTuple):
@@ -120,83 +127,64 @@ def data_length(data: TextData | PairData) -> tuple[int, str]:
     return data.context_length, "the model's context"
 
 
-class PromptBatch(NamedTuple):
-    """The checked prompts of one call of `generate`, and the bounds of their answers."""
+class Completion(NamedTuple):
+    """One answer to a text."""
 
-    ids: Sequence[Ids]
-    """The prompts of a decoder-only model, or the sources of an encoder-decoder."""
-    limits: np.ndarray
-    """int32 `[B]`, the largest number of new tokens of each."""
-    start_id: int | None
-    end_ids: tuple[int, ...]
-    """-1, which never occurs, if no token ends an answer."""
-    context: int | None
-    """When a text has this many tokens, it drops the older half and continues: it slides. None: no text slides."""
+    text: str
+    tokens: list[int]
+    """The generated tokens without the end token."""
+    finished: bool
+    """Whether the end token came."""
+    score: float | None
+    """In a beam search, the log-probability divided by the length penalty."""
 
     @property
-    def slides(self) -> list[bool]:
-        """Which prompts grow beyond the context. The last token does not count: it is chosen but never read."""
-        ends = [len(ids) + int(limit) - 1 for ids, limit in zip(self.ids, self.limits, strict=True)]
-        return [self.context is not None and end > self.context for end in ends]
-
-    @property
-    def groups(self) -> "list[tuple[list[int], PromptBatch]]":
-        """The prompts that are continued together, with their numbers: one group of those that fit, and one for each
-        length of those that slide.
-
-        Padding takes slots, so it changes where a text slides; the rest of the batch must not change that.
-        """
-        groups: dict[int, list[int]] = {}
-        for row, (ids, slides) in enumerate(zip(self.ids, self.slides, strict=True)):
-            groups.setdefault(round_up(len(ids), step=self._step) if slides else 0, []).append(row)
-        return [
-            (rows, self._replace(ids=[self.ids[row] for row in rows], limits=self.limits[rows]))
-            for rows in groups.values()
-        ]
-
-    def pad(
-        self, config: TransformerConfig
-    ) -> tuple[tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray] | None, np.ndarray], int]:
-        """Returns the prompts of one group as arrays, and the number of slots that their cache needs in the end.
-
-        The arrays are tokens `[B, P]`, padded on the left, and their mask; a source and its mask; limits `[B]`.
-        """
-        decoder, source = config.output_stack, None
-        longest, more = max(map(len, self.ids)), round_up(int(self.limits.max()) - 1)
-        if config.encoder is not None:
-            source = pad_rows(self.ids, round_up(longest, config.encoder.max_positions), side="right")
-            tokens = np.full((len(self.ids), 1), self.start_id, np.int32)
-            mask, slots = np.ones(tokens.shape, bool), 1 + more
-        elif self.context is not None and any(self.slides):
-            slots = self.context
-            tokens, mask = pad_rows(self.ids, round_up(longest, slots, step=self._step), side="left")
-        else:
-            length = round_up(longest, decoder.max_positions)
-            tokens, mask = pad_rows(self.ids, length, side="left")
-            slots = length + more
-        return (tokens, mask, source, self.limits), slots
-
-    @property
-    def _step(self) -> int:
-        """Lengths of texts that slide are rounded up to this, so that padding takes little of a small context."""
-        return STEP if self.context is None else max(min(STEP, self.context // 4), 1)
+    def new_tokens(self) -> int:
+        """The number of generated tokens, the end token included."""
+        return len(self.tokens) + self.finished
 
 
-def pad_rows(rows: Sequence[Ids], length: int, *, side: Literal["left", "right"]) -> tuple[np.ndarray, np.ndarray]:
-    """Pads the rows on `side`: returns ids, int32 `[B, length]`, and a mask, bool `[B, length]`, True at tokens."""
-    ids, mask = np.zeros((len(rows), length), np.int32), np.zeros((len(rows), length), bool)
-    for number, row in enumerate(rows):
-        columns = slice(length - len(row), length) if side == "left" else slice(0, len(row))
-        ids[number, columns], mask[number, columns] = row, True
-    return ids, mask
+class TextStream:
+    """Decodes a stream: `push` takes a token and returns the text that is now certain; `finish` returns the rest.
+
+    Joined, the returned texts are what decoding all tokens at once adds to the text of `before`. Each token costs the
+    decoding of fewer than a hundred, however long the stream is.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, before: Ids = ()) -> None:
+        self._decode, self._cleans = tokenizer.decode, tokenizer.cleans_spaces
+        self._ids = list(before)[-_WINDOW:]
+        self._sent = len(self._decode(self._ids))
+        """How many characters of the window's text have been returned or belong to `before`."""
+
+    def push(self, token: int) -> str:
+        """Returns the text that `token` makes certain: often its own, sometimes none, or that of several tokens."""
+        self._ids.append(token)
+        text = self._decode(self._ids)
+        unsure = min(len(text) - len(text.rstrip(_UNKNOWN)), _UNCERTAIN)
+        if self._cleans and (found := _MAY_CHANGE.search(text)):
+            unsure = max(unsure, len(text) - found.start())
+        new = text[self._sent : len(text) - unsure]
+        self._sent += len(new)
+        if len(self._ids) >= 2 * _WINDOW:
+            self._shorten(text)
+        return new
+
+    def finish(self) -> str:
+        """Returns the text that was held back."""
+        return self._decode(self._ids)[self._sent :]
+
+    def _shorten(self, text: str) -> None:
+        """Drops all but the last tokens, if their text alone is the end of `text` and the rest was returned."""
+        ids = self._ids[-_WINDOW:]
+        end = self._decode(ids)
+        forgotten = len(text) - len(end)
+        # A cut inside a character changes the text; then the next token will be tried.
+        if forgotten <= self._sent and text.endswith(end):
+            self._ids, self._sent = ids, self._sent - forgotten
 
 
-def require_positions(limit: int | None, length: int, what: str) -> None:
-    """Raises InputError if `what`, of `length` tokens, is longer than the learned positions of the model."""
-    require(limit is None or length <= limit, f"{what} has {length} tokens; the model has {limit} learned positions")
-
-
-def round_up(length: int, limit: int | None = None, *, step: int = STEP) -> int:
-    """Rounds `length` up to a multiple of `step`, but not above `limit`."""
-    up = -(-length // step) * step
-    return up if limit is None else min(up, limit)
+def decode_added(tokenizer: Tokenizer, before: Ids, tokens: Ids) -> str:
+    """Returns what `tokens` add to the text of the tokens before them."""
+    before = list(before)
+    return tokenizer.decode([*before, *tokens])[len(tokenizer.decode(before)) :]

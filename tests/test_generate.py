@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from jax_tformer.cli.generate import read_references, read_standard_input
 from jax_tformer.cli.generate_options import GenerateOptions
-from jax_tformer.cli.texts import read_references, read_standard_input
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import TextData
 from jax_tformer.data.pipeline import build_tokenizer_for
@@ -250,7 +250,7 @@ def test_help_is_fast_and_imports_no_jax():
         ("text PROMPT --top-p 0", "--top-p is 0.0; expected"),
         ("text PROMPT --min-p 2", "--min-p is 2.0; expected"),
         ("text PROMPT --top-k 0", "--top-k is 0"),
-        ("text PROMPT --top-k 3 --temperature 0", "--top-k is 3; expected None at temperature 0"),
+        ("text PROMPT --top-k 3 --temperature 0", "--top-k is 3; expected none at temperature 0"),
         ("text PROMPT --repetition-penalty 0", "--repetition-penalty is 0"),
         ("text PROMPT --num-samples 0", "--num-samples is 0"),
         ("text PROMPT --num-samples 2 --temperature 0", "--num-samples is 2; expected 1 at temperature 0"),
@@ -286,7 +286,7 @@ def test_help_is_fast_and_imports_no_jax():
         ("pairs --source §", "'§'"),
         ("pairs --source 1 --max-new-tokens 13", "expected at most 12, the run's data.target_length"),
         ("pairs --source 1 --slide", "--slide is for continuing texts"),
-        ("pairs --source 1 --top-k 3", "--top-k is 3; expected None at temperature 0"),
+        ("pairs --source 1 --top-k 3", "--top-k is 3; expected none at temperature 0"),
         ("pairs PROMPT", "give --source, not --prompt"),
         ("pairs --source 1 --reference two.txt", "the sources end at line 1 and two.txt at line 2"),
         ("pairs --source 1 --reference nowhere.txt", "nowhere.txt cannot be read"),

@@ -137,7 +137,7 @@ def test_top_p_equals_a_sort():
         ({"temperature": 1.0, "top_p": 0.0}, "top_p is 0.0; expected a finite number above 0"),
         ({"temperature": 1.0, "top_p": 1.5}, "top_p is 1.5; expected a number above 0 and at most 1"),
         ({"temperature": 1.0, "min_p": -0.1}, "min_p is -0.1"),
-        ({"top_k": 5, "top_p": 0.5}, "top_k is 5; expected None at temperature 0, where nothing is drawn"),
+        ({"top_k": 5, "top_p": 0.5}, "top_k is 5; expected none at temperature 0, where nothing is drawn"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
         ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1; expected a whole number of at least 0"),
         ({"encoder_no_repeat_ngram_size": -1}, "encoder_no_repeat_ngram_size is -1; expected a whole number"),

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jax_tformer.cli.texts import JsonOutput, TextOutput
+from jax_tformer.cli.generate import JsonOutput, TextOutput
 from jax_tformer.config.errors import InputError, TrainingFailed
 from jax_tformer.decoding.texts import Completion, Prompt
 from jax_tformer.runs.metrics import ProgressLine

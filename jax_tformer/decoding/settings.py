@@ -6,6 +6,7 @@ from typing import Literal
 from jax_tformer.config.errors import require_choice, require_field, require_finite, require_positive
 
 LengthPenaltyForm = Literal["paper", "power"]
+_DRAW = "give a temperature above 0"
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,11 @@ class DecodingConfig:
             many = f"is {wanted}; expected at most {beams}, the number of beams"
             require_field(wanted <= beams, "num_return_sequences", many)
         elif self.temperature == 0:
-            alike = f"is {wanted}; expected 1 at temperature 0, where nothing is drawn, or else beams"
+            alike = f"is {wanted}; expected 1 at temperature 0, where nothing is drawn; {_DRAW}, or beams"
             require_field(wanted == 1, "num_return_sequences", alike)
         for name in ("top_k", "top_p", "min_p"):
             value = getattr(self, name)
-            unused = f"is {value}; expected None at temperature 0, where nothing is drawn"
+            unused = f"is {value}; expected none at temperature 0, where nothing is drawn; leave it out, or {_DRAW}"
             require_field(value is None or self.temperature > 0, name, unused)
 
 

@@ -15,7 +15,7 @@ from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import TextData
 from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.data.tokenizers import load_tokenizer
-from jax_tformer.decoding import beam, loop
+from jax_tformer.decoding import loop
 from jax_tformer.decoding.generate import batched
 from jax_tformer.decoding.texts import Prompt, PromptReader
 from tests.speaking import CONTEXT, TARGET_LENGTH, Program, write_runs
@@ -89,7 +89,7 @@ def test_a_batch_says_what_each_prompt_says_alone(program, tmp_path, name):
 @pytest.mark.parametrize("flags", [[], ["--stream"], ["--beam", "2"], ["--slide"], ["--num-samples", "2"]])
 @pytest.mark.deep
 def test_one_compilation_serves_all_lengths_and_batches(program, run, flags):
-    parts = (loop.start, loop.advance, loop.restart, beam.start_search, beam.search)
+    parts = (loop.start, loop.advance, loop.restart, loop.start_search, loop.search)
     for part in parts:
         part.clear_cache()
     program.say(run, "--batch-size", "3", *flags, typed="".join(f"{'x' * n} prompt {n}\n" for n in range(8)))
@@ -232,7 +232,10 @@ def test_help_is_fast_and_imports_no_jax():
         # Run and flags in one string; PROMPT is one of two bytes, LONG one of as many as the context.
         ("text", "standard input is empty"),
         ("text --prompt=", "the prompt is empty"),
-        ("text --prompt LONG", "the prompt has 33 tokens with the start token; expected at most 31"),
+        (
+            "text --prompt LONG",
+            "the prompt has 33 tokens with the start token, and one new token follows; expected at most 32 together",
+        ),
         ("text --prompt LONG --slide", "expected at most 32, the model's context; shorten it"),
         (
             "text PROMPT --max-new-tokens 30",

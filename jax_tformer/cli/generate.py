@@ -42,22 +42,12 @@ def main(arguments: Sequence[str]) -> int:
     if options.reference is not None:
         references = read_references(options.reference, prompts := list(prompts))
 
-    from jax_tformer.decoding.generate import Answerer, batched
+    from jax_tformer.decoding.generate import batched
     from jax_tformer.decoding.score import translation_scores
 
-    # 2. The model. Its parameters are freed, because the Answerer has them in another layout.
-    trained = plan.load()
-    _print_notes(trained.skipped)
-    answerer = Answerer(
-        trained.net,
-        trained.params,
-        plan.tokenizer,
-        plan.decoding,
-        seed=options.seed,
-        context=plan.context,
-        batch=options.batch,
-    )
-    del trained
+    # 2. The model.
+    answerer, notes = plan.load()
+    _print_notes(notes)
 
     # 3. The answers, batch by batch or token by token.
     kind = "source" if plan.translates else "prompt"

@@ -24,6 +24,7 @@ from jax_tformer.hub.origin import GenerationDefaults, Origin, defaults_of, read
 from jax_tformer.runs.folder import RunFolder
 
 if TYPE_CHECKING:
+    from jax_tformer.decoding.generate import Answerer
     from jax_tformer.runs.folder import Trained
 
 _PROMPT_TEMPERATURE = 0.8
@@ -142,10 +143,10 @@ class GenerateOptions:
         one_by_one = draws or self.stream or self.slide
         searches = asked.get("num_beams", 1 if one_by_one else defaults.decoding.get("num_beams", 1)) > 1
         greedy = searches or asked.get("temperature") == 0
-        settings = {"length_penalty": 1.0, "length_penalty_form": "power"} if searches else {}
+        settings: dict[str, Any] = {"length_penalty": 1.0, "length_penalty_form": "power"} if searches else {}
         settings |= {"temperature": 1.0} | defaults.drawing if draws and not greedy else {}
-        unused = () if searches else ("num_beams", "length_penalty", "early_stopping")
-        unused += (*_DRAWING, "temperature") if greedy else ()
+        unused = [*_DRAWING, "temperature"] if greedy else []
+        unused += [] if searches else ["num_beams", "length_penalty", "early_stopping"]
         settings |= {name: value for name, value in defaults.decoding.items() if name not in unused}
         settings |= asked
         settings["num_return_sequences"] = self.decoding.n_best if searches else self.decoding.num_samples
@@ -223,15 +224,12 @@ class GenerationPlan:
     read: Callable[..., Prompt]
     """Makes a Prompt of a text, its line number and its place."""
     translates: bool
-    tokenizer: Tokenizer
-    decoding: DecodingConfig
-    load: "Callable[[], Trained]"
-    context: int | None
-    """Where texts drop their older half and continue; None: they do not grow so long."""
+    load: "Callable[[], tuple[Answerer, Sequence[str]]]"
+    """Loads the model; returns it with notes for the user, a line each."""
     hear: Callable[[str], None] | None = None
     """Continues a conversation with the answer; None: texts are answered one by one."""
     notes: Sequence[str] = ()
-    """Notes for the user, a line each."""
+    """Notes for the user about the options, a line each."""
 
 
 def plan_generation(options: GenerateOptions) -> GenerationPlan:
@@ -245,11 +243,11 @@ def plan_generation(options: GenerateOptions) -> GenerationPlan:
     folder, origin, data = path, None, None
     if run.holds_checkpoint():
         origin = read_origin(path)
-        config, tokenizer, load = _open_checkpoint(options, path, origin)
+        config, tokenizer, load_model = _open_checkpoint(options, path, origin)
     else:
         experiment = run.read_config("a folder that train.py or save_pretrained has written")
         config, data = experiment.model, experiment.data
-        tokenizer, load = _open_run(options, run, config)
+        tokenizer, load_model = _open_run(options, run, config)
         if run.origin.exists():
             folder, origin = run.origin, read_origin(run.origin)
     if config.decoder is None or config.head == "none":
@@ -288,8 +286,15 @@ def plan_generation(options: GenerateOptions) -> GenerationPlan:
         slide=options.slide,
     )
     notes = [f"not honoured, of {where}: {shortened(list(defaults.ignored), 8)}"] if defaults.ignored else []
-    context = length if options.slide else None
-    plan = GenerationPlan(reader, translates, tokenizer, decoding, load, context, notes=notes)
+
+    def load() -> "tuple[Answerer, Sequence[str]]":
+        from jax_tformer.decoding.generate import Answerer
+
+        trained, context = load_model(), length if options.slide else None
+        asked: dict[str, Any] = {"seed": options.seed, "context": context, "batch": options.batch}
+        return Answerer(trained.net, trained.params, tokenizer, decoding, **asked), trained.skipped
+
+    plan = GenerationPlan(reader, translates, load, notes=notes)
     if not options.chat:
         return plan
     require(origin is not None, f"{path} has no chat template; --chat is for checkpoints of Hugging Face that have one")

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import traverse_util
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
-from jax_tformer.cache import Cache, KeyValue
+from jax_tformer.cache import Cache
 from jax_tformer.decoding.sampling import History, Keys, Logits, Rules, Step, TokenIds, choose, restrict
 from jax_tformer.functional import DecoderTransformer, Params
 from jax_tformer.model.fast.few_rows import FEW_ROWS, Transposed
@@ -187,12 +187,8 @@ def extend(net: DecoderTransformer, params: Params, tokens: Int[Array, "N T"], c
 def grow_cache(cache: Cache, cache_length: int) -> Cache:
     """Returns the cache with `cache_length` slots; the new ones are empty."""
     more = cache_length - cache.is_token.shape[1]
-
-    def pad(old: KeyValue) -> KeyValue:
-        return KeyValue(*(jnp.pad(x, ((0, 0), (0, more), (0, 0))) for x in old))
-
-    layers = tuple(layer._replace(self_attention=pad(layer.self_attention)) for layer in cache.layers)
-    return cache._replace(layers=layers, is_token=jnp.pad(cache.is_token, ((0, 0), (0, more))))
+    longer = cache.map_self_attention(lambda rows: jnp.pad(rows, ((0, 0), (0, more), (0, 0))))
+    return longer._replace(is_token=jnp.pad(cache.is_token, ((0, 0), (0, more))))
 
 
 def take_sequences(cache: Cache, rows: TokenIds) -> Cache:
@@ -205,8 +201,7 @@ def take_sequences(cache: Cache, rows: TokenIds) -> Cache:
         apart = x.reshape(cache.is_token.shape[0], -1, *x.shape[1:])
         return apart[rows].reshape(-1, *x.shape[1:])
 
-    layers = tuple(layer._replace(self_attention=KeyValue(*map(take, layer.self_attention))) for layer in cache.layers)
-    return cache._replace(layers=layers, is_token=cache.is_token[rows])
+    return cache.map_self_attention(take)._replace(is_token=cache.is_token[rows])
 
 
 def append_token(rules: Rules, state: State, logits: Logits) -> State:

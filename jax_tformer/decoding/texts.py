@@ -109,14 +109,10 @@ class PromptReader:
         if self.slide:
             require(tokens <= length, f"{told}; expected at most {length}, {self.named}; shorten it")
             return limit
-        if self.exactly:
-            told += f" and --max-new-tokens is {limit}; expected at most {length} together, {self.named}"
-            mend = "make one of them smaller"
-        else:
-            told += f"; expected at most {length - 1}, {self.named} of {length} less one new token"
-            mend = "shorten it"
-        fits = tokens + (limit if self.exactly else 1) <= length
-        require(fits, f"{told}; {mend}, or let the model write beyond its context with --slide")
+        new = limit if self.exactly else 1
+        told += f" and --max-new-tokens is {limit}" if self.exactly else ", and one new token follows"
+        mend = "make one of them smaller, or let the model write beyond its context with --slide"
+        require(tokens + new <= length, f"{told}; expected at most {length} together, {self.named}; {mend}")
         return min(limit, length - tokens)
 
 

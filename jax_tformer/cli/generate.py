@@ -167,10 +167,9 @@ class TextOutput:
         """Prints the answers to one prompt."""
         for number, completion in enumerate(completions, 1):
             heading = [] if self.alone and len(completions) == 1 else self._number(prompt)
-            if completion.score is not None and len(completions) > 1:
-                heading.append(f"beam {number}, score {completion.score:.4f}")
-            elif len(completions) > 1:
-                heading.append(f"sample {number}")
+            if len(completions) > 1:
+                score = completion.score
+                heading.append(f"sample {number}" if score is None else f"beam {number}, score {score:.4f}")
             self._print(heading, prompt, [completion.text])
 
     def stream(self, prompt: "Prompt", pieces: Iterable[str]) -> list[str]:
@@ -211,18 +210,16 @@ class JsonOutput:
     def answers(self, prompt: "Prompt", completions: Sequence["Completion"]) -> None:
         """Prints the object of one prompt."""
         line = {} if prompt.place is None else {"line": prompt.number}
-        answers = [
-            {"text": each.text, "tokens": each.tokens, "finished": each.finished}
-            | ({} if each.score is None else {"score": each.score})
-            for each in completions
-        ]
+        answers = [{name: x for name, x in each._asdict().items() if x is not None} for each in completions]
         self._print({**line, self.kind: prompt.text, "completions": answers})
 
     def scores(self, scores: "TranslationScores") -> None:
         """Prints the last object, the scores."""
-        why = {} if scores.no_bleu is None else {"no_bleu": scores.no_bleu}
-        figures = {"exact_match": scores.exact_match, "bleu": scores.bleu, **why, "chrf": scores.chrf}
-        self._print({**figures, "signatures": list(scores.signatures)})
+        figures = scores._asdict()
+        del figures["lines"]
+        if scores.no_bleu is None:
+            del figures["no_bleu"]
+        self._print(figures)
 
     def _print(self, content: dict[str, object]) -> None:
         say(json.dumps(content, ensure_ascii=False, allow_nan=False))

@@ -154,8 +154,7 @@ class Answerer:
         filled = [*prompts, *[prompts[-1]] * (self._rows - len(prompts))]
         ids, limits = [prompt.ids for prompt in filled], [prompt.limit for prompt in filled]
         found = generate(self._net, self._params, ids, self._decoding, limits=limits, **self._options)
-        none = [[None] * self._decoding.num_return_sequences] * len(prompts)
-        scores = none if found.scores is None else found.scores.tolist()
+        scores = (np.full(found.lengths.shape, None) if found.scores is None else found.scores).tolist()
         return [
             [self._complete(prompt, *answer) for answer in zip(found.rows(row), scores[row], strict=True)]
             for row, prompt in enumerate(prompts)
@@ -258,10 +257,10 @@ def _check(
     for number, prompt in enumerate(prompts, 1):
         require(len(prompt) > 0, f"prompt {number} of {len(prompts)} has no tokens; expected at least one")
         require_ids(np.asarray(prompt), vocabulary)
-    ends = () if end_id is None else (end_id,) if isinstance(end_id, int | np.integer) else tuple(end_id)
-    single = (start_id, decoding.forced_bos_token_id, decoding.forced_eos_token_id)
+    ends = () if end_id is None else tuple(np.atleast_1d(end_id).tolist())
+    forced = (start_id, decoding.forced_bos_token_id, decoding.forced_eos_token_id)
     never = (*decoding.suppress_tokens, *decoding.begin_suppress_tokens, *chain(*decoding.bad_words_ids))
-    require_ids(np.asarray([*ends, *(id for id in single if id is not None), *never], np.int64), vocabulary)
+    require_ids(np.asarray([*ends, *(id for id in forced if id is not None), *never], np.int64), vocabulary)
     largest = decoding.max_new_tokens
     allowed = np.full(len(prompts), largest) if limits is None else np.minimum(limits, largest)
     require(len(allowed) == len(prompts), f"there are {len(allowed)} limits; expected one a prompt, {len(prompts)}")

@@ -18,7 +18,7 @@ from flax import traverse_util
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from jax_tformer.cache import Cache
-from jax_tformer.decoding.sampling import History, Keys, Logits, Rules, Step, TokenIds, choose, restrict
+from jax_tformer.decoding.sampling import Count, History, Keys, Logits, Padded, Rules, Step, TokenIds, choose, restrict
 from jax_tformer.functional import DecoderTransformer, Params
 from jax_tformer.model.fast.few_rows import FEW_ROWS, Transposed
 from jax_tformer.model.transformer import DecoderOnly
@@ -33,7 +33,7 @@ class Prompts(NamedTuple):
     tokens: Int[Array, "B P"]
     mask: Bool[Array, "B P"]
     """True at tokens."""
-    source: tuple[Int[Array, "B S"], Bool[Array, "B S"]] | None
+    source: Padded | None
     """The texts that an encoder-decoder translates, and their mask."""
     limits: Int[Array, " B"]
     """The largest number of new tokens of each."""
@@ -52,7 +52,7 @@ class State(NamedTuple):
     keys: Keys
     limits: TokenIds
     """The largest number of new tokens of each row; the last of them ends it."""
-    new_tokens: Int[Array, ""]
+    new_tokens: Count
     """How many tokens have been chosen, the last one included."""
     broken: Bool[Array, ""]
     """Whether a row that had not ended had NaN among its logits."""
@@ -114,7 +114,7 @@ def advance(
     rules: Rules,
     params: Params,
     state: State,
-    steps: Int[Array, ""],
+    steps: Count,
     room: int,
 ) -> tuple[State, Int[Array, "N M"]]:
     """Chooses up to `steps` more tokens, of at most `room` (M), and stops early when all rows have ended.
@@ -253,7 +253,7 @@ class Beams(NamedTuple):
     """The prompt of each of B * W sequences; None where the rules do not look back."""
     cache: Cache
     limits: Int[Array, " B"]
-    length: Int[Array, ""]
+    length: Count
     """How many tokens the unfinished sequences have."""
     broken: Bool[Array, ""]
     """Whether an unfinished sequence had NaN among its logits."""
@@ -303,7 +303,7 @@ def search(
     rules: Rules,
     params: Params,
     beams: Beams,
-    steps: Int[Array, ""],
+    steps: Count,
 ) -> Beams:
     """Searches on for up to `steps` tokens, for which the cache must have room, or until it is over. Donates `beams`.
 
@@ -371,13 +371,13 @@ def _extend_beams(rules: Rules, beams: Beams, logits: Float[Array, "B W V"]) -> 
     )
 
 
-def _history(prompts: History, tokens: Int[Array, "B W M"], length: Int[Array, ""]) -> History:
+def _history(prompts: History, tokens: Int[Array, "B W M"], length: Count) -> History:
     """Returns the prompts with the first `length` tokens of the beams behind them."""
     new = jnp.where(jnp.arange(tokens.shape[2]) < length, tokens, -1).reshape(-1, tokens.shape[2])
     return prompts._replace(tokens=jnp.concatenate([prompts.tokens, new], axis=1), length=prompts.length + length)
 
 
-def _hoped_length(rules: Rules, length: Int[Array, ""], limits: Int[Array, " B"]) -> Int[Array, " B"]:
+def _hoped_length(rules: Rules, length: Count, limits: Int[Array, " B"]) -> Int[Array, " B"]:
     """Returns the length at which an unfinished sequence may still win: its own, or its limit if length is rewarded."""
     length = jnp.broadcast_to(length, limits.shape)
     return jnp.where(rules.length_penalty > 0, limits, length) if rules.early_stopping == "never" else length

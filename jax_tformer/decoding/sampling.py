@@ -17,6 +17,10 @@ from jax_tformer.decoding.settings import DecodingConfig, LengthPenaltyForm
 
 Logits = Float[Array, "N V"]
 """Logits, or log-probabilities, of N rows."""
+Padded = tuple[Int[Array, "N S"], Bool[Array, "N S"]]
+"""Texts of token ids as rows of one array, and a mask that is True at tokens."""
+Count = Int[Array, ""]
+Scalar = Float[Array, ""]
 TokenIds = Int[Array, " N"]
 Keys = Key[Array, " N"]
 
@@ -26,7 +30,7 @@ class History(NamedTuple):
 
     tokens: Int[Array, "N H"]
     """The last token of every row is in the same column; -1 stands for padding before the prompt, and behind it."""
-    length: Int[Array, ""]
+    length: Count
     """The number of columns up to the last token."""
     source: Int[Array, "N S"]
     """The prompt, or an encoder-decoder's source; -1 for padding."""
@@ -36,7 +40,7 @@ class History(NamedTuple):
         prompt: Int[Array, "N P"],
         mask: Bool[Array, "N P"],
         room: int,
-        source: tuple[Int[Array, "N S"], Bool[Array, "N S"]],
+        source: Padded,
     ) -> "History":
         """Begins with prompts that are padded on the left, with room for new tokens; `source` has a mask."""
         tokens = jnp.pad(jnp.where(mask, prompt, -1), ((0, 0), (0, room)), constant_values=-1)
@@ -56,12 +60,15 @@ class History(NamedTuple):
 class Step(NamedTuple):
     """Which token of each of N rows comes next."""
 
-    position: Int[Array, ""]
+    position: Count
     """How many new tokens the rows have."""
     limits: Int[Array, " N"]
     """The largest number of new tokens of each row."""
     history: History | None = None
     """Needed only by rules that look back (`Rules.look_back`)."""
+
+
+_STATIC = {"static": True}
 
 
 @jax.tree_util.register_dataclass
@@ -72,28 +79,28 @@ class Rules:
     Unused settings are None and cost nothing.
     """
 
-    temperature: Float[Array, ""] | None
+    temperature: Scalar | None
     """None: take the best token instead of drawing."""
-    top_p: Float[Array, ""] | None
-    min_p: Float[Array, ""] | None
-    repetition_penalty: Float[Array, ""] | None
-    length_penalty: Float[Array, ""]
+    top_p: Scalar | None
+    min_p: Scalar | None
+    repetition_penalty: Scalar | None
+    length_penalty: Scalar
     suppress_tokens: Int[Array, " n"] | None
     begin_suppress_tokens: Int[Array, " m"] | None
     bad_words_ids: Int[Array, "w L"] | None
     """Words of several tokens that never come; -1 before those with fewer than L."""
     end_ids: Int[Array, " E"]
     """The tokens that end a row; -1 never occurs."""
-    min_new_tokens: Int[Array, ""] | None
-    forced_bos_token_id: Int[Array, ""] | None
-    forced_eos_token_id: Int[Array, ""] | None
-    no_repeat_ngram_size: int = field(metadata={"static": True})
-    encoder_no_repeat_ngram_size: int = field(metadata={"static": True})
-    renormalize_logits: bool = field(metadata={"static": True})
-    top_k: int | None = field(metadata={"static": True})
-    num_beams: int = field(metadata={"static": True})
-    length_penalty_form: LengthPenaltyForm = field(metadata={"static": True})
-    early_stopping: bool | Literal["never"] = field(metadata={"static": True})
+    min_new_tokens: Count | None
+    forced_bos_token_id: Count | None
+    forced_eos_token_id: Count | None
+    no_repeat_ngram_size: int = field(metadata=_STATIC)
+    encoder_no_repeat_ngram_size: int = field(metadata=_STATIC)
+    renormalize_logits: bool = field(metadata=_STATIC)
+    top_k: int | None = field(metadata=_STATIC)
+    num_beams: int = field(metadata=_STATIC)
+    length_penalty_form: LengthPenaltyForm = field(metadata=_STATIC)
+    early_stopping: bool | Literal["never"] = field(metadata=_STATIC)
 
     @property
     def look_back(self) -> bool:
@@ -103,25 +110,23 @@ class Rules:
 
 
 _UNUSED: dict[str, Any] = {"temperature": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1, "length_penalty": None}
-_UNUSED |= {"min_new_tokens": 0, "forced_bos_token_id": None, "forced_eos_token_id": None}
-_UNUSED |= {"suppress_tokens": (), "begin_suppress_tokens": ()}
+_UNUSED |= {"min_new_tokens": 0, "forced_bos_token_id": None, "forced_eos_token_id": None, "end_ids": None}
+_UNUSED |= {"suppress_tokens": [], "begin_suppress_tokens": (), "bad_words_ids": []}
 """The traced settings, with the value that does nothing."""
 
 
 def make_rules(decoding: DecodingConfig, end_ids: Sequence[int] = (-1,)) -> Rules:
     """Converts a config to rules for rows that end with any of `end_ids`, which are no bad words on their own."""
-    values: dict[str, Any] = {"end_ids": jnp.asarray(end_ids, jnp.int32)}
-    values |= {field.name: getattr(decoding, field.name) for field in fields(Rules) if field.name not in values}
     words = [word for word in decoding.bad_words_ids if len(word) > 1 or word[0] not in end_ids]
-    never = {*decoding.suppress_tokens, *(word[0] for word in words if len(word) == 1)}
     long, longest = [word for word in words if len(word) > 1], max(map(len, words), default=0)
-    values["suppress_tokens"] = tuple(sorted(never))
+    values: dict[str, Any] = {field.name: getattr(decoding, field.name, end_ids) for field in fields(Rules)}
+    values["suppress_tokens"] = sorted({*decoding.suppress_tokens, *(word[0] for word in words if len(word) == 1)})
+    values["bad_words_ids"] = [[-1] * (longest - len(word)) + [*word] for word in long]
     for name, unused in _UNUSED.items():
-        whole = name.endswith(("_tokens", "_id"))
+        dtype = jnp.int32 if name.endswith(("_tokens", "_id", "_ids")) else jnp.result_type(float)
         used = values[name] is not None and values[name] != unused
-        values[name] = jnp.asarray(values[name], jnp.int32 if whole else jnp.result_type(float)) if used else None
-    padded = [[-1] * (longest - len(word)) + [*word] for word in long]
-    return Rules(**values | {"bad_words_ids": jnp.asarray(padded, jnp.int32) if long else None})
+        values[name] = jnp.asarray(values[name], dtype) if used else None
+    return Rules(**values)
 
 
 def choose(logits: Logits, keys: Keys, rules: Rules, step: Step) -> TokenIds:
@@ -184,7 +189,7 @@ def constrain(scores: Logits, rules: Rules, step: Step) -> Logits:
     return scores
 
 
-def _only(token: Int[Array, ""], scores: Logits) -> Float[Array, "1 V"]:
+def _only(token: Count, scores: Logits) -> Float[Array, "1 V"]:
     return jnp.where(jnp.arange(scores.shape[1]) == token, 0.0, -jnp.inf).astype(scores.dtype)[None]
 
 

@@ -66,12 +66,11 @@ class DecodingConfig:
         require_finite(self, "temperature", minimum=0)
         require_finite(self, "length_penalty")
         require_finite(self, "repetition_penalty", above=0)
-        sizes = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_new_tokens")
-        for name in (*sizes, "forced_bos_token_id", "forced_eos_token_id"):
+        forced = [name for name in ("forced_bos_token_id", "forced_eos_token_id") if getattr(self, name) is not None]
+        for name in ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_new_tokens", *forced):
             value = getattr(self, name)
-            known = value is None if name.startswith("forced") else False
-            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-            require_field(known or whole, name, f"is {value!r}; expected a whole number of at least 0")
+            whole = type(value) is int and value >= 0
+            require_field(whole, name, f"is {value!r}; expected a whole number of at least 0")
         require_field(fewest <= most, "min_new_tokens", f"is {fewest}; expected at most {most}, the most new tokens")
         for name in ("suppress_tokens", "begin_suppress_tokens"):
             value = getattr(self, name)

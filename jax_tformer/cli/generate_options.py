@@ -162,9 +162,11 @@ class GenerateOptions:
                 raise InputError(f"{error}; {where} says so, and flags overrule it") from None
 
     def _max_new_tokens(self, defaults: GenerationDefaults, limit: Limit) -> int:
-        asked, (largest, named) = self.decoding.max_new_tokens, limit or (2**31, "any number")
+        asked, (largest, named) = self.decoding.max_new_tokens, limit or (2**31, "")
         if asked is not None:
-            require(asked <= largest, f"--max-new-tokens is {asked}; expected at most {largest}, {named}")
+            require(
+                asked <= largest or limit is None, f"--max-new-tokens is {asked}; expected at most {largest}, {named}"
+            )
             return asked
         longest = None if defaults.longest is None else defaults.longest - defaults.translates
         return min(max(defaults.most or longest or DecodingConfig.max_new_tokens, 1), largest)

@@ -111,8 +111,10 @@ class PromptReader:
             return limit
         new = limit if self.exactly else 1
         told += f" and --max-new-tokens is {limit}" if self.exactly else ", and one new token follows"
-        mend = "make one of them smaller, or let the model write beyond its context with --slide"
-        require(tokens + new <= length, f"{told}; expected at most {length} together, {self.named}; {mend}")
+        mend = "make one of them smaller" if self.exactly else "shorten it"
+        told += f"; expected at most {length} together, {self.named}; {mend}"
+        told += ", or let the model write beyond its context with --slide"
+        require(tokens + new <= length, told)
         return min(limit, length - tokens)
 
 

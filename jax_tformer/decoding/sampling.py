@@ -162,10 +162,10 @@ def restrict(scores: Logits, rules: Rules, step: Step) -> Logits:
     if (history := step.history) is not None:
         if rules.repetition_penalty is not None:
             scores = penalize_repetition(scores, history.tokens, rules.repetition_penalty.astype(scores.dtype))
-        if rules.no_repeat_ngram_size:
-            scores = forbid_ngrams(scores, history, history.tokens, rules.no_repeat_ngram_size)
-        if rules.encoder_no_repeat_ngram_size:
-            scores = forbid_ngrams(scores, history, history.source, rules.encoder_no_repeat_ngram_size)
+        own = history.tokens, rules.no_repeat_ngram_size
+        for text, size in own, (history.source, rules.encoder_no_repeat_ngram_size):
+            if size:
+                scores = forbid_ngrams(scores, history, text, size)
         if rules.bad_words_ids is not None:
             scores = forbid_words(scores, history, rules.bad_words_ids)
     return constrain(scores, rules, step)
@@ -180,17 +180,12 @@ def constrain(scores: Logits, rules: Rules, step: Step) -> Logits:
         scores = jnp.where(begins, scores.at[:, rules.begin_suppress_tokens].set(-jnp.inf), scores)
     if rules.min_new_tokens is not None:
         scores = jnp.where(step.position < rules.min_new_tokens, _forbid(scores, rules.end_ids[None]), scores)
-    if rules.forced_bos_token_id is not None:
-        scores = jnp.where(step.position == 0, _only(rules.forced_bos_token_id, scores), scores)
-    if rules.forced_eos_token_id is not None:
-        scores = jnp.where(
-            (step.position == step.limits - 1)[:, None], _only(rules.forced_eos_token_id, scores), scores
-        )
+    first, last = step.position == 0, (step.position == step.limits - 1)[:, None]
+    for now, token in (first, rules.forced_bos_token_id), (last, rules.forced_eos_token_id):
+        if token is not None:
+            only = jnp.where(jnp.arange(scores.shape[1]) == token, 0.0, -jnp.inf).astype(scores.dtype)
+            scores = jnp.where(now, only, scores)
     return scores
-
-
-def _only(token: Count, scores: Logits) -> Float[Array, "1 V"]:
-    return jnp.where(jnp.arange(scores.shape[1]) == token, 0.0, -jnp.inf).astype(scores.dtype)[None]
 
 
 def forbid_ngrams(scores: Logits, history: History, text: Int[Array, "N X"], size: int) -> Logits:

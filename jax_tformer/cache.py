@@ -1,5 +1,6 @@
 """What a decoder keeps between tokens: an argument of the forward pass, and part of its result."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -55,6 +56,11 @@ class Cache(NamedTuple):
     """The number of used slots, padding included; the next token goes there."""
     source_is_token: Bool[Array, "b S"] | None = None
     """Which positions of the encoder's output are tokens; None: all."""
+
+    def map_self_attention(self, change: Callable[[Array], Array]) -> "Cache":
+        """Returns the cache with `change` made to the keys and values of self-attention, `[R, S, C]`, of all layers."""
+        layers = (each._replace(self_attention=KeyValue(*map(change, each.self_attention))) for each in self.layers)
+        return self._replace(layers=tuple(layers))
 
     def take_slots(self, new: Bool[Array, "B T"]) -> tuple[Ids, "Cache"]:
         """Takes the next T slots (`new`: True at tokens); returns their positions, counting only tokens, and the cache.

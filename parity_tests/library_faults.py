@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tformer.cache import Cache, KeyValue
-from jax_tformer.decoding import beam, loop, sampling
+from jax_tformer.decoding import loop, sampling
 from jax_tformer.decoding.sampling import History
 from jax_tformer.hub import names
 from jax_tformer.model import attention, blocks, embedding, layers
@@ -121,13 +121,10 @@ def hope_again(right, rules, beams, *rest):
     return right(rules, beams._replace(improvable=jnp.ones_like(beams.improvable)), *rest)
 
 
-def said_by_another(right, rules, beams, *rest):
-    """A beam counts what another one has just said among its own tokens."""
-    made = right(rules, beams, *rest)
-    if made.seen is None:
-        return made
-    said = jax.nn.one_hot(made.running.tokens[:, :, beams.length], made.seen.shape[-1], dtype=bool)
-    return made._replace(seen=made.seen | jnp.roll(said, 1, axis=1).reshape(made.seen.shape))
+def said_by_another(right, prompts, tokens, length):
+    """What another beam has said last counts as said by this one."""
+    said = jnp.arange(tokens.shape[2]) == length - 1
+    return right(prompts, jnp.where(said, jnp.roll(tokens, 1, axis=1), tokens), length)
 
 
 def one_more_before_the_end(right, scores, rules, place):
@@ -229,24 +226,24 @@ DECODING = (
 BEAMS = (
     call_fault(
         "beams: cache not reordered",
-        beam,
+        loop,
         "take_sequences",
         lambda right, cache, chosen: cache if len(chosen) == len(cache.is_token) else right(cache, chosen),
     ),
     call_fault(
         "beams: length penalty of one token more",
-        beam,
+        loop,
         "_penalty",
         lambda right, rules, length, dtype: right(rules, length + 1, dtype),
     ),
     call_fault(
         "beams: hope for one token more",
-        beam,
+        loop,
         "_hoped_length",
         lambda right, rules, made, limits: right(rules, made + 1, limits),
     ),
-    call_fault("beams: a lost hope comes back", beam, "_extend_beams", hope_again),
-    call_fault("beams: tokens seen by another beam", beam, "_extend_beams", said_by_another),
+    call_fault("beams: a lost hope comes back", loop, "_extend_beams", hope_again),
+    call_fault("beams: tokens seen by another beam", loop, "_history", said_by_another),
 )
 """Gate 8."""
 CHOICES = (

@@ -6,8 +6,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from jax_tformer.cli.chat import Conversation, read_chat_template
-from jax_tformer.data.tokenizers import load_tokenizer, read_settings, special_tokens
-from jax_tformer.decoding.prompts import PromptReader
+from jax_tformer.data.tokenizers import load_tokenizer
+from jax_tformer.decoding.texts import PromptReader
 from parity_tests.small_tokenizers import TEXTS, byte_level, saved, sentence_pieces, word_pieces
 
 GPT2 = Path(__file__).parents[2] / "shared" / "data" / "gpt2"
@@ -77,15 +77,13 @@ def test_conversations(template, place, tmp_path):
     tokenizer.save_pretrained(tmp_path, save_jinja_files=place == "chat_template.jinja")
     assert (tmp_path / "chat_template.jinja").exists() == (place == "chat_template.jinja")
     theirs = AutoTokenizer.from_pretrained(tmp_path)
-    settings = read_settings(tmp_path)
-    ours = read_chat_template(tmp_path, settings, special_tokens(settings))
+    ours = read_chat_template(tmp_path)
     for messages in CONVERSATIONS:
         text = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         assert ours.render(messages) == text
     # Said one after the other, with the answers between.
-    framed = load_tokenizer(tmp_path).framed()
-    read = PromptReader(framed, 1, translates=False, max_length=None)
-    talk = Conversation(ours, read, lambda text: framed.encode(text).tolist(), CONVERSATIONS[1][0]["content"])
+    read = PromptReader(load_tokenizer(tmp_path).framed(), 1, translates=False, max_length=None)
+    talk = Conversation(ours, read, CONVERSATIONS[1][0]["content"])
     talk(CONVERSATIONS[1][1]["content"])
     talk.hear(CONVERSATIONS[1][2]["content"])
     ids = talk(CONVERSATIONS[1][3]["content"]).ids

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from jax_tformer.decoding.generate import generate
-from jax_tformer.decoding.prompts import pad_rows
+from jax_tformer.decoding.generate import generate, pad_rows
 from jax_tformer.decoding.sampling import History, Step, make_rules, process_logits
 from jax_tformer.decoding.settings import DecodingConfig
 from parity.gates.measure import compared, worst
@@ -71,17 +70,15 @@ def processed(settings):
     tuples = {name: tuple(settings[name]) for name in settings.keys() & {"begin_suppress_tokens"}}
     tuples |= {name: tuple(map(tuple, settings[name])) for name in settings.keys() & {"bad_words_ids"}}
     asked = {"temperature": 1.0} | settings | tuples
-    ends, rows = [asked.pop("eos_token_id", -1)], np.arange(len(prompts))[:, None]
+    ends = [asked.pop("eos_token_id", -1)]
     rules, limits, banned = make_rules(DecodingConfig(**asked), ends), jnp.full(len(prompts), 10), 0
     for step, (raw, scores) in enumerate(zip(answer.logits, answer.scores, strict=True)):
-        seen = np.zeros(raw.shape, bool)
         said = answer.sequences[:, : length + step].numpy()
-        seen[rows, said] = True
         # Padding, on our side alone, has the id of a token that may be said.
         texts = (pad_rows(text.tolist(), text.shape[1] + 3, side="left") for text in (said, prompts))
         (tokens, mask), given = jax.tree.map(jnp.asarray, tuple(texts))
         now = Step(jnp.asarray(step), limits, History.of(tokens, mask, 3, given))
-        found = process_logits(jnp.asarray(raw.numpy()), rules, jnp.asarray(seen), now)
+        found = process_logits(jnp.asarray(raw.numpy()), rules, now)
         # Up to a constant a row, which the softmax takes out.
         ours, theirs = np.asarray(jax.nn.log_softmax(found)), scores.log_softmax(-1).numpy()
         missing, forbidden = np.isneginf(ours), np.isneginf(theirs)

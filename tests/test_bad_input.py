@@ -54,7 +54,7 @@ def test_a_pair_without_a_tab(refuse, folder):
         ("dates --steps 1.5", "--training.steps: '1.5' is not a whole number; see train.py dates --help"),
         ("dates --steps 1e999999999", "'1e999999999' is not a whole number"),
         ("dates --steps=", "'' is not a whole number"),
-        ("dates --mesh.data 1.5", "--mesh.data: '1.5' is not a whole number"),
+        ("dates --mesh.data 1.5", "--mesh.data is '1.5'; expected None or INT"),
         ("--training.steps", "--training.steps"),
         ("dates --model.d-model 130", "divisible by the number of heads"),
         ("--training.steps 0", "steps is 0"),

@@ -13,9 +13,8 @@ import pytest
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.decoding import generate as generation
-from jax_tformer.decoding.beam import search
 from jax_tformer.decoding.generate import generate, stream
-from jax_tformer.decoding.loop import Prompts, advance, layers_apart, row_keys, start
+from jax_tformer.decoding.loop import Prompts, advance, layers_apart, row_keys, search, start
 from jax_tformer.decoding.sampling import make_rules
 from jax_tformer.decoding.score import score
 from jax_tformer.decoding.settings import DecodingConfig

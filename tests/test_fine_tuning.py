@@ -220,7 +220,7 @@ ENCODER = '{"architectures": ["BertForMaskedLM"], "model_type": "bert", "vocab_s
     [
         ({}, "--prompt It --checkpoint best", "--checkpoint is for runs"),
         ({}, "--source It", "give --prompt, not --source"),
-        ({}, f"--prompt {'x' * 70}", "the prompt has 70 tokens; expected at most 63, the model's context of 64"),
+        ({}, f"--prompt {'x' * 70}", "70 tokens, and one new token follows; expected at most 64 together"),
         ({}, "--prompt It --max-new-tokens 63", "expected at most 64 together, the model's context"),
         ({}, "--prompt It --system x", "--system is given without --chat"),
         ({CHAT: None}, "--prompt It --chat", "has no chat template"),

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from jax_tformer.cli.generate import read_references, read_standard_input
 from jax_tformer.cli.generate_options import GenerateOptions
-from jax_tformer.cli.texts import read_references, read_standard_input
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import TextData
 from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.data.tokenizers import load_tokenizer
-from jax_tformer.decoding import beam, loop
-from jax_tformer.decoding.answers import batched
-from jax_tformer.decoding.prompts import Prompt, PromptReader
+from jax_tformer.decoding import loop
+from jax_tformer.decoding.generate import batched
+from jax_tformer.decoding.texts import Prompt, PromptReader
 from tests.speaking import CONTEXT, TARGET_LENGTH, Program, write_runs
 
 ROOT = Path(__file__).parents[1]
@@ -89,7 +89,7 @@ def test_a_batch_says_what_each_prompt_says_alone(program, tmp_path, name):
 @pytest.mark.parametrize("flags", [[], ["--stream"], ["--beam", "2"], ["--slide"], ["--num-samples", "2"]])
 @pytest.mark.deep
 def test_one_compilation_serves_all_lengths_and_batches(program, run, flags):
-    parts = (loop.start, loop.advance, loop.restart, beam.start_search, beam.search)
+    parts = (loop.start, loop.advance, loop.restart, loop.start_search, loop.search)
     for part in parts:
         part.clear_cache()
     program.say(run, "--batch-size", "3", *flags, typed="".join(f"{'x' * n} prompt {n}\n" for n in range(8)))
@@ -232,7 +232,10 @@ def test_help_is_fast_and_imports_no_jax():
         # Run and flags in one string; PROMPT is one of two bytes, LONG one of as many as the context.
         ("text", "standard input is empty"),
         ("text --prompt=", "the prompt is empty"),
-        ("text --prompt LONG", "the prompt has 33 tokens with the start token; expected at most 31"),
+        (
+            "text --prompt LONG",
+            "the prompt has 33 tokens with the start token, and one new token follows; expected at most 32 together",
+        ),
         ("text --prompt LONG --slide", "expected at most 32, the model's context; shorten it"),
         (
             "text PROMPT --max-new-tokens 30",
@@ -250,7 +253,7 @@ def test_help_is_fast_and_imports_no_jax():
         ("text PROMPT --top-p 0", "--top-p is 0.0; expected"),
         ("text PROMPT --min-p 2", "--min-p is 2.0; expected"),
         ("text PROMPT --top-k 0", "--top-k is 0"),
-        ("text PROMPT --top-k 3 --temperature 0", "--top-k is 3; expected None at temperature 0"),
+        ("text PROMPT --top-k 3 --temperature 0", "--top-k is 3; expected none at temperature 0"),
         ("text PROMPT --repetition-penalty 0", "--repetition-penalty is 0"),
         ("text PROMPT --num-samples 0", "--num-samples is 0"),
         ("text PROMPT --num-samples 2 --temperature 0", "--num-samples is 2; expected 1 at temperature 0"),
@@ -286,7 +289,7 @@ def test_help_is_fast_and_imports_no_jax():
         ("pairs --source §", "'§'"),
         ("pairs --source 1 --max-new-tokens 13", "expected at most 12, the run's data.target_length"),
         ("pairs --source 1 --slide", "--slide is for continuing texts"),
-        ("pairs --source 1 --top-k 3", "--top-k is 3; expected None at temperature 0"),
+        ("pairs --source 1 --top-k 3", "--top-k is 3; expected none at temperature 0"),
         ("pairs PROMPT", "give --source, not --prompt"),
         ("pairs --source 1 --reference two.txt", "the sources end at line 1 and two.txt at line 2"),
         ("pairs --source 1 --reference nowhere.txt", "nowhere.txt cannot be read"),

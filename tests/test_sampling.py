@@ -7,12 +7,18 @@ import pytest
 from scipy import stats
 
 from jax_tformer.config.errors import InputError
-from jax_tformer.decoding.sampling import choose, draw, keep_min_p, keep_top_k, keep_top_p, make_rules
+from jax_tformer.decoding.sampling import History, Step, choose, draw, keep_min_p, keep_top_k, keep_top_p, make_rules
 from jax_tformer.decoding.settings import DecodingConfig
 
 DRAWS = 100_000
 PROBABILITIES = np.array([0.02, 0.3, 0.05, 0.2, 0.13, 0.01, 0.25, 0.04])
 SEEN = np.array([False, True, False, False, False, True, False, False])
+
+
+def step_after(said):
+    """The first step behind prompts of the tokens `said`, `[N, P]`."""
+    there = jnp.ones(said.shape, bool)
+    return Step(jnp.asarray(0), jnp.full(len(said), 9), History.of(said, there, 0, (said, there)))
 
 
 def normalised(weights):
@@ -51,9 +57,9 @@ def test_draws_have_the_probabilities(strategy, dtype):
     probabilities, decoding = normalised(weights), DecodingConfig(**{"temperature": 1.0} | settings)
     with jax.enable_x64(dtype == "float64"):
         logits = jnp.tile(jnp.asarray(np.log(PROBABILITIES), dtype), (DRAWS, 1))
-        seen = jnp.tile(SEEN, (DRAWS, 1)) if decoding.repetition_penalty != 1 else None
+        said = jnp.tile(jnp.flatnonzero(SEEN), (DRAWS, 1))
         keys = jax.random.split(jax.random.key(1), DRAWS)
-        tokens = jax.jit(choose)(logits, keys, make_rules(decoding), seen)
+        tokens = jax.jit(choose)(logits, keys, make_rules(decoding), step_after(said))
     counts = np.bincount(np.asarray(tokens), minlength=8)
     assert counts[probabilities == 0].sum() == 0
     drawn = probabilities > 0
@@ -73,13 +79,19 @@ def test_temperature_zero_is_greedy_whatever_the_key():
     logits = jnp.array([[0.1, 3.0, 0.2], [2.0, 1.9, 0.0], [1.0, 5.0, 5.0]])
     for seed in range(5):
         keys = jax.random.split(jax.random.key(seed), 3)
-        assert choose(logits, keys, make_rules(DecodingConfig()), None).tolist() == [1, 0, 1]
+        assert choose(logits, keys, make_rules(DecodingConfig()), step_after(jnp.zeros((3, 1), int))).tolist() == [
+            1,
+            0,
+            1,
+        ]
 
 
 def test_the_smallest_temperature_is_greedy():
     logits = jnp.array([[0.1, 3.0, 0.2], [200.0, 1.9, 0.0]])
     keys = jax.random.split(jax.random.key(0), 2)
-    assert choose(logits, keys, make_rules(DecodingConfig(temperature=1e-38)), None).tolist() == [1, 0]
+    assert choose(
+        logits, keys, make_rules(DecodingConfig(temperature=1e-38)), step_after(jnp.zeros((2, 1), int))
+    ).tolist() == [1, 0]
 
 
 @pytest.mark.deep
@@ -125,7 +137,7 @@ def test_top_p_equals_a_sort():
         ({"temperature": 1.0, "top_p": 0.0}, "top_p is 0.0; expected a finite number above 0"),
         ({"temperature": 1.0, "top_p": 1.5}, "top_p is 1.5; expected a number above 0 and at most 1"),
         ({"temperature": 1.0, "min_p": -0.1}, "min_p is -0.1"),
-        ({"top_k": 5, "top_p": 0.5}, "top_k is 5; expected None at temperature 0, where nothing is drawn"),
+        ({"top_k": 5, "top_p": 0.5}, "top_k is 5; expected none at temperature 0, where nothing is drawn"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
         ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1; expected a whole number of at least 0"),
         ({"encoder_no_repeat_ngram_size": -1}, "encoder_no_repeat_ngram_size is -1; expected a whole number"),

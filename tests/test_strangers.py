@@ -232,7 +232,7 @@ def test_what_is_no_run_is_named_before_jax_is_imported(tmp_path):
         "generate.py HERE/tokenizer --prompt ab": "is not a tokenizer",
         "generate.py HERE/run --file HERE/lines.txt": "line 4 of",
         "generate.py HERE/run --file HERE/nowhere.txt": "cannot be read",
-        "generate.py HERE/run --prompt abababab": "expected at most 7",
+        "generate.py HERE/run --prompt abababab": "expected at most 8 together",
         "train.py dates --run /proc/x": "cannot write to /proc",
         "train.py dates --run HERE/hugging-face": "holds a Hugging Face model",
         "train.py text --data.path HERE/code": f"--data.path '{tmp_path}/code/**/*.py'",

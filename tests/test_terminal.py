@@ -6,10 +6,9 @@ import sys
 
 import pytest
 
-from jax_tformer.cli.texts import JsonOutput, TextOutput
+from jax_tformer.cli.generate import JsonOutput, TextOutput
 from jax_tformer.config.errors import InputError, TrainingFailed
-from jax_tformer.decoding.answers import Completion
-from jax_tformer.decoding.prompts import Prompt
+from jax_tformer.decoding.texts import Completion, Prompt
 from jax_tformer.runs.metrics import ProgressLine
 from jax_tformer.terminal import one_line, run_program, say, visible
 

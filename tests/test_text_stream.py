@@ -9,7 +9,7 @@ from tokenizers import decoders, models
 
 from jax_tformer.config.experiment import TokenizerConfig
 from jax_tformer.data.tokenizers import Tokenizer, build_tokenizer, follow_settings, load_tokenizer
-from jax_tformer.decoding.answers import TextStream, decode_added
+from jax_tformer.decoding.texts import TextStream, decode_added
 
 GPT2 = Path(__file__).parents[2] / "shared" / "data" / "gpt2"
 TEXT = (

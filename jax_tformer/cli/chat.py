@@ -3,12 +3,13 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jax_tformer.config.errors import InputError
-from jax_tformer.decoding.prompts import Prompt
+from jax_tformer.config.errors import InputError, require
+from jax_tformer.data.tokenizers import read_settings, special_tokens
+from jax_tformer.decoding.texts import Prompt, PromptReader
 from jax_tformer.files import read_text
 
 Message = dict[str, str]
@@ -58,43 +59,41 @@ class ChatTemplate:
         return str(text)
 
 
-def read_chat_template(folder: Path, settings: Mapping[str, Any], tokens: Mapping[str, str]) -> ChatTemplate | None:
-    """Reads chat_template.jinja, or chat_template in `settings` (tokenizer_config.json); None if there is none.
+def read_chat_template(folder: Path) -> ChatTemplate:
+    """Reads chat_template.jinja, or chat_template in tokenizer_config.json; of several by name, takes "default".
 
-    Of several templates by name, takes "default". Raises InputError if it is damaged.
+    Raises InputError if there is none, or if it is damaged.
     """
-    path = folder / "chat_template.jinja"
+    settings, path = read_settings(folder), folder / "chat_template.jinja"
+    found, where = settings.get("chat_template"), folder / "tokenizer_config.json"
     if path.exists():
-        return ChatTemplate(read_text(path), tokens, str(path))
-    found, where = settings.get("chat_template"), str(folder / "tokenizer_config.json")
+        found, where = read_text(path), path
     if isinstance(found, list) and all(isinstance(each, dict) for each in found):
         found = next((each.get("template") for each in found if each.get("name") == "default"), None)
-    if found is None:
-        return None
+    require(
+        found is not None,
+        f"{folder} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json); "
+        "leave --chat out, or take the checkpoint of a model that was trained to chat",
+    )
     if not isinstance(found, str):
         raise InputError(f"chat_template is {found!r:.40} in {where}; expected a template, or a list of them by name")
-    return ChatTemplate(found, tokens, where)
+    return ChatTemplate(found, special_tokens(settings), str(where))
 
 
 class Conversation:
     """A conversation, message by message: makes a Prompt of what the user says, and hears the answer."""
 
-    def __init__(
-        self,
-        template: ChatTemplate,
-        read: Callable[..., Prompt],
-        encode: Callable[[str], list[int]],
-        system: str | None,
-    ) -> None:
-        """`read` makes a Prompt of a text and its ids; `encode` makes the ids of a rendered conversation."""
-        self._template, self._read, self._encode = template, read, encode
+    def __init__(self, template: ChatTemplate, read: PromptReader, system: str | None) -> None:
+        self._template, self._read = template, read
         self._messages = [] if system is None else [{"role": "system", "content": system}]
 
     def __call__(self, text: str, number: int = 1, place: str | None = None) -> Prompt:
         """Adds what the user says; raises InputError, and forgets it, if the model cannot take it."""
         self._messages.append({"role": "user", "content": text})
         try:
-            return self._read(text, number, place, ids=self._encode(self._template.render(self._messages)))
+            # The template says the special tokens already.
+            ids = self._read.tokenizer.encode(self._template.render(self._messages)).tolist()
+            return self._read(text, number, place, ids)
         except InputError:
             self._messages.pop()
             raise

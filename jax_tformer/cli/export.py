@@ -13,8 +13,7 @@ from jax_tformer.config.errors import InputError, require
 from jax_tformer.files import new_folder, require_new_folder, to_dict, user_path, write_json
 
 if TYPE_CHECKING:
-    from jax_tformer.runs.checkpoints import Which
-    from jax_tformer.runs.folder import RunFolder
+    from jax_tformer.runs.folder import RunFolder, Trained
 
 
 @dataclass(frozen=True)
@@ -51,35 +50,34 @@ def main(arguments: Sequence[str]) -> int:
     )
     require_new_folder(out)
 
-    from jax_tformer.runs.folder import RunFolder
+    from jax_tformer.runs.folder import RunFolder, load_trained
 
     run = RunFolder(user_path(options.run))
     experiment = run.read_config()
-    if options.adapters:
-        require(experiment.model.lora is not None, f"{run.path} has no adapters; leave --adapters out")
-        told = export_adapters(run, out, step, options.architecture)
-    elif options.huggingface:
+    if options.huggingface:
         from jax_tformer.runs.huggingface import export_pretrained, require_expressible
 
         require_expressible(experiment, options.architecture)
-        told = export_pretrained(run, out, step, architecture=options.architecture, dtype=options.dtype)
+        print(export_pretrained(run, out, step, architecture=options.architecture, dtype=options.dtype))
+        return 0
+    adapted = experiment.model.lora is not None
+    require(adapted or not options.adapters, f"{run.path} has no adapters; leave --adapters out")
+    trained = load_trained(run, step, merge=not options.adapters)
+    if options.adapters:
+        export_adapters(run, out, trained, options.architecture, experiment.init)
     else:
-        told = export_weights(run, out, step)
-    print(told)
+        export_weights(out, trained)
+    told = "the adapters of {} are in" if options.adapters else "{} is in"
+    print(told.format(f"step {trained.step} of {run.path}"), f"{out}/: {list_files(out)}")
     return 0
 
 
-def export_weights(run: "RunFolder", out: Path, step: "Which") -> str:
-    """Writes weights, config and tokenizer of a checkpoint to the new folder `out`; returns a line that says so.
-
-    Raises InputError as `load_trained` does, and if `out` cannot be written.
-    """
+def export_weights(out: Path, trained: "Trained") -> None:
+    """Writes weights, config and tokenizer to the new folder `out`; raises InputError if it cannot be written."""
     import safetensors
 
     from jax_tformer.hub.names import save_weights
-    from jax_tformer.runs.folder import load_trained
 
-    trained = load_trained(run, step)
     with new_folder(out) as whole:
         trained.tokenizer.save(whole)
         write_json(whole / "config.json", to_dict(trained.net.config))
@@ -87,26 +85,24 @@ def export_weights(run: "RunFolder", out: Path, step: "Which") -> str:
             save_weights(whole / "model.safetensors", trained.params, trained.net.config)
         except safetensors.SafetensorError as error:
             raise InputError(f"cannot write {out}: {' '.join(str(error).split())}") from error
-    return f"step {trained.step} of {run.path} is in {out}/: {list_files(out)}"
 
 
-def export_adapters(run: "RunFolder", out: Path, step: "Which", architecture: str | None) -> str:
-    """Writes the adapters of a checkpoint in the format of PEFT to the new folder `out`; returns a line that says so.
+def export_adapters(
+    run: "RunFolder", out: Path, trained: "Trained", architecture: str | None, base: str | None
+) -> None:
+    """Writes the adapters in the format of PEFT to the new folder `out`.
 
-    They are for the folder that the run began with; without one, for a model of the class `architecture` with the
-    parameters that the run began with. Raises InputError as `load_trained` and `save_adapters` do.
+    They are for the folder `base` that the run began with; without one, for a model of the class `architecture` with
+    the parameters that the run began with. Raises InputError as `save_adapters` does.
     """
     from jax_tformer.hub.adapters import save_adapters
     from jax_tformer.hub.origin import read_origin
-    from jax_tformer.runs.folder import load_trained
 
-    trained = load_trained(run, step, merge=False)
-    net, base = trained.net, run.read_config().init
+    net = trained.net
     net.origin = read_origin(run.origin) if run.origin.exists() else None
     told = "the run began with new weights; expected --architecture, the class that its adapters are for"
     require(net.origin is not None or architecture is not None, told)
     save_adapters(out, net, trained.params, architecture=architecture, base=base)
-    return f"the adapters of step {trained.step} of {run.path} are in {out}/: {list_files(out)}"
 
 
 def list_files(folder: Path) -> str:

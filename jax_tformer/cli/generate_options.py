@@ -1,22 +1,33 @@
-"""The options of generate.py: the texts to answer, the fields of DecodingConfig, and the form of the output."""
+"""What generate.py is asked to do: its options, and the model that they are about, not loaded yet.
+
+The options are the texts to answer, the fields of DecodingConfig, and the form of the output.
+"""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 
 from jax_tformer.cli.options import given_flags, parse, parse_checkpoint
-from jax_tformer.config import Dtype
+from jax_tformer.config import Dtype, TransformerConfig
 from jax_tformer.config.errors import FieldError, InputError, require
+from jax_tformer.config.experiment import PairData, TextData
+from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
 from jax_tformer.decoding.settings import DecodingConfig
+from jax_tformer.decoding.texts import Prompt, PromptReader, data_length
+from jax_tformer.files import shortened, user_path
+from jax_tformer.hub.origin import GenerationDefaults, Origin, defaults_of, read_origin
+from jax_tformer.runs.folder import RunFolder
 
 if TYPE_CHECKING:
-    from jax_tformer.hub.origin import GenerationDefaults
+    from jax_tformer.decoding.generate import Answerer
+    from jax_tformer.runs.folder import Trained
 
+_PROMPT_TEMPERATURE = 0.8
 _DRAWING = ("top_k", "top_p", "min_p")
 _EXCLUSIVE = (
     ("--prompt", "--source"),
@@ -121,42 +132,36 @@ class GenerateOptions:
             told = f"{flag} is given without {needed}; expected both, or neither"
             require(flag not in given or needed in given, told)
 
-    def decoding_config(self, defaults: "GenerationDefaults", where: str, limit: Limit) -> DecodingConfig:
+    def decoding_config(self, defaults: GenerationDefaults, where: str, limit: Limit) -> DecodingConfig:
         """Returns the DecodingConfig of a model with these `defaults` of the file `where`; flags overrule them.
 
         Raises InputError for invalid values, and for options that such a model cannot use.
         """
-        asked = {name: getattr(self.decoding, name) for name in self.given}
-        settings = dict(defaults.decoding)
+        asked: dict[str, Any] = {name: getattr(self.decoding, name) for name in self.given}
         draws = any(asked.get(name) for name in (*_DRAWING, "temperature")) or self.decoding.num_samples > 1
-        beams = asked.get("num_beams", 1)
-        searches = beams > 1 or ("num_beams" in settings and "num_beams" not in asked)
-        if beams == 1 and (draws or self.stream or self.slide):
-            searches = False
         # What a flag asks for excludes what only the checkpoint asks for.
-        for name in ("num_beams", "length_penalty", "early_stopping"):
-            if not searches:
-                settings.pop(name, None)
-        if searches or asked.get("temperature") == 0:
-            settings = {name: value for name, value in settings.items() if name not in (*_DRAWING, "temperature")}
-        elif draws:
-            settings = {"temperature": 1.0} | defaults.drawing | settings
-        if searches:
-            settings = {"length_penalty": 1.0, "length_penalty_form": "power", **settings}
+        one_by_one = draws or self.stream or self.slide
+        searches = asked.get("num_beams", 1 if one_by_one else defaults.decoding.get("num_beams", 1)) > 1
+        greedy = searches or asked.get("temperature") == 0
+        settings: dict[str, Any] = {"length_penalty": 1.0, "length_penalty_form": "power"} if searches else {}
+        settings |= {"temperature": 1.0} | defaults.drawing if draws and not greedy else {}
+        unused = [*_DRAWING, "temperature"] if greedy else []
+        unused += [] if searches else ["num_beams", "length_penalty", "early_stopping"]
+        settings |= {name: value for name, value in defaults.decoding.items() if name not in unused}
         settings |= asked
         settings["num_return_sequences"] = self.decoding.n_best if searches else self.decoding.num_samples
         settings["max_new_tokens"] = self._max_new_tokens(defaults, limit)
         if "min_new_tokens" in settings.keys() - asked.keys():
             settings["min_new_tokens"] = min(settings["min_new_tokens"], settings["max_new_tokens"])
-        try:
-            return DecodingConfig(**settings)
-        except FieldError as error:
-            if error.field in defaults.decoding | defaults.drawing and error.field not in asked:
+        with self.flags_in_errors():
+            try:
+                return DecodingConfig(**settings)
+            except FieldError as error:
+                if error.field in asked or error.field not in defaults.decoding | defaults.drawing:
+                    raise
                 raise InputError(f"{error}; {where} says so, and flags overrule it") from None
-            with self.flags_in_errors():
-                raise
 
-    def _max_new_tokens(self, defaults: "GenerationDefaults", limit: Limit) -> int:
+    def _max_new_tokens(self, defaults: GenerationDefaults, limit: Limit) -> int:
         asked, (largest, named) = self.decoding.max_new_tokens, limit or (2**31, "")
         if asked is not None:
             require(
@@ -212,3 +217,142 @@ def read_options(arguments: Sequence[str], description: str) -> GenerateOptions:
 
 def _flag(field: str) -> str:
     return "--beam" if field == "num_beams" else f"--{field.replace('_', '-')}"
+
+
+@dataclass(frozen=True)
+class GenerationPlan:
+    """What generate.py is to do: a model that is not loaded yet, and how it is asked."""
+
+    read: Callable[..., Prompt]
+    """Makes a Prompt of a text, its line number and its place."""
+    translates: bool
+    load: "Callable[[], tuple[Answerer, Sequence[str]]]"
+    """Loads the model; returns it with notes for the user, a line each."""
+    hear: Callable[[str], None] | None = None
+    """Continues a conversation with the answer; None: texts are answered one by one."""
+    notes: Sequence[str] = ()
+    """Notes for the user about the options, a line each."""
+
+
+def plan_generation(options: GenerateOptions) -> GenerationPlan:
+    """Reads all but the weights of the model in `options.run`.
+
+    Raises InputError if that is neither a run nor a Hugging Face folder, if the model does not generate, if something
+    is missing or damaged, or if options do not suit the model.
+    """
+    path = user_path(options.run)
+    run = RunFolder(path)
+    folder, origin, data = path, None, None
+    if run.holds_checkpoint():
+        origin = read_origin(path)
+        config, tokenizer, load_model = _open_checkpoint(options, path, origin)
+    else:
+        experiment = run.read_config("a folder that train.py or save_pretrained has written")
+        config, data = experiment.model, experiment.data
+        tokenizer, load_model = _open_run(options, run, config)
+        if run.origin.exists():
+            folder, origin = run.origin, read_origin(run.origin)
+    if config.decoder is None or config.head == "none":
+        kind = "an encoder" if config.decoder is None else "a model without a head"
+        raise InputError(
+            f"{options.run} holds {kind}{f' ({origin.architecture})' if origin else ''}; only decoder-only and "
+            "encoder-decoder models generate text; give the folder of one"
+        )
+    translates, limit = config.encoder is not None, None
+    options.check_model(translates)
+    if origin is not None:
+        defaults, where = defaults_of(origin, folder, translates=translates, vocabulary=config.vocab_size)
+        tokenizer = tokenizer.framed(defaults.start_id, defaults.end_ids or None)
+        length, named = config.decoder.max_positions, "the model's context"
+        if config.encoder is not None:
+            limit = None if length is None else (length, "the model's positions")
+            length, named = config.encoder.max_positions, "the model's positions"
+    else:
+        assert data is not None
+        (defaults, limit), where = _run_defaults(data), path
+        length, named = data_length(data)
+    decoding = options.decoding_config(defaults, str(where), limit)
+    require(
+        not options.slide or length is not None,
+        f"{options.run} has a model that knows texts of any length; leave --slide out",
+    )
+    exactly = options.decoding.max_new_tokens is not None
+    reader = PromptReader(
+        tokenizer,
+        decoding.max_new_tokens,
+        translates=translates,
+        max_length=length,
+        named=named,
+        checkpoint_length=None if exactly or translates else defaults.longest,
+        exactly=exactly,
+        slide=options.slide,
+    )
+    notes = [f"not honoured, of {where}: {shortened(list(defaults.ignored), 8)}"] if defaults.ignored else []
+
+    def load() -> "tuple[Answerer, Sequence[str]]":
+        from jax_tformer.decoding.generate import Answerer
+
+        trained, context = load_model(), length if options.slide else None
+        asked: dict[str, Any] = {"seed": options.seed, "context": context, "batch": options.batch}
+        return Answerer(trained.net, trained.params, tokenizer, decoding, **asked), trained.skipped
+
+    plan = GenerationPlan(reader, translates, load, notes=notes)
+    if not options.chat:
+        return plan
+    require(origin is not None, f"{path} has no chat template; --chat is for checkpoints of Hugging Face that have one")
+
+    from jax_tformer.cli.chat import Conversation, read_chat_template
+
+    talk = Conversation(read_chat_template(folder), reader, options.system)
+    return replace(plan, read=talk, hear=talk.hear)
+
+
+def _run_defaults(data: TextData | PairData) -> tuple[GenerationDefaults, Limit]:
+    """Returns how the model of a run generates, and the largest number of new tokens of its translations."""
+    translates = isinstance(data, PairData)
+    decoding = {name: getattr(DecodingConfig, name) for name in ("length_penalty", "length_penalty_form")}
+    decoding["temperature"] = 0.0 if translates else _PROMPT_TEMPERATURE
+    limit = (data.target_length, "the run's data.target_length") if isinstance(data, PairData) else None
+    return GenerationDefaults(decoding, {}, limit and limit[0], None, None, (), translates, ()), limit
+
+
+def _open_run(
+    options: GenerateOptions, run: RunFolder, config: TransformerConfig
+) -> "tuple[Tokenizer, Callable[[], Trained]]":
+    require(options.dtype is None, "--dtype is for Hugging Face folders; a run has the types of its config.json")
+    tokenizer, step = run.read_tokenizer(config.vocab_size), parse_checkpoint(options.checkpoint)
+
+    def load() -> "Trained":
+        from jax_tformer.runs.folder import load_trained
+
+        trained = load_trained(run, step)
+        notes = (*trained.skipped, *([] if step is None else [f"the checkpoint of step {trained.step}"]))
+        return trained._replace(skipped=notes)
+
+    return tokenizer, load
+
+
+def _open_checkpoint(
+    options: GenerateOptions, path: Path, origin: Origin
+) -> "tuple[TransformerConfig, Tokenizer, Callable[[], Trained]]":
+    require(options.checkpoint == "newest", f"{path} is a Hugging Face folder; --checkpoint is for runs")
+
+    from jax_tformer.hub.families import config_from_huggingface
+
+    config = config_from_huggingface(origin.config)
+    require(
+        (path / "tokenizer.json").exists(),
+        f"{path} has no tokenizer.json; expected one, as save_pretrained of a fast tokenizer writes it",
+    )
+    tokenizer = load_tokenizer(path)
+
+    def load() -> "Trained":
+        from jax_tformer.hub.loading import load_pretrained
+        from jax_tformer.runs.folder import Trained
+        from jax_tformer.runs.startup import set_up_jax
+
+        set_up_jax(config if options.dtype is None else config.with_dtype(options.dtype))
+        net, params, _ = load_pretrained(path, dtype=options.dtype)
+        return Trained(net, params, tokenizer, 0, ())
+
+    return config, tokenizer, load

@@ -94,15 +94,14 @@ def _ways_to_write() -> "ConstructorRegistry":
     registry = ConstructorRegistry()
 
     @registry.primitive_rule
-    def rule(field: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int | None] | None:
-        if field.type not in (int, int | None):
+    def rule(field: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+        if field.type is not int:
             return None
-        absent = field.type is not int
         return PrimitiveConstructorSpec(
             nargs=1,
-            metavar="{None}|INT" if absent else "INT",
-            instance_from_str=lambda texts: None if absent and texts == ["None"] else _whole_number(texts[0]),
-            is_instance=lambda value: absent if value is None else type(value) is int,
+            metavar="INT",
+            instance_from_str=lambda texts: _whole_number(texts[0]),
+            is_instance=lambda value: type(value) is int,
             str_from_instance=lambda value: [str(value)],
         )
 
@@ -141,6 +140,9 @@ def _one_line(message: str, short_names: Sequence[str] = ()) -> str:
     text = re.sub(r"Error parsing (__tyro-dummy-inner__\.?|TrainOptions: )?", "", text).removeprefix(": ").rstrip(".")
     text = re.sub(r"^Missing from [^:]*: (\S+) (.*)\. \(required\)$", r"\1 is missing: \2", text)
     text = re.sub(r"^Missing value for argument '(.*)'\. Expected 1 values$", r"\1 has no value", text)
+    text = re.sub(
+        r": no type matching \{None\}\|(\S+) could be .* from \['(.*)'\]$", r" is '\2'; expected None or \1", text
+    )
     if choices := re.search(r"\. Expected one of \((.*)\)$", text):
         # tyro's order changes from one process to the next.
         named = sorted(name.strip(" '") for name in choices[1].rstrip(",").split(","))

@@ -8,6 +8,7 @@ import json
 import resource
 import sys
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import jinja2
@@ -41,8 +42,9 @@ def answer(source: str, names: dict[str, Any] | None) -> tuple[str, str]:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
-    environment.filters["tojson"] = _to_json
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+    # Jinja's own tojson escapes what HTML would read.
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda format: datetime.now().strftime(format)}
     # Whatever is raised is about the template: besides Jinja's own errors, say, a RecursionError for many brackets.
     try:
         template = environment.from_string(source)
@@ -59,21 +61,6 @@ def answer(source: str, names: dict[str, Any] | None) -> tuple[str, str]:
 
 def _refuse(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _now(format: str) -> str:
-    return datetime.now().strftime(format)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own escapes what HTML would read.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _said(error: Exception) -> str:

@@ -1,25 +1,40 @@
-"""Continues prompts: `generate` returns all tokens at once, `stream` one at a time."""
+"""Continues prompts: `generate` returns all tokens at once, `stream` one at a time; an `Answerer` answers texts."""
 
 import zlib
-from collections.abc import Iterator, Sequence
-from itertools import chain, zip_longest
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice, zip_longest
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError, require, require_field, require_ids
-from jax_tformer.decoding.beam import search, start_search
-from jax_tformer.decoding.loop import Prompts, advance, grow_cache, restart, row_keys, start, unstack_layers
-from jax_tformer.decoding.prompts import STEP, Ids, PromptBatch, pad_rows, require_positions, round_up
+from jax_tformer.data.tokenizers import Framing, Tokenizer
+from jax_tformer.decoding.loop import (
+    Prompts,
+    advance,
+    grow_cache,
+    layers_apart,
+    restart,
+    row_keys,
+    search,
+    start,
+    start_search,
+    unstack_layers,
+)
 from jax_tformer.decoding.sampling import make_rules
 from jax_tformer.decoding.settings import DecodingConfig
+from jax_tformer.decoding.texts import Completion, Ids, Prompt, TextStream, decode_added
 from jax_tformer.functional import AnyTransformer, DecoderTransformer, EncoderOnlyTransformer, Params
 from jax_tformer.memory import require_memory
 
+STEP = 32
+"""Lengths are rounded up to a multiple of this, so that prompts of many lengths need only one compilation."""
 SHORT = 256
 """A long cache begins with so many slots. When they are full it gets four times as many: each length is compiled."""
+T = TypeVar("T")
 
 
 class Generated(NamedTuple):
@@ -102,6 +117,131 @@ def stream(
         yield tokens
 
 
+class Answerer:
+    """A model that continues prompts or translates sources by a DecodingConfig.
+
+    With `context`, a text with this many tokens drops the older half and continues. `ends` says whether the end token
+    ends an answer. At most `batch` texts are answered at once.
+    """
+
+    def __init__(
+        self,
+        net: AnyTransformer,
+        params: Params,
+        tokenizer: Tokenizer,
+        decoding: DecodingConfig,
+        *,
+        seed: int = 0,
+        context: int | None = None,
+        ends: bool = True,
+        batch: int = 128,
+    ) -> None:
+        self._net, self._tokenizer, self._decoding, self._batch = net, tokenizer, decoding, batch
+        # Done once here instead of in every batch.
+        self._params = layers_apart(params, rows=batch * max(decoding.num_beams, decoding.num_return_sequences))
+        self._translates = net.config.encoder is not None
+        own_ends = () if tokenizer.end_id is None else (tokenizer.end_id,)
+        framing = tokenizer.framing or Framing((), (), tokenizer.start_id, own_ends)
+        self._end_ids = framing.end_ids if ends else ()
+        self._options: dict[str, Any] = {"end_id": self._end_ids or None, "seed": seed, "context": context}
+        self._options["start_id"] = framing.start_id if self._translates else None
+        self._rows = 1
+
+    def answers(self, prompts: Sequence[Prompt]) -> list[list[Completion]]:
+        """Returns the completions of each prompt, the best or first one first."""
+        # Keeps the number of rows, so that a smaller last batch needs no compilation.
+        self._rows = max(self._rows, len(prompts))
+        filled = [*prompts, *[prompts[-1]] * (self._rows - len(prompts))]
+        ids, limits = [prompt.ids for prompt in filled], [prompt.limit for prompt in filled]
+        found = generate(self._net, self._params, ids, self._decoding, limits=limits, **self._options)
+        scores = (np.full(found.lengths.shape, None) if found.scores is None else found.scores).tolist()
+        return [
+            [self._complete(prompt, *answer) for answer in zip(found.rows(row), scores[row], strict=True)]
+            for row, prompt in enumerate(prompts)
+        ]
+
+    def best(self, prompts: Iterable[Prompt]) -> list[str]:
+        """Returns the best or first answer to each prompt."""
+        return [found[0].text for batch in batched(prompts, self._batch) for found in self.answers(batch)]
+
+    def stream(self, prompt: Prompt) -> Iterator[str]:
+        """Streams the single answer to a prompt: a piece, perhaps empty, for every token, and a last one."""
+        pieces = TextStream(self._tokenizer, self._context_of(prompt))
+        tokens = stream(self._net, self._params, [prompt.ids], self._decoding, limits=[prompt.limit], **self._options)
+        for token in (int(each.item()) for each in tokens):
+            yield "" if token in self._end_ids else pieces.push(token)
+        yield pieces.finish()
+
+    def _context_of(self, prompt: Prompt) -> list[int]:
+        """Returns the tokens that an answer continues."""
+        return [] if self._translates else prompt.ids
+
+    def _complete(self, prompt: Prompt, tokens: list[int], score: float | None) -> Completion:
+        finished = tokens[-1] in self._end_ids
+        tokens = tokens[:-1] if finished else tokens
+        return Completion(decode_added(self._tokenizer, self._context_of(prompt), tokens), tokens, finished, score)
+
+
+def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yields the items in lists of `size`, each as soon as it is full; the last one may be shorter."""
+    items = iter(items)
+    while batch := list(islice(items, size)):
+        yield batch
+
+
+class PromptBatch(NamedTuple):
+    """The checked prompts of one call of `generate`, and the bounds of their answers."""
+
+    ids: Sequence[Ids]
+    """The prompts of a decoder-only model, or the sources of an encoder-decoder."""
+    limits: np.ndarray
+    """int32 `[B]`, the largest number of new tokens of each."""
+    start_id: int | None
+    end_ids: tuple[int, ...]
+    """-1, which never occurs, if no token ends an answer."""
+    context: int | None
+    """When a text has this many tokens, it drops the older half and continues: it slides. None: no text slides."""
+
+    @property
+    def groups(self) -> "list[tuple[list[int], PromptBatch]]":
+        """The prompts that are continued together, with their numbers: one group of those that fit, and one for each
+        length of those that slide.
+
+        Padding takes slots, so it changes where a text slides; the rest of the batch must not change that.
+        """
+        groups: dict[int, list[int]] = {}
+        for row, (ids, limit) in enumerate(zip(self.ids, self.limits, strict=True)):
+            # The last token does not count: it is chosen but never read.
+            slides = self.context is not None and len(ids) + limit - 1 > self.context
+            groups.setdefault(round_up(len(ids), step=self._step) if slides else 0, []).append(row)
+        return [
+            (
+                rows,
+                PromptBatch(
+                    [self.ids[row] for row in rows], self.limits[rows], *self[2:4], self.context if length else None
+                ),
+            )
+            for length, rows in groups.items()
+        ]
+
+    def pad(self, config: TransformerConfig) -> tuple[Prompts, int]:
+        """Returns the prompts of one group as arrays, and the number of slots that their cache needs in the end."""
+        count, longest, source = len(self.ids), max(map(len, self.ids)), None
+        if config.encoder is not None:
+            source = pad_rows(self.ids, round_up(longest, config.encoder.max_positions), side="right")
+            tokens, mask = np.full((count, 1), self.start_id, np.int32), np.ones((count, 1), bool)
+        else:
+            length = round_up(longest, self.context or config.output_stack.max_positions, step=self._step)
+            tokens, mask = pad_rows(self.ids, length, side="left")
+        slots = self.context or tokens.shape[1] + round_up(int(self.limits.max()) - 1)
+        return Prompts(*jax.tree.map(jnp.asarray, (tokens, mask, source, self.limits))), slots
+
+    @property
+    def _step(self) -> int:
+        """Lengths of texts that slide are rounded up to this, so that padding takes little of a small context."""
+        return STEP if self.context is None else max(min(STEP, self.context // 4), 1)
+
+
 def _check(
     net: AnyTransformer,
     prompts: Sequence[Ids],
@@ -117,10 +257,10 @@ def _check(
     for number, prompt in enumerate(prompts, 1):
         require(len(prompt) > 0, f"prompt {number} of {len(prompts)} has no tokens; expected at least one")
         require_ids(np.asarray(prompt), vocabulary)
-    ends = () if end_id is None else (end_id,) if isinstance(end_id, int | np.integer) else tuple(end_id)
-    single = (start_id, decoding.forced_bos_token_id, decoding.forced_eos_token_id)
+    ends = () if end_id is None else tuple(np.atleast_1d(end_id).tolist())
+    forced = (start_id, decoding.forced_bos_token_id, decoding.forced_eos_token_id)
     never = (*decoding.suppress_tokens, *decoding.begin_suppress_tokens, *chain(*decoding.bad_words_ids))
-    require_ids(np.asarray([*ends, *(id for id in single if id is not None), *never], np.int64), vocabulary)
+    require_ids(np.asarray([*ends, *(id for id in forced if id is not None), *never], np.int64), vocabulary)
     largest = decoding.max_new_tokens
     allowed = np.full(len(prompts), largest) if limits is None else np.minimum(limits, largest)
     require(len(allowed) == len(prompts), f"there are {len(allowed)} limits; expected one a prompt, {len(prompts)}")
@@ -152,7 +292,7 @@ def _check(
 
 def _search(net: DecoderTransformer, params: Params, batch: PromptBatch, decoding: DecodingConfig) -> Generated:
     rules, wanted = make_rules(decoding, batch.end_ids), decoding.num_return_sequences
-    prompts, needed = _pad(net, batch)
+    prompts, needed = batch.pad(net.config)
     filled = prompts.tokens.shape[1]
     length = cache_length(filled, needed)
     # One token for each slot beside the prompt, and the last one, which is not read.
@@ -174,7 +314,7 @@ def _continue(
 ) -> Iterator[np.ndarray]:
     """Yields the tokens of a group, int32 `[B * R, n]`: the first, then one at a time or as many as there is room."""
     rules, samples = make_rules(decoding, batch.end_ids), decoding.num_return_sequences
-    prompts, needed = _pad(net, batch)
+    prompts, needed = batch.pad(net.config)
     filled, count, limit = prompts.tokens.shape[1], 1, int(batch.limits.max())
     # A step reads every slot, so there are few while the text is short.
     length = cache_length(filled, needed)
@@ -185,7 +325,7 @@ def _continue(
     _require_numbers(state.broken)
     yield (new := np.asarray(state.token)[:, None])
     # The tokens that a sliding text reads again, into a new cache.
-    texts = [[*ids] for ids in batch.ids for _ in range(samples)] if any(batch.slides) else []
+    texts = [[*ids] for ids in batch.ids for _ in range(samples)] if batch.context else []
     while count < limit and not np.asarray(state.done).all():
         texts = [[*text, *more][-needed:] for text, more in zip(texts, new.tolist(), strict=False)]
         if filled == needed:
@@ -204,11 +344,6 @@ def _continue(
         new = np.asarray(tokens)[:, : int(state.new_tokens) - count]
         count, filled = count + new.shape[1], filled + new.shape[1]
         yield new
-
-
-def _pad(net: DecoderTransformer, batch: PromptBatch) -> tuple[Prompts, int]:
-    padded, needed = batch.pad(net.config)
-    return Prompts(*jax.tree.map(jnp.asarray, padded)), needed
 
 
 def _require_numbers(broken: jax.Array) -> None:
@@ -232,3 +367,23 @@ def cache_length(filled: int, needed: int) -> int:
     while length < filled + STEP:
         length *= 4
     return length if 2 * length <= needed else needed
+
+
+def pad_rows(rows: Sequence[Ids], length: int, *, side: Literal["left", "right"]) -> tuple[np.ndarray, np.ndarray]:
+    """Pads the rows on `side`: returns ids, int32 `[B, length]`, and a mask, bool `[B, length]`, True at tokens."""
+    ids, mask = np.zeros((len(rows), length), np.int32), np.zeros((len(rows), length), bool)
+    for number, row in enumerate(rows):
+        columns = slice(length - len(row), length) if side == "left" else slice(0, len(row))
+        ids[number, columns], mask[number, columns] = row, True
+    return ids, mask
+
+
+def require_positions(limit: int | None, length: int, what: str) -> None:
+    """Raises InputError if `what`, of `length` tokens, is longer than the learned positions of the model."""
+    require(limit is None or length <= limit, f"{what} has {length} tokens; the model has {limit} learned positions")
+
+
+def round_up(length: int, limit: int | None = None, *, step: int = STEP) -> int:
+    """Rounds `length` up to a multiple of `step`, but not above `limit`."""
+    up = -(-length // step) * step
+    return up if limit is None else min(up, limit)

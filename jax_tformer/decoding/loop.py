@@ -1,5 +1,8 @@
 """The compiled parts of decoding: one pass over the prompt, then a loop over single tokens without Python.
 
+`start` and `advance` take a token for each row, greedily or by sampling; `start_search` and `search` are a beam search
+with the semantics of Hugging Face's `generate`, and with the paper's length penalty.
+
 `layers_apart` rearranges parameters so that the loop reads them fastest; the model does not depend on this. Layers
 apart save a copy of the weights in every call, which for `stream` is every token. Transposed kernels are multiplied
 with 8 rows in 0.7 of the time, with 2 rows in 0.6 (2 cores of an AMD EPYC).
@@ -12,13 +15,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import traverse_util
-from jaxtyping import Array, Bool, Int, Key, UInt32
+from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
-from jax_tformer.cache import Cache, KeyValue
-from jax_tformer.decoding.sampling import History, Keys, Logits, Rules, Seen, Step, TokenIds, choose
+from jax_tformer.cache import Cache
+from jax_tformer.decoding.sampling import Count, History, Keys, Logits, Padded, Rules, Step, TokenIds, choose, restrict
 from jax_tformer.functional import DecoderTransformer, Params
 from jax_tformer.model.fast.rows import FEW_ROWS, Transposed
 from jax_tformer.model.transformer import DecoderOnly
+
+_NEVER = -1e9
+"""The score of a sequence that does not exist."""
 
 
 class Prompts(NamedTuple):
@@ -27,7 +33,7 @@ class Prompts(NamedTuple):
     tokens: Int[Array, "B P"]
     mask: Bool[Array, "B P"]
     """True at tokens."""
-    source: tuple[Int[Array, "B S"], Bool[Array, "B S"]] | None
+    source: Padded | None
     """The texts that an encoder-decoder translates, and their mask."""
     limits: Int[Array, " B"]
     """The largest number of new tokens of each."""
@@ -41,13 +47,12 @@ class State(NamedTuple):
     """The token chosen last, not yet in the cache."""
     done: Bool[Array, " N"]
     """Whether the row has ended."""
-    seen: Seen
     history: History | None
     """None where the rules do not look back at it."""
     keys: Keys
     limits: TokenIds
     """The largest number of new tokens of each row; the last of them ends it."""
-    new_tokens: Int[Array, ""]
+    new_tokens: Count
     """How many tokens have been chosen, the last one included."""
     broken: Bool[Array, ""]
     """Whether a row that had not ended had NaN among its logits."""
@@ -67,21 +72,40 @@ def start(
 
     `keys` are those of `row_keys`. Where the rules look back, `room` is at least the largest of the limits.
     """
-    logits, cache = prefill(net, params, prompts, cache_length)
-    samples = keys.shape[1]
-    rows = jnp.repeat(jnp.arange(len(keys)), samples)
+    logits, cache, history = _begin(net, rules, params, prompts, keys.shape[1], cache_length, room)
     state = State(
-        take_sequences(cache, rows) if samples > 1 else cache,
-        jnp.zeros(rows.shape, jnp.int32),
-        jnp.zeros(rows.shape, bool),
-        mark_seen(net, rules, prompts, rows),
-        start_history(rules, prompts, rows, room),
+        cache,
+        jnp.zeros(keys.size, jnp.int32),
+        jnp.zeros(keys.size, bool),
+        history,
         keys.reshape(-1),
-        prompts.limits[rows],
+        jnp.repeat(prompts.limits, keys.shape[1]),
         jnp.asarray(0, jnp.int32),
         jnp.asarray(False),
     )
-    return append_token(rules, state, logits[rows])
+    return append_token(rules, state, logits)
+
+
+def _begin(
+    net: DecoderTransformer,
+    rules: Rules,
+    params: Params,
+    prompts: Prompts,
+    count: int,
+    cache_length: int,
+    room: int,
+) -> tuple[Logits, Cache, History | None]:
+    """Reads the prompts; returns the logits, the cache and the history of `count` rows for each.
+
+    The history has room for as many new tokens, and is None where the rules do not look back.
+    """
+    logits, cache = prefill(net, params, prompts, cache_length)
+    rows, history = jnp.repeat(jnp.arange(len(prompts.tokens)), count), None
+    if rules.look_back:
+        own = prompts.tokens[rows], prompts.mask[rows]
+        source = own if prompts.source is None else (prompts.source[0][rows], prompts.source[1][rows])
+        history = History.of(*own, room, source)
+    return logits[rows], take_sequences(cache, rows) if count > 1 else cache, history
 
 
 @partial(jax.jit, static_argnames=("net", "room"), donate_argnames=("state",))
@@ -90,7 +114,7 @@ def advance(
     rules: Rules,
     params: Params,
     state: State,
-    steps: Int[Array, ""],
+    steps: Count,
     room: int,
 ) -> tuple[State, Int[Array, "N M"]]:
     """Chooses up to `steps` more tokens, of at most `room` (M), and stops early when all rows have ended.
@@ -163,12 +187,8 @@ def extend(net: DecoderTransformer, params: Params, tokens: Int[Array, "N T"], c
 def grow_cache(cache: Cache, cache_length: int) -> Cache:
     """Returns the cache with `cache_length` slots; the new ones are empty."""
     more = cache_length - cache.is_token.shape[1]
-
-    def pad(old: KeyValue) -> KeyValue:
-        return KeyValue(*(jnp.pad(x, ((0, 0), (0, more), (0, 0))) for x in old))
-
-    layers = tuple(layer._replace(self_attention=pad(layer.self_attention)) for layer in cache.layers)
-    return cache._replace(layers=layers, is_token=jnp.pad(cache.is_token, ((0, 0), (0, more))))
+    longer = cache.map_self_attention(lambda rows: jnp.pad(rows, ((0, 0), (0, more), (0, 0))))
+    return longer._replace(is_token=jnp.pad(cache.is_token, ((0, 0), (0, more))))
 
 
 def take_sequences(cache: Cache, rows: TokenIds) -> Cache:
@@ -181,44 +201,194 @@ def take_sequences(cache: Cache, rows: TokenIds) -> Cache:
         apart = x.reshape(cache.is_token.shape[0], -1, *x.shape[1:])
         return apart[rows].reshape(-1, *x.shape[1:])
 
-    layers = tuple(layer._replace(self_attention=KeyValue(*map(take, layer.self_attention))) for layer in cache.layers)
-    return cache._replace(layers=layers, is_token=cache.is_token[rows])
+    return cache.map_self_attention(take)._replace(is_token=cache.is_token[rows])
 
 
 def append_token(rules: Rules, state: State, logits: Logits) -> State:
     """Chooses the next token of each row from its logits; rows that have ended repeat the first end token."""
     keys = jax.vmap(jax.random.fold_in, (0, None))(state.keys, state.new_tokens)
     step = Step(state.new_tokens, state.limits, state.history)
-    token = jnp.where(state.done, rules.end_ids[0], choose(logits, keys, rules, state.seen, step)).astype(jnp.int32)
+    token = jnp.where(state.done, rules.end_ids[0], choose(logits, keys, rules, step)).astype(jnp.int32)
     new_tokens = state.new_tokens + 1
     return state._replace(
         token=token,
         done=state.done | jnp.isin(token, rules.end_ids) | (new_tokens >= state.limits),
-        seen=None if state.seen is None else state.seen.at[jnp.arange(len(token)), token].set(True),
         history=None if state.history is None else state.history.append(token),
         new_tokens=new_tokens,
         broken=state.broken | (jnp.isnan(logits).any(-1) & ~state.done).any(),
     )
 
 
-def start_history(rules: Rules, prompts: Prompts, rows: TokenIds, room: int) -> History | None:
-    """Returns what each row begins with, with room for new tokens; None where the rules do not look back.
+class Sequences(NamedTuple):
+    """W sequences of new tokens for each of B prompts, best first."""
 
-    Row n is a continuation of prompt `rows[n]`.
+    tokens: Int[Array, "B W M"]
+    """After its last token, a row is filled with the first end token."""
+    lengths: Int[Array, "B W"]
+    """The number of tokens, the end token included."""
+    scores: Float[Array, "B W"]
+    exist: Bool[Array, "B W"]
+    """Whether there is a sequence; otherwise the score is below all others."""
+
+    def take(self, numbers: Int[Array, "B w"]) -> "Sequences":
+        """Returns the sequences with the given numbers, in that order."""
+        tokens = jnp.take_along_axis(self.tokens, numbers[:, :, None], axis=1)
+        return Sequences(tokens, *(jnp.take_along_axis(x, numbers, axis=1) for x in self[1:]))
+
+    def best(self, count: int) -> "Sequences":
+        """Returns the `count` sequences with the highest scores."""
+        return self.take(jax.lax.top_k(self.scores, count)[1])
+
+
+class Beams(NamedTuple):
+    """The state of a beam search."""
+
+    running: Sequences
+    """Unfinished sequences; their scores are sums of log-probabilities."""
+    finished: Sequences
+    """Finished sequences; their scores are divided by the length penalty."""
+    improvable: Bool[Array, " B"]
+    """Whether an unfinished sequence might still overtake a finished one."""
+    prompts: History | None
+    """The prompt of each of B * W sequences; None where the rules do not look back."""
+    cache: Cache
+    limits: Int[Array, " B"]
+    length: Count
+    """How many tokens the unfinished sequences have."""
+    broken: Bool[Array, ""]
+    """Whether an unfinished sequence had NaN among its logits."""
+    closed: Bool[Array, " B"]
+    """Which prompts' finished sequences are final."""
+
+
+@partial(jax.jit, static_argnames=("net", "cache_length", "room"))
+def start_search(
+    net: DecoderTransformer,
+    rules: Rules,
+    params: Params,
+    prompts: Prompts,
+    cache_length: int,
+    room: int,
+) -> Beams:
+    """Reads the prompts and chooses the first token of W = `num_beams` sequences for each.
+
+    The cache has `cache_length` slots. No sequence gets more than `room` tokens (M).
     """
-    if not rules.look_back:
-        return None
-    ids, mask = (prompts.tokens, prompts.mask) if prompts.source is None else prompts.source
-    text = (ids[rows], mask[rows]) if rules.encoder_no_repeat_ngram_size else None
-    return History.of(prompts.tokens[rows], prompts.mask[rows], room, text)
+    batch, width = len(prompts.tokens), rules.num_beams
+    logits, cache, history = _begin(net, rules, params, prompts, width, cache_length, 0)
+    nothing = Sequences(
+        jnp.full((batch, width, room), rules.end_ids[0], jnp.int32),
+        jnp.zeros((batch, width), jnp.int32),
+        jnp.full((batch, width), _NEVER, logits.dtype),
+        jnp.zeros((batch, width), bool),
+    )
+    beams = Beams(
+        # At first all beams are equal, so one of them is enough.
+        nothing._replace(scores=nothing.scores.at[:, 0].set(0), exist=nothing.exist.at[:, 0].set(True)),
+        nothing,
+        jnp.ones(batch, bool),
+        history,
+        cache,
+        prompts.limits,
+        jnp.asarray(0, jnp.int32),
+        jnp.asarray(False),
+        jnp.zeros(batch, bool),
+    )
+    return _extend_beams(rules, beams, logits.reshape(batch, width, -1))
 
 
-def mark_seen(net: DecoderTransformer, rules: Rules, prompts: Prompts, rows: TokenIds) -> Seen:
-    """Returns the tokens that each row begins with, but for padding; None without a repetition penalty."""
-    if rules.repetition_penalty is None:
-        return None
-    nothing = jnp.zeros((len(prompts.tokens), net.config.vocab_size or 0), bool)
-    return nothing.at[jnp.arange(len(nothing))[:, None], prompts.tokens].max(prompts.mask)[rows]
+@partial(jax.jit, static_argnames="net", donate_argnames="beams")
+def search(
+    net: DecoderTransformer,
+    rules: Rules,
+    params: Params,
+    beams: Beams,
+    steps: Count,
+) -> Beams:
+    """Searches on for up to `steps` tokens, for which the cache must have room, or until it is over. Donates `beams`.
+
+    Every step considers the (1 + E) W best continuations of the W unfinished sequences, so that W of them do not end.
+    Those among the first W that end, or are as long as `limits` allows, compete for the W finished sequences. The W
+    best of those that do not end continue.
+    """
+    last = beams.length + steps
+
+    def one_more(beams: Beams) -> Beams:
+        tokens = jax.lax.dynamic_index_in_dim(beams.running.tokens, beams.length - 1, axis=2, keepdims=False)
+        logits, cache = extend(net, params, tokens.reshape(-1, 1), beams.cache)
+        return _extend_beams(rules, beams._replace(cache=cache), logits.reshape(*tokens.shape, -1))
+
+    return jax.lax.while_loop(lambda beams: ~beams.closed.all() & (beams.length < last), one_more, beams)
+
+
+def _extend_beams(rules: Rules, beams: Beams, logits: Float[Array, "B W V"]) -> Beams:
+    """Returns the beams with one more token."""
+    limits, end_ids = beams.limits, rules.end_ids
+    (batch, width, vocabulary), running = logits.shape, beams.running
+    broken = jnp.isnan(logits).any((1, 2)) & ~beams.closed
+    log_probabilities = jax.nn.log_softmax(logits, axis=-1)
+    history = None if beams.prompts is None else _history(beams.prompts, running.tokens, beams.length)
+    step = Step(beams.length, jnp.repeat(limits, width), history)
+    log_probabilities = restrict(log_probabilities.reshape(-1, vocabulary), rules, step).reshape(logits.shape)
+    if rules.renormalize_logits:
+        log_probabilities = jax.nn.log_softmax(log_probabilities, axis=-1)
+    total = (running.scores[:, :, None] + log_probabilities).reshape(batch, -1)
+    scores, best = jax.lax.top_k(total, min(max(2, 1 + len(end_ids)) * width, total.shape[1]))
+    origins, token = best // vocabulary, (best % vocabulary).astype(jnp.int32)
+    length = beams.length + 1
+    longer = running.take(origins)
+    longer = Sequences(longer.tokens.at[:, :, beams.length].set(token), longer.lengths + 1, scores, longer.exist)
+    ends = jnp.isin(token, end_ids) | (length >= limits)[:, None]
+
+    # Finished sequences, old and new.
+    enters = ends & (jnp.arange(scores.shape[1]) < width)[None] & longer.exist & ~beams.closed[:, None]
+    new = longer._replace(
+        scores=jnp.where(enters, scores / _penalty(rules, length, scores.dtype), _NEVER), exist=enters
+    )
+    both = Sequences(*(jnp.concatenate(pair, axis=1) for pair in zip(beams.finished, new, strict=True)))
+    finished = both.best(width)
+
+    # Unfinished ones.
+    running = longer._replace(scores=jnp.where(ends, _NEVER, scores), exist=longer.exist & ~ends)
+    best = jax.lax.top_k(running.scores, width)[1]
+    running = running.take(best)
+    rows = (jnp.take_along_axis(origins, best, axis=1) + width * jnp.arange(batch)[:, None]).reshape(-1)
+
+    hoped = running.scores[:, 0] / _penalty(rules, _hoped_length(rules, length, limits), scores.dtype)
+    # Any sequence is better than a free place.
+    improvable = beams.improvable & (~finished.exist.all(1) | (hoped > finished.scores.min(1)))
+    full = finished.exist.all(1) if rules.early_stopping is True else False
+    return Beams(
+        running,
+        finished,
+        improvable,
+        beams.prompts,
+        take_sequences(beams.cache, rows),
+        limits,
+        length,
+        beams.broken | broken.any(),
+        ~improvable | full | (length >= limits),
+    )
+
+
+def _history(prompts: History, tokens: Int[Array, "B W M"], length: Count) -> History:
+    """Returns the prompts with the first `length` tokens of the beams behind them."""
+    new = jnp.where(jnp.arange(tokens.shape[2]) < length, tokens, -1).reshape(-1, tokens.shape[2])
+    return prompts._replace(tokens=jnp.concatenate([prompts.tokens, new], axis=1), length=prompts.length + length)
+
+
+def _hoped_length(rules: Rules, length: Count, limits: Int[Array, " B"]) -> Int[Array, " B"]:
+    """Returns the length at which an unfinished sequence may still win: its own, or its limit if length is rewarded."""
+    length = jnp.broadcast_to(length, limits.shape)
+    return jnp.where(rules.length_penalty > 0, limits, length) if rules.early_stopping == "never" else length
+
+
+def _penalty(rules: Rules, length: Int[Array, "*B"], dtype: jnp.dtype) -> Float[Array, "*B"]:
+    """Returns the divisor of the log-probability of a sequence of `length` tokens."""
+    tokens = length.astype(dtype)
+    if rules.length_penalty_form == "paper":
+        tokens = (5 + tokens) / 6
+    return tokens ** rules.length_penalty.astype(dtype)
 
 
 def layers_apart(params: Params, *, rows: int = 1) -> Params:

@@ -1,7 +1,7 @@
 """Chooses the next token of each row: logits processors and sampling, with the semantics of Hugging Face's `generate`.
 
-Pure functions of logits `[N, V]`. Some processors look at the history of a row, which forbids the ends of n-grams, and
-of words of several tokens.
+Pure functions of logits `[N, V]`. Some processors look at the history of a row: it makes tokens less probable, and
+forbids the ends of n-grams and of words of several tokens.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,10 @@ from jax_tformer.decoding.settings import DecodingConfig, LengthPenaltyForm
 
 Logits = Float[Array, "N V"]
 """Logits, or log-probabilities, of N rows."""
-Seen = Bool[Array, "N V"] | None
-"""The tokens that each row contains; None without a repetition penalty."""
+Padded = tuple[Int[Array, "N S"], Bool[Array, "N S"]]
+"""Texts of token ids as rows of one array, and a mask that is True at tokens."""
+Count = Int[Array, ""]
+Scalar = Float[Array, ""]
 TokenIds = Int[Array, " N"]
 Keys = Key[Array, " N"]
 
@@ -28,22 +30,21 @@ class History(NamedTuple):
 
     tokens: Int[Array, "N H"]
     """The last token of every row is in the same column; -1 stands for padding before the prompt, and behind it."""
-    length: Int[Array, ""]
+    length: Count
     """The number of columns up to the last token."""
-    source: Int[Array, "N S"] | None = None
-    """The prompt, or an encoder-decoder's source; -1 for padding. None where its n-grams may be repeated."""
+    source: Int[Array, "N S"]
+    """The prompt, or an encoder-decoder's source; -1 for padding."""
 
     @staticmethod
     def of(
         prompt: Int[Array, "N P"],
         mask: Bool[Array, "N P"],
         room: int,
-        source: tuple[Int[Array, "N S"], Bool[Array, "N S"]] | None = None,
+        source: Padded,
     ) -> "History":
         """Begins with prompts that are padded on the left, with room for new tokens; `source` has a mask."""
         tokens = jnp.pad(jnp.where(mask, prompt, -1), ((0, 0), (0, room)), constant_values=-1)
-        text = None if source is None else jnp.where(source[1], source[0], -1)
-        return History(tokens, jnp.asarray(prompt.shape[1], jnp.int32), text)
+        return History(tokens, jnp.asarray(prompt.shape[1], jnp.int32), jnp.where(source[1], source[0], -1))
 
     def append(self, token: TokenIds) -> "History":
         """Returns the history with one more token in each row."""
@@ -59,12 +60,15 @@ class History(NamedTuple):
 class Step(NamedTuple):
     """Which token of each of N rows comes next."""
 
-    position: Int[Array, ""]
+    position: Count
     """How many new tokens the rows have."""
     limits: Int[Array, " N"]
     """The largest number of new tokens of each row."""
     history: History | None = None
     """Needed only by rules that look back (`Rules.look_back`)."""
+
+
+_STATIC = {"static": True}
 
 
 @jax.tree_util.register_dataclass
@@ -75,79 +79,68 @@ class Rules:
     Unused settings are None and cost nothing.
     """
 
-    temperature: Float[Array, ""] | None
+    temperature: Scalar | None
     """None: take the best token instead of drawing."""
-    top_p: Float[Array, ""] | None
-    min_p: Float[Array, ""] | None
-    repetition_penalty: Float[Array, ""] | None
-    length_penalty: Float[Array, ""]
+    top_p: Scalar | None
+    min_p: Scalar | None
+    repetition_penalty: Scalar | None
+    length_penalty: Scalar
     suppress_tokens: Int[Array, " n"] | None
     begin_suppress_tokens: Int[Array, " m"] | None
     bad_words_ids: Int[Array, "w L"] | None
     """Words of several tokens that never come; -1 before those with fewer than L."""
     end_ids: Int[Array, " E"]
     """The tokens that end a row; -1 never occurs."""
-    min_new_tokens: Int[Array, ""] | None
-    forced_bos_token_id: Int[Array, ""] | None
-    forced_eos_token_id: Int[Array, ""] | None
-    no_repeat_ngram_size: int = field(metadata={"static": True})
-    encoder_no_repeat_ngram_size: int = field(metadata={"static": True})
-    renormalize_logits: bool = field(metadata={"static": True})
-    top_k: int | None = field(metadata={"static": True})
-    num_beams: int = field(metadata={"static": True})
-    length_penalty_form: LengthPenaltyForm = field(metadata={"static": True})
-    early_stopping: bool | Literal["never"] = field(metadata={"static": True})
+    min_new_tokens: Count | None
+    forced_bos_token_id: Count | None
+    forced_eos_token_id: Count | None
+    no_repeat_ngram_size: int = field(metadata=_STATIC)
+    encoder_no_repeat_ngram_size: int = field(metadata=_STATIC)
+    renormalize_logits: bool = field(metadata=_STATIC)
+    top_k: int | None = field(metadata=_STATIC)
+    num_beams: int = field(metadata=_STATIC)
+    length_penalty_form: LengthPenaltyForm = field(metadata=_STATIC)
+    early_stopping: bool | Literal["never"] = field(metadata=_STATIC)
 
     @property
     def look_back(self) -> bool:
         """Whether the tokens of a row decide which may come next, so that a History is needed."""
-        return bool(self.no_repeat_ngram_size or self.encoder_no_repeat_ngram_size) or self.bad_words_ids is not None
+        sizes = self.no_repeat_ngram_size, self.encoder_no_repeat_ngram_size
+        return any(sizes) or self.bad_words_ids is not None or self.repetition_penalty is not None
 
 
 _UNUSED: dict[str, Any] = {"temperature": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1, "length_penalty": None}
-_UNUSED |= {"min_new_tokens": 0, "forced_bos_token_id": None, "forced_eos_token_id": None}
-_UNUSED |= {"suppress_tokens": (), "begin_suppress_tokens": ()}
+_UNUSED |= {"min_new_tokens": 0, "forced_bos_token_id": None, "forced_eos_token_id": None, "end_ids": None}
+_UNUSED |= {"suppress_tokens": [], "begin_suppress_tokens": (), "bad_words_ids": []}
 """The traced settings, with the value that does nothing."""
 
 
 def make_rules(decoding: DecodingConfig, end_ids: Sequence[int] = (-1,)) -> Rules:
     """Converts a config to rules for rows that end with any of `end_ids`, which are no bad words on their own."""
-    values: dict[str, Any] = {"end_ids": jnp.asarray(end_ids, jnp.int32)}
-    values |= {field.name: getattr(decoding, field.name) for field in fields(Rules) if field.name not in values}
     words = [word for word in decoding.bad_words_ids if len(word) > 1 or word[0] not in end_ids]
-    never = {*decoding.suppress_tokens, *(word[0] for word in words if len(word) == 1)}
     long, longest = [word for word in words if len(word) > 1], max(map(len, words), default=0)
-    values["suppress_tokens"] = tuple(sorted(never))
+    values: dict[str, Any] = {field.name: getattr(decoding, field.name, end_ids) for field in fields(Rules)}
+    values["suppress_tokens"] = sorted({*decoding.suppress_tokens, *(word[0] for word in words if len(word) == 1)})
+    values["bad_words_ids"] = [[-1] * (longest - len(word)) + [*word] for word in long]
     for name, unused in _UNUSED.items():
-        whole = name.endswith(("_tokens", "_id"))
+        dtype = jnp.int32 if name.endswith(("_tokens", "_id", "_ids")) else jnp.result_type(float)
         used = values[name] is not None and values[name] != unused
-        values[name] = jnp.asarray(values[name], jnp.int32 if whole else jnp.result_type(float)) if used else None
-    padded = [[-1] * (longest - len(word)) + [*word] for word in long]
-    return Rules(**values | {"bad_words_ids": jnp.asarray(padded, jnp.int32) if long else None})
+        values[name] = jnp.asarray(values[name], dtype) if used else None
+    return Rules(**values)
 
 
-def choose(
-    logits: Logits,
-    keys: Keys,
-    rules: Rules,
-    seen: Seen,
-    step: Step | None = None,
-) -> TokenIds:
-    """Draws one token per row with the row's own key, or takes the best one without a temperature.
-
-    `seen` and `step` are as in `process_logits`.
-    """
-    logits = process_logits(logits, rules, seen, step)
+def choose(logits: Logits, keys: Keys, rules: Rules, step: Step) -> TokenIds:
+    """Draws one token per row with the row's own key, or takes the best one without a temperature."""
+    logits = process_logits(logits, rules, step)
     return argmax(logits) if rules.temperature is None else draw(logits, keys)
 
 
-def process_logits(logits: Logits, rules: Rules, seen: Seen, step: Step | None = None) -> Logits:
+def process_logits(logits: Logits, rules: Rules, step: Step) -> Logits:
     """Applies what `restrict` does, then temperature, top-k, top-p and min-p.
 
-    Logits are correct up to a constant per row. `step` may be None if there are no constraints and the rules do not
-    look back.
+    Logits are correct up to a constant per row.
     """
-    logits = restrict(logits, rules, seen, step)
+    logits = restrict(logits, rules, step)
     if rules.temperature is not None:
         # Makes the largest logit 0, so that it stays finite. XLA would treat temperatures below `tiny` as 0.
         temperature = jnp.maximum(rules.temperature.astype(logits.dtype), np.finfo(logits.dtype).tiny)
@@ -161,20 +154,18 @@ def process_logits(logits: Logits, rules: Rules, seen: Seen, step: Step | None =
     return logits
 
 
-def restrict(scores: Logits, rules: Rules, seen: Seen, step: Step | None) -> Logits:
+def restrict(scores: Logits, rules: Rules, step: Step) -> Logits:
     """Applies what changes logits, or log-probabilities, without drawing.
 
     The repetition penalty comes first, then the ban of n-grams and words, then constraints.
     """
-    if rules.repetition_penalty is not None and seen is not None:
-        scores = penalize_repetition(scores, seen, rules.repetition_penalty.astype(scores.dtype))
-    if step is None:
-        return scores
     if (history := step.history) is not None:
-        if rules.no_repeat_ngram_size:
-            scores = forbid_ngrams(scores, history, history.tokens, rules.no_repeat_ngram_size)
-        if rules.encoder_no_repeat_ngram_size and history.source is not None:
-            scores = forbid_ngrams(scores, history, history.source, rules.encoder_no_repeat_ngram_size)
+        if rules.repetition_penalty is not None:
+            scores = penalize_repetition(scores, history.tokens, rules.repetition_penalty.astype(scores.dtype))
+        own = history.tokens, rules.no_repeat_ngram_size
+        for text, size in own, (history.source, rules.encoder_no_repeat_ngram_size):
+            if size:
+                scores = forbid_ngrams(scores, history, text, size)
         if rules.bad_words_ids is not None:
             scores = forbid_words(scores, history, rules.bad_words_ids)
     return constrain(scores, rules, step)
@@ -189,17 +180,12 @@ def constrain(scores: Logits, rules: Rules, step: Step) -> Logits:
         scores = jnp.where(begins, scores.at[:, rules.begin_suppress_tokens].set(-jnp.inf), scores)
     if rules.min_new_tokens is not None:
         scores = jnp.where(step.position < rules.min_new_tokens, _forbid(scores, rules.end_ids[None]), scores)
-    if rules.forced_bos_token_id is not None:
-        scores = jnp.where(step.position == 0, _only(rules.forced_bos_token_id, scores), scores)
-    if rules.forced_eos_token_id is not None:
-        scores = jnp.where(
-            (step.position == step.limits - 1)[:, None], _only(rules.forced_eos_token_id, scores), scores
-        )
+    first, last = step.position == 0, (step.position == step.limits - 1)[:, None]
+    for now, token in (first, rules.forced_bos_token_id), (last, rules.forced_eos_token_id):
+        if token is not None:
+            only = jnp.where(jnp.arange(scores.shape[1]) == token, 0.0, -jnp.inf).astype(scores.dtype)
+            scores = jnp.where(now, only, scores)
     return scores
-
-
-def _only(token: Int[Array, ""], scores: Logits) -> Float[Array, "1 V"]:
-    return jnp.where(jnp.arange(scores.shape[1]) == token, 0.0, -jnp.inf).astype(scores.dtype)[None]
 
 
 def forbid_ngrams(scores: Logits, history: History, text: Int[Array, "N X"], size: int) -> Logits:
@@ -231,10 +217,14 @@ def forbid_words(scores: Logits, history: History, words: Int[Array, "w L"]) -> 
 
 def _forbid(scores: Logits, tokens: Int[Array, "#N n"]) -> Logits:
     """Sets the scores of each row's `tokens` to -inf; -1 is no token."""
+    return _set(scores, tokens, -jnp.inf)
+
+
+def _set(scores: Logits, tokens: Int[Array, "#N n"], values: Float[Array, "N n"] | float) -> Logits:
     rows, vocabulary = scores.shape
     # An id beyond the vocabulary is dropped, and a negative one would count from the end.
-    banned = jnp.where(tokens < 0, vocabulary, tokens)
-    return scores.at[jnp.arange(rows)[:, None], banned].set(-jnp.inf, mode="drop")
+    tokens = jnp.where(tokens < 0, vocabulary, tokens)
+    return scores.at[jnp.arange(rows)[:, None], tokens].set(values, mode="drop")
 
 
 def argmax(logits: Logits) -> TokenIds:
@@ -243,9 +233,10 @@ def argmax(logits: Logits) -> TokenIds:
     return jax.lax.top_k(logits, 1)[1][:, 0]
 
 
-def penalize_repetition(logits: Logits, seen: Bool[Array, "N V"], penalty: Array | float) -> Logits:
-    """Divides the positive logits of the tokens in `seen` by the penalty and multiplies the negative ones by it."""
-    return jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
+def penalize_repetition(scores: Logits, tokens: Int[Array, "N H"], penalty: Array | float) -> Logits:
+    """Divides the positive scores of each row's `tokens` by the penalty, multiplies the negative ones; -1 is none."""
+    said = jnp.take_along_axis(scores, jnp.maximum(tokens, 0), axis=1)
+    return _set(scores, tokens, jnp.where(said < 0, said * penalty, said / penalty))
 
 
 def keep_top_k(logits: Logits, k: int) -> Logits:

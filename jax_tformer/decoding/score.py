@@ -14,8 +14,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_tformer.config import StackConfig
 from jax_tformer.config.errors import require, require_ids
-from jax_tformer.decoding.generate import require_decoder
-from jax_tformer.decoding.prompts import Ids, pad_rows, require_positions, round_up
+from jax_tformer.decoding.generate import pad_rows, require_decoder, require_positions, round_up
+from jax_tformer.decoding.sampling import Padded
+from jax_tformer.decoding.texts import Ids
 from jax_tformer.functional import AnyTransformer, DecoderOnlyTransformer, DecoderTransformer, Params
 
 _RUN = 4
@@ -80,7 +81,7 @@ def _pad(rows: Sequence[Ids], stack: StackConfig, what: str) -> tuple[np.ndarray
 def _log_probs(
     net: DecoderTransformer,
     params: Params,
-    source: tuple[Int[Array, "B S"], Bool[Array, "B S"]] | None,
+    source: Padded | None,
     tokens: Int[Array, "B T"],
     mask: Bool[Array, "B T"],
     labels: Int[Array, "B T"],

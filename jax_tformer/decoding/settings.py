@@ -6,6 +6,7 @@ from typing import Literal
 from jax_tformer.config.errors import require_choice, require_field, require_finite, require_positive
 
 LengthPenaltyForm = Literal["paper", "power"]
+_DRAW = "give a temperature above 0"
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,11 @@ class DecodingConfig:
         require_finite(self, "temperature", minimum=0)
         require_finite(self, "length_penalty")
         require_finite(self, "repetition_penalty", above=0)
-        sizes = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_new_tokens")
-        for name in (*sizes, "forced_bos_token_id", "forced_eos_token_id"):
+        forced = [name for name in ("forced_bos_token_id", "forced_eos_token_id") if getattr(self, name) is not None]
+        for name in ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_new_tokens", *forced):
             value = getattr(self, name)
-            known = value is None if name.startswith("forced") else False
-            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-            require_field(known or whole, name, f"is {value!r}; expected a whole number of at least 0")
+            whole = type(value) is int and value >= 0
+            require_field(whole, name, f"is {value!r}; expected a whole number of at least 0")
         require_field(fewest <= most, "min_new_tokens", f"is {fewest}; expected at most {most}, the most new tokens")
         for name in ("suppress_tokens", "begin_suppress_tokens"):
             value = getattr(self, name)
@@ -99,11 +99,11 @@ class DecodingConfig:
             many = f"is {wanted}; expected at most {beams}, the number of beams"
             require_field(wanted <= beams, "num_return_sequences", many)
         elif self.temperature == 0:
-            alike = f"is {wanted}; expected 1 at temperature 0, where nothing is drawn, or else beams"
+            alike = f"is {wanted}; expected 1 at temperature 0, where nothing is drawn; {_DRAW}, or beams"
             require_field(wanted == 1, "num_return_sequences", alike)
         for name in ("top_k", "top_p", "min_p"):
             value = getattr(self, name)
-            unused = f"is {value}; expected None at temperature 0, where nothing is drawn"
+            unused = f"is {value}; expected none at temperature 0, where nothing is drawn; leave it out, or {_DRAW}"
             require_field(value is None or self.temperature > 0, name, unused)
 
 

@@ -149,6 +149,7 @@ class Stack(nnx.Module):
         slots = length = tokens.shape[1]
         prefixes = None if prefix is None else (prefix, prefix)
         if cache is not None:
+            # `place_tokens` has given `tokens` their slots and counted them as filled: the first is that many before.
             is_token, slots, first = cache.is_token, cache.is_token.shape[1], cache.filled - length
             if prefix is not None:
                 nothing = jnp.zeros_like(is_token)

@@ -25,10 +25,10 @@ from jax_tformer.config.experiment import ExperimentConfig, MaskedTextData, Pair
 from jax_tformer.data.batches import Pipeline
 from jax_tformer.data.pipeline import build_pipeline
 from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.decoding.answers import Answerer
-from jax_tformer.decoding.prompts import Prompt, PromptReader
+from jax_tformer.decoding.generate import Answerer
 from jax_tformer.decoding.score import translation_scores
 from jax_tformer.decoding.settings import DecodingConfig
+from jax_tformer.decoding.texts import Prompt, PromptReader
 from jax_tformer.files import named_errors, write_json, write_text
 from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.runs.folder import RunFolder, Trained, load_trained

@@ -78,7 +78,7 @@ def test_a_table_with_a_gap_or_a_row_too_many():
     rows = FAMILIES["GPT2LMHeadModel"].rows(ours)
     for table, message in (
         (tuple(row for row in rows if "wpe" not in row.theirs), r"nothing that becomes embedding\.positions\.weight"),
-        ((*rows, Row("x", ("mystery.weight",), CONV1D)), r"becomes mystery\.weight, which a model of this config"),
+        ((*rows, Row("x", "mystery.weight", CONV1D)), r"becomes mystery\.weight, which a model of this config"),
     ):
         with pytest.raises(WeightsError, match=message):
             read_rows(table, ours, weights)

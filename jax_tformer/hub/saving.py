@@ -106,7 +106,7 @@ def _settings(family: Family, config: TransformerConfig) -> dict[str, object]:
     """Returns the settings of a config, if need be without what only training uses: initializer and dropout."""
     template = family.template
     fresh = replace(config, initializer=template.initializer, residual_init_scale=template.residual_init_scale)
-    std = any("initializer_std" in setting.ours for setting in family.settings)
+    std = any("initializer_std" in setting.paths for setting in family.settings)
     fresh = fresh if std else replace(fresh, initializer_std=template.initializer_std)
     for candidate in (config, fresh):
         with suppress(InputError):

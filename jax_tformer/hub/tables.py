@@ -7,7 +7,7 @@ use the same tables, so they cannot disagree. "Our" arrays have the names and la
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -33,6 +33,8 @@ CONV1D = "i (n o) -> n o i"
 """The layout of GPT-2's Conv1D: inputs first."""
 VECTOR = "(n o) -> n o"
 
+BIASES = "decoder.query_bias decoder.key_bias decoder.value_bias decoder.output_bias"
+"""Those of a decoder's attention, which one field of theirs decides."""
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu_erf",
     "gelu_python": "gelu_erf",
@@ -77,7 +79,8 @@ class Setting(NamedTuple):
     """A field of config.json, and all fields of our config (`decoder.num_layers`) that get its value."""
 
     theirs: str
-    ours: tuple[str, ...]
+    ours: str
+    """Their names, in one text."""
     values: Mapping[str, object] | Mapping[bool, object] | None = None
     """Their value -> ours, if the names differ; of several with one meaning, the first is written."""
     synonym: str | None = None
@@ -89,10 +92,15 @@ class Setting(NamedTuple):
     said: str | None = None
     """The field of config.json that decides it, where `theirs` is made by `flatten`."""
 
+    @property
+    def paths(self) -> list[str]:
+        """All fields of our config that get its value."""
+        return self.ours.split()
+
 
 def named(**fields: str) -> tuple[Setting, ...]:
-    """Makes the settings that take their value as it is: each field of theirs, and ours by their names in one text."""
-    return tuple(Setting(theirs, tuple(ours.split())) for theirs, ours in fields.items())
+    """Makes the settings that take their value as it is."""
+    return tuple(Setting(theirs, ours) for theirs, ours in fields.items())
 
 
 class Row(NamedTuple):
@@ -102,18 +110,38 @@ class Row(NamedTuple):
     """
 
     theirs: str
-    ours: tuple[str, ...] | None
-    """Our arrays that it becomes; None: deliberately dropped, and may be absent."""
-    axes: str = MATRIX
+    ours: str | None
+    """Our array that it becomes, or several in one text; None: deliberately dropped, and may be absent."""
+    axes: str | None = None
+    """None: MATRIX or VECTOR, as our array is."""
     sizes: tuple[tuple[str, int], ...] = ()
     """Sizes that `axes` names and shapes leave open, such as the number of heads."""
     filled: str | None = None
     """Our array that stands in a dropped one when it is written: no output reads it, and transformers expects it."""
+    optional: bool = False
+    """Whether the row counts only for configs whose model has these arrays, like the bias of a projection."""
 
 
-def pair(theirs: str, ours: str, axes: str = MATRIX) -> tuple[Row, Row]:
-    """Makes the rows of one module's weight and bias."""
-    return Row(f"{theirs}.weight", (f"{ours}.weight",), axes), Row(f"{theirs}.bias", (f"{ours}.bias",), VECTOR)
+def modules(names: Mapping[str, str], theirs: str = "", ours: str = "", axes: str | None = None) -> tuple[Row, ...]:
+    """Makes the rows of the weights and biases of modules: their name -> ours, or several in one text.
+
+    `theirs` and `ours` come before all names, and `axes` are those of the weights. Our model decides which have biases.
+    """
+    return tuple(
+        Row(
+            f"{theirs}{name}.{leaf}",
+            " ".join(f"{ours}{each}.{leaf}" for each in our.split()),
+            None if optional else axes,
+            optional=optional,
+        )
+        for name, our in names.items()
+        for leaf, optional in (("weight", False), ("bias", True))
+    )
+
+
+def head(theirs: str, config: TransformerConfig) -> Row:
+    """Makes the row of the head's weight, which is the token table if they are tied."""
+    return Row(theirs, "embedding.tokens.weight" if config.tied_head else "head.weight")
 
 
 @dataclass(frozen=True)
@@ -124,9 +152,9 @@ class Family:
     template: TransformerConfig
     """Our config for a config.json without settings; fields that no setting names are the same in the whole family."""
     settings: tuple[Setting, ...]
-    fixed: Settings
-    """Fields of config.json that change the function; only this value, the default, is supported."""
     rows: Callable[[TransformerConfig], tuple[Row, ...]]
+    fixed: Settings = field(default_factory=dict)
+    """Fields of config.json that change the function; only this value, the default, is supported."""
     flatten: Callable[[Settings], Settings] = lambda config: config
     """Comes before the table when a config.json is read: brings what stands in nested objects, in older fields or in
     lists of layers into fields of their own, which the table can name. Raises InputError for what it cannot bring."""
@@ -135,21 +163,6 @@ class Family:
     adapted: Callable[[TransformerConfig, Mapping[str, View]], TransformerConfig] = lambda config, weights: config
     """Changes our config by what only their arrays tell: parts that config.json does not mention, or ties. Raises
     WeightsError for arrays that no row reads and that the config contradicts."""
-
-
-def linear(theirs: str, ours: str, bias: bool, axes: str = MATRIX) -> tuple[Row, ...]:
-    """Makes the rows of a projection that may have a bias."""
-    return pair(theirs, ours, axes)[: 2 if bias else 1]
-
-
-def linears(theirs: str, ours: str, names: Mapping[str, str], bias: bool = True) -> tuple[Row, ...]:
-    """Makes the rows of several projections of one module; `names` are theirs -> ours."""
-    return tuple(row for name, our in names.items() for row in linear(f"{theirs}.{name}", f"{ours}.{our}", bias))
-
-
-def scales(theirs: str, ours: str, names: Mapping[str, str]) -> tuple[Row, ...]:
-    """Makes the rows of several norms without a bias; `names` are theirs -> ours."""
-    return tuple(Row(f"{theirs}.{name}.weight", (f"{ours}.{our}.weight",), VECTOR) for name, our in names.items())
 
 
 ATTENTION = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
@@ -186,7 +199,7 @@ def read_settings(family: Family, config: Settings) -> TransformerConfig:
             f"{family.model_type!r}; expected one type; correct the wrong one"
         )
     for setting in family.settings:
-        layers = _given(setting, config) if setting.ours[0].endswith(".num_layers") else 0
+        layers = _given(setting, config) if setting.paths[0].endswith(".num_layers") else 0
         if isinstance(layers, int) and layers > _MOST_LAYERS:
             raise InputError(
                 f"{setting.theirs} is {layers} in the Hugging Face config; expected at most {_MOST_LAYERS}"
@@ -197,11 +210,11 @@ def read_settings(family: Family, config: Settings) -> TransformerConfig:
     for setting in family.settings:
         given = _given(setting, config)
         if given is not None:
-            flat |= dict.fromkeys(setting.ours, _translated(setting, given))
+            flat |= dict.fromkeys(setting.paths, _translated(setting, given))
         elif setting.nullable and setting.theirs in config:
-            flat |= dict.fromkeys(setting.ours, None)
+            flat |= dict.fromkeys(setting.paths, None)
         elif setting.default is not None:
-            flat |= dict.fromkeys(setting.ours, setting.default(flat))
+            flat |= dict.fromkeys(setting.paths, setting.default(flat))
     nested = traverse_util.unflatten_dict(flat, sep=".")
     try:
         return canonical(from_dict(TransformerConfig, nested, where="the Hugging Face config"))
@@ -215,9 +228,9 @@ def _in_their_words(family: Family, problem: str, flat: Settings) -> str:
     def named(match: re.Match[str]) -> str:
         ours, value = match[1], match[2]
         found = {
-            setting.said or setting.theirs: [str(flat[path]) for path in setting.ours]
+            setting.said or setting.theirs: [str(flat[path]) for path in setting.paths]
             for setting in family.settings
-            if any(f".{path}".endswith(f".{ours}") for path in setting.ours)
+            if any(f".{path}".endswith(f".{ours}") for path in setting.paths)
         }
         alike = [name for name, values in found.items() if {value, str(value).removesuffix(".0")} & {*values}]
         return " or ".join(alike or found or [ours]) + match[0].removeprefix(ours)
@@ -242,7 +255,7 @@ def write_settings(family: Family, config: TransformerConfig) -> dict[str, objec
             flat[f"{side}.head_width"] = config.head_width(stack)
     table: dict[str, object] = {"model_type": family.model_type, **family.fixed}
     for setting in family.settings:
-        value = flat[setting.ours[0]]
+        value = flat[setting.paths[0]]
         names = [name for name, meaning in (setting.values or {value: value}).items() if meaning == value]
         # A value without a name is read back as the default, so the comparison below finds it.
         table[setting.theirs] = names[0] if names else None
@@ -388,8 +401,11 @@ def their_views(
         chosen = not place.tied if names is None or place.ours[0] not in written else place.theirs in names
         if chosen:
             theirs[place.theirs] = Rearranged(Stacked(parts), _inverse(place.axes), place.sizes)
-    unused = {row.theirs: (row, weights[row.filled]) for row in rows if row.filled is not None}
-    return theirs | {name: Rearranged(Stacked([part]), _inverse(row.axes), {}) for name, (row, part) in unused.items()}
+    for row in rows:
+        if row.filled is not None:
+            unused = weights[row.filled]
+            theirs[row.theirs] = Rearranged(Stacked([unused]), _inverse(_axes(row, unused.shape)))
+    return theirs
 
 
 @lru_cache(maxsize=8)
@@ -405,12 +421,15 @@ def places_of(rows: tuple[Row, ...], config: TransformerConfig) -> list[Place]:
     for row in rows:
         if row.ours is None:
             continue
-        for layer in map(str, range(_layers(row.ours[0], shapes))):
-            theirs, ours = row.theirs.replace("*", layer), tuple(name.replace("*", layer) for name in row.ours)
+        for layer in map(str, range(_layers(row.ours, shapes))):
+            theirs, ours = row.theirs.replace("*", layer), tuple(row.ours.replace("*", layer).split())
             if absent := [name for name in ours if name not in shapes]:
+                if row.optional:
+                    continue
                 raise WeightsError(f"{theirs} becomes {listed(absent)}, which a model of this config does not have")
-            shape = rearranged_shape((len(ours), *shapes[ours[0]]), _inverse(row.axes), row.sizes)
-            places.append(Place(theirs, shape, ours, row.axes, dict(row.sizes), ours[0] in filled))
+            axes = _axes(row, shapes[ours[0]])
+            shape = rearranged_shape((len(ours), *shapes[ours[0]]), _inverse(axes), row.sizes)
+            places.append(Place(theirs, shape, ours, axes, dict(row.sizes), ours[0] in filled))
             filled.update(ours)
     if unfilled := shapes.keys() - filled:
         raise WeightsError(f"this family has nothing that becomes {listed(unfilled)}")
@@ -422,6 +441,11 @@ def _layers(ours: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
     stack, star, _ = ours.partition("*")
     numbered = re.compile(re.escape(stack) + r"(\d+)\.")
     return 1 + max((int(match[1]) for name in shapes if star and (match := numbered.match(name))), default=0)
+
+
+def _axes(row: Row, shape: tuple[int, ...]) -> str:
+    """Returns the axes of the row of one of our arrays, which has this shape."""
+    return row.axes or (VECTOR if len(shape) == 1 else MATRIX)
 
 
 def _inverse(axes: str) -> str:

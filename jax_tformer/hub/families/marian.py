@@ -21,11 +21,8 @@ _OTHER = ("activation_function", "tie_word_embeddings")
 SETTINGS = (
     *(setting for setting in bart.SETTINGS if setting.theirs not in _OTHER),
     # Their files say swish, which is therefore written.
-    Setting("activation_function", ("encoder.activation", "decoder.activation"), {"swish": "silu", **ACTIVATIONS}),
-    *named(
-        tie_word_embeddings="tied_head",
-        share_encoder_decoder_embeddings="shared_embedding",
-    ),
+    Setting("activation_function", "encoder.activation decoder.activation", {"swish": "silu", **ACTIVATIONS}),
+    *named(tie_word_embeddings="tied_head", share_encoder_decoder_embeddings="shared_embedding"),
 )
 FIXED = {**bart.FIXED, "normalize_embedding": False, "static_position_embeddings": True}
 _TABLES = {side: f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}

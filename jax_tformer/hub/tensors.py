@@ -10,10 +10,12 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
 
+import einops
 import ml_dtypes
 import numpy as np
 import safetensors
@@ -65,18 +67,17 @@ def whole(view: View) -> Region:
 def read(view: View, dtype: np.dtype[Any] | None = None, region: Region | None = None) -> np.ndarray:
     """Reads a region (all, by default) into a new contiguous array, converted to `dtype`, block by block."""
     region = whole(view) if region is None else region
-    out = _aligned(tuple(part.stop - part.start for part in region), view.dtype if dtype is None else dtype)
+    out = _aligned(tuple(map(_length, region)), view.dtype if dtype is None else dtype)
     # Numbers too large for the type become infinite, as in any conversion.
     with np.errstate(over="ignore"):
         for block in blocks(region, view.dtype.itemsize):
-            first = region[0].start if region else 0
-            out[tuple(slice(part.start - first, part.stop - first) for part in block[:1])] = view[block]
+            out[tuple(map(_within, block, region))] = view[block]
     return out
 
 
 def blocks(region: Region, itemsize: int) -> list[Region]:
     """Splits a region along its first axis into regions of about 4 MB each, in order; an empty one has none."""
-    extents = [part.stop - part.start for part in region]
+    extents = list(map(_length, region))
     if not region or not math.prod(extents):
         return [] if region else [region]
     step = max(1, _BLOCK // (math.prod(extents[1:]) * itemsize))
@@ -94,70 +95,70 @@ def same_bytes(first: View, second: View) -> bool:
 
 
 class Rearranged:
-    """`source` with its axes rearranged as in einops, "(n o) i -> n o i"; `sizes` are what the shape leaves open."""
+    """`source` with its axes rearranged as in einops, "(n o) i -> n o i"; `sizes` are what the shape leaves open.
+
+    Each axis, of the source or of the result, is a group of named ones.
+    """
 
     def __init__(self, source: View, axes: str, sizes: Mapping[str, int] | None = None) -> None:
-        self._source = source
-        before, after = (_groups(side) for side in axes.split("->"))
-        self._sizes = dict(sizes or {})
-        if len(before) != len(source.shape):
-            raise ValueError(f"{axes!r} asks for {len(before)} axes; got the shape {list(source.shape)}")
-        for group, size in zip(before, source.shape, strict=True):
-            open_ = [name for name in group if name not in self._sizes]
-            known = math.prod(self._sizes[name] for name in group if name in self._sizes)
-            if len(open_) > 1 or (size % known if open_ else size != known):
-                raise ValueError(f"{axes!r} with {dict(sizes or {})} does not fit the shape {list(source.shape)}")
-            self._sizes |= dict.fromkeys(open_, size // known)
-        self._before, self._after = before, after
-        self._names = [name for group in before for name in group]
-        self._order = [self._names.index(name) for group in after for name in group]
-        self.shape = tuple(math.prod(self._sizes[name] for name in group) for group in after)
-        self.dtype = source.dtype
+        self._source, self.dtype, sizes = source, source.dtype, dict(sizes or {})
+        before, after = axes.split("->")
+        self._before, self._after = _groups(before), _groups(after)
+        names = list(chain(*self._before))
+        # It has the shape, and one number in memory.
+        outline = np.broadcast_to(False, source.shape)
+        try:
+            lengths = einops.rearrange(outline, f"{before}-> {' '.join(names)}", **sizes).shape
+        except einops.EinopsError as error:
+            raise ValueError(f"{axes!r} with {sizes} does not fit the shape {list(source.shape)}") from error
+        self._sizes = dict(zip(names, lengths, strict=True))
+        self._order = [names.index(name) for name in chain(*self._after)]
+        self.shape = tuple(math.prod(self._lengths(group)) for group in self._after)
 
     def __getitem__(self, region: Region) -> np.ndarray:
         wanted: dict[str, slice] = {}
-        cropped = []
+        held: dict[str, slice] = {}
+        outer, cropped = [], []
         for group, part in zip(self._after, region, strict=True):
-            ranges, crop = self._ranges(group, part)
+            ends = [np.unravel_index(index, self._lengths(group)) for index in (part.start, part.stop - 1)]
+            ranges, span = self._cover(group, *ends)
             wanted |= ranges
-            cropped.append(crop)
-        outer, inside = [], []
+            cropped.append(_within(part, span))
         for group in self._before:
-            read_, span = self._span(group, wanted)
+            first, last = [wanted[name].start for name in group], [wanted[name].stop - 1 for name in group]
+            ranges, span = self._cover(group, first, last)
+            held |= ranges
             outer.append(span)
-            inside += [(read_[name], wanted[name]) for name in group]
-        block = self._source[tuple(outer)].reshape([read_.stop - read_.start for read_, _ in inside])
-        block = block[tuple(slice(part.start - read_.start, part.stop - read_.start) for read_, part in inside)]
-        shape = [math.prod(wanted[name].stop - wanted[name].start for name in group) for group in self._after]
-        return block.transpose(self._order).reshape(shape)[tuple(cropped)]
+        block = self._source[tuple(outer)].reshape([_length(part) for part in held.values()])
+        block = block[tuple(_within(wanted[name], part) for name, part in held.items())].transpose(self._order)
+        shape = [math.prod(_length(wanted[name]) for name in group) for group in self._after]
+        return block.reshape(shape)[tuple(cropped)]
 
-    def _ranges(self, group: Sequence[str], part: slice) -> tuple[dict[str, slice], slice]:
-        """Returns the ranges of a group's axes that cover `part` of them together, and where it lies in these."""
-        ranges: dict[str, slice] = {}
-        start, stop, begin = part.start, part.stop, 0
-        for place, name in enumerate(group):
-            inner = math.prod(self._sizes[later] for later in group[place + 1 :])
-            first, last = (start - begin) // inner, max(stop - begin - 1, start - begin) // inner
-            ranges[name] = slice(first, last + 1)
-            begin += first * inner
-            if last > first:
-                ranges |= {later: slice(0, self._sizes[later]) for later in group[place + 1 :]}
-                break
-        return ranges, slice(start - begin, stop - begin)
+    def _lengths(self, group: Sequence[str]) -> tuple[int, ...]:
+        return tuple(self._sizes[name] for name in group)
 
-    def _span(self, group: Sequence[str], wanted: Mapping[str, slice]) -> tuple[dict[str, slice], slice]:
-        """Returns the ranges of a group's axes that are read, at least those wanted, and the one range they make."""
+    def _cover(self, group: Sequence[str], first: Sequence[Any], last: Sequence[Any]) -> tuple[dict[str, slice], slice]:
+        """Returns ranges of a group's axes that hold all from `first` to `last`, and the one range that they make.
+
+        From the first axis on of which there is more than one index, the later ones are whole.
+        """
         ranges: dict[str, slice] = {}
-        begin, ranged = 0, False
-        extent = 1
-        for place, name in enumerate(group):
-            inner = math.prod(self._sizes[later] for later in group[place + 1 :])
-            ranges[name] = slice(0, self._sizes[name]) if ranged else wanted[name]
-            begin += ranges[name].start * inner
-            length = ranges[name].stop - ranges[name].start
-            extent *= length
-            ranged = ranged or length != 1
-        return ranges, slice(begin, begin + extent)
+        several = False
+        for name, low, high in zip(group, first, last, strict=True):
+            ranges[name] = slice(0, self._sizes[name]) if several else slice(int(low), int(high) + 1)
+            several = several or low != high
+        start = int(np.ravel_multi_index([part.start for part in ranges.values()], self._lengths(group)))
+        return ranges, slice(start, start + math.prod(map(_length, ranges.values())))
+
+
+def _length(part: slice) -> int:
+    length: int = part.stop - part.start
+    return length
+
+
+def _within(part: slice, span: slice) -> slice:
+    """Returns where `part` lies in `span`."""
+    return slice(part.start - span.start, part.stop - span.start)
 
 
 @lru_cache(maxsize=256)
@@ -192,18 +193,8 @@ class Part:
 
 def _groups(side: str) -> list[list[str]]:
     """Splits "1 (n o) i" into [[], [n, o], [i]]."""
-    groups: list[list[str]] = []
-    inside = False
-    for word in side.replace("(", " ( ").replace(")", " ) ").split():
-        if word in "()":
-            inside = word == "("
-            if inside:
-                groups.append([])
-        elif inside:
-            groups[-1].append(word)
-        else:
-            groups.append([] if word == "1" else [word])
-    return groups
+    found = re.findall(r"\((.*?)\)|(\S+)", side)
+    return [[name for name in (group or axis).split() if name != "1"] for group, axis in found]
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:

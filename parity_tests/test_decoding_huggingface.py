@@ -7,9 +7,8 @@ import pytest
 
 from jax_tformer.decoding.generate import generate
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.hub.families import FAMILIES, from_huggingface
-from jax_tformer.hub.tables import their_views
-from jax_tformer.hub.tensors import read
+from jax_tformer.hub.families import FAMILIES, from_huggingface, their_views
+from jax_tformer.hub.names import read
 from parity_tests.generation import greedy_margins, huggingface_generate
 from parity_tests.huggingface import Oracle
 from parity_tests.oracles import ENTRIES

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from jax_tformer.hub.families import FAMILIES
-from jax_tformer.hub.tables import CONV1D, MATRIX, read_rows
+from jax_tformer.hub.families import CONV1D, FAMILIES, MATRIX, read_rows
 from parity.gates.measure import (
     BFLOAT16,
     BFLOAT16_VALUES,

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from jax_tformer.hub.families import FAMILIES, from_huggingface, to_huggingface
+from jax_tformer.hub.families import CONV1D, FAMILIES, Row, from_huggingface, read_rows, to_huggingface
 from jax_tformer.hub.names import WeightsError
-from jax_tformer.hub.tables import CONV1D, Row, read_rows
 from parity_tests.huggingface import Oracle, bytes_lost
 
 NAME, TABLE = "transformer.h.1.attn.c_attn.weight", "transformer.wte.weight"

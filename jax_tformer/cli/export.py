@@ -97,7 +97,7 @@ def export_adapters(run: "RunFolder", out: Path, step: "Which", architecture: st
     parameters that the run began with. Raises InputError as `load_trained` and `save_adapters` do.
     """
     from jax_tformer.hub.adapters import save_adapters
-    from jax_tformer.hub.origin import read_origin
+    from jax_tformer.hub.folder import read_origin
     from jax_tformer.runs.folder import load_trained
 
     trained = load_trained(run, step, merge=False)

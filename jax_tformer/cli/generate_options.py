@@ -15,7 +15,7 @@ from jax_tformer.config.errors import FieldError, InputError, require
 from jax_tformer.decoding.settings import DecodingConfig
 
 if TYPE_CHECKING:
-    from jax_tformer.hub.origin import GenerationDefaults
+    from jax_tformer.hub.folder import GenerationDefaults
 
 _DRAWING = ("top_k", "top_p", "min_p")
 _EXCLUSIVE = (

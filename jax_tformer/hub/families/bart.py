@@ -7,7 +7,7 @@ facebook/bart-base and bart-large are of the class BartModel, which has no head.
 from dataclasses import replace
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
-from jax_tformer.hub.tables import ACTIVATIONS, ATTENTION, Family, Row, Setting, Settings, modules, named
+from jax_tformer.hub.families import ACTIVATIONS, ATTENTION, Family, Row, Setting, Settings, modules, named
 
 STACK = StackConfig(
     num_layers=12,

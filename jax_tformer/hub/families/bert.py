@@ -6,8 +6,8 @@ from dataclasses import replace
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import ARCHITECTURES
-from jax_tformer.hub.tables import ACTIVATIONS, Family, Row, Setting, Settings, head, modules, named
-from jax_tformer.hub.tensors import View
+from jax_tformer.hub.families import ACTIVATIONS, Family, Row, Setting, Settings, head, modules, named
+from jax_tformer.hub.names import View
 
 SETTINGS = (
     *named(

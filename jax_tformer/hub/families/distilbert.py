@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.hub.families import bert
-from jax_tformer.hub.tables import ACTIVATIONS, Family, Row, Setting, head, modules, named
+from jax_tformer.hub.families import ACTIVATIONS, Family, Row, Setting, bert, head, modules, named
 
 
 def _settings(more: str = "") -> tuple[Setting, ...]:

@@ -4,10 +4,8 @@ from dataclasses import replace
 
 from jax_tformer.config import RotaryConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.hub import layer_types, rope
-from jax_tformer.hub.families import llama
-from jax_tformer.hub.layer_types import FULL, WINDOWED
-from jax_tformer.hub.tables import ACTIVATIONS, Family, Row, Setting, Settings
+from jax_tformer.hub.families import ACTIVATIONS, Family, Row, Setting, Settings, layer_types, llama, rope
+from jax_tformer.hub.families.layer_types import FULL, WINDOWED
 
 _GEMMA = TransformerConfig(
     vocab_size=256000,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.presets import ARCHITECTURES
-from jax_tformer.hub.tables import ACTIVATIONS, CONV1D, Family, Row, Setting, head, modules, named
+from jax_tformer.hub.families import ACTIVATIONS, CONV1D, Family, Row, Setting, head, modules, named
 
 
 def _four_times_the_width(ours: Mapping[str, object]) -> object:

@@ -2,8 +2,7 @@
 
 from jax_tformer.config import RotaryConfig, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.hub import rope
-from jax_tformer.hub.tables import ACTIVATIONS, BIASES, Family, Row, Setting, Settings, head, modules, named
+from jax_tformer.hub.families import ACTIVATIONS, BIASES, Family, Row, Setting, Settings, head, modules, named, rope
 
 TEMPLATE = TransformerConfig(
     vocab_size=50432,

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.hub import rope
-from jax_tformer.hub.tables import ACTIVATIONS, BIASES, Family, Row, Setting, head, modules, named
+from jax_tformer.hub.families import ACTIVATIONS, BIASES, Family, Row, Setting, head, modules, named, rope
 
 STACK = StackConfig(
     num_layers=32,

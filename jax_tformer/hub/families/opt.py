@@ -2,7 +2,18 @@
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.hub.tables import ACTIVATIONS, ATTENTION, BIASES, Family, Row, Setting, Settings, head, modules, named
+from jax_tformer.hub.families import (
+    ACTIVATIONS,
+    ATTENTION,
+    BIASES,
+    Family,
+    Row,
+    Setting,
+    Settings,
+    head,
+    modules,
+    named,
+)
 
 TEMPLATE = TransformerConfig(
     vocab_size=50272,

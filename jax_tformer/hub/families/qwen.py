@@ -5,9 +5,7 @@ Both are Llamas; Qwen2 has biases of queries, keys and values, and Qwen3 normali
 
 from dataclasses import replace
 
-from jax_tformer.hub import layer_types, rope
-from jax_tformer.hub.families import llama
-from jax_tformer.hub.tables import Settings
+from jax_tformer.hub.families import Settings, layer_types, llama, rope
 
 _STACK = replace(llama.STACK, feedforward_width=22016, max_positions=32768, key_value_heads=32)
 _TEMPLATE = replace(llama.TEMPLATE, vocab_size=151936)

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.hub.families import bert
-from jax_tformer.hub.tables import Family, Row, Setting, Settings, modules
+from jax_tformer.hub.families import Family, Row, Setting, Settings, bert, modules
 
 
 def count_positions(config: Settings) -> dict[str, object]:

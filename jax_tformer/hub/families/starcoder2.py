@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.hub.families import llama
-from jax_tformer.hub.tables import ACTIVATIONS, BIASES, Row, Setting, head, modules, named
+from jax_tformer.hub.families import ACTIVATIONS, BIASES, Row, Setting, head, llama, modules, named
 
 
 def _rows(config: TransformerConfig) -> tuple[Row, ...]:

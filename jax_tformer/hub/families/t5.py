@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.hub.tables import ACTIVATIONS, Family, Row, Setting, Settings, modules
-from jax_tformer.hub.tensors import View, same_bytes
+from jax_tformer.hub.families import ACTIVATIONS, Family, Row, Setting, Settings, modules
+from jax_tformer.hub.names import View, same_bytes
 
 _STACK = StackConfig(
     num_layers=6,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from jax_tformer.config.errors import InputError
-from jax_tformer.hub.tables import Setting, Settings
+from jax_tformer.hub.families import Setting, Settings
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
 SETTINGS = (

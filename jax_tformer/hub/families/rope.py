@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from jax_tformer.config.errors import InputError
-from jax_tformer.hub.tables import Setting, Settings
+from jax_tformer.hub.families import Setting, Settings
 
 PREFIX = "rope_parameters."
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")

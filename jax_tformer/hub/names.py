@@ -11,6 +11,7 @@ are views again. So one engine converts arrays in memory and arrays in files.
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
@@ -299,19 +300,15 @@ def from_reference(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayL
 
     Raises WeightsError, which lists all arrays without a place, places without an array, and what else does not fit.
     """
-    given, doubled = once(weights)
+    given = once(weights)
     types = {name: slot.dtype for name, slot in slots(shapes).items()}
-    views = parameter_views(given, shapes, doubled, types=types)
+    views = parameter_views(given, shapes, types=types)
     params: Params = traverse_util.unflatten_dict({path: read(view) for path, view in views.items()}, sep=".")
     return params
 
 
 def parameter_views(
-    given: Mapping[str, View],
-    shapes: Params,
-    doubled: Iterable[str] = (),
-    *,
-    types: Mapping[str, np.dtype] | None = None,
+    given: Mapping[str, View], shapes: Params, *, types: Mapping[str, np.dtype] | None = None
 ) -> dict[str, View]:
     """Returns views of arrays of `torch_ref` as our parameters, by path; nothing is read yet.
 
@@ -319,7 +316,7 @@ def parameter_views(
     """
     expected = slots(shapes)
     wanted = {name: reference_shape(slot) for name, slot in expected.items()}
-    require_fit("model", given, wanted, doubled, types=types)
+    require_fit("model", given, wanted, types=types)
     layers: dict[str, list[View]] = {}
     stacked: dict[str, bool] = {}
     for name, slot in expected.items():
@@ -336,23 +333,21 @@ def reference_shape(slot: Slot) -> tuple[int, ...]:
     return rearranged_shape(slot.shape, slot.rule.axes)
 
 
-def once(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Returns the arrays by name, and the names that occur more than once."""
-    given: dict[str, np.ndarray] = {}
-    doubled = []
-    for name, array in weights.items() if isinstance(weights, Mapping) else weights:
-        if name in given:
-            doubled.append(name)
-        given[name] = np.asarray(array)
-    return given, doubled
+def once(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]]) -> dict[str, np.ndarray]:
+    """Returns the arrays by name; raises WeightsError for names that occur more than once."""
+    named = list(weights.items() if isinstance(weights, Mapping) else weights)
+    counts = Counter(name for name, _ in named)
+    if doubled := [name for name, count in counts.items() if count > 1]:
+        raise WeightsError(f"the weights hold {len(doubled)} given twice ({listed(doubled)}); expected each name once")
+    return {name: np.asarray(array) for name, array in named}
 
 
 def require_fit(
     what: str,
     given: Mapping[str, View],
     shapes: Mapping[str, tuple[int, ...]],
-    doubled: Iterable[str],
     *,
+    doubled: Iterable[str] = (),
     types: Mapping[str, np.dtype] | None = None,
     optional: Iterable[str] = (),
 ) -> None:

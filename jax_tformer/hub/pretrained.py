@@ -297,7 +297,7 @@ def _tensors(
     flat = traverse_util.flatten_dict(params, sep=".")
     given = {path: leaf for path, leaf in flat.items() if hasattr(leaf, "shape")}
     declared = traverse_util.flatten_dict(net.shapes, sep=".")
-    require_fit("net", given, {path: leaf.shape for path, leaf in declared.items()}, ())
+    require_fit("net", given, {path: leaf.shape for path, leaf in declared.items()})
     if odd := sorted({leaf.dtype.name for leaf in given.values()} - STORED.keys()):
         raise WeightsError(f"the parameters hold {odd[0]}; expected {', '.join(STORED)}")
     rows = FAMILIES[chosen].rows(net.config)

@@ -333,19 +333,15 @@ class Place(NamedTuple):
     """Whether an earlier place holds the same numbers."""
 
 
-def read_rows(
-    rows: tuple[Row, ...], config: TransformerConfig, weights: Mapping[str, View], doubled: Iterable[str] = ()
-) -> Arrays:
-    """Converts their arrays to ours, bit for bit, each in its own type; `doubled` are the names that came twice.
+def read_rows(rows: tuple[Row, ...], config: TransformerConfig, weights: Mapping[str, View]) -> Arrays:
+    """Converts their arrays to ours, bit for bit, each in its own type.
 
     Raises WeightsError, which lists all arrays without a place, places without an array, and what else does not fit.
     """
-    return {name: read(view) for name, view in our_views(rows, config, weights, doubled).items()}
+    return {name: read(view) for name, view in our_views(rows, config, weights).items()}
 
 
-def our_views(
-    rows: tuple[Row, ...], config: TransformerConfig, weights: Mapping[str, View], doubled: Iterable[str] = ()
-) -> dict[str, View]:
+def our_views(rows: tuple[Row, ...], config: TransformerConfig, weights: Mapping[str, View]) -> dict[str, View]:
     """Returns views of their arrays as ours. Reads only arrays that should repeat others, to compare them.
 
     Raises WeightsError as `read_rows` does.
@@ -353,14 +349,11 @@ def our_views(
     places = places_of(rows, config)
     called = known_names(rows, config, weights)
     given = {known: weights[name] for name, known in called.items() if known is not None}
-    doubled = [
-        *doubled,
-        *(name for name, known in called.items() if known is not None and given[known] is not weights[name]),
-    ]
+    doubled = [name for name, known in called.items() if known is not None and given[known] is not weights[name]]
     # Of arrays that repeat each other, one is enough.
     filled = {place.ours[0] for place in places if place.theirs in given}
     optional = [place.theirs for place in places if place.tied or place.ours[0] in filled]
-    require_fit("config", given, {place.theirs: place.shape for place in places}, doubled, optional=optional)
+    require_fit("config", given, {place.theirs: place.shape for place in places}, doubled=doubled, optional=optional)
     ours: dict[str, View] = {}
     for place in places:
         if place.theirs not in given:
@@ -399,7 +392,6 @@ def their_views(
     rows: tuple[Row, ...],
     config: TransformerConfig,
     weights: Mapping[str, View],
-    doubled: Iterable[str] = (),
     names: Collection[str] | None = None,
 ) -> dict[str, View]:
     """Returns views of our arrays as theirs; of arrays that repeat each other, those in `names`, or the first.
@@ -407,7 +399,7 @@ def their_views(
     Tied arrays are written once, as Hugging Face does, and of dropped ones those that it expects. Raises WeightsError,
     which lists all that does not fit `config`.
     """
-    require_fit("config", weights, _shapes(config), doubled)
+    require_fit("config", weights, _shapes(config))
     theirs: dict[str, View] = {}
     places = places_of(rows, config)
     written = {place.ours[0] for place in places if names is not None and place.theirs in names}
@@ -501,9 +493,9 @@ def from_huggingface(config: Mapping[str, object], weights: Weights) -> tuple[Tr
     `names.from_reference(weights, transformer(config).shapes)` makes our parameters. Raises InputError as
     `config_from_huggingface` does, and WeightsError for arrays that do not fit.
     """
-    given, doubled = once(weights)
+    given = once(weights)
     ours = config_from_huggingface(config, given)
-    return ours, read_rows(family_of(config).rows(ours), ours, given, doubled)
+    return ours, read_rows(family_of(config).rows(ours), ours, given)
 
 
 def to_huggingface(architecture: str, config: TransformerConfig, weights: Weights) -> tuple[dict[str, object], Arrays]:
@@ -514,8 +506,7 @@ def to_huggingface(architecture: str, config: TransformerConfig, weights: Weight
     """
     family = _family(architecture)
     theirs = {"architectures": [architecture], **write_settings(family, config)}
-    given, doubled = once(weights)
-    views = their_views(family.rows(config), config, given, doubled)
+    views = their_views(family.rows(config), config, once(weights))
     return theirs, {name: read(view) for name, view in views.items()}
 
 

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from jax_tformer.decoding.settings import DecodingConfig
     from jax_tformer.functional import Transformer, transformer
     from jax_tformer.hub.adapters import load_adapters, save_adapters
-    from jax_tformer.hub.loading import load_pretrained
     from jax_tformer.hub.names import from_reference, load_weights, save_weights, to_reference
-    from jax_tformer.hub.saving import save_pretrained
+    from jax_tformer.hub.pretrained import load_pretrained, save_pretrained
     from jax_tformer.lora import add_lora, merge_lora
 
 __version__ = "0.1.0"
@@ -65,9 +64,8 @@ _MODULES = {
     "decoding.settings": "DecodingConfig",
     "functional": "Transformer transformer",
     "hub.adapters": "load_adapters save_adapters",
-    "hub.loading": "load_pretrained",
+    "hub.pretrained": "load_pretrained save_pretrained",
     "hub.names": "from_reference load_weights save_weights to_reference",
-    "hub.saving": "save_pretrained",
     "lora": "add_lora merge_lora",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}

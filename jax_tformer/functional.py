@@ -41,7 +41,7 @@ class Transformer(Generic[Model]):
     kind: type[Model]
     """The Flax module's class."""
     origin: Any = None
-    """What a pretrained folder held beyond the config, see `jax_tformer.hub.origin`; not part of equality."""
+    """What a pretrained folder held beyond the config, see `jax_tformer.hub.folder`; not part of equality."""
 
     def __init__(self, config: TransformerConfig) -> None:
         if config.vocab_size is None:

@@ -4,9 +4,8 @@ from functools import lru_cache
 
 import pytest
 
-from jax_tformer.hub.families import FAMILIES, from_huggingface
-from jax_tformer.hub.tables import their_views
-from jax_tformer.hub.tensors import read
+from jax_tformer.hub.families import FAMILIES, from_huggingface, their_views
+from jax_tformer.hub.names import read
 from parity_tests.generation import huggingface_generate
 from parity_tests.huggingface import Oracle
 from parity_tests.oracles import ENTRIES

@@ -20,7 +20,7 @@ from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.files import from_dict, to_dict
 from jax_tformer.functional import transformer
-from jax_tformer.hub import tables
+from jax_tformer.hub import families
 from jax_tformer.hub.families import FAMILIES, config_from_huggingface, to_huggingface
 from jax_tformer.model.layers import activate
 from parity.gates.measure import compared
@@ -173,7 +173,7 @@ def test_what_settings_become(name, settings, fields, expected):
 
 
 def test_activations_are_the_functions_of_these_names():
-    x, names = np.linspace(-6, 6, 101), tables.ACTIVATIONS
+    x, names = np.linspace(-6, 6, 101), families.ACTIVATIONS
     ours = {name: np.asarray(activate(jnp.asarray(x), kind)) for name, kind in names.items()}
     compared("1 activations", ours, {name: ACT2FN[name](torch.from_numpy(x)).numpy() for name in names}).require()
 
@@ -382,7 +382,7 @@ def test_what_transformers_reads_is_heeded(name):
     # Causal masks and caches are of decoders.
     encoder = config_from_huggingface(configs(name)[0]).decoder is None
     reasons = {attribute.removeprefix(f"{name} ") for attribute in IDLE} | (
-        tables.NEUTRAL_IN_DECODERS.keys() if encoder else set()
+        families.NEUTRAL_IN_DECODERS.keys() if encoder else set()
     )
     assert not [each for each in attributes(ENTRIES[name].kind) - reasons if passed_over(name, each)]
 
@@ -395,10 +395,10 @@ def test_a_reason_is_given_only_for_what_is_read_and_idle(reason):
     )
 
 
-@pytest.mark.parametrize("attribute", [*tables.NEUTRAL, *tables.NEUTRAL_IN_DECODERS])
+@pytest.mark.parametrize("attribute", [*families.NEUTRAL, *families.NEUTRAL_IN_DECODERS])
 def test_an_attribute_without_a_reader_is_found(attribute, monkeypatch):
     for table in ("NEUTRAL", "NEUTRAL_IN_DECODERS"):
-        monkeypatch.setattr(tables, table, {k: v for k, v in getattr(tables, table).items() if k != attribute})
+        monkeypatch.setattr(families, table, {k: v for k, v in getattr(families, table).items() if k != attribute})
     with pytest.raises(AssertionError, match=attribute):
         test_what_transformers_reads_is_heeded("llama")
 

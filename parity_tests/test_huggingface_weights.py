@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from jax_tformer.hub.families import FAMILIES, from_huggingface, to_huggingface
+from jax_tformer.hub.families import CONV1D, FAMILIES, Row, from_huggingface, read_rows, to_huggingface
 from jax_tformer.hub.names import WeightsError
-from jax_tformer.hub.tables import CONV1D, Row, read_rows
 from parity_tests.huggingface import Oracle, bytes_lost
 
 NAME, TABLE = "transformer.h.1.attn.c_attn.weight", "transformer.wte.weight"
@@ -78,7 +77,7 @@ def test_a_table_with_a_gap_or_a_row_too_many():
     rows = FAMILIES["GPT2LMHeadModel"].rows(ours)
     for table, message in (
         (tuple(row for row in rows if "wpe" not in row.theirs), r"nothing that becomes embedding\.positions\.weight"),
-        ((*rows, Row("x", ("mystery.weight",), CONV1D)), r"becomes mystery\.weight, which a model of this config"),
+        ((*rows, Row("x", "mystery.weight", CONV1D)), r"becomes mystery\.weight, which a model of this config"),
     ):
         with pytest.raises(WeightsError, match=message):
             read_rows(table, ours, weights)

@@ -5,7 +5,7 @@ import pytest
 from jax_tformer.cli.generate_options import read_options
 from jax_tformer.config.errors import InputError
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.hub.origin import read_defaults
+from jax_tformer.hub.folder import read_defaults
 
 
 def test_what_is_never_said():

@@ -20,9 +20,8 @@ from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding.generate import generate
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.files import new_folder
-from jax_tformer.hub import tensors
-from jax_tformer.hub.origin import read_origin, write_origin
-from jax_tformer.hub.tensors import open_tensors
+from jax_tformer.hub import names
+from jax_tformer.hub.folder import open_tensors, read_origin, write_origin
 from tests.pretrained_folders import STACK, save_small
 
 
@@ -93,8 +92,8 @@ def test_a_part_is_read_alone(tmp_path):
     stored = open_tensors(tmp_path)
     for region in ((slice(10, 20), slice(0, 2048)), (slice(10, 20), slice(1024, 2048)), (slice(7, 8), slice(3, 4))):
         np.testing.assert_array_equal(stored["x"][region], matrix[region])
-    assert tensors.read(stored["scalar"]) == 3
-    assert tensors.read(stored["none"]).shape == (0, 4)
+    assert names.read(stored["scalar"]) == 3
+    assert names.read(stored["none"]).shape == (0, 4)
 
 
 PROGRAM = """
@@ -106,7 +105,7 @@ import numpy as np
 
 from jax_tformer import load_pretrained, save_pretrained
 from jax_tformer.config.experiment import MeshConfig
-from jax_tformer.hub.tensors import Stored
+from jax_tformer.hub.folder import Stored
 from jax_tformer.training.sharding import make_mesh
 
 folder = Path(sys.argv[1])

@@ -188,16 +188,16 @@ def test_damaged_folders(original, damage, message, request, tmp_path):
 
 
 def test_a_file_that_shrinks_while_it_is_read(whole, tmp_path, monkeypatch):
-    from jax_tformer.hub import loading
+    from jax_tformer.hub import pretrained
 
     folder = Path(shutil.copytree(whole, tmp_path / "model"))
-    placed = loading._placed
+    placed = pretrained._placed
 
     def shrink(*arguments):
         shortened(WEIGHTS, 900)(folder)
         return placed(*arguments)
 
-    monkeypatch.setattr(loading, "_placed", shrink)
+    monkeypatch.setattr(pretrained, "_placed", shrink)
     with pytest.raises(InputError, match="changed while it was read"):
         load_pretrained(folder)
 

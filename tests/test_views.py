@@ -4,8 +4,8 @@ import einops
 import numpy as np
 import pytest
 
-from jax_tformer.hub import tensors
-from jax_tformer.hub.tensors import Part, Rearranged, Stacked, read, same_bytes
+from jax_tformer.hub import names
+from jax_tformer.hub.names import Part, Rearranged, Stacked, read, same_bytes
 
 AXES = [
     ("(n o) i -> n o i", (12, 5), {"n": 3}),
@@ -33,7 +33,7 @@ def test_parts_are_those_of_einops(axes, shape, sizes, monkeypatch):
         )
         np.testing.assert_array_equal(view[region], wanted[region])
     # Several blocks, and another type.
-    monkeypatch.setattr(tensors, "_BLOCK", 64)
+    monkeypatch.setattr(names, "_BLOCK", 64)
     np.testing.assert_array_equal(read(view, np.dtype(np.float32)), wanted.astype(np.float32))
     assert same_bytes(view, wanted)
     assert not same_bytes(view, wanted + (wanted == wanted.max()))

@@ -13,8 +13,8 @@ from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.files import user_path
 from jax_tformer.hub.families import from_huggingface, to_huggingface
-from jax_tformer.hub.loading import load_pretrained
 from jax_tformer.hub.names import to_reference
+from jax_tformer.hub.pretrained import load_pretrained
 from parity.gates.measure import ParityError
 from parity.islands import Float64
 from twin.options import Plan

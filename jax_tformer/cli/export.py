@@ -96,7 +96,7 @@ def export_adapters(
     the parameters that the run began with. Raises InputError as `save_adapters` does.
     """
     from jax_tformer.hub.adapters import save_adapters
-    from jax_tformer.hub.origin import read_origin
+    from jax_tformer.hub.folder import read_origin
 
     net = trained.net
     net.origin = read_origin(run.origin) if run.origin.exists() else None

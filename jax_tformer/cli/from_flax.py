@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     import jax
 
     from jax_tformer.hub.flax_weights import load_flax
-    from jax_tformer.hub.saving import save_pretrained
+    from jax_tformer.hub.pretrained import save_pretrained
 
     net, params, tokenizer = load_flax(options.folder)
     save_pretrained(out, net, params, tokenizer, max_shard_size=options.max_shard_size)

@@ -20,7 +20,7 @@ from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.texts import Prompt, PromptReader, data_length
 from jax_tformer.files import shortened, user_path
-from jax_tformer.hub.origin import GenerationDefaults, Origin, defaults_of, read_origin
+from jax_tformer.hub.folder import GenerationDefaults, Origin, defaults_of, read_origin
 from jax_tformer.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -347,7 +347,7 @@ def _open_checkpoint(
     tokenizer = load_tokenizer(path)
 
     def load() -> "Trained":
-        from jax_tformer.hub.loading import load_pretrained
+        from jax_tformer.hub.pretrained import load_pretrained
         from jax_tformer.runs.folder import Trained
         from jax_tformer.runs.startup import set_up_jax
 

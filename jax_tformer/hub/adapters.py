@@ -35,10 +35,9 @@ from jax_tformer.files import (
     write_json,
 )
 from jax_tformer.functional import AnyTransformer, Params, transformer
-from jax_tformer.hub.families import FAMILIES
-from jax_tformer.hub.names import STACKED, WeightsError, from_reference, listed, slots, to_reference
-from jax_tformer.hub.tables import Arrays, Row, known_names, places_of
-from jax_tformer.hub.tensors import open_file, read
+from jax_tformer.hub.families import FAMILIES, Arrays, Row, known_names, places_of
+from jax_tformer.hub.folder import open_file
+from jax_tformer.hub.names import STACKED, WeightsError, from_reference, listed, read, slots, to_reference
 from jax_tformer.lora import join_adapters, split_adapters, without_adapters
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"

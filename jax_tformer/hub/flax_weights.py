@@ -12,9 +12,9 @@ from jax_tformer.config.errors import InputError
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.files import read_json, user_path
 from jax_tformer.functional import AnyTransformer, Params
-from jax_tformer.hub.loading import assembled, matching_tokenizer
-from jax_tformer.hub.origin import read_origin
-from jax_tformer.hub.tensors import STORED, View, inside
+from jax_tformer.hub.folder import STORED, inside, read_origin
+from jax_tformer.hub.names import View
+from jax_tformer.hub.pretrained import assembled, matching_tokenizer
 
 FLAX, FLAX_INDEX = "flax_model.msgpack", "flax_model.msgpack.index.json"
 _DAMAGES = (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException, RecursionError, MemoryError)

@@ -1,14 +1,23 @@
-"""Converts parameters between our names and layouts and those of `torch_ref`, in both directions,
-and saves and loads parameters as safetensors with these names.
+"""Arrays under other names and in other layouts: parameters of ours, and the same weights in `torch_ref`.
 
 Both sides give every module the same name, so one short table of leaves is enough: each leaf's name there. Its axes
 (`jax_tformer.model.parameters`) say how it is rearranged. Neither depends on the architecture.
+
+Conversions are built from views, which are read part by part, where somebody asks. A view has a shape and a type, and
+`view[slices]` returns an array. NumPy arrays are views, and so are arrays in files; rearranged, stacked and split ones
+are views again. So one engine converts arrays in memory and arrays in files.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import safetensors
@@ -20,8 +29,176 @@ from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.files import from_dict, parse_json, to_dict
 from jax_tformer.functional import Params, transformer
-from jax_tformer.hub.tensors import Part, Rearranged, Stacked, View, read, rearranged_shape
 from jax_tformer.model.parameters import axes_of, is_vector
+
+Region = tuple[slice, ...]
+"""A slice with start and stop for each axis."""
+_BLOCK = 2**22
+"""About as many bytes are copied at a time."""
+
+
+class View(Protocol):
+    """What can be read in part; `np.ndarray` is one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the axes."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the elements."""
+
+    def __getitem__(self, region: Region, /) -> np.ndarray:
+        """Reads a part."""
+
+
+def whole(view: View) -> Region:
+    """Returns the region that is all of `view`."""
+    return tuple(slice(0, size) for size in view.shape)
+
+
+def read(view: View, dtype: np.dtype[Any] | None = None, region: Region | None = None) -> np.ndarray:
+    """Reads a region (all, by default) into a new contiguous array, converted to `dtype`, block by block."""
+    region = whole(view) if region is None else region
+    out = _aligned(tuple(map(_length, region)), view.dtype if dtype is None else dtype)
+    # Numbers too large for the type become infinite, as in any conversion.
+    with np.errstate(over="ignore"):
+        for block in blocks(region, view.dtype.itemsize):
+            out[tuple(map(_within, block, region))] = view[block]
+    return out
+
+
+def blocks(region: Region, itemsize: int) -> list[Region]:
+    """Splits a region along its first axis into regions of about 4 MB each, in order; an empty one has none."""
+    extents = list(map(_length, region))
+    if not region or not math.prod(extents):
+        return [] if region else [region]
+    step = max(1, _BLOCK // (math.prod(extents[1:]) * itemsize))
+    start, stop = region[0].start, region[0].stop
+    return [(slice(begin, min(begin + step, stop)), *region[1:]) for begin in range(start, stop, step)]
+
+
+def same_bytes(first: View, second: View) -> bool:
+    """Whether two views have one shape, type and content, bit for bit."""
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    return all(
+        first[block].tobytes() == second[block].tobytes() for block in blocks(whole(first), first.dtype.itemsize)
+    )
+
+
+class Rearranged:
+    """`source` with its axes rearranged as in einops, "(n o) i -> n o i"; `sizes` are what the shape leaves open.
+
+    Each axis, of the source or of the result, is a group of named ones.
+    """
+
+    def __init__(self, source: View, axes: str, sizes: Mapping[str, int] | None = None) -> None:
+        self._source, self.dtype = source, source.dtype
+        self._before, self._after = map(_groups, axes.split("->"))
+        self._sizes = dict(sizes or {})
+        misfit = ValueError(f"{axes!r} with {self._sizes} does not fit the shape {list(source.shape)}")
+        if len(self._before) != len(source.shape):
+            raise misfit
+        for group, size in zip(self._before, source.shape, strict=True):
+            open_ = [name for name in group if name not in self._sizes]
+            known = math.prod(self._sizes[name] for name in group if name in self._sizes)
+            if len(open_) > 1 or (size % known if open_ else size != known):
+                raise misfit
+            self._sizes |= dict.fromkeys(open_, size // known)
+        names = list(chain(*self._before))
+        self._order = [names.index(name) for name in chain(*self._after)]
+        self.shape = tuple(math.prod(self._lengths(group)) for group in self._after)
+
+    def __getitem__(self, region: Region) -> np.ndarray:
+        wanted: dict[str, slice] = {}
+        held: dict[str, slice] = {}
+        outer, cropped = [], []
+        for group, part in zip(self._after, region, strict=True):
+            ends = [np.unravel_index(index, self._lengths(group)) for index in (part.start, part.stop - 1)]
+            ranges, span = self._cover(group, *ends)
+            wanted |= ranges
+            cropped.append(_within(part, span))
+        for group in self._before:
+            first, last = [wanted[name].start for name in group], [wanted[name].stop - 1 for name in group]
+            ranges, span = self._cover(group, first, last)
+            held |= ranges
+            outer.append(span)
+        block = self._source[tuple(outer)].reshape([_length(part) for part in held.values()])
+        block = block[tuple(_within(wanted[name], part) for name, part in held.items())].transpose(self._order)
+        shape = [math.prod(_length(wanted[name]) for name in group) for group in self._after]
+        return block.reshape(shape)[tuple(cropped)]
+
+    def _lengths(self, group: Sequence[str]) -> tuple[int, ...]:
+        return tuple(self._sizes[name] for name in group)
+
+    def _cover(self, group: Sequence[str], first: Sequence[Any], last: Sequence[Any]) -> tuple[dict[str, slice], slice]:
+        """Returns ranges of a group's axes that hold all from `first` to `last`, and the one range that they make.
+
+        From the first axis on of which there is more than one index, the later ones are whole.
+        """
+        ranges: dict[str, slice] = {}
+        several = False
+        for name, low, high in zip(group, first, last, strict=True):
+            ranges[name] = slice(0, self._sizes[name]) if several else slice(int(low), int(high) + 1)
+            several = several or low != high
+        start = int(np.ravel_multi_index([part.start for part in ranges.values()], self._lengths(group)))
+        return ranges, slice(start, start + math.prod(map(_length, ranges.values())))
+
+
+def _length(part: slice) -> int:
+    length: int = part.stop - part.start
+    return length
+
+
+def _within(part: slice, span: slice) -> slice:
+    """Returns where `part` lies in `span`."""
+    return slice(part.start - span.start, part.stop - span.start)
+
+
+@lru_cache(maxsize=256)
+def rearranged_shape(shape: tuple[int, ...], axes: str, sizes: tuple[tuple[str, int], ...] = ()) -> tuple[int, ...]:
+    """Returns the shape of a view of `shape` once it is `Rearranged`, by arithmetic: no size takes memory."""
+    nothing: Any = SimpleNamespace(shape=shape, dtype=None)
+    return Rearranged(nothing, axes, dict(sizes)).shape
+
+
+class Stacked:
+    """Views of one shape and type along a new first axis."""
+
+    def __init__(self, sources: Sequence[View]) -> None:
+        self._sources = sources
+        self.shape, self.dtype = (len(sources), *sources[0].shape), sources[0].dtype
+
+    def __getitem__(self, region: Region) -> np.ndarray:
+        return np.stack([source[region[1:]] for source in self._sources[region[0]]])
+
+
+class Part:
+    """One entry along the first axis of a view."""
+
+    def __init__(self, source: View, index: int) -> None:
+        self._source, self._index = source, index
+        self.shape, self.dtype = source.shape[1:], source.dtype
+
+    def __getitem__(self, region: Region) -> np.ndarray:
+        part: np.ndarray = self._source[(slice(self._index, self._index + 1), *region)][0]
+        return part
+
+
+def _groups(side: str) -> list[list[str]]:
+    """Splits "1 (n o) i" into [[], [n, o], [i]]."""
+    found = re.findall(r"\((.*?)\)|(\S+)", side)
+    return [[name for name in (group or axis).split() if name != "1"] for group, axis in found]
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """An empty array at an address that JAX takes over as it is, without a copy."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + 64, np.uint8)
+    begin = -memory.ctypes.data % 64
+    return memory[begin : begin + size].view(dtype).reshape(shape)
+
 
 LEAVES = {
     "lora.a": "lora.a.weight",
@@ -53,7 +230,11 @@ class Rule(NamedTuple):
         except KeyError:
             ours = None
         if ours is None:
-            raise WeightsError(f"no rule says what {path} is called in the reference; add it to model.parameters")
+            raise WeightsError(
+                f"no rule says what {path} is called in the reference; add its axes to AXES in "
+                "jax_tformer/model/parameters.py (a vector also to is_vector), and a new leaf to LEAVES in "
+                "jax_tformer/hub/names.py"
+            )
         theirs = f"({after}) ({before})" if after else f"({before})" if is_vector(path) else before
         return Rule(ours, LEAVES[ours], f"{before} {after}".strip() + f" -> {theirs}")
 
@@ -119,19 +300,15 @@ def from_reference(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayL
 
     Raises WeightsError, which lists all arrays without a place, places without an array, and what else does not fit.
     """
-    given, doubled = once(weights)
+    given = once(weights)
     types = {name: slot.dtype for name, slot in slots(shapes).items()}
-    views = parameter_views(given, shapes, doubled, types=types)
+    views = parameter_views(given, shapes, types=types)
     params: Params = traverse_util.unflatten_dict({path: read(view) for path, view in views.items()}, sep=".")
     return params
 
 
 def parameter_views(
-    given: Mapping[str, View],
-    shapes: Params,
-    doubled: Iterable[str] = (),
-    *,
-    types: Mapping[str, np.dtype] | None = None,
+    given: Mapping[str, View], shapes: Params, *, types: Mapping[str, np.dtype] | None = None
 ) -> dict[str, View]:
     """Returns views of arrays of `torch_ref` as our parameters, by path; nothing is read yet.
 
@@ -139,7 +316,7 @@ def parameter_views(
     """
     expected = slots(shapes)
     wanted = {name: reference_shape(slot) for name, slot in expected.items()}
-    require_fit("model", given, wanted, doubled, types=types)
+    require_fit("model", given, wanted, types=types)
     layers: dict[str, list[View]] = {}
     stacked: dict[str, bool] = {}
     for name, slot in expected.items():
@@ -156,23 +333,21 @@ def reference_shape(slot: Slot) -> tuple[int, ...]:
     return rearranged_shape(slot.shape, slot.rule.axes)
 
 
-def once(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Returns the arrays by name, and the names that occur more than once."""
-    given: dict[str, np.ndarray] = {}
-    doubled = []
-    for name, array in weights.items() if isinstance(weights, Mapping) else weights:
-        if name in given:
-            doubled.append(name)
-        given[name] = np.asarray(array)
-    return given, doubled
+def once(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]]) -> dict[str, np.ndarray]:
+    """Returns the arrays by name; raises WeightsError for names that occur more than once."""
+    named = list(weights.items() if isinstance(weights, Mapping) else weights)
+    counts = Counter(name for name, _ in named)
+    if doubled := [name for name, count in counts.items() if count > 1]:
+        raise WeightsError(f"the weights hold {len(doubled)} given twice ({listed(doubled)}); expected each name once")
+    return {name: np.asarray(array) for name, array in named}
 
 
 def require_fit(
     what: str,
     given: Mapping[str, View],
     shapes: Mapping[str, tuple[int, ...]],
-    doubled: Iterable[str],
     *,
+    doubled: Iterable[str] = (),
     types: Mapping[str, np.dtype] | None = None,
     optional: Iterable[str] = (),
 ) -> None:

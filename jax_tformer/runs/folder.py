@@ -180,7 +180,7 @@ class RunFolder:
         """Returns digests of the files of "tokenizer" and of "origin", by their names; a checkpoint records them."""
         found = {"tokenizer": tokenizer_digests(self.path), "origin": dict[str, str]()}
         if self.origin.exists():
-            from jax_tformer.hub.origin import read_origin
+            from jax_tformer.hub.folder import read_origin
 
             origin = read_origin(self.origin)
             said = {**origin.files, "config.json": json.dumps(origin.config, sort_keys=True).encode()}
@@ -230,7 +230,7 @@ class RunFolder:
             tokenizer.save(self.path)
             if experiment.init is not None:
                 # Imported here because only such runs need it.
-                from jax_tformer.hub.origin import read_origin, write_origin
+                from jax_tformer.hub.folder import read_origin, write_origin
 
                 self.origin.mkdir(exist_ok=True)
                 write_origin(self.origin, read_origin(user_path(experiment.init)))

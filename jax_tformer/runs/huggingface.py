@@ -16,12 +16,9 @@ from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.data.tokenizers import Framing, Tokenizer, check_vocabulary, load_tokenizer
 from jax_tformer.files import changed_fields, shortened, to_dict, user_path
 from jax_tformer.functional import Params, transformer
-from jax_tformer.hub.families import config_from_huggingface
-from jax_tformer.hub.loading import load_pretrained
-from jax_tformer.hub.origin import Origin, defaults_of, read_origin
-from jax_tformer.hub.saving import StoredDtype, described, save_pretrained
-from jax_tformer.hub.tables import CannotExpress
-from jax_tformer.hub.tensors import open_tensors
+from jax_tformer.hub.families import CannotExpress, config_from_huggingface
+from jax_tformer.hub.folder import Origin, defaults_of, open_tensors, read_origin
+from jax_tformer.hub.pretrained import StoredDtype, described, load_pretrained, save_pretrained
 from jax_tformer.lora import without_adapters
 from jax_tformer.runs.checkpoints import Which
 from jax_tformer.runs.folder import RunFolder, load_trained

@@ -1,31 +1,465 @@
-"""Converts weights and configs of Hugging Face models to ours and back, as NumPy arrays and plain dicts.
+"""Describes a family of Hugging Face models by two tables, and converts its configs and weights in both directions.
+
+Settings map fields of their config.json to fields of our config, and Rows map their arrays to ours. Reading and writing
+use the same tables, so they cannot disagree. "Our" arrays have the names and layouts of `torch_ref`, which
+`jax_tformer.hub.names` converts to parameters.
 
 Every file of this folder that defines `FAMILIES` adds its classes; see docs/adding-a-family.md.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import Any, NamedTuple
 
-from jax_tformer.config import TransformerConfig
+import numpy as np
+from flax import traverse_util
+from numpy.typing import ArrayLike
+
+from jax_tformer.config import Activation, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.hub.names import once
-from jax_tformer.hub.tables import (
-    Arrays,
-    Family,
-    Weights,
-    read_rows,
-    read_settings,
-    their_views,
-    write_settings,
+from jax_tformer.files import changed_fields, differences, from_dict, to_dict
+from jax_tformer.functional import transformer
+from jax_tformer.hub.names import (
+    Part,
+    Rearranged,
+    Stacked,
+    View,
+    WeightsError,
+    listed,
+    once,
+    read,
+    rearranged_shape,
+    reference_shape,
+    require_fit,
+    same_bytes,
+    slots,
 )
-from jax_tformer.hub.tensors import View, read
 
-_FILES = (import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__))
-FAMILIES: dict[str, Family] = {
-    name: family for file in _FILES for name, family in getattr(file, "FAMILIES", {}).items()
+Arrays = dict[str, np.ndarray]
+Settings = Mapping[str, object]
+"""The fields of a config.json."""
+Weights = Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]]
+
+MATRIX = "(n o) i -> n o i"
+"""The layout of nn.Linear and nn.Embedding, as in ours; n of our arrays make up one of theirs, mostly 1."""
+CONV1D = "i (n o) -> n o i"
+"""The layout of GPT-2's Conv1D: inputs first."""
+VECTOR = "(n o) -> n o"
+
+BIASES = "decoder.query_bias decoder.key_bias decoder.value_bias decoder.output_bias"
+"""Those of a decoder's attention, which one field of theirs decides."""
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu_erf",
+    "gelu_python": "gelu_erf",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
 }
-"""Class in `transformers`, which config.json names under `architectures` -> its tables."""
+"""Hugging Face's activation -> ours. `gelu_fast` rounds sqrt(2 / pi) to ten digits, which changes it by 2e-13."""
+
+
+_MOST_LAYERS = 1000
+"""Layers are counted one by one, so a stranger's config.json could otherwise ask for a count without end."""
+
+
+class CannotExpress(InputError):
+    """A config that no model of a type has; `changed` are the fields in the way: its value of each, and ours."""
+
+    def __init__(self, message: str, model_type: str, changed: Mapping[str, tuple[Any, Any]]) -> None:
+        super().__init__(message)
+        self.model_type, self.changed = model_type, changed
+
+
+NEUTRAL: Mapping[str, tuple[object, ...]] = {"per_layer_config": (None,), "transformers_weights": (None,)}
+"""What a model of any class of transformers obeys and ours cannot say -> the values with which it changes nothing."""
+NEUTRAL_IN_DECODERS: Mapping[str, tuple[object, ...]] = {
+    "is_causal": (True,),
+    # The cache of `generate` has these windows, whether or not the class has any.
+    "sliding_window": (None,),
+    "layer_types": (None, "full_attention"),
+    "attention_chunk_size": (None,),
+    "kv_sharing_modes": (None,),
+}
+"""The same of classes with a decoder; of a list, every member must be one of the values."""
+
+
+class Setting(NamedTuple):
+    """A field of config.json, and all fields of our config (`decoder.num_layers`) that get its value."""
+
+    theirs: str
+    ours: str
+    """Their names, in one text."""
+    values: Mapping[str, object] | Mapping[bool, object] | None = None
+    """Their value -> ours, if the names differ; of several with one meaning, the first is written."""
+    synonym: str | None = None
+    """Another name by which Hugging Face reads the field."""
+    default: Callable[[Settings], object] | None = None
+    """Computes the value of an absent field from our fields read so far, by name; None: the template's value."""
+    nullable: bool = False
+    """Whether null means None in our fields too; otherwise null means the default, as an absent field does."""
+    said: str | None = None
+    """The field of config.json that decides it, where `theirs` is made by `flatten`."""
+
+    @property
+    def paths(self) -> list[str]:
+        """All fields of our config that get its value."""
+        return self.ours.split()
+
+
+def named(**fields: str) -> tuple[Setting, ...]:
+    """Makes the settings that take their value as it is."""
+    return tuple(Setting(theirs, ours) for theirs, ours in fields.items())
+
+
+class Row(NamedTuple):
+    """One of their arrays; `*` stands for the number of the layer in all names.
+
+    A row for one of our arrays that an earlier row has filled is a tie: its array may be absent, or must be equal.
+    """
+
+    theirs: str
+    ours: str | None
+    """Our array that it becomes, or several in one text; None: deliberately dropped, and may be absent."""
+    axes: str | None = None
+    """None: MATRIX or VECTOR, as our array is."""
+    sizes: tuple[tuple[str, int], ...] = ()
+    """Sizes that `axes` names and shapes leave open, such as the number of heads."""
+    filled: str | None = None
+    """Our array that stands in a dropped one when it is written: no output reads it, and transformers expects it."""
+    optional: bool = False
+    """Whether the row counts only for configs whose model has these arrays, like the bias of a projection."""
+
+
+def modules(names: Mapping[str, str], theirs: str = "", ours: str = "", axes: str | None = None) -> tuple[Row, ...]:
+    """Makes the rows of the weights and biases of modules: their name -> ours, or several in one text.
+
+    `theirs` and `ours` come before all names, and `axes` are those of the weights. Our model decides which have biases.
+    """
+    return tuple(
+        Row(
+            f"{theirs}{name}.{leaf}",
+            " ".join(f"{ours}{each}.{leaf}" for each in our.split()),
+            None if optional else axes,
+            optional=optional,
+        )
+        for name, our in names.items()
+        for leaf, optional in (("weight", False), ("bias", True))
+    )
+
+
+def head(theirs: str, config: TransformerConfig) -> Row:
+    """Makes the row of the head's weight, which is the token table if they are tied."""
+    return Row(theirs, "embedding.tokens.weight" if config.tied_head else "head.weight")
+
+
+@dataclass(frozen=True)
+class Family:
+    """Describes one class of Hugging Face models."""
+
+    model_type: str
+    template: TransformerConfig
+    """Our config for a config.json without settings; fields that no setting names are the same in the whole family."""
+    settings: tuple[Setting, ...]
+    rows: Callable[[TransformerConfig], tuple[Row, ...]]
+    fixed: Settings = field(default_factory=dict)
+    """Fields of config.json that change the function; only this value, the default, is supported."""
+    flatten: Callable[[Settings], Settings] = lambda config: config
+    """Comes before the table when a config.json is read: brings what stands in nested objects, in older fields or in
+    lists of layers into fields of their own, which the table can name. Raises InputError for what it cannot bring."""
+    nest: Callable[[Settings], Settings] = lambda written: written
+    """Inverts `flatten`; comes after the table when a config.json is written."""
+    adapted: Callable[[TransformerConfig, Mapping[str, View]], TransformerConfig] = lambda config, weights: config
+    """Changes our config by what only their arrays tell: parts that config.json does not mention, or ties. Raises
+    WeightsError for arrays that no row reads and that the config contradicts."""
+
+
+ATTENTION = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
+"""What most families call the projections of attention."""
+
+
+def canonical(config: TransformerConfig) -> TransformerConfig:
+    """Returns a config of the same function in which words, and None, stand for the numbers that they would mean."""
+
+    def stack(old: StackConfig | None) -> StackConfig | None:
+        if old is None:
+            return None
+        numbers: dict[str | int, int] = {"none": 1, "model_width": config.d_model, "head_width": config.head_width(old)}
+        words: dict[int, Any] = {number: word for word, number in numbers.items()}
+        scale = numbers.get(old.attention_scale, old.attention_scale)
+        return replace(
+            old,
+            key_value_heads=None if old.key_value_heads == old.num_heads else old.key_value_heads,
+            head_width=None if old.head_width == config.d_model / old.num_heads else old.head_width,
+            attention_scale=words.get(int(scale), scale),
+        )
+
+    return replace(config, encoder=stack(config.encoder), decoder=stack(config.decoder))
+
+
+def read_settings(family: Family, config: Settings) -> TransformerConfig:
+    """Returns our config for a config.json; absent and null settings mean Hugging Face's defaults.
+
+    Raises InputError for settings that our config cannot express, and for values of a wrong type.
+    """
+    if (given := config.get("model_type")) not in (None, family.model_type):
+        raise InputError(
+            f"model_type is {given!r} in the Hugging Face config, and architectures names a class of type "
+            f"{family.model_type!r}; expected one type; correct the wrong one"
+        )
+    for setting in family.settings:
+        layers = _given(setting, config) if setting.paths[0].endswith(".num_layers") else 0
+        if isinstance(layers, int) and layers > _MOST_LAYERS:
+            raise InputError(
+                f"{setting.theirs} is {layers} in the Hugging Face config; expected at most {_MOST_LAYERS}"
+            )
+    config = family.flatten(config)
+    _require_neutral(family, config)
+    flat = traverse_util.flatten_dict(to_dict(family.template), sep=".")
+    for setting in family.settings:
+        given = _given(setting, config)
+        if given is not None:
+            flat |= dict.fromkeys(setting.paths, _translated(setting, given))
+        elif setting.nullable and setting.theirs in config:
+            flat |= dict.fromkeys(setting.paths, None)
+        elif setting.default is not None:
+            flat |= dict.fromkeys(setting.paths, setting.default(flat))
+    nested = traverse_util.unflatten_dict(flat, sep=".")
+    try:
+        return canonical(from_dict(TransformerConfig, nested, where="the Hugging Face config"))
+    except InputError as error:
+        raise InputError(_in_their_words(family, str(error), flat)) from error
+
+
+def _in_their_words(family: Family, problem: str, flat: Settings) -> str:
+    """Returns what our config says is wrong with `flat`, with the names that config.json has for our fields."""
+
+    def named(match: re.Match[str]) -> str:
+        ours, value = match[1], match[2]
+        found = {
+            setting.said or setting.theirs: [str(flat[path]) for path in setting.paths]
+            for setting in family.settings
+            if any(f".{path}".endswith(f".{ours}") for path in setting.paths)
+        }
+        alike = [name for name, values in found.items() if {value, str(value).removesuffix(".0")} & {*values}]
+        return " or ".join(alike or found or [ours]) + match[0].removeprefix(ours)
+
+    return re.sub(r"([a-z][a-z_.]+)(?: is (\S+?)[;,]?(?= )|(?=\"| / | set\b))", named, problem)
+
+
+def write_settings(family: Family, config: TransformerConfig) -> dict[str, object]:
+    """Inverts `read_settings`; raises CannotExpress, which lists what the family cannot express, and
+    WeightsError if our model has other parts than theirs.
+
+    Leaves out `config.compute`, which is not part of a model there.
+    """
+    flat = traverse_util.flatten_dict(to_dict(config), sep=".")
+    for side in ("encoder", "decoder"):
+        if (getattr(config, side) is None) != (getattr(family.template, side) is None):
+            raise InputError(f"a model of type {family.model_type!r} and this config do not both have an {side}")
+    # Numbers that None stands for, which not every reader works out.
+    for side in ("encoder", "decoder"):
+        if (stack := getattr(config, side)) is not None:
+            flat[f"{side}.key_value_heads"] = stack.key_value_heads or stack.num_heads
+            flat[f"{side}.head_width"] = config.head_width(stack)
+    table: dict[str, object] = {"model_type": family.model_type, **family.fixed}
+    for setting in family.settings:
+        value = flat[setting.paths[0]]
+        names = [name for name, meaning in (setting.values or {value: value}).items() if meaning == value]
+        # A value without a name is read back as the default, so the comparison below finds it.
+        table[setting.theirs] = names[0] if names else None
+    written = dict(family.nest(table))
+    # Stand-ins for the arrays that will be written: alike where they hold the same array of ours.
+    held = {row.theirs: row.ours for row in family.rows(config) if row.ours is not None}
+    arrays, config = {name: np.array(ours) for name, ours in held.items()}, canonical(config)
+    read = replace(family.adapted(read_settings(family, written), arrays), compute=config.compute)
+    if read != config:
+        lost = "; ".join(differences(to_dict(read), to_dict(config)))
+        told = f"a model of type {family.model_type!r} cannot express this (possible -> asked): {lost}"
+        raise CannotExpress(told, family.model_type, changed_fields(to_dict(read), to_dict(config)))
+    places_of(family.rows(config), config)
+    return written
+
+
+def _require_neutral(family: Family, config: Settings) -> None:
+    """Raises InputError if `config` has another value of what the family cannot express."""
+    neutral = {**NEUTRAL, **({} if family.template.decoder is None else NEUTRAL_IN_DECODERS)}
+    neutral |= {name: (None, only) for name, only in family.fixed.items()}
+    read = {setting.theirs for setting in family.settings}
+    for name, values in neutral.items():
+        given = config.get(name, values[0])
+        if name not in read and any(one not in values for one in (given if isinstance(given, list) else [given])):
+            raise InputError(f"{name} is {given!r} in the Hugging Face config; only {values[-1]!r} is supported")
+
+
+def _given(setting: Setting, config: Settings) -> object:
+    """Returns the value by either name; None if it has none."""
+    value, other = config.get(setting.theirs), config.get(setting.synonym or "")
+    if value is not None and other is not None and value != other:
+        raise InputError(
+            f"{setting.theirs} is {value!r} and {setting.synonym} is {other!r} in the Hugging Face config, two names "
+            "of one setting; expected one value; remove the wrong one"
+        )
+    return other if value is None else value
+
+
+def _translated(setting: Setting, given: object) -> object:
+    if setting.values is None:
+        return given
+    for theirs, ours in setting.values.items():
+        if theirs == given:
+            return ours
+    allowed = ", ".join(map(repr, setting.values))
+    raise InputError(f"{setting.theirs} is {given!r} in the Hugging Face config; expected one of {allowed}")
+
+
+class Place(NamedTuple):
+    """One of their arrays in one layer, and those of ours that it holds."""
+
+    theirs: str
+    shape: tuple[int, ...]
+    ours: tuple[str, ...]
+    axes: str
+    sizes: dict[str, int]
+    tied: bool
+    """Whether an earlier place holds the same numbers."""
+
+
+def read_rows(rows: tuple[Row, ...], config: TransformerConfig, weights: Mapping[str, View]) -> Arrays:
+    """Converts their arrays to ours, bit for bit, each in its own type.
+
+    Raises WeightsError, which lists all arrays without a place, places without an array, and what else does not fit.
+    """
+    return {name: read(view) for name, view in our_views(rows, config, weights).items()}
+
+
+def our_views(rows: tuple[Row, ...], config: TransformerConfig, weights: Mapping[str, View]) -> dict[str, View]:
+    """Returns views of their arrays as ours. Reads only arrays that should repeat others, to compare them.
+
+    Raises WeightsError as `read_rows` does.
+    """
+    places = places_of(rows, config)
+    called = known_names(rows, config, weights)
+    given = {known: weights[name] for name, known in called.items() if known is not None}
+    doubled = [name for name, known in called.items() if known is not None and given[known] is not weights[name]]
+    # Of arrays that repeat each other, one is enough.
+    filled = {place.ours[0] for place in places if place.theirs in given}
+    optional = [place.theirs for place in places if place.tied or place.ours[0] in filled]
+    require_fit("config", given, {place.theirs: place.shape for place in places}, doubled=doubled, optional=optional)
+    ours: dict[str, View] = {}
+    for place in places:
+        if place.theirs not in given:
+            continue
+        parts = Rearranged(given[place.theirs], place.axes, place.sizes | {"n": len(place.ours)})
+        for number, name in enumerate(place.ours):
+            part = Part(parts, number)
+            if name in ours and not same_bytes(part, ours[name]):
+                raise WeightsError(f"{place.theirs} should repeat the array that becomes {name}, and differs from it")
+            ours.setdefault(name, part)
+    return ours
+
+
+def known_names(rows: tuple[Row, ...], config: TransformerConfig, names: Iterable[str]) -> dict[str, str | None]:
+    """Returns, for each name in a file, its name in the rows; None for arrays that are dropped.
+
+    Files of the bare model leave out the first part ("wte.weight" for "transformer.wte.weight"), and old ones call the
+    parameters of norms gamma and beta. A name without a place stays as it is.
+    """
+    places = {place.theirs for place in places_of(rows, config)}
+    dropped = re.compile(
+        "|".join(re.escape(row.theirs).replace(r"\*", r"\d+") for row in rows if row.ours is None) or "(?!)"
+    )
+    first_parts = {row.theirs.split(".")[0] for row in rows}
+    known: dict[str, str | None] = {}
+    for name in names:
+        newer = re.sub(r"\.beta$", ".bias", re.sub(r"\.gamma$", ".weight", name))
+        spellings = [name, newer, *(f"{first}.{newer}" for first in sorted(first_parts))]
+        found = [spelling for spelling in spellings if spelling in places or dropped.fullmatch(spelling)]
+        chosen = found[0] if found and (found[0] in (name, newer) or len(found) == 1) else name
+        known[name] = None if dropped.fullmatch(chosen) else chosen
+    return known
+
+
+def their_views(
+    rows: tuple[Row, ...],
+    config: TransformerConfig,
+    weights: Mapping[str, View],
+    names: Collection[str] | None = None,
+) -> dict[str, View]:
+    """Returns views of our arrays as theirs; of arrays that repeat each other, those in `names`, or the first.
+
+    Tied arrays are written once, as Hugging Face does, and of dropped ones those that it expects. Raises WeightsError,
+    which lists all that does not fit `config`.
+    """
+    require_fit("config", weights, _shapes(config))
+    theirs: dict[str, View] = {}
+    places = places_of(rows, config)
+    written = {place.ours[0] for place in places if names is not None and place.theirs in names}
+    for place in places:
+        parts = [weights[name] for name in place.ours]
+        if len({part.dtype for part in parts}) > 1:
+            raise WeightsError(f"{', '.join(place.ours)} become one array; expected one type, not several")
+        chosen = not place.tied if names is None or place.ours[0] not in written else place.theirs in names
+        if chosen:
+            theirs[place.theirs] = Rearranged(Stacked(parts), _inverse(place.axes), place.sizes)
+    for row in rows:
+        if row.filled is not None:
+            unused = weights[row.filled]
+            theirs[row.theirs] = Rearranged(Stacked([unused]), _inverse(_axes(row, unused.shape)))
+    return theirs
+
+
+@lru_cache(maxsize=8)
+def _shapes(config: TransformerConfig) -> Mapping[str, tuple[int, ...]]:
+    return {name: reference_shape(slot) for name, slot in slots(transformer(config).shapes).items()}
+
+
+def places_of(rows: tuple[Row, ...], config: TransformerConfig) -> list[Place]:
+    """Expands the rows to all layers; raises WeightsError unless they fill exactly the arrays of `config`."""
+    shapes = _shapes(config)
+    places: list[Place] = []
+    filled: set[str] = set()
+    for row in rows:
+        if row.ours is None:
+            continue
+        for layer in map(str, range(_layers(row.ours, shapes))):
+            theirs, ours = row.theirs.replace("*", layer), tuple(row.ours.replace("*", layer).split())
+            if absent := [name for name in ours if name not in shapes]:
+                if row.optional:
+                    continue
+                raise WeightsError(f"{theirs} becomes {listed(absent)}, which a model of this config does not have")
+            axes = _axes(row, shapes[ours[0]])
+            shape = rearranged_shape((len(ours), *shapes[ours[0]]), _inverse(axes), row.sizes)
+            places.append(Place(theirs, shape, ours, axes, dict(row.sizes), ours[0] in filled))
+            filled.update(ours)
+    if unfilled := shapes.keys() - filled:
+        raise WeightsError(f"this family has nothing that becomes {listed(unfilled)}")
+    return places
+
+
+def _layers(ours: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Returns how many layers the stack of this name has; 1 if the name has no `*`."""
+    stack, star, _ = ours.partition("*")
+    numbered = re.compile(re.escape(stack) + r"(\d+)\.")
+    return 1 + max((int(match[1]) for name in shapes if star and (match := numbered.match(name))), default=0)
+
+
+def _axes(row: Row, shape: tuple[int, ...]) -> str:
+    """Returns the axes of the row of one of our arrays, which has this shape."""
+    return row.axes or (VECTOR if len(shape) == 1 else MATRIX)
+
+
+def _inverse(axes: str) -> str:
+    before, after = axes.split(" -> ")
+    return f"{after} -> {before}"
 
 
 def config_from_huggingface(
@@ -59,9 +493,9 @@ def from_huggingface(config: Mapping[str, object], weights: Weights) -> tuple[Tr
     `names.from_reference(weights, transformer(config).shapes)` makes our parameters. Raises InputError as
     `config_from_huggingface` does, and WeightsError for arrays that do not fit.
     """
-    given, doubled = once(weights)
+    given = once(weights)
     ours = config_from_huggingface(config, given)
-    return ours, read_rows(family_of(config).rows(ours), ours, given, doubled)
+    return ours, read_rows(family_of(config).rows(ours), ours, given)
 
 
 def to_huggingface(architecture: str, config: TransformerConfig, weights: Weights) -> tuple[dict[str, object], Arrays]:
@@ -72,8 +506,7 @@ def to_huggingface(architecture: str, config: TransformerConfig, weights: Weight
     """
     family = _family(architecture)
     theirs = {"architectures": [architecture], **write_settings(family, config)}
-    given, doubled = once(weights)
-    views = their_views(family.rows(config), config, given, doubled)
+    views = their_views(family.rows(config), config, once(weights))
     return theirs, {name: read(view) for name, view in views.items()}
 
 
@@ -81,3 +514,11 @@ def _family(architecture: str) -> Family:
     if architecture not in FAMILIES:
         raise InputError(f"{architecture!r} is not a known Hugging Face class; expected one of {', '.join(FAMILIES)}")
     return FAMILIES[architecture]
+
+
+# The files import what stands above.
+_FILES = (import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__))
+FAMILIES: dict[str, Family] = {
+    name: family for file in _FILES for name, family in getattr(file, "FAMILIES", {}).items()
+}
+"""Class in `transformers`, which config.json names under `architectures` -> its tables."""

@@ -7,7 +7,7 @@ facebook/bart-base and bart-large are of the class BartModel, which has no head.
 from dataclasses import replace
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
-from jax_tformer.hub.tables import ACTIVATIONS, ATTENTION, VECTOR, Family, Row, Setting, Settings, linears, named, pair
+from jax_tformer.hub.families import ACTIVATIONS, ATTENTION, Family, Row, Setting, Settings, modules, named
 
 STACK = StackConfig(
     num_layers=12,
@@ -31,18 +31,18 @@ LARGE = TransformerConfig(
     dropout=DropoutConfig(embedding=0.1, residual=0.1),
 )
 SETTINGS = (
-    Setting("vocab_size", ("vocab_size",)),
-    Setting("d_model", ("d_model",), synonym="hidden_size"),
-    Setting("encoder_layers", ("encoder.num_layers",), synonym="num_hidden_layers"),
-    Setting("decoder_layers", ("decoder.num_layers",)),
-    Setting("encoder_attention_heads", ("encoder.num_heads",), synonym="num_attention_heads"),
+    Setting("vocab_size", "vocab_size"),
+    Setting("d_model", "d_model", synonym="hidden_size"),
+    Setting("encoder_layers", "encoder.num_layers", synonym="num_hidden_layers"),
+    Setting("decoder_layers", "decoder.num_layers"),
+    Setting("encoder_attention_heads", "encoder.num_heads", synonym="num_attention_heads"),
     *named(
         decoder_attention_heads="decoder.num_heads",
         encoder_ffn_dim="encoder.feedforward_width",
         decoder_ffn_dim="decoder.feedforward_width",
         max_position_embeddings="encoder.max_positions decoder.max_positions",
     ),
-    Setting("activation_function", ("encoder.activation", "decoder.activation"), ACTIVATIONS),
+    Setting("activation_function", "encoder.activation decoder.activation", ACTIVATIONS),
     *named(
         scale_embedding="encoder.embedding_scale decoder.embedding_scale",
         tie_word_embeddings="tied_head shared_embedding",
@@ -65,25 +65,30 @@ FIXED = {
 """`pad_token_id` is not read, as with BERT, nor are the other ids, which only their `generate` uses."""
 
 
+_LAYER = {
+    "self_attn_layer_norm": "self_attention_norm",
+    "fc1": "feedforward.up",
+    "fc2": "feedforward.down",
+    "final_layer_norm": "feedforward_norm",
+}
+
+
 def _stack(side: str, embedding: str) -> tuple[Row, ...]:
-    theirs, ours = f"model.{side}.layers.*", f"{side}.blocks.*"
+    theirs, layer, ours = f"model.{side}.", f"model.{side}.layers.*.", f"{side}.blocks.*."
     return (
-        Row(f"model.{side}.embed_positions.weight", (f"{embedding}.positions.weight",)),
-        *pair(f"model.{side}.layernorm_embedding", f"{embedding}.norm", VECTOR),
-        *linears(f"{theirs}.self_attn", f"{ours}.self_attention", ATTENTION),
-        *pair(f"{theirs}.self_attn_layer_norm", f"{ours}.self_attention_norm", VECTOR),
-        *linears(theirs, f"{ours}.feedforward", {"fc1": "up", "fc2": "down"}),
-        *pair(f"{theirs}.final_layer_norm", f"{ours}.feedforward_norm", VECTOR),
+        *modules({"embed_positions": "positions", "layernorm_embedding": "norm"}, theirs, f"{embedding}."),
+        *modules(ATTENTION, f"{layer}self_attn.", f"{ours}self_attention."),
+        *modules(_LAYER, layer, ours),
         # The format of fairseq, which older versions saved.
-        Row(f"model.{side}.version", None),
+        Row(f"{theirs}version", None),
     )
 
 
 ROWS = (
     *_stack("encoder", "source_embedding"),
     *_stack("decoder", "target_embedding"),
-    *linears("model.decoder.layers.*.encoder_attn", "decoder.blocks.*.cross_attention", ATTENTION),
-    *pair("model.decoder.layers.*.encoder_attn_layer_norm", "decoder.blocks.*.cross_attention_norm", VECTOR),
+    *modules(ATTENTION, "model.decoder.layers.*.encoder_attn.", "decoder.blocks.*.cross_attention."),
+    *modules({"encoder_attn_layer_norm": "cross_attention_norm"}, "model.decoder.layers.*.", "decoder.blocks.*."),
 )
 
 
@@ -97,9 +102,9 @@ def _stacks(config: TransformerConfig) -> tuple[Row, ...]:
     """Returns the rows of all but the head; untied it has three token tables, and `shared` is unused."""
     (source, target), shared = _tables(config), config.shared_embedding
     return (
-        Row("model.shared.weight", (source,) if shared else None, filled=None if shared else source),
-        Row("model.encoder.embed_tokens.weight", (source,)),
-        Row("model.decoder.embed_tokens.weight", (target,)),
+        Row("model.shared.weight", source if shared else None, filled=None if shared else source),
+        Row("model.encoder.embed_tokens.weight", source),
+        Row("model.decoder.embed_tokens.weight", target),
         *ROWS,
     )
 
@@ -108,9 +113,9 @@ def rows(config: TransformerConfig) -> tuple[Row, ...]:
     """Returns the rows of a BartForConditionalGeneration."""
     return (
         *_stacks(config),
-        Row("lm_head.weight", (_tables(config)[1] if config.tied_head else "head.weight",)),
+        Row("lm_head.weight", _tables(config)[1] if config.tied_head else "head.weight"),
         # A buffer there, which is added to the logits but not trained.
-        Row("final_logits_bias", ("head.bias",), "1 (n o) -> n o"),
+        Row("final_logits_bias", "head.bias", "1 (n o) -> n o"),
     )
 
 
@@ -129,15 +134,13 @@ def _leave_head(written: Settings) -> dict[str, object]:
     return {name: value for name, value in written.items() if name != "head"}
 
 
+_FAMILY = Family(model_type="bart", template=LARGE, settings=SETTINGS, rows=rows, fixed=FIXED)
 FAMILIES = {
-    "BartForConditionalGeneration": Family(
-        model_type="bart", template=LARGE, settings=SETTINGS, fixed=FIXED, rows=rows
-    ),
-    "BartModel": Family(
-        model_type="bart",
+    "BartForConditionalGeneration": _FAMILY,
+    "BartModel": replace(
+        _FAMILY,
         template=replace(LARGE, head_bias=False),
-        settings=(*SETTINGS, Setting("head", ("head",))),
-        fixed=FIXED,
+        settings=(*SETTINGS, Setting("head", "head")),
         rows=_bare,
         flatten=_find_head,
         nest=_leave_head,

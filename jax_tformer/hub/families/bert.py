@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jax_tformer.config import DropoutConfig, TransformerConfig
+from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import ARCHITECTURES
-from jax_tformer.hub.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, Settings, linears, named, pair
-from jax_tformer.hub.tensors import View
+from jax_tformer.hub.families import ACTIVATIONS, Family, Row, Setting, Settings, head, modules, named
+from jax_tformer.hub.names import View
 
 SETTINGS = (
     *named(
@@ -19,7 +19,7 @@ SETTINGS = (
         max_position_embeddings="encoder.max_positions",
         type_vocab_size="encoder.token_types",
     ),
-    Setting("hidden_act", ("encoder.activation",), ACTIVATIONS),
+    Setting("hidden_act", "encoder.activation", ACTIVATIONS),
     *named(
         layer_norm_eps="encoder.norm_eps",
         initializer_range="initializer_std",
@@ -27,12 +27,12 @@ SETTINGS = (
         attention_probs_dropout_prob="dropout.attention",
     ),
 )
-TIED = Setting("tie_word_embeddings", ("tied_head",))
+TIED = Setting("tie_word_embeddings", "tied_head")
 FIXED = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"}
 """`pad_token_id` is not read: PyTorch does not train that row of the token table, but no output depends on it."""
 
 
-CLASSES = Setting("classes", ("classes",), said="num_labels")
+CLASSES = Setting("classes", "classes", said="num_labels")
 """Made by `count_labels`; what the classes are called is not part of our config."""
 
 
@@ -64,29 +64,35 @@ def name_labels(written: Settings) -> dict[str, object]:
     return {**named, "id2label": {str(number): name for name, number in labels.items()}, "label2id": labels}
 
 
-def classifier_dropout(*ours: str) -> Setting:
+def classifier_dropout(ours: str) -> Setting:
     """Makes the setting of these rates; absent or null it means `hidden_dropout_prob`."""
     return Setting("classifier_dropout", ours, default=lambda read: read["dropout.residual"])
 
 
+_EMBEDDING = {
+    "word_embeddings": "tokens",
+    "position_embeddings": "positions",
+    "token_type_embeddings": "token_types",
+    "LayerNorm": "norm",
+}
+_LAYER = {
+    **{f"attention.self.{name}": f"self_attention.{name}" for name in ("query", "key", "value")},
+    "attention.output.dense": "self_attention.output",
+    "attention.output.LayerNorm": "self_attention_norm",
+    "intermediate.dense": "feedforward.up",
+    "output.dense": "feedforward.down",
+    "output.LayerNorm": "feedforward_norm",
+}
+
+
 def encoder(prefix: str = "") -> tuple[Row, ...]:
     """Returns the rows of embedding and encoder, which RoBERTa shares."""
-    layer, ours = "encoder.layer.*", "encoder.blocks.*"
-    rows = (
-        Row("embeddings.word_embeddings.weight", ("embedding.tokens.weight",)),
-        Row("embeddings.position_embeddings.weight", ("embedding.positions.weight",)),
-        Row("embeddings.token_type_embeddings.weight", ("embedding.token_types.weight",)),
-        *pair("embeddings.LayerNorm", "embedding.norm", VECTOR),
-        *linears(f"{layer}.attention.self", f"{ours}.self_attention", {x: x for x in ("query", "key", "value")}),
-        *pair(f"{layer}.attention.output.dense", f"{ours}.self_attention.output"),
-        *pair(f"{layer}.attention.output.LayerNorm", f"{ours}.self_attention_norm", VECTOR),
-        *pair(f"{layer}.intermediate.dense", f"{ours}.feedforward.up"),
-        *pair(f"{layer}.output.dense", f"{ours}.feedforward.down"),
-        *pair(f"{layer}.output.LayerNorm", f"{ours}.feedforward_norm", VECTOR),
+    return (
+        *modules(_EMBEDDING, f"{prefix}embeddings.", "embedding."),
+        *modules(_LAYER, f"{prefix}encoder.layer.*.", "encoder.blocks.*."),
         # 0, 1, 2 ..., which older versions saved.
-        Row("embeddings.position_ids", None),
+        Row(f"{prefix}embeddings.position_ids", None),
     )
-    return tuple(row._replace(theirs=prefix + row.theirs) for row in rows)
 
 
 def no_pooler(prefix: str) -> tuple[Row, ...]:
@@ -96,7 +102,7 @@ def no_pooler(prefix: str) -> tuple[Row, ...]:
 
 def bare(config: TransformerConfig) -> tuple[Row, ...]:
     """Returns the rows of a BertModel or RobertaModel; one made with `add_pooling_layer=False` has no pooler."""
-    return (*encoder(), *(() if config.pooler == "none" else pair("pooler.dense", "pooler.dense")))
+    return *encoder(), *modules({} if config.pooler == "none" else {"pooler.dense": "pooler.dense"})
 
 
 def with_or_without_pooler(config: TransformerConfig, weights: Mapping[str, View]) -> TransformerConfig:
@@ -104,17 +110,22 @@ def with_or_without_pooler(config: TransformerConfig, weights: Mapping[str, View
     return config if any(name.endswith("pooler.dense.weight") for name in weights) else replace(config, pooler="none")
 
 
+def masked_head(theirs: str, config: TransformerConfig) -> tuple[Row, ...]:
+    """Returns the rows of a head's projection; an untied one has arrays of its own, and the first bias is unused."""
+    bias, tied = "head.bias", config.tied_head
+    return (
+        Row(f"{theirs}bias", bias if tied else None, filled=None if tied else bias),
+        head(f"{theirs}decoder.weight", config),
+        Row(f"{theirs}decoder.bias", bias),
+    )
+
+
 def _masked(config: TransformerConfig) -> tuple[Row, ...]:
-    """Returns the rows of a BertForMaskedLM; an untied head has arrays of its own, and `predictions.bias` is unused."""
-    head, tied = "cls.predictions", config.tied_head
     return (
         *encoder("bert."),
         *no_pooler("bert."),
-        *pair(f"{head}.transform.dense", "head.dense"),
-        *pair(f"{head}.transform.LayerNorm", "head.norm", VECTOR),
-        Row(f"{head}.bias", ("head.bias",) if tied else None, VECTOR, filled=None if tied else "head.bias"),
-        Row(f"{head}.decoder.weight", ("embedding.tokens.weight" if tied else "head.weight",)),
-        Row(f"{head}.decoder.bias", ("head.bias",), VECTOR),
+        *modules({"dense": "dense", "LayerNorm": "norm"}, "cls.predictions.transform.", "head."),
+        *masked_head("cls.predictions.", config),
         # Of BertForPreTraining, whose file may be read as this class.
         Row("cls.seq_relationship.weight", None),
         Row("cls.seq_relationship.bias", None),
@@ -122,11 +133,11 @@ def _masked(config: TransformerConfig) -> tuple[Row, ...]:
 
 
 def _texts(config: TransformerConfig) -> tuple[Row, ...]:
-    return *encoder("bert."), *pair("bert.pooler.dense", "pooler.dense"), *pair("classifier", "classifier")
+    return *encoder("bert."), *modules({"bert.pooler.dense": "pooler.dense", "classifier": "classifier"})
 
 
 def _tokens(config: TransformerConfig) -> tuple[Row, ...]:
-    return *encoder("bert."), *no_pooler("bert."), *pair("classifier", "classifier")
+    return *encoder("bert."), *no_pooler("bert."), *modules({"classifier": "classifier"})
 
 
 def headless(masked: TransformerConfig) -> TransformerConfig:
@@ -144,16 +155,18 @@ def of_tokens(masked: TransformerConfig, dropout: DropoutConfig) -> TransformerC
     return replace(headless(masked), head="classify_tokens", classes=2, pooler="none", dropout=dropout)
 
 
-_TEMPLATE = ARCHITECTURES["bert-base"]
-_DROPOUT = replace(_TEMPLATE.dropout, classifier=0.1)
+TEMPLATE = ARCHITECTURES["bert-base"]
+assert isinstance(TEMPLATE.encoder, StackConfig)
+STACK = TEMPLATE.encoder
+_DROPOUT = replace(TEMPLATE.dropout, classifier=0.1)
 _CLASSIFYING = (*SETTINGS, CLASSES, classifier_dropout("dropout.classifier"))
 FAMILIES = {
-    "BertModel": Family("bert", headless(_TEMPLATE), SETTINGS, FIXED, bare, adapted=with_or_without_pooler),
-    "BertForMaskedLM": Family("bert", _TEMPLATE, (*SETTINGS, TIED), FIXED, _masked),
+    "BertModel": Family("bert", headless(TEMPLATE), SETTINGS, bare, FIXED, adapted=with_or_without_pooler),
+    "BertForMaskedLM": Family("bert", TEMPLATE, (*SETTINGS, TIED), _masked, FIXED),
     "BertForSequenceClassification": Family(
-        "bert", of_texts(_TEMPLATE, _DROPOUT), _CLASSIFYING, FIXED, _texts, count_labels, classifier_nested
+        "bert", of_texts(TEMPLATE, _DROPOUT), _CLASSIFYING, _texts, FIXED, count_labels, classifier_nested
     ),
     "BertForTokenClassification": Family(
-        "bert", of_tokens(_TEMPLATE, _DROPOUT), _CLASSIFYING, FIXED, _tokens, count_labels, classifier_nested
+        "bert", of_tokens(TEMPLATE, _DROPOUT), _CLASSIFYING, _tokens, FIXED, count_labels, classifier_nested
     ),
 }

@@ -2,90 +2,87 @@
 
 from dataclasses import replace
 
-from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.config.presets import ARCHITECTURES
-from jax_tformer.hub.families import bert
-from jax_tformer.hub.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, linears, named, pair
+from jax_tformer.config import TransformerConfig
+from jax_tformer.hub.families import ACTIVATIONS, Family, Row, Setting, bert, head, modules, named
 
 
-def _settings(*drop: str) -> tuple[Setting, ...]:
-    """Returns the settings; `dropout` sets these rates besides others.
+def _settings(more: str = "") -> tuple[Setting, ...]:
+    """Returns the settings; `dropout` sets `more` rates besides others.
 
     `sinusoidal_pos_embds` is not read: it decides how the position table starts, and the table is in the file.
     """
     return (
-        Setting("vocab_size", ("vocab_size",)),
-        Setting("dim", ("d_model",), synonym="hidden_size"),
-        Setting("n_layers", ("encoder.num_layers",), synonym="num_hidden_layers"),
-        Setting("n_heads", ("encoder.num_heads",), synonym="num_attention_heads"),
+        Setting("vocab_size", "vocab_size"),
+        Setting("dim", "d_model", synonym="hidden_size"),
+        Setting("n_layers", "encoder.num_layers", synonym="num_hidden_layers"),
+        Setting("n_heads", "encoder.num_heads", synonym="num_attention_heads"),
+        *named(hidden_dim="encoder.feedforward_width", max_position_embeddings="encoder.max_positions"),
+        Setting("activation", "encoder.activation", ACTIVATIONS),
         *named(
-            hidden_dim="encoder.feedforward_width",
-            max_position_embeddings="encoder.max_positions",
+            initializer_range="initializer_std",
+            dropout=f"dropout.embedding dropout.residual {more}",
+            attention_dropout="dropout.attention",
         ),
-        Setting("activation", ("encoder.activation",), ACTIVATIONS),
-        Setting("initializer_range", ("initializer_std",)),
-        Setting("dropout", ("dropout.embedding", "dropout.residual", *drop)),
-        Setting("attention_dropout", ("dropout.attention",)),
     )
 
 
-_ATTENTION = {"q_lin": "query", "k_lin": "key", "v_lin": "value", "out_lin": "output"}
+_EMBEDDING = {"word_embeddings": "tokens", "position_embeddings": "positions", "LayerNorm": "norm"}
+_LAYER = {
+    "attention.q_lin": "self_attention.query",
+    "attention.k_lin": "self_attention.key",
+    "attention.v_lin": "self_attention.value",
+    "attention.out_lin": "self_attention.output",
+    "sa_layer_norm": "self_attention_norm",
+    "ffn.lin1": "feedforward.up",
+    "ffn.lin2": "feedforward.down",
+    "output_layer_norm": "feedforward_norm",
+}
 
 
 def _encoder(prefix: str = "") -> tuple[Row, ...]:
-    layer, ours = "transformer.layer.*", "encoder.blocks.*"
-    rows = (
-        Row("embeddings.word_embeddings.weight", ("embedding.tokens.weight",)),
-        Row("embeddings.position_embeddings.weight", ("embedding.positions.weight",)),
-        *pair("embeddings.LayerNorm", "embedding.norm", VECTOR),
-        *linears(f"{layer}.attention", f"{ours}.self_attention", _ATTENTION),
-        *pair(f"{layer}.sa_layer_norm", f"{ours}.self_attention_norm", VECTOR),
-        *linears(f"{layer}.ffn", f"{ours}.feedforward", {"lin1": "up", "lin2": "down"}),
-        *pair(f"{layer}.output_layer_norm", f"{ours}.feedforward_norm", VECTOR),
+    return (
+        *modules(_EMBEDDING, f"{prefix}embeddings.", "embedding."),
+        *modules(_LAYER, f"{prefix}transformer.layer.*.", "encoder.blocks.*."),
         # 0, 1, 2 ..., which older versions saved.
-        Row("embeddings.position_ids", None),
+        Row(f"{prefix}embeddings.position_ids", None),
     )
-    return tuple(row._replace(theirs=prefix + row.theirs) for row in rows)
 
 
 def _masked(config: TransformerConfig) -> tuple[Row, ...]:
     return (
         *_encoder("distilbert."),
-        *pair("vocab_transform", "head.dense"),
-        *pair("vocab_layer_norm", "head.norm", VECTOR),
-        Row("vocab_projector.weight", ("embedding.tokens.weight" if config.tied_head else "head.weight",)),
-        Row("vocab_projector.bias", ("head.bias",), VECTOR),
+        *modules({"vocab_transform": "head.dense", "vocab_layer_norm": "head.norm"}),
+        head("vocab_projector.weight", config),
+        Row("vocab_projector.bias", "head.bias"),
     )
 
 
 def _texts(config: TransformerConfig) -> tuple[Row, ...]:
-    return *_encoder("distilbert."), *pair("pre_classifier", "pooler.dense"), *pair("classifier", "classifier")
+    return *_encoder("distilbert."), *modules({"pre_classifier": "pooler.dense", "classifier": "classifier"})
 
 
 def _tokens(config: TransformerConfig) -> tuple[Row, ...]:
-    return *_encoder("distilbert."), *pair("classifier", "classifier")
+    return *_encoder("distilbert."), *modules({"classifier": "classifier"})
 
 
-_BERT = ARCHITECTURES["bert-base"]
-assert isinstance(_BERT.encoder, StackConfig)
 _TEMPLATE = replace(
-    _BERT,
-    encoder=replace(_BERT.encoder, num_layers=6, token_types=0),
-    dropout=replace(_BERT.dropout, attention_output=0.0),
+    bert.TEMPLATE,
+    encoder=replace(bert.STACK, num_layers=6, token_types=0),
+    dropout=replace(bert.TEMPLATE.dropout, attention_output=0.0),
 )
 _OF_TEXTS = replace(bert.of_texts(_TEMPLATE, replace(_TEMPLATE.dropout, classifier=0.2)), pooler="relu")
 _OF_TOKENS = bert.of_tokens(_TEMPLATE, replace(_TEMPLATE.dropout, classifier=0.1))
-_TEXT_SETTINGS = (*_settings(), bert.CLASSES, Setting("seq_classif_dropout", ("dropout.classifier",)))
+_TEXT_SETTINGS = (*_settings(), bert.CLASSES, Setting("seq_classif_dropout", "dropout.classifier"))
 _TOKEN_SETTINGS = (*_settings("dropout.classifier"), bert.CLASSES)
 FAMILIES = {
     "DistilBertModel": Family(
-        "distilbert", replace(bert.headless(_TEMPLATE), pooler="none"), _settings(), {}, lambda config: _encoder()
+        "distilbert", replace(bert.headless(_TEMPLATE), pooler="none"), _settings(), lambda config: _encoder()
     ),
-    "DistilBertForMaskedLM": Family("distilbert", _TEMPLATE, (*_settings(), bert.TIED), {}, _masked),
+    "DistilBertForMaskedLM": Family("distilbert", _TEMPLATE, (*_settings(), bert.TIED), _masked),
     "DistilBertForSequenceClassification": Family(
-        "distilbert", _OF_TEXTS, _TEXT_SETTINGS, {}, _texts, bert.count_labels, bert.name_labels
+        "distilbert", _OF_TEXTS, _TEXT_SETTINGS, _texts, flatten=bert.count_labels, nest=bert.name_labels
     ),
     "DistilBertForTokenClassification": Family(
-        "distilbert", _OF_TOKENS, _TOKEN_SETTINGS, {}, _tokens, bert.count_labels, bert.name_labels
+        "distilbert", _OF_TOKENS, _TOKEN_SETTINGS, _tokens, flatten=bert.count_labels, nest=bert.name_labels
     ),
 }

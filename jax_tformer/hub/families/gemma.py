@@ -4,10 +4,8 @@ from dataclasses import replace
 
 from jax_tformer.config import RotaryConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.hub import layer_types, rope
-from jax_tformer.hub.families import llama
-from jax_tformer.hub.layer_types import FULL, WINDOWED
-from jax_tformer.hub.tables import ACTIVATIONS, Family, Row, Setting, Settings
+from jax_tformer.hub.families import ACTIVATIONS, Family, Row, Setting, Settings, layer_types, llama, rope
+from jax_tformer.hub.families.layer_types import FULL, WINDOWED
 
 _GEMMA = TransformerConfig(
     vocab_size=256000,
@@ -61,13 +59,13 @@ _GEMMA3 = TransformerConfig(
     ),
 )
 _ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", **ACTIVATIONS}
-_SETTINGS1 = (*llama.SETTINGS, llama.ATTENTION_BIAS, Setting("head_dim", ("decoder.head_width",)))
+_SETTINGS1 = (*llama.SETTINGS, llama.ATTENTION_BIAS, Setting("head_dim", "decoder.head_width"))
 _SETTINGS = (
     *_SETTINGS1,
     *layer_types.SETTINGS,
-    Setting("hidden_activation", ("decoder.activation",), _ACTIVATIONS),
-    Setting("query_pre_attn_scalar", ("decoder.attention_scale",)),
-    Setting("final_logit_softcapping", ("logit_cap",), nullable=True),
+    Setting("hidden_activation", "decoder.activation", _ACTIVATIONS),
+    Setting("query_pre_attn_scalar", "decoder.attention_scale"),
+    Setting("final_logit_softcapping", "logit_cap", nullable=True),
 )
 _NORMS = {
     "input_layernorm": "self_attention_norm",
@@ -130,32 +128,32 @@ def _nest3(written: Settings) -> dict[str, object]:
     return {**nested, "rope_parameters": kinds}
 
 
+_FIXED = {"use_bidirectional_attention": False}
+_FAMILY2 = Family(
+    model_type="gemma2",
+    template=_GEMMA2,
+    settings=(*_SETTINGS, Setting("attn_logit_softcapping", "decoder.score_cap", nullable=True)),
+    rows=_rows,
+    fixed=_FIXED,
+    flatten=_flatten2,
+    nest=_nest2,
+)
 FAMILIES = {
-    "GemmaForCausalLM": Family(
+    "GemmaForCausalLM": replace(
+        llama.FAMILY,
         model_type="gemma",
         template=_GEMMA,
         # What the first releases call gelu is the approximation.
-        settings=(*_SETTINGS1, Setting("hidden_act", ("decoder.activation",), {**_ACTIVATIONS, "gelu": "gelu_tanh"})),
-        fixed={"use_bidirectional_attention": False},
-        rows=llama.rows,
-        flatten=rope.flatten,
-        nest=rope.nest,
+        settings=(*_SETTINGS1, Setting("hidden_act", "decoder.activation", {**_ACTIVATIONS, "gelu": "gelu_tanh"})),
+        fixed=_FIXED,
     ),
-    "Gemma2ForCausalLM": Family(
-        model_type="gemma2",
-        template=_GEMMA2,
-        settings=(*_SETTINGS, Setting("attn_logit_softcapping", ("decoder.score_cap",), nullable=True)),
-        fixed={"use_bidirectional_attention": False},
-        rows=_rows,
-        flatten=_flatten2,
-        nest=_nest2,
-    ),
-    "Gemma3ForCausalLM": Family(
+    "Gemma2ForCausalLM": _FAMILY2,
+    "Gemma3ForCausalLM": replace(
+        _FAMILY2,
         model_type="gemma3_text",
         template=_GEMMA3,
-        settings=(*_SETTINGS, Setting(_LOCAL, ("decoder.rotary.window_base",), nullable=True)),
-        fixed={"use_bidirectional_attention": False, "attn_logit_softcapping": None},
-        rows=_rows,
+        settings=(*_SETTINGS, Setting(_LOCAL, "decoder.rotary.window_base", nullable=True)),
+        fixed={**_FIXED, "attn_logit_softcapping": None},
         flatten=_flatten3,
         nest=_nest3,
     ),

@@ -2,8 +2,7 @@
 
 from jax_tformer.config import RotaryConfig, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.hub import rope
-from jax_tformer.hub.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, Settings, linear, named, pair
+from jax_tformer.hub.families import ACTIVATIONS, BIASES, Family, Row, Setting, Settings, head, modules, named, rope
 
 TEMPLATE = TransformerConfig(
     vocab_size=50432,
@@ -30,20 +29,18 @@ SETTINGS = (
         intermediate_size="decoder.feedforward_width",
         max_position_embeddings="decoder.max_positions",
     ),
-    Setting("hidden_act", ("decoder.activation",), ACTIVATIONS),
+    Setting("hidden_act", "decoder.activation", ACTIVATIONS),
     *named(
         layer_norm_eps="decoder.norm_eps",
         use_parallel_residual="decoder.parallel",
-    ),
-    Setting("attention_bias", tuple(f"decoder.{name}_bias" for name in ("query", "key", "value", "output"))),
-    *named(
+        attention_bias=BIASES,
         tie_word_embeddings="tied_head",
         initializer_range="initializer_std",
         hidden_dropout="dropout.embedding dropout.residual",
         attention_dropout="dropout.attention",
     ),
     *rope.SETTINGS,
-    Setting("rotary_width", ("decoder.rotary.width",), nullable=True, said="rotary_pct"),
+    Setting("rotary_width", "decoder.rotary.width", nullable=True, said="rotary_pct"),
 )
 HEADS = "(h n c) i -> n (h c) i"
 """Query, key and value of one head stand together."""
@@ -84,34 +81,30 @@ def _nest(written: Settings) -> dict[str, object]:
 
 
 def _rows(config: TransformerConfig) -> tuple[Row, ...]:
-    stack, theirs, ours = config.output_stack, "gpt_neox.layers.*", "decoder.blocks.*"
-    fused = tuple(f"{ours}.self_attention.{name}" for name in ("query", "key", "value"))
-    heads, head = (("h", stack.num_heads),), "embedding.tokens.weight" if config.tied_head else "head.weight"
-    bias = Row(
-        f"{theirs}.attention.query_key_value.bias",
-        tuple(f"{name}.bias" for name in fused),
-        "(h n c) -> n (h c)",
-        sizes=heads,
+    layer, heads = ("gpt_neox.layers.*.", "decoder.blocks.*."), (("h", config.output_stack.num_heads),)
+    weights, biases = (
+        " ".join(f"decoder.blocks.*.self_attention.{name}.{leaf}" for name in ("query", "key", "value"))
+        for leaf in ("weight", "bias")
     )
     return (
-        Row("gpt_neox.embed_in.weight", ("embedding.tokens.weight",)),
-        *pair(f"{theirs}.input_layernorm", f"{ours}.self_attention_norm", VECTOR),
-        Row(
-            f"{theirs}.attention.query_key_value.weight", tuple(f"{name}.weight" for name in fused), HEADS, sizes=heads
+        *modules({"embed_in": "embedding.tokens", "final_layer_norm": "decoder.final_norm"}, "gpt_neox."),
+        Row(f"{layer[0]}attention.query_key_value.weight", weights, HEADS, heads),
+        Row(f"{layer[0]}attention.query_key_value.bias", biases, "(h n c) -> n (h c)", heads, optional=True),
+        *modules(
+            {
+                "input_layernorm": "self_attention_norm",
+                "attention.dense": "self_attention.output",
+                "post_attention_layernorm": "feedforward_norm",
+                "mlp.dense_h_to_4h": "feedforward.up",
+                "mlp.dense_4h_to_h": "feedforward.down",
+            },
+            *layer,
         ),
-        *((bias,) if stack.query_bias else ()),
-        *linear(f"{theirs}.attention.dense", f"{ours}.self_attention.output", stack.output_bias),
-        *pair(f"{theirs}.post_attention_layernorm", f"{ours}.feedforward_norm", VECTOR),
-        *pair(f"{theirs}.mlp.dense_h_to_4h", f"{ours}.feedforward.up"),
-        *pair(f"{theirs}.mlp.dense_4h_to_h", f"{ours}.feedforward.down"),
-        *pair("gpt_neox.final_layer_norm", "decoder.final_norm", VECTOR),
         # Files have the first name, and models the second.
-        Row("embed_out.weight", (head,)),
-        Row("lm_head.weight", (head,)),
+        head("embed_out.weight", config),
+        head("lm_head.weight", config),
         # The causal mask, its large negative number and the frequencies of the rotation, which older versions saved.
-        Row(f"{theirs}.attention.bias", None),
-        Row(f"{theirs}.attention.masked_bias", None),
-        Row(f"{theirs}.attention.rotary_emb.inv_freq", None),
+        *(Row(f"{layer[0]}attention.{name}", None) for name in ("bias", "masked_bias", "rotary_emb.inv_freq")),
     )
 
 
@@ -120,7 +113,6 @@ FAMILIES = {
         model_type="gpt_neox",
         template=TEMPLATE,
         settings=SETTINGS,
-        fixed={},
         rows=_rows,
         flatten=_flatten,
         nest=_nest,

@@ -1,8 +1,9 @@
 """The tables of Llama 2 and 3 (Touvron et al., 2023; Dubey et al., 2024), `transformers.LlamaForCausalLM`."""
 
+from collections.abc import Mapping
+
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.hub import rope
-from jax_tformer.hub.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, linears, named, scales
+from jax_tformer.hub.families import ACTIVATIONS, BIASES, Family, Row, Setting, head, modules, named, rope
 
 STACK = StackConfig(
     num_layers=32,
@@ -31,7 +32,7 @@ SETTINGS = (
         num_hidden_layers="decoder.num_layers",
         num_attention_heads="decoder.num_heads",
     ),
-    Setting("num_key_value_heads", ("decoder.key_value_heads",), nullable=True),
+    Setting("num_key_value_heads", "decoder.key_value_heads", nullable=True),
     *named(
         intermediate_size="decoder.feedforward_width",
         max_position_embeddings="decoder.max_positions",
@@ -43,46 +44,42 @@ SETTINGS = (
     *rope.SETTINGS,
 )
 """Those that the descendants of Llama have too."""
-ACTIVATION = Setting("hidden_act", ("decoder.activation",), ACTIVATIONS)
-HEAD_WIDTH = Setting("head_dim", ("decoder.head_width",), nullable=True)
-ATTENTION_BIAS = Setting(
-    "attention_bias", tuple(f"decoder.{name}_bias" for name in ("query", "key", "value", "output"))
-)
-MLP_BIAS = Setting("mlp_bias", ("decoder.feedforward_bias",))
-QUERY_KEY_VALUE = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}
+ACTIVATION = Setting("hidden_act", "decoder.activation", ACTIVATIONS)
+WINDOW = Setting("sliding_window", "decoder.window", nullable=True)
+HEAD_WIDTH = Setting("head_dim", "decoder.head_width", nullable=True)
+ATTENTION_BIAS = Setting("attention_bias", BIASES)
+MLP_BIAS = Setting("mlp_bias", "decoder.feedforward_bias")
+ATTENTION = {
+    "self_attn.q_proj": "self_attention.query",
+    "self_attn.k_proj": "self_attention.key",
+    "self_attn.v_proj": "self_attention.value",
+    "self_attn.o_proj": "self_attention.output",
+}
 NORMS = {"input_layernorm": "self_attention_norm", "post_attention_layernorm": "feedforward_norm"}
 """Their norms of a layer -> ours."""
 
 
-def rows(config: TransformerConfig, norms: dict[str, str] = NORMS) -> tuple[Row, ...]:
+def rows(config: TransformerConfig, norms: Mapping[str, str] = NORMS) -> tuple[Row, ...]:
     """Returns the rows of a LlamaForCausalLM, or of a descendant with other `norms`."""
-    stack, theirs, ours = config.output_stack, "model.layers.*", "decoder.blocks.*"
-    attention = (f"{theirs}.self_attn", f"{ours}.self_attention")
-    turned = {"q_norm": "query_norm", "k_norm": "key_norm"} if stack.query_key_norm else {}
-    feedforward = {f"{name}_proj": name for name in ("gate", "up", "down")}
+    names = {**ATTENTION, **norms, **{f"mlp.{name}_proj": f"feedforward.{name}" for name in ("gate", "up", "down")}}
+    if config.output_stack.query_key_norm:
+        names |= {"self_attn.q_norm": "self_attention.query_norm", "self_attn.k_norm": "self_attention.key_norm"}
     return (
-        Row("model.embed_tokens.weight", ("embedding.tokens.weight",)),
-        *scales(theirs, ours, norms),
-        *linears(*attention, QUERY_KEY_VALUE, stack.query_bias),
-        *linears(*attention, {"o_proj": "output"}, stack.output_bias),
-        *scales(*attention, turned),
-        *linears(f"{theirs}.mlp", f"{ours}.feedforward", feedforward, stack.feedforward_bias),
-        Row("model.norm.weight", ("decoder.final_norm.weight",), VECTOR),
-        Row("lm_head.weight", ("embedding.tokens.weight" if config.tied_head else "head.weight",)),
+        *modules({"embed_tokens": "embedding.tokens", "norm": "decoder.final_norm"}, "model."),
+        *modules(names, "model.layers.*.", "decoder.blocks.*."),
+        head("lm_head.weight", config),
         # The frequencies of the rotation, which older versions saved.
-        Row(f"{theirs}.self_attn.rotary_emb.inv_freq", None),
+        Row("model.layers.*.self_attn.rotary_emb.inv_freq", None),
     )
 
 
-FAMILIES = {
-    "LlamaForCausalLM": Family(
-        model_type="llama",
-        template=TEMPLATE,
-        settings=(*SETTINGS, ACTIVATION, HEAD_WIDTH, ATTENTION_BIAS, MLP_BIAS),
-        fixed={},
-        rows=rows,
-        flatten=rope.flatten,
-        nest=rope.nest,
-    )
-}
+FAMILY = Family(
+    model_type="llama",
+    template=TEMPLATE,
+    settings=(*SETTINGS, ACTIVATION, HEAD_WIDTH, ATTENTION_BIAS, MLP_BIAS),
+    rows=rows,
+    flatten=rope.flatten,
+    nest=rope.nest,
+)
+FAMILIES = {"LlamaForCausalLM": FAMILY}
 """`pretraining_tp` split products into parts of one sum in older versions, which changes no function."""

@@ -10,10 +10,8 @@ import numpy as np
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.hub.families import bart
-from jax_tformer.hub.names import WeightsError
-from jax_tformer.hub.tables import ACTIVATIONS, Family, Row, Setting, Settings, named
-from jax_tformer.hub.tensors import View, read
+from jax_tformer.hub.families import ACTIVATIONS, Family, Row, Setting, Settings, bart, named
+from jax_tformer.hub.names import View, WeightsError, read
 
 _STACK = replace(bart.STACK, embedding_norm=False, positions="sinusoidal_half", position_offset=0)
 LARGE = replace(bart.LARGE, vocab_size=58101, encoder=_STACK, decoder=_STACK)
@@ -21,11 +19,8 @@ _OTHER = ("activation_function", "tie_word_embeddings")
 SETTINGS = (
     *(setting for setting in bart.SETTINGS if setting.theirs not in _OTHER),
     # Their files say swish, which is therefore written.
-    Setting("activation_function", ("encoder.activation", "decoder.activation"), {"swish": "silu", **ACTIVATIONS}),
-    *named(
-        tie_word_embeddings="tied_head",
-        share_encoder_decoder_embeddings="shared_embedding",
-    ),
+    Setting("activation_function", "encoder.activation decoder.activation", {"swish": "silu", **ACTIVATIONS}),
+    *named(tie_word_embeddings="tied_head", share_encoder_decoder_embeddings="shared_embedding"),
 )
 FIXED = {**bart.FIXED, "normalize_embedding": False, "static_position_embeddings": True}
 _TABLES = {side: f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}

@@ -2,28 +2,14 @@
 
 from dataclasses import replace
 
-from jax_tformer.hub import rope
 from jax_tformer.hub.families import llama
-from jax_tformer.hub.tables import Family, Setting
 
+_STACK = replace(llama.STACK, feedforward_width=14336, key_value_heads=8, max_positions=4096 * 32, window=4096)
 FAMILIES = {
-    "MistralForCausalLM": Family(
+    "MistralForCausalLM": replace(
+        llama.FAMILY,
         model_type="mistral",
-        template=replace(
-            llama.TEMPLATE,
-            decoder=replace(
-                llama.STACK, feedforward_width=14336, key_value_heads=8, max_positions=4096 * 32, window=4096
-            ),
-        ),
-        settings=(
-            *llama.SETTINGS,
-            llama.ACTIVATION,
-            llama.HEAD_WIDTH,
-            Setting("sliding_window", ("decoder.window",), nullable=True),
-        ),
-        fixed={},
-        rows=llama.rows,
-        flatten=rope.flatten,
-        nest=rope.nest,
+        template=replace(llama.TEMPLATE, decoder=_STACK),
+        settings=(*llama.SETTINGS, llama.ACTIVATION, llama.HEAD_WIDTH, llama.WINDOW),
     )
 }

@@ -2,17 +2,17 @@
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.hub.tables import (
+from jax_tformer.hub.families import (
     ACTIVATIONS,
     ATTENTION,
-    VECTOR,
+    BIASES,
     Family,
     Row,
     Setting,
     Settings,
-    linears,
+    head,
+    modules,
     named,
-    pair,
 )
 
 TEMPLATE = TransformerConfig(
@@ -32,7 +32,6 @@ TEMPLATE = TransformerConfig(
     tied_head=True,
     dropout=DropoutConfig(residual=0.1),
 )
-_BIASES = ("query", "key", "value", "output", "feedforward")
 SETTINGS = (
     *named(
         vocab_size="vocab_size",
@@ -42,11 +41,11 @@ SETTINGS = (
         ffn_dim="decoder.feedforward_width",
         max_position_embeddings="decoder.max_positions",
     ),
-    Setting("activation_function", ("decoder.activation",), ACTIVATIONS),
-    Setting("do_layer_norm_before", ("decoder.norm_placement",), {True: "pre", False: "post"}),
-    Setting("final_norm", ("decoder.final_norm",)),
-    Setting("enable_bias", tuple(f"decoder.{name}_bias" for name in _BIASES)),
+    Setting("activation_function", "decoder.activation", ACTIVATIONS),
+    Setting("do_layer_norm_before", "decoder.norm_placement", {True: "pre", False: "post"}),
     *named(
+        final_norm="decoder.final_norm",
+        enable_bias=f"{BIASES} decoder.feedforward_bias",
         tie_word_embeddings="tied_head",
         init_std="initializer_std",
         dropout="dropout.residual",
@@ -74,16 +73,21 @@ def _nest(written: Settings) -> dict[str, object]:
 
 
 def _rows(config: TransformerConfig) -> tuple[Row, ...]:
-    stack, theirs, ours = config.output_stack, "model.decoder.layers.*", "decoder.blocks.*"
+    layer, ours = "model.decoder.layers.*.", "decoder.blocks.*."
+    names = {
+        "self_attn_layer_norm": "self_attention_norm",
+        "fc1": "feedforward.up",
+        "fc2": "feedforward.down",
+        "final_layer_norm": "feedforward_norm",
+    }
+    outside = {"embed_tokens": "embedding.tokens", "embed_positions": "embedding.positions"}
+    if config.output_stack.final_norm:
+        outside["final_layer_norm"] = "decoder.final_norm"
     return (
-        Row("model.decoder.embed_tokens.weight", ("embedding.tokens.weight",)),
-        Row("model.decoder.embed_positions.weight", ("embedding.positions.weight",)),
-        *linears(f"{theirs}.self_attn", f"{ours}.self_attention", ATTENTION, stack.output_bias),
-        *pair(f"{theirs}.self_attn_layer_norm", f"{ours}.self_attention_norm", VECTOR),
-        *linears(theirs, f"{ours}.feedforward", {"fc1": "up", "fc2": "down"}, stack.feedforward_bias),
-        *pair(f"{theirs}.final_layer_norm", f"{ours}.feedforward_norm", VECTOR),
-        *(pair("model.decoder.final_layer_norm", "decoder.final_norm", VECTOR) if stack.final_norm else ()),
-        Row("lm_head.weight", ("embedding.tokens.weight" if config.tied_head else "head.weight",)),
+        *modules(outside, "model.decoder."),
+        *modules(ATTENTION, f"{layer}self_attn.", f"{ours}self_attention."),
+        *modules(names, layer, ours),
+        head("lm_head.weight", config),
     )
 
 

@@ -5,9 +5,7 @@ Both are Llamas; Qwen2 has biases of queries, keys and values, and Qwen3 normali
 
 from dataclasses import replace
 
-from jax_tformer.hub import layer_types, rope
-from jax_tformer.hub.families import llama
-from jax_tformer.hub.tables import Family, Settings
+from jax_tformer.hub.families import Settings, layer_types, llama, rope
 
 _STACK = replace(llama.STACK, feedforward_width=22016, max_positions=32768, key_value_heads=32)
 _TEMPLATE = replace(llama.TEMPLATE, vocab_size=151936)
@@ -32,23 +30,20 @@ def _nest(written: Settings) -> dict[str, object]:
     return {**layer_types.nest(rope.nest(written)), **fields}
 
 
+_QWEN2 = replace(
+    llama.FAMILY,
+    model_type="qwen2",
+    template=replace(_TEMPLATE, decoder=replace(_STACK, query_bias=True, key_bias=True, value_bias=True)),
+    settings=_SETTINGS,
+    flatten=_flatten,
+    nest=_nest,
+)
 FAMILIES = {
-    "Qwen2ForCausalLM": Family(
-        model_type="qwen2",
-        template=replace(_TEMPLATE, decoder=replace(_STACK, query_bias=True, key_bias=True, value_bias=True)),
-        settings=_SETTINGS,
-        fixed={},
-        rows=llama.rows,
-        flatten=_flatten,
-        nest=_nest,
-    ),
-    "Qwen3ForCausalLM": Family(
+    "Qwen2ForCausalLM": _QWEN2,
+    "Qwen3ForCausalLM": replace(
+        _QWEN2,
         model_type="qwen3",
         template=replace(_TEMPLATE, decoder=replace(_STACK, head_width=128, query_key_norm=True)),
         settings=(*_SETTINGS, llama.ATTENTION_BIAS),
-        fixed={},
-        rows=llama.rows,
-        flatten=_flatten,
-        nest=_nest,
     ),
 }

@@ -7,11 +7,9 @@ hides the padding tokens and no others.
 
 from dataclasses import replace
 
-from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.config.presets import ARCHITECTURES
-from jax_tformer.hub.families import bert
-from jax_tformer.hub.tables import VECTOR, Family, Row, Setting, Settings, pair
+from jax_tformer.hub.families import Family, Row, Setting, Settings, bert, modules
 
 
 def count_positions(config: Settings) -> dict[str, object]:
@@ -43,8 +41,8 @@ def _nest(written: Settings) -> dict[str, object]:
 
 
 _POSITIONS = (
-    Setting("position_offset", ("encoder.position_offset",), said="pad_token_id"),
-    Setting("max_positions", ("encoder.max_positions",), said="max_position_embeddings"),
+    Setting("position_offset", "encoder.position_offset", said="pad_token_id"),
+    Setting("max_positions", "encoder.max_positions", said="max_position_embeddings"),
 )
 SETTINGS = (*(setting for setting in bert.SETTINGS if setting.theirs != "max_position_embeddings"), *_POSITIONS)
 # Their head has this activation whatever the encoder has; ours has the encoder's.
@@ -56,16 +54,11 @@ MASKED = (
 
 
 def _masked(config: TransformerConfig) -> tuple[Row, ...]:
-    """Returns the rows of a RobertaForMaskedLM; an untied head has arrays of its own, and `lm_head.bias` is unused."""
-    tied = config.tied_head
     return (
         *bert.encoder("roberta."),
         *bert.no_pooler("roberta."),
-        *pair("lm_head.dense", "head.dense"),
-        *pair("lm_head.layer_norm", "head.norm", VECTOR),
-        Row("lm_head.bias", ("head.bias",) if tied else None, VECTOR, filled=None if tied else "head.bias"),
-        Row("lm_head.decoder.weight", ("embedding.tokens.weight" if tied else "head.weight",)),
-        Row("lm_head.decoder.bias", ("head.bias",), VECTOR),
+        *modules({"dense": "dense", "layer_norm": "norm"}, "lm_head.", "head."),
+        *bert.masked_head("lm_head.", config),
     )
 
 
@@ -74,39 +67,39 @@ def _texts(config: TransformerConfig) -> tuple[Row, ...]:
     return (
         *bert.encoder("roberta."),
         *bert.no_pooler("roberta."),
-        *pair("classifier.dense", "pooler.dense"),
-        *pair("classifier.out_proj", "classifier"),
+        *modules({"classifier.dense": "pooler.dense", "classifier.out_proj": "classifier"}),
     )
 
 
 def _tokens(config: TransformerConfig) -> tuple[Row, ...]:
-    return *bert.encoder("roberta."), *bert.no_pooler("roberta."), *pair("classifier", "classifier")
+    return *bert.encoder("roberta."), *bert.no_pooler("roberta."), *modules({"classifier": "classifier"})
 
 
-_BERT = ARCHITECTURES["bert-base"]
-assert isinstance(_BERT.encoder, StackConfig)
-_TEMPLATE = replace(_BERT, vocab_size=50265, encoder=replace(_BERT.encoder, max_positions=510, position_offset=2))
+_TEMPLATE = replace(bert.TEMPLATE, vocab_size=50265, encoder=replace(bert.STACK, max_positions=510, position_offset=2))
 _OF_TEXTS = bert.of_texts(_TEMPLATE, replace(_TEMPLATE.dropout, pooler=0.1, classifier=0.1))
 _OF_TOKENS = bert.of_tokens(_TEMPLATE, replace(_TEMPLATE.dropout, classifier=0.1))
 # This head drops twice, at the same rate.
-_TEXT_SETTINGS = (*SETTINGS, bert.CLASSES, bert.classifier_dropout("dropout.pooler", "dropout.classifier"))
+_TEXT_SETTINGS = (*SETTINGS, bert.CLASSES, bert.classifier_dropout("dropout.pooler dropout.classifier"))
 _TOKEN_SETTINGS = (*SETTINGS, bert.CLASSES, bert.classifier_dropout("dropout.classifier"))
+_ROBERTA = Family(
+    model_type="roberta",
+    template=_TEMPLATE,
+    settings=MASKED,
+    rows=_masked,
+    fixed=bert.FIXED,
+    flatten=count_positions,
+    nest=nest_positions,
+)
+_CLASSIFIER = replace(_ROBERTA, flatten=_flatten, nest=_nest)
 FAMILIES = {
-    "RobertaModel": Family(
-        "roberta",
-        bert.headless(_TEMPLATE),
-        SETTINGS,
-        bert.FIXED,
-        bert.bare,
-        count_positions,
-        nest_positions,
-        bert.with_or_without_pooler,
+    "RobertaModel": replace(
+        _ROBERTA,
+        template=bert.headless(_TEMPLATE),
+        settings=SETTINGS,
+        rows=bert.bare,
+        adapted=bert.with_or_without_pooler,
     ),
-    "RobertaForMaskedLM": Family("roberta", _TEMPLATE, MASKED, bert.FIXED, _masked, count_positions, nest_positions),
-    "RobertaForSequenceClassification": Family(
-        "roberta", _OF_TEXTS, _TEXT_SETTINGS, bert.FIXED, _texts, _flatten, _nest
-    ),
-    "RobertaForTokenClassification": Family(
-        "roberta", _OF_TOKENS, _TOKEN_SETTINGS, bert.FIXED, _tokens, _flatten, _nest
-    ),
+    "RobertaForMaskedLM": _ROBERTA,
+    "RobertaForSequenceClassification": replace(_CLASSIFIER, template=_OF_TEXTS, settings=_TEXT_SETTINGS, rows=_texts),
+    "RobertaForTokenClassification": replace(_CLASSIFIER, template=_OF_TOKENS, settings=_TOKEN_SETTINGS, rows=_tokens),
 }

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.hub.tables import ACTIVATIONS, VECTOR, Family, Row, Setting, Settings, linears
-from jax_tformer.hub.tensors import View, same_bytes
+from jax_tformer.hub.families import ACTIVATIONS, Family, Row, Setting, Settings, modules
+from jax_tformer.hub.names import View, same_bytes
 
 _STACK = StackConfig(
     num_layers=6,
@@ -39,28 +39,28 @@ SMALL = TransformerConfig(
 )
 
 
-def both(field: str) -> tuple[str, str]:
-    """Returns the name of a field of both stacks."""
-    return f"encoder.{field}", f"decoder.{field}"
+def both(field: str) -> str:
+    """Returns the names of a field of both stacks."""
+    return f"encoder.{field} decoder.{field}"
 
 
 SETTINGS = (
-    Setting("vocab_size", ("vocab_size",)),
-    Setting("d_model", ("d_model",), synonym="hidden_size"),
+    Setting("vocab_size", "vocab_size"),
+    Setting("d_model", "d_model", synonym="hidden_size"),
     Setting("d_kv", both("head_width"), synonym="head_dim"),
     Setting("d_ff", both("feedforward_width")),
-    Setting("num_layers", ("encoder.num_layers",), synonym="num_hidden_layers"),
-    Setting("num_decoder_layers", ("decoder.num_layers",), default=lambda ours: ours["encoder.num_layers"]),
+    Setting("num_layers", "encoder.num_layers", synonym="num_hidden_layers"),
+    Setting("num_decoder_layers", "decoder.num_layers", default=lambda ours: ours["encoder.num_layers"]),
     Setting("num_heads", both("num_heads"), synonym="num_attention_heads"),
     Setting("relative_attention_num_buckets", both("relative_buckets")),
     Setting("relative_attention_max_distance", both("relative_max_distance")),
     Setting("layer_norm_epsilon", both("norm_eps")),
     Setting("dense_act_fn", both("activation"), ACTIVATIONS),
     Setting("is_gated_act", both("gated")),
-    Setting("tie_word_embeddings", ("tied_head",)),
+    Setting("tie_word_embeddings", "tied_head"),
     # Versions before 5 have no such field: there, the head's input is scaled if the head is tied.
-    Setting("scale_decoder_outputs", ("head_scale",), default=lambda ours: ours["tied_head"]),
-    Setting("dropout_rate", tuple(f"dropout.{rate}" for rate in RATES)),
+    Setting("scale_decoder_outputs", "head_scale", default=lambda ours: ours["tied_head"]),
+    Setting("dropout_rate", " ".join(f"dropout.{rate}" for rate in RATES)),
 )
 FIXED = {"is_encoder_decoder": True, "is_decoder": False}
 """`initializer_factor` is not read: ours draws parameters by another rule, whatever it is."""
@@ -105,37 +105,31 @@ def adapted(config: TransformerConfig, weights: Mapping[str, View]) -> Transform
 _ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 
-def _sublayer(side: str, number: int) -> str:
-    return f"{side}.block.*.layer.{number}"
-
-
 def _stack(side: str, gated: bool) -> tuple[Row, ...]:
-    ours, last = f"{side}.blocks.*", _sublayer(side, 1 if side == "encoder" else 2)
+    first, ours = f"{side}.block.*.layer.0.", f"{side}.blocks.*."
+    last = f"{side}.block.*.layer.{1 if side == 'encoder' else 2}."
     projections = {"wi_0": "gate", "wi_1": "up"} if gated else {"wi": "up"}
+    relative = {"block.0.layer.0.SelfAttention.relative_attention_bias": "relative_positions"}
     return (
-        *linears(f"{_sublayer(side, 0)}.SelfAttention", f"{ours}.self_attention", _ATTENTION, False),
-        Row(f"{_sublayer(side, 0)}.layer_norm.weight", (f"{ours}.self_attention_norm.weight",), VECTOR),
-        Row(
-            f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-            (f"{side}.relative_positions.weight",),
-        ),
-        *linears(f"{last}.DenseReluDense", f"{ours}.feedforward", {**projections, "wo": "down"}, False),
-        Row(f"{last}.layer_norm.weight", (f"{ours}.feedforward_norm.weight",), VECTOR),
-        Row(f"{side}.final_layer_norm.weight", (f"{side}.final_norm.weight",), VECTOR),
+        *modules(_ATTENTION, f"{first}SelfAttention.", f"{ours}self_attention."),
+        *modules({"layer_norm": "self_attention_norm"}, first, ours),
+        *modules({**relative, "final_layer_norm": "final_norm"}, f"{side}.", f"{side}."),
+        *modules({**projections, "wo": "down"}, f"{last}DenseReluDense.", f"{ours}feedforward."),
+        *modules({"layer_norm": "feedforward_norm"}, last, ours),
     )
 
 
 def rows(config: TransformerConfig) -> tuple[Row, ...]:
     """Returns the rows of a T5ForConditionalGeneration."""
     assert config.encoder is not None  # as in the template
-    table, cross = "source_embedding.tokens.weight", _sublayer("decoder", 1)
+    table, cross, ours = "source_embedding.tokens.weight", "decoder.block.*.layer.1.", "decoder.blocks.*."
     return (
-        *(Row(name, (table,)) for name in TABLES),
-        Row("lm_head.weight", (table if config.tied_head else "head.weight",)),
+        *(Row(name, table) for name in TABLES),
+        Row("lm_head.weight", table if config.tied_head else "head.weight"),
         *_stack("encoder", config.encoder.gated),
         *_stack("decoder", config.encoder.gated),
-        *linears(f"{cross}.EncDecAttention", "decoder.blocks.*.cross_attention", _ATTENTION, False),
-        Row(f"{cross}.layer_norm.weight", ("decoder.blocks.*.cross_attention_norm.weight",), VECTOR),
+        *modules(_ATTENTION, f"{cross}EncDecAttention.", f"{ours}cross_attention."),
+        *modules({"layer_norm": "cross_attention_norm"}, cross, ours),
         # A table that nothing reads, in files from Mesh TensorFlow.
         Row("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight", None),
     )

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 
 from jax_tformer.config.errors import InputError
-from jax_tformer.hub.tables import Setting, Settings
+from jax_tformer.hub.families import Setting, Settings
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
 SETTINGS = (
-    Setting("window", ("decoder.window",), nullable=True, said="sliding_window"),
-    Setting("window_layers", ("decoder.window_layers",), nullable=True),
+    Setting("window", "decoder.window", nullable=True, said="sliding_window"),
+    Setting("window_layers", "decoder.window_layers", nullable=True),
 )
 """Fields that no config.json has: `flatten` makes them of others."""
 

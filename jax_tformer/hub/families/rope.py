@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from jax_tformer.config.errors import InputError
-from jax_tformer.hub.tables import Setting, Settings
+from jax_tformer.hub.families import Setting, Settings
 
 PREFIX = "rope_parameters."
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -18,16 +18,16 @@ def _original_positions(read: Settings) -> object:
 
 
 SETTINGS = (
-    Setting(f"{PREFIX}rope_theta", ("decoder.position_base",)),
+    Setting(f"{PREFIX}rope_theta", "decoder.position_base"),
     Setting(
-        f"{PREFIX}rope_type", ("decoder.rotary.scaling",), {"default": "none", "linear": "linear", "llama3": "llama3"}
+        f"{PREFIX}rope_type", "decoder.rotary.scaling", {"default": "none", "linear": "linear", "llama3": "llama3"}
     ),
-    Setting(f"{PREFIX}factor", ("decoder.rotary.factor",)),
-    Setting(f"{PREFIX}low_freq_factor", ("decoder.rotary.low_frequency_factor",)),
-    Setting(f"{PREFIX}high_freq_factor", ("decoder.rotary.high_frequency_factor",)),
+    Setting(f"{PREFIX}factor", "decoder.rotary.factor"),
+    Setting(f"{PREFIX}low_freq_factor", "decoder.rotary.low_frequency_factor"),
+    Setting(f"{PREFIX}high_freq_factor", "decoder.rotary.high_frequency_factor"),
     Setting(
         f"{PREFIX}original_max_position_embeddings",
-        ("decoder.rotary.original_positions",),
+        "decoder.rotary.original_positions",
         default=_original_positions,
     ),
 )

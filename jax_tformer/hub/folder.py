@@ -1,18 +1,35 @@
-"""What a Hugging Face folder holds beyond our config: special ids, generation defaults, the tokenizer's files."""
+"""What a Hugging Face folder holds: its settings, special ids and generation defaults, the tokenizer's files, and its
+arrays in safetensors, each of which is read part by part, where somebody asks."""
 
 import json
 import math
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ml_dtypes
+import numpy as np
+import safetensors
+
 from jax_tformer.config import Dtype
 from jax_tformer.config.errors import InputError
-from jax_tformer.files import read_json, write_json
-from jax_tformer.hub.tensors import inside, what_instead
+from jax_tformer.files import not_regular, read_json, write_json
 
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+TYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+"""The types of weights that we read, as safetensors calls them."""
+STORED = {dtype.name: type_ for type_, dtype in TYPES.items()}
+"""NumPy's name of a type -> what safetensors calls it."""
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".npz")
+_MOST_INDEX = 100_000_000
 CONFIG, GENERATION = "config.json", "generation_config.json"
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -276,3 +293,140 @@ def _require_kind(name: str, value: Any, where: str) -> None:
     expected, fits = _KINDS[name]
     if not fits(value):
         raise InputError(f"{name} is {value!r:.60} in {where}; expected {expected}")
+
+
+class Stored:
+    """An array in a safetensors file: a view, of which each part is read when it is asked for.
+
+    The file is open for a moment only, so that what was read of it takes no memory later.
+    """
+
+    def __init__(self, path: Path, name: str, shape: tuple[int, ...], type_: str) -> None:
+        self._path, self._name = path, name
+        self.shape, self.type = shape, type_
+        """The type as safetensors calls it."""
+        self.dtype = TYPES.get(type_, np.dtype(np.uint8))
+
+    def __getitem__(self, region: tuple[slice, ...]) -> np.ndarray:
+        try:
+            with safetensors.safe_open(self._path, framework="numpy") as file:
+                part: np.ndarray = file.get_slice(self._name)[region]
+                return part
+        except (OSError, safetensors.SafetensorError) as error:
+            raise InputError(
+                f"{self._path} changed while it was read ({error}); restore it, and load it again"
+            ) from error
+
+
+def open_tensors(folder: Path) -> dict[str, Stored]:
+    """Opens the safetensors of a folder: the arrays of model.safetensors, or of the shards that its index names.
+
+    Raises InputError for pickles, and for files that are missing, truncated, outside of the folder, or not as the
+    index says.
+    """
+    if os.path.lexists(folder / WEIGHTS):
+        return open_file(folder, WEIGHTS)
+    if os.path.lexists(folder / INDEX):
+        return _open_shards(folder)
+    raise InputError(what_instead(folder))
+
+
+def inside(folder: Path, name: str) -> Path:
+    """Returns the path of a regular file in a folder; raises InputError if it is missing, or really elsewhere.
+
+    In the Hugging Face cache files are links to the blobs of the same model, which counts as inside.
+    """
+    path = folder / name
+    try:
+        real, home = path.resolve(strict=True), folder.resolve()
+        problem = not_regular(real)
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist; restore the folder, or load it again") from error
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"cannot read {path}: {error}; restore the folder, or load it again") from error
+    if problem:
+        raise InputError(f"{path} {problem}; expected a file; restore the folder, or load it again")
+    allowed = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
+    if not any(real.is_relative_to(place) for place in allowed):
+        raise InputError(f"{path} is a link out of the folder, to {real}; expected the file itself; copy it there")
+    return path
+
+
+def _open_shards(folder: Path) -> dict[str, Stored]:
+    index = inside(folder, INDEX)
+    content = read_json(index, _MOST_INDEX)
+    files = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(files, dict) or not files:
+        raise InputError(f"{index} has no weight_map; expected the name of a file for each array; restore it")
+    for name, file in files.items():
+        if not isinstance(file, str) or not file or file in (".", "..") or Path(file).name != file or "\\" in file:
+            raise InputError(f"{index} says that {name} is in {file!r}; expected a file of this folder, by its name")
+    if pickles := sorted({file for file in files.values() if not file.endswith(".safetensors")}):
+        raise InputError(f"{index} names {pickles[0]}; expected files that end in .safetensors; {_CONVERT}")
+    tensors: dict[str, Stored] = {}
+    for file in sorted(set(files.values())):
+        found = open_file(folder, file)
+        listed = {name for name, at in files.items() if at == file}
+        for names, problem in (
+            (listed - found.keys(), "which the index promises"),
+            (found.keys() - listed, "which the index does not list"),
+        ):
+            if names:
+                has = "lacks" if names <= listed else "holds"
+                raise InputError(f"{folder / file} {has} {_few(names)}, {problem}; restore the folder")
+        tensors |= found
+    return tensors
+
+
+def open_file(folder: Path, name: str) -> dict[str, Stored]:
+    """Opens one file of safetensors in a folder; raises InputError as `open_tensors` does.
+
+    The library checks that its header is sound and that all of the data is there.
+    """
+    path = inside(folder, name)
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            return {
+                name: Stored(path, name, tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()
+            }
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        with open(path, "rb") as damaged:
+            start = damaged.read(8)
+        # Safetensors begin with the length of a header of less than 4 GB.
+        if start.startswith(b"PK\x03\x04") or (start.startswith(b"\x80") and any(start[4:])):
+            problem = "is a pickle by another name, which is not read, because it can run code"
+            raise InputError(f"{path} {problem}; {_CONVERT}") from error
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path} is truncated or damaged ({reason}); restore it, or load it again") from error
+
+
+_CONVERT = (
+    "where you trust it, let transformers rewrite it: AutoModel.from_pretrained(folder).save_pretrained(new_folder), "
+    "with the AutoModel class of its head"
+)
+
+
+def what_instead(folder: Path) -> str:
+    """Says what the folder holds instead of safetensors."""
+    names = sorted(path.name for path in folder.iterdir())
+    if gguf := [name for name in names if name.endswith(".gguf")]:
+        return (
+            f"{folder} holds {gguf[0]}, which is GGUF and not read; expected safetensors; take the folder that it was "
+            "made of, or let transformers rewrite it: AutoModelForCausalLM.from_pretrained(folder, "
+            f"gguf_file={gguf[0]!r}).save_pretrained(new_folder)"
+        )
+    if "flax_model.msgpack" in names:
+        return f"{folder} holds a flax_model.msgpack; write it as safetensors first: jax-tformer from-flax {folder} OUT"
+    pickles = [name for name in names if name.endswith((*_PICKLES, ".bin.index.json"))]
+    if pickles:
+        return (
+            f"{folder} holds {pickles[0]} and no {WEIGHTS}; expected safetensors, since reading other files can run "
+            f"code; {_CONVERT}"
+        )
+    return f"{folder} has neither {WEIGHTS} nor {INDEX}; expected the weights in one of them; restore the folder"
+
+
+def _few(names: Collection[str]) -> str:
+    first, *rest = sorted(names)
+    return f"{first} and {len(rest)} more" if rest else first

@@ -1,33 +1,207 @@
-"""Writes a folder that Hugging Face's `from_pretrained` opens."""
+"""Opens and writes folders of Hugging Face: what their `save_pretrained` wrote, and what `from_pretrained` opens."""
 
 import json
 import math
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import numpy as np
 from flax import traverse_util
+from huggingface_hub import split_state_dict_into_shards_factory
+from jax.sharding import Mesh
+from safetensors.numpy import save_file
 
-from jax_tformer.config import DropoutConfig, TransformerConfig
+from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
-from jax_tformer.files import new_folder, require_new_folder, user_path, write_json
-from jax_tformer.functional import AnyTransformer, Params
-from jax_tformer.hub.families import FAMILIES, config_from_huggingface
-from jax_tformer.hub.names import WeightsError, reference_views, require_fit
-from jax_tformer.hub.origin import CONFIG, GENERATION, Origin
-from jax_tformer.hub.tables import CannotExpress, Family, known_names, their_views, write_settings
-from jax_tformer.hub.tensors import STORED, Region, View, parse_size, write_tensors
+from jax_tformer.files import hub_folder, new_folder, require_new_folder, user_path, write_json
+from jax_tformer.functional import AnyTransformer, Params, transformer
+from jax_tformer.hub.families import (
+    FAMILIES,
+    CannotExpress,
+    Family,
+    config_from_huggingface,
+    family_of,
+    known_names,
+    our_views,
+    their_views,
+    write_settings,
+)
+from jax_tformer.hub.folder import (
+    CONFIG,
+    GENERATION,
+    INDEX,
+    STORED,
+    TOKENIZER_FILES,
+    TYPES,
+    Origin,
+    open_tensors,
+    read_origin,
+)
+from jax_tformer.hub.names import (
+    Region,
+    View,
+    WeightsError,
+    listed,
+    parameter_views,
+    read,
+    reference_views,
+    require_fit,
+)
 from jax_tformer.lora import merge_lora
+from jax_tformer.model.parameters import dtype_of
+from jax_tformer.training.sharding import parameter_shardings
 
+_HUB_FILES = ["config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"]
 StoredDtype = Literal["float64", "float32", "bfloat16", "float16"]
 DTYPES = {type_: dtype for dtype, type_ in STORED.items()}
+_SIZE = re.compile(r"(\d+\.?\d*)(?:([KMGT])(I?)B)?")
+
+
+def load_pretrained(
+    folder_or_name: str | Path, *, dtype: Dtype | None = None, mesh: Mesh | None = None, revision: str | None = None
+) -> tuple[AnyTransformer, Params, Tokenizer | None]:
+    """Loads a Hugging Face folder: returns the net, its parameters, and the tokenizer (None if the folder has none).
+
+    `folder_or_name` is a folder, or a name on the hub with the commit to use as `revision`. Weights are safetensors, in
+    one file or in shards. They are read part by part, so that the memory stays near that of the parameters.
+
+    `dtype` is the type of parameters and arithmetic. None keeps the stored type, of several the widest; float16 becomes
+    float32. With a `mesh` (of `training.sharding.make_mesh`) each device reads its own part, else the default device
+    gets all. `net.origin` holds what the folder says beyond our config; `save_pretrained` writes it back.
+
+    Raises InputError, before any weight is read, for classes and settings that we do not have, for files that are
+    missing, truncated or pickles, for weights that do not fit config.json (WeightsError), and for a tokenizer of
+    another vocabulary.
+    """
+    folder = _folder(folder_or_name, revision)
+    origin = read_origin(folder)
+    tokenizer = matching_tokenizer(folder, origin)
+    stored = open_tensors(folder)
+    types = {name: tensor.type for name, tensor in stored.items()}
+    net, params = assembled(folder, origin, stored, types, dtype=dtype, mesh=mesh)
+    return net, params, tokenizer
+
+
+def matching_tokenizer(folder: Path, origin: Origin) -> Tokenizer | None:
+    """Loads the folder's tokenizer, if it has one; raises InputError if its ids are not those of the model."""
+    config = config_from_huggingface(origin.config)
+    if "tokenizer.json" not in origin.files:
+        return None
+    tokenizer = load_tokenizer(folder)
+    _require_vocabulary(folder, origin, tokenizer, config.vocab_size or 0)
+    return tokenizer
+
+
+def assembled(
+    folder: Path,
+    origin: Origin,
+    stored: Mapping[str, View],
+    types: Mapping[str, str],
+    *,
+    dtype: Dtype | None = None,
+    mesh: Mesh | None = None,
+) -> tuple[AnyTransformer, Params]:
+    """Makes the net of config.json, and reads its parameters from the arrays `stored`; see `load_pretrained`.
+
+    `types` are the arrays' types as safetensors calls them.
+    """
+    config = config_from_huggingface(origin.config, stored)
+    rows = family_of(origin.config).rows(config)
+    used = {name: types[name] for name, known in known_names(rows, config, stored).items() if known is not None}
+    _require_types(folder, used)
+    origin = replace(origin, types=used, converted=dtype is not None)
+    config = config.with_dtype(_usable(dtype or origin.dtype))
+    net = transformer(config)
+    net.origin = origin
+    return net, _placed(parameter_views(our_views(rows, config, stored), net.shapes), net.shapes, mesh)
+
+
+def _folder(folder_or_name: str | Path, revision: str | None) -> Path:
+    path = user_path(folder_or_name)
+    if path.is_dir():
+        if revision is not None:
+            raise InputError(f"{path} is a folder, which has no revision; leave it out")
+        return path
+    if path.exists():
+        raise InputError(f"{path} is a file; expected its folder, with config.json and the weights as safetensors")
+    return hub_folder("model", str(folder_or_name), revision, "revision", [*_HUB_FILES, *TOKENIZER_FILES])
+
+
+def _require_vocabulary(folder: Path, origin: Origin, tokenizer: Tokenizer, rows: int) -> None:
+    """Tables may have more rows than the tokenizer has ids (they are padded), but no id may be beyond either.
+
+    Except for special tokens without a role, which are refused where a text has them.
+    """
+    if tokenizer.table_rows > rows:
+        raise InputError(
+            f"{folder} has a tokenizer of {tokenizer.table_rows:,} ids and a model of {rows:,}; expected at most as "
+            "many ids as the model's table has rows; is it the tokenizer of another model?"
+        )
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"):
+        id = origin.config.get(name)
+        if type(id) is int and tokenizer.vocab_size <= id < rows:
+            raise InputError(
+                f"{folder} has a tokenizer of {tokenizer.vocab_size:,} ids, but {name} is {id}; expected an id of the "
+                "tokenizer; is it the tokenizer of another model?"
+            )
+
+
+def _require_types(folder: Path, types: Mapping[str, str]) -> None:
+    if unread := {name for name, type_ in types.items() if type_ not in TYPES}:
+        found = ", ".join(sorted({types[name] for name in unread}))
+        raise InputError(
+            f"{folder} stores {listed(unread, 2)} as {found}; expected {', '.join(TYPES)}; load a copy that is not "
+            "quantised"
+        )
+
+
+def _usable(dtype: Dtype) -> Dtype:
+    """Returns `dtype`; raises InputError for another name, and for float64 where JAX would make it float32."""
+    if dtype not in get_args(Dtype):
+        raise InputError(f"dtype is {dtype!r}; expected one of {', '.join(get_args(Dtype))}, or None")
+    try:
+        dtype_of(dtype)
+    except ValueError as error:
+        raise InputError(f"{error}; or load with dtype='float32'") from error
+    return dtype
+
+
+def _placed(views: Mapping[str, View], shapes: Params, mesh: Mesh | None) -> Params:
+    """Reads parameter after parameter onto the devices; of a mesh, each gets only its part."""
+    declared = traverse_util.flatten_dict(shapes, sep=".")
+    shardings = {} if mesh is None else traverse_util.flatten_dict(parameter_shardings(mesh, shapes), sep=".")
+    placed = {}
+    for path, view in views.items():
+        dtype = np.dtype(declared[path].dtype)
+        if mesh is None:
+            placed[path] = jax.device_put(read(view, dtype))
+        else:
+            placed[path] = _spread(view, dtype, shardings[path])
+    params: Params = traverse_util.unflatten_dict(placed, sep=".")
+    return params
+
+
+def _spread(view: View, dtype: np.dtype, sharding: jax.sharding.NamedSharding) -> jax.Array:
+    parts: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
+
+    def part(index: tuple[slice, ...] | None) -> np.ndarray:
+        assert index is not None  # parameters are arrays
+        region: Region = tuple(slice(*along.indices(size)[:2]) for along, size in zip(index, view.shape, strict=True))
+        # Devices that hold copies share what was read.
+        key = tuple((along.start, along.stop) for along in region)
+        if key not in parts:
+            parts[key] = read(view, dtype, region)
+        return parts[key]
+
+    return jax.make_array_from_callback(view.shape, sharding, part)
 
 
 def save_pretrained(
@@ -106,7 +280,7 @@ def _settings(family: Family, config: TransformerConfig) -> dict[str, object]:
     """Returns the settings of a config, if need be without what only training uses: initializer and dropout."""
     template = family.template
     fresh = replace(config, initializer=template.initializer, residual_init_scale=template.residual_init_scale)
-    std = any("initializer_std" in setting.ours for setting in family.settings)
+    std = any("initializer_std" in setting.paths for setting in family.settings)
     fresh = fresh if std else replace(fresh, initializer_std=template.initializer_std)
     for candidate in (config, fresh):
         with suppress(InputError):
@@ -123,7 +297,7 @@ def _tensors(
     flat = traverse_util.flatten_dict(params, sep=".")
     given = {path: leaf for path, leaf in flat.items() if hasattr(leaf, "shape")}
     declared = traverse_util.flatten_dict(net.shapes, sep=".")
-    require_fit("net", given, {path: leaf.shape for path, leaf in declared.items()}, ())
+    require_fit("net", given, {path: leaf.shape for path, leaf in declared.items()})
     if odd := sorted({leaf.dtype.name for leaf in given.values()} - STORED.keys()):
         raise WeightsError(f"the parameters hold {odd[0]}; expected {', '.join(STORED)}")
     rows = FAMILIES[chosen].rows(net.config)
@@ -255,3 +429,42 @@ def _on_host(leaf: Any) -> View:
     devices = list(leaf.devices())
     # The processor's memory is the host's, so nothing is copied.
     return np.asarray(leaf) if len(devices) == 1 and devices[0].platform == "cpu" else _OnDevices(leaf)
+
+
+def parse_size(size: int | str) -> int:
+    """Returns the bytes of a size such as "5GB", "200MiB" or 1000; raises InputError for anything else."""
+    match = _SIZE.fullmatch(str(size).strip().upper())
+    number = int(float(match[1]) * (1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ")) if match else 0
+    if not 1 <= number < 2**63:
+        raise InputError(f"max_shard_size is {size!r}; expected bytes, or a size such as '5GB' or '200MiB'")
+    return number
+
+
+def write_tensors(folder: Path, tensors: Mapping[str, View], types: Mapping[str, str], most: int) -> None:
+    """Writes model.safetensors, or shards of at most `most` bytes (of one array if it is larger) with an index.
+
+    `types` are the types to store, by name. Takes memory for one shard. Raises InputError for a number that its type
+    cannot hold.
+    """
+    counts = {name: math.prod(view.shape) for name, view in tensors.items()}
+    split = split_state_dict_into_shards_factory(
+        {name: count * TYPES[types[name]].itemsize for name, count in counts.items()},
+        get_storage_size=lambda size: size,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=most,
+    )
+    for file, names in split.filename_to_tensors.items():
+        # One shard at a time; without the format `transformers` refuses the file.
+        save_file(
+            {name: _converted(name, tensors[name], types[name]) for name in names}, folder / file, {"format": "pt"}
+        )
+    if split.is_sharded:
+        metadata = {"total_parameters": sum(counts.values()), **split.metadata}
+        write_json(folder / INDEX, {"metadata": metadata, "weight_map": dict(sorted(split.tensor_to_filename.items()))})
+
+
+def _converted(name: str, view: View, type_: str) -> np.ndarray:
+    found = read(view, TYPES[type_])
+    if found.dtype != view.dtype and not np.isfinite(found).all() and np.isfinite(read(view)).all():
+        raise InputError(f"{name} holds numbers that {type_} cannot; save with dtype='float32'")
+    return found

@@ -44,7 +44,7 @@ def start(program, devices, number=0, **more):
     return subprocess.Popen([sys.executable, *map(str, program)], env=environment, **pipes, **more)
 
 
-def finish(children, seconds=240):
+def finish(children, seconds=500):
     """Waits for all; returns the status, output and errors of each."""
     told = [child.communicate(timeout=seconds) for child in children]
     return [(child.returncode, *texts) for child, texts in zip(children, told, strict=True)]
@@ -90,9 +90,7 @@ def test_devices_and_processes_train_as_one_does():
 @pytest.mark.parametrize(("count", "devices"), [(2, 4), (4, 2)])
 def test_every_mesh_of_eight_devices_trains_as_one_does(count, devices):
     models = ("encoder-decoder", "decoder", "encoder", "adapters")
-    cases = [[models[place % 4], mesh(shape), 1] for place, shape in enumerate(SHAPES)]
-    cases += [[model, mesh((2, 2, 2)), 2] for model in models]
-    cases += [[model, mesh((4, 2, 1)), 1] for model in models]
+    cases = [[models[place % 4], mesh(shape), 1 + place // 4 % 2] for place, shape in enumerate(SHAPES)]
     assert_same(cases, train_together(count, devices, cases))
 
 

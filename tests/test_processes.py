@@ -50,13 +50,13 @@ def finish(children, seconds=500):
     return [(child.returncode, *texts) for child, texts in zip(children, told, strict=True)]
 
 
-def train_together(count, devices, cases):
-    """Returns the losses of `cases`, of train_together.py in `count` processes."""
+def train_together(count, devices, cases, what="losses"):
+    """Returns what train_together.py computes for `cases` in `count` processes."""
     port = free_port()
 
     def asked(number):
         where = {"coordinator": f"localhost:{port}", "processes": count, "process": number, "timeout": 60}
-        return json.dumps({"cases": cases, "distributed": where if count > 1 else {}})
+        return json.dumps({"what": what, "cases": cases, "distributed": where if count > 1 else {}})
 
     program = ROOT / "tests" / "train_together.py"
     found = finish([start([program, asked(number)], devices) for number in range(count)])
@@ -94,6 +94,15 @@ def test_meshes_of_eight_devices_train_as_one_does(count, devices):
     shapes = SHAPES[:: count // 2]
     cases = [[models[place % 4], mesh(shape), 1 + place // 4 % 2] for place, shape in enumerate(shapes)]
     assert_same(cases, train_together(count, devices, cases))
+
+
+def test_devices_and_processes_answer_as_one_does():
+    cases = [["decoder", mesh((1, 1, 4))], ["encoder-decoder", mesh((1, 2, 2))]]
+    several = train_together(2, 2, cases, "answers")
+    one = train_together(1, 1, [[model, {}] for model, _ in cases], "answers")
+    assert [answers for answers, _ in several] == [answers for answers, _ in one]
+    assert [shares for _, shares in several] == [[1 / 4], [1 / 2]], "the cache is split"
+    assert len({str(answer[0]) for answer in one[0][0][0][0]}) > 2, "the prompts have different answers"
 
 
 @pytest.fixture(params=["text", "masked", "pairs", "dates"])
@@ -188,6 +197,27 @@ def test_the_two_terminals_of_the_page(tmp_path):
     assert "mesh data 1 x fsdp 4 x tensor 1: each device holds" in said[0]
     assert finish(train(tmp_path / "one", 1, 4))[0][0] == 0
     np.testing.assert_allclose(rows_of(tmp_path / "two"), rows_of(tmp_path / "one"), rtol=1e-12)
+    assert (tmp_path / "two" / "samples.txt").read_text() == (tmp_path / "one" / "samples.txt").read_text()
+
+
+@pytest.mark.deep
+def test_generate_py_in_two_processes(tmp_path):
+    run, port, texts = tmp_path / "run", free_port(), tmp_path / "texts.txt"
+    assert finish(train(run, 1, 1, "--mesh.fsdp", "1"))[0][0] == 0
+    texts.write_text("import\nfor\n\ndef\n")
+    program = [ROOT / "generate.py", run, "--max-new-tokens", 8, "--file", texts]
+    several = ["--mesh.fsdp", 2, "--mesh.tensor", 2, "--distributed.coordinator", f"localhost:{port}"]
+    several += ["--distributed.processes", 2, "--distributed.process"]
+    ((status, expected, told),) = finish([start(program, 1)])
+    first, other = finish([start([*program, *several, number], 2) for number in range(2)])
+    assert (status, expected.count("---"), told.count("tokens/s")) == (0, 6, 1)
+    assert first[:2] == (0, expected)
+    assert other == (0, "", "")
+    port = free_port()
+    several[5] = f"localhost:{port}"
+    for status, output, told in finish([start([*program[:-2], *several, number], 2) for number in range(2)]):
+        assert (status, output) == (2, "")
+        assert told.endswith("standard input is of one process, and there are several; give the texts with --file\n")
 
 
 def test_processes_that_differ_refuse_together(tmp_path):
@@ -237,7 +267,7 @@ def test_a_full_disk_on_one_process_ends_all(tmp_path):
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_process_that_nobody_joins_says_so(tmp_path, number):
     where = {"coordinator": f"localhost:{free_port()}", "processes": 2, "process": number, "timeout": 2}
-    program = [ROOT / "tests" / "train_together.py", json.dumps({"cases": [], "distributed": where})]
+    program = [ROOT / "tests" / "train_together.py", json.dumps({"what": "losses", "cases": [], "distributed": where})]
     ((status, output, errors),) = finish([start(program, 1)])
     assert (status, output) == (2, "")
     assert errors.startswith(f"error: the other processes did not come within 2 s to {where['coordinator']}; start all")

@@ -1,7 +1,7 @@
-"""A program of one or several processes: trains small models on several meshes, and prints their losses as JSON.
+"""A program of one or several processes: trains small models on several meshes, or decodes with them.
 
-Its argument is JSON: "cases", a list of [model, mesh, accumulation], and "distributed", the fields of
-DistributedConfig.
+Its argument is JSON: "what", the function to call; "cases", its arguments; and "distributed", the fields of
+DistributedConfig. It prints, as JSON, what the function returns.
 """
 
 import json
@@ -14,11 +14,13 @@ import numpy as np
 
 from jax_tformer.config import LoraConfig, StackConfig, TransformerConfig
 from jax_tformer.config.experiment import DistributedConfig, MeshConfig, OptimizerConfig
+from jax_tformer.decoding import generate
+from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.functional import transformer
 from jax_tformer.runs.startup import compiler_options
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.processes import joined
-from jax_tformer.training.sharding import abstract_batch, local_rows, make_mesh, place_batch
+from jax_tformer.training.sharding import abstract_batch, local_rows, make_mesh, parameter_shardings, place_batch
 from jax_tformer.training.step import init_state, state_shardings, train_step
 
 ROWS, STEPS = 16, 10
@@ -80,8 +82,35 @@ def losses(model, mesh, accumulation):
     return found, largest.addressable_shards[0].data.size / largest.size
 
 
+def answers(model, mesh):
+    """Returns what the model answers to four prompts in several ways, and the share of the cache on one device."""
+    config = MODELS[model]
+    net = transformer(replace(config, compute=replace(config.compute, dtype="float64", parameter_dtype="float64")))
+    mesh = make_mesh(MeshConfig(**mesh))
+    params = jax.jit(net.init, out_shardings=parameter_shardings(mesh, net.shapes))(jax.random.key(3))
+    params = jax.tree.map(lambda leaf: 8 * leaf, params)
+    prompts, shares, found = [[5, 6, 7], [1], [2, 3], [9] * 5], set(), []
+    advance = generate.advance
+
+    def watch(net, rules, params, state, *more):
+        keys = state.cache.layers[0].self_attention.key
+        shares.add(keys.addressable_shards[0].data.size / keys.size)
+        return advance(net, rules, params, state, *more)
+
+    generate.advance = watch
+    ways = [{}, {"temperature": 1.0, "top_k": 9, "num_return_sequences": 2}, {"repetition_penalty": 1.5}]
+    ways += [{"num_beams": 3, "num_return_sequences": 2}]
+    ends = {"end_id": 4} | ({"start_id": 1} if config.encoder else {})
+    for way in ways:
+        found.append(generate.generate(net, params, prompts, DecodingConfig(7, **way), **ends))
+    if config.encoder is None:
+        found.append(generate.generate(net, params, prompts, DecodingConfig(20), context=8))
+    return [[np.round(x, 9).tolist() for x in one if x is not None] for one in found], sorted(shares)
+
+
 if __name__ == "__main__":
     asked = json.loads(sys.argv[1])
     jax.config.update("jax_enable_x64", True)
     with joined(DistributedConfig(**asked["distributed"])):
-        print(json.dumps([losses(*case) for case in asked["cases"]]))
+        run = {"losses": losses, "answers": answers}[asked["what"]]
+        print(json.dumps([run(*case) for case in asked["cases"]]))

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.files import user_path
 from jax_tformer.terminal import one_line, say
+from jax_tformer.training import processes
 
 if TYPE_CHECKING:
+    from jax_tformer.cli.generate_options import GenerateOptions
     from jax_tformer.decoding.score import TranslationScores
     from jax_tformer.decoding.texts import Completion, Prompt
 
@@ -30,17 +32,28 @@ _COMPILATION = "/jax/core/compile/"
 def main(arguments: Sequence[str]) -> int:
     # 1. The options, the model except for its weights, and the texts: checked before the slow imports. A file is read
     # at once, standard input line by line.
-    from jax_tformer.cli.generate_options import plan_generation, read_options
+    from jax_tformer.cli.generate_options import read_options
 
     options = read_options(arguments, __doc__ or "")
-    plan = plan_generation(options)
+    with processes.joined(options.distributed):
+        return generate(options)
+
+
+def generate(options: "GenerateOptions") -> int:
+    """Answers the texts of `options` with its model; returns the exit status. Several processes run all of this."""
+    from jax_tformer.cli.generate_options import plan_generation
+
+    with processes.together():
+        several = "standard input is of one process, and there are several; give the texts with --file"
+        require(processes.count() == 1 or not options.piped, several)
+        plan = plan_generation(options)
+        only = options.source if options.prompt is None else options.prompt
+        # With references every line must count, so an unusable one is an error.
+        typed, references = options.typed and options.reference is None, None
+        prompts = open_prompts(only, options.file, plan.read, typed=typed, at_once=plan.hear is None)
+        if options.reference is not None:
+            references = read_references(options.reference, prompts := list(prompts))
     _print_notes(plan.notes)
-    only = options.source if options.prompt is None else options.prompt
-    # With references every line must count, so an unusable one is an error.
-    typed, references = options.typed and options.reference is None, None
-    prompts = open_prompts(only, options.file, plan.read, typed=typed, at_once=plan.hear is None)
-    if options.reference is not None:
-        references = read_references(options.reference, prompts := list(prompts))
 
     from jax_tformer.decoding.generate import batched
     from jax_tformer.decoding.score import translation_scores
@@ -72,14 +85,14 @@ def main(arguments: Sequence[str]) -> int:
             plan.hear(best[0])
 
     # 4. Scores and speed.
-    if references is not None:
+    if references is not None and processes.is_first():
         output.scores(translation_scores(answers, references))
-    print(watch.line(tokens), file=sys.stderr)
+    _print_notes([watch.line(tokens)])
     return 0
 
 
 def _print_notes(notes: Sequence[str]) -> None:
-    for note in notes:
+    for note in notes if processes.is_first() else ():
         print(one_line(note), file=sys.stderr)
 
 

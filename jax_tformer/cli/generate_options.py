@@ -6,7 +6,7 @@ The options are the texts to answer, the fields of DecodingConfig, and the form 
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -15,18 +15,20 @@ import tyro
 from jax_tformer.cli.options import given_flags, parse, parse_checkpoint
 from jax_tformer.config import Dtype, TransformerConfig
 from jax_tformer.config.errors import FieldError, InputError, require
-from jax_tformer.config.experiment import PairData, TextData
+from jax_tformer.config.experiment import DistributedConfig, MeshConfig, PairData, TextData
 from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.texts import Prompt, PromptReader, data_length
 from jax_tformer.files import shortened, user_path
 from jax_tformer.hub.folder import GenerationDefaults, Origin, defaults_of, read_origin
 from jax_tformer.runs.folder import RunFolder
+from jax_tformer.training import processes
 
 if TYPE_CHECKING:
     from jax_tformer.decoding.generate import Answerer
     from jax_tformer.runs.folder import Trained
 
+_ONE_DEVICE = MeshConfig(data=1)
 _PROMPT_TEMPERATURE = 0.8
 _DRAWING = ("top_k", "top_p", "min_p")
 _EXCLUSIVE = (
@@ -110,6 +112,8 @@ class GenerateOptions:
     """A file of reference translations, one per line; reports exact match, BLEU and chrF."""
     batch_size: int = 8
     """Lines of the file, or of standard input, that are processed together."""
+    mesh: MeshConfig = _ONE_DEVICE
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
     seed: int = 0
     """Random seed; the same seed gives the same tokens."""
     decoding: Annotated[DecodingFlags, tyro.conf.arg(name="")] = DecodingFlags()
@@ -193,10 +197,21 @@ class GenerateOptions:
             raise InputError(f"{_flag(name)} {error.problem}") from None
 
     @property
+    def piped(self) -> bool:
+        """Whether the texts come from standard input."""
+        given = (self.prompt, self.source, None if str(self.file) == "-" else self.file)
+        return all(each is None for each in given)
+
+    @property
     def typed(self) -> bool:
         """Whether somebody types the texts at a terminal and waits for each answer."""
-        given = (self.prompt, self.source, None if str(self.file) == "-" else self.file)
-        return all(each is None for each in given) and sys.stdin is not None and sys.stdin.isatty()
+        return self.piped and sys.stdin is not None and sys.stdin.isatty()
+
+    @property
+    def devices(self) -> MeshConfig | None:
+        """The mesh that the model is spread over; None: one device of one process has all of it."""
+        alone = self.mesh == _ONE_DEVICE and processes.count() == 1
+        return None if alone else self.mesh
 
     @property
     def batch(self) -> int:
@@ -325,7 +340,7 @@ def _open_run(
     def load() -> "Trained":
         from jax_tformer.runs.folder import load_trained
 
-        trained = load_trained(run, step)
+        trained = load_trained(run, step, devices=options.devices)
         notes = (*trained.skipped, *([] if step is None else [f"the checkpoint of step {trained.step}"]))
         return trained._replace(skipped=notes)
 
@@ -350,9 +365,11 @@ def _open_checkpoint(
         from jax_tformer.hub.pretrained import load_pretrained
         from jax_tformer.runs.folder import Trained
         from jax_tformer.runs.startup import set_up_jax
+        from jax_tformer.training.sharding import make_mesh
 
         set_up_jax(config if options.dtype is None else config.with_dtype(options.dtype))
-        net, params, _ = load_pretrained(path, dtype=options.dtype)
+        mesh = None if options.devices is None else make_mesh(options.devices)
+        net, params, _ = load_pretrained(path, dtype=options.dtype, mesh=mesh)
         return Trained(net, params, tokenizer, 0, ())
 
     return config, tokenizer, load

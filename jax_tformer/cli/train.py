@@ -75,7 +75,6 @@ def train(plan: train_options.TrainPlan, run: "RunFolder", started: float) -> in
         describe_shards,
         local_rows,
         make_mesh,
-        on_this_process,
         place_batch,
     )
     from jax_tformer.training.step import batch_loss
@@ -182,11 +181,10 @@ def train(plan: train_options.TrainPlan, run: "RunFolder", started: float) -> in
         return 128 + (signal or 0)
 
     # 7. The results.
-    params = on_this_process(mesh, state.params)
+    speaker, params = merge_lora(transformer(for_other_shapes(net.config)), state.params)
+    samples = sample_text(speaker, params, experiment, tokenizer, lambda: pipeline)
     if not is_first():
         return 0
-    speaker, params = merge_lora(transformer(for_other_shapes(net.config)), params)
-    samples = sample_text(speaker, params, experiment, tokenizer, lambda: pipeline)
     figures = {**reporter.speed, "wall_seconds": resumption.seconds, "parameters": parameters}
     say(finish(run, number, figures, samples))
     if plan.export is not None:

@@ -29,6 +29,7 @@ from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.texts import Completion, Ids, Prompt, TextStream, decode_added
 from jax_tformer.functional import AnyTransformer, DecoderTransformer, EncoderOnlyTransformer, Params
 from jax_tformer.memory import require_memory
+from jax_tformer.training.sharding import mesh_of, row_parts, use_mesh_of
 
 STEP = 32
 """Lengths are rounded up to a multiple of this, so that prompts of many lengths need only one compilation."""
@@ -75,7 +76,7 @@ def generate(
     Raises InputError for what does not fit, an empty batch or prompt, ids outside the vocabulary, a model whose logits
     are NaN, and a beam search that finds fewer than num_return_sequences sequences.
     """
-    net, batch = require_decoder(net), _check(net, prompts, decoding, limits, end_id, start_id, context)
+    net, batch = require_decoder(net), _check(net, params, prompts, decoding, limits, end_id, start_id, context)
     params = unstack_layers(params)
     if decoding.num_beams > 1:
         require(context is None, f"context is {context} and num_beams {decoding.num_beams}; expected one of them")
@@ -107,7 +108,7 @@ def stream(
     A row that has ended repeats the (first) end token, or -1 without one.
     """
     require(decoding.num_beams == 1, f"num_beams is {decoding.num_beams}; a beam search knows its tokens at the end")
-    net, batch = require_decoder(net), _check(net, prompts, decoding, limits, end_id, start_id, context)
+    net, batch = require_decoder(net), _check(net, params, prompts, decoding, limits, end_id, start_id, context)
     params, groups = unstack_layers(params), batch.groups
     for pieces in zip_longest(*(_continue(net, params, part, decoding, seed, at_once=False) for _, part in groups)):
         tokens = np.full((len(prompts), decoding.num_return_sequences), batch.end_ids[0], np.int32)
@@ -137,8 +138,9 @@ class Answerer:
         batch: int = 128,
     ) -> None:
         self._net, self._tokenizer, self._decoding, self._batch = net, tokenizer, decoding, batch
-        # Done once here instead of in every batch.
-        self._params = layers_apart(params, rows=batch * max(decoding.num_beams, decoding.num_return_sequences))
+        # Done once here instead of in every batch. Transposed kernels are for one device.
+        rows = batch * max(decoding.num_beams, decoding.num_return_sequences)
+        self._params = layers_apart(params, rows=rows) if mesh_of(params) is None else unstack_layers(params)
         self._translates = net.config.encoder is not None
         own_ends = () if tokenizer.end_id is None else (tokenizer.end_id,)
         framing = tokenizer.framing or Framing((), (), tokenizer.start_id, own_ends)
@@ -149,8 +151,8 @@ class Answerer:
 
     def answers(self, prompts: Sequence[Prompt]) -> list[list[Completion]]:
         """Returns the completions of each prompt, the best or first one first."""
-        # Keeps the number of rows, so that a smaller last batch needs no compilation.
-        self._rows = max(self._rows, len(prompts))
+        # Keeps the number of rows, so that a smaller last batch needs no compilation. A mesh divides it.
+        self._rows = max(self._rows, round_up(len(prompts), step=row_parts(mesh_of(self._params))))
         filled = [*prompts, *[prompts[-1]] * (self._rows - len(prompts))]
         ids, limits = [prompt.ids for prompt in filled], [prompt.limit for prompt in filled]
         found = generate(self._net, self._params, ids, self._decoding, limits=limits, **self._options)
@@ -244,6 +246,7 @@ class PromptBatch(NamedTuple):
 
 def _check(
     net: AnyTransformer,
+    params: Params,
     prompts: Sequence[Ids],
     decoding: DecodingConfig,
     limits: Sequence[int] | None,
@@ -286,7 +289,8 @@ def _check(
     width = 2 * stack.num_layers * (stack.key_value_heads or stack.num_heads) * config.head_width(stack)
     numbers = slots * width * jnp.dtype(config.compute.dtype).itemsize + 4 * (vocabulary + int(allowed.max()))
     mend = "ask for fewer at once (--batch-size, --beam, --num-samples), or for fewer new tokens (--max-new-tokens)"
-    require_memory(rows * numbers, f"{rows:,} answers at once", mend, jax.local_devices()[0])
+    asked = rows * numbers // row_parts(mesh_of(params))
+    require_memory(asked, f"{rows:,} answers at once", mend, jax.local_devices()[0])
     return PromptBatch(prompts, allowed.astype(np.int32), start_id, ends or (-1,), context)
 
 
@@ -296,12 +300,13 @@ def _search(net: DecoderTransformer, params: Params, batch: PromptBatch, decodin
     filled = prompts.tokens.shape[1]
     length = cache_length(filled, needed)
     # One token for each slot beside the prompt, and the last one, which is not read.
-    beams = start_search(net, rules, params, prompts, cache_length=length, room=needed - filled + 1)
-    while not np.asarray(beams.closed).all():
-        if filled == length:
-            length = cache_length(filled, needed)
-            beams = beams._replace(cache=grow_cache(beams.cache, length))
-        beams, filled = search(net, rules, params, beams, length - filled), length
+    with use_mesh_of(params):
+        beams = start_search(net, rules, params, prompts, cache_length=length, room=needed - filled + 1)
+        while not np.asarray(beams.closed).all():
+            if filled == length:
+                length = cache_length(filled, needed)
+                beams = beams._replace(cache=grow_cache(beams.cache, length))
+            beams, filled = search(net, rules, params, beams, length - filled), length
     _require_numbers(beams.broken)
     tokens, lengths, scores, exist = (np.asarray(best)[:, :wanted] for best in beams.finished)
     fewest = f"is {wanted}, and the beam search has found {exist.sum(1).min()} sequences for a prompt"
@@ -321,7 +326,8 @@ def _continue(
     hashes = np.array([zlib.crc32(np.asarray(ids, "<i4").tobytes()) for ids in batch.ids], np.uint32)
     keys = row_keys(jax.random.key(seed), hashes, samples)
     room = round_up(limit) if rules.look_back else 0
-    state = start(net, rules, params, prompts, keys, cache_length=length, room=room)
+    with use_mesh_of(params):
+        state = start(net, rules, params, prompts, keys, cache_length=length, room=room)
     _require_numbers(state.broken)
     yield (new := np.asarray(state.token)[:, None])
     # The tokens that a sliding text reads again, into a new cache.
@@ -333,13 +339,15 @@ def _continue(
             filled = max(needed // 2, 1)
             tokens, mask = pad_rows([text[-1 - filled : -1] for text in texts], filled, side="left")
             part = Prompts(jnp.asarray(tokens), jnp.asarray(mask), None, state.limits)
-            state = restart(net, params, state, part, needed)
+            with use_mesh_of(params):
+                state = restart(net, params, state, part, needed)
         elif filled == length:
             length = cache_length(filled, needed)
             state = state._replace(cache=grow_cache(state.cache, length))
         steps = min(limit - count, length - filled) if at_once else 1
         # The number of steps is traced and their room is static, so one compilation is enough.
-        state, tokens = advance(net, rules, params, state, steps, length if at_once else 1)
+        with use_mesh_of(params):
+            state, tokens = advance(net, rules, params, state, steps, length if at_once else 1)
         _require_numbers(state.broken)
         new = np.asarray(tokens)[:, : int(state.new_tokens) - count]
         count, filled = count + new.shape[1], filled + new.shape[1]

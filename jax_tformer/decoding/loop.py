@@ -10,7 +10,7 @@ with 8 rows in 0.7 of the time, with 2 rows in 0.6 (2 cores of an AMD EPYC).
 
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from jax_tformer.decoding.sampling import Count, History, Keys, Logits, Padded, 
 from jax_tformer.functional import DecoderTransformer, Params
 from jax_tformer.model.fast.rows import FEW_ROWS, Transposed
 from jax_tformer.model.transformer import DecoderOnly
+from jax_tformer.training.sharding import replicate, split_rows
 
 _NEVER = -1e9
 """The score of a sequence that does not exist."""
@@ -58,6 +59,9 @@ class State(NamedTuple):
     """Whether a row that had not ended had NaN among its logits."""
 
 
+StateOrBeams = TypeVar("StateOrBeams", State, "Beams")
+
+
 @partial(jax.jit, static_argnames=("net", "cache_length", "room"))
 def start(
     net: DecoderTransformer,
@@ -83,7 +87,7 @@ def start(
         jnp.asarray(0, jnp.int32),
         jnp.asarray(False),
     )
-    return append_token(rules, state, logits)
+    return _spread(append_token(rules, state, logits))
 
 
 def _begin(
@@ -135,7 +139,8 @@ def advance(
         return state, jax.lax.dynamic_update_slice_in_dim(tokens, state.token[:, None], column, axis=1)
 
     tokens = jnp.full((len(state.token), room), rules.end_ids[0], jnp.int32)
-    return jax.lax.while_loop(unfinished, one_more, (state, tokens))
+    state, tokens = jax.lax.while_loop(unfinished, one_more, (state, tokens))
+    return _spread(state), replicate(tokens)
 
 
 @partial(jax.jit, static_argnames=("net", "cache_length"), donate_argnames=("state",))
@@ -148,7 +153,7 @@ def restart(
 ) -> State:
     """Returns `state` with a new cache of `cache_length` slots that holds only `prompts`; the chosen tokens stay."""
     _, cache = prefill(net, params, prompts, cache_length)
-    return state._replace(cache=cache)
+    return _spread(state._replace(cache=cache))
 
 
 @partial(jax.jit, static_argnames=("samples",))
@@ -160,7 +165,7 @@ def row_keys(key: Key[Array, ""], hashes: UInt32[Array, " B"], samples: int) -> 
 
 def prefill(net: DecoderTransformer, params: Params, prompts: Prompts, cache_length: int) -> tuple[Array, Cache]:
     """Returns the logits after the prompts, `[B, V]`, and a cache of `cache_length` slots that holds the prompts."""
-    model, (tokens, mask, source, _) = net.bind(params), prompts
+    model, (tokens, mask, source, _) = net.bind(params), split_rows(prompts, len(prompts.tokens))
     batch, length = tokens.shape
     # The cache grows afterwards, so that the prompt attends only to itself and not to empty slots.
     if isinstance(model, DecoderOnly):
@@ -178,6 +183,7 @@ def extend(net: DecoderTransformer, params: Params, tokens: Int[Array, "N T"], c
     """Appends `tokens` to the cache; returns the logits after the last of them, and the new cache."""
     model = net.bind(params)
     # An encoder-decoder's cache remembers the encoded source.
+    tokens = split_rows(tokens, len(tokens))
     outputs = model(tokens, cache=cache) if isinstance(model, DecoderOnly) else model.decode(tokens, None, cache=cache)
     assert outputs.cache is not None
     return outputs.logits[:, -1], outputs.cache
@@ -294,7 +300,7 @@ def start_search(
         jnp.asarray(False),
         jnp.zeros(batch, bool),
     )
-    return _extend_beams(rules, beams, logits.reshape(batch, width, -1))
+    return _spread(_extend_beams(rules, beams, logits.reshape(batch, width, -1)))
 
 
 @partial(jax.jit, static_argnames="net", donate_argnames="beams")
@@ -318,7 +324,17 @@ def search(
         logits, cache = extend(net, params, tokens.reshape(-1, 1), beams.cache)
         return _extend_beams(rules, beams._replace(cache=cache), logits.reshape(*tokens.shape, -1))
 
-    return jax.lax.while_loop(lambda beams: ~beams.closed.all() & (beams.length < last), one_more, beams)
+    return _spread(jax.lax.while_loop(lambda beams: ~beams.closed.all() & (beams.length < last), one_more, beams))
+
+
+def _spread(state: StateOrBeams) -> StateOrBeams:
+    """Splits the cache over the mesh in use, if there is one; the rest, which is small and which every process reads,
+    is whole on every device."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return state
+    cache = state.cache
+    layers = split_rows(cache.layers, len(cache.is_token))
+    return replicate(state._replace(cache=cache._replace(layers=())))._replace(cache=cache._replace(layers=layers))
 
 
 def _extend_beams(rules: Rules, beams: Beams, logits: Float[Array, "B W V"]) -> Beams:
@@ -413,5 +429,9 @@ def layers_apart(params: Params, *, rows: int = 1) -> Params:
 
 def unstack_layers(params: Params) -> Params:
     """Returns `params` with the decoder's layers apart, and kernels as they are."""
-    blocks = jax.tree.map(tuple, params["decoder"]["blocks"], is_leaf=lambda leaf: isinstance(leaf, tuple))
+    blocks = jax.tree.map(
+        lambda leaf: leaf if isinstance(leaf, tuple) else tuple(jnp.unstack(leaf)),
+        params["decoder"]["blocks"],
+        is_leaf=lambda leaf: isinstance(leaf, tuple),
+    )
     return {**params, "decoder": {**params["decoder"], "blocks": blocks}}

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
@@ -34,7 +33,8 @@ from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.runs.folder import RunFolder, Trained, load_trained
 from jax_tformer.runs.metrics import Row, format_figures, read_metrics
 from jax_tformer.runs.startup import compiler_options, for_other_shapes
-from jax_tformer.training.sharding import on_this_process, place_batch
+from jax_tformer.training.processes import ask_first
+from jax_tformer.training.sharding import place_batch, replicate, use_mesh_of
 from jax_tformer.training.step import evaluation_step, forward
 
 _PROMPT = 8
@@ -69,8 +69,7 @@ class Evaluator:
             sources, targets = zip(*self._pipeline.examples, strict=True)
             read = PromptReader.of_run(self._data, self._tokenizer, self._data.target_length)
             greedy = DecodingConfig(max_new_tokens=self._data.target_length)
-            whole = on_this_process(self._mesh, params)
-            answers = Answerer(self._translator, whole, self._tokenizer, greedy).best(map(read, sources))
+            answers = Answerer(self._translator, params, self._tokenizer, greedy).best(map(read, sources))
             scores = translation_scores(answers, targets)
             figures["exact_match"] = scores.exact_match
             figures |= {"no_bleu": scores.no_bleu or ""} if scores.bleu is None else {"bleu": scores.bleu}
@@ -102,7 +101,7 @@ def sample_text(
     if tokenizer.start_id is not None:
         prompts = [[tokenizer.start_id]]
     else:
-        prompts = held_out().evaluation[0]["tokens"][: sample.count, :_PROMPT].tolist()
+        prompts = ask_first(lambda: held_out().evaluation[0]["tokens"][: sample.count, :_PROMPT].tolist())
     # At temperature 0 nothing is drawn, so all samples of a prompt would be equal.
     several = -(-sample.count // len(prompts)) if sample.temperature else 1
     decoding = replace(decoding, num_return_sequences=several)
@@ -125,14 +124,16 @@ def _table_of_translations(examples: Sequence[tuple[str, str]], answers: Sequenc
 
 
 def _restore_words(net: AnyTransformer, params: Params, pipeline: Pipeline, tokenizer: Tokenizer, count: int) -> str:
-    batch = pipeline.evaluation[0]
-    logits = np.asarray(forward(net, params, {name: jnp.asarray(x) for name, x in batch.items()}).logits)
+    told = ask_first(lambda: {name: rows[:count].tolist() for name, rows in pipeline.evaluation[0].items()})
+    batch = {name: np.asarray(rows) for name, rows in told.items()}
+    with use_mesh_of(params):
+        best = jax.jit(lambda params, batch: replicate(forward(net, params, batch).logits.argmax(-1)))(params, batch)
     rows = []
-    for tokens, labels, scores in zip(batch["tokens"][:count], batch["labels"], logits, strict=False):
+    for tokens, labels, answers in zip(batch["tokens"], batch["labels"], np.asarray(best), strict=True):
         for place in np.flatnonzero(labels != IGNORED)[:4]:
             before = tokenizer.decode(tokens[max(place - 8, 0) : place])
             after = tokenizer.decode(tokens[place + 1 :][:8])
-            answer, truth = tokenizer.decode([scores[place].argmax()]), tokenizer.decode([labels[place]])
+            answer, truth = tokenizer.decode([answers[place]]), tokenizer.decode([labels[place]])
             rows.append((f"{before} ___ {after}".replace("\n", " "), repr(answer), repr(truth)))
     return _table("held-out words to restore", ("text", "model", "truth"), rows)
 

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.config.experiment import ExperimentConfig
+from jax_tformer.config.experiment import ExperimentConfig, MeshConfig
 from jax_tformer.data.tokenizers import Tokenizer, check_vocabulary, load_run_tokenizer, tokenizer_digests
 from jax_tformer.files import (
     changed_fields,
@@ -309,10 +309,13 @@ class Trained(NamedTuple):
     fingerprint: str | None = None
 
 
-def load_trained(run: RunFolder, step: "Which" = None, *, merge: bool = True) -> Trained:
+def load_trained(
+    run: RunFolder, step: "Which" = None, *, merge: bool = True, devices: MeshConfig | None = None
+) -> Trained:
     """Loads the model from its newest intact checkpoint, from that of `step`, or from the best by held-out loss.
 
-    Adapters are merged into the parameters that they change, unless `merge` is False.
+    Adapters are merged into the parameters that they change, unless `merge` is False. Parameters are spread over the
+    mesh that `devices` describes; None: one device has all.
 
     Raises InputError if the run has no such checkpoint, if one of its files is damaged, or if config.json or the
     tokenizer are not those that the checkpoint was made with.
@@ -321,12 +324,14 @@ def load_trained(run: RunFolder, step: "Which" = None, *, merge: bool = True) ->
     from jax_tformer.lora import join_adapters, merge_lora, split_adapters
     from jax_tformer.runs.checkpoints import load_parameters
     from jax_tformer.runs.startup import for_other_shapes, set_up_jax
+    from jax_tformer.training.sharding import make_mesh, on_mesh
 
     config = run.read_config().model
     tokenizer = run.read_tokenizer(config.vocab_size)
     set_up_jax(config)
     net = transformer(for_other_shapes(config))
-    trained, frozen = split_adapters(net.shapes)
+    mesh = None if devices is None else make_mesh(devices)
+    trained, frozen = split_adapters(on_mesh(mesh, net.shapes))
     restored = load_parameters(run.checkpoints, trained, step)
     run.require_recorded(restored.extra, restored.step)
     params = join_adapters(restored.state, run.load_frozen(frozen, restored.extra))

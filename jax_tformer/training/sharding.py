@@ -7,12 +7,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from jax_tformer.config.errors import InputError
@@ -22,6 +23,7 @@ from jax_tformer.functional import Params
 from jax_tformer.model.parameters import axes_of
 from jax_tformer.training.processes import require_device_each
 
+T = TypeVar("T")
 MESH_AXES = {"D": "fsdp", "H": "tensor", "K": "tensor", "F": "tensor", "V": "tensor"}
 """An axis of parameters (`jax_tformer.model.parameters`) -> the mesh axis that splits it; other axes stay whole."""
 
@@ -32,11 +34,12 @@ BATCH = PartitionSpec(("data", "fsdp"))
 """The rows of a batch are split over both axes."""
 
 
-def make_mesh(config: MeshConfig, rows: int) -> Mesh:
+def make_mesh(config: MeshConfig, rows: int = 0) -> Mesh:
     """Makes the mesh data x fsdp x tensor for batches computed `rows` at a time (batch size / accumulation).
 
-    If `config.data` is None, takes the largest number that the devices and the rows allow. Raises InputError if there
-    are fewer devices than the mesh needs, if the rows do not divide over data x fsdp, or if a process would have none.
+    If `config.data` is None, takes the largest number that the devices and the rows allow; 0 rows allow any. Raises
+    InputError if there are fewer devices than the mesh needs, if the rows do not divide over data x fsdp, or if a
+    process would have none.
     """
     devices, others = jax.device_count(), config.fsdp * config.tensor
     fitting = [data for data in range(1, devices // others + 1) if rows % (data * config.fsdp) == 0]
@@ -65,6 +68,18 @@ def parameter_shardings(mesh: Mesh, shapes: Params) -> Params:
     return shardings
 
 
+def on_mesh(mesh: Mesh | None, shapes: Params) -> Params:
+    """Returns abstract parameters with the shardings of `parameter_shardings`; as they are without a mesh."""
+    if mesh is None:
+        return shapes
+    abstract: Params = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        parameter_shardings(mesh, shapes),
+    )
+    return abstract
+
+
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
     """The rows of a batch that are on devices of this process, int[R], in rising order."""
     parts = NamedSharding(mesh, BATCH).addressable_devices_indices_map((batch_size,)).values()
@@ -91,18 +106,49 @@ def place_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
     }
 
 
-def on_this_process(mesh: Mesh, tree: PyTree) -> PyTree:
-    """Gathers arrays that are spread over processes, one after the other: each process gets all, on one device."""
+def mesh_of(tree: PyTree) -> Mesh | None:
+    """Returns the mesh over which the arrays of `tree` are spread; None if one device holds them."""
+    mesh = getattr(getattr(jax.tree.leaves(tree)[0], "sharding", None), "mesh", None)
+    return mesh if isinstance(mesh, Mesh) and mesh.size > 1 else None
 
-    whole = NamedSharding(mesh, PartitionSpec())
 
-    def gather(leaf: jax.Array) -> jax.Array:
-        if leaf.is_fully_addressable:
-            return leaf
-        found: jax.Array = jax.jit(lambda x: x, out_shardings=whole)(leaf).addressable_data(0)
+def use_mesh_of(tree: PyTree) -> AbstractContextManager[Any]:
+    """Returns a context in which programs are compiled for the mesh of `mesh_of`, if there is one."""
+    mesh = mesh_of(tree)
+    return nullcontext() if mesh is None else jax.set_mesh(mesh)
+
+
+def row_parts(mesh: Mesh | AbstractMesh | None) -> int:
+    """Into how many parts a mesh splits the rows of a batch."""
+    return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def split_rows(tree: T, rows: int) -> T:
+    """Splits arrays of so many sequences, or of their heads `[R, ...]`, over the mesh in use, if it divides them.
+
+    Heads are split over "tensor" too, unless XLA would have to gather them for each token. It is for compiled code that
+    runs in `use_mesh_of`.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or rows % row_parts(mesh):
+        return tree
+
+    def split(leaf: jax.Array) -> jax.Array:
+        further = len(leaf) > rows and len(leaf) % mesh.size == 0 and row_parts(mesh) in (1, rows)
+        where = PartitionSpec((*BATCH[0], "tensor")) if further else BATCH
+        found: jax.Array = jax.lax.with_sharding_constraint(leaf, where)
         return found
 
-    return jax.tree.map(gather, tree)
+    found: T = jax.tree.map(split, tree)
+    return found
+
+
+def replicate(tree: T) -> T:
+    """Makes arrays whole on every device of the mesh in use, so that every process can read them. For compiled code."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return tree
+    whole: T = jax.lax.with_sharding_constraint(tree, PartitionSpec())
+    return whole
 
 
 def abstract_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:

@@ -75,7 +75,7 @@ def run_benchmark(
     Returns the exit status: 1 where sides disagree or ours became slower than `--against` says (the figures are written
     all the same), and where a side fails that must not; 2 for bad input.
     """
-    from jax_tformer.cli.options import parse
+    from jax_tformer.terminal import parse
 
     prog, saved = f"python -m benchmarks.{name}", None
     try:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError
@@ -307,6 +307,15 @@ class Trained(NamedTuple):
     step: int
     skipped: tuple[str, ...]
     fingerprint: str | None = None
+
+
+def parse_checkpoint(asked: str) -> int | Literal["best"] | None:
+    """Parses the value of --checkpoint for `load_trained`; raises InputError if it is not valid."""
+    if asked not in ("newest", "best") and re.fullmatch("[0-9]{1,18}", asked) is None:
+        raise InputError(f"--checkpoint is {asked!r}; expected newest, best, or the number of a step")
+    if asked == "best":
+        return "best"
+    return None if asked == "newest" else int(asked)
 
 
 def load_trained(run: RunFolder, step: "Which" = None, *, merge: bool = True) -> Trained:

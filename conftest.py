@@ -9,7 +9,7 @@ from importlib.metadata import version
 # quality, models of full size) asks for it: see OPTIMISED in twin/bridge.py.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
 if version("jaxlib").startswith("0.10."):
-    # See fusion_emitters in jax_tformer/runs/startup.py, which may not be imported yet.
+    # See fusion_emitters in jax_tformer/startup.py, which may not be imported yet.
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
 import jax

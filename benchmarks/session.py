@@ -249,7 +249,7 @@ def other_work(name: str, share: float | None) -> list[str]:
 def _machine_notes(machine: Machine) -> list[str]:
     if machine.device != "cpu":
         return []
-    notes = ["On the processor every side has the allocator settings of jax_tformer.runs.startup."]
+    notes = ["On the processor every side has the allocator settings of jax_tformer.startup."]
     if machine.vendor == "AuthenticAMD":
         notes.append("This is an AMD processor: torch multiplies matrices with MKL, which is slow on some of them.")
     return notes

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tyro.constructors import ConstructorRegistry
 
 C = TypeVar("C")
+__version__ = "0.1.0"
 # C0 without tab and newline, delete, C1; characters that change the direction of text; lone surrogates.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _LINE = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
@@ -99,8 +100,7 @@ def as_called(text: str) -> str:
 
 def say_version() -> int:
     """Prints what `--version` asks for."""
-    # Imported by now, as the package of this module.
-    print(f"jax-tformer {sys.modules['jax_tformer'].__version__}")
+    print(f"jax-tformer {__version__}")
     return 0
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from jax_tformer.config import LoraConfig, StackConfig, TransformerConfig
 from jax_tformer.config.experiment import DistributedConfig, MeshConfig, OptimizerConfig
 from jax_tformer.functional import transformer
-from jax_tformer.runs.startup import compiler_options
+from jax_tformer.startup import compiler_options
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.processes import joined
 from jax_tformer.training.sharding import abstract_batch, local_rows, make_mesh, place_batch

@@ -410,7 +410,7 @@ def _open_checkpoint(
 
     def load() -> Trained:
         from jax_tformer.hub.pretrained import load_pretrained
-        from jax_tformer.runs.startup import set_up_jax
+        from jax_tformer.startup import set_up_jax
 
         set_up_jax(config if options.dtype is None else config.with_dtype(options.dtype))
         net, params, _ = load_pretrained(path, dtype=options.dtype)

@@ -17,7 +17,7 @@ from jax_tformer.config.errors import InputError, require
 from jax_tformer.config.experiment import DistributedConfig, ExperimentConfig
 from jax_tformer.config.presets import DEFAULT_EXPERIMENT, EXPERIMENTS
 from jax_tformer.files import changed_fields, require_new_folder, shortened, to_dict, user_path
-from jax_tformer.runs.startup import set_malloc
+from jax_tformer.startup import set_malloc
 from jax_tformer.terminal import SMALLER_TRAINING, Interruption, as_called, given_flags, parse, say
 
 if TYPE_CHECKING:
@@ -92,16 +92,22 @@ def train(plan: "TrainPlan", run: "RunFolder", started: float) -> int:
     from jax_tformer.data.pipeline import build_pipeline
     from jax_tformer.functional import transformer
     from jax_tformer.lora import merge_lora, trained
-    from jax_tformer.memory import describe_compute, fit_to_devices, require_room_for_batches
     from jax_tformer.runs.checkpoints import Checkpoints
     from jax_tformer.runs.diagnosis import find_not_finite
     from jax_tformer.runs.evaluation import Evaluator, finish, sample_text
     from jax_tformer.runs.huggingface import export_pretrained, given_parameters, new_tokenizer
     from jax_tformer.runs.metrics import MetricsLog, ProgressLine, Reporter
-    from jax_tformer.runs.resume import Resumption, compile_beside, permitted_changes, prepare, require_same_run
-    from jax_tformer.runs.startup import for_other_shapes, keep_freed_memory, set_up_jax
+    from jax_tformer.runs.resume import Resumption, permitted_changes, require_same_run
+    from jax_tformer.startup import keep_freed_memory, set_up_jax
     from jax_tformer.training import processes
     from jax_tformer.training.optimizer import optimizer
+    from jax_tformer.training.prepare import (
+        compile_beside,
+        describe_compute,
+        fit_to_devices,
+        prepare,
+        require_room_for_batches,
+    )
     from jax_tformer.training.processes import ask_first, is_first, together
     from jax_tformer.training.sharding import (
         abstract_batch,
@@ -111,7 +117,6 @@ def train(plan: "TrainPlan", run: "RunFolder", started: float) -> int:
         on_this_process,
         place_batch,
     )
-    from jax_tformer.training.step import batch_loss
 
     experiment, training = plan.experiment, plan.experiment.training
     with together():
@@ -136,7 +141,7 @@ def train(plan: "TrainPlan", run: "RunFolder", started: float) -> int:
     batches, held_out = pipeline.train_iterator(), abstract_batch(mesh, pipeline.evaluation[0])
 
     # 4. The model, its optimizer and their step. Whatever does not fit is refused before anything is written.
-    net = transformer(fit_to_devices(experiment.model, batch_loss, held_out, mesh, training.accumulation))
+    net = transformer(fit_to_devices(experiment.model, held_out, mesh, training.accumulation))
     with together():
         prepared = prepare(net, optimizer(experiment.optimizer, training.steps), mesh, training, held_out)
         given = given_parameters(experiment, mesh) if before is None else None
@@ -218,7 +223,7 @@ def train(plan: "TrainPlan", run: "RunFolder", started: float) -> int:
     params = on_this_process(mesh, state.params)
     if not is_first():
         return 0
-    speaker, params = merge_lora(transformer(for_other_shapes(net.config)), params)
+    speaker, params = merge_lora(transformer(net.config.for_other_shapes()), params)
     samples = sample_text(speaker, params, experiment, tokenizer, lambda: pipeline)
     figures = {**reporter.speed, "wall_seconds": resumption.seconds, "parameters": parameters}
     say(finish(run, number, figures, samples))

@@ -7,7 +7,7 @@ field, so nothing depends on a framework's default.
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from jax_tformer.config.errors import (
     InputError,
@@ -527,7 +527,17 @@ class TransformerConfig:
         """This config with `vocab_size`, unless it already has a size."""
         return self if self.vocab_size is not None else dataclasses.replace(self, vocab_size=vocab_size)
 
+    def with_compute(self, **changes: Any) -> "TransformerConfig":
+        """This config with `changes` of its `compute`."""
+        return dataclasses.replace(self, compute=dataclasses.replace(self.compute, **changes))
+
     def with_dtype(self, dtype: Dtype) -> "TransformerConfig":
         """This config with parameters and arithmetic in `dtype`."""
-        compute = dataclasses.replace(self.compute, parameter_dtype=dtype, dtype=dtype)
-        return dataclasses.replace(self, compute=compute)
+        return self.with_compute(parameter_dtype=dtype, dtype=dtype)
+
+    def for_other_shapes(self) -> "TransformerConfig":
+        """This config with attention "auto".
+
+        The implementation for training's batches may not suit other lengths or numbers of rows, or another machine.
+        """
+        return self.with_compute(attention="auto")

@@ -28,7 +28,7 @@ from jax_tformer.decoding.sampling import make_rules
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.texts import Completion, Ids, Prompt, TextStream, decode_added
 from jax_tformer.functional import AnyTransformer, DecoderTransformer, EncoderOnlyTransformer, Params
-from jax_tformer.memory import require_memory
+from jax_tformer.startup import require_memory
 
 STEP = 32
 """Lengths are rounded up to a multiple of this, so that prompts of many lengths need only one compilation."""

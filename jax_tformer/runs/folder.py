@@ -329,12 +329,12 @@ def load_trained(run: RunFolder, step: "Which" = None, *, merge: bool = True) ->
     from jax_tformer.functional import transformer
     from jax_tformer.lora import join_adapters, merge_lora, split_adapters
     from jax_tformer.runs.checkpoints import load_parameters
-    from jax_tformer.runs.startup import for_other_shapes, set_up_jax
+    from jax_tformer.startup import set_up_jax
 
     config = run.read_config().model
     tokenizer = run.read_tokenizer(config.vocab_size)
     set_up_jax(config)
-    net = transformer(for_other_shapes(config))
+    net = transformer(config.for_other_shapes())
     trained, frozen = split_adapters(net.shapes)
     restored = load_parameters(run.checkpoints, trained, step)
     run.require_recorded(restored.extra, restored.step)

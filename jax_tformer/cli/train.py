@@ -21,7 +21,7 @@ from jax_tformer.startup import set_malloc
 from jax_tformer.terminal import SMALLER_TRAINING, Interruption, as_called, given_flags, parse, say
 
 if TYPE_CHECKING:
-    from jax_tformer.data.batches import Pipeline
+    from jax_tformer.data.pipeline import Pipeline
     from jax_tformer.data.tokenizers import Tokenizer
     from jax_tformer.runs.folder import RunFolder
 
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     set_malloc(M_ARENA_MAX=1)
     plan = train_options(arguments)
 
-    from jax_tformer.data.pipeline import check_files
+    from jax_tformer.data.sources import check_files
     from jax_tformer.runs.folder import RunFolder
     from jax_tformer.training import processes
 
@@ -88,8 +88,7 @@ def train(plan: "TrainPlan", run: "RunFolder", started: float) -> int:
     """Trains the experiment of `plan` in the folder of `run`; `started` is when the program was, by perf_counter."""
     import jax
 
-    from jax_tformer.data.batches import check_batch_ids
-    from jax_tformer.data.pipeline import build_pipeline
+    from jax_tformer.data.pipeline import build_pipeline, check_batch_ids
     from jax_tformer.functional import transformer
     from jax_tformer.lora import merge_lora, trained
     from jax_tformer.runs.checkpoints import Checkpoints

@@ -21,8 +21,7 @@ from rich.table import Table
 from jax_tformer.config import IGNORED
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import ExperimentConfig, MaskedTextData, PairData
-from jax_tformer.data.batches import Pipeline
-from jax_tformer.data.pipeline import build_pipeline
+from jax_tformer.data.pipeline import Pipeline, build_pipeline
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding.generate import Answerer
 from jax_tformer.decoding.score import translation_scores

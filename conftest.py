@@ -9,7 +9,7 @@ from importlib.metadata import version
 # quality, models of full size) asks for it: see OPTIMISED in twin/bridge.py.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
 if version("jaxlib").startswith("0.10."):
-    # See fusion_emitters in jax_tformer/runs/startup.py, which may not be imported yet.
+    # See fusion_emitters in jax_tformer/startup.py, which may not be imported yet.
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
 import jax
@@ -56,9 +56,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def tokenizers_and_ids_are_made_anew() -> Iterator[None]:
     """Nothing is taken from the user's cache, and nothing put there, but for compiled programs: they save much time."""
-    from jax_tformer.data import text, tokenizers
+    from jax_tformer.data import pipeline, tokenizers
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (text, tokenizers):
+        for module in (pipeline, tokenizers):
             patch.setattr(module, "kept", lambda key, make: memoryview(make()))
         yield

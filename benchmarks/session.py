@@ -75,7 +75,7 @@ def run_benchmark(
     Returns the exit status: 1 where sides disagree or ours became slower than `--against` says (the figures are written
     all the same), and where a side fails that must not; 2 for bad input.
     """
-    from jax_tformer.cli.options import parse
+    from jax_tformer.terminal import parse
 
     prog, saved = f"python -m benchmarks.{name}", None
     try:
@@ -249,7 +249,7 @@ def other_work(name: str, share: float | None) -> list[str]:
 def _machine_notes(machine: Machine) -> list[str]:
     if machine.device != "cpu":
         return []
-    notes = ["On the processor every side has the allocator settings of jax_tformer.runs.startup."]
+    notes = ["On the processor every side has the allocator settings of jax_tformer.startup."]
     if machine.vendor == "AuthenticAMD":
         notes.append("This is an AMD processor: torch multiplies matrices with MKL, which is slow on some of them.")
     return notes

@@ -13,6 +13,8 @@ Names are imported at first use, so that reading a config does not import jax.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from jax_tformer.terminal import __version__ as __version__
+
 if TYPE_CHECKING:
     from jax_tformer.config import ComputeConfig, DropoutConfig, LoraConfig, StackConfig, TransformerConfig
     from jax_tformer.config.errors import InputError
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from jax_tformer.hub.names import from_reference, load_weights, save_weights, to_reference
     from jax_tformer.hub.pretrained import load_pretrained, save_pretrained
     from jax_tformer.lora import add_lora, merge_lora
-
-__version__ = "0.1.0"
 
 __all__ = [
     "ARCHITECTURES",

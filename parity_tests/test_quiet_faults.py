@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from jax_tformer.cache import KeyValue
 from jax_tformer.config import ComputeConfig, StackConfig, TransformerConfig
 from jax_tformer.config.experiment import MeshConfig
-from jax_tformer.data.batches import Pipeline
+from jax_tformer.data.pipeline import Pipeline
 from jax_tformer.functional import transformer
 from jax_tformer.model.attention import attend_by
 from jax_tformer.model.masks import Mask

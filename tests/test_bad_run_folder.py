@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from jax_tformer.cli import generate, train, train_options
+from jax_tformer.cli import generate, train
 from jax_tformer.config.errors import InputError
 from jax_tformer.runs.checkpoints import seal
 from jax_tformer.runs.folder import RunFolder
@@ -51,8 +51,8 @@ def test_a_folder_that_another_job_trains_in(refuse, run):
 
 def test_a_run_that_another_job_began_meanwhile(refuse, run, monkeypatch):
     """It may have saved and ended before this job takes the lock."""
-    read = train_options.train_options
-    monkeypatch.setattr(train_options, "train_options", lambda given: dataclasses.replace(read(given), before=None))
+    read = train.train_options
+    monkeypatch.setattr(train, "train_options", lambda given: dataclasses.replace(read(given), before=None))
     assert "another job has begun a run in run meanwhile; the same command continues it" in refuse(*again())
 
 

@@ -10,20 +10,18 @@ import jax
 import numpy as np
 import pytest
 
-from jax_tformer import ARCHITECTURES
+from jax_tformer import ARCHITECTURES, startup
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import PairData, TextData, TokenizerConfig, TrainingConfig
-from jax_tformer.data import text, tokenizers
-from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
-from jax_tformer.data.text import token_stream
+from jax_tformer.data import pipeline, tokenizers
+from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for, token_stream
 from jax_tformer.data.tokenizers import Tokenizer, build_tokenizer
 from jax_tformer.files import bound_cache, cache_folder, kept
-from jax_tformer.runs import startup
 
 TEXT = "".join(f"{n} bottles of beer on the wall, “Ça va”, 日本語, take {n * n} down.\n" for n in range(1000))
 BPE = TokenizerConfig("bpe", 300)
 SPECIAL = {"start": "<|endoftext|>", "end": "<|endoftext|>"}
-KEEPERS = (text, tokenizers)
+KEEPERS = (pipeline, tokenizers)
 
 
 def utf8(string):

@@ -10,14 +10,14 @@ import pytest
 
 from jax_tformer import __main__ as console
 from jax_tformer import __version__, load_weights, transformer
-from jax_tformer.cli.generate_options import GenerateOptions
-from jax_tformer.cli.options import parse
-from jax_tformer.cli.train_options import train_options
+from jax_tformer.cli.generate import GenerateOptions
+from jax_tformer.cli.train import train_options
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import TextData
 from jax_tformer.data.tokenizers import load_tokenizer
 from jax_tformer.files import to_dict
 from jax_tformer.runs.folder import RunFolder
+from jax_tformer.terminal import parse
 from tests.speaking import write_run
 
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from jax_tformer.cli import generate, train
-from jax_tformer.cli.train_options import train_options
+from jax_tformer.cli.train import train_options
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.runs.evaluation import Evaluator

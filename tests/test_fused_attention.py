@@ -144,7 +144,7 @@ from jax_tformer.model.masks import Mask
 from jax_tformer.config.errors import InputError
 from jax_tformer.model.attention import attend_by
 from jax_tformer.training.sharding import make_mesh
-from jax_tformer import memory
+from jax_tformer.training import prepare
 from tests.test_fused_attention import WHOLE, largest_difference
 
 choose = lambda: choose_implementation("tpu", jax.numpy.dtype("bfloat16"), WHOLE, WHOLE, Mask(causal=True), drops=False)
@@ -152,11 +152,11 @@ assert choose() == "einsum", "nobody says how the kernel is to be split"
 with jax.set_mesh(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), 4)):
     assert choose() == "pallas"
     # What a run says of itself.
-    memory.choose_implementation = lambda _, *given, **options: choose_implementation("tpu", *given, **options)
-    described = memory.describe_compute(ARCHITECTURES["gpt2"].with_vocab_size(64), jax.sharding.get_mesh(), 384)
+    prepare.choose_implementation = lambda _, *given, **options: choose_implementation("tpu", *given, **options)
+    described = prepare.describe_compute(ARCHITECTURES["gpt2"].with_vocab_size(64), jax.sharding.get_mesh(), 384)
     assert "attention 'einsum'" in described, "dropout of attention weights"
     plain = without_dropout(ARCHITECTURES["gpt2"])
-    assert "attention 'pallas'" in memory.describe_compute(plain, jax.sharding.get_mesh(), 384)
+    assert "attention 'pallas'" in prepare.describe_compute(plain, jax.sharding.get_mesh(), 384)
     try:
         attend_by("pallas", *[jax.numpy.ones((3, 128, 2, 64))] * 3, Mask(), 1.0)
     except InputError as error:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jax_tformer.cli.generate import read_references, read_standard_input
-from jax_tformer.cli.generate_options import GenerateOptions
+from jax_tformer.cli.generate import GenerateOptions, read_references, read_standard_input
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import TextData
 from jax_tformer.data.pipeline import build_tokenizer_for

@@ -6,13 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from jax_tformer import memory
+from jax_tformer import startup
 from jax_tformer.config import ComputeConfig, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import MeshConfig
 from jax_tformer.functional import transformer
+from jax_tformer.training import prepare
 from jax_tformer.training.sharding import make_mesh
-from jax_tformer.training.step import batch_loss
 
 STACK = StackConfig(num_layers=4, num_heads=4, feedforward_width=64, norm_placement="pre")
 CONFIG = TransformerConfig(vocab_size=64, d_model=16, decoder=STACK)
@@ -26,9 +26,7 @@ def with_remat(remat):
 
 
 def test_less_is_kept_the_more_is_computed_again():
-    none, dots, full = (
-        memory.kept_bytes(transformer(with_remat(remat)), batch_loss, PART) for remat in ("none", "dots", "full")
-    )
+    none, dots, full = (prepare.kept_bytes(transformer(with_remat(remat)), PART) for remat in ("none", "dots", "full"))
     # Of every layer "full" keeps its input, "dots" also queries, keys, values, attention, projections and activations.
     token = 4 * ROWS.size * STACK.num_layers
     assert full >= token * 16
@@ -38,33 +36,33 @@ def test_less_is_kept_the_more_is_computed_again():
 
 def test_remat_follows_from_the_memory():
     weights = 16 * sum(leaf.size for leaf in jax.tree.leaves(transformer(CONFIG).shapes))
-    none, dots = (memory.kept_bytes(transformer(with_remat(remat)), batch_loss, PART) for remat in ("none", "dots"))
+    none, dots = (prepare.kept_bytes(transformer(with_remat(remat)), PART) for remat in ("none", "dots"))
     limits = {1.01 * (weights + none): "none", 0.99 * (weights + none): "dots", 0.99 * (weights + dots): "full"}
     for needed, expected in limits.items():
-        assert memory.choose_remat(CONFIG, batch_loss, PART, int(needed / 0.8), 1, 1) == expected
+        assert prepare.choose_remat(CONFIG, PART, int(needed / 0.8), 1, 1) == expected
     # Over two devices by rows and two by weights, half of each is enough.
-    assert memory.choose_remat(CONFIG, batch_loss, PART, int(1.01 * (weights + none) / 2 / 0.8), 2, 2) == "none"
-    assert memory.choose_remat(CONFIG, batch_loss, PART, None, 1, 1) == "dots"
+    assert prepare.choose_remat(CONFIG, PART, int(1.01 * (weights + none) / 2 / 0.8), 2, 2) == "none"
+    assert prepare.choose_remat(CONFIG, PART, None, 1, 1) == "dots"
 
 
 def test_what_auto_becomes_on_a_processor():
     mesh = make_mesh(MeshConfig(data=1), 8)
-    fitted = memory.fit_to_devices(CONFIG, batch_loss, BATCH, mesh, 2)
+    fitted = prepare.fit_to_devices(CONFIG, BATCH, mesh, 2)
     assert fitted == with_remat("dots")
-    assert memory.describe_compute(fitted, mesh, 32) == "float32, attention 'blocks', remat 'dots'"
-    assert memory.fit_to_devices(with_remat("full"), batch_loss, BATCH, mesh, 1) == with_remat("full")
+    assert prepare.describe_compute(fitted, mesh, 32) == "float32, attention 'blocks', remat 'dots'"
+    assert prepare.fit_to_devices(with_remat("full"), BATCH, mesh, 1) == with_remat("full")
 
 
 def test_a_state_that_no_memory_holds_is_refused_before_anything_is_compiled(monkeypatch):
     mesh = make_mesh(MeshConfig(), 1)
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     state = {"w": jax.ShapeDtypeStruct((2**20, 2**10), "float32", sharding=whole)}
-    monkeypatch.setattr(memory, "host_memory", lambda: 4 * 2**30)
-    memory.require_room(state, mesh)
-    monkeypatch.setattr(memory, "host_memory", lambda: 4 * 2**30 - 1)
+    monkeypatch.setattr(startup, "host_memory", lambda: 4 * 2**30)
+    prepare.require_room(state, mesh)
+    monkeypatch.setattr(startup, "host_memory", lambda: 4 * 2**30 - 1)
     with pytest.raises(InputError, match=r"take 4\.0 GiB, and there are 4\.0 GiB here; make the model smaller"):
-        memory.require_room(state, mesh)
+        prepare.require_room(state, mesh)
 
 
 def test_the_memory_of_the_machine_is_known():
-    assert 2**28 < memory.host_memory() < 2**50
+    assert 2**28 < startup.host_memory() < 2**50

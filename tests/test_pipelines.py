@@ -13,9 +13,7 @@ from jax_tformer.config import IGNORED
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import MaskedTextData, PairData, TextData, TokenizerConfig, TrainingConfig
 from jax_tformer.data import dates
-from jax_tformer.data.batches import evaluation_items, shuffled_items
-from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
-from jax_tformer.data.text import mask_tokens
+from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for, evaluation_items, mask_tokens, shuffled_items
 from jax_tformer.data.tokenizers import load_tokenizer
 
 TEXT = "".join(f"{n} bottles of beer on the wall, take one down and pass it around.\n" for n in range(60))

@@ -8,9 +8,7 @@ import pytest
 
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import PairData, TextData
-from jax_tformer.data.batches import held_out_items
-from jax_tformer.data.pairs import load_pairs
-from jax_tformer.data.text import load_text
+from jax_tformer.data.sources import held_out_items, load_pairs, load_text
 
 
 def text_of(path):

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jax_tformer import startup
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import OptimizerConfig
 from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.functional import transformer
-from jax_tformer.runs import startup
-from jax_tformer.runs.startup import FLOAT64, OPTIONS, compiler_options
+from jax_tformer.startup import FLOAT64, OPTIONS, compiler_options
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import evaluation_step, init_state, train_step
 
@@ -77,7 +77,7 @@ def test_programs_pass_parameters_as_arguments():
 
 INITIALISED = """
 import jax, numpy as np
-from jax_tformer.runs.startup import compiler_options
+from jax_tformer.startup import compiler_options
 from jax_tformer.functional import transformer
 from jax_tformer.config.presets import EXPERIMENTS
 
@@ -126,7 +126,7 @@ import warnings
 from pathlib import Path
 import jax
 from jax_tformer.config.presets import EXPERIMENTS
-from jax_tformer.runs.startup import set_up_jax
+from jax_tformer.startup import set_up_jax
 
 set_up_jax(EXPERIMENTS["dates"].config.model)
 folder = Path(sys.argv[1]) / "jax-tformer"
@@ -184,7 +184,7 @@ KEPT = """
 import resource, sys
 from types import SimpleNamespace
 import numpy
-from jax_tformer.runs.startup import keep_freed_memory, set_malloc
+from jax_tformer.startup import keep_freed_memory, set_malloc
 set_malloc(M_ARENA_MAX=1)
 needs = SimpleNamespace(temp_size_in_bytes=int(sys.argv[1]) << 20)
 keep_freed_memory(SimpleNamespace(memory_analysis=lambda: needs))

@@ -17,7 +17,7 @@ from jax_tformer.config.experiment import DistributedConfig, MeshConfig, Optimiz
 from jax_tformer.decoding import generate
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.functional import transformer
-from jax_tformer.runs.startup import compiler_options
+from jax_tformer.startup import compiler_options
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.processes import joined
 from jax_tformer.training.sharding import abstract_batch, local_rows, make_mesh, parameter_shardings, place_batch

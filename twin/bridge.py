@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from jax_tformer.config import Dtype, TransformerConfig
 from jax_tformer.functional import Params, transformer
 from jax_tformer.hub.names import from_reference, to_reference
-from jax_tformer.runs.startup import FLOAT64, fusion_emitters
+from jax_tformer.startup import FLOAT64, fusion_emitters
 from jax_tformer.training.step import forward
 from parity.differ.answer import Difference
 from parity.differ.first_difference import difference_of

@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     except ImportError as error:
         raise InputError("a comparison needs PyTorch; in the repository, pip install '.[parity]' adds it") from error
 
-    from jax_tformer.runs.startup import set_up_jax
+    from jax_tformer.startup import set_up_jax
     from parity.gates.measure import ParityError
     from twin.jax_side import JaxSide, full_precision
     from twin.machine import common_device, describe_machine, jax_device

@@ -12,8 +12,8 @@ from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.functional import Params, transformer
 from jax_tformer.hub.names import from_reference, reference_shape, slots, to_reference
 from jax_tformer.lora import trained, without_adapters
-from jax_tformer.runs.startup import compiler_options as training_options
-from jax_tformer.runs.startup import set_up_jax
+from jax_tformer.startup import compiler_options as training_options
+from jax_tformer.startup import set_up_jax
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import TrainState, init_state, train_step
 from twin.dropout import masks_of_step

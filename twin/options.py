@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jax_tformer.cli.options import parse
-from jax_tformer.cli.train_options import SHORT_NAMES, choose_experiment, with_adapters
+from jax_tformer.cli.train import SHORT_NAMES, choose_experiment, with_adapters
 from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig
 from jax_tformer.config.errors import require, require_fraction, require_positive
 from jax_tformer.config.experiment import (
@@ -22,6 +21,7 @@ from jax_tformer.config.experiment import (
 )
 from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.files import user_path
+from jax_tformer.terminal import parse
 
 DEFAULT_EXPERIMENT = "dates"
 """The experiment with the shortest steps."""

@@ -12,8 +12,7 @@ import numpy as np
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.experiment import ExperimentConfig
-from jax_tformer.data.batches import check_batch_ids
-from jax_tformer.data.pipeline import build_pipeline
+from jax_tformer.data.pipeline import build_pipeline, check_batch_ids
 from jax_tformer.data.tokenizers import check_vocabulary
 from jax_tformer.runs.huggingface import new_tokenizer
 from jax_tformer.terminal import Interruption

@@ -14,16 +14,15 @@ from jax_tformer.decoding.loop import layers_apart
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.functional import transformer
 from jax_tformer.hub.names import from_reference, reference_shape, slots
-from jax_tformer.memory import fit_to_devices
+from jax_tformer.training.prepare import fit_to_devices
 from jax_tformer.training.sharding import make_mesh
-from jax_tformer.training.step import batch_loss
 from twin.jax_side import JaxSide, device_memory
 from twin.machine import forget_peak
 
 
 def training(config: TransformerConfig, shape: BatchShape, device: str) -> Training:
     """Makes the side that trains as train.py does, on one device."""
-    fitted = fit_to_devices(config, batch_loss, draw_batch(config, shape), make_mesh(MeshConfig(data=1), shape.rows), 1)
+    fitted = fit_to_devices(config, draw_batch(config, shape), make_mesh(MeshConfig(data=1), shape.rows), 1)
     return Training(JaxSide(fitted, OPTIMIZER, TRAINING, device), config, shape)
 
 

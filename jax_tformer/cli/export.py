@@ -3,17 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
-from jax_tformer.cli.options import parse, parse_checkpoint
 from jax_tformer.config import Dtype
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.files import new_folder, require_new_folder, to_dict, user_path, write_json
-
-if TYPE_CHECKING:
-    from jax_tformer.runs.folder import RunFolder, Trained
+from jax_tformer.runs.folder import RunFolder, Trained, load_trained, parse_checkpoint
+from jax_tformer.terminal import parse
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,6 @@ def main(arguments: Sequence[str]) -> int:
     )
     require_new_folder(out)
 
-    from jax_tformer.runs.folder import RunFolder, load_trained
-
     run = RunFolder(user_path(options.run))
     experiment = run.read_config()
     if options.huggingface:
@@ -72,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def export_weights(out: Path, trained: "Trained") -> None:
+def export_weights(out: Path, trained: Trained) -> None:
     """Writes weights, config and tokenizer to the new folder `out`; raises InputError if it cannot be written."""
     import safetensors
 
@@ -87,9 +83,7 @@ def export_weights(out: Path, trained: "Trained") -> None:
             raise InputError(f"cannot write {out}: {' '.join(str(error).split())}") from error
 
 
-def export_adapters(
-    run: "RunFolder", out: Path, trained: "Trained", architecture: str | None, base: str | None
-) -> None:
+def export_adapters(run: RunFolder, out: Path, trained: Trained, architecture: str | None, base: str | None) -> None:
     """Writes the adapters in the format of PEFT to the new folder `out`.
 
     They are for the folder `base` that the run began with; without one, for a model of the class `architecture` with

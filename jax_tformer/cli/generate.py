@@ -6,34 +6,61 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from jax_tformer.config.errors import InputError, require
-from jax_tformer.files import user_path
-from jax_tformer.terminal import one_line, say
+import tyro
+
+from jax_tformer.config import Dtype, TransformerConfig
+from jax_tformer.config.errors import FieldError, InputError, require
+from jax_tformer.config.experiment import DistributedConfig, MeshConfig, PairData, TextData
+from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
+from jax_tformer.decoding.settings import DecodingConfig
+from jax_tformer.decoding.texts import Prompt, PromptReader, data_length
+from jax_tformer.files import shortened, user_path
+from jax_tformer.hub.folder import GenerationDefaults, Origin, defaults_of, read_origin
+from jax_tformer.runs.folder import RunFolder, Trained, load_trained, parse_checkpoint
+from jax_tformer.terminal import given_flags, one_line, parse, say
 from jax_tformer.training import processes
 
 if TYPE_CHECKING:
-    from jax_tformer.cli.generate_options import GenerateOptions
+    from jax_tformer.decoding.generate import Answerer
     from jax_tformer.decoding.score import TranslationScores
-    from jax_tformer.decoding.texts import Completion, Prompt
+    from jax_tformer.decoding.texts import Completion
 
+_ONE_DEVICE = MeshConfig(data=1)
+_PROMPT_TEMPERATURE = 0.8
+_DRAWING = ("top_k", "top_p", "min_p")
+_EXCLUSIVE = (
+    ("--prompt", "--source"),
+    ("--prompt", "--file"),
+    ("--source", "--file"),
+    ("--chat", "--source"),
+    ("--chat", "--reference"),
+    ("--beam", "--num-samples"),
+    ("--beam", "--slide"),
+    ("--stream", "--num-samples"),
+    ("--stream", "--beam"),
+    ("--stream", "--json"),
+)
+_NEEDS = {"--system": "--chat", "--n-best": "--beam", "--early-stopping": "--beam"}
+_NEEDS |= {"--length-penalty": "--beam", "--length-penalty-form": "--beam"}
+T = TypeVar("T")
+Hidden = Annotated[T, tyro.conf.Fixed, tyro.conf.Suppress]
+"""A field that no flag sets."""
+Limit = tuple[int, str] | None
+"""The largest number of new tokens of a translation, and its name; None: no translation, or any number."""
 Line = tuple[str, int, str]
 """A text, its line number (from 1), and its place for messages."""
-ReadPrompt = Callable[..., "Prompt"]
+ReadPrompt = Callable[..., Prompt]
 """Makes a Prompt of a text, its line number and its place."""
 _COMPILATION = "/jax/core/compile/"
 """What the names of JAX's events begin with: tracing, lowering, and XLA's work."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    # 1. The options, the model except for its weights, and the texts: checked before the slow imports. A file is read
-    # at once, standard input line by line.
-    from jax_tformer.cli.generate_options import read_options
-
     options = read_options(arguments, __doc__ or "")
     with processes.joined(options.distributed):
         return generate(options)
@@ -41,8 +68,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def generate(options: "GenerateOptions") -> int:
     """Answers the texts of `options` with its model; returns the exit status. Several processes run all of this."""
-    from jax_tformer.cli.generate_options import plan_generation
-
+    # 1. The model except for its weights, and the texts: checked before the slow imports. A file is read at once,
+    # standard input line by line.
     with processes.together():
         several = "standard input is of one process, and there are several; give the texts with --file"
         require(processes.count() == 1 or not options.piped, several)
@@ -96,9 +123,329 @@ def _print_notes(notes: Sequence[str]) -> None:
         print(one_line(note), file=sys.stderr)
 
 
+@dataclass(frozen=True)
+class DecodingFlags(DecodingConfig):
+    """How tokens are chosen; None: what suits the run."""
+
+    # `GenerateOptions.decoding_config` makes a checked DecodingConfig of this once it knows the model.
+    max_new_tokens: int | None = None  # type: ignore[assignment]
+    """The most tokens of an answer. None: what a checkpoint says, else 200; fewer if the context or a translation's
+    length allows only these."""
+    temperature: float | None = None  # type: ignore[assignment]
+    """Divides the logits; 0 is greedy. None: what a checkpoint says; for a run 0.8 for prompts, and 0 for translations
+    and with --beam."""
+    early_stopping: bool = False
+    """End a beam search at as many finished answers as beams, instead of when no other can become better."""
+    num_beams: Annotated[int, tyro.conf.arg(name="beam")] = 1
+    num_return_sequences: Hidden[int] = 1
+    suppress_tokens: Hidden[tuple[int, ...]] = ()
+    begin_suppress_tokens: Hidden[tuple[int, ...]] = ()
+    bad_words_ids: Hidden[tuple[tuple[int, ...], ...]] = ()
+    forced_bos_token_id: Hidden[int | None] = None
+    forced_eos_token_id: Hidden[int | None] = None
+    renormalize_logits: Hidden[bool] = False
+    num_samples: int = 1
+    """Samples for each text."""
+    n_best: int = 1
+    """Print the n best answers of a beam search."""
+
+    def __post_init__(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """What to generate, and how. Without --prompt, --source or --file, reads texts from standard input."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """The folder of a run, or of a Hugging Face model."""
+    prompt: str | None = None
+    """Text to continue, for a decoder-only model."""
+    source: str | None = None
+    """Text to translate, for an encoder-decoder."""
+    file: Path | None = None
+    """A file of prompts or sources, one per line; blank lines get no answer; -: standard input."""
+    checkpoint: str = "newest"
+    """newest, best (the lowest held-out loss), or the number of a step."""
+    chat: bool = False
+    """Converse: the model's chat template frames what you say, and each line is your next message."""
+    system: str | None = None
+    """With --chat, the system message that the conversation begins with."""
+    dtype: Dtype | None = None
+    """Type of parameters and arithmetic for a Hugging Face folder; None: as stored."""
+    slide: bool = False
+    """Let a decoder-only model write beyond its context: whenever that is full, it forgets the older half."""
+    stream: bool = False
+    """Print each token as it is generated, one prompt after the other."""
+    json: bool = False
+    """Print one JSON object per line: the text, and its completions with their tokens."""
+    reference: Path | None = None
+    """A file of reference translations, one per line; reports exact match, BLEU and chrF."""
+    batch_size: int = 8
+    """Lines of the file, or of standard input, that are processed together."""
+    mesh: MeshConfig = _ONE_DEVICE
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    seed: int = 0
+    """Random seed; the same seed gives the same tokens."""
+    decoding: Annotated[DecodingFlags, tyro.conf.arg(name="")] = DecodingFlags()
+    given: Hidden[frozenset[str]] = frozenset()
+    """The fields of `decoding` that flags have set."""
+
+    def check(self) -> None:
+        """Raises InputError for options that exclude each other, and for invalid numbers."""
+        require(self.prompt != "", "the prompt is empty; give the text to continue with --prompt TEXT")
+        require(self.source is None or bool(self.source.strip()), "the source is empty; give the text with --source")
+        require(self.batch_size >= 1, f"--batch-size is {self.batch_size}; expected at least 1")
+        require(0 <= self.seed < 2**32, f"--seed is {self.seed}; expected a whole number from 0 to 2^32 - 1")
+        parse_checkpoint(self.checkpoint)
+        parts = [(part, field) for part in (self, self.decoding) for field in fields(part)]
+        given = {_flag(field.name) for part, field in parts if getattr(part, field.name) != field.default}
+        for first, second in _EXCLUSIVE:
+            told = f"{first} and {second} are both given; expected one of them"
+            require(not {first, second} <= given, told)
+        for flag, needed in _NEEDS.items():
+            told = f"{flag} is given without {needed}; expected both, or neither"
+            require(flag not in given or needed in given, told)
+
+    def decoding_config(self, defaults: GenerationDefaults, where: str, limit: Limit) -> DecodingConfig:
+        """Returns the DecodingConfig of a model with these `defaults` of the file `where`; flags overrule them.
+
+        Raises InputError for invalid values, and for options that such a model cannot use.
+        """
+        asked: dict[str, Any] = {name: getattr(self.decoding, name) for name in self.given}
+        draws = any(asked.get(name) for name in (*_DRAWING, "temperature")) or self.decoding.num_samples > 1
+        # What a flag asks for excludes what only the checkpoint asks for.
+        one_by_one = draws or self.stream or self.slide
+        searches = asked.get("num_beams", 1 if one_by_one else defaults.decoding.get("num_beams", 1)) > 1
+        greedy = searches or asked.get("temperature") == 0
+        settings: dict[str, Any] = {"length_penalty": 1.0, "length_penalty_form": "power"} if searches else {}
+        settings |= {"temperature": 1.0} | defaults.drawing if draws and not greedy else {}
+        unused = [*_DRAWING, "temperature"] if greedy else []
+        unused += [] if searches else ["num_beams", "length_penalty", "early_stopping"]
+        settings |= {name: value for name, value in defaults.decoding.items() if name not in unused}
+        settings |= asked
+        settings["num_return_sequences"] = self.decoding.n_best if searches else self.decoding.num_samples
+        settings["max_new_tokens"] = self._max_new_tokens(defaults, limit)
+        if "min_new_tokens" in settings.keys() - asked.keys():
+            settings["min_new_tokens"] = min(settings["min_new_tokens"], settings["max_new_tokens"])
+        with self.flags_in_errors():
+            try:
+                return DecodingConfig(**settings)
+            except FieldError as error:
+                if error.field in asked or error.field not in defaults.decoding | defaults.drawing:
+                    raise
+                raise InputError(f"{error}; {where} says so, and flags overrule it") from None
+
+    def _max_new_tokens(self, defaults: GenerationDefaults, limit: Limit) -> int:
+        asked, (largest, named) = self.decoding.max_new_tokens, limit or (2**31, "")
+        if asked is not None:
+            require(
+                asked <= largest or limit is None, f"--max-new-tokens is {asked}; expected at most {largest}, {named}"
+            )
+            return asked
+        longest = None if defaults.longest is None else defaults.longest - defaults.translates
+        return min(max(defaults.most or longest or DecodingConfig.max_new_tokens, 1), largest)
+
+    def check_model(self, translates: bool) -> None:
+        """Raises InputError for options that are for models that translate, or for those that do not."""
+        kind = f"{self.run} holds a {'translation' if translates else 'language'} model"
+        if translates:
+            require(self.prompt is None, f"{kind}; give --source, not --prompt")
+            require(not self.slide, f"{kind}; --slide is for continuing texts")
+            require(not self.chat, f"{kind}; --chat is for continuing texts")
+        else:
+            require(self.source is None, f"{kind}; give --prompt, not --source")
+            require(self.reference is None, f"{kind}; --reference is for translations")
+
+    @contextmanager
+    def flags_in_errors(self) -> Iterator[None]:
+        """Inside, errors about a field of DecodingConfig name the flag instead."""
+        try:
+            yield
+        except FieldError as error:
+            several = "n_best" if self.decoding.num_beams > 1 else "num_samples"
+            name = several if error.field == "num_return_sequences" else error.field
+            raise InputError(f"{_flag(name)} {error.problem}") from None
+
+    @property
+    def piped(self) -> bool:
+        """Whether the texts come from standard input."""
+        given = (self.prompt, self.source, None if str(self.file) == "-" else self.file)
+        return all(each is None for each in given)
+
+    @property
+    def typed(self) -> bool:
+        """Whether somebody types the texts at a terminal and waits for each answer."""
+        return self.piped and sys.stdin is not None and sys.stdin.isatty()
+
+    @property
+    def devices(self) -> MeshConfig | None:
+        """The mesh that the model is spread over; None: one device of one process has all of it."""
+        alone = self.mesh == _ONE_DEVICE and processes.count() == 1
+        return None if alone else self.mesh
+
+    @property
+    def batch(self) -> int:
+        """How many texts are processed together."""
+        one_by_one = self.stream or self.chat or self.typed or self.prompt is not None or self.source is not None
+        return 1 if one_by_one else self.batch_size
+
+
+def read_options(arguments: Sequence[str], description: str) -> GenerateOptions:
+    """Parses the command line of generate.py; raises InputError for what does not fit, in one line."""
+    options = parse(GenerateOptions, arguments, prog="generate.py", description=description)
+    names = {_flag(field.name): field.name for field in fields(DecodingConfig)}
+    names["--no-early-stopping"] = "early_stopping"
+    options = replace(options, given=frozenset(names[flag] for flag in given_flags(arguments).keys() & names.keys()))
+    options.check()
+    return options
+
+
+def _flag(field: str) -> str:
+    return "--beam" if field == "num_beams" else f"--{field.replace('_', '-')}"
+
+
+@dataclass(frozen=True)
+class GenerationPlan:
+    """What generate.py is to do: a model that is not loaded yet, and how it is asked."""
+
+    read: Callable[..., Prompt]
+    """Makes a Prompt of a text, its line number and its place."""
+    translates: bool
+    load: "Callable[[], tuple[Answerer, Sequence[str]]]"
+    """Loads the model; returns it with notes for the user, a line each."""
+    hear: Callable[[str], None] | None = None
+    """Continues a conversation with the answer; None: texts are answered one by one."""
+    notes: Sequence[str] = ()
+    """Notes for the user about the options, a line each."""
+
+
+def plan_generation(options: GenerateOptions) -> GenerationPlan:
+    """Reads all but the weights of the model in `options.run`.
+
+    Raises InputError if that is neither a run nor a Hugging Face folder, if the model does not generate, if something
+    is missing or damaged, or if options do not suit the model.
+    """
+    path = user_path(options.run)
+    run = RunFolder(path)
+    folder, origin, data = path, None, None
+    if run.holds_checkpoint():
+        origin = read_origin(path)
+        config, tokenizer, load_model = _open_checkpoint(options, path, origin)
+    else:
+        experiment = run.read_config("a folder that train.py or save_pretrained has written")
+        config, data = experiment.model, experiment.data
+        tokenizer, load_model = _open_run(options, run, config)
+        if run.origin.exists():
+            folder, origin = run.origin, read_origin(run.origin)
+    if config.decoder is None or config.head == "none":
+        kind = "an encoder" if config.decoder is None else "a model without a head"
+        raise InputError(
+            f"{options.run} holds {kind}{f' ({origin.architecture})' if origin else ''}; only decoder-only and "
+            "encoder-decoder models generate text; give the folder of one"
+        )
+    translates, limit = config.encoder is not None, None
+    options.check_model(translates)
+    if origin is not None:
+        defaults, where = defaults_of(origin, folder, translates=translates, vocabulary=config.vocab_size)
+        tokenizer = tokenizer.framed(defaults.start_id, defaults.end_ids or None)
+        length, named = config.decoder.max_positions, "the model's context"
+        if config.encoder is not None:
+            limit = None if length is None else (length, "the model's positions")
+            length, named = config.encoder.max_positions, "the model's positions"
+    else:
+        assert data is not None
+        (defaults, limit), where = _run_defaults(data), path
+        length, named = data_length(data)
+    decoding = options.decoding_config(defaults, str(where), limit)
+    require(
+        not options.slide or length is not None,
+        f"{options.run} has a model that knows texts of any length; leave --slide out",
+    )
+    exactly = options.decoding.max_new_tokens is not None
+    reader = PromptReader(
+        tokenizer,
+        decoding.max_new_tokens,
+        translates=translates,
+        max_length=length,
+        named=named,
+        checkpoint_length=None if exactly or translates else defaults.longest,
+        exactly=exactly,
+        slide=options.slide,
+    )
+    notes = [f"not honoured, of {where}: {shortened(list(defaults.ignored), 8)}"] if defaults.ignored else []
+
+    def load() -> "tuple[Answerer, Sequence[str]]":
+        from jax_tformer.decoding.generate import Answerer
+
+        trained, context = load_model(), length if options.slide else None
+        asked: dict[str, Any] = {"seed": options.seed, "context": context, "batch": options.batch}
+        return Answerer(trained.net, trained.params, tokenizer, decoding, **asked), trained.skipped
+
+    plan = GenerationPlan(reader, translates, load, notes=notes)
+    if not options.chat:
+        return plan
+    require(origin is not None, f"{path} has no chat template; --chat is for checkpoints of Hugging Face that have one")
+
+    from jax_tformer.cli.chat import Conversation, read_chat_template
+
+    talk = Conversation(read_chat_template(folder), reader, options.system)
+    return replace(plan, read=talk, hear=talk.hear)
+
+
+def _run_defaults(data: TextData | PairData) -> tuple[GenerationDefaults, Limit]:
+    """Returns how the model of a run generates, and the largest number of new tokens of its translations."""
+    translates = isinstance(data, PairData)
+    decoding = {name: getattr(DecodingConfig, name) for name in ("length_penalty", "length_penalty_form")}
+    decoding["temperature"] = 0.0 if translates else _PROMPT_TEMPERATURE
+    limit = (data.target_length, "the run's data.target_length") if isinstance(data, PairData) else None
+    return GenerationDefaults(decoding, {}, limit and limit[0], None, None, (), translates, ()), limit
+
+
+def _open_run(
+    options: GenerateOptions, run: RunFolder, config: TransformerConfig
+) -> tuple[Tokenizer, Callable[[], Trained]]:
+    require(options.dtype is None, "--dtype is for Hugging Face folders; a run has the types of its config.json")
+    tokenizer, step = run.read_tokenizer(config.vocab_size), parse_checkpoint(options.checkpoint)
+
+    def load() -> Trained:
+        trained = load_trained(run, step, devices=options.devices)
+        notes = (*trained.skipped, *([] if step is None else [f"the checkpoint of step {trained.step}"]))
+        return trained._replace(skipped=notes)
+
+    return tokenizer, load
+
+
+def _open_checkpoint(
+    options: GenerateOptions, path: Path, origin: Origin
+) -> tuple[TransformerConfig, Tokenizer, Callable[[], Trained]]:
+    require(options.checkpoint == "newest", f"{path} is a Hugging Face folder; --checkpoint is for runs")
+
+    from jax_tformer.hub.families import config_from_huggingface
+
+    config = config_from_huggingface(origin.config)
+    require(
+        (path / "tokenizer.json").exists(),
+        f"{path} has no tokenizer.json; expected one, as save_pretrained of a fast tokenizer writes it",
+    )
+    tokenizer = load_tokenizer(path)
+
+    def load() -> Trained:
+        from jax_tformer.hub.pretrained import load_pretrained
+        from jax_tformer.startup import set_up_jax
+        from jax_tformer.training.sharding import make_mesh
+
+        set_up_jax(config if options.dtype is None else config.with_dtype(options.dtype))
+        mesh = None if options.devices is None else make_mesh(options.devices)
+        net, params, _ = load_pretrained(path, dtype=options.dtype, mesh=mesh)
+        return Trained(net, params, tokenizer, 0, ())
+
+    return config, tokenizer, load
+
+
 def open_prompts(
     only: str | None, file: Path | None, read: ReadPrompt, *, typed: bool = False, at_once: bool = True
-) -> "Iterable[Prompt]":
+) -> Iterable[Prompt]:
     """Makes prompts of `only`, else of the lines of `file`, else of standard input (None, or "-") line by line.
 
     A file is read `at_once`, or else line by line as its prompts are asked for. Leaves out blank lines. Raises
@@ -113,7 +460,7 @@ def open_prompts(
     return list(prompts) if at_once else prompts
 
 
-def read_standard_input(read: ReadPrompt, *, typed: bool = False) -> "Iterator[Prompt]":
+def read_standard_input(read: ReadPrompt, *, typed: bool = False) -> Iterator[Prompt]:
     """Yields the lines of standard input that are not blank as they arrive; raises InputError as `open_prompts`.
 
     With `typed`, prints the error for a text that the model cannot take, and continues with the next line.
@@ -133,7 +480,7 @@ def read_standard_input(read: ReadPrompt, *, typed: bool = False) -> "Iterator[P
             print(one_line(str(error)), file=sys.stderr)
 
 
-def read_references(path: Path, sources: "Sequence[Prompt]") -> list[str]:
+def read_references(path: Path, sources: Sequence[Prompt]) -> list[str]:
     """Returns the line of `path` for each of the sources; raises InputError unless the files match line by line."""
     lines, per_line = _file_lines(path), "expected a reference for each source, line by line"
     asked = {source.number for source in sources}
@@ -176,7 +523,7 @@ class TextOutput:
     """What the texts are called: "prompt"."""
     alone: bool
 
-    def answers(self, prompt: "Prompt", completions: Sequence["Completion"]) -> None:
+    def answers(self, prompt: Prompt, completions: Sequence["Completion"]) -> None:
         """Prints the answers to one prompt."""
         for number, completion in enumerate(completions, 1):
             heading = [] if self.alone and len(completions) == 1 else self._number(prompt)
@@ -185,7 +532,7 @@ class TextOutput:
                 heading.append(f"sample {number}" if score is None else f"beam {number}, score {score:.4f}")
             self._print(heading, prompt, [completion.text])
 
-    def stream(self, prompt: "Prompt", pieces: Iterable[str]) -> list[str]:
+    def stream(self, prompt: Prompt, pieces: Iterable[str]) -> list[str]:
         """Prints the only answer to one prompt as it is made; returns the pieces."""
         return self._print([] if self.alone else self._number(prompt), prompt, pieces)
 
@@ -193,11 +540,11 @@ class TextOutput:
         """Prints scores to standard error."""
         print(*scores.lines, sep="\n", file=sys.stderr)
 
-    def _number(self, prompt: "Prompt") -> list[str]:
+    def _number(self, prompt: Prompt) -> list[str]:
         """Says which text is answered, where there may be several."""
         return [] if prompt.place is None else [f"{self.kind} {prompt.number}"]
 
-    def _print(self, heading: Sequence[str], prompt: "Prompt", pieces: Iterable[str]) -> list[str]:
+    def _print(self, heading: Sequence[str], prompt: Prompt, pieces: Iterable[str]) -> list[str]:
         if heading:
             print(f"--- {', '.join(heading)} ---")
         say("" if self.alone else prompt.text, end="")
@@ -220,7 +567,7 @@ class JsonOutput:
     kind: str
     """What the texts are called: "prompt"."""
 
-    def answers(self, prompt: "Prompt", completions: Sequence["Completion"]) -> None:
+    def answers(self, prompt: Prompt, completions: Sequence["Completion"]) -> None:
         """Prints the object of one prompt."""
         line = {} if prompt.place is None else {"line": prompt.number}
         answers = [{name: x for name, x in each._asdict().items() if x is not None} for each in completions]

@@ -1,6 +1,6 @@
 """Describes a training run: the data, the optimizer, how long, on how many devices.
 
-Frozen dataclasses like those of `config`, checked when they are made. This file imports neither jax nor torch.
+Frozen dataclasses like those of `config`, checked when they are made.
 """
 
 import re

@@ -18,7 +18,7 @@ import numpy as np
 from babel import Locale
 from babel.dates import DateTimeFormat, DateTimePattern, parse_pattern, tokenize_pattern
 
-from jax_tformer.data.batches import held_out_items
+from jax_tformer.data.sources import held_out_items
 
 FIRST_DAY = date(1969, 1, 1)
 LAST_DAY = date(2068, 12, 31)

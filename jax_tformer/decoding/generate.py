@@ -28,7 +28,7 @@ from jax_tformer.decoding.sampling import make_rules
 from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.texts import Completion, Ids, Prompt, TextStream, decode_added
 from jax_tformer.functional import AnyTransformer, DecoderTransformer, EncoderOnlyTransformer, Params
-from jax_tformer.memory import require_memory
+from jax_tformer.startup import require_memory
 from jax_tformer.training.sharding import mesh_of, row_parts, use_mesh_of
 
 STEP = 32

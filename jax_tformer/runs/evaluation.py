@@ -17,12 +17,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from jax_tformer import __version__
 from jax_tformer.config import IGNORED
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import ExperimentConfig, MaskedTextData, PairData
-from jax_tformer.data.batches import Pipeline
-from jax_tformer.data.pipeline import build_pipeline
+from jax_tformer.data.pipeline import Pipeline, build_pipeline
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding.generate import Answerer
 from jax_tformer.decoding.score import translation_scores
@@ -32,7 +30,8 @@ from jax_tformer.files import named_errors, write_json, write_text
 from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.runs.folder import RunFolder, Trained, load_trained
 from jax_tformer.runs.metrics import Row, format_figures, read_metrics
-from jax_tformer.runs.startup import compiler_options, for_other_shapes
+from jax_tformer.startup import compiler_options
+from jax_tformer.terminal import __version__
 from jax_tformer.training.processes import ask_first
 from jax_tformer.training.sharding import place_batch, replicate, use_mesh_of
 from jax_tformer.training.step import evaluation_step, forward
@@ -49,7 +48,7 @@ class Evaluator:
     def __init__(self, net: AnyTransformer, data: object, pipeline: Pipeline, tokenizer: Tokenizer, mesh: Mesh) -> None:
         self._step = jax.jit(evaluation_step(net), compiler_options=compiler_options(net.config.compute.dtype))
         self._data, self._pipeline, self._tokenizer, self._mesh = data, pipeline, tokenizer, mesh
-        self._translator = transformer(for_other_shapes(net.config)) if isinstance(data, PairData) else None
+        self._translator = transformer(net.config.for_other_shapes()) if isinstance(data, PairData) else None
 
     def __call__(self, params: Params) -> Row:
         """Returns val_loss (nats per token, over all tokens), val_perplexity, val_bits_per_byte, exact_match and bleu.

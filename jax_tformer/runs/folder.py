@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError
@@ -309,6 +309,15 @@ class Trained(NamedTuple):
     fingerprint: str | None = None
 
 
+def parse_checkpoint(asked: str) -> int | Literal["best"] | None:
+    """Parses the value of --checkpoint for `load_trained`; raises InputError if it is not valid."""
+    if asked not in ("newest", "best") and re.fullmatch("[0-9]{1,18}", asked) is None:
+        raise InputError(f"--checkpoint is {asked!r}; expected newest, best, or the number of a step")
+    if asked == "best":
+        return "best"
+    return None if asked == "newest" else int(asked)
+
+
 def load_trained(
     run: RunFolder, step: "Which" = None, *, merge: bool = True, devices: MeshConfig | None = None
 ) -> Trained:
@@ -323,13 +332,13 @@ def load_trained(
     from jax_tformer.functional import transformer
     from jax_tformer.lora import join_adapters, merge_lora, split_adapters
     from jax_tformer.runs.checkpoints import load_parameters
-    from jax_tformer.runs.startup import for_other_shapes, set_up_jax
+    from jax_tformer.startup import set_up_jax
     from jax_tformer.training.sharding import make_mesh, on_mesh
 
     config = run.read_config().model
     tokenizer = run.read_tokenizer(config.vocab_size)
     set_up_jax(config)
-    net = transformer(for_other_shapes(config))
+    net = transformer(config.for_other_shapes())
     mesh = None if devices is None else make_mesh(devices)
     trained, frozen = split_adapters(on_mesh(mesh, net.shapes))
     restored = load_parameters(run.checkpoints, trained, step)

@@ -1,4 +1,4 @@
-"""Prepares the training of a run, and continues it as if it had not stopped: its state, place in the data and clock.
+"""Continues the training of a run as if it had not stopped: its state, its place in the data and its clock.
 
 A checkpoint counts once the next step was finite. A state of finite numbers may still be broken, so that every run from
 it fails at its next step: `Resumption.save` only begins a checkpoint, `confirm` keeps it, and what is not confirmed by
@@ -8,30 +8,24 @@ the end of a session is removed.
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import grain
 import jax
-import optax
-from jax.sharding import Mesh
 
-from jax_tformer import __version__
 from jax_tformer.config.errors import InputError
-from jax_tformer.config.experiment import ExperimentConfig, TrainingConfig
-from jax_tformer.data.batches import Batch
+from jax_tformer.config.experiment import ExperimentConfig
+from jax_tformer.data.pipeline import Batch
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.files import changed_fields, combined_hash, shortened, to_dict
-from jax_tformer.functional import AnyTransformer, Params
+from jax_tformer.functional import Params
 from jax_tformer.lora import join_adapters, split_adapters
-from jax_tformer.memory import require_room
 from jax_tformer.runs.checkpoints import HELD_OUT_LOSS, Checkpoints
 from jax_tformer.runs.folder import RunFolder
-from jax_tformer.runs.startup import compiler_options
+from jax_tformer.terminal import __version__
 from jax_tformer.training.processes import require_same
-from jax_tformer.training.step import TrainState, init_state, state_shardings, train_step
+from jax_tformer.training.step import TrainState
 
 _ROUNDING = "the same function, summed in another order: from here on, numbers may differ from one long run by rounding"
 _SAME_TEXT = "the text there must be the same"
@@ -105,62 +99,6 @@ def require_same_run(experiment: ExperimentConfig, tokenizer: Tokenizer, fingerp
             "the data": fingerprint[:8],
         }
     )
-
-
-class Prepared(NamedTuple):
-    """The training state of a run and its step on a mesh."""
-
-    abstract: TrainState
-    """The shape, type and sharding of every array, to restore a checkpoint into."""
-    first_state: Callable[..., TrainState]
-    """Computes the state at step 0, of new parameters or of `given` ones, which it donates."""
-    step: jax.stages.Lowered
-    """(state, batch) -> (state, metrics), traced but not compiled; donates the state."""
-
-
-def prepare(
-    net: AnyTransformer,
-    tx: optax.GradientTransformation,
-    mesh: Mesh,
-    training: TrainingConfig,
-    batch: Mapping[str, jax.ShapeDtypeStruct],
-) -> Prepared:
-    """Prepares training of `net` by `tx` on batches like `batch` (of `abstract_batch`); raises InputError if it does
-    not fit."""
-    first_state = jax.tree_util.Partial(init_state, net, tx, jax.random.key(training.seed))
-    shapes = jax.eval_shape(first_state)
-    shardings = state_shardings(mesh, tx, shapes)
-    abstract = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
-    )
-    require_room(abstract, mesh)
-    update = jax.jit(
-        train_step(net, tx, accumulation=training.accumulation, label_smoothing=training.label_smoothing),
-        out_shardings=(shardings, None),
-        donate_argnums=0,
-        compiler_options=compiler_options(net.config.compute.dtype),
-    )
-    with jax.set_mesh(mesh):
-        lowered = update.lower(abstract, dict(batch))
-    initialise = jax.jit(
-        first_state,
-        out_shardings=shardings,
-        donate_argnames=("given",),
-        compiler_options=compiler_options(once=True),
-    )
-    return Prepared(abstract, initialise, lowered)
-
-
-def compile_beside(lowered: jax.stages.Lowered) -> Future[jax.stages.Compiled]:
-    """Compiles a lowered function (`jax.jit(...).lower(...)`) in a thread.
-
-    XLA compiles without Python's lock, so the main thread can continue. `result()` returns the compiled function, or
-    raises the compiler's error.
-    """
-    pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
-    future: Future[jax.stages.Compiled] = pool.submit(lowered.compile)
-    pool.shutdown(wait=False)
-    return future
 
 
 class Resumption:

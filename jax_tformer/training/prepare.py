@@ -1,73 +1,29 @@
-"""Memory: what is too large for it is refused, and what the backward pass keeps is chosen to fit."""
+"""Prepares a training on its devices: what the backward pass keeps so that all fits, the state, and the step."""
 
-import dataclasses
 import math
-import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from jax_tformer.config import Remat, TransformerConfig
-from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import PairData, TextData, TrainingConfig
 from jax_tformer.functional import AnyTransformer, transformer
 from jax_tformer.lora import join_adapters, split_adapters, trained
 from jax_tformer.model.fast import choose_implementation
 from jax_tformer.model.masks import Mask
+from jax_tformer.startup import compiler_options, require_memory
 from jax_tformer.training.processes import least
 from jax_tformer.training.sharding import bytes_per_device
+from jax_tformer.training.step import TrainState, batch_loss, init_state, state_shardings, train_step
 
-BatchLoss = Callable[..., tuple[Any, Any]]
-"""(net, params, batch, dropout_key=key) -> (summed loss, labels that count): `jax_tformer.training.step.batch_loss`."""
 _ROOM = 0.8
 """The usable fraction of a device's memory; the compiler's temporary buffers need the rest."""
-
-
-def require_memory(asked: int, what: str, mend: str, device: jax.Device | None = None) -> None:
-    """Raises InputError if `what` takes more bytes (`asked`) than there are on `device`; None: on this machine.
-
-    Without this check it would fail after minutes, or the system would kill the process without a message.
-    """
-    if device is None or device.platform == "cpu":
-        limit, where = host_memory(), "here"
-    else:
-        limit, where = (device.memory_stats() or {}).get("bytes_limit", asked), "on each device"
-    if asked > limit:
-        told = f"{what} take {asked / 2**30:,.1f} GiB, and there are {limit / 2**30:,.1f} GiB {where}"
-        raise InputError(f"{told}; {mend}")
-
-
-def host_memory() -> int:
-    """Returns the bytes of memory of the machine, or of the container if those are fewer."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        return min(machine, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):
-        return machine
-
-
-def fit_to_devices(
-    config: TransformerConfig, batch_loss: BatchLoss, batch: Mapping[str, Any], mesh: Mesh, accumulation: int
-) -> TransformerConfig:
-    """Replaces compute.remat "auto" by a choice for training by `batch_loss` on batches shaped like `batch`."""
-    if config.compute.remat != "auto":
-        return config
-    device = mesh.local_devices[0]
-    # Of the smallest device of any process, so that all compile the same program.
-    limit = least(None if device.platform == "cpu" else (device.memory_stats() or {}).get("bytes_limit"))
-    part = {
-        name: jax.ShapeDtypeStruct((len(rows) // accumulation, *rows.shape[1:]), rows.dtype)
-        for name, rows in batch.items()
-    }
-    rows_split = mesh.shape["data"] * mesh.shape["fsdp"]
-    with jax.set_mesh(mesh):
-        remat = choose_remat(config, batch_loss, part, limit, rows_split, mesh.shape["fsdp"] * mesh.shape["tensor"])
-    return dataclasses.replace(config, compute=dataclasses.replace(config.compute, remat=remat))
 
 
 def require_room(state: PyTree, mesh: Mesh) -> None:
@@ -91,9 +47,27 @@ def require_room_for_batches(data: TextData | PairData, training: TrainingConfig
     require_memory(asked, f"batches of {training.batch_size:,} rows", mend)
 
 
+def fit_to_devices(
+    config: TransformerConfig, batch: Mapping[str, Any], mesh: Mesh, accumulation: int
+) -> TransformerConfig:
+    """Replaces compute.remat "auto" by a choice for training on batches shaped like `batch`."""
+    if config.compute.remat != "auto":
+        return config
+    device = mesh.local_devices[0]
+    # Of the smallest device of any process, so that all compile the same program.
+    limit = least(None if device.platform == "cpu" else (device.memory_stats() or {}).get("bytes_limit"))
+    part = {
+        name: jax.ShapeDtypeStruct((len(rows) // accumulation, *rows.shape[1:]), rows.dtype)
+        for name, rows in batch.items()
+    }
+    rows_split = mesh.shape["data"] * mesh.shape["fsdp"]
+    with jax.set_mesh(mesh):
+        remat = choose_remat(config, part, limit, rows_split, mesh.shape["fsdp"] * mesh.shape["tensor"])
+    return config.with_compute(remat=remat)
+
+
 def choose_remat(
     config: TransformerConfig,
-    batch_loss: BatchLoss,
     part: Mapping[str, jax.ShapeDtypeStruct],
     limit: int | None,
     rows_split: int,
@@ -107,15 +81,15 @@ def choose_remat(
         return "dots"
     kept: tuple[Remat, ...] = ("none", "dots")
     for remat in kept:
-        net = transformer(dataclasses.replace(config, compute=dataclasses.replace(config.compute, remat=remat)))
+        net = transformer(config.with_compute(remat=remat))
         # Parameters, and of those that train the gradients and Adam's two moments.
         weights = (_bytes(net.shapes) + 3 * _bytes(trained(net.shapes))) / weights_split
-        if weights + kept_bytes(net, batch_loss, part) / rows_split <= _ROOM * limit:
+        if weights + kept_bytes(net, part) / rows_split <= _ROOM * limit:
             return remat
     return "full"
 
 
-def kept_bytes(net: AnyTransformer, batch_loss: BatchLoss, part: Mapping[str, jax.ShapeDtypeStruct]) -> int:
+def kept_bytes(net: AnyTransformer, part: Mapping[str, jax.ShapeDtypeStruct]) -> int:
     """Counts the bytes that the forward pass of one part keeps for the backward pass, without parameters."""
     key = jax.eval_shape(lambda: jax.random.key(0))
 
@@ -143,6 +117,62 @@ def describe_compute(config: TransformerConfig, mesh: Mesh, length: int) -> str:
             drops = config.dropout.attention > 0
             attention = choose_implementation(platform, dtype, shape, shape, mask, drops=drops)
     return f"{compute.dtype}, attention {attention!r}, remat {compute.remat!r}"
+
+
+class Prepared(NamedTuple):
+    """The training state of a run and its step on a mesh."""
+
+    abstract: TrainState
+    """The shape, type and sharding of every array, to restore a checkpoint into."""
+    first_state: Callable[..., TrainState]
+    """Computes the state at step 0, of new parameters or of `given` ones, which it donates."""
+    step: jax.stages.Lowered
+    """(state, batch) -> (state, metrics), traced but not compiled; donates the state."""
+
+
+def prepare(
+    net: AnyTransformer,
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    training: TrainingConfig,
+    batch: Mapping[str, jax.ShapeDtypeStruct],
+) -> Prepared:
+    """Prepares training of `net` by `tx` on batches like `batch` (of `abstract_batch`); raises InputError if it does
+    not fit."""
+    first_state = jax.tree_util.Partial(init_state, net, tx, jax.random.key(training.seed))
+    shapes = jax.eval_shape(first_state)
+    shardings = state_shardings(mesh, tx, shapes)
+    abstract = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
+    )
+    require_room(abstract, mesh)
+    update = jax.jit(
+        train_step(net, tx, accumulation=training.accumulation, label_smoothing=training.label_smoothing),
+        out_shardings=(shardings, None),
+        donate_argnums=0,
+        compiler_options=compiler_options(net.config.compute.dtype),
+    )
+    with jax.set_mesh(mesh):
+        lowered = update.lower(abstract, dict(batch))
+    initialise = jax.jit(
+        first_state,
+        out_shardings=shardings,
+        donate_argnames=("given",),
+        compiler_options=compiler_options(once=True),
+    )
+    return Prepared(abstract, initialise, lowered)
+
+
+def compile_beside(lowered: jax.stages.Lowered) -> Future[jax.stages.Compiled]:
+    """Compiles a lowered function (`jax.jit(...).lower(...)`) in a thread.
+
+    XLA compiles without Python's lock, so the main thread can continue. `result()` returns the compiled function, or
+    raises the compiler's error.
+    """
+    pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
+    future: Future[jax.stages.Compiled] = pool.submit(lowered.compile)
+    pool.shutdown(wait=False)
+    return future
 
 
 def _bytes(tree: Any) -> int:

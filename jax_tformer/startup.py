@@ -1,11 +1,10 @@
-"""Sets up a program: the C library's allocator, JAX and compiler options. Importing this is cheap.
+"""Sets up a program: the C library's allocator, JAX, compiler options, and its memory. Importing this is cheap.
 
 Every setting was measured, or says that it was not; docs/benchmarks.md has the figures.
 """
 
 import contextlib
 import ctypes
-import dataclasses
 import glob
 import os
 import re
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jax_tformer.config.errors import InputError
+from jax_tformer.files import bound_cache, cache_folder
 from jax_tformer.terminal import one_line
 
 if TYPE_CHECKING:
@@ -95,8 +95,6 @@ def set_up_jax(config: "TransformerConfig") -> None:
     """
     import jax
 
-    from jax_tformer.files import bound_cache, cache_folder
-
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if not folder:
         folder = str(cache_folder())
@@ -114,12 +112,27 @@ def set_up_jax(config: "TransformerConfig") -> None:
     _require_device()
 
 
-def for_other_shapes(config: "TransformerConfig") -> "TransformerConfig":
-    """Returns `config` with attention "auto".
+def require_memory(asked: int, what: str, mend: str, device: "jax.Device | None" = None) -> None:
+    """Raises InputError if `what` takes more bytes (`asked`) than there are on `device`; None: on this machine.
 
-    The implementation for training's batches may not suit other lengths or numbers of rows, or another machine.
+    Without this check it would fail after minutes, or the system would kill the process without a message.
     """
-    return dataclasses.replace(config, compute=dataclasses.replace(config.compute, attention="auto"))
+    if device is None or device.platform == "cpu":
+        limit, where = host_memory(), "here"
+    else:
+        limit, where = (device.memory_stats() or {}).get("bytes_limit", asked), "on each device"
+    if asked > limit:
+        told = f"{what} take {asked / 2**30:,.1f} GiB, and there are {limit / 2**30:,.1f} GiB {where}"
+        raise InputError(f"{told}; {mend}")
+
+
+def host_memory() -> int:
+    """Returns the bytes of memory of the machine, or of the container if those are fewer."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(machine, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):
+        return machine
 
 
 class _CacheWarnings:

@@ -1,31 +1,39 @@
-"""Reads text files, and makes batches of text: one stream of ids, cut into windows, predicted or masked.
+"""Reads text and pairs from files, and decides what is held out.
 
 A wrong file is told exactly. Texts stay UTF-8, because one emoji would make a Python string take four bytes for every
 character.
 """
 
 import glob
+import hashlib
 import io
 import json
 import os
+from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
-import tokenizers
 
-from jax_tformer.config import IGNORED
 from jax_tformer.config.errors import InputError, require
-from jax_tformer.config.experiment import MaskedTextData, TextData, TrainingConfig
-from jax_tformer.data.batches import Batch, MakeBatch, Pipeline, fingerprint, shuffled, thinned_out
-from jax_tformer.data.tokenizers import Framing, Pieces, Tokenizer
-from jax_tformer.files import kept, user_path
+from jax_tformer.config.experiment import PairData, TextData
+from jax_tformer.data.tokenizers import Pieces
+from jax_tformer.files import user_path
 
+T = TypeVar("T")
 _SUFFIXES = (".txt", ".md", ".rst", ".jsonl")
-_TABLES = (".json", ".csv")
+TABLES = (".json", ".csv")
 """Their texts would have to be taken out; as they are, a model learns quotes and commas."""
+
+
+def check_files(data: TextData | PairData) -> None:
+    """Raises InputError unless all files that `data` names are readable; does not open them."""
+    if data.source == "files":
+        for path in pair_files(data) if isinstance(data, PairData) else text_files(data):
+            check_file(path)
 
 
 def check_file(path: Path) -> None:
@@ -109,7 +117,7 @@ def text_files(data: TextData) -> list[Path]:
             raise InputError(f"{path} matches no file; expected at least one; check the pattern")
         return files
     require(
-        not place.is_file() or place.suffix.lower() not in _TABLES,
+        not place.is_file() or place.suffix.lower() not in TABLES,
         f"{path} would be read with all its quotes and commas; expected text, or .jsonl with a text field in every "
         "line; convert it, or name a copy .txt to train on it as it is",
     )
@@ -175,118 +183,98 @@ def split_text(text: memoryview, held_out: float) -> tuple[memoryview, memoryvie
     return text[:end], text[end:]
 
 
-def windows(stream: np.ndarray, length: int, stride: int) -> np.ndarray:
-    """Returns all windows of `stream`, [N, length], as a view; each begins `stride` ids after the previous one."""
-    if len(stream) < length:
-        return np.empty((0, length), stream.dtype)
-    return np.lib.stride_tricks.sliding_window_view(stream, length)[::stride]
-
-
-def token_stream(tokenizer: Tokenizer, text: memoryview, first: Sequence[int] = ()) -> np.ndarray:
-    """Returns `first` and then the ids of `text`, as `Tokenizer.encode_text` does; caches ids that are slow to make."""
-    if tokenizer.has_table:
-        return tokenizer.encode_text(text, first)
-    key = ("ids of pieces", tokenizers.__version__, tokenizer.to_json(), str(list(first)), text)
-    return np.frombuffer(kept(key, lambda: tokenizer.encode_text(text, first).data), tokenizer.id_type)
-
-
-def text_pipeline(data: TextData, training: TrainingConfig, tokenizer: Tokenizer, rows: np.ndarray) -> Pipeline:
-    """Makes `rows` of batches {"tokens": int32[B, T], "labels": int32[B, T]} of windows of text.
-
-    For language models the label of a token is the next token, and the text begins with the start token if the
-    tokenizer has one. For masked data the label is the original token, or IGNORED where nothing was masked. The seed
-    masks each window differently in every epoch; held-out windows are masked alike for all seeds. Held-out windows do
-    not overlap. If there are more than the evaluation batches hold, they are taken at even distances.
-
-    Raises InputError if either part of the text is too short for one window, or if a tokenizer for masked data has no
-    mask token.
-    """
-    masking = None
-    if isinstance(data, MaskedTextData):
-        masking = data.masked, tokenizer.require("mask", "to mask text with"), tokenizer.ordinary_ids
-    framing, around = tokenizer.framing, 0
-    if masking:
-        # Every window of a checkpoint's tokenizer is framed, like the texts that the checkpoint has read.
-        around, first = 0 if framing is None else framing.size, list[int]()
-    elif framing is not None:
-        first = list(framing.before)
-    else:
-        first = [] if tokenizer.start_id is None else [tokenizer.start_id]
-    require(
-        around < data.context_length,
-        f"context_length is {data.context_length}; expected more than the {around} special tokens of every window",
-    )
-    length = data.context_length - around if masking else data.context_length + 1
-    text = load_text(data)
-    training_text, held_out_text = split_text(text, data.held_out)
-    ids, held_out_ids = token_stream(tokenizer, training_text, first), token_stream(tokenizer, held_out_text, first)
-    for name, part in (("training", ids), ("held-out", held_out_ids)):
-        require(
-            len(part) >= length,
-            f"the {name} part of the text has {len(part):,} tokens; expected at least {length:,}, for one window; "
-            "give more text, a smaller --data.context-length or another --data.held-out",
+def pair_files(data: PairData) -> list[Path]:
+    """Returns the file of pairs, or the files of sources and of targets; raises InputError if `data` names neither."""
+    if data.path is None:
+        raise InputError(
+            "no pairs were named; give --data.path tab-separated pairs, JSON lines with source and target, "
+            "or a text file whose targets --data.target-path holds"
         )
-    counts = Counter(path.suffix.lower() for path in text_files(data)) if data.source == "files" else Counter[str]()
-    notes = [f"{counts[kind]:,} {kind} files are read as plain text" for kind in _TABLES if counts[kind]]
-    train, held_out = windows(ids, length, data.stride), windows(held_out_ids, length, data.context_length - around)
-
-    def batches_of(windows: np.ndarray) -> MakeBatch:
-        def make_batch(items: np.ndarray, generator: np.random.Generator, rows: np.ndarray) -> Batch:
-            chosen = windows[items[rows]].astype(np.int32)
-            if not masking:
-                return _next_tokens(chosen)
-            batch = mask_tokens(chosen, generator, *masking, rows=rows, of=len(items))
-            return batch if framing is None else _framed(batch, framing)
-
-        return make_batch
-
-    return Pipeline(
-        train=shuffled(batches_of(train), len(train), training, rows),
-        evaluation=thinned_out(batches_of(held_out), len(held_out), training, rows),
-        fingerprint=fingerprint([text], tokenizer, data, training),
-        bytes_per_token=None if masking else len(held_out_text) / (len(held_out_ids) - len(first)),
-        notes=notes,
-    )
+    path = user_path(data.path)
+    if data.target_path is not None:
+        return [path, user_path(data.target_path)]
+    if path.suffix.lower() not in (".tsv", ".jsonl"):
+        raise InputError(
+            f"{path} is neither .tsv nor .jsonl; expected one of them, or the targets' file as --data.target-path"
+        )
+    return [path]
 
 
-def _framed(batch: Batch, framing: Framing) -> Batch:
-    """Puts special tokens around each row, which nobody has to restore."""
+class Rows(Sequence[T], Generic[T]):
+    """Rows of bytes, in one array, each made what it stands for by `read`.
 
-    def around(rows: np.ndarray, *sides: Sequence[int]) -> np.ndarray:
-        before, after = (np.tile(np.array(ids, np.int32), (len(rows), 1)) for ids in sides)
-        return np.concatenate([before, rows, after], axis=1)
-
-    nothing = ([IGNORED] * len(framing.before), [IGNORED] * len(framing.after))
-    return {
-        "tokens": around(batch["tokens"], framing.before, framing.after),
-        "labels": around(batch["labels"], *nothing),
-    }
-
-
-def _next_tokens(rows: np.ndarray) -> Batch:
-    """Makes a batch of `rows`, int32[B, T + 1]: each token but the first is predicted from those before it."""
-    return {"tokens": np.ascontiguousarray(rows[:, :-1]), "labels": np.ascontiguousarray(rows[:, 1:])}
-
-
-def mask_tokens(
-    windows: np.ndarray,
-    generator: np.random.Generator,
-    fraction: float,
-    mask_id: int,
-    ordinary_ids: np.ndarray,
-    *,
-    rows: np.ndarray,
-    of: int,
-) -> Batch:
-    """Masks a `fraction` of each of the `windows`, int32[R, T], at least one token; the labels are the original tokens.
-
-    Of those tokens, 80% become the mask token, 10% become a random one of `ordinary_ids`, int32[N], and 10% stay (BERT,
-    section 3.1). The windows are the `rows`, int[R], of a batch `of` B, and all of that is drawn.
+    Short texts and arrays take many times their length as objects of Python.
     """
-    length = windows.shape[1]
-    order, fate = generator.random((of, length))[rows], generator.random((of, length))[rows]
-    chosen = order.argsort(axis=1) < max(1, round(fraction * length))
-    tokens = np.where(chosen & (fate < 0.8), np.int32(mask_id), windows)
-    random_ids = generator.choice(ordinary_ids, (of, length))[rows]
-    tokens = np.where(chosen & (fate >= 0.8) & (fate < 0.9), random_ids, tokens)
-    return {"tokens": tokens, "labels": np.where(chosen, windows, np.int32(IGNORED))}
+
+    def __init__(self, rows: Iterable[bytes], read: Callable[[memoryview], T]) -> None:
+        self._content, ends, self._read = bytearray(), array("q", [0]), read
+        for row in rows:
+            self._content += row
+            ends.append(len(self._content))
+        self._ends = np.frombuffer(ends, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, row: int) -> T:  # type: ignore[override]  # no slices
+        return self._read(memoryview(self._content)[self._ends[row] : self._ends[row + 1]])
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The bytes of each row, int64[N]."""
+        return np.diff(self._ends)
+
+
+def packed(texts: Iterable[str]) -> Rows[str]:
+    """Returns the texts in one array."""
+    return Rows(map(str.encode, texts), lambda row: str(row, "utf-8"))
+
+
+def load_pairs(data: PairData) -> Rows[str]:
+    """Reads the pairs of the files that `data` names, in order: a source, its target, the next source.
+
+    Raises InputError if the files do not exist, cannot be read, hold no pairs, are not UTF-8, or a line is not a pair.
+    """
+    return packed(chain.from_iterable(_read_pairs(data)))
+
+
+def _read_pairs(data: PairData) -> Iterator[tuple[str, str]]:
+    path, *others = pair_files(data)
+    rows: Iterable[Sequence[str]]
+    if others:
+        sources, targets = (sum(1 for _ in read_lines(side)) for side in (path, others[0]))
+        told = f"{path} has {sources:,} lines and {others[0]} has {targets:,}"
+        require(sources == targets, f"{told}; expected as many targets as sources, line by line")
+        rows = zip(read_lines(path), read_lines(others[0]), strict=True)
+    elif path.suffix.lower() == ".tsv":
+        rows = (line.split("\t") for line in read_lines(path))
+    else:
+        rows = ((record["source"], record["target"]) for record in read_json_lines(path, ("source", "target")))
+    for number, row in enumerate(rows, 1):
+        if len(row) != 2:
+            found = "1 column" if len(row) == 1 else f"{len(row)} columns"
+            raise InputError(f"{path}, line {number:,}: {found}; expected 2, source and target, separated by one tab")
+        for side, text in zip(("source", "target"), row, strict=True):
+            if not text.strip():
+                raise InputError(f"{path}, line {number:,}: the {side} is empty; expected text; remove the pair")
+        yield row[0].strip(), row[1].strip()
+
+
+def training_texts(texts: Rows[str], fraction: float) -> Rows[str]:
+    """Returns the pairs without the `fraction` that is held out; pairs with the same source stay together."""
+    held_out = held_out_items((texts[source] for source in range(0, len(texts), 2)), fraction)
+    return packed(text for number, text in enumerate(texts) if not held_out[number // 2])
+
+
+def held_out_items(items: Iterable[str], fraction: float) -> np.ndarray:
+    """Returns, bool[N], which of N items belong to the `fraction` of the distinct ones, at least one, held out.
+
+    Those with the lowest hashes are. The content decides and not the position: files may be sorted, and equal items
+    must be on the same side.
+    """
+    # Python's own hash differs between processes. Of ten million items, two have the same 8 bytes with a probability of
+    # one in 400,000, and are then on the same side.
+    digests = (hashlib.sha256(item.encode()).digest() for item in items)
+    hashes = np.fromiter((int.from_bytes(digest[:8], "big") for digest in digests), np.uint64)
+    ranked = np.unique(hashes)
+    return np.isin(hashes, ranked[: max(1, round(fraction * len(ranked)))])

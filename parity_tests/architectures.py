@@ -5,15 +5,8 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
-from jax_tformer.config import (
-    ComputeConfig,
-    DropoutConfig,
-    LoraConfig,
-    RotaryConfig,
-    StackConfig,
-    TransformerConfig,
-    model,
-)
+import jax_tformer.config as described
+from jax_tformer.config import ComputeConfig, DropoutConfig, LoraConfig, RotaryConfig, StackConfig, TransformerConfig
 from twin.cases import Lengths, kinds
 
 
@@ -70,7 +63,7 @@ def stacks(draw, longest, *, may_be_parallel=True):
         "head_width": width,
         "window": window,
         "window_layers": draw(few(None, *(each for each in patterns if len(each) <= layers))),
-        "attention_scale": draw(one_of(model.AttentionScale) | few(3)),
+        "attention_scale": draw(one_of(described.AttentionScale) | few(3)),
         "score_cap": draw(few(None, None, 2.0)),
         # RMSNorm of one number leaves its sign, as LayerNorm of two: its gradient is what eps makes of rounding.
         "query_key_norm": (width or 8 // heads) > (2 if norm == "layernorm" else 1) and drawn["query_key_norm"],
@@ -109,7 +102,7 @@ def loras(draw, config):
 @st.composite
 def rotations(draw, window):
     """What rotary positions turn and how they are scaled; short waves and long ones, and some in between."""
-    scaling = draw(one_of(model.RotaryScaling))
+    scaling = draw(one_of(described.RotaryScaling))
     long = {"low_frequency_factor": 0.5, "high_frequency_factor": 2.0, "original_positions": 9}
     return RotaryConfig(
         width=draw(few(None, 2)),
@@ -129,8 +122,8 @@ def configs(draw, longest):
     if kind != "encoder-only":
         decoder = StackConfig(**draw(stacks(longest, may_be_parallel=kind == "decoder-only")))
     alone = kind == "encoder-only"
-    head = draw(one_of(model.Head).filter(lambda head: alone or not head.startswith("classify")))
-    poolers = {"classify_text": few("tanh", "relu"), "none": one_of(model.Pooler) if alone else few("none")}
+    head = draw(one_of(described.Head).filter(lambda head: alone or not head.startswith("classify")))
+    poolers = {"classify_text": few("tanh", "relu"), "none": one_of(described.Pooler) if alone else few("none")}
     pooler = draw(poolers.get(head, few("none")))
     predicts, classifies = head in ("linear", "transform"), head.startswith("classify")
     # A rate that nothing reads is refused.
@@ -155,7 +148,7 @@ def configs(draw, longest):
         ),
         # Other kinds of attention are kernels of accelerators, or know float32 alone.
         "compute": ComputeConfig(
-            attention=draw(few("auto", "einsum", "blocks")), remat=draw(one_of(model.Remat)), unroll=draw(few(1, 2))
+            attention=draw(few("auto", "einsum", "blocks")), remat=draw(one_of(described.Remat)), unroll=draw(few(1, 2))
         ),
     }
     return drawn | {"lora": draw(loras(TransformerConfig(**drawn)))}

@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+import math
 import os
 import re
 import resource
@@ -122,7 +123,7 @@ def test_tensorboard_reads_what_was_written_even_if_the_clock_goes_back(tmp_path
         monkeypatch.setattr(time, "time", lambda clock=clock: float(next(clock)))
         monkeypatch.setattr(time, "time_ns", lambda clock=clock: next(clock) * 10**9)
         log = MetricsLog(RunFolder(tmp_path), start * 100)
-        log.write({"step": start * 100 + 1, "loss": start + 0.5, "no_bleu": "too short"})
+        log.write({"step": start * 100 + 1, "loss": start + 0.5, "huge": -1e60, "no_bleu": "too short"})
         # Read before the log is closed.
         events = events_in(tmp_path / "tensorboard")
         log.close()
@@ -131,7 +132,7 @@ def test_tensorboard_reads_what_was_written_even_if_the_clock_goes_back(tmp_path
     assert {event.file_version for event in events[::3]} == {"brain.Event:2"}
     assert {event.session_log.status for event in events[1::3]} == {events[1].session_log.START}
     figures = [{value.tag: value.simple_value for value in event.summary.value} for event in events[2::3]]
-    assert figures == [{"loss": 0.5}, {"loss": 1.5}, {"loss": 2.5}]
+    assert figures == [{"loss": loss, "huge": -math.inf} for loss in (0.5, 1.5, 2.5)]
 
 
 @contextmanager

@@ -201,6 +201,13 @@ def test_the_two_terminals_of_the_page(tmp_path):
 
 
 @pytest.mark.deep
+def test_a_loss_that_is_not_finite_ends_all_and_is_found(tmp_path):
+    for status, _, told in finish(train(tmp_path / "run", 2, 2, "--lr", "1e30", "--optimizer.warmup-steps", "0")):
+        assert status == 1, told
+        assert "is nan; every layer's output is finite, the norm of the gradient of decoder.blocks." in told
+
+
+@pytest.mark.deep
 def test_generate_py_in_two_processes(tmp_path):
     run, port, texts = tmp_path / "run", free_port(), tmp_path / "texts.txt"
     assert finish(train(run, 1, 1, "--mesh.fsdp", "1"))[0][0] == 0

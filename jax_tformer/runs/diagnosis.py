@@ -13,7 +13,7 @@ from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.lora import join_adapters, split_adapters
 from jax_tformer.model.parameters import accumulator
-from jax_tformer.training.sharding import place_batch
+from jax_tformer.training.sharding import place_batch, replicate
 from jax_tformer.training.step import TrainState, batch_loss, dropout_keys, forward
 
 DeviceBatch = dict[str, Array]
@@ -39,7 +39,7 @@ def find_not_finite(
             for layer, hidden in enumerate(() if captured is None else captured.hidden):
                 found[f"the output of {stack}.blocks.{layer}"] = jnp.isfinite(hidden).all((1, 2))
         # Checks the input of the logits, which would be several times as large as all else.
-        return found | {"what the vocabulary projection is given": jnp.isfinite(outputs.hidden).all((1, 2))}
+        return replicate(found | {"what the vocabulary projection is given": jnp.isfinite(outputs.hidden).all((1, 2))})
 
     def squared_gradients(params: Params, part: DeviceBatch, key: DropoutKey) -> Params:
         """Returns the terms of the squared norm, because squares overflow before the numbers do."""
@@ -52,7 +52,8 @@ def find_not_finite(
         squared: Params = jax.tree.map(lambda g: jnp.square(g.astype(accumulator(g.dtype))), gradients)
         return squared
 
-    name = _not_finite_in(state.params)
+    with jax.set_mesh(mesh):
+        name = _not_finite_in(state.params)
     if name:
         return f"{name} was not finite before it"
     trains = not state.finite
@@ -66,11 +67,15 @@ def find_not_finite(
             part = place_batch(mesh, {name: x[number * rows : (number + 1) * rows] for name, x in batch.items()})
             for name, finite in jax.device_get(jax.jit(finite_rows)(state.params, part, key)).items():
                 if not finite.all():
+                    found = f"{name} is the first that is not finite"
+                    if len(finite) > rows:
+                        # Another process may have made this row.
+                        return found
                     row = number * rows + int(np.argmin(finite))
-                    where = f"in row {row + 1} of {len(ids)}, which begins {tokenizer.decode(ids[row, :_SHOWN])!r}"
-                    return f"{name} is the first that is not finite, {where}"
+                    begins = tokenizer.decode(ids[row, :_SHOWN])
+                    return f"{found}, in row {row + 1} of {len(ids)}, which begins {begins!r}"
             gradients = jax.jit(squared_gradients)(state.params, part, key) if trains else {}
-        name = _not_finite_in(gradients)
+            name = _not_finite_in(gradients)
         if name:
             return f"every layer's output is finite, the norm of the gradient of {name} is not"
     return ""
@@ -83,7 +88,7 @@ def _not_finite_in(tree: PyTree[Array]) -> str | None:
         layers = len(leaf) if "blocks" in (key.key for key in path) else 1
         return jnp.isfinite(leaf).reshape(layers, -1).all(1)
 
-    found = jax.device_get(jax.jit(lambda tree: jax.tree_util.tree_map_with_path(flags, tree))(tree))
+    found = jax.device_get(jax.jit(lambda tree: replicate(jax.tree_util.tree_map_with_path(flags, tree)))(tree))
     for path, finite in jax.tree_util.tree_leaves_with_path(found):
         if not finite.all():
             name = jax.tree_util.keystr(path, simple=True, separator=".")

@@ -1,6 +1,7 @@
 """What a run says while it trains: rows of metrics.jsonl and of TensorBoard's files, and a line on the terminal."""
 
 import contextlib
+import ctypes
 import errno
 import json
 import math
@@ -117,7 +118,9 @@ class _TensorBoard:
     def write(self, row: Row) -> None:
         """Writes the figures of `row`."""
         figures = {name: x for name, x in row.items() if name != "step" and not isinstance(x, str)}
-        values = (_field(1, _field(1, name.encode()) + b"\x15" + struct.pack("<f", x)) for name, x in figures.items())
+        # Of float64, what float32 cannot hold becomes infinite.
+        numbers = {name: struct.pack("<f", ctypes.c_float(x).value) for name, x in figures.items()}
+        values = (_field(1, _field(1, name.encode()) + b"\x15" + number) for name, number in numbers.items())
         self._event(_field(2, row["step"]) + _field(5, b"".join(values)))
 
     def _event(self, fields: bytes) -> None:

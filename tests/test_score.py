@@ -3,7 +3,7 @@
 import pytest
 
 from jax_tformer.config.errors import InputError
-from jax_tformer.decoding.score import translation_scores
+from jax_tformer.decoding.texts import translation_scores
 
 LONG = ["the cat is on the mat", "there is a dog"]
 

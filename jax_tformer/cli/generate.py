@@ -18,7 +18,14 @@ from jax_tformer.config.errors import FieldError, InputError, require
 from jax_tformer.config.experiment import DistributedConfig, MeshConfig, PairData, TextData
 from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.decoding.texts import Prompt, PromptReader, data_length
+from jax_tformer.decoding.texts import (
+    Completion,
+    Prompt,
+    PromptReader,
+    TranslationScores,
+    data_length,
+    translation_scores,
+)
 from jax_tformer.files import shortened, user_path
 from jax_tformer.hub.folder import GenerationDefaults, Origin, defaults_of, read_origin
 from jax_tformer.runs.folder import RunFolder, Trained, load_trained, parse_checkpoint
@@ -27,8 +34,6 @@ from jax_tformer.training import processes
 
 if TYPE_CHECKING:
     from jax_tformer.decoding.generate import Answerer
-    from jax_tformer.decoding.score import TranslationScores
-    from jax_tformer.decoding.texts import Completion
 
 _ONE_DEVICE = MeshConfig(data=1)
 _PROMPT_TEMPERATURE = 0.8
@@ -83,7 +88,6 @@ def generate(options: "GenerateOptions") -> int:
     _print_notes(plan.notes)
 
     from jax_tformer.decoding.generate import batched
-    from jax_tformer.decoding.score import translation_scores
 
     # 2. The model.
     answerer, notes = plan.load()
@@ -523,7 +527,7 @@ class TextOutput:
     """What the texts are called: "prompt"."""
     alone: bool
 
-    def answers(self, prompt: Prompt, completions: Sequence["Completion"]) -> None:
+    def answers(self, prompt: Prompt, completions: Sequence[Completion]) -> None:
         """Prints the answers to one prompt."""
         for number, completion in enumerate(completions, 1):
             heading = [] if self.alone and len(completions) == 1 else self._number(prompt)
@@ -536,7 +540,7 @@ class TextOutput:
         """Prints the only answer to one prompt as it is made; returns the pieces."""
         return self._print([] if self.alone else self._number(prompt), prompt, pieces)
 
-    def scores(self, scores: "TranslationScores") -> None:
+    def scores(self, scores: TranslationScores) -> None:
         """Prints scores to standard error."""
         print(*scores.lines, sep="\n", file=sys.stderr)
 
@@ -567,13 +571,13 @@ class JsonOutput:
     kind: str
     """What the texts are called: "prompt"."""
 
-    def answers(self, prompt: Prompt, completions: Sequence["Completion"]) -> None:
+    def answers(self, prompt: Prompt, completions: Sequence[Completion]) -> None:
         """Prints the object of one prompt."""
         line = {} if prompt.place is None else {"line": prompt.number}
         answers = [{name: x for name, x in each._asdict().items() if x is not None} for each in completions]
         self._print({**line, self.kind: prompt.text, "completions": answers})
 
-    def scores(self, scores: "TranslationScores") -> None:
+    def scores(self, scores: TranslationScores) -> None:
         """Prints the last object, the scores."""
         figures = scores._asdict()
         del figures["lines"]

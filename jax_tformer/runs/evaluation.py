@@ -23,9 +23,8 @@ from jax_tformer.config.experiment import ExperimentConfig, MaskedTextData, Pair
 from jax_tformer.data.pipeline import Pipeline, build_pipeline
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding.generate import Answerer
-from jax_tformer.decoding.score import translation_scores
 from jax_tformer.decoding.settings import DecodingConfig
-from jax_tformer.decoding.texts import Prompt, PromptReader
+from jax_tformer.decoding.texts import Prompt, PromptReader, translation_scores
 from jax_tformer.files import named_errors, write_json, write_text
 from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.runs.folder import RunFolder, Trained, load_trained

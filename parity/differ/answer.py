@@ -1,6 +1,7 @@
 """The answer to "where do they part?": for a terminal, for JSON, for a page."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -46,6 +47,10 @@ class Difference:
     """Outputs that only one side has, or that are no floating-point arrays: they were not compared."""
     trained_alone: tuple[str, ...] = ()
     """Parameters that theirs does not train (`requires_grad` is False), and that have a gradient in ours."""
+    narrow: tuple[Site, ...] = ()
+    """Where a side computes in fewer digits than those of float64, whatever it is given: it was made to use float64."""
+    rounded: tuple[str, ...] = ()
+    """What differs, with relative errors, where these places keep their digits, if nothing else does."""
 
     def __bool__(self) -> bool:
         """Whether there is a difference."""
@@ -75,8 +80,15 @@ class Difference:
     @property
     def notes(self) -> list[str]:
         """What is no difference of what was compared, and has to be known beside it."""
-        said = (("not compared", self.left_out), ("trained in ours alone", self.trained_alone))
-        return [f"{what}: {', '.join(names)}" for what, names in said if names]
+        lines = dict.fromkeys(f"{short(site.file)}:{site.line}" for site in self.narrow if site.file)
+        places = [*lines][:_MOST] + ([f"{len(lines) - _MOST} more"] if len(lines) > _MOST else [])
+        said: dict[str, Sequence[str]] = {
+            "not compared": self.left_out,
+            "trained in ours alone": self.trained_alone,
+            "made to compute in float64": places,
+            "differs as it is": self.rounded[:_MOST],
+        }
+        return [f"{what}: {', '.join(names)}" for what, names in said.items() if names]
 
     @property
     def trust(self) -> list[str]:

@@ -1,6 +1,8 @@
 """Runs a function of JAX step by step: every value of its jaxpr, with inner programs and loops run in their places."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +25,10 @@ _LIBRARIES = (
 """What comes between the line that somebody wrote and the primitive."""
 
 
+_LARGEST_WHOLE = 1 << 14
+_KNOWN_NUMBERS = np.array([math.pi, 2 * math.pi, math.e, math.log(2), 1 / math.log(2), math.sqrt(2 / math.pi)])
+
+
 class Known(NamedTuple):
     """An array, and its number among the values (None for numbers that stand in the program)."""
 
@@ -36,11 +42,13 @@ def values_of_jax(
     names: Sequence[tuple[Kind, str]],
     *,
     keep: frozenset[int] = frozenset(),
+    widen: Collection[tuple[str, int]] | None = None,
 ) -> Values:
     """Every value that `function(*arguments())` computes; it returns a dict by name, whose values become the outputs.
 
     `names` are (kind, name) of the leaves of the arguments, in the order of the tree: "parameter" or "input". Those
-    that nobody else holds are let go after their last use.
+    that nobody else holds are let go after their last use. With `widen`, computes in float64 what the program
+    casts to fewer digits, but for the casts in these lines (file, number).
     """
     order: list[str] = []
 
@@ -53,7 +61,7 @@ def values_of_jax(
     closed = jax.make_jaxpr(in_order)(*args)
     leaves = jax.tree.leaves(args)[::-1]
     del args
-    run = _Run(Values("ours", keep))
+    run = _Run(Values("ours", keep), widen)
     given = [Known(leaves[-1], run.values.add(Value(kind, kind, name=name), leaves.pop())) for kind, name in names]
     results = run.program(closed.jaxpr, run.constants(closed.consts), (given.pop(0) for _ in names))
     for name, known in zip(order, results, strict=True):
@@ -65,8 +73,8 @@ def values_of_jax(
 
 
 class _Run:
-    def __init__(self, values: Values) -> None:
-        self.values = values
+    def __init__(self, values: Values, widen: Collection[tuple[str, int]] | None) -> None:
+        self.values, self._widen = values, widen
         self._places: dict[tuple[int, Any], Place] = {}
         self._layer: tuple[int, ...] = ()
         """The iteration of each scan or loop that is being run, the outermost first."""
@@ -86,7 +94,11 @@ class _Run:
         kept = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
 
         def read(variable: Any) -> Known:
-            return Known(variable.val, None) if isinstance(variable, Literal) else environment[variable]
+            if not isinstance(variable, Literal):
+                return environment[variable]
+            dtype = _dtype(variable)
+            wide = self._widen is not None and is_narrow(dtype)
+            return Known(unrounded(variable.val, dtype) if wide else variable.val, None)
 
         for n, eqn in enumerate(jaxpr.eqns):
             outputs = self._step(eqn, [read(v) for v in eqn.invars])
@@ -125,8 +137,13 @@ class _Run:
         return self.program(inner, (), ins)
 
     def _operation(self, eqn: JaxprEqn, ins: list[Known]) -> list[Known]:
-        made = _made(eqn, [known.array for known in ins])
-        place = self._place(eqn)
+        place, arrays = self._place(eqn), [known.array for known in ins]
+        if self._widen is None:
+            made = _made(eqn, arrays)
+        elif eqn.primitive.name == "convert_element_type" and place[:2] in self._widen:
+            made = _made(eqn, list(map(_wide, arrays)))
+        else:
+            made = _made_in_float64(eqn, arrays)
         backward = self._backward(eqn)
         outputs = []
         for array in made:
@@ -143,6 +160,9 @@ class _Run:
                 forward=self._forward_of(eqn, place) if backward else None,
             )
             number = self.values.add(row, array)
+            before = [known.array.dtype for known in ins if known.number is not None]
+            if is_narrow(array.dtype) and not any(map(is_narrow, before)):
+                self.values.islands[number] = _asks_for_type(eqn) and not (self._outer and self._outer[-1][1])
             if not backward and self.values.rows[number].data:
                 self._forward[id(eqn.source_info.traceback), self._layer] = number
                 self._forward[place, self._layer] = number
@@ -164,7 +184,10 @@ class _Run:
         consts = self.constants(inner.consts)
         # What the iterations put out lies in one array that is filled row by row: a model may lie in it.
         wholes: list[Any] = [variable.aval for variable in eqn.outvars[state:]]
-        made: list[Any] = [[None] * length if _is_key(x) else np.empty(x.shape, x.dtype) for x in wholes]
+        types = [np.dtype(np.float64) if self._widen is not None and is_narrow(x.dtype) else x.dtype for x in wholes]
+        made: list[Any] = [
+            [None] * length if _is_key(x) else np.empty(x.shape, dtype) for x, dtype in zip(wholes, types, strict=True)
+        ]
         rows: list[list[int]] = [[] for _ in made]
         turns = range(length)[:: -1 if backwards else 1]
         outside = self._layer
@@ -265,6 +288,70 @@ def _made(eqn: JaxprEqn, arrays: Sequence[Any]) -> Sequence[Any]:
             return [np.asarray(_ROUNDED_ONCE[name](*map(np.asarray, arrays)))]
     made = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(eqn.params))
     return made if eqn.primitive.multiple_results else [made]
+
+
+def _made_in_float64(eqn: JaxprEqn, arrays: Sequence[Any]) -> Sequence[Any]:
+    """The results of an operation on floating numbers in float64, whatever type the program asks for."""
+    name, wide = eqn.primitive.name, [_wide(array) for array in arrays]
+    if name == "reduce_precision" or (name == "convert_element_type" and is_narrow(eqn.params["new_dtype"])):
+        return [np.asarray(wide[0], np.float64)]
+    if name != "bitcast_convert_type":
+        params = {key: _wide_type(value) for key, value in eqn.params.items()}
+        with suppress(TypeError, ValueError):
+            return list(map(_wide, _made(eqn.replace(params=params), wide)))
+    # Bits have a meaning only in their own type, and so have arrays for a program that nobody looks into.
+    own = [
+        np.asarray(array).astype(_dtype(variable)) if is_narrow(_dtype(variable)) else array
+        for array, variable in zip(wide, eqn.invars, strict=True)
+    ]
+    return list(map(_wide, _made(eqn, own)))
+
+
+def is_narrow(dtype: Any) -> bool:
+    """Whether a type is floating, with fewer digits than float64."""
+    return "float" in str(dtype) and "64" not in str(dtype)
+
+
+def unrounded(number: Any, dtype: Any) -> np.float64:
+    """The number that somebody wrote, of which a program keeps what `dtype` can hold: 0.1, 1/48, sqrt(2/pi).
+
+    It rounds to the same number in that type; where no simple one does, it is this number itself.
+    """
+    kept = np.asarray(number, dtype)
+    wholes = np.arange(1, _LARGEST_WHOLE, dtype=np.float64)
+    sign, size = np.sign(kept.astype(np.float64)), np.abs(kept.astype(np.float64))
+    written = np.array([float(f"{size:.{digits}g}") for digits in (1, 2, 3, 4, 5, 6)])
+    simple = (written, 1 / wholes, np.sqrt(wholes), 1 / np.sqrt(wholes), _KNOWN_NUMBERS)
+    for candidates in simple if np.isfinite(size) else ():
+        with np.errstate(over="ignore"):
+            same = candidates[candidates.astype(kept.dtype) == np.abs(kept)]
+        if len(same):
+            return np.float64(sign * same[0])
+    return np.float64(kept)
+
+
+def _dtype(variable: Any) -> Any:
+    return variable.aval.dtype
+
+
+def _wide(array: Any) -> Any:
+    dtype = getattr(array, "dtype", None)
+    return np.asarray(array).astype(np.float64) if dtype is not None and is_narrow(dtype) else array
+
+
+def _wide_type(value: Any) -> Any:
+    return np.dtype(np.float64) if isinstance(value, np.dtype) and is_narrow(value) else value
+
+
+def _asks_for_type(eqn: JaxprEqn) -> bool:
+    """Whether the line that somebody wrote asks for the type itself, and no layer of a library that it calls."""
+    traceback: Any = eqn.source_info.traceback
+    for frame in traceback.frames if traceback else ():
+        if not any(part in frame.file_name for part in (*_LIBRARIES, "site-packages/")):
+            return True
+        if not frame.file_name.startswith(_LIBRARIES[0]) or "/nn/" in frame.file_name:
+            return False
+    return False
 
 
 _ROUNDED_ONCE: dict[str, Callable[..., np.ndarray]] = {

@@ -207,6 +207,8 @@ class Recorder(TorchDispatchMode):
             row = Value("operation", str(func.overloadpacket), known, "", module, place, _layer(module), literals)
             row.backward, row.forward = node is not None, forward
             number = self.values.add(row, tensor)
+            if _is_narrow(tensor) and not any(map(_is_narrow, tensors)):
+                self.values.islands[number] = "site-packages/" not in place.file
             if func._schema.is_mutable:
                 storage = tensor.untyped_storage().data_ptr()
                 self._writers[storage] = number
@@ -216,6 +218,10 @@ class Recorder(TorchDispatchMode):
                 # Operations that need no derivative follow, and have the number of the last that does.
                 self._nodes.setdefault(torch._C._autograd._get_sequence_nr() - 1, number)
         return out
+
+
+def _is_narrow(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dtype != torch.float64
 
 
 def _key(tensor: torch.Tensor) -> Key:

@@ -1,6 +1,8 @@
 """The two sides of a pair, to be run step by step: forward, backward, and one step of an optimizer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,11 +13,12 @@ from torch import nn
 
 from parity.differ.jax_values import values_of_jax
 from parity.differ.torch_values import GRADIENT, SeveralPassesError, values_of_torch
-from parity.differ.values import Kind, Values, hand_back
+from parity.differ.values import Kind, Site, Values, hand_back
 from parity.gates.measure import ParityError
 from parity.gates.pair import Tensors, to_torch
 from parity.gates.projection import double
 from parity.gates.weight_map import paths
+from parity.islands import Float64
 
 Outputs = Mapping[str, Any]
 
@@ -48,6 +51,11 @@ class Sides:
         """
         self.held = held
         self.ours, self.theirs, self.back = ours, theirs, back
+        self.widen: Collection[tuple[str, int]] | None = None
+        """Not None: what casts to fewer digits than those of float64 is computed in float64 nevertheless, but for casts
+        in these lines of ours."""
+        self.islands: dict[str, dict[Site, bool]] = {}
+        """Of each side: where such digits begin, and whether somebody's program asks there for them and no more."""
         self.module, self._params = module, params
         self._at_once = False
         """Whether gradients can be let go only after the way back."""
@@ -122,9 +130,9 @@ class Sides:
             return [in_double(leaf) for leaf in jax.tree.leaves(self._params()) if is_array(leaf)], inputs
 
         hand_back()
-        values = values_of_jax(both, arguments, labels, keep=keep)
+        values = values_of_jax(both, arguments, labels, keep=keep, widen=self.widen)
         values.again = lambda keep: self.run_ours(backward, keep)
-        return values
+        return self._noted(values)
 
     def run_theirs(
         self,
@@ -141,6 +149,16 @@ class Sides:
             self._at_once = True
             values = self._run_theirs(backward, keep, taken)
         values.again = lambda keep: self.run_theirs(backward, keep)
+        return self._noted(values)
+
+    def _noted(self, values: Values) -> Values:
+        live = values.live() if values.islands and self.widen is None else ()
+        noted = {
+            replace(values.site(n), shape=(), layer=()): asks and values.only_rounds(n)
+            for n, asks in values.islands.items()
+            if n in live
+        }
+        self.islands[values.side] = self.islands.get(values.side, {}) | noted
         return values
 
     def _run_theirs(self, backward: bool, keep: frozenset[int], taken: Callable[[str, np.ndarray], None]) -> Values:
@@ -162,7 +180,10 @@ class Sides:
         named = [*module.named_parameters(), *module.named_buffers()]
         constants = frozenset(name for name, _ in named if self.held_by and name not in self.held_by)
         wanted = taken if backward else None
-        return values_of_torch(module, run, inputs, constants=constants, keep=keep, taken=wanted, at_once=self._at_once)
+        with nullcontext() if self.widen is None else Float64():
+            return values_of_torch(
+                module, run, inputs, constants=constants, keep=keep, taken=wanted, at_once=self._at_once
+            )
 
     def gradients(self, ours: Values) -> Tensors:
         """Ours by the module's names, zero where none arrived. They are taken out of the arrays of `ours`."""

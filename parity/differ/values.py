@@ -134,6 +134,8 @@ class Values:
     """Runs this side once more, and keeps the numbers of these values."""
     equal: dict[int, list[int]] = field(default_factory=dict)
     """A value -> those of the other side with the same fingerprint, in the order of execution."""
+    islands: dict[int, bool] = field(default_factory=dict)
+    """Where fewer digits than those of float64 begin; whether the program that somebody wrote asks for them there."""
     opaque: list[str] = field(default_factory=list)
     """Operations that count as one value, although there is a program inside."""
     _spent: int = 0
@@ -221,6 +223,18 @@ class Values:
         """Finds live values, or those `among` these, by their fingerprints."""
         chosen = self.live() if among is None else set(among)
         return Index([row.features if i in chosen else None for i, row in enumerate(self.rows)])
+
+    def only_rounds(self, number: int) -> bool:
+        """Whether nothing is computed in float32 from a value of that type before it is widened again, and whatever is
+        from one with still fewer digits."""
+        todo = [number] if "float32" in self.rows[number].dtype else []
+        while todo:
+            for i in self.readers(todo.pop()):
+                if self.rows[i].dtype.endswith("float32"):
+                    if not _COPIES.search(self.rows[i].operation):
+                        return False
+                    todo.append(i)
+        return True
 
     def copies(self, number: int) -> bool:
         """Whether a value is nothing but another one in another shape."""

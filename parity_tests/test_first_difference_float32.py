@@ -1,0 +1,112 @@
+"""Libraries compute parts in float32 whatever they are given: `first_difference` looks behind that."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from parity import first_difference
+from parity.differ.jax_values import unrounded
+
+pytestmark = pytest.mark.usefixtures("as_others_write")
+WIDTH = 48
+"""1/sqrt(48) has no end in float32."""
+X = np.random.default_rng(0).standard_normal((2, 7, WIDTH))
+PARTS = ("query", "key", "value", "output")
+WEIGHTS = {f"{name}.kernel": (f"{name}.weight", "o i -> i o") for name in PARTS}
+WEIGHTS |= {f"{name}.bias": f"{name}.bias" for name in (*PARTS, "norm")} | {"norm.scale": "norm.weight"}
+
+
+class Theirs(nn.Module):
+    def __init__(self, narrow):
+        super().__init__()
+        torch.manual_seed(0)
+        self.query, self.key, self.value, self.output = (nn.Linear(WIDTH, WIDTH) for _ in PARTS)
+        self.norm, self.narrow = nn.LayerNorm(WIDTH), narrow
+
+    def forward(self, x):
+        h = self.norm(x)
+        q, k, v = (part(h).unsqueeze(1) for part in (self.query, self.key, self.value))
+        if self.narrow:
+            scores = (q @ k.transpose(-1, -2)).float() * WIDTH**-0.5
+            scores = scores.masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf)
+            mixed = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype) @ v
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.output(mixed.squeeze(1))
+
+
+def ours(fault=""):
+    """In JAX; the line of each fault says its name."""
+
+    def norm(x, p):
+        y = x.astype(jnp.float32)
+        mean = y.mean(-1, keepdims=True)
+        variance = ((y - mean) ** 2).mean(-1, keepdims=True)
+        eps = 1e-6 if fault == "eps" else 1e-5
+        return ((y - mean) * jax.lax.rsqrt(variance + eps)).astype(x.dtype) * p["scale"] + p["bias"]
+
+    def forward(p, x):
+        h = norm(x, p["norm"])
+        q, k, v = (h @ p[name]["kernel"] + p[name]["bias"] for name in PARTS[:3])
+        causal = fault != "mask"
+        scale = 0.15 if fault == "scale" else None
+        # jax.nn computes the scores and their softmax in float32.
+        mixed = jax.nn.dot_product_attention(*(x[:, :, None] for x in (q, k, v)), is_causal=causal, scale=scale)[
+            :, :, 0
+        ]
+        if fault == "factor":
+            mixed = mixed * 3
+        if fault == "detached":
+            mixed = jax.lax.stop_gradient(mixed)
+        if fault == "bfloat16":
+            mixed = mixed.astype(jnp.bfloat16).astype(x.dtype)
+        return x + mixed @ p["output"]["kernel"] + p["output"]["bias"]
+
+    return forward
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_right_port_is_the_same_and_its_float32_is_named(narrow):
+    found = first_difference(ours(), Theirs(narrow), WEIGHTS, [X])
+    assert not found
+    assert any("dot_product_attention" in site.source for site in found.narrow)
+    assert any("x.astype(jnp.float32)" in site.source for site in found.narrow)
+    assert any(".float()" in site.source for site in found.narrow) == narrow
+    assert found.rounded[0].startswith("output: ")
+    assert "made to compute in float64: " in str(found)
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "stage", "line", "kind"),
+    [
+        ("eps", "forward", "variance + eps", "another constant is added: 1e-06 in ours, 1e-05 in theirs"),
+        ("mask", "forward", "dot_product_attention", "only theirs masks"),
+        ("scale", "forward", "dot_product_attention", "ours is 1.03"),
+        ("factor", "forward", "mixed * 3", "ours multiplies by 3 here"),
+        ("detached", "backward", "stop_gradient(mixed)", "it is detached"),
+    ],
+)
+def test_a_fault_behind_float32_is_found(fault, stage, line, kind, narrow):
+    found = first_difference(ours(fault), Theirs(narrow), WEIGHTS, [X])
+    assert (found.stage, found.sure) == (stage, True), str(found)
+    assert line in found.ours.source, str(found)
+    assert kind in (found.kind or ""), str(found)
+
+
+def test_a_type_with_still_fewer_digits_is_a_difference_of_its_own():
+    found = first_difference(ours("bfloat16"), Theirs(False), WEIGHTS, [X])
+    assert "lowers the type here: float64 to bfloat16" in (found.kind or ""), str(found)
+    assert found.sure
+    assert "astype(jnp.bfloat16)" in found.ours.source
+
+
+@pytest.mark.parametrize("number", [0.1, 1 / 48, 48**-0.5, -(300**0.5), 0.044715, np.sqrt(2 / np.pi), np.pi, 1e-5, 0.0])
+def test_numbers_in_float32_are_what_somebody_wrote(number):
+    assert unrounded(np.float32(number), np.dtype(np.float32)) == pytest.approx(number, rel=1e-15)
+    odd = np.float32(0.123456789)
+    assert np.float32(unrounded(odd, odd.dtype)) == odd

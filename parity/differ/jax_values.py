@@ -162,7 +162,8 @@ class _Run:
             number = self.values.add(row, array)
             before = [known.array.dtype for known in ins if known.number is not None]
             if is_narrow(array.dtype) and not any(map(is_narrow, before)):
-                self.values.islands[number] = _asks_for_type(eqn) and not (self._outer and self._outer[-1][1])
+                in_library = self._outer and self._outer[-1][1]
+                self.values.note_island(number, array, _asks_for_type(eqn) and not in_library)
             if not backward and self.values.rows[number].data:
                 self._forward[id(eqn.source_info.traceback), self._layer] = number
                 self._forward[place, self._layer] = number

@@ -208,7 +208,7 @@ class Recorder(TorchDispatchMode):
             row.backward, row.forward = node is not None, forward
             number = self.values.add(row, tensor)
             if _is_narrow(tensor) and not any(map(_is_narrow, tensors)):
-                self.values.islands[number] = "site-packages/" not in place.file
+                self.values.note_island(number, tensor, "site-packages/" not in place.file)
             if func._schema.is_mutable:
                 storage = tensor.untyped_storage().data_ptr()
                 self._writers[storage] = number

@@ -224,6 +224,12 @@ class Values:
         chosen = self.live() if among is None else set(among)
         return Index([row.features if i in chosen else None for i, row in enumerate(self.rows)])
 
+    def note_island(self, number: int, array: Any, asks: bool) -> None:
+        """Notes that a value has fewer digits than those of float64; whole numbers need no more."""
+        numbers = as_numpy(array)
+        if numbers is not None and bool((np.rint(numbers.astype(np.float64)) != numbers).any()):
+            self.islands[number] = asks
+
     def only_rounds(self, number: int) -> bool:
         """Whether nothing is computed in float32 from a value of that type before it is widened again, and whatever is
         from one with still fewer digits."""

@@ -7,7 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from parity.differ.alignment import Start, anchors, made_of, match, paired, paired_backward, shared, starts
+from parity.differ.alignment import (
+    Start,
+    anchors,
+    are_counterparts,
+    made_of,
+    match,
+    paired,
+    paired_backward,
+    shared,
+    starts,
+)
 from parity.differ.answer import Difference, Stage
 from parity.differ.fingerprints import BAR
 from parity.differ.kinds import kind
@@ -59,8 +69,8 @@ def explain(
         stage = "parameters"
         about["parameters"] = (wrong,)
     agreed = tuple((ours.site(i), theirs.site(j)) for i, j in shared(first, second))
-    places = _places(first, second, what)
-    return Difference(stage, *places, agreed, what, together, together and origin.checked, **about)
+    places, sure = _places(first, second, what), together and (bool(what) or are_counterparts(first, second))
+    return Difference(stage, *places, agreed, what, sure, sure and origin.checked, **about)
 
 
 def counted(ours: Values, theirs: Values) -> dict[str, Any]:

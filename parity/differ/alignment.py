@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from parity.differ.fingerprints import BAR, Index, fingerprint
+from parity.differ.row_sets import is_whole
 from parity.differ.values import Value, Values
 
 _NEAR = 24
@@ -72,7 +73,7 @@ def are_counterparts(ours: Start, theirs: Start) -> bool:
     """Whether two starts do the same: operations of one kind, or of the same values. Whole numbers never tell, because
     each side may choose, sort and mask in its own way."""
     rows = ours.row, theirs.row
-    if any(re.search("int|bool", row.dtype) for row in rows):
+    if any(is_whole(row.dtype) for row in rows):
         return False
     names = [re.sub(r"^(aten|prims)\.|_?$", "", row.operation) for row in rows]
     alike = any(all(re.fullmatch(family, name) for name in names) for family in _FAMILIES)
@@ -104,6 +105,7 @@ def starts(values: Values, outputs: Iterable[int], *, backward: bool = False) ->
         agrees = (
             not row.data
             or i in values.equal
+            or is_whole(row.dtype)
             or row.noise
             or values.leaf(i) is not None
             or (backward and not row.backward)
@@ -130,7 +132,7 @@ def _agreed(values: Values, number: int, region: Collection[int]) -> tuple[int, 
         i = todo.pop(0)
         if i in region:
             todo += values.rows[i].inputs
-        elif values.rows[i].data:
+        elif values.rows[i].data and (i in values.equal or not is_whole(values.rows[i].dtype)):
             found.append(i)
     return tuple(dict.fromkeys(found))
 

@@ -22,6 +22,7 @@ from parity.differ.answer import Difference, Stage
 from parity.differ.fingerprints import BAR
 from parity.differ.kinds import kind
 from parity.differ.origin_of_order import Origin, origin_of_order
+from parity.differ.row_sets import RowIndex, is_routed
 from parity.differ.values import Site, Values
 from parity.differ.weights import Held, other_weights, read_by_both
 
@@ -49,6 +50,8 @@ def explain(
     if first is None or second is None:
         return _one_sided(stage, first or second, theirs if first else ours, about)
     origin = origin_of_order(first, second) if together else Origin(None, False)
+    if origin.inherited is not None and any(map(is_routed, sides, origin.inherited)):
+        origin = Origin(None, False)
     if origin.inherited is not None:
         i, j = origin.inherited
         said = f": {origin.said}" if origin.said else ""
@@ -90,7 +93,8 @@ def _starts(
         [i for i in numbers if not values.equal.get(i) or set(values.equal[i]) & set(others)]
         for values, numbers, others in zip(sides, bad, bad[::-1], strict=True)
     ]
-    indices = [values.index() for values in sides]
+    indices, rows = [values.index() for values in sides], [RowIndex(values) for values in sides]
+    routed: tuple[set[int], set[int]] = set(), set()
     for _ in range(_ROUNDS):
         found = [starts(values, numbers, backward=backward) for values, numbers in zip(sides, forced, strict=True)]
         in_parts = False
@@ -98,7 +102,12 @@ def _starts(
             for start in found[side]:
                 # What the other side computes part by part has an equal after all.
                 array = start.values.array(start.number) if start.number not in forced[side] else None
-                for number in made_of(array, indices[other]) if array is not None else []:
+                parts = made_of(array, indices[other]) if array is not None else []
+                if array is not None and not parts and is_routed(start.values, start.number, routed[side]):
+                    parts = rows[other].holders(array)
+                    routed[side].update([start.number] if parts else [])
+                    routed[other].update(parts)
+                for number in parts:
                     sides[side].equal.setdefault(start.number, []).append(number)
                     sides[other].equal.setdefault(number, []).append(start.number)
                     in_parts = True

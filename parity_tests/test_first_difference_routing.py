@@ -1,0 +1,100 @@
+"""Experts: ours sorts tokens and multiplies in one ragged product, theirs asks each expert by a mask."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from parity import first_difference
+
+pytestmark = pytest.mark.usefixtures("as_others_write")
+EXPERTS, WIDTH, HIDDEN, CHOSEN = 4, 8, 16, 2
+X = np.random.default_rng(0).standard_normal((2, 9, WIDTH))
+WEIGHTS = {
+    "gate": ("gate.weight", "o i -> i o"),
+    "up": "up",
+    "down": "down",
+    "output": ("output.weight", "o i -> i o"),
+    "bias": "output.bias",
+}
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate, self.output = nn.Linear(WIDTH, EXPERTS, bias=False), nn.Linear(WIDTH, WIDTH)
+        self.up = nn.Parameter(torch.randn(EXPERTS, WIDTH, HIDDEN) * 0.3)
+        self.down = nn.Parameter(torch.randn(EXPERTS, HIDDEN, WIDTH) * 0.3)
+
+    def forward(self, x):
+        tokens = x.reshape(-1, WIDTH)
+        weights, chosen = torch.topk(torch.softmax(self.gate(tokens), dim=-1), CHOSEN)
+        weights = weights / weights.sum(-1, keepdim=True)
+        mixed, masks = torch.zeros_like(tokens), F.one_hot(chosen, EXPERTS).permute(2, 1, 0)
+        for expert in range(EXPERTS):
+            rank, token = torch.where(masks[expert])
+            hidden = F.silu(tokens[token] @ self.up[expert])
+            mixed.index_add_(0, token, hidden @ self.down[expert] * weights[token, rank, None])
+        return self.output(mixed).reshape(x.shape)
+
+
+def ours(fault=""):
+    """In JAX; the line of each fault says its name."""
+
+    def forward(p, x):
+        tokens = x.reshape(-1, WIDTH)
+        scores = tokens @ p["gate"]
+        if fault == "scores":
+            scores = 2 * scores
+        weights, chosen = jax.lax.top_k(jax.nn.softmax(scores), CHOSEN)
+        if fault != "weights":
+            weights = weights / weights.sum(-1, keepdims=True)
+        order = jnp.argsort(chosen.reshape(-1))
+        sizes = jnp.bincount(chosen.reshape(-1), length=EXPERTS)
+        up = jax.lax.ragged_dot(tokens[order // CHOSEN], p["up"], sizes)
+        hidden = jax.nn.gelu(up) if fault == "activation" else jax.nn.silu(up)
+        if fault == "half":
+            hidden = hidden * 0.5
+        down = jax.lax.ragged_dot(hidden, p["down"], sizes)
+        mixed = jnp.zeros_like(tokens).at[order // CHOSEN].add(down * weights.reshape(-1)[order][:, None])
+        if fault == "residual":
+            mixed = mixed + tokens
+        return (mixed @ p["output"] + p["bias"]).reshape(x.shape)
+
+    return forward
+
+
+def test_sorting_and_masks_are_the_same():
+    assert not first_difference(ours(), Experts(), WEIGHTS, [X])
+
+
+@pytest.mark.parametrize(
+    ("fault", "line", "their_line", "kind"),
+    [
+        ("scores", "2 * scores", "self.gate(tokens)", ""),
+        ("weights", "weights.reshape(-1)[order]", "weights.sum(-1", ""),
+        ("activation", 'fault == "activation"', "F.silu", ""),
+        ("half", "hidden * 0.5", "hidden @ self.down[expert]", "ours multiplies by 0.5 here, theirs does not"),
+        ("residual", "mixed + tokens", "self.output(mixed)", "ours adds input 0, theirs goes on without it"),
+    ],
+)
+def test_a_fault_among_experts_is_found(fault, line, their_line, kind):
+    found = first_difference(ours(fault), Experts(), WEIGHTS, [X])
+    assert line in found.ours.source, str(found)
+    assert their_line in found.theirs.source, str(found)
+    assert kind in (found.kind or ""), str(found)
+
+
+def test_whole_numbers_are_never_sure():
+    """Where the tokens themselves differ, nothing that is chosen by them is taken for the difference."""
+
+    def other(p, x):
+        return ours()(p, x[:, ::-1] * 1.5)
+
+    found = first_difference(other, Experts(), WEIGHTS, [X])
+    assert "int" not in found.ours.dtype
+    assert "x[:, ::-1] * 1.5" in found.ours.source, str(found)

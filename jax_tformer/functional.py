@@ -206,11 +206,7 @@ def transformer(config: TransformerConfig) -> AnyTransformer:
 
 def short_summary(config: TransformerConfig, shapes: dict[str, Any]) -> str:
     """Lists the stacks with their widths, the types, and the number of parameters of each part, a line each."""
-    stacks = [
-        f"  {name}: {_stack(config, stack)}"
-        for name, stack in (("encoder", config.encoder), ("decoder", config.decoder))
-        if stack is not None
-    ]
+    stacks = [f"  {name}: {_stack(config, stack)}" for name, stack in config.stacks.items()]
     chosen = f"{config.vocab_size:,} tokens" if config.predicts_tokens else f"{config.classes} classes"
     head = "none" if config.head == "none" else f"{config.head}, {chosen}"
     head += "" if config.pooler == "none" else f", of the text pooled with {config.pooler}"

@@ -274,6 +274,7 @@ def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: 
             raise
         status, message = 2, f"error: {message}; {smaller}"
     if message is not None:
+        message = as_called(message)
         with contextlib.suppress(OSError):
             print(f"{name}: {one_line(message)}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):

@@ -12,7 +12,6 @@ from typing import Any, Literal, get_args
 from jax_tformer.config.errors import (
     AboveZero,
     Count,
-    InputError,
     Positive,
     Rate,
     check_fields,
@@ -371,11 +370,10 @@ class TransformerConfig:
             "decoder.parallel is set and there is an encoder; expected False, since cross-attention comes in between",
         )
         self._check_classification()
-        for stack in filter(None, (self.encoder, self.decoder)):
+        for name, stack in self.stacks.items():
             self._check_widths(stack)
-        for side, least in ((self.encoder, 4), (self.decoder, 2)):
-            if side is not None and side.positions == "relative":
-                side.check_buckets(least)
+            if stack.positions == "relative":
+                stack.check_buckets(4 if name == "encoder" else 2)
 
     def _check_classification(self) -> None:
         classifies, pools = self.head.startswith("classify"), self.pooler != "none"
@@ -425,21 +423,17 @@ class TransformerConfig:
         )
 
     def _check_lora(self, lora: LoraConfig) -> None:
-        stacks = [stack for stack in (self.encoder, self.decoder) if stack is not None]
+        sizes = [size for stack in self.stacks.values() for size in self.projections(stack).items()]
         require(
-            "gate" not in lora.targets or any(stack.gated for stack in stacks),
+            "gate" not in lora.targets or "gate" in dict(sizes),
             "lora.targets has gate, and no stack is gated; expected other targets, or all",
         )
-        adapted = {
-            name: sizes
-            for stack in stacks
-            for name, sizes in self.projections(stack).items()
-            if lora.adapts(name) and lora.rank > min(sizes)
-        }
-        for name, (inputs, outputs) in adapted.items():
-            raise InputError(
+        for name, (inputs, outputs) in sizes:
+            most = min(inputs, outputs)
+            require(
+                lora.rank <= most or not lora.adapts(name),
                 f"lora.rank is {lora.rank}, and {name} has a matrix of {inputs} x {outputs}; "
-                f"expected a rank of at most {min(inputs, outputs)}"
+                f"expected a rank of at most {most}",
             )
 
     def projections(self, stack: StackConfig) -> dict[str, tuple[int, int]]:
@@ -447,14 +441,17 @@ class TransformerConfig:
         queries = stack.num_heads * self.head_width(stack)
         shared = (stack.key_value_heads or stack.num_heads) * self.head_width(stack)
         model, inner = self.d_model, stack.feedforward_width
-        found = {
-            "query": (model, queries),
-            "key": (model, shared),
-            "value": (model, shared),
-            "output": (queries, model),
-        }
-        found |= {"gate": (model, inner)} if stack.gated else {}
-        return found | {"up": (model, inner), "down": (inner, model)}
+        attention = {"query": (model, queries), "key": (model, shared), "value": (model, shared)}
+        feedforward = {"gate": (model, inner), "up": (model, inner), "down": (inner, model)}
+        if not stack.gated:
+            del feedforward["gate"]
+        return {**attention, "output": (queries, model), **feedforward}
+
+    @property
+    def stacks(self) -> dict[str, StackConfig]:
+        """The stacks by name, the encoder first."""
+        both = {"encoder": self.encoder, "decoder": self.decoder}
+        return {name: stack for name, stack in both.items() if stack is not None}
 
     @property
     def predicts_tokens(self) -> bool:

@@ -77,7 +77,7 @@ def require_field(condition: bool, name: str, problem: str) -> None:
         raise FieldError(name, problem)
 
 
-def check_fields(config: object) -> None:
+def check_fields(config: Any) -> None:
     """Raises FieldError unless the fields of a dataclass have the values that their types allow.
 
     Those are numbers within bounds (`Positive` and its like), the values of a Literal, and None beside them. Fields of
@@ -94,8 +94,11 @@ def _bounds(kind: type) -> dict[str, list[Bound]]:
     """Returns what each field may be; leaves those out that may be anything."""
     found = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
-        found[name] = [_bound(each) for each in (get_args(hint) if get_origin(hint) in (Union, UnionType) else [hint])]
-    return {name: bounds for name, bounds in found.items() if None not in bounds}
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        bounds = [bound for bound in map(_bound, kinds) if bound is not None]
+        if len(bounds) == len(kinds):
+            found[name] = bounds
+    return found
 
 
 def _bound(kind: Any) -> Bound | None:

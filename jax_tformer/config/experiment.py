@@ -67,6 +67,7 @@ class TokenizerConfig:
 class TextData:
     """Plain text, cut into windows of one length, for decoder-only models."""
 
+    kind = "text"
     source: TextSource = "files"
     """python-docs: the language reference inside CPython; files: what --data.path names."""
     path: str | None = None
@@ -89,6 +90,7 @@ class TextData:
 class MaskedTextData(TextData):
     """Plain text in windows. A BERT-style encoder learns to restore masked tokens."""
 
+    kind = "masked"
     masked: Share = 0.15
     """Fraction of tokens to restore: 80% of them become the mask token, 10% a random one, 10% stay."""
 
@@ -97,6 +99,7 @@ class MaskedTextData(TextData):
 class PairData:
     """Pairs of source and target text for encoder-decoder models."""
 
+    kind = "pairs"
     source: PairSource = "files"
     """dates: dates of many locales and styles -> ISO 8601, made as needed; files: what --data.path names."""
     path: str | None = None
@@ -280,11 +283,12 @@ class ExperimentConfig:
             f"init is {self.init!r} and the tokenizer is of kind {self.data.tokenizer.kind!r}; expected the "
             "checkpoint's own tokenizer: leave --data.tokenizer out",
         )
-        kind = type(self.data).__name__
-        stacks = (self.model.encoder is not None, self.model.decoder is not None)
-        expected = {"TextData": (False, True), "MaskedTextData": (True, False), "PairData": (True, True)}[kind]
-        names = {(False, True): "a decoder only", (True, False): "an encoder only", (True, True): "both stacks"}
-        require(stacks == expected, f"{kind} trains a model with {names[expected]}; this one has {names[stacks]}")
+        told = {"text": "a decoder only", "masked": "an encoder only", "pairs": "both stacks"}
+        kind, fits = type(self.data), trains_on(self.model)
+        require(
+            self.data.kind == fits,
+            f"{kind.__name__} trains a model with {told[kind.kind]}; this one has {told[fits]}",
+        )
         require(
             self.model.predicts_tokens,
             f"head is {self.model.head!r}; training needs a head that predicts tokens: 'linear' or 'transform'",
@@ -294,6 +298,11 @@ class ExperimentConfig:
             _require_positions(self.model.decoder, "target_length", self.data.target_length)
         else:
             _require_positions(self.model.output_stack, "context_length", self.data.context_length)
+
+
+def trains_on(model: TransformerConfig) -> str:
+    """Returns the kind of data that a model with these stacks trains on: "text", "masked" or "pairs"."""
+    return "text" if model.encoder is None else "masked" if model.decoder is None else "pairs"
 
 
 def _require_positions(stack: object, name: str, length: int) -> None:

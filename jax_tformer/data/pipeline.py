@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
@@ -245,22 +246,19 @@ def _windows_pipeline(data: TextData, training: TrainingConfig, tokenizer: Token
     Raises InputError if either part of the text is too short for one window, or if a tokenizer for masked data has no
     mask token.
     """
-    masking = None
+    start = () if tokenizer.start_id is None else (tokenizer.start_id,)
+    masking, around = None, Framing((), ())
+    first = start if tokenizer.framing is None else tokenizer.framing.before
     if isinstance(data, MaskedTextData):
         masking = data.masked, tokenizer.require("mask", "to mask text with"), tokenizer.ordinary_ids
-    framing, around = tokenizer.framing, 0
-    if masking:
         # Every window of a checkpoint's tokenizer is framed, like the texts that the checkpoint has read.
-        around, first = 0 if framing is None else framing.size, list[int]()
-    elif framing is not None:
-        first = list(framing.before)
-    else:
-        first = [] if tokenizer.start_id is None else [tokenizer.start_id]
+        first, around = (), tokenizer.framing or around
+    inside = data.context_length - around.size
     require(
-        around < data.context_length,
-        f"context_length is {data.context_length}; expected more than the {around} special tokens of every window",
+        inside > 0,
+        f"context_length is {data.context_length}; expected more than the {around.size} special tokens of every window",
     )
-    length = data.context_length - around if masking else data.context_length + 1
+    length = inside if masking else inside + 1
     text = load_text(data)
     training_text, held_out_text = split_text(text, data.held_out)
     ids, held_out_ids = token_stream(tokenizer, training_text, first), token_stream(tokenizer, held_out_text, first)
@@ -272,15 +270,18 @@ def _windows_pipeline(data: TextData, training: TrainingConfig, tokenizer: Token
         )
     counts = Counter(path.suffix.lower() for path in text_files(data)) if data.source == "files" else Counter[str]()
     notes = [f"{counts[kind]:,} {kind} files are read as plain text" for kind in TABLES if counts[kind]]
-    train, held_out = windows(ids, length, data.stride), windows(held_out_ids, length, data.context_length - around)
+    train, held_out = windows(ids, length, data.stride), windows(held_out_ids, length, inside)
 
     def batches_of(windows: np.ndarray) -> MakeBatch:
         def make_batch(items: np.ndarray, generator: np.random.Generator, rows: np.ndarray) -> Batch:
             chosen = windows[items[rows]].astype(np.int32)
             if not masking:
-                return _next_tokens(chosen)
+                # Each token but the first is predicted from those before it.
+                return {"tokens": np.ascontiguousarray(chosen[:, :-1]), "labels": np.ascontiguousarray(chosen[:, 1:])}
             batch = mask_tokens(chosen, generator, *masking, rows=rows, of=len(items))
-            return batch if framing is None else _framed(batch, framing)
+            tokens, _ = _frame(batch["tokens"], around, 0, data.context_length)
+            sides = (0, 0), (len(around.before), len(around.after))
+            return {"tokens": tokens, "labels": np.pad(batch["labels"], sides, constant_values=IGNORED)}
 
         return make_batch
 
@@ -291,25 +292,6 @@ def _windows_pipeline(data: TextData, training: TrainingConfig, tokenizer: Token
         bytes_per_token=None if masking else len(held_out_text) / (len(held_out_ids) - len(first)),
         notes=notes,
     )
-
-
-def _framed(batch: Batch, framing: Framing) -> Batch:
-    """Puts special tokens around each row, which nobody has to restore."""
-
-    def around(rows: np.ndarray, *sides: Sequence[int]) -> np.ndarray:
-        before, after = (np.tile(np.array(ids, np.int32), (len(rows), 1)) for ids in sides)
-        return np.concatenate([before, rows, after], axis=1)
-
-    nothing = ([IGNORED] * len(framing.before), [IGNORED] * len(framing.after))
-    return {
-        "tokens": around(batch["tokens"], framing.before, framing.after),
-        "labels": around(batch["labels"], *nothing),
-    }
-
-
-def _next_tokens(rows: np.ndarray) -> Batch:
-    """Makes a batch of `rows`, int32[B, T + 1]: each token but the first is predicted from those before it."""
-    return {"tokens": np.ascontiguousarray(rows[:, :-1]), "labels": np.ascontiguousarray(rows[:, 1:])}
 
 
 def mask_tokens(
@@ -367,8 +349,9 @@ class PairBatcher:
         It holds "source": int32[B, S], "source_mask": bool[B, S], "labels" and "target" (the labels shifted right):
         int32[B, T], and "target_mask": bool[B, T]. Masks are True at real tokens; elsewhere labels are IGNORED.
         """
-        source, source_mask = self._framed([source for source, _ in pairs], self.source_length)
-        labels, target_mask = self._framed([target for _, target in pairs], self.target_length)
+        frame = partial(_frame, framing=self.framing, pad_id=self.pad_id)
+        source, source_mask = frame([source for source, _ in pairs], length=self.source_length)
+        labels, target_mask = frame([target for _, target in pairs], length=self.target_length)
         return {
             "source": source,
             "source_mask": source_mask,
@@ -377,17 +360,20 @@ class PairBatcher:
             "labels": np.where(target_mask, labels, np.int32(IGNORED)),
         }
 
-    def _framed(self, rows: Sequence[np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the rows with what is around them and padding, int32[B, length], and where they are not padding."""
-        lengths, before = np.array([len(row) for row in rows])[:, None], self.framing.before
-        # Counted from the first token of the text.
-        places = np.arange(length) - len(before)
-        ids = np.full((len(rows), length), self.pad_id, np.int32)
-        ids[:, : len(before)] = before
-        ids[(places >= 0) & (places < lengths)] = np.concatenate(rows)
-        for number, id in enumerate(self.framing.after):
-            ids[places == lengths + number] = id
-        return ids, places < lengths + len(self.framing.after)
+
+def _frame(
+    rows: np.ndarray | Sequence[np.ndarray], framing: Framing, pad_id: int, length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the rows with what is around them and padding, int32[B, length], and where they are not padding."""
+    lengths, before = np.array([len(row) for row in rows])[:, None], framing.before
+    # Counted from the first token of the text.
+    places = np.arange(length) - len(before)
+    ids = np.full((len(rows), length), pad_id, np.int32)
+    ids[:, : len(before)] = before
+    ids[(places >= 0) & (places < lengths)] = np.concatenate(rows)
+    for number, id in enumerate(framing.after):
+        ids[places == lengths + number] = id
+    return ids, places < lengths + len(framing.after)
 
 
 def shift_right(ids: np.ndarray, start_id: int) -> np.ndarray:

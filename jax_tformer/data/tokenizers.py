@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain, count, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,10 +35,9 @@ FIELDS: dict[Role, tuple[str, ...]] = {
 # Oniguruma's m lets the dot match newlines.
 ONE_CHARACTER = "(?m:.)"
 _MOST_IDS = 2**31 - 1
-_PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
-BYTES = [chr(byte if byte in _PRINTABLE else 256 + _OTHERS.index(byte)) for byte in range(256)]
-"""The printable character that stands for each byte in GPT-2's byte-level BPE."""
+_ALPHABET, _OTHERS = ByteLevel.alphabet(), map(chr, count(256))
+BYTES = [chr(byte) if chr(byte) in _ALPHABET else next(_OTHERS) for byte in range(256)]
+"""The printable character that stands for each byte in GPT-2's byte-level BPE: its own, or one of those after."""
 _PROBES = ("a", "1", ".", "的")
 _CLS, _SEP = ("cls_token", "[CLS]"), ("sep_token", "[SEP]")
 _BEGIN, _END = ("cls_token", "<s>"), ("sep_token", "</s>")
@@ -480,25 +479,16 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     path = Path(folder) / "tokenizer.json"
     if not path.exists():
         raise InputError(f"{path} does not exist; expected a tokenizer there, as a run or Hugging Face saves it")
-    text = read_text(path, _LARGEST)
-    roles, settings = _read_roles(Path(folder)), read_settings(Path(folder))
+    text, settings = read_text(path, _LARGEST), read_settings(Path(folder))
     where = str(Path(folder) / "tokenizer_config.json")
     framing = from_dict(Framing, settings["framing"], where=where) if "framing" in settings else None
     try:
         backend = tokenizers.Tokenizer.from_str(text)
         follow_settings(backend, settings, special_tokens(settings))
-        return Tokenizer(backend, roles, framing)
+        return Tokenizer(backend, _roles(settings), framing)
     except Exception as error:  # the library raises nothing narrower
         reason = " ".join(str(error).split())
         raise InputError(f"{path} is not a tokenizer ({reason}); restore it, or start a new run") from error
-
-
-def load_run_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
-    """Loads what `Tokenizer.save` wrote; raises InputError if one of its two files is missing or damaged."""
-    tokenizer = load_tokenizer(folder)
-    if not (Path(folder) / "tokenizer_config.json").exists():
-        raise InputError(f"{Path(folder) / 'tokenizer_config.json'} is missing; restore it, or start a new run")
-    return tokenizer
 
 
 def tokenizer_digests(folder: str | os.PathLike[str]) -> dict[str, str]:
@@ -507,12 +497,11 @@ def tokenizer_digests(folder: str | os.PathLike[str]) -> dict[str, str]:
     Reads the files, because another version of the library may write a `Tokenizer` differently. Raises InputError as
     `load_tokenizer` does.
     """
-    roles: dict[str, Any] = {str(role): token for role, token in _read_roles(Path(folder)).items()}
-    if "framing" in (settings := read_settings(Path(folder))):
-        roles["framing"] = settings["framing"]
+    settings = read_settings(Path(folder))
+    framing = {"framing": settings["framing"]} if "framing" in settings else {}
     said = {
         "tokenizer.json": read_json(Path(folder) / "tokenizer.json", _LARGEST),
-        "tokenizer_config.json": roles,
+        "tokenizer_config.json": _roles(settings) | framing,
     }
     texts = {name: json.dumps(content, sort_keys=True) for name, content in said.items()}
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
@@ -544,7 +533,7 @@ def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     return {name: content for name, content in contents.items() if isinstance(content, str)}
 
 
-def _read_roles(folder: Path) -> dict[Role, str]:
-    named = special_tokens(read_settings(folder))
+def _roles(settings: Mapping[str, Any]) -> dict[Role, str]:
+    named = special_tokens(settings)
     found = {role: next((named[field] for field in fields if field in named), None) for role, fields in FIELDS.items()}
     return {role: token for role, token in found.items() if token is not None}

@@ -48,7 +48,6 @@ CHECKSUM_FILE = "checksums.json"
 _EXTRA_FILE = "extra.json"
 _STEP = re.compile(r"0|[1-9][0-9]*")
 _LEFTOVER = re.compile(r"[0-9]+\.(pending|deleted).*")
-_NO_STEP = -1
 _CHUNK = 1 << 22
 _LONGEST_REASON = 150
 
@@ -298,7 +297,7 @@ def restore(
     """
     folder, skipped = folder.absolute(), list[str]()
     number = ask_first(lambda: _find_intact(folder, step, only, skipped))
-    if number == _NO_STEP:
+    if number is None:
         return None
     path = folder / str(number)
     ocp = orbax()
@@ -317,8 +316,8 @@ def restore(
     return Restored(number, state, extra, tuple(skipped))
 
 
-def _find_intact(folder: Path, wanted: Which, parts: Collection[str] | None, skipped: list[str]) -> int:
-    """Returns the first intact step of those to try, or _NO_STEP; adds to `skipped` a line for each before it."""
+def _find_intact(folder: Path, wanted: Which, parts: Collection[str] | None, skipped: list[str]) -> int | None:
+    """Returns the first intact step of those to try, or None; adds to `skipped` a line for each before it."""
     steps = list_steps(folder)
     listed = f"the steps there are {', '.join(map(str, steps)) or 'none'}"
     candidates, problems = steps[::-1], list[str]()
@@ -338,7 +337,7 @@ def _find_intact(folder: Path, wanted: Which, parts: Collection[str] | None, ski
             return step
         problems.append(f"step {step}: {problem}")
     if not problems:
-        return _NO_STEP
+        return None
     advice = "put back a copy of one, or start again in another run folder" if wanted is None else listed
     found = f"found only damaged checkpoints in {folder} ({'; '.join(problems)})"
     raise InputError(f"{found} and deleted nothing; {advice}")

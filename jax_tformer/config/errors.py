@@ -83,7 +83,7 @@ def check_fields(config: Any) -> None:
     Those are numbers within bounds (`Positive` and its like), the values of a Literal, and None beside them. Fields of
     other types may have any value.
     """
-    for name, bounds in _bounds(type(config)).items():
+    for name, bounds in _bounds(config.__class__).items():
         value = getattr(config, name)
         expected = " or ".join(bound.told for bound in bounds if bound.told)
         require_field(any(bound.allows(value) for bound in bounds), name, f"is {value!r}; expected {expected}")

@@ -1,6 +1,5 @@
 """The functional interface of the models: a pure pair of init and apply, with a signature for each kind of model."""
 
-import math
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -212,7 +211,7 @@ def short_summary(config: TransformerConfig, shapes: dict[str, Any]) -> str:
     head += "" if config.pooler == "none" else f", of the text pooled with {config.pooler}"
     tied = ", tied to the token table" if config.tied_head else ""
     types = f"  parameters in {config.compute.parameter_dtype}, computed in {config.compute.dtype}"
-    parts = {name: sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree)) for name, tree in shapes.items()}
+    parts = {name: sum(leaf.size for leaf in jax.tree.leaves(tree)) for name, tree in shapes.items()}
     counts = ", ".join(f"{name} {count:,}" for name, count in parts.items())
     return "\n".join([*stacks, f"  head: {head}{tied}", types, f"  {sum(parts.values()):,} parameters: {counts}"])
 
@@ -246,6 +245,5 @@ def _stack(config: TransformerConfig, stack: StackConfig) -> str:
 
 def _sizes(tree: dict[str, Any] | jax.ShapeDtypeStruct) -> tuple[str, str]:
     leaves = jax.tree.leaves(tree)
-    numbers = [math.prod(leaf.shape) for leaf in leaves]
-    size = sum(number * leaf.dtype.itemsize for number, leaf in zip(numbers, leaves, strict=True))
-    return f"{sum(numbers):,}", f"{size:,}"
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    return f"{sum(leaf.size for leaf in leaves):,}", f"{size:,}"

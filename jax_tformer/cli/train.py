@@ -18,7 +18,7 @@ from jax_tformer.config.experiment import DistributedConfig, ExperimentConfig
 from jax_tformer.config.presets import DEFAULT_EXPERIMENT, EXPERIMENTS
 from jax_tformer.files import changed_fields, require_new_folder, shortened, to_dict, user_path
 from jax_tformer.startup import set_malloc
-from jax_tformer.terminal import SMALLER_TRAINING, Interruption, as_called, given_flags, parse, say
+from jax_tformer.terminal import Interruption, as_called, given_flags, parse, say
 
 if TYPE_CHECKING:
     from jax_tformer.data.pipeline import Pipeline
@@ -120,7 +120,7 @@ def train(plan: "TrainPlan", run: "RunFolder", started: float) -> int:
     experiment, training = plan.experiment, plan.experiment.training
     with together():
         set_up_jax(experiment.model)
-        require_room_for_batches(experiment.data, training, SMALLER_TRAINING)
+        require_room_for_batches(experiment.data, training)
         checkpoints = Checkpoints(run.checkpoints, training.keep_checkpoints, run.saved)
 
         # 2. The mesh: one device is the mesh 1 x 1 x 1.

@@ -29,7 +29,6 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -93,7 +92,7 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Closes; an error from inside the block takes precedence over one from the background."""
         try:
             self.close()

@@ -132,9 +132,9 @@ class Tokenizer:
         self._special = {token.content: id for id, token in added.items() if token.special}
         needed = vocabulary.keys() - self._special.keys() | set(self._roles.values())
         self.table_rows = max((vocabulary[token] for token in needed), default=-1) + 1
-        # The longest one that matches counts.
-        either = "|".join(map(re.escape, sorted(filter(None, self._special), key=len, reverse=True)))
-        self._spelled = re.compile(f"({either})") if either else None
+        # The longest one that matches counts. Without any, nothing matches.
+        spelled = sorted((token.content for token in added.values()), key=len, reverse=True)
+        self._added = re.compile("|".join(map(re.escape, spelled)) or "(?!)")
         outline = json.loads(backend.to_str())
         self._table = _table(outline, self._special)
         self.cleans_spaces = cleans_spaces(outline["decoder"])
@@ -179,19 +179,14 @@ class Tokenizer:
         """Returns the ids of every text, as `encode` does."""
         for text in texts:
             _require_unicode(text)
-        if self._table is None:
-            found = self._backend.encode_batch_fast(texts, add_special_tokens=False)
-            return [np.array(each.ids, np.int32) for each in found]
-        if self._spelled is None or not any(map(self._spelled.search, texts)):
-            return self._table.look_up(texts)
-        return [self._look_up_parts(self._spelled.split(text)) for text in texts]
-
-    def _look_up_parts(self, parts: Sequence[str]) -> np.ndarray:
-        """Returns the ids of a text that was split at special tokens, which are every second part."""
-        assert self._table is not None
-        ids = self._table.look_up(parts[::2])
-        special = (np.array([self._special[token]], np.int32) for token in parts[1::2])
-        return np.concatenate([*chain.from_iterable(zip(ids, special, strict=False)), ids[-1]])
+        if self._table is not None:
+            # Raises an error for an unknown character in any text. Where a token is spelled out, the library finds it.
+            plain = [self._added.sub("", text) for text in texts]
+            ids = self._table.look_up(plain)
+            if plain == list(texts):
+                return ids
+        found = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(each.ids, np.int32) for each in found]
 
     def encode_text(self, text: memoryview, first: Sequence[int] = ()) -> np.ndarray:
         """Returns `first` and then the ids of a long `text` (valid UTF-8), `id_type`[N].
@@ -293,10 +288,8 @@ class _Table:
 
 def _table(outline: dict[str, Any], special: Mapping[str, int]) -> _Table | None:
     """Makes the table of a tokenizer whose tokens are bytes or characters; returns None for others."""
-    before, model, added = outline["pre_tokenizer"] or {}, outline["model"], outline["added_tokens"]
-    # Added tokens must match wherever they are spelled, the longest one first.
-    alike = len({token["normalized"] for token in added}) < 2 and all(token["content"] in special for token in added)
-    if outline["normalizer"] is not None or not alike or any(map(_looks_around, added)):
+    before, model = outline["pre_tokenizer"] or {}, outline["model"]
+    if outline["normalizer"] is not None:
         return None
     if model["type"] == "BPE" and before.get("type") == "ByteLevel" and not before.get("add_prefix_space"):
         options = ("merges", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
@@ -311,11 +304,6 @@ def _table(outline: dict[str, Any], special: Mapping[str, int]) -> _Table | None
     table = np.full(max(map(ord, characters), default=0) + 2, -1, np.int32)
     table[[ord(character) for character in characters]] = list(characters.values())
     return _Table("utf-32-le", table)
-
-
-def _looks_around(token: dict[str, Any]) -> bool:
-    """Whether an added token depends on the characters beside it, or takes them in."""
-    return bool(token["lstrip"] or token["rstrip"] or token["single_word"])
 
 
 def _require_unicode(text: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.config.experiment import (
     ExperimentConfig,
@@ -161,12 +161,12 @@ def _bound_positions(model: TransformerConfig, data: TextData | PairData) -> Tra
     """
     length = max(data.source_length, data.target_length) if isinstance(data, PairData) else data.context_length
 
-    def bound(stack: StackConfig | None) -> StackConfig | None:
-        if stack is None or not stack.positions.startswith(("rotary", "sinusoidal")):
-            return stack
-        return replace(stack, max_positions=stack.max_positions or length)
-
-    return replace(model, encoder=bound(model.encoder), decoder=bound(model.decoder))
+    limited = {
+        name: replace(stack, max_positions=stack.max_positions or length)
+        for name, stack in model.stacks.items()
+        if stack.positions.startswith(("rotary", "sinusoidal"))
+    }
+    return replace(model, **limited)
 
 
 def _require_kind(folder: Path, origin: Origin, model: TransformerConfig, preset: ExperimentConfig) -> None:

@@ -218,12 +218,11 @@ def short_summary(config: TransformerConfig, shapes: dict[str, Any]) -> str:
 
 def parameter_table(shapes: dict[str, Any]) -> str:
     """Lists each parameter with its shape, number and bytes, and then the sums of each part and of all."""
-    flat = {".".join(path): leaf for path, leaf in traverse_util.flatten_dict(shapes).items()}
-    rows = [("parameter", "shape", "number", "bytes")]
-    rows += [(name, str(list(leaf.shape)), *_sizes(leaf)) for name, leaf in flat.items()]
-    rows += [("", "", "", "")]
-    rows += [(name, "", *_sizes(tree)) for name, tree in shapes.items()] if len(shapes) > 1 else []
-    rows += [("all", "", *_sizes(shapes))]
+    rows, parts = [("parameter", "shape", "number", "bytes")], shapes if len(shapes) > 1 else {}
+    for name, leaf in traverse_util.flatten_dict(shapes, sep=".").items():
+        rows.append((name, str(list(leaf.shape)), *_sizes(leaf)))
+    rows.append(("", "", "", ""))
+    rows += [(name, "", *_sizes(tree)) for name, tree in {**parts, "all": shapes}.items()]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = (
         f"{name:<{widths[0]}}  {shape:<{widths[1]}}  {number:>{widths[2]}}  {size:>{widths[3]}}"

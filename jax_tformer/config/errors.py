@@ -16,6 +16,10 @@ class Bound(NamedTuple):
     told: str
     allows: Callable[[Any], bool]
 
+    def __repr__(self) -> str:
+        # As it stands in signatures.
+        return self.told
+
 
 def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -6,6 +6,7 @@ checkpoint.
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from jax.sharding import Mesh
 
@@ -161,7 +162,7 @@ def _bound_positions(model: TransformerConfig, data: TextData | PairData) -> Tra
     """
     length = max(data.source_length, data.target_length) if isinstance(data, PairData) else data.context_length
 
-    limited = {
+    limited: dict[str, Any] = {
         name: replace(stack, max_positions=stack.max_positions or length)
         for name, stack in model.stacks.items()
         if stack.positions.startswith(("rotary", "sinusoidal"))

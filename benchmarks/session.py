@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from benchmarks.compare import compare, read_saved
-from jax_tformer.config.errors import InputError, require_positive
+from jax_tformer.config.errors import InputError, Positive, check_fields
 from twin.machine import Machine, cores, describe_machine
 from twin.sides import HUGE_PAGES, Alone, Here, SideFailed
 
@@ -45,7 +45,7 @@ class Options:
 
     device: Literal["cpu", "gpu"] = "cpu"
     """Where all sides compute."""
-    rounds: int | None = None
+    rounds: Positive | None = None
     """Turns of every side; None: as many as each case names."""
     quick: bool = False
     """Take tiny models: shows that it runs, measures nothing."""
@@ -80,8 +80,7 @@ def run_benchmark(
     prog, saved = f"python -m benchmarks.{name}", None
     try:
         options = parse(kind, arguments, prog=prog, description=description or "")
-        if options.rounds is not None:
-            require_positive(options, "rounds")
+        check_fields(options)
         session, against = Session(name, options), options.against
         if against is not None:
             if against.resolve() == session.out.resolve():

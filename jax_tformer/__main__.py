@@ -4,8 +4,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from jax_tformer.config.errors import InputError, TrainingFailed, require
-from jax_tformer.terminal import SMALLER_ANSWERS, SMALLER_TRAINING, as_called, run_program
+from jax_tformer.config.errors import require
+from jax_tformer.terminal import SMALLER_ANSWERS, SMALLER_TRAINING, run_program
 
 PROGRAMS = {
     "train": ("jax_tformer.cli.train", "train a transformer, or continue a run"),
@@ -32,10 +32,7 @@ def main() -> None:
     def program(arguments: Sequence[str]) -> int:
         require(name in PROGRAMS, f"there is no program {name!r}; expected one of {', '.join(PROGRAMS)}")
         # Imported here, so that `run_program` also handles a Ctrl-C during the import.
-        try:
-            status: int = import_module(PROGRAMS[name][0]).main(arguments)
-        except (InputError, TrainingFailed) as error:
-            raise type(error)(as_called(str(error))) from error
+        status: int = import_module(PROGRAMS[name][0]).main(arguments)
         return status
 
     smaller = SMALLER_ANSWERS if name == "generate" else SMALLER_TRAINING

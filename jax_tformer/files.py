@@ -284,6 +284,11 @@ def shortened(items: list[str], most: int = 3) -> str:
     return ", ".join([*items[:most], *more])
 
 
+def list_files(folder: Path) -> str:
+    """Returns the names of the files in a folder."""
+    return ", ".join(sorted(path.name for path in folder.iterdir()))
+
+
 def differences(old: Any, new: Any) -> list[str]:
     """One line for each field in which two configs (as dicts) differ: `model.d_model: 256 -> 512`."""
     return [

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from itertools import dropwhile, takewhile
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 from jax_tformer.config.errors import InputError, TrainingFailed
@@ -70,7 +70,7 @@ class Interruption:
         self._before = {kind: signal.signal(kind, self._handle) for kind in kinds}
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *failure: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -274,6 +274,7 @@ def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: 
             raise
         status, message = 2, f"error: {message}; {smaller}"
     if message is not None:
+        message = as_called(message)
         with contextlib.suppress(OSError):
             print(f"{name}: {one_line(message)}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):

@@ -10,7 +10,7 @@ from typing import Literal
 
 from jax_tformer.cli.train import SHORT_NAMES, choose_experiment, with_adapters
 from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig
-from jax_tformer.config.errors import require, require_fraction, require_positive
+from jax_tformer.config.errors import Positive, Rate, check_fields, require
 from jax_tformer.config.experiment import (
     ExperimentConfig,
     MaskedTextData,
@@ -55,7 +55,7 @@ class CompareOptions:
     init: str | None = None
     """Hugging Face folder whose model is fine-tuned, in `transformers` too unless with adapters or shared dropout;
     None: new weights."""
-    steps: int | None = None
+    steps: Positive | None = None
     """Steps to compare, from the first; None: 300, or 100 in float64, or fewer if the training is shorter.
     Rounding grows: after about 130 steps of dates even two float64 trainings are more than 1e-12 apart."""
     out: Path | None = None
@@ -64,9 +64,9 @@ class CompareOptions:
     """Type of parameters and arithmetic in both frameworks. float64 shows whether they compute the same function."""
     dropout: Literal["off", "shared"] = "off"
     """off: all rates are 0; shared: PyTorch gets the masks that JAX draws."""
-    dropout_rate: float | None = None
+    dropout_rate: Rate | None = None
     """Of embedding, attention, residual and feedforward; None: the experiment's rates, or 0.1 if it has none."""
-    seeds: int = 1
+    seeds: Positive = 1
     """Number of runs, with training.seed, training.seed + 1 and so on; each has its own weights and batches."""
     truth: Literal["auto", "yes", "no"] = "auto"
     """Also train in float64, the truth that narrower types are measured against; auto: if that is affordable."""
@@ -117,6 +117,7 @@ def read_plan(arguments: Sequence[str]) -> Plan:
         # Here --steps is a separate option.
         short_names={short: long for short, long in SHORT_NAMES.items() if short != "--steps"},
     )
+    check_fields(options)
     model = _model(options, config.model)
     experiment = ExperimentConfig(model, options.data, options.optimizer, options.training, init=options.init)
     if experiment.init is not None:
@@ -155,7 +156,6 @@ def _steps(options: CompareOptions) -> int:
     if options.steps is None:
         default = _DEFAULT_FLOAT64_STEPS if options.dtype == "float64" else _DEFAULT_STEPS
         return min(default, options.training.steps)
-    require_positive(options, "steps")
     require(
         options.steps <= options.training.steps,
         f"steps is {options.steps} and the training ends after {options.training.steps}; "
@@ -165,7 +165,6 @@ def _steps(options: CompareOptions) -> int:
 
 
 def _seeds(options: CompareOptions) -> tuple[int, ...]:
-    require_positive(options, "seeds")
     first = options.training.seed
     require(
         first + options.seeds <= 2**32,
@@ -192,7 +191,6 @@ def _model(options: CompareOptions, preset: TransformerConfig) -> TransformerCon
         )
     if options.dropout_rate is not None:
         require(options.dropout == "shared", "dropout_rate is set, but dropout is 'off'; give --dropout shared")
-        require_fraction(options, "dropout_rate")
         require(options.dropout_rate > 0, "dropout_rate is 0.0; expected a rate above 0, or --dropout off")
     if options.dropout == "off":
         require(rates == preset.dropout, "model.dropout is set, but dropout is 'off'; give --dropout shared")

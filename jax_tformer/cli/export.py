@@ -9,7 +9,7 @@ import tyro
 
 from jax_tformer.config import Dtype
 from jax_tformer.config.errors import InputError, require
-from jax_tformer.files import new_folder, require_new_folder, to_dict, user_path, write_json
+from jax_tformer.files import list_files, new_folder, require_new_folder, to_dict, user_path, write_json
 from jax_tformer.runs.folder import RunFolder, Trained, load_trained, parse_checkpoint
 from jax_tformer.terminal import parse
 
@@ -97,8 +97,3 @@ def export_adapters(run: RunFolder, out: Path, trained: Trained, architecture: s
     told = "the run began with new weights; expected --architecture, the class that its adapters are for"
     require(net.origin is not None or architecture is not None, told)
     save_adapters(out, net, trained.params, architecture=architecture, base=base)
-
-
-def list_files(folder: Path) -> str:
-    """Returns the names of the files in a folder."""
-    return ", ".join(sorted(path.name for path in folder.iterdir()))

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from jax_tformer.cli.export import list_files
-from jax_tformer.files import require_new_folder, user_path
+from jax_tformer.files import list_files, require_new_folder, user_path
 from jax_tformer.terminal import parse
 
 

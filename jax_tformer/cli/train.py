@@ -18,7 +18,7 @@ from jax_tformer.config.experiment import DistributedConfig, ExperimentConfig
 from jax_tformer.config.presets import DEFAULT_EXPERIMENT, EXPERIMENTS
 from jax_tformer.files import changed_fields, require_new_folder, shortened, to_dict, user_path
 from jax_tformer.startup import set_malloc
-from jax_tformer.terminal import SMALLER_TRAINING, Interruption, as_called, given_flags, parse, say
+from jax_tformer.terminal import Interruption, as_called, given_flags, parse, say
 
 if TYPE_CHECKING:
     from jax_tformer.data.pipeline import Pipeline
@@ -61,31 +61,29 @@ def main(arguments: Sequence[str]) -> int:
     plan = train_options(arguments)
 
     from jax_tformer.data.sources import check_files
-    from jax_tformer.runs.folder import RunFolder
     from jax_tformer.training import processes
 
-    run = RunFolder(plan.run)
-    if plan.report:
+    if plan.options.report:
         from jax_tformer.runs.evaluation import report
 
-        run.check()
-        say(report(run, plan.experiment))
+        plan.run.check()
+        say(report(plan.run, plan.experiment))
         return 0
     # Several processes run all of this; what one refuses, all refuse.
-    with processes.joined(plan.distributed):
+    with processes.joined(plan.options.distributed):
         with processes.together():
-            run.check()
+            plan.run.check()
             check_files(plan.experiment.data)
             require(
-                plan.export is None or processes.count() == 1,
+                plan.options.export is None or processes.count() == 1,
                 "one process exports a model, and several train it; leave --export out, and give the run to "
                 "jax-tformer export afterwards",
             )
-        return train(plan, run, started)
+        return train(plan, started)
 
 
-def train(plan: "TrainPlan", run: "RunFolder", started: float) -> int:
-    """Trains the experiment of `plan` in the folder of `run`; `started` is when the program was, by perf_counter."""
+def train(plan: "TrainPlan", started: float) -> int:
+    """Trains the experiment of `plan` in its folder; `started` is when the program was, by perf_counter."""
     import jax
 
     from jax_tformer.data.pipeline import build_pipeline, check_batch_ids
@@ -116,10 +114,10 @@ def train(plan: "TrainPlan", run: "RunFolder", started: float) -> int:
         place_batch,
     )
 
-    experiment, training = plan.experiment, plan.experiment.training
+    experiment, training, run, export = plan.experiment, plan.experiment.training, plan.run, plan.options.export
     with together():
         set_up_jax(experiment.model)
-        require_room_for_batches(experiment.data, training, SMALLER_TRAINING)
+        require_room_for_batches(experiment.data, training)
         checkpoints = Checkpoints(run.checkpoints, training.keep_checkpoints, run.saved)
 
         # 2. The mesh: one device is the mesh 1 x 1 x 1.
@@ -149,12 +147,12 @@ def train(plan: "TrainPlan", run: "RunFolder", started: float) -> int:
     state = None if before is None else resumption.restore(prepared.abstract, batches)
     if plan.before is not None and state is None:
         notes.append("the run was stopped before its first checkpoint, so it starts again at step 0")
-    if moved := ask_first(lambda: run.take(plan.resume, plan.before)):
+    if moved := ask_first(lambda: run.take(plan.options.resume == "auto", plan.before)):
         say(f"the run that was in {run.path} is now in {moved}")
     if state is not None and int(state.step) == training.steps == run.ended_at():
         run.unlock()
         other = "--steps N continues it, --run FOLDER or --resume no starts another"
-        say(export_pretrained(run, plan.export) if plan.export else f"the run in {run.path} is complete; {other}")
+        say(export_pretrained(run, export) if export else f"the run in {run.path} is complete; {other}")
         return 0
     compiling = compile_beside(prepared.step)
     if state is None:
@@ -224,8 +222,8 @@ def train(plan: "TrainPlan", run: "RunFolder", started: float) -> int:
         return 0
     figures = {**reporter.speed, "wall_seconds": resumption.seconds, "parameters": parameters}
     say(finish(run, number, figures, samples))
-    if plan.export is not None:
-        say(export_pretrained(run, plan.export))
+    if export is not None:
+        say(export_pretrained(run, export))
     return 0
 
 
@@ -251,19 +249,12 @@ class TrainPlan:
     name: str | None
     """The experiment's name; None if only the run's folder was given."""
     experiment: ExperimentConfig
-    run: Path
-    resume: bool
-    """Whether to continue the run in the folder."""
-    report: bool
-    """Whether to report on the run in the folder, and train nothing."""
+    run: "RunFolder"
     before: ExperimentConfig | None
     """The experiment of the run to continue, without the flags that change it; None for a new run."""
-    export: Path | None
-    """Where to write the model for Hugging Face in the end."""
+    options: TrainOptions
     notes: list[str]
     """Notes for the user, a line each."""
-    distributed: DistributedConfig
-    """Where this process meets the others that train with it."""
 
 
 def train_options(arguments: Sequence[str]) -> TrainPlan:
@@ -311,15 +302,13 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
         from jax_tformer.runs.huggingface import require_same_architecture
 
         require_same_architecture(experiment, start)
-    export = None if options.export is None else user_path(options.export)
-    if export is not None:
+    if options.export is not None:
         from jax_tformer.runs.huggingface import require_expressible
 
-        require_new_folder(export)
+        require_new_folder(export := user_path(options.export))
+        options = dataclasses.replace(options, export=export)
         require_expressible(experiment)
-    name_said = name if named else None
-    resume_it, report = options.resume == "auto", options.report
-    return TrainPlan(name_said, experiment, folder.path, resume_it, report, before, export, notes, options.distributed)
+    return TrainPlan(name if named else None, experiment, folder, before, options, notes)
 
 
 def _start(

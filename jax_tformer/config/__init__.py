@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from jax_tformer.config.errors import (
-    InputError,
+    AboveZero,
+    Count,
+    Positive,
+    Rate,
+    check_fields,
     require,
-    require_choice,
     require_field,
-    require_finite,
-    require_fraction,
-    require_positive,
 )
 
 Activation = Literal["relu", "gelu_erf", "gelu_tanh", "silu"]
@@ -41,29 +41,23 @@ IGNORED = -100
 class RotaryConfig:
     """What rotary positions (Su et al., 2021) turn, and how their angles are stretched for texts beyond training."""
 
-    width: int | None = None
+    width: Positive | None = None
     """Columns of each head that turn, from the first on; None: all."""
     scaling: RotaryScaling = "none"
     """linear: angles divided by `factor`; llama3: only those of long waves, and those between in part."""
-    factor: float = 1.0
+    factor: AboveZero = 1.0
     """Divides the scaled angles."""
-    low_frequency_factor: float = 1.0
+    low_frequency_factor: AboveZero = 1.0
     """llama3: waves that turn fewer times than this in `original_positions` are divided by the whole factor."""
-    high_frequency_factor: float = 4.0
+    high_frequency_factor: AboveZero = 4.0
     """llama3: waves that turn more often than this in `original_positions` are not divided."""
-    original_positions: int = 8192
+    original_positions: Positive = 8192
     """llama3: length of the texts that the model was first trained on."""
-    window_base: float | None = None
+    window_base: AboveZero | None = None
     """Base of the wavelengths in layers with the stack's window, which are never scaled; None: as in the others."""
 
     def __post_init__(self) -> None:
-        if self.width is not None:
-            require_positive(self, "width")
-        require_choice(self, "scaling", RotaryScaling)
-        require_finite(self, "factor", "low_frequency_factor", "high_frequency_factor", above=0)
-        require_positive(self, "original_positions")
-        if self.window_base is not None:
-            require_finite(self, "window_base", above=0)
+        check_fields(self)
         require(
             self.low_frequency_factor < self.high_frequency_factor,
             f"low_frequency_factor is {self.low_frequency_factor} and high_frequency_factor is "
@@ -81,23 +75,23 @@ class RotaryConfig:
 class StackConfig:
     """One stack of layers, encoder or decoder, with the embedding that feeds it."""
 
-    num_layers: int = 6
+    num_layers: Positive = 6
     """Number of layers."""
-    num_heads: int = 8
+    num_heads: Positive = 8
     """Number of query heads."""
-    feedforward_width: int = 2048
+    feedforward_width: Positive = 2048
     """Inner width of the feed-forward layers."""
-    key_value_heads: int | None = None
+    key_value_heads: Positive | None = None
     """Number of key/value heads, shared by groups of query heads; None: num_heads."""
-    head_width: int | None = None
+    head_width: Positive | None = None
     """Width of one head; None: d_model / num_heads."""
-    window: int | None = None
+    window: Positive | None = None
     """Self-attention reaches positions less than this many places away; None: all."""
     window_layers: tuple[bool, ...] | None = None
     """Which layers the window applies to, repeated along the stack and cut off at its end; None: all."""
-    attention_scale: AttentionScale | int = "head_width"
+    attention_scale: AttentionScale | Positive = "head_width"
     """Multiplies attention scores by head_width^-0.5, d_model^-0.5, n^-0.5 for a whole number n, or 1 (none)."""
-    score_cap: float | None = None
+    score_cap: AboveZero | None = None
     """Bounds the scaled scores smoothly: cap * tanh(score / cap); None: no bound."""
     query_key_norm: bool = False
     """Normalise the queries and keys of each head, before they turn."""
@@ -121,7 +115,7 @@ class StackConfig:
     """pre: x + f(norm(x)); post: norm(x + f(x)); sandwich: x + norm'(f(norm(x)))."""
     parallel: bool = False
     """Attention and feed-forward read the same x: x + attention(norm(x)) + feedforward(norm'(x)); pre-norm."""
-    norm_eps: float = 1e-5
+    norm_eps: AboveZero = 1e-5
     """Added to the variance (or the mean square) inside the root."""
     norm_bias: bool = True
     """Bias of the normalisations; must be False for RMSNorm, which has none."""
@@ -136,46 +130,27 @@ class StackConfig:
     positions: Positions = "sinusoidal_interleaved"
     """Sines in even and cosines in odd columns, all sines then all cosines, a learned table, rotary, a learned bias of
     the scores by distance (relative), or none."""
-    max_positions: int | None = None
+    max_positions: Positive | None = None
     """The most tokens in a text; learned positions have so many rows, and only for others it may be None: any."""
-    position_offset: int = 0
+    position_offset: Count = 0
     """Rows before that of the first position in a learned table; nothing reads them."""
-    position_base: float = 10000.0
+    position_base: AboveZero = 10000.0
     """Base of the sinusoidal and rotary wavelengths."""
-    relative_buckets: int = 32
+    relative_buckets: Positive = 32
     """Rows of the table of relative positions; half of a side's are for one distance each (Raffel et al., 2020)."""
-    relative_max_distance: int = 128
+    relative_max_distance: Positive = 128
     """Relative positions: from this distance on all are alike; below, the other half's buckets grow with distance."""
     rotary: RotaryConfig = field(default_factory=RotaryConfig)
     """Which columns rotary positions turn, and the scaling of their angles."""
-    token_types: int = 0
+    token_types: Count = 0
     """Rows of the token-type (segment) table; 0: no table."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "num_layers", "num_heads", "feedforward_width")
-        for name in ("key_value_heads", "head_width", "window", "max_positions"):
-            if getattr(self, name) is not None:
-                require_positive(self, name)
-        if isinstance(self.attention_scale, str):
-            require_choice(self, "attention_scale", AttentionScale)
-        else:
-            require_positive(self, "attention_scale")
-        if self.score_cap is not None:
-            require_finite(self, "score_cap", above=0)
-        require_choice(self, "activation", Activation)
-        require_choice(self, "norm", NormKind)
-        require_choice(self, "norm_placement", NormPlacement)
-        require_choice(self, "positions", Positions)
-        require_finite(self, "norm_eps", "position_base", above=0)
-        require_positive(self, "relative_buckets", "relative_max_distance")
+        check_fields(self)
         require(
             self.norm == "layernorm" or not self.norm_bias,
             "norm is 'rmsnorm' and norm_bias is True; expected norm_bias False, since RMSNorm has no bias",
         )
-        for name in ("token_types", "position_offset"):
-            value = getattr(self, name)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            require(whole and value >= 0, f"{name} is {value!r}; expected a whole number of at least 0")
         key_value_heads = self.key_value_heads or self.num_heads
         require(
             self.num_heads % key_value_heads == 0,
@@ -247,26 +222,25 @@ class StackConfig:
 class DropoutConfig:
     """The dropout rates; all apply only where a dropout key is given."""
 
-    embedding: float = 0.0
+    embedding: Rate = 0.0
     """Of the embedded input."""
-    attention: float = 0.0
+    attention: Rate = 0.0
     """Of the attention weights."""
-    residual: float = 0.0
+    residual: Rate = 0.0
     """Of every sublayer's output, before it is added to the residual stream."""
-    feedforward: float = 0.0
+    feedforward: Rate = 0.0
     """Of the activations inside the feed-forward layers."""
-    final: float = 0.0
+    final: Rate = 0.0
     """Of every stack's output, after the final norm if there is one, as T5."""
-    pooler: float = 0.0
+    pooler: Rate = 0.0
     """Of the first position, before the pooler."""
-    classifier: float = 0.0
+    classifier: Rate = 0.0
     """Of the input of a classification head."""
-    attention_output: float | None = None
+    attention_output: Rate | None = None
     """Instead of the residual rate, of the outputs of attention; None: the residual rate."""
 
     def __post_init__(self) -> None:
-        rates = (field.name for field in dataclasses.fields(self))
-        require_fraction(self, *(name for name in rates if getattr(self, name) is not None))
+        check_fields(self)
 
     @property
     def of_attention_output(self) -> float:
@@ -291,36 +265,30 @@ class ComputeConfig:
     """Implementation of attention; auto: the one that suits platform, type and shapes (see model/fast)."""
     remat: Remat = "auto"
     """What the backward pass recomputes: nothing, all but products and attention (dots), or whole layers (full)."""
-    unroll: int = 1
+    unroll: Positive = 1
     """Layers computed in one iteration of the scan over layers."""
 
     def __post_init__(self) -> None:
-        require_choice(self, "parameter_dtype", Dtype)
-        require_choice(self, "dtype", Dtype)
-        require_choice(self, "attention", AttentionImplementation)
-        require_choice(self, "remat", Remat)
-        require_positive(self, "unroll")
+        check_fields(self)
 
 
 @dataclass(frozen=True)
 class LoraConfig:
     """Low-rank adapters (LoRA; Hu et al., 2021): x W + scale * (x A) B, of which only A and B train."""
 
-    rank: int = 8
+    rank: Positive = 8
     """R, the columns of A and rows of B."""
-    alpha: float = 16.0
+    alpha: AboveZero = 16.0
     """The adapters' scale is alpha / rank."""
     targets: tuple[LoraTarget, ...] = ("query", "value")
     """The projections with adapters, in every layer and both stacks; all: every one that the model has."""
-    dropout: float = 0.0
+    dropout: Rate = 0.0
     """Of the adapters' inputs."""
     rank_stabilized: bool = False
     """Scale by alpha / sqrt(rank) instead (rsLoRA; Kalajdzievski, 2023)."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "rank")
-        require_finite(self, "alpha", above=0)
-        require_fraction(self, "dropout")
+        check_fields(self)
         allowed = get_args(LoraTarget)
         require_field(
             isinstance(self.targets, tuple)
@@ -345,9 +313,9 @@ class LoraConfig:
 class TransformerConfig:
     """A transformer: an encoder-decoder if it has both stacks, or encoder-only or decoder-only."""
 
-    vocab_size: int | None = None
+    vocab_size: Positive | None = None
     """Rows of the token table; None: as many as the experiment's tokenizer has ids."""
-    d_model: int = 512
+    d_model: Positive = 512
     """Width of the residual stream."""
     encoder: StackConfig | None = None
     """The encoder: every position attends to every other."""
@@ -359,7 +327,7 @@ class TransformerConfig:
     """Nothing, a vocabulary projection, BERT's transform and that projection, or classes of tokens or of the text."""
     pooler: Pooler = "none"
     """Dense layer and activation on the encoder's first position, as in BERT (tanh) and DistilBERT (relu)."""
-    classes: int | None = None
+    classes: Positive | None = None
     """Number of classes of a classification head; None for the other heads."""
     tied_head: bool = False
     """Use the transposed token table of the last stack as vocabulary projection."""
@@ -367,11 +335,11 @@ class TransformerConfig:
     """Bias of the vocabulary projection."""
     head_scale: bool = False
     """Multiply the input of the vocabulary projection by d_model^-0.5."""
-    logit_cap: float | None = None
+    logit_cap: AboveZero | None = None
     """Bounds the logits smoothly: cap * tanh(logit / cap); None: no bound."""
     initializer: Initializer = "normal"
     """normal: standard deviation initializer_std; xavier_uniform: by fan-in and fan-out, token tables d_model^-0.5."""
-    initializer_std: float = 0.02
+    initializer_std: AboveZero = 0.02
     """Standard deviation of the normal initializer, and of learned position and token-type tables under either."""
     residual_init_scale: bool = False
     """Initialise the last projection of each residual branch smaller, by (branches in the stack)^-0.5, as GPT-2."""
@@ -383,13 +351,7 @@ class TransformerConfig:
     """In which arithmetic and in which order the layers are computed."""
 
     def __post_init__(self) -> None:
-        if self.vocab_size is not None:
-            require_positive(self, "vocab_size")
-        require_positive(self, "d_model")
-        require_choice(self, "head", Head)
-        require_choice(self, "pooler", Pooler)
-        require_choice(self, "initializer", Initializer)
-        require_finite(self, "initializer_std", above=0)
+        check_fields(self)
         require(
             self.encoder is not None or self.decoder is not None,
             "a transformer has neither encoder nor decoder; expected at least one stack",
@@ -403,23 +365,18 @@ class TransformerConfig:
             self.predicts_tokens or not any(getattr(self, name) for name in of_head),
             f"one of {', '.join(of_head)} is set, but head is {self.head!r}; expected 'linear' or 'transform'",
         )
-        if self.logit_cap is not None:
-            require_finite(self, "logit_cap", above=0)
         require(
             self.encoder is None or self.decoder is None or not self.decoder.parallel,
             "decoder.parallel is set and there is an encoder; expected False, since cross-attention comes in between",
         )
         self._check_classification()
-        for stack in filter(None, (self.encoder, self.decoder)):
+        for name, stack in self.stacks.items():
             self._check_widths(stack)
-        for side, least in ((self.encoder, 4), (self.decoder, 2)):
-            if side is not None and side.positions == "relative":
-                side.check_buckets(least)
+            if stack.positions == "relative":
+                stack.check_buckets(4 if name == "encoder" else 2)
 
     def _check_classification(self) -> None:
         classifies, pools = self.head.startswith("classify"), self.pooler != "none"
-        if self.classes is not None:
-            require_positive(self, "classes")
         require(
             classifies == (self.classes is not None),
             f"head is {self.head!r} and classes is {self.classes}; "
@@ -466,21 +423,17 @@ class TransformerConfig:
         )
 
     def _check_lora(self, lora: LoraConfig) -> None:
-        stacks = [stack for stack in (self.encoder, self.decoder) if stack is not None]
+        sizes = [size for stack in self.stacks.values() for size in self.projections(stack).items()]
         require(
-            "gate" not in lora.targets or any(stack.gated for stack in stacks),
+            "gate" not in lora.targets or "gate" in dict(sizes),
             "lora.targets has gate, and no stack is gated; expected other targets, or all",
         )
-        adapted = {
-            name: sizes
-            for stack in stacks
-            for name, sizes in self.projections(stack).items()
-            if lora.adapts(name) and lora.rank > min(sizes)
-        }
-        for name, (inputs, outputs) in adapted.items():
-            raise InputError(
+        for name, (inputs, outputs) in sizes:
+            most = min(inputs, outputs)
+            require(
+                lora.rank <= most or not lora.adapts(name),
                 f"lora.rank is {lora.rank}, and {name} has a matrix of {inputs} x {outputs}; "
-                f"expected a rank of at most {min(inputs, outputs)}"
+                f"expected a rank of at most {most}",
             )
 
     def projections(self, stack: StackConfig) -> dict[str, tuple[int, int]]:
@@ -488,14 +441,17 @@ class TransformerConfig:
         queries = stack.num_heads * self.head_width(stack)
         shared = (stack.key_value_heads or stack.num_heads) * self.head_width(stack)
         model, inner = self.d_model, stack.feedforward_width
-        found = {
-            "query": (model, queries),
-            "key": (model, shared),
-            "value": (model, shared),
-            "output": (queries, model),
-        }
-        found |= {"gate": (model, inner)} if stack.gated else {}
-        return found | {"up": (model, inner), "down": (inner, model)}
+        attention = {"query": (model, queries), "key": (model, shared), "value": (model, shared)}
+        feedforward = {"gate": (model, inner), "up": (model, inner), "down": (inner, model)}
+        if not stack.gated:
+            del feedforward["gate"]
+        return {**attention, "output": (queries, model), **feedforward}
+
+    @property
+    def stacks(self) -> dict[str, StackConfig]:
+        """The stacks by name, the encoder first."""
+        both = {"encoder": self.encoder, "decoder": self.decoder}
+        return {name: stack for name, stack in both.items() if stack is not None}
 
     @property
     def predicts_tokens(self) -> bool:

@@ -1,12 +1,37 @@
 """The one exception that means "the user can mend this", and the checks that raise it."""
 
 import math
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Callable
+from functools import cache
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
     import numpy as np
 
 
+class Bound(NamedTuple):
+    """What the value of a field may be: in words, and as a test."""
+
+    told: str
+    allows: Callable[[Any], bool]
+
+    def __repr__(self) -> str:
+        # As it stands in signatures.
+        return self.told
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+Positive = Annotated[int, Bound("a whole number of at least 1", lambda x: type(x) is int and x >= 1)]
+Count = Annotated[int, Bound("a whole number of at least 0", lambda x: type(x) is int and x >= 0)]
+Finite = Annotated[float, Bound("a finite number", _is_finite)]
+AboveZero = Annotated[float, Bound("a finite number above 0", lambda x: _is_finite(x) and x > 0)]
+NotNegative = Annotated[float, Bound("a finite number of at least 0", lambda x: _is_finite(x) and x >= 0)]
+Rate = Annotated[float, Bound("a number from 0 to below 1", lambda x: _is_finite(x) and 0 <= x < 1)]
+Share = Annotated[float, Bound("a fraction above 0 and below 1", lambda x: _is_finite(x) and 0 < x < 1)]
 _LONGEST = 4000
 
 
@@ -56,36 +81,34 @@ def require_field(condition: bool, name: str, problem: str) -> None:
         raise FieldError(name, problem)
 
 
-def require_positive(config: object, *names: str) -> None:
-    """Raises FieldError unless every named field is an integer of at least 1."""
-    for name in names:
+def check_fields(config: Any) -> None:
+    """Raises FieldError unless the fields of a dataclass have the values that their types allow.
+
+    Those are numbers within bounds (`Positive` and its like), the values of a Literal, and None beside them. Fields of
+    other types may have any value.
+    """
+    for name, bounds in _bounds(config.__class__).items():
         value = getattr(config, name)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        require_field(whole and value >= 1, name, f"is {value!r}; expected a whole number of at least 1")
+        expected = " or ".join(bound.told for bound in bounds if bound.told)
+        require_field(any(bound.allows(value) for bound in bounds), name, f"is {value!r}; expected {expected}")
 
 
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+@cache
+def _bounds(kind: type) -> dict[str, list[Bound]]:
+    """Returns what each field may be; leaves those out that may be anything."""
+    found = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        bounds = [bound for bound in map(_bound, kinds) if bound is not None]
+        if len(bounds) == len(kinds):
+            found[name] = bounds
+    return found
 
 
-def require_finite(config: object, *names: str, above: float | None = None, minimum: float | None = None) -> None:
-    """Raises FieldError unless every named field is a finite number, above `above` and not below `minimum`."""
-    bound = f" above {above:g}" if above is not None else f" of at least {minimum:g}" if minimum is not None else ""
-    for name in names:
-        value = getattr(config, name)
-        within = _is_finite(value) and (above is None or value > above) and (minimum is None or value >= minimum)
-        require_field(within, name, f"is {value!r}; expected a finite number{bound}")
-
-
-def require_choice(config: object, name: str, allowed: Any) -> None:
-    """Raises FieldError unless the named field is one of the values of the Literal type `allowed`."""
-    value, choices = getattr(config, name), get_args(allowed)
-    require_field(value in choices, name, f"is {value!r}; expected one of {', '.join(map(repr, choices))}")
-
-
-def require_fraction(config: object, *names: str) -> None:
-    """Raises FieldError unless every named field is a number from 0 up to, but not including, 1."""
-    for name in names:
-        value = getattr(config, name)
-        within = _is_finite(value) and 0 <= value < 1
-        require_field(within, name, f"is {value!r}; expected a number from 0 to below 1")
+def _bound(kind: Any) -> Bound | None:
+    if kind is NoneType:
+        return Bound("", lambda value: value is None)
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        return Bound(f"one of {', '.join(map(repr, choices))}", lambda value: value in choices)
+    return get_args(kind)[1] if get_origin(kind) is Annotated else None

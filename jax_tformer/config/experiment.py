@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.config.errors import require, require_choice, require_finite, require_fraction, require_positive
+from jax_tformer.config.errors import (
+    AboveZero,
+    Count,
+    NotNegative,
+    Positive,
+    Rate,
+    Share,
+    check_fields,
+    require,
+)
 
 TokenizerKind = Literal["bytes", "characters", "bpe", "huggingface"]
 TextSource = Literal["python-docs", "files"]
@@ -30,7 +39,7 @@ class TokenizerConfig:
     """Commit of the hub repository, 40 hexadecimal digits, because a name's files may change; None with a folder."""
 
     def __post_init__(self) -> None:
-        require_choice(self, "kind", TokenizerKind)
+        check_fields(self)
         require(
             (self.kind == "bpe") == (self.vocab_size is not None),
             f"tokenizer kind is {self.kind!r} and its vocab_size is {self.vocab_size}; "
@@ -58,23 +67,22 @@ class TokenizerConfig:
 class TextData:
     """Plain text, cut into windows of one length, for decoder-only models."""
 
+    kind = "text"
     source: TextSource = "files"
     """python-docs: the language reference inside CPython; files: what --data.path names."""
     path: str | None = None
     """A text file, a folder of them, a glob, or JSON lines with the text under "text"."""
-    context_length: int = 128
+    context_length: Positive = 128
     """T, tokens per window."""
-    stride: int = 1
+    stride: Positive = 1
     """Tokens from the start of one training window to the start of the next."""
-    held_out: float = 0.1
+    held_out: Share = 0.1
     """Fraction of the text kept for evaluation, taken from its end."""
     tokenizer: TokenizerConfig = field(default_factory=lambda: TokenizerConfig("bytes"))
     """How text becomes ids. The tokenizer is saved with the run."""
 
     def __post_init__(self) -> None:
-        require_choice(self, "source", TextSource)
-        require_positive(self, "context_length", "stride")
-        _require_held_out(self.held_out)
+        check_fields(self)
         _require_path_fits(self.source, self.path)
 
 
@@ -82,50 +90,38 @@ class TextData:
 class MaskedTextData(TextData):
     """Plain text in windows. A BERT-style encoder learns to restore masked tokens."""
 
-    masked: float = 0.15
+    kind = "masked"
+    masked: Share = 0.15
     """Fraction of tokens to restore: 80% of them become the mask token, 10% a random one, 10% stay."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_finite(self, "masked", above=0)
-        require_fraction(self, "masked")
 
 
 @dataclass(frozen=True)
 class PairData:
     """Pairs of source and target text for encoder-decoder models."""
 
+    kind = "pairs"
     source: PairSource = "files"
     """dates: dates of many locales and styles -> ISO 8601, made as needed; files: what --data.path names."""
     path: str | None = None
     """Tab-separated pairs, JSON lines with "source" and "target", or, with target_path, the file of sources."""
     target_path: str | None = None
     """A file of targets, one for each line of --data.path."""
-    source_length: int = 64
+    source_length: Positive = 64
     """S, the most source tokens, the end token included."""
-    target_length: int = 64
+    target_length: Positive = 64
     """T, the most target tokens, the start token included."""
-    held_out: float = 0.1
+    held_out: Share = 0.1
     """Fraction of the pairs kept for evaluation."""
     tokenizer: TokenizerConfig = field(default_factory=lambda: TokenizerConfig("characters"))
     """How text becomes ids. The tokenizer is saved with the run."""
 
     def __post_init__(self) -> None:
-        require_choice(self, "source", PairSource)
-        require_positive(self, "source_length", "target_length")
-        _require_held_out(self.held_out)
+        check_fields(self)
         _require_path_fits(self.source, self.path)
         require(
             self.target_path is None or self.path is not None,
             f"target_path is {self.target_path!r}, but path is not set; expected the file of sources as path",
         )
-
-
-def _require_held_out(held_out: float) -> None:
-    require(
-        isinstance(held_out, float) and 0 < held_out < 1,
-        f"held_out is {held_out!r}; expected a fraction above 0 and below 1",
-    )
 
 
 def _require_path_fits(source: str, path: str | None) -> None:
@@ -139,72 +135,61 @@ def _require_path_fits(source: str, path: str | None) -> None:
 class OptimizerConfig:
     """AdamW (Loshchilov & Hutter, 2019) with clipping by global norm and a warm-up schedule."""
 
-    learning_rate: float = 1e-3
+    learning_rate: AboveZero = 1e-3
     """The highest learning rate, reached at the end of the warm-up."""
     schedule: Schedule = "cosine"
     """After the warm-up: constant, cosine down to final_fraction, or the paper's 1/sqrt(step)."""
-    warmup_steps: int = 100
+    warmup_steps: Count = 100
     """Steps over which the learning rate rises linearly from 0."""
-    final_fraction: float = 0.1
+    final_fraction: NotNegative = 0.1
     """Learning rate at the last step of the cosine schedule, as a fraction of the highest."""
-    beta1: float = 0.9
+    beta1: Rate = 0.9
     """Decay of the mean of the gradient."""
-    beta2: float = 0.99
+    beta2: Rate = 0.99
     """Decay of the mean of the squared gradient."""
-    eps: float = 1e-8
+    eps: AboveZero = 1e-8
     """Added to the root of the mean squared gradient, outside the root."""
-    weight_decay: float = 0.1
+    weight_decay: NotNegative = 0.1
     """Decoupled weight decay, on matrices (projections and tables) only."""
-    clip_norm: float | None = 1.0
+    clip_norm: AboveZero | None = 1.0
     """Largest global gradient norm; None: no clipping."""
 
     def __post_init__(self) -> None:
-        require_finite(self, "learning_rate", "eps", above=0)
-        require_choice(self, "schedule", Schedule)
-        require(
-            isinstance(self.warmup_steps, int) and self.warmup_steps >= 0,
-            f"warmup_steps is {self.warmup_steps!r}; expected a whole number of at least 0",
-        )
+        check_fields(self)
         require(
             self.schedule != "inverse_sqrt" or self.warmup_steps > 0,
             "warmup_steps is 0; the inverse_sqrt schedule needs at least 1",
         )
-        require_finite(self, "final_fraction", "weight_decay", minimum=0)
-        require_fraction(self, "beta1", "beta2")
-        if self.clip_norm is not None:
-            require_finite(self, "clip_norm", above=0)
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
     """How long to train, and what to do on the way."""
 
-    steps: int = 1000
+    steps: Positive = 1000
     """Optimizer steps."""
-    batch_size: int = 32
+    batch_size: Positive = 32
     """B, sequences in one optimizer step."""
-    accumulation: int = 1
+    accumulation: Positive = 1
     """Parts a batch is split into to save memory; gradients are those of the whole batch."""
-    label_smoothing: float = 0.0
+    label_smoothing: Rate = 0.0
     """Probability mass spread evenly over the vocabulary (paper, section 5.4)."""
     seed: int = 0
     """Seed of initialisation, data order and dropout."""
-    log_every: int = 10
+    log_every: Positive = 10
     """Steps between two lines of metrics.jsonl."""
-    evaluate_every: int = 250
+    evaluate_every: Positive = 250
     """Steps between two evaluations on the held-out split; the last step is always evaluated."""
-    evaluate_batches: int = 20
+    evaluate_batches: Positive = 20
     """Batches per evaluation, always the same ones."""
-    checkpoint_every: int = 250
+    checkpoint_every: Positive = 250
     """Steps between checkpoints; a stop, the last step and the best held-out loss so far also save one."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: Positive = 2
     """How many of the newest checkpoints to keep, beside the best by held-out loss."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "steps", "batch_size", "accumulation", "log_every", "evaluate_every")
-        require_positive(self, "evaluate_batches", "checkpoint_every", "keep_checkpoints")
+        check_fields(self)
         require(self.steps < 2**31, f"steps is {self.steps}; expected fewer than 2^31")
-        require_fraction(self, "label_smoothing")
         require(
             isinstance(self.seed, int) and 0 <= self.seed < 2**32,
             f"seed is {self.seed!r}; expected a whole number from 0 to 2^32 - 1",
@@ -220,38 +205,33 @@ class TrainingConfig:
 class SampleConfig:
     """What is sampled from the model at the end of a run."""
 
-    count: int = 3
+    count: Positive = 3
     """Samples (text) or worked examples (pairs)."""
-    max_new_tokens: int = 200
+    max_new_tokens: Positive = 200
     """Length of one text sample in tokens; does not apply to translations."""
-    temperature: float = 0.8
+    temperature: NotNegative = 0.8
     """Divides the logits of texts and translations; 0 is greedy."""
-    top_k: int | None = 50
+    top_k: Positive | None = 50
     """Draw from the k most probable tokens; None: from all."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "count", "max_new_tokens")
+        check_fields(self)
         require(self.max_new_tokens < 2**31, f"max_new_tokens is {self.max_new_tokens}; expected fewer than 2^31")
-        require_finite(self, "temperature", minimum=0)
-        if self.top_k is not None:
-            require_positive(self, "top_k")
 
 
 @dataclass(frozen=True)
 class MeshConfig:
     """How many devices share each kind of work; their product is the number of devices in use."""
 
-    data: int | None = None
+    data: Positive | None = None
     """Parts of the batch; None: as many as the remaining devices allow and the batch divides into."""
-    fsdp: int = 1
+    fsdp: Positive = 1
     """Parts of the batch that also share the storage of parameters and optimizer state."""
-    tensor: int = 1
+    tensor: Positive = 1
     """Parts of every projection's heads or feed-forward width."""
 
     def __post_init__(self) -> None:
-        if self.data is not None:
-            require_positive(self, "data")
-        require_positive(self, "fsdp", "tensor")
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -260,17 +240,15 @@ class DistributedConfig:
 
     coordinator: str | None = None
     """HOST:PORT of the first process, which all others must reach; None: what the launcher says, or one process."""
-    processes: int | None = None
+    processes: Positive | None = None
     """How many processes there are; None: as many as the launcher says."""
     process: int | None = None
     """The number of this one, from 0; None: what the launcher says."""
-    timeout: int = 300
+    timeout: Positive = 300
     """Seconds to wait for the others at the start."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "timeout")
-        if self.processes is not None:
-            require_positive(self, "processes")
+        check_fields(self)
         if self.coordinator is None:
             given = [name for name in ("processes", "process") if getattr(self, name) is not None]
             require(not given, f"{' and '.join(given)} given without coordinator; expected HOST:PORT of the first one")
@@ -305,11 +283,12 @@ class ExperimentConfig:
             f"init is {self.init!r} and the tokenizer is of kind {self.data.tokenizer.kind!r}; expected the "
             "checkpoint's own tokenizer: leave --data.tokenizer out",
         )
-        kind = type(self.data).__name__
-        stacks = (self.model.encoder is not None, self.model.decoder is not None)
-        expected = {"TextData": (False, True), "MaskedTextData": (True, False), "PairData": (True, True)}[kind]
-        names = {(False, True): "a decoder only", (True, False): "an encoder only", (True, True): "both stacks"}
-        require(stacks == expected, f"{kind} trains a model with {names[expected]}; this one has {names[stacks]}")
+        told = {"text": "a decoder only", "masked": "an encoder only", "pairs": "both stacks"}
+        kind, fits = type(self.data), trains_on(self.model)
+        require(
+            self.data.kind == fits,
+            f"{kind.__name__} trains a model with {told[kind.kind]}; this one has {told[fits]}",
+        )
         require(
             self.model.predicts_tokens,
             f"head is {self.model.head!r}; training needs a head that predicts tokens: 'linear' or 'transform'",
@@ -319,6 +298,11 @@ class ExperimentConfig:
             _require_positions(self.model.decoder, "target_length", self.data.target_length)
         else:
             _require_positions(self.model.output_stack, "context_length", self.data.context_length)
+
+
+def trains_on(model: TransformerConfig) -> str:
+    """Returns the kind of data that a model with these stacks trains on: "text", "masked" or "pairs"."""
+    return "text" if model.encoder is None else "masked" if model.decoder is None else "pairs"
 
 
 def _require_positions(stack: object, name: str, length: int) -> None:

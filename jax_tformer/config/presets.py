@@ -179,11 +179,10 @@ class Experiment:
     config: ExperimentConfig
 
 
+_SMALL_STACK = replace(_GPT2_STACK, num_layers=4, num_heads=4, feedforward_width=512)
 _SMALL_GPT = TransformerConfig(
     d_model=128,
-    decoder=replace(
-        _GPT2_STACK, num_layers=4, num_heads=4, feedforward_width=512, positions="rotary", max_positions=None
-    ),
+    decoder=replace(_SMALL_STACK, positions="rotary", max_positions=None),
     tied_head=True,
     residual_init_scale=True,
 )
@@ -197,6 +196,16 @@ _TEXT = ExperimentConfig(
 _DATES_STACK = StackConfig(
     num_layers=2, num_heads=4, feedforward_width=192, norm_placement="pre", final_norm=True, embedding_scale=True
 )
+_DATES_MODEL = TransformerConfig(
+    d_model=96,
+    encoder=_DATES_STACK,
+    decoder=_DATES_STACK,
+    tied_head=True,
+    shared_embedding=True,
+    initializer="xavier_uniform",
+    compute=ComputeConfig(unroll=2),
+)
+_PAIRS_STACK = replace(_DATES_STACK, num_layers=3, feedforward_width=1024)
 
 _MASKED_DATA = MaskedTextData(
     source="python-docs", context_length=128, tokenizer=TokenizerConfig("bpe", vocab_size=1024)
@@ -223,15 +232,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "dates": Experiment(
         "encoder-decoder: dates in many locales and styles -> ISO 8601",
         ExperimentConfig(
-            model=TransformerConfig(
-                d_model=96,
-                encoder=_DATES_STACK,
-                decoder=_DATES_STACK,
-                tied_head=True,
-                shared_embedding=True,
-                initializer="xavier_uniform",
-                compute=ComputeConfig(unroll=2),
-            ),
+            model=_DATES_MODEL,
             # The longest date of all locales has 44 tokens, and an ISO date 11, both with the end token.
             data=PairData(source="dates", source_length=44, target_length=11),
             optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=200, weight_decay=0.01),
@@ -251,14 +252,13 @@ EXPERIMENTS: dict[str, Experiment] = {
     "pairs": Experiment(
         "encoder-decoder on your own pairs: --data.path FILE.tsv, FILE.jsonl, or with --data.target-path",
         ExperimentConfig(
-            model=TransformerConfig(
+            model=replace(
+                _DATES_MODEL,
                 d_model=256,
-                encoder=replace(_DATES_STACK, num_layers=3, feedforward_width=1024),
-                decoder=replace(_DATES_STACK, num_layers=3, feedforward_width=1024),
-                tied_head=True,
-                shared_embedding=True,
-                initializer="xavier_uniform",
+                encoder=_PAIRS_STACK,
+                decoder=_PAIRS_STACK,
                 dropout=DropoutConfig(embedding=0.1, residual=0.1),
+                compute=ComputeConfig(),
             ),
             data=PairData(tokenizer=TokenizerConfig("bpe", vocab_size=4096)),
             optimizer=OptimizerConfig(learning_rate=1e-3, schedule="inverse_sqrt", warmup_steps=400, beta2=0.98),
@@ -271,13 +271,10 @@ EXPERIMENTS: dict[str, Experiment] = {
     "shakespeare-char": Experiment(
         "decoder-only by nanoGPT's published CPU recipe: --data.path tinyshakespeare.txt",
         ExperimentConfig(
-            model=TransformerConfig(
-                d_model=128,
+            model=replace(
+                _SMALL_GPT,
                 decoder=replace(
-                    _GPT2_STACK,
-                    num_layers=4,
-                    num_heads=4,
-                    feedforward_width=512,
+                    _SMALL_STACK,
                     activation="gelu_erf",
                     max_positions=64,
                     query_bias=False,
@@ -287,8 +284,6 @@ EXPERIMENTS: dict[str, Experiment] = {
                     feedforward_bias=False,
                     norm_bias=False,
                 ),
-                tied_head=True,
-                residual_init_scale=True,
             ),
             data=TextData(context_length=64, held_out=0.1, tokenizer=TokenizerConfig("characters")),
             optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=100, final_fraction=0.1, beta2=0.99),

@@ -23,6 +23,7 @@ from jax_tformer.data.sources import held_out_items
 FIRST_DAY = date(1969, 1, 1)
 LAST_DAY = date(2068, 12, 31)
 DAYS = (LAST_DAY - FIRST_DAY).days + 1
+_ALL = [FIRST_DAY + timedelta(index) for index in range(DAYS)]
 _CODES = (
     "ar bg bn ca cs da de el en_CA en_GB en_US es et fa fi fr he hi hr hu hy id it ja ka ko lt lv ms nb nl pl pt ro ru"
     " sk sl sr_Cyrl sv sw ta th tr uk ur vi zh_Hans zh_Hant"
@@ -88,9 +89,8 @@ def _compile(code: str, pattern: DateTimePattern) -> DateFormat:
 def _words(code: str, field: str, unit: Callable[[date], int]) -> tuple[str, ...]:
     """Writes `field` for each value of its unit."""
     # All days of one year and one day of all years cover every value of every unit.
-    days = [FIRST_DAY + timedelta(index) for index in range(365)]
-    days += [date(year, 1, 1) for year in range(FIRST_DAY.year, LAST_DAY.year + 1)]
-    examples = {unit(day): day for day in days}
+    some = [*_ALL[:365], *(date(year, 1, 1) for year in range(FIRST_DAY.year, LAST_DAY.year + 1))]
+    examples = {unit(day): day for day in some}
     locale = Locale.parse(code)
     return tuple(str(DateTimeFormat(examples[value], locale)[field]) for value in sorted(examples))
 
@@ -98,9 +98,8 @@ def _words(code: str, field: str, unit: Callable[[date], int]) -> tuple[str, ...
 @cache
 def _days(fraction: float) -> dict[bool, tuple[date, ...]]:
     """Splits all days by whether they are held out."""
-    days = [FIRST_DAY + timedelta(index) for index in range(DAYS)]
-    chosen = held_out_items((day.isoformat() for day in days), fraction)
-    return {side: tuple(compress(days, chosen == side)) for side in (False, True)}
+    chosen = held_out_items((day.isoformat() for day in _ALL), fraction)
+    return {side: tuple(compress(_ALL, chosen == side)) for side in (False, True)}
 
 
 def make_pair(rng: np.random.Generator, held_out: bool, fraction: float) -> tuple[str, str]:

@@ -245,22 +245,19 @@ def _windows_pipeline(data: TextData, training: TrainingConfig, tokenizer: Token
     Raises InputError if either part of the text is too short for one window, or if a tokenizer for masked data has no
     mask token.
     """
-    masking = None
+    start = () if tokenizer.start_id is None else (tokenizer.start_id,)
+    masking, around = None, Framing((), ())
+    first = start if tokenizer.framing is None else tokenizer.framing.before
     if isinstance(data, MaskedTextData):
         masking = data.masked, tokenizer.require("mask", "to mask text with"), tokenizer.ordinary_ids
-    framing, around = tokenizer.framing, 0
-    if masking:
         # Every window of a checkpoint's tokenizer is framed, like the texts that the checkpoint has read.
-        around, first = 0 if framing is None else framing.size, list[int]()
-    elif framing is not None:
-        first = list(framing.before)
-    else:
-        first = [] if tokenizer.start_id is None else [tokenizer.start_id]
+        first, around = (), tokenizer.framing or around
+    inside = data.context_length - around.size
     require(
-        around < data.context_length,
-        f"context_length is {data.context_length}; expected more than the {around} special tokens of every window",
+        inside > 0,
+        f"context_length is {data.context_length}; expected more than the {around.size} special tokens of every window",
     )
-    length = data.context_length - around if masking else data.context_length + 1
+    length = inside if masking else inside + 1
     text = load_text(data)
     training_text, held_out_text = split_text(text, data.held_out)
     ids, held_out_ids = token_stream(tokenizer, training_text, first), token_stream(tokenizer, held_out_text, first)
@@ -272,15 +269,23 @@ def _windows_pipeline(data: TextData, training: TrainingConfig, tokenizer: Token
         )
     counts = Counter(path.suffix.lower() for path in text_files(data)) if data.source == "files" else Counter[str]()
     notes = [f"{counts[kind]:,} {kind} files are read as plain text" for kind in TABLES if counts[kind]]
-    train, held_out = windows(ids, length, data.stride), windows(held_out_ids, length, data.context_length - around)
+    train, held_out = windows(ids, length, data.stride), windows(held_out_ids, length, inside)
 
     def batches_of(windows: np.ndarray) -> MakeBatch:
         def make_batch(items: np.ndarray, generator: np.random.Generator, rows: np.ndarray) -> Batch:
             chosen = windows[items[rows]].astype(np.int32)
             if not masking:
-                return _next_tokens(chosen)
+                # Each token but the first is predicted from those before it.
+                return {"tokens": np.ascontiguousarray(chosen[:, :-1]), "labels": np.ascontiguousarray(chosen[:, 1:])}
             batch = mask_tokens(chosen, generator, *masking, rows=rows, of=len(items))
-            return batch if framing is None else _framed(batch, framing)
+            before, after = (
+                np.tile(np.array(ids, np.int32), (len(chosen), 1)) for ids in (around.before, around.after)
+            )
+            sides = (0, 0), (len(around.before), len(around.after))
+            return {
+                "tokens": np.concatenate([before, batch["tokens"], after], axis=1),
+                "labels": np.pad(batch["labels"], sides, constant_values=IGNORED),
+            }
 
         return make_batch
 
@@ -291,25 +296,6 @@ def _windows_pipeline(data: TextData, training: TrainingConfig, tokenizer: Token
         bytes_per_token=None if masking else len(held_out_text) / (len(held_out_ids) - len(first)),
         notes=notes,
     )
-
-
-def _framed(batch: Batch, framing: Framing) -> Batch:
-    """Puts special tokens around each row, which nobody has to restore."""
-
-    def around(rows: np.ndarray, *sides: Sequence[int]) -> np.ndarray:
-        before, after = (np.tile(np.array(ids, np.int32), (len(rows), 1)) for ids in sides)
-        return np.concatenate([before, rows, after], axis=1)
-
-    nothing = ([IGNORED] * len(framing.before), [IGNORED] * len(framing.after))
-    return {
-        "tokens": around(batch["tokens"], framing.before, framing.after),
-        "labels": around(batch["labels"], *nothing),
-    }
-
-
-def _next_tokens(rows: np.ndarray) -> Batch:
-    """Makes a batch of `rows`, int32[B, T + 1]: each token but the first is predicted from those before it."""
-    return {"tokens": np.ascontiguousarray(rows[:, :-1]), "labels": np.ascontiguousarray(rows[:, 1:])}
 
 
 def mask_tokens(
@@ -345,49 +331,43 @@ class PairBatcher:
     """
 
     def __init__(self, data: PairData, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.source_length, self.target_length = data.source_length, data.target_length
-        self.framing = framing = pair_framing(tokenizer)
-        self.start_id, self.around = framing.start_id or 0, framing.size
-        self.pad_id = tokenizer.require("pad", "for pairs")
+        self.tokenizer, self.lengths = tokenizer, (data.source_length, data.target_length)
+        self._framing, self._pad_id = pair_framing(tokenizer), tokenizer.require("pad", "for pairs")
 
-    def encode(self, pairs: Sequence[Pair]) -> list[PairIds]:
-        """Returns the ids of every source and target, without special tokens."""
-        sources = self.tokenizer.encode_batch([source for source, _ in pairs])
-        targets = self.tokenizer.encode_batch([target for _, target in pairs])
-        return list(zip(sources, targets, strict=True))
+    @property
+    def most(self) -> tuple[int, int]:
+        """The most tokens of a source and of a target, without those around them."""
+        source, target = self.lengths
+        return source - self._framing.size, target - self._framing.size
 
-    def fits(self, pair: PairIds) -> bool:
-        """Whether the source and the target fit, each with the tokens around it."""
-        return len(pair[0]) + self.around <= self.source_length and len(pair[1]) + self.around <= self.target_length
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Returns the ids of every text, with those around it."""
+        before, after = (np.array(ids, np.int32) for ids in (self._framing.before, self._framing.after))
+        return [np.concatenate([before, ids, after]) for ids in self.tokenizer.encode_batch(texts)]
 
     def batch(self, pairs: Sequence[PairIds]) -> Batch:
-        """Makes a batch of `pairs`, which must fit.
+        """Makes a batch of `pairs` of encoded texts, which must fit.
 
         It holds "source": int32[B, S], "source_mask": bool[B, S], "labels" and "target" (the labels shifted right):
         int32[B, T], and "target_mask": bool[B, T]. Masks are True at real tokens; elsewhere labels are IGNORED.
         """
-        source, source_mask = self._framed([source for source, _ in pairs], self.source_length)
-        labels, target_mask = self._framed([target for _, target in pairs], self.target_length)
+        sides = zip(zip(*pairs, strict=True), self.lengths, strict=True)
+        (source, source_mask), (labels, target_mask) = (_pad(rows, self._pad_id, length) for rows, length in sides)
         return {
             "source": source,
             "source_mask": source_mask,
-            "target": np.where(target_mask, shift_right(labels, self.start_id), np.int32(self.pad_id)),
+            "target": np.where(target_mask, shift_right(labels, self._framing.start_id or 0), np.int32(self._pad_id)),
             "target_mask": target_mask,
             "labels": np.where(target_mask, labels, np.int32(IGNORED)),
         }
 
-    def _framed(self, rows: Sequence[np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the rows with what is around them and padding, int32[B, length], and where they are not padding."""
-        lengths, before = np.array([len(row) for row in rows])[:, None], self.framing.before
-        # Counted from the first token of the text.
-        places = np.arange(length) - len(before)
-        ids = np.full((len(rows), length), self.pad_id, np.int32)
-        ids[:, : len(before)] = before
-        ids[(places >= 0) & (places < lengths)] = np.concatenate(rows)
-        for number, id in enumerate(self.framing.after):
-            ids[places == lengths + number] = id
-        return ids, places < lengths + len(self.framing.after)
+
+def _pad(rows: Sequence[np.ndarray], pad_id: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the rows with padding, int32[B, length], and where they are not padding."""
+    is_token = np.arange(length) < np.array([len(row) for row in rows])[:, None]
+    ids = np.full(is_token.shape, pad_id, np.int32)
+    ids[is_token] = np.concatenate(rows)
+    return ids, is_token
 
 
 def shift_right(ids: np.ndarray, start_id: int) -> np.ndarray:
@@ -398,10 +378,10 @@ def shift_right(ids: np.ndarray, start_id: int) -> np.ndarray:
 
 def _pairs_pipeline(data: PairData, training: TrainingConfig, batcher: PairBatcher, rows: np.ndarray) -> Pipeline:
     texts, tokenizer = load_pairs(data), batcher.tokenizer
-    ids = _encoded(texts, tokenizer)
+    ids = _encoded(texts, batcher)
     lengths = (ids.sizes // np.dtype(tokenizer.id_type).itemsize).reshape(-1, 2)
-    left_out = _left_out(lengths, data, batcher.around)
-    (fitting,) = (lengths + batcher.around <= [data.source_length, data.target_length]).all(axis=1).nonzero()
+    left_out = _left_out(lengths, batcher)
+    (fitting,) = (lengths <= batcher.lengths).all(axis=1).nonzero()
     held_out = held_out_items((texts[2 * pair] for pair in fitting), data.held_out)
     training_pairs, held_out_pairs = fitting[~held_out], fitting[held_out]
     because = f" ({left_out.removeprefix('warning: ')})" if left_out else ""
@@ -425,34 +405,30 @@ def _pairs_pipeline(data: PairData, training: TrainingConfig, batcher: PairBatch
     )
 
 
-def _encoded(texts: Iterable[str], tokenizer: Tokenizer) -> Rows[np.ndarray]:
-    """Returns the ids of all texts, without special tokens."""
-    rest = iter(texts)
+def _encoded(texts: Iterable[str], batcher: PairBatcher) -> Rows[np.ndarray]:
+    """Returns the ids of all texts, as `PairBatcher.encode` does."""
+    rest, kind = iter(texts), batcher.tokenizer.id_type
     groups = iter(lambda: list(islice(rest, _TOGETHER)), [])
-    ids = (row for group in groups for row in tokenizer.encode_batch(group))
-    return Rows(
-        (row.astype(tokenizer.id_type).tobytes() for row in ids), lambda row: np.frombuffer(row, tokenizer.id_type)
-    )
+    ids = (row for group in groups for row in batcher.encode(group))
+    return Rows((row.astype(kind).tobytes() for row in ids), lambda row: np.frombuffer(row, kind))
 
 
-def _left_out(lengths: np.ndarray, data: PairData, around: int) -> str:
+def _left_out(lengths: np.ndarray, batcher: PairBatcher) -> str:
     """Says how many pairs with these `lengths`, int[N, 2], are too long, as a warning if many; "" if none are."""
-    most = np.array([data.source_length, data.target_length]) - around
-    longer = lengths > most
+    longer = lengths > batcher.lengths
     count, total = int(longer.any(axis=1).sum()), len(lengths)
     if not count:
         return ""
     sides = [
         f"{number:,} {side} have more than {limit} tokens"
-        for number, side, limit in zip(longer.sum(axis=0).tolist(), ("sources", "targets"), most.tolist(), strict=True)
+        for number, side, limit in zip(longer.sum(axis=0).tolist(), ("sources", "targets"), batcher.most, strict=True)
         if number
     ]
     told = f"{count:,} of {total:,} pairs ({count / total:.1%}) are left out: {' and '.join(sides)}"
     if count <= _FEW * total:
         return told
-    source, target = np.maximum(
-        np.quantile(lengths, 1 - _REST / 2, axis=0, method="higher") + around, most + around
-    ).tolist()
+    enough = np.quantile(lengths, 1 - _REST / 2, axis=0, method="higher")
+    source, target = np.maximum(enough, batcher.lengths).tolist()
     return (
         f"warning: {told}; --data.source-length {source} and --data.target-length {target} "
         f"would keep {1 - _REST:.0%} of them all"
@@ -460,9 +436,8 @@ def _left_out(lengths: np.ndarray, data: PairData, around: int) -> str:
 
 
 def _dates_pipeline(data: PairData, training: TrainingConfig, batcher: PairBatcher, rows: np.ndarray) -> Pipeline:
-    longest = [(source, dates.LAST_DAY.isoformat()) for source in dates.longest_sources()]
-    source_length = batcher.around + max(len(source) for source, _ in batcher.encode(longest))
-    target_length = batcher.around + max(len(target) for _, target in batcher.encode(longest))
+    longest = dates.longest_sources(), [dates.LAST_DAY.isoformat()]
+    source_length, target_length = (max(map(len, batcher.encode(texts))) for texts in longest)
     require(
         source_length <= data.source_length and target_length <= data.target_length,
         f"source_length is {data.source_length} and target_length is {data.target_length}; "
@@ -474,7 +449,9 @@ def _dates_pipeline(data: PairData, training: TrainingConfig, batcher: PairBatch
         drawn: list[tuple[Pair, PairIds]] = []
         while len(drawn) < count:
             pairs = [dates.make_pair(generator, held_out, data.held_out) for _ in range(count - len(drawn))]
-            drawn += [pair for pair in zip(pairs, batcher.encode(pairs), strict=True) if batcher.fits(pair[1])]
+            ids = batcher.encode(list(chain.from_iterable(pairs)))
+            both = zip(pairs, zip(ids[::2], ids[1::2], strict=True), strict=True)
+            drawn += [pair for pair in both if all(np.less_equal([*map(len, pair[1])], batcher.lengths))]
         return drawn
 
     def make_batch(held_out: bool, generator: np.random.Generator) -> Batch:

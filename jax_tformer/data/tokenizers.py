@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain, count, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,10 +35,9 @@ FIELDS: dict[Role, tuple[str, ...]] = {
 # Oniguruma's m lets the dot match newlines.
 ONE_CHARACTER = "(?m:.)"
 _MOST_IDS = 2**31 - 1
-_PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
-BYTES = [chr(byte if byte in _PRINTABLE else 256 + _OTHERS.index(byte)) for byte in range(256)]
-"""The printable character that stands for each byte in GPT-2's byte-level BPE."""
+_ALPHABET, _OTHERS = ByteLevel.alphabet(), map(chr, count(256))
+BYTES = [chr(byte) if chr(byte) in _ALPHABET else next(_OTHERS) for byte in range(256)]
+"""The printable character that stands for each byte in GPT-2's byte-level BPE: its own, or one of those after."""
 _PROBES = ("a", "1", ".", "的")
 _CLS, _SEP = ("cls_token", "[CLS]"), ("sep_token", "[SEP]")
 _BEGIN, _END = ("cls_token", "<s>"), ("sep_token", "</s>")
@@ -133,9 +132,9 @@ class Tokenizer:
         self._special = {token.content: id for id, token in added.items() if token.special}
         needed = vocabulary.keys() - self._special.keys() | set(self._roles.values())
         self.table_rows = max((vocabulary[token] for token in needed), default=-1) + 1
-        # The longest one that matches counts.
-        either = "|".join(map(re.escape, sorted(filter(None, self._special), key=len, reverse=True)))
-        self._spelled = re.compile(f"({either})") if either else None
+        # The longest one that matches counts. Without any, nothing matches.
+        spelled = sorted((token.content for token in added.values()), key=len, reverse=True)
+        self._added = re.compile("|".join(map(re.escape, spelled)) or "(?!)")
         outline = json.loads(backend.to_str())
         self._table = _table(outline, self._special)
         self.cleans_spaces = cleans_spaces(outline["decoder"])
@@ -180,19 +179,14 @@ class Tokenizer:
         """Returns the ids of every text, as `encode` does."""
         for text in texts:
             _require_unicode(text)
-        if self._table is None:
-            found = self._backend.encode_batch_fast(texts, add_special_tokens=False)
-            return [np.array(each.ids, np.int32) for each in found]
-        if self._spelled is None or not any(map(self._spelled.search, texts)):
-            return self._table.look_up(texts)
-        return [self._look_up_parts(self._spelled.split(text)) for text in texts]
-
-    def _look_up_parts(self, parts: Sequence[str]) -> np.ndarray:
-        """Returns the ids of a text that was split at special tokens, which are every second part."""
-        assert self._table is not None
-        ids = self._table.look_up(parts[::2])
-        special = (np.array([self._special[token]], np.int32) for token in parts[1::2])
-        return np.concatenate([*chain.from_iterable(zip(ids, special, strict=False)), ids[-1]])
+        if self._table is not None:
+            # Raises an error for an unknown character in any text. Where a token is spelled out, the library finds it.
+            plain = [self._added.sub("", text) for text in texts]
+            ids = self._table.look_up(plain)
+            if plain == list(texts):
+                return ids
+        found = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(each.ids, np.int32) for each in found]
 
     def encode_text(self, text: memoryview, first: Sequence[int] = ()) -> np.ndarray:
         """Returns `first` and then the ids of a long `text` (valid UTF-8), `id_type`[N].
@@ -294,10 +288,8 @@ class _Table:
 
 def _table(outline: dict[str, Any], special: Mapping[str, int]) -> _Table | None:
     """Makes the table of a tokenizer whose tokens are bytes or characters; returns None for others."""
-    before, model, added = outline["pre_tokenizer"] or {}, outline["model"], outline["added_tokens"]
-    # Added tokens must match wherever they are spelled, the longest one first.
-    alike = len({token["normalized"] for token in added}) < 2 and all(token["content"] in special for token in added)
-    if outline["normalizer"] is not None or not alike or any(map(_looks_around, added)):
+    before, model = outline["pre_tokenizer"] or {}, outline["model"]
+    if outline["normalizer"] is not None:
         return None
     if model["type"] == "BPE" and before.get("type") == "ByteLevel" and not before.get("add_prefix_space"):
         options = ("merges", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
@@ -312,11 +304,6 @@ def _table(outline: dict[str, Any], special: Mapping[str, int]) -> _Table | None
     table = np.full(max(map(ord, characters), default=0) + 2, -1, np.int32)
     table[[ord(character) for character in characters]] = list(characters.values())
     return _Table("utf-32-le", table)
-
-
-def _looks_around(token: dict[str, Any]) -> bool:
-    """Whether an added token depends on the characters beside it, or takes them in."""
-    return bool(token["lstrip"] or token["rstrip"] or token["single_word"])
 
 
 def _require_unicode(text: str) -> None:
@@ -480,25 +467,16 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     path = Path(folder) / "tokenizer.json"
     if not path.exists():
         raise InputError(f"{path} does not exist; expected a tokenizer there, as a run or Hugging Face saves it")
-    text = read_text(path, _LARGEST)
-    roles, settings = _read_roles(Path(folder)), read_settings(Path(folder))
+    text, settings = read_text(path, _LARGEST), read_settings(Path(folder))
     where = str(Path(folder) / "tokenizer_config.json")
     framing = from_dict(Framing, settings["framing"], where=where) if "framing" in settings else None
     try:
         backend = tokenizers.Tokenizer.from_str(text)
         follow_settings(backend, settings, special_tokens(settings))
-        return Tokenizer(backend, roles, framing)
+        return Tokenizer(backend, _roles(settings), framing)
     except Exception as error:  # the library raises nothing narrower
         reason = " ".join(str(error).split())
         raise InputError(f"{path} is not a tokenizer ({reason}); restore it, or start a new run") from error
-
-
-def load_run_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
-    """Loads what `Tokenizer.save` wrote; raises InputError if one of its two files is missing or damaged."""
-    tokenizer = load_tokenizer(folder)
-    if not (Path(folder) / "tokenizer_config.json").exists():
-        raise InputError(f"{Path(folder) / 'tokenizer_config.json'} is missing; restore it, or start a new run")
-    return tokenizer
 
 
 def tokenizer_digests(folder: str | os.PathLike[str]) -> dict[str, str]:
@@ -507,12 +485,11 @@ def tokenizer_digests(folder: str | os.PathLike[str]) -> dict[str, str]:
     Reads the files, because another version of the library may write a `Tokenizer` differently. Raises InputError as
     `load_tokenizer` does.
     """
-    roles: dict[str, Any] = {str(role): token for role, token in _read_roles(Path(folder)).items()}
-    if "framing" in (settings := read_settings(Path(folder))):
-        roles["framing"] = settings["framing"]
+    settings = read_settings(Path(folder))
+    framing = {"framing": settings["framing"]} if "framing" in settings else {}
     said = {
         "tokenizer.json": read_json(Path(folder) / "tokenizer.json", _LARGEST),
-        "tokenizer_config.json": roles,
+        "tokenizer_config.json": _roles(settings) | framing,
     }
     texts = {name: json.dumps(content, sort_keys=True) for name, content in said.items()}
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
@@ -544,7 +521,7 @@ def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     return {name: content for name, content in contents.items() if isinstance(content, str)}
 
 
-def _read_roles(folder: Path) -> dict[Role, str]:
-    named = special_tokens(read_settings(folder))
+def _roles(settings: Mapping[str, Any]) -> dict[Role, str]:
+    named = special_tokens(settings)
     found = {role: next((named[field] for field in fields if field in named), None) for role, fields in FIELDS.items()}
     return {role: token for role, token in found.items() if token is not None}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jax_tformer.config.errors import require_choice, require_field, require_finite, require_positive
+from jax_tformer.config.errors import AboveZero, Count, Finite, NotNegative, Positive, check_fields, require_field
 
 LengthPenaltyForm = Literal["paper", "power"]
 _DRAW = "give a temperature above 0"
@@ -16,24 +16,24 @@ class DecodingConfig:
     Raises FieldError for invalid values, and for values that exclude each other.
     """
 
-    max_new_tokens: int = 200
+    max_new_tokens: Positive = 200
     """The most new tokens of a row; it may end earlier."""
-    temperature: float = 0.0
+    temperature: NotNegative = 0.0
     """Divides the logits before a token is drawn; 0 takes the most probable token instead of drawing."""
-    top_k: int | None = None
+    top_k: Positive | None = None
     """Draw only from the k most probable tokens (and those as probable as the k-th)."""
-    top_p: float | None = None
+    top_p: AboveZero | None = None
     """Draw only from the fewest most probable tokens whose probabilities sum to p (Holtzman et al., 2020)."""
-    min_p: float | None = None
+    min_p: NotNegative | None = None
     """Draw only tokens at least p times as probable as the most probable one (Nguyen et al., 2024)."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: AboveZero = 1.0
     """Divides positive and multiplies negative scores of tokens that have occurred (Keskar et al., 2019)."""
-    no_repeat_ngram_size: int = 0
+    no_repeat_ngram_size: Count = 0
     """No n tokens in a row occur twice, the prompt of a decoder-only model included; 0: they may (Paulus et al., 2017,
     forbid trigrams)."""
-    encoder_no_repeat_ngram_size: int = 0
+    encoder_no_repeat_ngram_size: Count = 0
     """No n tokens in a row of the prompt, or of an encoder-decoder's source, are said again; 0: they may be."""
-    min_new_tokens: int = 0
+    min_new_tokens: Count = 0
     """The fewest new tokens of a row, not counting its end token."""
     suppress_tokens: tuple[int, ...] = ()
     """Tokens that are never chosen."""
@@ -41,17 +41,17 @@ class DecodingConfig:
     """Tokens that are not chosen first, or not second where the first is forced."""
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     """Words, of one token or several in a row, that never occur; an end token alone is none."""
-    forced_bos_token_id: int | None = None
+    forced_bos_token_id: Count | None = None
     """The first new token of every row."""
-    forced_eos_token_id: int | None = None
+    forced_eos_token_id: Count | None = None
     """The last new token of a row that has as many as it may have."""
     renormalize_logits: bool = False
     """Make probabilities of a beam search sum to one again after penalties and constraints."""
-    num_return_sequences: int = 1
+    num_return_sequences: Positive = 1
     """Samples for each prompt; in a beam search, the n best."""
-    num_beams: int = 1
+    num_beams: Positive = 1
     """Number of unfinished sequences in a beam search; 1: no beam search."""
-    length_penalty: float = 0.6
+    length_penalty: Finite = 0.6
     """Alpha: divides a finished beam's log-probability by a power of its length; 0: no penalty."""
     length_penalty_form: LengthPenaltyForm = "paper"
     """Penalty of n tokens. paper: ((5 + n) / 6)^alpha, of Wu et al. (2016), as Vaswani et al. use; power: n^alpha."""
@@ -60,17 +60,9 @@ class DecodingConfig:
     ended at once. never: when none can become better, whatever follows."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "max_new_tokens", "num_return_sequences", "num_beams")
+        check_fields(self)
         most, fewest = self.max_new_tokens, self.min_new_tokens
         require_field(most < 2**31, "max_new_tokens", f"is {most}; expected fewer than 2^31")
-        require_finite(self, "temperature", minimum=0)
-        require_finite(self, "length_penalty")
-        require_finite(self, "repetition_penalty", above=0)
-        forced = [name for name in ("forced_bos_token_id", "forced_eos_token_id") if getattr(self, name) is not None]
-        for name in ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_new_tokens", *forced):
-            value = getattr(self, name)
-            whole = type(value) is int and value >= 0
-            require_field(whole, name, f"is {value!r}; expected a whole number of at least 0")
         require_field(fewest <= most, "min_new_tokens", f"is {fewest}; expected at most {most}, the most new tokens")
         for name in ("suppress_tokens", "begin_suppress_tokens"):
             value = getattr(self, name)
@@ -81,17 +73,12 @@ class DecodingConfig:
             "bad_words_ids",
             f"is {words!r:.60}; expected a tuple of words, each a tuple of one or more ids of at least 0",
         )
-        require_choice(self, "length_penalty_form", LengthPenaltyForm)
         early, beams, wanted = self.early_stopping, self.num_beams, self.num_return_sequences
         known = isinstance(early, bool) or early == "never"
         require_field(known, "early_stopping", f"is {early!r}; expected True, False or 'never'")
-        if self.top_k is not None:
-            require_positive(self, "top_k")
         if self.top_p is not None:
-            require_finite(self, "top_p", above=0)
             require_field(self.top_p <= 1, "top_p", f"is {self.top_p}; expected a number above 0 and at most 1")
         if self.min_p is not None:
-            require_finite(self, "min_p", minimum=0)
             require_field(self.min_p <= 1, "min_p", f"is {self.min_p}; expected a number from 0 to 1")
         if beams > 1:
             draws = f"is {self.temperature:g}; expected 0 with a beam search, which draws nothing"

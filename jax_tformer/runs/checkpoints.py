@@ -29,7 +29,6 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -48,7 +47,6 @@ CHECKSUM_FILE = "checksums.json"
 _EXTRA_FILE = "extra.json"
 _STEP = re.compile(r"0|[1-9][0-9]*")
 _LEFTOVER = re.compile(r"[0-9]+\.(pending|deleted).*")
-_NO_STEP = -1
 _CHUNK = 1 << 22
 _LONGEST_REASON = 150
 
@@ -94,7 +92,7 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Closes; an error from inside the block takes precedence over one from the background."""
         try:
             self.close()
@@ -281,28 +279,26 @@ def load_parameters(folder: Path, abstract: PyTree, step: Which = None) -> Resto
     tree of parameters. Raises InputError if there is no checkpoint, no such one, none with intact parameters, or if
     these are not of the shapes in `abstract`.
     """
-    found = restore(folder, {"params": abstract}, step, only=("params",))
+    found = restore(folder, {"params": abstract}, step)
     if found is None:
         raise InputError(f"there is no checkpoint in {folder}; train first, or name a run folder that holds one")
     return found._replace(state=found.state["params"])
 
 
-def restore(
-    folder: Path, abstract: Mapping[str, PyTree], step: Which = None, only: Collection[str] | None = None
-) -> Restored | None:
+def restore(folder: Path, abstract: Mapping[str, PyTree], step: Which = None) -> Restored | None:
     """Restores the newest intact step, the given one, or the best; returns None if there is none at all.
 
-    `abstract` has a jax.ShapeDtypeStruct for every array; those without a sharding go to the first local device.
-    `only`: these top-level keys of the state; the others are neither read nor checked. Raises InputError if steps exist
+    `abstract` has a jax.ShapeDtypeStruct for every array; those without a sharding go to the first local device. Other
+    top-level keys of the state than it has are neither read nor checked. Raises InputError if steps exist
     and none is intact, if the given one is not, or if it holds other arrays than `abstract`; nothing is deleted then.
     """
     folder, skipped = folder.absolute(), list[str]()
-    number = ask_first(lambda: _find_intact(folder, step, only, skipped))
-    if number == _NO_STEP:
+    number = ask_first(lambda: _find_intact(folder, step, abstract, skipped))
+    if number is None:
         return None
     path = folder / str(number)
     ocp = orbax()
-    names = [part.name for part in path.iterdir() if part.is_dir() and (only is None or part.name in only)]
+    names = [name for name in abstract if (path / name).is_dir()]
     try:
         extra = dict(read_json(path / _EXTRA_FILE))
         _require_same_arrays(path, {name: ocp.metadata(path, name).metadata for name in names}, abstract)
@@ -317,8 +313,8 @@ def restore(
     return Restored(number, state, extra, tuple(skipped))
 
 
-def _find_intact(folder: Path, wanted: Which, parts: Collection[str] | None, skipped: list[str]) -> int:
-    """Returns the first intact step of those to try, or _NO_STEP; adds to `skipped` a line for each before it."""
+def _find_intact(folder: Path, wanted: Which, parts: Collection[str], skipped: list[str]) -> int | None:
+    """Returns the first intact step of those to try, or None; adds to `skipped` a line for each before it."""
     steps = list_steps(folder)
     listed = f"the steps there are {', '.join(map(str, steps)) or 'none'}"
     candidates, problems = steps[::-1], list[str]()
@@ -338,7 +334,7 @@ def _find_intact(folder: Path, wanted: Which, parts: Collection[str] | None, ski
             return step
         problems.append(f"step {step}: {problem}")
     if not problems:
-        return _NO_STEP
+        return None
     advice = "put back a copy of one, or start again in another run folder" if wanted is None else listed
     found = f"found only damaged checkpoints in {folder} ({'; '.join(problems)})"
     raise InputError(f"{found} and deleted nothing; {advice}")

@@ -153,27 +153,25 @@ def finish(run: RunFolder, steps: int, figures: dict[str, Any], samples: str) ->
     """
     rows = read_metrics(run.metrics)
     losses = [row["loss"] for row in rows if "loss" in row]
-    evaluated = [row for row in rows if "val_loss" in row]
+    last = [row for row in rows if row["step"] == steps and "val_loss" in row]
     summary = {
         "steps": steps,
         "train_loss": losses[-1] if losses else None,
-        **{name: value for row in evaluated if row["step"] == steps for name, value in row.items() if name != "step"},
+        **{name: value for row in last for name, value in row.items() if name != "step"},
         **figures,
         "devices": [str(device.device_kind) for device in jax.devices()],
         "versions": {"python": platform.python_version(), "jax-tformer": __version__}
         | {name: version(name) for name in _PACKAGES},
     }
-    best = min(evaluated, key=lambda row: row["val_loss"], default=None)
-    if best is not None:
-        summary |= {"best_step": best["step"], "best_val_loss": best["val_loss"]}
+    best, told_best = _find_best(rows)
     write_text(run.samples, samples)
-    write_json(run.summary, summary)
+    write_json(run.summary, summary | best)
     draw_losses(rows, run.picture, run.path.name)
     shown = {name: summary[name] for name in ("train_loss", *_LOSSES[1:]) if summary.get(name) is not None}
     speed = f"{summary['tokens_per_second']:,.0f} tokens/s  " if summary["tokens_per_second"] else ""
     told = [
         f"{steps} steps  {format_figures(shown)}",
-        *_describe_best(best, steps),
+        *told_best,
         f"{summary['parameters']:,} parameters  {speed}{summary['wall_seconds']:.0f} s in all",
         f"everything is in {run.path}/: {run.picture.name}, {run.samples.name}, {run.summary.name}, checkpoints ...",
     ]
@@ -192,11 +190,9 @@ def report(run: RunFolder, experiment: ExperimentConfig) -> str:
         raise InputError(f"the run in {run.path} has logged nothing yet; expected lines in {run.metrics.name}")
     draw_losses(rows, run.picture, run.path.name)
     losses = {name: found[-1][name] for name in _LOSSES if (found := [row for row in rows if name in row])}
-    evaluated = [row for row in rows if "val_loss" in row]
-    best = min(evaluated, key=lambda row: row["val_loss"], default=None)
     told = [
         f"step {rows[-1]['step']} of {experiment.training.steps}  {format_figures(losses)}",
-        *_describe_best(best, evaluated[-1]["step"] if evaluated else 0),
+        *_find_best(rows)[1],
         *notes,
         f"drawn: {run.picture}",
     ]
@@ -221,20 +217,24 @@ def _build_same_data(experiment: ExperimentConfig, trained: Trained) -> Pipeline
     return pipeline
 
 
-def _describe_best(best: Row | None, last: int) -> list[str]:
-    """Returns a line about the best evaluation, whose checkpoint is kept, unless it is that of step `last`."""
-    if best is None or best["step"] == last:
-        return []
-    return [f"best: val_loss {best['val_loss']:.4f} at step {best['step']} (generate.py --checkpoint best)"]
+def _find_best(rows: list[Row]) -> tuple[Row, list[str]]:
+    """Returns the figures of the best evaluation, whose checkpoint is kept, and a line about it unless it is the last.
+
+    Both are empty where there is none.
+    """
+    evaluated = [(row["val_loss"], row["step"]) for row in rows if "val_loss" in row]
+    if not evaluated:
+        return {}, []
+    loss, step = min(evaluated)
+    told = f"best: val_loss {loss:.4f} at step {step} (generate.py --checkpoint best)"
+    return {"best_step": step, "best_val_loss": loss}, [told] if step != evaluated[-1][1] else []
 
 
 def draw_losses(rows: list[Row], path: Path, title: str) -> None:
     """Draws the training and held-out losses over steps as a PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.2), dpi=144, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     trained = [(row["step"], row["loss"]) for row in rows if "loss" in row]
     held_out = [(row["step"], row["val_loss"]) for row in rows if "val_loss" in row]

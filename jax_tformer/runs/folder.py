@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import InputError, require
 from jax_tformer.config.experiment import ExperimentConfig, MeshConfig
-from jax_tformer.data.tokenizers import Tokenizer, check_vocabulary, load_run_tokenizer, tokenizer_digests
+from jax_tformer.data.tokenizers import Tokenizer, check_vocabulary, load_tokenizer, tokenizer_digests
 from jax_tformer.files import (
     changed_fields,
     combined_hash,
@@ -138,7 +138,8 @@ class RunFolder:
 
     def read_tokenizer(self, vocab_size: int | None) -> Tokenizer:
         """Reads the run's tokenizer; raises InputError if it is missing, damaged or does not fit the `vocab_size`."""
-        tokenizer = load_run_tokenizer(self.path)
+        tokenizer, roles = load_tokenizer(self.path), self.path / "tokenizer_config.json"
+        require(roles.exists(), f"{roles} is missing; restore it, or start a new run")
         if vocab_size is None:
             raise InputError(f"{self.config} has no model.vocab_size; expected that of the run's tokenizer")
         check_vocabulary(tokenizer, vocab_size)

@@ -6,15 +6,23 @@ checkpoint.
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from jax.sharding import Mesh
 
-from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError, require
-from jax_tformer.config.experiment import ExperimentConfig, MaskedTextData, PairData, TextData, TokenizerConfig
+from jax_tformer.config.experiment import (
+    ExperimentConfig,
+    MaskedTextData,
+    PairData,
+    TextData,
+    TokenizerConfig,
+    trains_on,
+)
 from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.data.tokenizers import Framing, Tokenizer, check_vocabulary, load_tokenizer
-from jax_tformer.files import changed_fields, shortened, to_dict, user_path
+from jax_tformer.files import changed_fields, list_files, shortened, to_dict, user_path
 from jax_tformer.functional import Params, transformer
 from jax_tformer.hub.families import CannotExpress, config_from_huggingface
 from jax_tformer.hub.folder import Origin, defaults_of, open_tensors, read_origin
@@ -137,8 +145,7 @@ def export_pretrained(
         net = transformer(_bound_positions(net.config, experiment.data))
         tokenizer = _add_framing(tokenizer, experiment)
     save_pretrained(out, net, trained.params, tokenizer, architecture=architecture, dtype=dtype)
-    names = ", ".join(sorted(path.name for path in out.iterdir()))
-    return f"step {trained.step} of {run.path} is in {out}/: {names}"
+    return f"step {trained.step} of {run.path} is in {out}/: {list_files(out)}"
 
 
 def _flag(field: str, value: object) -> str:
@@ -155,23 +162,20 @@ def _bound_positions(model: TransformerConfig, data: TextData | PairData) -> Tra
     """
     length = max(data.source_length, data.target_length) if isinstance(data, PairData) else data.context_length
 
-    def bound(stack: StackConfig | None) -> StackConfig | None:
-        if stack is None or not stack.positions.startswith(("rotary", "sinusoidal")):
-            return stack
-        return replace(stack, max_positions=stack.max_positions or length)
-
-    return replace(model, encoder=bound(model.encoder), decoder=bound(model.decoder))
+    limited: dict[str, Any] = {
+        name: replace(stack, max_positions=stack.max_positions or length)
+        for name, stack in model.stacks.items()
+        if stack.positions.startswith(("rotary", "sinusoidal"))
+    }
+    return replace(model, **limited)
 
 
 def _require_kind(folder: Path, origin: Origin, model: TransformerConfig, preset: ExperimentConfig) -> None:
-    stacks = (model.encoder is not None, model.decoder is not None)
-    kinds = {(False, True): "text", (True, False): "masked", (True, True): "pairs"}
-    wanted = "pairs" if isinstance(preset.data, PairData) else "text"
-    wanted = "masked" if isinstance(preset.data, MaskedTextData) else wanted
+    wanted, kind = preset.data.kind, trains_on(model)
     require(
-        kinds[stacks] == wanted,
-        f"{folder} holds a {origin.architecture}, which trains on {kinds[stacks]}; expected a model for {wanted}; "
-        f"name the experiment {kinds[stacks]}",
+        kind == wanted,
+        f"{folder} holds a {origin.architecture}, which trains on {kind}; expected a model for {wanted}; "
+        f"name the experiment {kind}",
     )
     require(
         model.predicts_tokens,

@@ -12,7 +12,6 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -219,7 +218,7 @@ class ProgressLine:
             self._show(self._live.start)
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *failure: object) -> None:
         if self._live:
             with contextlib.suppress(OSError):
                 self._live.stop()

@@ -40,11 +40,12 @@ def learning_rate(config: OptimizerConfig, steps: int) -> Callable[[Array], Arra
 def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
     """Scales gradients by min(1, limit / (norm + 1e-6)), the form of torch.nn.utils.clip_grad_norm_."""
 
-    def update(updates: Params, state: optax.EmptyState, params: Params | None = None) -> tuple[Params, optax.OptState]:
-        factor = jnp.minimum(1.0, limit / (global_norm(updates) + 1e-6))
-        return jax.tree.map(lambda g: (g * factor).astype(g.dtype), updates), state
+    def clip(gradients: Params, _: Params | None) -> Params:
+        factor = jnp.minimum(1.0, limit / (global_norm(gradients) + 1e-6))
+        clipped: Params = jax.tree.map(lambda g: (g * factor).astype(g.dtype), gradients)
+        return clipped
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.stateless(clip)
 
 
 def global_norm(gradients: Params) -> Array:

@@ -1,6 +1,5 @@
 """Prepares a training on its devices: what the backward pass keeps so that all fits, the state, and the step."""
 
-import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from jax_tformer.lora import join_adapters, split_adapters, trained
 from jax_tformer.model.fast import choose_implementation
 from jax_tformer.model.masks import Mask
 from jax_tformer.startup import compiler_options, require_memory
+from jax_tformer.terminal import SMALLER_TRAINING
 from jax_tformer.training.processes import least
 from jax_tformer.training.sharding import bytes_per_device
 from jax_tformer.training.step import TrainState, batch_loss, init_state, state_shardings, train_step
@@ -39,12 +39,12 @@ def require_room(state: PyTree, mesh: Mesh) -> None:
     require_memory(asked, "the parameters and the optimizer's state", mend, device)
 
 
-def require_room_for_batches(data: TextData | PairData, training: TrainingConfig, mend: str) -> None:
-    """Raises InputError if the batches held at once do not fit into the machine's memory; `mend` says what to do."""
+def require_room_for_batches(data: TextData | PairData, training: TrainingConfig) -> None:
+    """Raises InputError if the batches held at once do not fit into the machine's memory."""
     tokens = data.context_length if isinstance(data, TextData) else data.source_length + data.target_length
     # The least: int32 tokens and labels of a batch for evaluation, one for the step, and four that wait.
     asked = training.batch_size * tokens * 8 * 6
-    require_memory(asked, f"batches of {training.batch_size:,} rows", mend)
+    require_memory(asked, f"batches of {training.batch_size:,} rows", SMALLER_TRAINING)
 
 
 def fit_to_devices(
@@ -177,7 +177,7 @@ def compile_beside(lowered: jax.stages.Lowered) -> Future[jax.stages.Compiled]:
 
 def _bytes(tree: Any) -> int:
     return sum(
-        math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize
+        leaf.size * jnp.dtype(leaf.dtype).itemsize
         for leaf in jax.tree.leaves(tree)
         if hasattr(leaf, "shape") and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
     )

@@ -80,7 +80,8 @@ def assert_documented(statuses, ends):
 @pytest.mark.parametrize(("count", "kills", "soak"), [(1, 4, 200), (2, 10, 50)])
 def test_kills_at_random_moments_lose_nothing(count, kills, soak, tmp_path, request, capsys):
     seed = request.config.getoption("--soak")
-    wanted, draw = (kills, random.Random(0)) if seed is None else (soak, random.Random(seed))
+    # Of the moments that are always the same, one leaves the first process waiting for a heartbeat.
+    wanted, draw = (kills, random.Random(215)) if seed is None else (soak, random.Random(seed))
     began = time.monotonic()
     children = train(tmp_path / "alone", count, 2 // count, *MANY)
     while not rows_in(tmp_path / "alone") and children[0].poll() is None:
@@ -94,7 +95,7 @@ def test_kills_at_random_moments_lose_nothing(count, kills, soak, tmp_path, requ
         found["runs"] += 1
         run, over = tmp_path / str(found["runs"]), False
         while not over:
-            before, victims, moment = saves_in(run), (), None
+            before, victims = saves_in(run), ()
             children = train(run, count, 2 // count, *MANY)
             if found["kills"] < wanted:
                 moment = wait_for_a_moment(run, children, draw, len(expected["rows"]), start)
@@ -106,8 +107,8 @@ def test_kills_at_random_moments_lose_nothing(count, kills, soak, tmp_path, requ
             assert_documented(statuses, ends)
             over = statuses == [0] * count
             assert over or -signal.SIGKILL in statuses, ends
-            found["kills"] += not over
-            found[moment] += not over
+            if not over:
+                found.update({"kills": 1, moment: 1})
             found["in a save"] += bool(saves_in(run) - before)
             found["survivors"] += -signal.SIGABRT in statuses or 2 in statuses
             checkpoints = run / "checkpoints"

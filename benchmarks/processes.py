@@ -38,7 +38,8 @@ _SHORT = "--training.log-every 1 --training.evaluate-batches 1 --sample.count 1"
 _DATA = ("python-docs", "masked-docs", "dates")
 _NOTES = (
     "By turns: one process, two, one, ...; in brackets min..max of the turns. All devices are virtual ones of this "
-    "processor, so two processes have no more cores than one. Each command ran once before, so nothing is compiled.",
+    "processor, so two processes have no more cores than one. Each command ran once before, but JAX keeps programs for "
+    "CPUs for the first process alone: the other one compiles every time.",
     "first step: seconds from the start of all processes until metrics.jsonl has its line. a step: the median of a run "
     "of train.py python-docs, rows of the batch split over all devices.",
     f"rows: the processor's milliseconds in which a process makes its rows of a batch of {_ROWS}.",

@@ -59,9 +59,10 @@ def saves_in(run):
 
 def wait_for_a_moment(run, children, draw, rows, start):
     """Waits until some moment of the start, of the steps and their saves, or after the last of `rows`; says which."""
-    if draw.random() < 0.25 or rows_in(run) == rows:
-        time.sleep(draw.uniform(0, start))
-        return "at the start"
+    over = rows_in(run) == rows
+    if draw.random() < 0.25 or over:
+        time.sleep(draw.uniform(0, 3 * start if over else start))
+        return "at the end" if over else "at the start"
     goal = min(rows_in(run) + draw.randint(1, 24), rows)
     while rows_in(run) < goal and all(child.poll() is None for child in children):
         time.sleep(0.002)

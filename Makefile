@@ -15,7 +15,7 @@ help:
 	@echo "make test-deeper [ARGS='-k NAME ...']              more of it, which .ci/run has no time for"
 	@echo "make parity [ARGS='-k gpt2 ...']                   run the parity gates alone; report: parity-report/parity.html"
 	@echo "make parity-deep [SEED=N]                          3,000 random architectures, every Hugging Face model in every type; 45 minutes or more"
-	@echo "make soak [SEED=N]                                 kill runs 200 times in one process and 50 times in two: not one bit is lost"
+	@echo "make soak [SEED=N]                                 kill runs 200 times in one process and 50 times in two: not one bit is lost; half an hour"
 	@echo "make bench [ARGS='--device gpu ...']               speed and memory side by side with PyTorch; takes at most a quarter of an hour"
 	@echo "make bench-decoding [ARGS='--device gpu ...']      decoding side by side with Hugging Face; takes 6 minutes"
 	@echo "make lint                                          ruff and mypy"

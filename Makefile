@@ -6,7 +6,7 @@ BIN := .venv/bin
 CONSTRAINTS ?= constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
-.PHONY: help train test test-deep test-deeper parity parity-deep bench bench-decoding lint docs wheel hashes clean
+.PHONY: help train test test-deep test-deeper parity parity-deep soak bench bench-decoding lint docs wheel hashes clean
 
 help:
 	@echo "make train [ARGS='EXPERIMENT --FIELD VALUE ...']   train a model; make train ARGS=--help lists experiments"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-deeper [ARGS='-k NAME ...']              more of it, which .ci/run has no time for"
 	@echo "make parity [ARGS='-k gpt2 ...']                   run the parity gates alone; report: parity-report/parity.html"
 	@echo "make parity-deep [SEED=N]                          3,000 random architectures, every Hugging Face model in every type; 45 minutes or more"
+	@echo "make soak [SEED=N]                                 kill runs 200 times in one process and 50 times in two: not one bit is lost; half an hour"
 	@echo "make bench [ARGS='--device gpu ...']               speed and memory side by side with PyTorch; takes at most a quarter of an hour"
 	@echo "make bench-decoding [ARGS='--device gpu ...']      decoding side by side with Hugging Face; takes 6 minutes"
 	@echo "make lint                                          ruff and mypy"
@@ -41,6 +42,9 @@ parity: .venv/test
 
 parity-deep: .venv/test
 	$(BIN)/python -m pytest -n 2 --dist worksteal parity_tests/test_random_architectures.py parity_tests/test_huggingface.py parity_tests/test_decoding_huggingface.py --deep $(or $(SEED),$(shell date +%s)) $(ARGS)
+
+soak: .venv/test
+	$(BIN)/python -m pytest -s tests/test_soak.py --soak $(or $(SEED),$(shell date +%s)) $(ARGS)
 
 bench: .venv/test
 	@for name in train_step startup; do echo "== benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; done

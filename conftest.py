@@ -23,12 +23,14 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What `make parity-deep` asks for."""
+    """What `make parity-deep` and `make soak` ask for."""
     message = (
         "draw 3,000 random architectures from this seed, instead of 72 that are always the same; "
         "and take every Hugging Face model through gates 3, 4 and 8"
     )
     parser.addoption("--deep", type=int, metavar="SEED", help=message)
+    message = "kill runs 200 times in one process and 50 times in two, at moments drawn from this seed"
+    parser.addoption("--soak", type=int, metavar="SEED", help=message)
 
 
 DEEPER = {

@@ -96,6 +96,16 @@ def _measure(session: Session) -> Report:
     return Report(figures, ours, shown, _NOTES)
 
 
+def wait_for_end(run: Path, processes: Sequence[subprocess.Popen[str]], began: float) -> float | None:
+    """Waits until all have ended; returns the seconds from `began` until the metrics.jsonl of `run` had a line."""
+    metrics, first = run / "metrics.jsonl", None
+    while any(process.poll() is None for process in processes):
+        if first is None and metrics.exists() and metrics.stat().st_size:
+            first = time.perf_counter() - began
+        time.sleep(0.005)
+    return first
+
+
 class Programs:
     """Fresh processes, each timed from the command on."""
 
@@ -122,14 +132,10 @@ class Programs:
         self._caches += kind == COLD
         run, cache = self._folder / f"run{self._runs}", self._folder / f"cache{self._caches}"
         arguments = ["train.py", experiment, *_SHORT.split(), *flags, "--run", str(run)]
-        with self._start(arguments, {"XDG_CACHE_HOME": str(cache)}) as process:
-            metrics, first = run / "metrics.jsonl", None
-            while process.poll() is None:
-                if first is None and metrics.exists() and metrics.stat().st_size:
-                    first = time.perf_counter() - began
-                time.sleep(0.005)
+        with self.start(arguments, {"XDG_CACHE_HOME": str(cache)}) as process:
+            first = wait_for_end(run, [process], began)
             whole = time.perf_counter() - began
-            self._require_success(process, arguments)
+            self.require_success(process, arguments)
         summary = json.loads((run / "summary.json").read_text())
         assert first is not None
         return {"first_step": first, "own_first_step": summary["seconds_to_first_step"], "whole": whole}
@@ -141,7 +147,8 @@ class Programs:
         # Less what the process took to end.
         return {"first_step": time.perf_counter() - began - (time.time() - found.pop("at")), **found}
 
-    def _start(self, arguments: Sequence[str], extra: dict[str, str]) -> subprocess.Popen[str]:
+    def start(self, arguments: Sequence[str], extra: dict[str, str]) -> subprocess.Popen[str]:
+        """Starts a program of Python; what it says is kept for `require_success`."""
         with (self._folder / "output").open("w") as output:
             command, environment = [sys.executable, *arguments], self._environment | extra
             return subprocess.Popen(
@@ -149,11 +156,12 @@ class Programs:
             )
 
     def _run(self, arguments: Sequence[str]) -> str:
-        with self._start(arguments, {}) as process:
+        with self.start(arguments, {}) as process:
             process.wait()
-            return self._require_success(process, arguments)
+            return self.require_success(process, arguments)
 
-    def _require_success(self, process: subprocess.Popen[str], arguments: Sequence[str]) -> str:
+    def require_success(self, process: subprocess.Popen[str], arguments: Sequence[str]) -> str:
+        """Returns what a program that has ended said; raises SideFailed, with the last line, if it failed."""
         told = (self._folder / "output").read_text()
         if process.returncode:
             raise SideFailed(f"{' '.join(arguments[:2])}: {(told.strip().splitlines() or [''])[-1]}")

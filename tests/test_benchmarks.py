@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from benchmarks import decoding, startup, train_step
+from benchmarks import decoding, processes, startup, train_step
 from benchmarks.bounds import cache_bytes, training_flops, weight_bytes
 from benchmarks.session import Report, by_turns, run_benchmark, side_environment, spread
 from benchmarks.sides import OURS, draw_prompts
@@ -128,6 +128,18 @@ def test_startup(figures, capsys):
     assert "from the command to the first step" in capsys.readouterr().out
 
 
+@pytest.mark.deep
+def test_processes(figures, capsys):
+    report = figures(processes)
+    one, two = report["trained"].values()
+    for figure, ratio in report["two_over_one"].items():
+        assert ratio == two[figure]["median"] / one[figure]["median"]
+        assert report["ours"][f"2 processes of 2 devices, {figure}"] == two[figure]
+    for shares in report["rows"].values():
+        assert list(shares) == ["the whole batch", "one of 2 processes", "one of 4", "one of 8"]
+    assert "two / one" in capsys.readouterr().out
+
+
 def test_startup_says_which_program_fails(tmp_path):
     programs, missing = startup.Programs(tmp_path, "cpu"), ["--data.path", str(tmp_path / "missing.txt")]
     with pytest.raises(SideFailed, match=r"train\.py text: .*missing\.txt"):
@@ -152,6 +164,7 @@ def test_losses_that_disagree_are_a_failure(tmp_path, monkeypatch):
         (startup, ["--rounds", "0"], "rounds is 0; expected a whole number of at least 1"),
         (startup, ["--rounds", "two"], "two"),
         (startup, ["--device", "tpu"], "tpu"),
+        (processes, ["--device", "gpu"], "expected cpu: the devices of this benchmark are virtual ones"),
         (train_step, ["--model", "gpt"], "expected one of 'small gpt', 'gpt2', 'vaswani-base', 'bert-base'"),
     ],
 )

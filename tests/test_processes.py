@@ -2,15 +2,11 @@
 
 import hashlib
 import json
-import os
 import re
 import resource
 import signal
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,35 +15,9 @@ from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import DistributedConfig, MaskedTextData, PairData, TextData, TrainingConfig
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.training import processes
+from tests.several_processes import ROOT, SMALL, finish, free_port, start, train
 
-ROOT = Path(__file__).parents[1]
 SHAPES = [(8, 1, 1), (4, 2, 1), (4, 1, 2), (2, 4, 1), (2, 2, 2), (2, 1, 4), (1, 8, 1), (1, 4, 2), (1, 2, 4), (1, 1, 8)]
-SMALL = (
-    *("python-docs", "--steps", "6", "--training.batch-size", "8", "--training.log-every", "1"),
-    *("--training.evaluate-every", "3", "--training.evaluate-batches", "2", "--data.tokenizer.kind", "bytes"),
-    *("--data.tokenizer.vocab-size", "None", "--model.d-model", "32", "--data.context-length", "16"),
-    *("--model.compute.dtype", "float64", "--model.compute.parameter-dtype", "float64", "--mesh.fsdp", "4"),
-)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
-
-
-def start(program, devices, number=0, **more):
-    """Starts one process of a program, which sees `devices` devices."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, *map(str, program)], env=environment, **pipes, **more)
-
-
-def finish(children, seconds=500):
-    """Waits for all; returns the status, output and errors of each."""
-    told = [child.communicate(timeout=seconds) for child in children]
-    return [(child.returncode, *texts) for child, texts in zip(children, told, strict=True)]
 
 
 def train_together(count, devices, cases, what="losses"):
@@ -132,20 +102,6 @@ def test_batches_do_not_depend_on_who_makes_their_rows(data):
     one = digests(1)
     assert len({json.dumps(step) for step in one}) == len(one)
     assert one == digests(2) == digests(4) == digests(8)
-
-
-def train(run, count, devices, *more, limits=None):
-    """Starts train.py in `count` processes, in the folder `run`."""
-    port = free_port()
-
-    def program(number):
-        where = ["--distributed.coordinator", f"localhost:{port}", "--distributed.processes", count]
-        where += ["--distributed.process", number, "--distributed.timeout", "60"]
-        return [ROOT / "train.py", *SMALL, *more, "--run", run, *(where if count > 1 else [])]
-
-    return [
-        start(program(number), devices, preexec_fn=limits if number == count - 1 else None) for number in range(count)
-    ]
 
 
 def rows_of(run):
@@ -302,6 +258,17 @@ def test_what_does_not_describe_processes_is_refused(monkeypatch, variables, giv
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match=re.escape(message)):
         processes.join(DistributedConfig(**given))
+
+
+@pytest.mark.parametrize(("kind", "seconds"), [(RuntimeError, [60]), (ValueError, [60]), (InputError, [])])
+def test_what_a_lost_process_breaks_waits_until_jax_knows_which(kind, seconds, monkeypatch):
+    waited = []
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    monkeypatch.setattr(processes.time, "sleep", waited.append)
+    for message in ("another one", "UNKNOWN: Gloo all-reduce failed: Connection reset by peer"):
+        with pytest.raises(kind, match=message), processes.joined(DistributedConfig()):
+            raise kind(message)
+    assert waited == seconds
 
 
 def test_a_port_in_use_is_refused():

@@ -71,8 +71,8 @@ def joined(config: DistributedConfig) -> Iterator[None]:
     join(config)
     try:
         yield
-    except RuntimeError as error:
-        if count() > 1 and _LOST.search(str(error)):
+    except (RuntimeError, ValueError) as error:  # JAX raises either
+        if count() > 1 and _LOST.search(str(error)) and not isinstance(error, InputError):
             time.sleep(2 * _HEARTBEAT)
         raise
     wait_for_all()

@@ -1,0 +1,49 @@
+"""Starts programs as processes that see devices of their own, and trainings of several of them."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SMALL = (
+    *("python-docs", "--steps", "6", "--training.batch-size", "8", "--training.log-every", "1"),
+    *("--training.evaluate-every", "3", "--training.evaluate-batches", "2", "--data.tokenizer.kind", "bytes"),
+    *("--data.tokenizer.vocab-size", "None", "--model.d-model", "32", "--data.context-length", "16"),
+    *("--model.compute.dtype", "float64", "--model.compute.parameter-dtype", "float64", "--mesh.fsdp", "4"),
+)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def start(program, devices, **more):
+    """Starts one process of a program, which sees `devices` devices."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *map(str, program)], env=environment, **pipes, **more)
+
+
+def finish(children, seconds=500):
+    """Waits for all; returns the status, output and errors of each."""
+    told = [child.communicate(timeout=seconds) for child in children]
+    return [(child.returncode, *texts) for child, texts in zip(children, told, strict=True)]
+
+
+def train(run, count, devices, *more, limits=None):
+    """Starts train.py in `count` processes, in the folder `run`."""
+    port = free_port()
+
+    def program(number):
+        where = ["--distributed.coordinator", f"localhost:{port}", "--distributed.processes", count]
+        where += ["--distributed.process", number, "--distributed.timeout", "60"]
+        return [ROOT / "train.py", *SMALL, "--run", run, *(where if count > 1 else []), *more]
+
+    return [
+        start(program(number), devices, preexec_fn=limits if number == count - 1 else None) for number in range(count)
+    ]

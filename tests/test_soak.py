@@ -1,0 +1,122 @@
+"""A run that is killed again and again, at any moment, ends as one that was left alone: not one bit is lost."""
+
+import json
+import random
+import re
+import shutil
+import signal
+import time
+from collections import Counter
+
+import jax
+import numpy as np
+import pytest
+
+from jax_tformer.runs.checkpoints import find_damage, list_steps, orbax, restore
+from tests.several_processes import finish, train
+from tests.small_runs import losses
+
+STEPS = 100
+MANY = (
+    *("--steps", STEPS, "--training.evaluate-every", "25", "--training.evaluate-batches", "1", "--mesh.fsdp", "2"),
+    *("--training.checkpoint-every", "4", "--model.d-model", "16", "--model.decoder.num-layers", "1"),
+    *("--model.decoder.num-heads", "2", "--model.decoder.feedforward-width", "16", "--model.dropout.residual", "0.1"),
+    *("--data.context-length", "8", "--sample.max-new-tokens", "4", "--sample.count", "1"),
+    *("--distributed.timeout", "20"),
+)
+VICTIMS = {1: [(0,)], 2: [(0, 1), (0, 1), (0, 1), (0,), (1,)]}
+"""Who is killed: both processes in three of five rounds, as where a machine goes down; the other must end by itself."""
+ENDED = r"error: (the first process has ended|process 1 has died or hangs|the other processes did not come)"
+
+
+def result_of(run):
+    """All that a finished run leaves which does not depend on the clock, to the bit."""
+    step = list_steps(run / "checkpoints")[-1]
+    names = ("params", "opt_state", "step", "key")
+    saved = {name: orbax().metadata(run / "checkpoints" / str(step), name).metadata for name in names}
+    with jax.enable_x64(True):
+        arrays = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), saved)
+        checkpoint = restore(run / "checkpoints", arrays)
+        bits = {
+            jax.tree_util.keystr(path): (str(leaf.dtype), leaf.shape, np.asarray(leaf).tobytes())
+            for path, leaf in jax.tree_util.tree_leaves_with_path(checkpoint.state)
+        }
+    extra = {name: told for name, told in checkpoint.extra.items() if name != "seconds"}
+    summary = json.loads((run / "summary.json").read_text())
+    samples = (run / "samples.txt").read_text()
+    return {"rows": losses(run), "bits": bits, "extra": extra, "loss": summary["val_loss"], "samples": samples}
+
+
+def rows_in(run):
+    metrics = run / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
+def saves_in(run):
+    """The unfinished saves and deletions."""
+    return {(path.name, path.stat().st_ino) for path in (run / "checkpoints").glob("*.*")}
+
+
+def wait_for_a_moment(run, children, draw, rows, start):
+    """Waits until some moment of the start, of the steps and their saves, or after the last of `rows`; says which."""
+    over = rows_in(run) == rows
+    if draw.random() < 0.25 or over:
+        time.sleep(draw.uniform(0, 3 * start if over else start))
+        return "at the end" if over else "at the start"
+    goal = min(rows_in(run) + draw.randint(1, 24), rows)
+    while rows_in(run) < goal and all(child.poll() is None for child in children):
+        time.sleep(0.002)
+    time.sleep(draw.uniform(0, 2 if goal == rows else 0.2))
+    return "at the end" if goal == rows else "at a step"
+
+
+def assert_documented(statuses, ends):
+    """Each process was killed, or has finished, or says that another one has gone."""
+    for status, (_, _, errors) in zip(statuses, ends, strict=True):
+        alone = status in (-signal.SIGABRT, 2) and re.match(ENDED, errors.splitlines()[-1])
+        assert status in (0, -signal.SIGKILL) or (-signal.SIGKILL in statuses and alone), errors
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("count", "kills", "soak"), [(1, 4, 200), (2, 10, 50)])
+def test_kills_at_random_moments_lose_nothing(count, kills, soak, tmp_path, request, capsys):
+    seed = request.config.getoption("--soak")
+    # Of the moments that are always the same, one leaves the first process waiting for a heartbeat.
+    wanted, draw = (kills, random.Random(215)) if seed is None else (soak, random.Random(seed))
+    began = time.monotonic()
+    children = train(tmp_path / "alone", count, 2 // count, *MANY)
+    while not rows_in(tmp_path / "alone") and children[0].poll() is None:
+        time.sleep(0.01)
+    start = time.monotonic() - began
+    assert [status for status, *_ in finish(children)] == [0] * count
+    expected = result_of(tmp_path / "alone")
+    assert expected["loss"] < expected["rows"][0]["loss"]
+    found = Counter()
+    while found["kills"] < wanted:
+        found["runs"] += 1
+        run, over = tmp_path / str(found["runs"]), False
+        while not over:
+            before, victims = saves_in(run), ()
+            children = train(run, count, 2 // count, *MANY)
+            if found["kills"] < wanted:
+                moment = wait_for_a_moment(run, children, draw, len(expected["rows"]), start)
+                victims = draw.choice(VICTIMS[count])
+            for victim in victims:
+                children[victim].kill()
+            ends = finish(children)
+            statuses = [status for status, *_ in ends]
+            assert_documented(statuses, ends)
+            over = statuses == [0] * count
+            assert over or -signal.SIGKILL in statuses, ends
+            if not over:
+                found.update({"kills": 1, moment: 1})
+            found["in a save"] += bool(saves_in(run) - before)
+            found["survivors"] += -signal.SIGABRT in statuses or 2 in statuses
+            checkpoints = run / "checkpoints"
+            assert all(find_damage(checkpoints / str(step)) is None for step in list_steps(checkpoints))
+        assert result_of(run) == expected
+        shutil.rmtree(run)
+        with capsys.disabled():
+            seconds = round(time.monotonic() - began)
+            print(f"\nseed {seed}, {count} processes, {seconds} s: {dict(found)}", end="", flush=True)
+    assert found["in a save"]

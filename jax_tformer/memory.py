@@ -64,9 +64,9 @@ def fit_to_devices(
         name: jax.ShapeDtypeStruct((len(rows) // accumulation, *rows.shape[1:]), rows.dtype)
         for name, rows in batch.items()
     }
-    rows_split = mesh.shape["data"] * mesh.shape["fsdp"]
+    tokens_split = mesh.shape["data"] * mesh.shape["fsdp"] * mesh.shape["context"]
     with jax.set_mesh(mesh):
-        remat = choose_remat(config, batch_loss, part, limit, rows_split, mesh.shape["fsdp"] * mesh.shape["tensor"])
+        remat = choose_remat(config, batch_loss, part, limit, tokens_split, mesh.shape["fsdp"] * mesh.shape["tensor"])
     return dataclasses.replace(config, compute=dataclasses.replace(config.compute, remat=remat))
 
 
@@ -96,12 +96,12 @@ def choose_remat(
     batch_loss: BatchLoss,
     part: Mapping[str, jax.ShapeDtypeStruct],
     limit: int | None,
-    rows_split: int,
+    tokens_split: int,
     weights_split: int,
 ) -> Remat:
     """Chooses the least rematerialisation that fits a device of `limit` bytes; without a limit "dots", fastest on CPU.
 
-    Rows of a batch are split over `rows_split` devices, parameters and optimizer over `weights_split`.
+    Tokens of a batch are split over `tokens_split` devices, parameters and optimizer over `weights_split`.
     """
     if limit is None:
         return "dots"
@@ -110,7 +110,7 @@ def choose_remat(
         net = transformer(dataclasses.replace(config, compute=dataclasses.replace(config.compute, remat=remat)))
         # Parameters, and of those that train the gradients and Adam's two moments.
         weights = (_bytes(net.shapes) + 3 * _bytes(trained(net.shapes))) / weights_split
-        if weights + kept_bytes(net, batch_loss, part) / rows_split <= _ROOM * limit:
+        if weights + kept_bytes(net, batch_loss, part) / tokens_split <= _ROOM * limit:
             return remat
     return "full"
 

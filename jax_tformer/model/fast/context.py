@@ -42,6 +42,8 @@ def share_queries(compute: Attend) -> Attend:
             """Makes `[n, ..., T/n, ...]` of `[..., T, ...]`."""
             if x is None:
                 return None
+            free = PartitionSpec.UNCONSTRAINED
+            x = jax.lax.with_sharding_constraint(x, PartitionSpec(*[free] * axis, "context"))
             apart = x.reshape(*x.shape[:axis], *((-1, parts) if striped else (parts, -1)), *x.shape[axis + 1 :])
             return jnp.moveaxis(apart, axis + order[0], 0)
 

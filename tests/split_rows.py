@@ -1,0 +1,122 @@
+"""A program of eight devices: splits rows over some of them, and prints as JSON what its argument asks for.
+
+"figures": for 1, 2, 4 and 8 devices, the bytes of temporary buffers and the operations of a compiled step. Otherwise
+the name of a model of `MODELS`: the largest relative differences of losses and gradients from those of one device.
+"""
+
+import json
+import sys
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from jax_tformer.config import DropoutConfig, LoraConfig
+from jax_tformer.config.experiment import MeshConfig, OptimizerConfig
+from jax_tformer.functional import transformer
+from jax_tformer.runs.startup import compiler_options
+from jax_tformer.training.optimizer import optimizer
+from jax_tformer.training.sharding import BATCH, make_mesh, parameter_shardings, place_batch
+from jax_tformer.training.step import batch_loss, init_state, state_shardings, train_step
+from tests.train_together import BOTH, MODELS, STACK
+
+ROWS, LENGTH = 4, 24
+RELATIVE = replace(STACK, positions="relative")
+TURNED = replace(STACK, positions="rotary", key_value_heads=2, window=5, window_layers=(True, False), score_cap=5.0)
+DROPS = DropoutConfig(attention=0.1, residual=0.1, feedforward=0.1, embedding=0.1, final=0.1)
+CASES = {
+    **{name: MODELS[name] for name in ("encoder-decoder", "decoder", "encoder")},
+    "relative": replace(BOTH, encoder=RELATIVE, decoder=RELATIVE),
+    "window": replace(BOTH, encoder=None, decoder=TURNED),
+    "window of an encoder": replace(BOTH, encoder=TURNED, decoder=None),
+    "dropout": replace(BOTH, dropout=DROPS),
+    "adapters": replace(MODELS["adapters"], lora=LoraConfig(rank=4, targets=("all",), dropout=0.1)),
+}
+MESHES = [
+    {"data": 1, "context": 2},
+    # 24 / 8 positions are not a multiple of 8.
+    {"data": 1, "context": 8},
+    {"data": 2, "context": 4},
+    {"data": 1, "fsdp": 2, "context": 2, "tensor": 2},
+]
+SMALL = replace(STACK, feedforward_width=256)
+LONG = replace(BOTH, vocab_size=256, d_model=64, encoder=None, decoder=SMALL)
+
+
+def draw_batch(config):
+    generator = np.random.default_rng(0)
+
+    def ids():
+        return generator.integers(0, config.vocab_size, (ROWS, LENGTH)).astype(np.int32)
+
+    def marks(least):
+        return np.arange(LENGTH)[None] < generator.integers(least, LENGTH + 1, (ROWS, 1))
+
+    def segments():
+        return np.sort(generator.integers(1, 4, (ROWS, LENGTH)), axis=1).astype(np.int32)
+
+    if config.encoder is not None and config.decoder is not None:
+        masks = {"source_mask": marks(12), "target_mask": marks(12)}
+        numbers = {"source_segments": segments(), "target_segments": segments()}
+        return {"source": ids(), "target": ids(), "labels": ids(), **masks, **numbers}
+    prefix = {} if config.decoder is None or config.decoder.window else {"prefix": marks(0)}
+    return {"tokens": ids(), "labels": ids(), "mask": marks(12), "segments": segments(), **prefix}
+
+
+def loss_and_gradients(config, mesh):
+    net, mesh = transformer(config), make_mesh(MeshConfig(**mesh), ROWS)
+    shardings, options = parameter_shardings(mesh, net.shapes), compiler_options("float64")
+    params, key = jax.device_put(net.init(jax.random.key(1)), shardings), jax.random.key(2)
+
+    def loss(params, batch):
+        return batch_loss(net, params, batch, dropout_key=key)[0]
+
+    with jax.set_mesh(mesh):
+        compute = jax.jit(jax.value_and_grad(loss), out_shardings=(None, shardings), compiler_options=options)
+        compiled = compute.lower(params, batch := place_batch(mesh, draw_batch(config))).compile()
+    assert "reduce-scatter" not in compiled.as_text(), "gloo's is wrong for large arrays (docs/known-issues.md)"
+    return jax.device_get(compiled(params, batch))
+
+
+def differences(name):
+    """Returns for each mesh the largest differences of the loss and of any parameter's gradients, relative."""
+    config = CASES[name]
+    config = replace(config, compute=replace(config.compute, dtype="float64", parameter_dtype="float64"))
+    expected, gradients = loss_and_gradients(config, {"data": 1})
+    # Biases of keys change nothing: their gradients are rounding.
+    least = 1e-3 * max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradients))
+
+    def compare(mesh):
+        loss, found = loss_and_gradients(config, mesh)
+        apart = jax.tree.map(lambda x, y: np.abs(x - y).max() / max(np.abs(y).max(), least), found, gradients)
+        return [abs(loss / expected - 1), max(jax.tree.leaves(apart))]
+
+    return [compare(mesh) for mesh in MESHES]
+
+
+def figures(parts, rows=2, length=2048):
+    """Returns the bytes of temporary buffers and the operations of a compiled step, on each device."""
+    net, tx, mesh = transformer(LONG), optimizer(OptimizerConfig(), 10), make_mesh(MeshConfig(1, context=parts), rows)
+
+    def new():
+        return init_state(net, tx, jax.random.key(0))
+
+    state = jax.eval_shape(new)
+    shardings = state_shardings(mesh, tx, state)
+    ids = jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=NamedSharding(mesh, BATCH))
+    batch = dict.fromkeys(("tokens", "labels"), ids)
+    places = shardings, None
+    step = jax.jit(train_step(net, tx), donate_argnums=0, in_shardings=places, out_shardings=places)
+    with jax.set_mesh(mesh):
+        compiled = step.lower(state, batch).compile()
+    return compiled.memory_analysis().temp_size_in_bytes, compiled.cost_analysis()["flops"]
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "figures":
+        print(json.dumps([figures(parts) for parts in (1, 2, 4, 8)]))
+    else:
+        jax.config.update("jax_enable_x64", True)
+        print(json.dumps(differences(sys.argv[1])))

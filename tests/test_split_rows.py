@@ -51,10 +51,12 @@ def test_stripes_see_together_what_whole_rows_see(causal, window):
 
 
 @pytest.mark.parametrize("implementation", ["cudnn", "pallas"])
-def test_kernels_do_not_share_rows(implementation):
+def test_kernels_compute_no_split_rows(implementation):
     arrays = [jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.float32)] * 3
     with (
         jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("context",))),
-        pytest.raises(InputError, match=f"'{implementation}', which shares no rows over devices .--mesh.context.; "),
+        pytest.raises(
+            InputError, match=f"'{implementation}', which computes no rows split over devices .--mesh.context.; "
+        ),
     ):
         jax.eval_shape(lambda *given: attend_by(implementation, *given, Mask(causal=True), 1.0), *arrays)

@@ -76,7 +76,7 @@ def choose_implementation(
 def _refusal(implementation: str, mask: Mask, drops: bool) -> str | None:
     """Says why a kernel cannot compute this, as the end of a sentence; None if it can."""
     if context_parts() > 1:
-        return "shares no rows over devices (--mesh.context); expected 'auto', 'einsum' or 'blocks'"
+        return "computes no rows split over devices (--mesh.context); expected 'auto', 'einsum' or 'blocks'"
     if drops:
         return "cannot drop attention weights; expected 'auto', 'einsum' or 'blocks', or dropout.attention 0"
     if mask.bias is not None:

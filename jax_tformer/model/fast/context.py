@@ -26,17 +26,20 @@ def share_queries(compute: Attend) -> Attend:
     parts = context_parts()
 
     def shared(
-        query: Float[Array, "B T H C"],
+        query: Float[Array, "N T H C"],
         key: Float[Array, "B S K C"],
         value: Float[Array, "B S K C"],
         mask: Mask,
         scale: float,
         dropout_rate: float = 0.0,
-        keep: Bool[Array, "B H T S"] | None = None,
-    ) -> tuple[Float[Array, "B T H C"], None]:
+        keep: Bool[Array, "N H T S"] | None = None,
+    ) -> tuple[Float[Array, "N T H C"], Any]:
+        if query.shape[1] % parts or not isinstance(mask.first, int):
+            # Decoding: few queries, or keys of a cache.
+            return compute(query, key, value, mask, scale, dropout_rate, keep)
         striped = mask.causal or mask.window is not None
-        # Where the two axes n and T/n are that T becomes.
-        order = (1, 0) if striped else (0, 1)
+        # T becomes T/n places apart and n devices, or n devices and T/n places.
+        sizes, devices = ((-1, parts), 1) if striped else ((parts, -1), 0)
 
         def split(x: Array | None, axis: int) -> Array | None:
             """Makes `[n, ..., T/n, ...]` of `[..., T, ...]`."""
@@ -44,8 +47,7 @@ def share_queries(compute: Attend) -> Attend:
                 return None
             free = PartitionSpec.UNCONSTRAINED
             x = jax.lax.with_sharding_constraint(x, PartitionSpec(*[free] * axis, "context"))
-            apart = x.reshape(*x.shape[:axis], *((-1, parts) if striped else (parts, -1)), *x.shape[axis + 1 :])
-            return jnp.moveaxis(apart, axis + order[0], 0)
+            return jnp.moveaxis(x.reshape(*x.shape[:axis], *sizes, *x.shape[axis + 1 :]), axis + devices, 0)
 
         nothing = None, None
         segments, prefix = mask.segments or nothing, mask.prefix or nothing
@@ -66,10 +68,9 @@ def share_queries(compute: Attend) -> Attend:
             )
             return compute(query, key, value, seen, scale, dropout_rate, keep)[0][None]
 
-        whole, one = PartitionSpec(), PartitionSpec("context")
-        found = jax.shard_map(attend_to_all, in_specs=(one, whole), out_specs=one, axis_names={"context"})(
-            asking, answering
-        )
-        return jnp.moveaxis(found, 0, 1 + order[0]).reshape(query.shape), None
+        one, all_keys = PartitionSpec("context"), PartitionSpec()
+        on_devices = jax.shard_map(attend_to_all, in_specs=(one, all_keys), out_specs=one, axis_names={"context"})
+        found = on_devices(asking, answering)
+        return jnp.moveaxis(found, 0, 1 + devices).reshape(query.shape), None
 
     return compute if parts == 1 else shared

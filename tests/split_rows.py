@@ -1,7 +1,8 @@
 """A program of eight devices: splits rows over some of them, and prints as JSON what its argument asks for.
 
-"figures": for 1, 2, 4 and 8 devices, the bytes of temporary buffers and the operations of a compiled step. Otherwise
-the name of a model of `MODELS`: the largest relative differences of losses and gradients from those of one device.
+"figures", or "figures-gpt2" for a model of GPT-2's size: for 1, 2, 4 and 8 devices, the bytes of temporary buffers and
+the operations of a compiled step, on each device. Otherwise the name of one of `CASES`: for each mesh the largest
+relative differences of the loss and of the gradients from those of one device.
 """
 
 import json
@@ -22,7 +23,7 @@ from jax_tformer.training.sharding import BATCH, make_mesh, parameter_shardings,
 from jax_tformer.training.step import batch_loss, init_state, state_shardings, train_step
 from tests.train_together import BOTH, MODELS, STACK
 
-ROWS, LENGTH = 4, 24
+ROWS, LENGTH, SOURCE = 4, 24, 16
 RELATIVE = replace(STACK, positions="relative")
 TURNED = replace(STACK, positions="rotary", key_value_heads=2, window=5, window_layers=(True, False), score_cap=5.0)
 DROPS = DropoutConfig(attention=0.1, residual=0.1, feedforward=0.1, embedding=0.1, final=0.1)
@@ -42,25 +43,34 @@ MESHES = [
     {"data": 1, "fsdp": 2, "context": 2, "tensor": 2},
 ]
 SMALL = replace(STACK, feedforward_width=256)
-LONG = replace(BOTH, vocab_size=256, d_model=64, encoder=None, decoder=SMALL)
+LARGE = replace(STACK, num_layers=12, num_heads=12, feedforward_width=3072)
+LONG = {
+    "figures": (replace(BOTH, vocab_size=256, d_model=64, encoder=None, decoder=SMALL), 2, 2048),
+    "figures-gpt2": (
+        replace(BOTH, vocab_size=50_257, d_model=768, encoder=None, decoder=LARGE, tied_head=True),
+        1,
+        2**14,
+    ),
+}
+"""Model, rows and their length."""
 
 
 def draw_batch(config):
     generator = np.random.default_rng(0)
 
-    def ids():
-        return generator.integers(0, config.vocab_size, (ROWS, LENGTH)).astype(np.int32)
+    def ids(length=LENGTH):
+        return generator.integers(0, config.vocab_size, (ROWS, length)).astype(np.int32)
 
-    def marks(least):
-        return np.arange(LENGTH)[None] < generator.integers(least, LENGTH + 1, (ROWS, 1))
+    def marks(least, length=LENGTH):
+        return np.arange(length)[None] < generator.integers(least, length + 1, (ROWS, 1))
 
-    def segments():
-        return np.sort(generator.integers(1, 4, (ROWS, LENGTH)), axis=1).astype(np.int32)
+    def segments(length=LENGTH):
+        return np.sort(generator.integers(1, 4, (ROWS, length)), axis=1).astype(np.int32)
 
     if config.encoder is not None and config.decoder is not None:
-        masks = {"source_mask": marks(12), "target_mask": marks(12)}
-        numbers = {"source_segments": segments(), "target_segments": segments()}
-        return {"source": ids(), "target": ids(), "labels": ids(), **masks, **numbers}
+        masks = {"source_mask": marks(8, SOURCE), "target_mask": marks(12)}
+        numbers = {"source_segments": segments(SOURCE), "target_segments": segments()}
+        return {"source": ids(SOURCE), "target": ids(), "labels": ids(), **masks, **numbers}
     prefix = {} if config.decoder is None or config.decoder.window else {"prefix": marks(0)}
     return {"tokens": ids(), "labels": ids(), "mask": marks(12), "segments": segments(), **prefix}
 
@@ -96,9 +106,9 @@ def differences(name):
     return [compare(mesh) for mesh in MESHES]
 
 
-def figures(parts, rows=2, length=2048):
+def figures(parts, config, rows, length):
     """Returns the bytes of temporary buffers and the operations of a compiled step, on each device."""
-    net, tx, mesh = transformer(LONG), optimizer(OptimizerConfig(), 10), make_mesh(MeshConfig(1, context=parts), rows)
+    net, tx, mesh = transformer(config), optimizer(OptimizerConfig(), 10), make_mesh(MeshConfig(1, context=parts), rows)
 
     def new():
         return init_state(net, tx, jax.random.key(0))
@@ -115,8 +125,8 @@ def figures(parts, rows=2, length=2048):
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "figures":
-        print(json.dumps([figures(parts) for parts in (1, 2, 4, 8)]))
+    if sys.argv[1] in LONG:
+        print(json.dumps([figures(parts, *LONG[sys.argv[1]]) for parts in (1, 2, 4, 8)]))
     else:
         jax.config.update("jax_enable_x64", True)
         print(json.dumps(differences(sys.argv[1])))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from jax_tformer.config import DropoutConfig, LoraConfig
+from jax_tformer.config import ComputeConfig, DropoutConfig, LoraConfig
 from jax_tformer.config.experiment import MeshConfig, OptimizerConfig
 from jax_tformer.functional import transformer
 from jax_tformer.runs.startup import compiler_options
@@ -33,6 +33,7 @@ CASES = {
     "window": replace(BOTH, encoder=None, decoder=TURNED),
     "window of an encoder": replace(BOTH, encoder=TURNED, decoder=None),
     "dropout": replace(BOTH, dropout=DROPS),
+    "bfloat16": replace(MODELS["decoder"], compute=ComputeConfig(dtype="bfloat16")),
     "adapters": replace(MODELS["adapters"], lora=LoraConfig(rank=4, targets=("all",), dropout=0.1)),
 }
 MESHES = [
@@ -92,16 +93,18 @@ def loss_and_gradients(config, mesh):
 
 def differences(name):
     """Returns for each mesh the largest differences of the loss and of any parameter's gradients, relative."""
-    config = CASES[name]
-    config = replace(config, compute=replace(config.compute, dtype="float64", parameter_dtype="float64"))
-    expected, gradients = loss_and_gradients(config, {"data": 1})
+    config, narrow = CASES[name], CASES[name].compute.dtype == "bfloat16"
+    high = "float32" if narrow else "float64"
+    exact = replace(config, compute=replace(config.compute, dtype=high, parameter_dtype=high))
+    config = config if narrow else exact
+    expected, gradients = loss_and_gradients(exact, {"data": 1})
     # Biases of keys change nothing: their gradients are rounding.
     least = 1e-3 * max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradients))
 
     def compare(mesh):
         loss, found = loss_and_gradients(config, mesh)
         apart = jax.tree.map(lambda x, y: np.abs(x - y).max() / max(np.abs(y).max(), least), found, gradients)
-        return [abs(loss / expected - 1), max(jax.tree.leaves(apart))]
+        return [float(abs(loss / expected - 1)), float(max(jax.tree.leaves(apart)))]
 
     return [compare(mesh) for mesh in MESHES]
 

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float
 
 from jax_tformer.model.masks import Mask
-from jax_tformer.model.parameters import context_parts
+from jax_tformer.model.parameters import accumulator, context_parts
 
 Attend = Callable[..., tuple[Array, Any]]
 """A function with the arguments of `attend` and its result, but for the weights, which may be None."""
@@ -56,8 +56,13 @@ def share_queries(compute: Attend) -> Attend:
 
         def attend_to_all(asking: Any, answering: Any) -> Array:
             query, of_queries, in_prefix, keep, bias = jax.tree.map(lambda x: x[0], asking)
-            # Here, so that the gradients of keys and values are added up once, and not in each block of queries.
-            key, value, of_keys, key_in_prefix, is_token = jax.lax.pcast(answering, "context", to="varying")
+            key, value, of_keys, key_in_prefix, is_token = answering
+            # Where gradients of keys and values are added up over devices: once, and not for each block of queries, and
+            # in at least float32.
+            key, value = (
+                jax.lax.pcast(x.astype(accumulator(x.dtype)), "context", to="varying").astype(x.dtype)
+                for x in (key, value)
+            )
             seen = replace(
                 mask,
                 is_token=is_token,

@@ -38,8 +38,8 @@ class Adapter(nnx.Module):
         self.scale, self.rank = lora.scale, lora.rank
         self.dropout = Dropout(lora.dropout)
 
-    def __call__(self, x: Float[Array, "N I"], dropout_key: DropoutKey) -> Float[Array, "N O"]:
-        """Computes the change of the projection of flattened tokens, in at least float32."""
+    def __call__(self, x: Float[Array, "*N I"], dropout_key: DropoutKey) -> Float[Array, "*N O"]:
+        """Computes the change of the projection of tokens, in at least float32."""
         x = self.dropout(x, dropout_key)
         narrow = checkpoint_name(x @ self.a[...].reshape(-1, self.rank).astype(x.dtype), PROJECTION)
         wide = narrow @ self.b[...].reshape(self.rank, -1).astype(x.dtype)

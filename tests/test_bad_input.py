@@ -73,6 +73,8 @@ def test_a_pair_without_a_tab(refuse, folder):
         ("--optimizer.learning-rate nan", "learning_rate is nan"),
         ("--optimizer.learning-rate -1", "learning_rate is -1"),
         ("--mesh.tensor 3", "devices, but there are"),
+        ("--mesh.context 3", "context_length is 128, which does not divide over 3 devices (--mesh.context)"),
+        ("dates --mesh.context 2", "target_length is 11, which does not divide over 2 devices (--mesh.context)"),
         ("dates --data.path dates.txt", "dates needs no file"),
         ("dates --data.source-length 5", "at least"),
         ("--model.vocab-size 100", "1024 ids and the model a vocabulary of 100"),

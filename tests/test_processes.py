@@ -51,6 +51,7 @@ def assert_same(cases, *found):
 
 def test_devices_and_processes_train_as_one_does():
     cases = [["encoder-decoder", mesh((2, 2, 2)), 2], ["odd widths", mesh((4, 2, 1)), 1]]
+    cases.append(["long rows", {"context": 4, "tensor": 2}, 2])
     several, eight = train_together(2, 4, cases), train_together(1, 8, cases)
     assert several[0][1] == eight[0][1] == 1 / 4, "the largest parameter is split over fsdp and tensor"
     assert_same(cases, several, eight)
@@ -150,7 +151,7 @@ def test_the_two_terminals_of_the_page(tmp_path):
         children.append(start([ROOT / "train.py", words[0], *words[3:], *SMALL[1:], "--run", tmp_path / "two"], 2))
     (first, *said), other = finish(children)
     assert (first, other) == (0, (0, "", "")), (said, other)
-    assert "mesh data 1 x fsdp 4 x tensor 1: each device holds" in said[0]
+    assert "mesh data 1 x fsdp 4 x context 1 x tensor 1: each device holds" in said[0]
     assert finish(train(tmp_path / "one", 1, 4))[0][0] == 0
     np.testing.assert_allclose(rows_of(tmp_path / "two"), rows_of(tmp_path / "one"), rtol=1e-12)
     assert (tmp_path / "two" / "samples.txt").read_text() == (tmp_path / "one" / "samples.txt").read_text()

@@ -20,11 +20,12 @@ from jax_tformer.training.sharding import describe_shards, make_mesh, parameter_
 @pytest.mark.parametrize(
     ("asked", "rows", "outcome"),
     [
-        ({}, 16, (8, 1, 1)),
-        ({}, 12, (6, 1, 1)),
-        ({}, 11, (1, 1, 1)),
-        ({"tensor": 4}, 16, (2, 1, 4)),
-        ({"data": 9}, 18, "data 9 x fsdp 1 x tensor 1 = 9 devices, but there are 8"),
+        ({}, 16, (8, 1, 1, 1)),
+        ({}, 12, (6, 1, 1, 1)),
+        ({}, 11, (1, 1, 1, 1)),
+        ({"tensor": 4}, 16, (2, 1, 1, 4)),
+        ({"context": 4}, 16, (2, 1, 4, 1)),
+        ({"data": 9}, 18, "data 9 x fsdp 1 x context 1 x tensor 1 = 9 devices, but there are 8"),
         ({"fsdp": 3, "tensor": 4}, 12, "= 12 devices, but there are 8"),
         ({"data": 4, "fsdp": 2}, 12, "12 rows .* does not divide over 8 devices .* multiple of 8"),
     ],

@@ -31,22 +31,24 @@ MODELS = {
     "decoder": replace(BOTH, encoder=None),
     "encoder": replace(BOTH, decoder=None),
     "adapters": replace(BOTH, encoder=None, lora=LoraConfig(rank=4, targets=("all",))),
+    "long rows": replace(BOTH, decoder=replace(STACK, positions="relative")),
     "odd widths": replace(
         BOTH, d_model=18, decoder=replace(STACK, num_heads=3, feedforward_width=31), encoder=None, vocab_size=23
     ),
 }
 
 
-def batches(config):
+def batches(config, length):
     generator = np.random.default_rng(0)
     for _ in count():
-        ids = {name: generator.integers(0, config.vocab_size, (ROWS, 7)).astype(np.int32) for name in ("a", "b", "c")}
-        segments = np.sort(generator.integers(1, 4, (ROWS, 7)), axis=1).astype(np.int32)
+        shape = ROWS, length
+        ids = {name: generator.integers(0, config.vocab_size, shape).astype(np.int32) for name in ("a", "b", "c")}
+        segments = np.sort(generator.integers(1, 4, shape), axis=1).astype(np.int32)
         if config.encoder is None or config.decoder is None:
             yield {"tokens": ids["a"], "labels": ids["c"], "segments": segments}
             continue
         more = {"source_segments": segments, "target_segments": segments}
-        masks = {"source_mask": np.ones((ROWS, 7), bool), "target_mask": np.ones((ROWS, 7), bool)}
+        masks = {"source_mask": np.ones(shape, bool), "target_mask": np.ones(shape, bool)}
         yield {"source": ids["a"], "target": ids["b"], "labels": ids["c"], **more, **masks}
 
 
@@ -69,12 +71,12 @@ def losses(model, mesh, accumulation):
         out_shardings=(shardings, None),
         compiler_options=options,
     )
-    rows, found = local_rows(mesh, ROWS), []
-    batch = abstract_batch(mesh, {name: x[rows] for name, x in next(batches(config)).items()})
+    rows, found, length = local_rows(mesh, ROWS), [], 16 if model == "long rows" else 7
+    batch = abstract_batch(mesh, {name: x[rows] for name, x in next(batches(config, length)).items()})
     with jax.set_mesh(mesh):
         step = step.lower(state, batch).compile()
     assert "reduce-scatter" not in step.as_text(), "gloo's is wrong for large arrays (docs/known-issues.md)"
-    for _, batch in zip(range(STEPS), batches(config), strict=False):
+    for _, batch in zip(range(STEPS), batches(config, length), strict=False):
         with jax.set_mesh(mesh):
             state, metrics = step(state, place_batch(mesh, {name: x[rows] for name, x in batch.items()}))
         found.append(float(metrics.loss))

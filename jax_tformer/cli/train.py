@@ -120,7 +120,7 @@ def train(plan: "TrainPlan", started: float) -> int:
         require_room_for_batches(experiment.data, training)
         checkpoints = Checkpoints(run.checkpoints, training.keep_checkpoints, run.saved)
 
-        # 2. The mesh: one device is the mesh 1 x 1 x 1.
+        # 2. The mesh: one device is the mesh 1 x 1 x 1 x 1.
         mesh = make_mesh(experiment.mesh, training.batch_size // training.accumulation)
     before = plan.before if ask_first(checkpoints.saved_before) else None
 

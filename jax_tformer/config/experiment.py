@@ -229,6 +229,8 @@ class MeshConfig:
     """Parts of the batch that also share the storage of parameters and optimizer state."""
     tensor: Positive = 1
     """Parts of every projection's heads or feed-forward width."""
+    context: Positive = 1
+    """Parts of the positions of every row, for rows too long for one device."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -294,20 +296,24 @@ class ExperimentConfig:
             f"head is {self.model.head!r}; training needs a head that predicts tokens: 'linear' or 'transform'",
         )
         if isinstance(self.data, PairData):
-            _require_positions(self.model.encoder, "source_length", self.data.source_length)
-            _require_positions(self.model.decoder, "target_length", self.data.target_length)
+            self._require_length(self.model.encoder, "source_length", self.data.source_length)
+            self._require_length(self.model.decoder, "target_length", self.data.target_length)
         else:
-            _require_positions(self.model.output_stack, "context_length", self.data.context_length)
+            self._require_length(self.model.output_stack, "context_length", self.data.context_length)
+
+    def _require_length(self, stack: object, name: str, length: int) -> None:
+        rows, parts = getattr(stack, "max_positions", None), self.mesh.context
+        require(
+            length % parts == 0,
+            f"{name} is {length}, which does not divide over {parts} devices (--mesh.context); "
+            f"expected a multiple of {parts}",
+        )
+        require(
+            rows is None or length <= rows,
+            f"{name} is {length} and max_positions is {rows}; expected a length within the learned positions",
+        )
 
 
 def trains_on(model: TransformerConfig) -> str:
     """Returns the kind of data that a model with these stacks trains on: "text", "masked" or "pairs"."""
     return "text" if model.encoder is None else "masked" if model.decoder is None else "pairs"
-
-
-def _require_positions(stack: object, name: str, length: int) -> None:
-    rows = getattr(stack, "max_positions", None)
-    require(
-        rows is None or length <= rows,
-        f"{name} is {length} and max_positions is {rows}; expected a length within the learned positions",
-    )

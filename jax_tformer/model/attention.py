@@ -12,6 +12,7 @@ from jax_tformer.config import AttentionImplementation, StackConfig, Transformer
 from jax_tformer.model import fast
 from jax_tformer.model.dropout import Dropout, drop
 from jax_tformer.model.embedding import Rotation, rotate
+from jax_tformer.model.fast.context import share_queries
 from jax_tformer.model.layers import Linear, Norm, identity
 from jax_tformer.model.masks import Mask
 from jax_tformer.model.parameters import DropoutKey, Memory, Stream, accumulator
@@ -54,7 +55,7 @@ def attend_by(
 ) -> tuple[Float[Array, "N T H C"], Float[Array, "N H T S"] | None]:
     """Computes `attend` by the implementation that a config names; the weights are None where a faster one runs."""
     compute = fast.lookup(implementation, query, key, mask, drops=keep is not None) or attend
-    return compute(query, key, value, mask, scale, dropout_rate, keep)
+    return share_queries(compute)(query, key, value, mask, scale, dropout_rate, keep)
 
 
 class Attention(nnx.Module):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
-from jax_tformer.model.parameters import DropoutKey
+from jax_tformer.model.parameters import DropoutKey, context_parts
 
 Model = TypeVar("Model", bound=nnx.Module)
 
@@ -68,5 +68,7 @@ def layer_keys(key: DropoutKey, layers: int) -> Key[Array, " L"] | None:
 
 def keep_mask(key: Key[Array, ""], rate: float, shape: tuple[int, ...]) -> Bool[Array, "..."]:
     """Draws True (kept) with probability 1 - rate for each element."""
-    # Drawn flat, then reshaped: XLA on CPU takes six times as long to compile a generator of four axes.
-    return jax.random.bernoulli(key, 1 - rate, (math.prod(shape),)).reshape(shape)
+    # Drawn flat, then reshaped: XLA on CPU takes six times as long to compile a generator of four axes. Devices that
+    # share the positions of a row can draw their parts, the same numbers, only of an array with its axes.
+    drawn = shape if context_parts() > 1 else (math.prod(shape),)
+    return jax.random.bernoulli(key, 1 - rate, drawn).reshape(shape)

@@ -22,6 +22,7 @@ from jax_tformer.model.parameters import (
     DropoutKey,
     Stream,
     accumulator,
+    context_parts,
     dtype_of,
     parameter,
     projection_start,
@@ -59,12 +60,13 @@ class Linear(nnx.Module):
         """Projects `[..., *inputs]` to `[..., *outputs]`."""
         dtype, width = dtype_of(self.dtype), math.prod(self.inputs)
         leading = x.shape[: x.ndim - len(self.inputs)]
-        x = x.reshape(-1, width).astype(dtype)
+        # The compiler cannot flatten rows that are split over devices along both axes.
+        x = x.reshape(*(leading if context_parts() > 1 else (-1,)), width).astype(dtype)
         y = x @ self.kernel[...].reshape(width, -1).astype(dtype)
         # The bias's gradient is a sum over tokens in the type of this addition; bfloat16 would round it away.
         high = accumulator(dtype)
         if self.bias is not None:
-            y = y.astype(high) + self.bias[...].reshape(1, -1).astype(high)
+            y = y.astype(high) + self.bias[...].reshape((1,) * (y.ndim - 1) + (-1,)).astype(high)
         if self.lora is not None:
             y = y.astype(high) + self.lora(x, dropout_key)
         named: Array = checkpoint_name(y.astype(dtype), PROJECTION)

@@ -33,6 +33,8 @@ class Mask:
     """If causal, queries in the prefix (True) also see later keys in the prefix (Raffel et al., 2020)."""
     first: Int[Array, ""] | int = 0
     """The place of the first query: 0, or the first free slot of a cache."""
+    stripe: tuple[Int[Array, ""] | int, int] = (0, 1)
+    """(i, n): the queries are those at places `first` + i + n t, one of the n stripes that devices share."""
     bias: Float[Array, "#B #H #T #S"] | None = None
     """Added to the scaled scores; hides nothing."""
     cap: float | None = None
@@ -47,7 +49,8 @@ class Mask:
         """
         parts = []
         if self.causal or self.window is not None:
-            places = self.first + jnp.arange(length)[rows]
+            number, stripes = self.stripe
+            places = self.first + number + stripes * jnp.arange(length)[rows]
             distance = (places[:, None] - jnp.arange(slots)[columns][None, :])[None, None]
             if self.causal:
                 seen = distance >= 0
@@ -68,7 +71,8 @@ class Mask:
         """Returns the keys that queries in `rows` can see at all, as far as is known before computing."""
         if not isinstance(self.first, int):
             return range(slots)
-        begin, end = self.first + rows.start, self.first + rows.stop
+        # Of any stripe, so that all devices skip the same keys.
+        begin, end = (self.first + self.stripe[1] * row for row in (rows.start, rows.stop))
         last = end if self.causal and self.prefix is None else slots
         if self.window is None:
             return range(min(last, slots))

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import get_abstract_mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -95,6 +96,11 @@ def dtype_of(name: str) -> jnp.dtype:
     if name == "float64" and not jax.config.read("jax_enable_x64"):
         raise ValueError('float64 needs jax.config.update("jax_enable_x64", True) before anything is traced')
     return jnp.dtype(name)
+
+
+def context_parts() -> int:
+    """Returns over how many devices the mesh that is set splits the positions of each row."""
+    return int(get_abstract_mesh().shape.get("context", 1))
 
 
 def accumulator(dtype: DTypeLike) -> jnp.dtype:

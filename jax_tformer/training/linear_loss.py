@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from jax_tformer.config import IGNORED
 from jax_tformer.model.layers import soft_cap
-from jax_tformer.model.parameters import accumulator
+from jax_tformer.model.parameters import accumulator, context_parts
 
 LOGITS_AT_ONCE = 2**26
 """The most logits at once: 256 MB in float32."""
@@ -37,8 +37,8 @@ def linear_cross_entropy(
 
     The sum is in nats. With a `cap`, the logits are bounded by it (see `soft_cap`).
     """
-    width, vocabulary = x.shape[-1], len(table)
-    flat, targets = x.reshape(-1, width), labels.reshape(-1)
+    vocabulary = len(table)
+    flat, targets = (_flatten(array) for array in (x, labels))
     if x.dtype != accumulator(x.dtype):
         table = jnp.pad(table, ((0, -vocabulary % _LANES), (0, 0)))
     counted = (targets != IGNORED).sum()
@@ -119,6 +119,12 @@ def _summed_jvp(
         if gradient is not None and not isinstance(tangent, SymbolicZero):
             moved = moved + (gradient.astype(loss.dtype) * tangent.astype(loss.dtype)).sum()
     return loss, moved
+
+
+def _flatten(x: Array) -> Array:
+    """Makes `[N, ...]` of `[B, T, ...]`, with each device's positions together if the mesh splits rows along T."""
+    apart = x.reshape(len(x), context_parts(), -1, *x.shape[2:])
+    return apart.swapaxes(0, 1).reshape(-1, *x.shape[2:])
 
 
 def _parts(x: Array, labels: Array, vocabulary: int) -> tuple[Array, Array]:

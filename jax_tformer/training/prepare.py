@@ -19,7 +19,7 @@ from jax_tformer.model.masks import Mask
 from jax_tformer.startup import compiler_options, require_memory
 from jax_tformer.terminal import SMALLER_TRAINING
 from jax_tformer.training.processes import least
-from jax_tformer.training.sharding import bytes_per_device
+from jax_tformer.training.sharding import bytes_per_device, row_parts
 from jax_tformer.training.step import TrainState, batch_loss, init_state, state_shardings, train_step
 
 _ROOM = 0.8
@@ -60,9 +60,9 @@ def fit_to_devices(
         name: jax.ShapeDtypeStruct((len(rows) // accumulation, *rows.shape[1:]), rows.dtype)
         for name, rows in batch.items()
     }
-    rows_split = mesh.shape["data"] * mesh.shape["fsdp"]
+    tokens_split = row_parts(mesh) * mesh.shape["context"]
     with jax.set_mesh(mesh):
-        remat = choose_remat(config, part, limit, rows_split, mesh.shape["fsdp"] * mesh.shape["tensor"])
+        remat = choose_remat(config, part, limit, tokens_split, mesh.shape["fsdp"] * mesh.shape["tensor"])
     return config.with_compute(remat=remat)
 
 
@@ -70,12 +70,12 @@ def choose_remat(
     config: TransformerConfig,
     part: Mapping[str, jax.ShapeDtypeStruct],
     limit: int | None,
-    rows_split: int,
+    tokens_split: int,
     weights_split: int,
 ) -> Remat:
     """Chooses the least rematerialisation that fits a device of `limit` bytes; without a limit "dots", fastest on CPU.
 
-    Rows of a batch are split over `rows_split` devices, parameters and optimizer over `weights_split`.
+    Tokens of a batch are split over `tokens_split` devices, parameters and optimizer over `weights_split`.
     """
     if limit is None:
         return "dots"
@@ -84,7 +84,7 @@ def choose_remat(
         net = transformer(config.with_compute(remat=remat))
         # Parameters, and of those that train the gradients and Adam's two moments.
         weights = (_bytes(net.shapes) + 3 * _bytes(trained(net.shapes))) / weights_split
-        if weights + kept_bytes(net, part) / rows_split <= _ROOM * limit:
+        if weights + kept_bytes(net, part) / tokens_split <= _ROOM * limit:
             return remat
     return "full"
 
@@ -110,7 +110,7 @@ def describe_compute(config: TransformerConfig, mesh: Mesh, length: int) -> str:
     attention = compute.attention
     if attention == "auto":
         # As many rows as the mesh splits; every batch has a multiple of them.
-        shape = (mesh.shape["data"] * mesh.shape["fsdp"], length, stack.num_heads, config.head_width(stack))
+        shape = (row_parts(mesh), length, stack.num_heads, config.head_width(stack))
         platform, dtype = mesh.devices.flat[0].platform, jnp.dtype(compute.dtype)
         with jax.set_mesh(mesh):
             mask = Mask(causal=config.decoder is not None, window=stack.window)

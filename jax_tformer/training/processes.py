@@ -54,6 +54,8 @@ _GRACE = 2
 """Seconds in which processes that end for the same reason come to their ends."""
 _ABORTS = re.compile(r"coordination_service|client\.h:\d+\]")
 """In the first line of what JAX says when it ends a process."""
+_CHATTER = re.compile(r"\[Gloo\]|peer ranks|^\d+$")
+"""In lines that say that all is well. Threads write them at once, so that one may be torn in two."""
 _LOST = re.compile("[Gg]loo|NCCL|[Cc]onnection closed|UNAVAILABLE")
 """In the message of a collective operation that has lost a process."""
 _HEARTBEAT = 30
@@ -421,6 +423,6 @@ def _shorten_last_words() -> None:
                 who = f"process {dead[1]} has died or hangs" if dead else "the first process has ended"
                 if "Shutdown barrier" not in rest or dead:
                     print(f"error: {who}; the same command continues the run", file=sys.stderr, flush=True)
-            elif "connected peer ranks" not in line:
+            elif not _CHATTER.search(line):
                 print(line, end="", file=sys.stderr, flush=True)
     os._exit(0)

@@ -1,6 +1,6 @@
 """Splits arrays over devices: one table from the axes of parameters to those of the mesh.
 
-The model never mentions devices. One device is the mesh 1 x 1 x 1, with the same code path.
+The model never mentions devices. One device is the mesh 1 x 1 x 1 x 1, with the same code path.
 """
 
 import math
@@ -30,34 +30,37 @@ MESH_AXES = {"D": "fsdp", "H": "tensor", "K": "tensor", "F": "tensor", "V": "ten
 _EXCHANGES = re.compile(r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
 """XLA's names of the operations in which devices exchange arrays."""
 
-BATCH = PartitionSpec(("data", "fsdp"))
+ROWS = PartitionSpec(("data", "fsdp"))
 """The rows of a batch are split over both axes."""
+BATCH = PartitionSpec(*ROWS, "context")
+"""The positions of each row are split over a third axis."""
 
 
 def make_mesh(config: MeshConfig, rows: int = 0) -> Mesh:
-    """Makes the mesh data x fsdp x tensor for batches computed `rows` at a time (batch size / accumulation).
+    """Makes the mesh data x fsdp x context x tensor for batches computed `rows` at a time (batch size / accumulation).
 
     If `config.data` is None, takes the largest number that the devices and the rows allow; 0 rows allow any. Raises
     InputError if there are fewer devices than the mesh needs, if the rows do not divide over data x fsdp, or if a
     process would have none.
     """
-    devices, others = jax.device_count(), config.fsdp * config.tensor
+    devices, others = jax.device_count(), config.fsdp * config.context * config.tensor
     fitting = [data for data in range(1, devices // others + 1) if rows % (data * config.fsdp) == 0]
     data = config.data or max(fitting, default=1)
+    shape = {"data": data, "fsdp": config.fsdp, "context": config.context, "tensor": config.tensor}
+    split = _describe(shape)
     if data * others > devices:
         raise InputError(
-            f"the mesh is data {data} x fsdp {config.fsdp} x tensor {config.tensor} = {data * others} devices, but "
-            f"there are {devices}; expected at most {devices}; lower --mesh.data, --mesh.fsdp or --mesh.tensor"
+            f"the mesh is {split} = {data * others} devices, but there are {devices}; expected at most {devices}; "
+            "lower --mesh.data, --mesh.fsdp, --mesh.context or --mesh.tensor"
         )
     if rows % (data * config.fsdp):
         raise InputError(
             f"a batch of {rows} rows (batch_size / accumulation) does not divide over {data * config.fsdp} devices "
             f"(data x fsdp); expected a multiple of {data * config.fsdp}"
         )
-    shape, names = (data, config.fsdp, config.tensor), ("data", "fsdp", "tensor")
     used = jax.devices()[: data * others]
-    require_device_each(used, f"the mesh is data {data} x fsdp {config.fsdp} x tensor {config.tensor}")
-    return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names), devices=used)
+    require_device_each(used, f"the mesh is {split}")
+    return jax.make_mesh(tuple(shape.values()), tuple(shape), axis_types=(AxisType.Auto,) * len(shape), devices=used)
 
 
 def parameter_shardings(mesh: Mesh, shapes: Params) -> Params:
@@ -82,7 +85,7 @@ def on_mesh(mesh: Mesh | None, shapes: Params) -> Params:
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
     """The rows of a batch that are on devices of this process, int[R], in rising order."""
-    parts = NamedSharding(mesh, BATCH).addressable_devices_indices_map((batch_size,)).values()
+    parts = NamedSharding(mesh, ROWS).addressable_devices_indices_map((batch_size,)).values()
     return np.unique(np.concatenate([np.arange(batch_size)[part] for part in parts if part is not None]))
 
 
@@ -94,11 +97,10 @@ def place_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
         return placed
     whole = abstract_batch(mesh, batch)
     batch_size = next(iter(whole.values())).shape[0]
-    made, (size,) = local_rows(mesh, batch_size), sharding.shard_shape((batch_size,))
+    made = local_rows(mesh, batch_size)
 
     def part_of(rows: np.ndarray, index: tuple[slice, ...]) -> np.ndarray:
-        first = np.searchsorted(made, index[0].start or 0)
-        return rows[first : first + size]
+        return rows[np.isin(made, np.arange(batch_size)[index[0]])][:, index[1]]
 
     return {
         name: jax.make_array_from_callback(rows.shape, sharding, partial(part_of, batch[name]))
@@ -134,8 +136,9 @@ def split_rows(tree: T, rows: int) -> T:
         return tree
 
     def split(leaf: jax.Array) -> jax.Array:
-        further = len(leaf) > rows and len(leaf) % mesh.size == 0 and row_parts(mesh) in (1, rows)
-        where = PartitionSpec((*BATCH[0], "tensor")) if further else BATCH
+        further = len(leaf) > rows and row_parts(mesh) in (1, rows)
+        further = further and len(leaf) % (row_parts(mesh) * mesh.shape["tensor"]) == 0
+        where = PartitionSpec((*ROWS[0], "tensor")) if further else ROWS
         found: jax.Array = jax.lax.with_sharding_constraint(leaf, where)
         return found
 
@@ -153,7 +156,7 @@ def replicate(tree: T) -> T:
 
 def abstract_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
     """The shapes of whole batches, of which `batch` has the rows of this process, with their types and shardings."""
-    sharding, parts = NamedSharding(mesh, BATCH), mesh.shape["data"] * mesh.shape["fsdp"]
+    sharding, parts = NamedSharding(mesh, BATCH), row_parts(mesh)
     mine = len(local_rows(mesh, parts))
     return {
         name: jax.ShapeDtypeStruct((len(rows) * parts // mine, *rows.shape[1:]), rows.dtype, sharding=sharding)
@@ -171,7 +174,7 @@ def describe_shards(mesh: Mesh, state: PyTree, params: Params, program: str) -> 
     share = bytes_per_device(state)
     exchanges = Counter(_EXCHANGES.findall(program))
     told = ", ".join(f"{number} {name}" for name, number in sorted(exchanges.items())) or "nothing"
-    split = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())
+    split = _describe(mesh.shape)
     lines = [f"mesh {split}: each device holds {share / 2**20:,.1f} MiB of the state; a step exchanges {told}"]
     whole = [
         f"{_name(path)} ({axis} is {size})"
@@ -187,6 +190,10 @@ def describe_shards(mesh: Mesh, state: PyTree, params: Params, program: str) -> 
 def bytes_per_device(tree: PyTree) -> int:
     """The bytes of arrays, abstract and with shardings, on each device."""
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
+
+
+def _describe(shape: Mapping[str, int]) -> str:
+    return " x ".join(f"{name} {size}" for name, size in shape.items())
 
 
 def _name(path: tuple[Any, ...]) -> str:

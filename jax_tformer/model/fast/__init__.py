@@ -4,7 +4,6 @@ They are blocks of queries on a CPU (rows.py), and the kernels of cuDNN on an NV
 TPU. The last two never hold all weights of a head at once, and cannot apply our dropout masks.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ from jaxtyping import Array, Bool, Float
 
 from jax_tformer.config import AttentionImplementation
 from jax_tformer.config.errors import require
+from jax_tformer.model.fast.context import Attend
 from jax_tformer.model.fast.kernels import (
     BLOCK,
     attend_by_cudnn,
@@ -25,10 +25,8 @@ from jax_tformer.model.fast.kernels import (
 )
 from jax_tformer.model.fast.rows import attend_in_rows
 from jax_tformer.model.masks import Mask
+from jax_tformer.model.parameters import context_parts
 from jax_tformer.scan import ATTENTION_OUTPUT
-
-Attend = Callable[..., tuple[Array, Any]]
-"""A function with the arguments of `attend` and its result, but for the weights, which may be None."""
 
 
 def lookup(
@@ -59,7 +57,7 @@ def choose_implementation(
     `platform` is JAX's name of the kind of device ("cpu", "gpu", "tpu").
     """
     width, lengths = query[3], (query[1], key[1])
-    if platform == "cpu":
+    if platform == "cpu" or context_parts() > 1:
         return "blocks"
     if platform == "gpu" and dtype in (jnp.bfloat16, jnp.float16) and width % 8 == 0 and width <= 128:
         # cuDNN's flash attention needs Ampere or newer.
@@ -77,6 +75,8 @@ def choose_implementation(
 
 def _refusal(implementation: str, mask: Mask, drops: bool) -> str | None:
     """Says why a kernel cannot compute this, as the end of a sentence; None if it can."""
+    if context_parts() > 1:
+        return "computes no rows split over devices (--mesh.context); expected 'auto', 'einsum' or 'blocks'"
     if drops:
         return "cannot drop attention weights; expected 'auto', 'einsum' or 'blocks', or dropout.attention 0"
     if mask.bias is not None:

@@ -1,0 +1,135 @@
+"""A program of eight devices: splits rows over some of them, and prints as JSON what its argument asks for.
+
+"figures", or "figures-gpt2" for a model of GPT-2's size: for 1, 2, 4 and 8 devices, the bytes of temporary buffers and
+the operations of a compiled step, on each device. Otherwise the name of one of `CASES`: for each mesh the largest
+relative differences of the loss and of the gradients from those of one device.
+"""
+
+import json
+import sys
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from jax_tformer.config import ComputeConfig, DropoutConfig, LoraConfig
+from jax_tformer.config.experiment import MeshConfig, OptimizerConfig
+from jax_tformer.functional import transformer
+from jax_tformer.startup import compiler_options
+from jax_tformer.training.optimizer import optimizer
+from jax_tformer.training.sharding import BATCH, make_mesh, parameter_shardings, place_batch
+from jax_tformer.training.step import batch_loss, init_state, state_shardings, train_step
+from tests.train_together import BOTH, MODELS, STACK
+
+ROWS, LENGTH, SOURCE = 4, 24, 16
+RELATIVE = replace(STACK, positions="relative")
+TURNED = replace(STACK, positions="rotary", key_value_heads=2, window=5, window_layers=(True, False), score_cap=5.0)
+DROPS = DropoutConfig(attention=0.1, residual=0.1, feedforward=0.1, embedding=0.1, final=0.1)
+CASES = {
+    **{name: MODELS[name] for name in ("encoder-decoder", "decoder", "encoder")},
+    "relative": replace(BOTH, encoder=RELATIVE, decoder=RELATIVE),
+    "window": replace(BOTH, encoder=None, decoder=TURNED),
+    "window of an encoder": replace(BOTH, encoder=TURNED, decoder=None),
+    "dropout": replace(BOTH, dropout=DROPS),
+    "bfloat16": replace(MODELS["decoder"], compute=ComputeConfig(dtype="bfloat16")),
+    "adapters": replace(MODELS["adapters"], lora=LoraConfig(rank=4, targets=("all",), dropout=0.1)),
+}
+MESHES = [
+    {"data": 1, "context": 2},
+    # 24 / 8 positions are not a multiple of 8.
+    {"data": 1, "context": 8},
+    {"data": 2, "context": 4},
+    {"data": 1, "fsdp": 2, "context": 2, "tensor": 2},
+]
+SMALL = replace(STACK, feedforward_width=256)
+LARGE = replace(STACK, num_layers=12, num_heads=12, feedforward_width=3072)
+LONG = {
+    "figures": (replace(BOTH, vocab_size=256, d_model=64, encoder=None, decoder=SMALL), 2, 2048),
+    "figures-gpt2": (
+        replace(BOTH, vocab_size=50_257, d_model=768, encoder=None, decoder=LARGE, tied_head=True),
+        1,
+        2**14,
+    ),
+}
+"""Model, rows and their length."""
+
+
+def draw_batch(config):
+    generator = np.random.default_rng(0)
+
+    def ids(length=LENGTH):
+        return generator.integers(0, config.vocab_size, (ROWS, length)).astype(np.int32)
+
+    def marks(least, length=LENGTH):
+        return np.arange(length)[None] < generator.integers(least, length + 1, (ROWS, 1))
+
+    def segments(length=LENGTH):
+        return np.sort(generator.integers(1, 4, (ROWS, length)), axis=1).astype(np.int32)
+
+    if config.encoder is not None and config.decoder is not None:
+        masks = {"source_mask": marks(8, SOURCE), "target_mask": marks(12)}
+        numbers = {"source_segments": segments(SOURCE), "target_segments": segments()}
+        return {"source": ids(SOURCE), "target": ids(), "labels": ids(), **masks, **numbers}
+    prefix = {} if config.decoder is None or config.decoder.window else {"prefix": marks(0)}
+    return {"tokens": ids(), "labels": ids(), "mask": marks(12), "segments": segments(), **prefix}
+
+
+def loss_and_gradients(config, mesh):
+    net, mesh = transformer(config), make_mesh(MeshConfig(**mesh), ROWS)
+    shardings, options = parameter_shardings(mesh, net.shapes), compiler_options("float64")
+    params, key = jax.device_put(net.init(jax.random.key(1)), shardings), jax.random.key(2)
+
+    def loss(params, batch):
+        return batch_loss(net, params, batch, dropout_key=key)[0]
+
+    with jax.set_mesh(mesh):
+        compute = jax.jit(jax.value_and_grad(loss), out_shardings=(None, shardings), compiler_options=options)
+        compiled = compute.lower(params, batch := place_batch(mesh, draw_batch(config))).compile()
+    assert "reduce-scatter" not in compiled.as_text(), "gloo's is wrong for large arrays (docs/known-issues.md)"
+    return jax.device_get(compiled(params, batch))
+
+
+def differences(name):
+    """Returns for each mesh the largest differences of the loss and of any parameter's gradients, relative."""
+    config, narrow = CASES[name], CASES[name].compute.dtype == "bfloat16"
+    high = "float32" if narrow else "float64"
+    exact = replace(config, compute=replace(config.compute, dtype=high, parameter_dtype=high))
+    config = config if narrow else exact
+    expected, gradients = loss_and_gradients(exact, {"data": 1})
+    # Biases of keys change nothing: their gradients are rounding.
+    least = 1e-3 * max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradients))
+
+    def compare(mesh):
+        loss, found = loss_and_gradients(config, mesh)
+        apart = jax.tree.map(lambda x, y: np.abs(x - y).max() / max(np.abs(y).max(), least), found, gradients)
+        return [float(abs(loss / expected - 1)), float(max(jax.tree.leaves(apart)))]
+
+    return [compare(mesh) for mesh in MESHES]
+
+
+def figures(parts, config, rows, length):
+    """Returns the bytes of temporary buffers and the operations of a compiled step, on each device."""
+    net, tx, mesh = transformer(config), optimizer(OptimizerConfig(), 10), make_mesh(MeshConfig(1, context=parts), rows)
+
+    def new():
+        return init_state(net, tx, jax.random.key(0))
+
+    state = jax.eval_shape(new)
+    shardings = state_shardings(mesh, tx, state)
+    ids = jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=NamedSharding(mesh, BATCH))
+    batch = dict.fromkeys(("tokens", "labels"), ids)
+    places = shardings, None
+    step = jax.jit(train_step(net, tx), donate_argnums=0, in_shardings=places, out_shardings=places)
+    with jax.set_mesh(mesh):
+        compiled = step.lower(state, batch).compile()
+    return compiled.memory_analysis().temp_size_in_bytes, compiled.cost_analysis()["flops"]
+
+
+if __name__ == "__main__":
+    if sys.argv[1] in LONG:
+        print(json.dumps([figures(parts, *LONG[sys.argv[1]]) for parts in (1, 2, 4, 8)]))
+    else:
+        jax.config.update("jax_enable_x64", True)
+        print(json.dumps(differences(sys.argv[1])))

@@ -1,0 +1,64 @@
+"""Rows that are split over devices along their positions: the numbers of one device, and a part of its memory."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_tformer.config.errors import InputError
+from jax_tformer.model.attention import attend_by
+from jax_tformer.model.masks import Mask
+from tests.several_processes import ROOT, finish, start
+from tests.split_rows import CASES
+
+
+def on_eight_devices(asked):
+    ((status, output, errors),) = finish([start([ROOT / "tests" / "split_rows.py", asked], 8)])
+    assert status == 0, errors
+    return json.loads(output)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in ("window", "bfloat16") else pytest.mark.deep) for name in CASES],
+)
+def test_losses_and_gradients_are_those_of_whole_rows(name):
+    # In bfloat16, whole rows too differ by 0.056 from float32.
+    assert np.max(on_eight_devices(name)) < (0.06 if name == "bfloat16" else 1e-12)
+
+
+def test_activations_and_work_fall_with_the_number_of_devices():
+    (whole, operations), *others = on_eight_devices("figures")
+    for parts, (held, done) in zip((2, 4, 8), others, strict=True):
+        # What stays are the gathered keys and values of one layer, the parameters and their gradients.
+        assert held < 1.35 * whole / parts, (parts, held, whole)
+        # Every device runs one program. Were what the causal mask hides computed, it would be twice as much.
+        assert done < 1.2 * operations / parts, (parts, done, operations)
+
+
+@pytest.mark.parametrize(("causal", "window"), [(True, None), (True, 5), (False, 5)])
+def test_stripes_see_together_what_whole_rows_see(causal, window):
+    """And the keys that a block is multiplied with are all that any stripe sees."""
+    whole = Mask(causal, window).boolean(24, 24)
+    for number in range(4):
+        mask = Mask(causal, window, stripe=(jnp.int32(number), 4))
+        seen = np.asarray(mask.boolean(6, 24))[0, 0]
+        np.testing.assert_array_equal(seen, np.asarray(whole)[0, 0, number::4])
+        first, second = mask.spanned(range(3), 24), mask.spanned(range(3, 6), 24)
+        assert set(seen[:3].any(0).nonzero()[0]) <= set(first)
+        assert set(seen[3:].any(0).nonzero()[0]) <= set(second)
+        assert len(first) < 24
+
+
+@pytest.mark.parametrize("implementation", ["cudnn", "pallas"])
+def test_kernels_compute_no_split_rows(implementation):
+    arrays = [jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.float32)] * 3
+    with (
+        jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("context",))),
+        pytest.raises(
+            InputError, match=f"'{implementation}', which computes no rows split over devices .--mesh.context.; "
+        ),
+    ):
+        jax.eval_shape(lambda *given: attend_by(implementation, *given, Mask(causal=True), 1.0), *arrays)

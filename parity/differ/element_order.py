@@ -28,6 +28,15 @@ def in_our_layout(ours: np.ndarray, theirs: np.ndarray, bar: float = _CLOSE) -> 
     return best
 
 
+def with_axes_as(ours: np.ndarray, theirs: np.ndarray) -> list[np.ndarray]:
+    """Their array with its axes in every order that gives it our shape; axes are neither merged nor split."""
+    here, there = ours.squeeze(), theirs.squeeze()
+    if sorted(here.shape) != sorted(there.shape) or there.ndim > 5:
+        return []
+    moved = (there.transpose(axes) for axes in permutations(range(there.ndim)))
+    return [array.reshape(ours.shape) for array in moved if array.shape == here.shape]
+
+
 def _layouts(ours: np.ndarray, theirs: np.ndarray) -> list[np.ndarray]:
     if ours.size != theirs.size:
         return []

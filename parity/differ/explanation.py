@@ -21,7 +21,7 @@ from parity.differ.alignment import (
 from parity.differ.answer import Difference, Stage
 from parity.differ.fingerprints import BAR
 from parity.differ.kinds import kind
-from parity.differ.origin_of_order import Origin, origin_of_order
+from parity.differ.origin_of_order import Origin, lost_order, origin_of_order
 from parity.differ.row_sets import RowIndex, is_routed
 from parity.differ.values import Site, Values
 from parity.differ.weights import Held, other_weights, read_by_both
@@ -50,6 +50,8 @@ def explain(
     if first is None or second is None:
         return _one_sided(stage, first or second, theirs if first else ours, about)
     origin = origin_of_order(first, second) if together else Origin(None, False)
+    if together and stage == "forward" and origin.inherited is None:
+        origin = lost_order(first, second) or origin
     if origin.inherited is not None and any(map(is_routed, sides, origin.inherited)):
         origin = Origin(None, False)
     if origin.inherited is not None:

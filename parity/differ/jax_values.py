@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -138,12 +139,11 @@ class _Run:
 
     def _operation(self, eqn: JaxprEqn, ins: list[Known]) -> list[Known]:
         place, arrays = self._place(eqn), [known.array for known in ins]
-        if self._widen is None:
-            made = _made(eqn, arrays)
-        elif eqn.primitive.name == "convert_element_type" and place[:2] in self._widen:
-            made = _made(eqn, list(map(_wide, arrays)))
-        else:
-            made = _made_in_float64(eqn, arrays)
+        make = _made if self._widen is None else _made_in_float64
+        if self._widen is not None and eqn.primitive.name == "convert_element_type" and place[:2] in self._widen:
+            make, arrays = _made, list(map(_wide, arrays))
+        made = make(eqn, arrays)
+        literals = [known.array if known.number is None else None for known in ins]
         backward = self._backward(eqn)
         outputs = []
         for array in made:
@@ -159,6 +159,7 @@ class _Run:
                 backward=backward,
                 forward=self._forward_of(eqn, place) if backward else None,
             )
+            row.again = partial(_made_again, make, eqn, literals) if len(made) == 1 else None
             number = self.values.add(row, array)
             before = [known.array.dtype for known in ins if known.number is not None]
             if is_narrow(array.dtype) and not any(map(is_narrow, before)):
@@ -289,6 +290,12 @@ def _made(eqn: JaxprEqn, arrays: Sequence[Any]) -> Sequence[Any]:
             return [np.asarray(_ROUNDED_ONCE[name](*map(np.asarray, arrays)))]
     made = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(eqn.params))
     return made if eqn.primitive.multiple_results else [made]
+
+
+def _made_again(make: Any, eqn: JaxprEqn, literals: Sequence[Any], arrays: Sequence[Any]) -> Any:
+    """The result of an operation on other arrays in the place of those that are no literals."""
+    given = iter(arrays)
+    return make(eqn, [next(given) if literal is None else literal for literal in literals])[0]
 
 
 def _made_in_float64(eqn: JaxprEqn, arrays: Sequence[Any]) -> Sequence[Any]:

@@ -4,12 +4,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parity.differ.alignment import Start
-from parity.differ.element_order import exchanged_axes, order, swapped_blocks
+from parity.differ.alignment import REACH, Start
+from parity.differ.element_order import exchanged_axes, order, swapped_blocks, with_axes_as
+from parity.differ.fingerprints import fingerprint
 from parity.differ.values import Values
 
 _STEPS = 50
-"""Values to go back, at most."""
+"""Values to go back or on, at most."""
+_TRIED = 6
+"""Orders of axes, at most."""
 
 
 class Origin(NamedTuple):
@@ -44,6 +47,71 @@ def origin_of_order(first: Start, second: Start) -> Origin:
             if _order(ours, theirs, i, j) == "other":
                 return _walk(ours, theirs, i, j)
     return Origin(None, checked)
+
+
+def lost_order(first: Start, second: Start) -> Origin | None:
+    """Where ours came into an order in which the operations that follow do not give what theirs give, and would in
+    theirs; None where order is not what parts them.
+
+    What both read is put into the order of theirs, axis by axis, and ours goes on from there: where it then computes a
+    value of theirs that it did not, the order was wrong. What merges and splits axes, as a layout of heads or of
+    rotated halves does, may give another order and be right.
+    """
+    ours, theirs = first.values, second.values
+    for i in first.agreed:
+        if i not in ours.equal or _is_in_order(ours, theirs, i):
+            continue
+        here = ours.array(i)
+        for j in ours.equal[i]:
+            there = theirs.array(j)
+            candidates = [] if here is None or there is None else with_axes_as(here, there)
+            if any(_would_agree(ours, theirs, i, array) for array in candidates[:_TRIED]):
+                return Origin((_first_move(ours, theirs, i), j), True)
+    return None
+
+
+def _close(here: np.ndarray, there: np.ndarray) -> bool:
+    return bool(np.abs(here - there).max() <= 1e-8 * (np.abs(here).max() + 1e-300))
+
+
+def _would_agree(ours: Values, theirs: Values, number: int, array: np.ndarray) -> bool:
+    """Whether ours computes a value of theirs that it did not, with `array` in the place of a value."""
+    changed: dict[int, np.ndarray] = {number: array}
+    index = theirs.index(set(theirs.live()) - theirs.equal.keys())
+    for k in range(number + 1, min(number + REACH, len(ours.rows))):
+        row = ours.rows[k]
+        if row.backward or changed.keys().isdisjoint(row.inputs):
+            continue
+        given = [changed[i] if i in changed else ours.array(i) for i in row.inputs]
+        if row.again is None or any(x is None for x in given) or len(changed) > _STEPS:
+            break
+        changed[k] = np.asarray(row.again(given))
+        features, _ = fingerprint(changed[k], depends_on_data=True)
+        if k not in ours.equal and features is not None and index.equals(features):
+            return True
+    return False
+
+
+def _first_move(ours: Values, theirs: Values, number: int) -> int:
+    """The operation that put numbers into another order: the last one before a value whose input is in theirs; of a
+    transpose and a reshape that belong together, the transpose."""
+    for _ in range(_STEPS):
+        before = [i for i in ours.rows[number].inputs if ours.rows[i].data]
+        mixed = [i for i in before if i in ours.equal and not _is_in_order(ours, theirs, i)]
+        if not mixed:
+            break
+        number = mixed[0]
+    last = [i for i in ours.rows[number].inputs if ours.rows[i].operation == "transpose"]
+    return last[0] if last and ours.rows[number].operation == "reshape" else number
+
+
+def _is_in_order(ours: Values, theirs: Values, number: int) -> bool:
+    """Whether some equal value of theirs has the same numbers in the same order, up to the order of axes."""
+    here = ours.array(number)
+    if here is None:
+        return True
+    arrays = (theirs.array(j) for j in ours.equal[number])
+    return any(_close(here, moved) for array in arrays if array is not None for moved in with_axes_as(here, array))
 
 
 def _order(ours: Values, theirs: Values, i: int, j: int) -> str:

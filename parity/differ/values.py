@@ -115,6 +115,8 @@ class Value:
     """Whether it depends on a weight or a floating input."""
     noise: bool = False
     """Whether it is zero in exact arithmetic."""
+    again: Callable[[Sequence[Any]], Any] | None = None
+    """Computes it from other arrays in the place of its inputs, where that is known."""
 
 
 @dataclass

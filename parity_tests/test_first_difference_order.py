@@ -1,0 +1,101 @@
+"""The same numbers in another order: tokens, heads and groups of heads of a vision transformer that are mixed up."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from parity import Weight, first_difference
+
+pytestmark = pytest.mark.usefixtures("as_others_write")
+WIDTH, HEADS, KEY_HEADS, HEAD = 24, 4, 2, 6
+X = np.random.default_rng(0).standard_normal((2, 3, 8, 12))
+LINEAR = ("query", "key", "value", "output")
+WEIGHTS = {
+    "patches.kernel": ("patches.weight", "o i h w -> h w i o"),
+    "patches.bias": "patches.bias",
+    "first": "first",
+    "positions": "positions",
+    **{f"{name}.kernel": (f"{name}.weight", "o i -> i o") for name in LINEAR},
+    **{f"{name}.bias": f"{name}.bias" for name in LINEAR},
+}
+
+
+class Vision(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.patches = nn.Conv2d(3, WIDTH, 4, 4)
+        self.first, self.positions = (nn.Parameter(torch.randn(1, size, WIDTH)) for size in (1, 7))
+        self.query, self.output = nn.Linear(WIDTH, HEADS * HEAD), nn.Linear(HEADS * HEAD, WIDTH)
+        self.key, self.value = (nn.Linear(WIDTH, KEY_HEADS * HEAD) for _ in range(2))
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.first.expand(len(x), -1, -1), x], 1) + self.positions
+        q, k, v = (part(x).view(*x.shape[:2], -1, HEAD).transpose(1, 2) for part in (self.query, self.key, self.value))
+        k, v = (y.repeat_interleave(HEADS // KEY_HEADS, 1) for y in (k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return x + self.output(mixed)
+
+
+def ours(fault=""):
+    """In JAX; the line of each fault says its name."""
+
+    def forward(p, x):
+        kernel, strides, layout = p["patches"]["kernel"], (4, 4), ("NCHW", "HWIO", "NHWC")
+        x = jax.lax.conv_general_dilated(x, kernel, strides, "VALID", dimension_numbers=layout) + p["patches"]["bias"]
+        if fault == "columns":
+            x = x.transpose(0, 2, 1, 3)
+        x = x.reshape(len(x), -1, WIDTH)
+        parts = [jnp.broadcast_to(p["first"], (len(x), 1, WIDTH)), x]
+        x = jnp.concatenate(parts[::-1] if fault == "last" else parts, 1)
+        x = x + p["positions"]
+        q, k, v = (x @ p[name]["kernel"] + p[name]["bias"] for name in LINEAR[:3])
+        if fault == "heads":
+            q = q.reshape(*x.shape[:2], HEAD, HEADS).swapaxes(2, 3)
+        q, k, v = (y.reshape(*x.shape[:2], -1, HEAD) for y in (q, k, v))
+        if fault == "groups":
+            k, v = (jnp.tile(y, (1, 1, HEADS // KEY_HEADS, 1)) for y in (k, v))
+        else:
+            k, v = (jnp.repeat(y, HEADS // KEY_HEADS, axis=2) for y in (k, v))
+        weights = jax.nn.softmax(jnp.einsum("bthc,bshc->bhts", q, k) * (0.4 if fault == "scale" else HEAD**-0.5))
+        mixed = jnp.einsum("bhts,bshc->bthc", weights, v)
+        if fault == "merged":
+            mixed = mixed.swapaxes(2, 3)
+        return x + mixed.reshape(x.shape) @ p["output"]["kernel"] + p["output"]["bias"]
+
+    return forward
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        ("columns", "x.transpose(0, 2, 1, 3)"),
+        ("last", 'fault == "last"'),
+        ("heads", "HEAD, HEADS).swapaxes(2, 3)"),
+        ("groups", "jnp.tile"),
+        ("merged", "mixed.swapaxes(2, 3)"),
+    ],
+)
+def test_the_line_that_mixes_up_the_order_is_named(fault, line):
+    found = first_difference(ours(fault), Vision(), WEIGHTS, [X])
+    assert line in found.ours.source, str(found)
+    assert found.kind.startswith("the same numbers in another order"), str(found)
+    assert found.sure
+
+
+def test_a_right_order_is_no_difference_and_hides_none():
+    """Queries and keys whose elements are in another order, both, as rotated halves are, give the same products."""
+    assert not first_difference(ours(), Vision(), WEIGHTS, [X])
+
+    sizes = {"two": 2, "c": HEAD // 2}
+    halves = {f"{name}.kernel": Weight(f"{name}.weight", "(h two c) i -> i (h c two)", sizes) for name in LINEAR[:2]}
+    halves |= {f"{name}.bias": Weight(f"{name}.bias", "(h two c) -> (h c two)", sizes) for name in LINEAR[:2]}
+    assert not first_difference(ours(), Vision(), WEIGHTS | halves, [X])
+    found = first_difference(ours("scale"), Vision(), WEIGHTS | halves, [X])
+    assert "jnp.einsum" in found.ours.source, str(found)
+    assert "order" not in (found.kind or ""), str(found)

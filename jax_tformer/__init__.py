@@ -18,10 +18,10 @@ from jax_tformer.terminal import __version__ as __version__
 if TYPE_CHECKING:
     from jax_tformer.config import ComputeConfig, DropoutConfig, LoraConfig, StackConfig, TransformerConfig
     from jax_tformer.config.errors import InputError
+    from jax_tformer.config.experiment import DecodingConfig
     from jax_tformer.config.presets import ARCHITECTURES, EXPERIMENTS
     from jax_tformer.decoding.generate import generate, stream
     from jax_tformer.decoding.score import score
-    from jax_tformer.decoding.settings import DecodingConfig
     from jax_tformer.functional import Transformer, transformer
     from jax_tformer.hub.adapters import load_adapters, save_adapters
     from jax_tformer.hub.names import from_reference, load_weights, save_weights, to_reference
@@ -61,7 +61,7 @@ _MODULES = {
     "config.presets": "ARCHITECTURES EXPERIMENTS",
     "decoding.generate": "generate stream",
     "decoding.score": "score",
-    "decoding.settings": "DecodingConfig",
+    "config.experiment": "DecodingConfig",
     "functional": "Transformer transformer",
     "hub.adapters": "load_adapters save_adapters",
     "hub.pretrained": "load_pretrained save_pretrained",

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
+from jax_tformer.config.experiment import DecodingConfig
 from jax_tformer.decoding.generate import Generated, generate
 from jax_tformer.decoding.loop import layers_apart
-from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.hub.families import from_huggingface
 from jax_tformer.hub.names import from_reference

@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
-from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
+from jax_tformer.config.experiment import DecodingConfig, OptimizerConfig, TrainingConfig
 from jax_tformer.decoding.generate import generate
-from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.functional import transformer
 from jax_tformer.hub.names import from_reference, to_reference
 from jax_tformer.model.attention import attend, attend_by

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from jax_tformer.config.experiment import DecodingConfig
 from jax_tformer.decoding.generate import generate
-from jax_tformer.decoding.settings import DecodingConfig
 from parity_tests.generation import huggingface_generate
 from parity_tests.test_decoding import BEAMS, ENDS, NEW, checkpoint, compared_beams, differing
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from jax_tformer.config.experiment import DecodingConfig
 from jax_tformer.decoding.generate import generate, pad_rows
 from jax_tformer.decoding.sampling import History, Step, make_rules, process_logits
-from jax_tformer.decoding.settings import DecodingConfig
 from parity.gates.measure import compared, worst
 from parity_tests.draws import judged, largest
 from parity_tests.generation import Float64, drivable

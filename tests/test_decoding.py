@@ -12,12 +12,12 @@ import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import DecodingConfig
 from jax_tformer.decoding import generate as generation
 from jax_tformer.decoding.generate import generate, stream
 from jax_tformer.decoding.loop import Prompts, advance, layers_apart, row_keys, search, start
 from jax_tformer.decoding.sampling import make_rules
 from jax_tformer.decoding.score import score
-from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.functional import transformer
 
 STACK = StackConfig(num_layers=2, num_heads=2, feedforward_width=32, norm_placement="pre", final_norm=True)

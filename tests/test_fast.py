@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import DecodingConfig
 from jax_tformer.decoding.generate import generate
 from jax_tformer.decoding.loop import layers_apart
 from jax_tformer.decoding.score import score
-from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.functional import transformer
 from jax_tformer.model.fast.rows import FEW_ROWS, multiply_by_rows
 from tests.test_decoding import GPT, PROMPTS

@@ -4,7 +4,7 @@ import pytest
 
 from jax_tformer.cli.generate import read_options
 from jax_tformer.config.errors import InputError
-from jax_tformer.decoding.settings import DecodingConfig
+from jax_tformer.config.experiment import DecodingConfig
 from jax_tformer.hub.folder import read_defaults
 
 

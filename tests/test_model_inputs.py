@@ -9,9 +9,9 @@ import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import DecodingConfig
 from jax_tformer.decoding.generate import generate, stream
 from jax_tformer.decoding.score import score
-from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.functional import transformer
 
 STACK = StackConfig(num_layers=1, num_heads=2, feedforward_width=8)

@@ -16,9 +16,9 @@ from safetensors.numpy import save_file
 
 from jax_tformer import TransformerConfig, load_pretrained, save_pretrained, transformer
 from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import DecodingConfig
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding.generate import generate
-from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.files import new_folder
 from jax_tformer.hub import names
 from jax_tformer.hub.folder import open_tensors, read_origin, write_origin

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import DecodingConfig
 from jax_tformer.decoding.sampling import History, Step, choose, draw, keep_min_p, keep_top_k, keep_top_p, make_rules
-from jax_tformer.decoding.settings import DecodingConfig
 
 DRAWS = 100_000
 PROBABILITIES = np.array([0.02, 0.3, 0.05, 0.2, 0.13, 0.01, 0.25, 0.04])

@@ -13,9 +13,8 @@ import jax
 import numpy as np
 
 from jax_tformer.config import LoraConfig, StackConfig, TransformerConfig
-from jax_tformer.config.experiment import DistributedConfig, MeshConfig, OptimizerConfig
+from jax_tformer.config.experiment import DecodingConfig, DistributedConfig, MeshConfig, OptimizerConfig
 from jax_tformer.decoding import generate
-from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.functional import transformer
 from jax_tformer.startup import compiler_options
 from jax_tformer.training.optimizer import optimizer

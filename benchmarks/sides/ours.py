@@ -8,10 +8,9 @@ import jax
 from benchmarks.sides import Decoded, Training, draw_weights
 from benchmarks.training_cases import OPTIMIZER, START_ID, TRAINING, BatchShape, draw_batch
 from jax_tformer.config import TransformerConfig
-from jax_tformer.config.experiment import MeshConfig
+from jax_tformer.config.experiment import DecodingConfig, MeshConfig
 from jax_tformer.decoding.generate import generate
 from jax_tformer.decoding.loop import layers_apart
-from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.functional import transformer
 from jax_tformer.hub.names import from_reference, reference_shape, slots
 from jax_tformer.training.prepare import fit_to_devices

@@ -15,9 +15,8 @@ import tyro
 
 from jax_tformer.config import Dtype, TransformerConfig
 from jax_tformer.config.errors import FieldError, InputError, require
-from jax_tformer.config.experiment import DistributedConfig, MeshConfig, PairData, TextData
+from jax_tformer.config.experiment import DecodingConfig, DistributedConfig, MeshConfig, PairData, TextData
 from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
-from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.texts import (
     Completion,
     Prompt,

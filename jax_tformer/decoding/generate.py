@@ -11,6 +11,7 @@ import numpy as np
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError, require, require_field, require_ids
+from jax_tformer.config.experiment import DecodingConfig
 from jax_tformer.data.tokenizers import Framing, Tokenizer
 from jax_tformer.decoding.loop import (
     Prompts,
@@ -25,7 +26,6 @@ from jax_tformer.decoding.loop import (
     unstack_layers,
 )
 from jax_tformer.decoding.sampling import make_rules
-from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.texts import Completion, Ids, Prompt, TextStream, decode_added
 from jax_tformer.functional import AnyTransformer, DecoderTransformer, EncoderOnlyTransformer, Params
 from jax_tformer.startup import require_memory

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jax_tformer.decoding.settings import DecodingConfig, LengthPenaltyForm
+from jax_tformer.config.experiment import DecodingConfig, LengthPenaltyForm
 
 Logits = Float[Array, "N V"]
 """Logits, or log-probabilities, of N rows."""

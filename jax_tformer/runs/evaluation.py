@@ -19,11 +19,10 @@ from rich.table import Table
 
 from jax_tformer.config import IGNORED
 from jax_tformer.config.errors import InputError
-from jax_tformer.config.experiment import ExperimentConfig, MaskedTextData, PairData
+from jax_tformer.config.experiment import DecodingConfig, ExperimentConfig, MaskedTextData, PairData
 from jax_tformer.data.pipeline import Pipeline, build_pipeline
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding.generate import Answerer
-from jax_tformer.decoding.settings import DecodingConfig
 from jax_tformer.decoding.texts import Prompt, PromptReader, translation_scores
 from jax_tformer.files import named_errors, write_json, write_text
 from jax_tformer.functional import AnyTransformer, Params, transformer

@@ -1,8 +1,8 @@
 """Functions that compute what `attend` writes out, faster. Nobody needs to read them first.
 
-They are blocks of queries on a CPU (rows.py), rows split over devices (context.py) and, here, the kernels of others: those
-of cuDNN on an NVIDIA GPU (Dao et al., 2022) and of Pallas on a TPU. These never hold all weights of a head at once, and
-cannot apply our dropout masks.
+They are blocks of queries on a CPU (rows.py), rows split over devices (context.py) and, here, the kernels of others:
+those of cuDNN on an NVIDIA GPU (Dao et al., 2022) and of Pallas on a TPU. These never hold all weights of a head at
+once, and cannot apply our dropout masks.
 """
 
 from collections.abc import Callable

@@ -31,7 +31,7 @@ test: .venv/test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not deep' $(ARGS)
 
 test-deep: .venv/test
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m 'deep and not deeper' $(ARGS)
+	@$(BIN)/python -m pytest -n 3 --dist worksteal -m 'deep and not deeper' $(ARGS)
 
 test-deeper: .venv/test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -m deeper $(ARGS)

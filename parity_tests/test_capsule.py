@@ -214,7 +214,7 @@ X = {"x": np.zeros(2)}
         ("new", ours, INPUTS, {"params": parameters(), "gates": ["5"]}, ValueError, r"no gates \['5'\]"),
         ("new", ours, INPUTS, {}, TypeError, "params are missing"),
         ("new", 3, INPUTS, {"params": {}}, TypeError, r"expected a function of JAX or a torch\.nn\.Module"),
-        ("new", ours, X["x"], {"params": parameters()}, TypeError, "inputs is one array"),
+        ("new", ours, X["x"], {"params": parameters()}, TypeError, "inputs is a ndarray; expected a list"),
     ],
 )
 def test_a_capsule_is_whole_or_not_there(tmp_path, path, side, inputs, options, error, said):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers.modeling_outputs import BaseModelOutput
 
 from parity import ParityError, check_parity, first_difference, match_weights
 
@@ -170,6 +171,67 @@ def test_nested_outputs_are_compared_by_all_three(packed):
         assert said in match_weights(shapes, theirs, ours=alone, inputs=inputs).figures
         with pytest.raises(ParityError, match=r"only theirs has \['0', '1.0', '1.1'\]"):
             check_parity(alone, theirs, weights, inputs, gates=["1"], explain=False)
+
+
+class Door(nn.Module):
+    """Takes all that a model may be given."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = linear()
+
+    def forward(self, x, mask=None, state=None, act="tanh", times=2, key=None, encoded=None, rotation=None):
+        y = self.linear(x) * times
+        y = y if mask is None else y * mask["mask"][0]
+        y = y if state is None else y + state[0]
+        y = y if encoded is None else y + encoded.last_hidden_state
+        y = y if rotation is None else y * rotation.real
+        return BaseModelOutput(last_hidden_state=getattr(torch, act)(y), hidden_states=(y, y))
+
+
+def through_the_door(p, x, mask=None, state=None, act="tanh", times=2, key=None, encoded=None, rotation=None):
+    y = (x @ p["kernel"] + p["bias"]) * times
+    y = y if mask is None else y * mask["mask"][0]
+    y = y if state is None else y + state[0]
+    y = y if key is None else y + 0 * jax.random.normal(key, y.shape)
+    y = y if encoded is None else y + encoded.last_hidden_state
+    y = y if rotation is None else y * rotation.real
+    return {"last_hidden_state": getattr(jnp, act)(y), "hidden_states": (y, y), "extra": (None, act)}
+
+
+THREE = np.random.default_rng(2).standard_normal((5, 3))
+GIVEN = {
+    "None": [NUMBERS, None],
+    "nested": [NUMBERS.astype(np.float32), {"mask": [THREE, None]}, (torch.tensor(THREE, requires_grad=True), None)],
+    "static": {"x": NUMBERS.tolist(), "act": "sin", "times": 3},
+    "new key": {"x": NUMBERS, "key": jax.random.key(0)},
+    "old key": {"x": NUMBERS, "key": jax.random.PRNGKey(0)},
+    "ModelOutput": {"x": NUMBERS, "encoded": BaseModelOutput(last_hidden_state=torch.tensor(THREE))},
+    "complex": {"x": NUMBERS, "rotation": np.exp(1j * THREE)},
+}
+SHAPED = {"kernel": jax.ShapeDtypeStruct((4, 3), jnp.float32), "bias": jax.ShapeDtypeStruct((3,), jnp.float32)}
+ALL_THREE = {
+    "check": lambda inputs: check_parity(through_the_door, Door(), LINEAR, inputs, gates=["1", "2"]),
+    "first": lambda inputs: first_difference(through_the_door, Door(), LINEAR, inputs),
+    "match": lambda inputs: match_weights(SHAPED, Door(), ours=through_the_door, inputs=inputs),
+}
+
+
+@pytest.mark.parametrize("inputs", GIVEN.values(), ids=GIVEN)
+def test_all_three_take_what_models_are_given(inputs):
+    figures, found, match = (tool(inputs) for tool in ALL_THREE.values())
+    assert not found
+    assert match.verified
+    assert all("not compared: extra.1" in str(said) for said in (figures[0], found, match.figures))
+
+
+@pytest.mark.parametrize("tool", ALL_THREE)
+@pytest.mark.parametrize("wrong", [object(), {1}, np.array(["a"]), [NUMBERS, {1}]])
+def test_all_three_refuse_the_rest_in_the_same_sentence(tool, wrong):
+    said = r"^input 1(\.1)? is (object|set|ndarray); expected an array of numbers, None, a string, a number, a function or "
+    with pytest.raises(ParityError, match=said):
+        ALL_THREE[tool]([NUMBERS, wrong])
 
 
 def test_what_only_ours_trains_is_said():

@@ -86,7 +86,8 @@ class Trial:
         self._reader, self._about, self._own = reader, about, own_weights
         self._held = reader.read("weights")
         inside = reader.read("inputs")
-        self._inputs = Inputs(_of(inside, "input "), about.by_name)
+        given = _of(inside, "input ")
+        self._inputs = Inputs.read(given if about.by_name else list(given.values()))
         self._known = _of(inside, "projection ")
         self._convert(side, weights, params)
         self._require_weights(by_name=weights is None)
@@ -136,7 +137,8 @@ class Trial:
             return self._quality(gate, NARROW[gate])
         recorded, found = self._recorded("float64"), self._found
         if gate == "1":
-            return compared("1 activations", *self._in_order(found.outputs, recorded.outputs))
+            figure = compared("1 activations", *self._in_order(found.outputs, recorded.outputs))
+            return figure.without(self.side.left_out)
         zero = zero_scales(recorded.gradients, self._zero)
         return compared("2 gradients", *self._in_order(found.gradients, recorded.gradients), zero=zero)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parity.capsule.files import CapsuleReader, DamageError, new_capsule
-from parity.gates.measure import relative_error, require_gates, zero_scales
+from parity.gates.measure import ParityError, relative_error, require_gates, zero_scales
 from parity.gates.projection import RECIPE, Inputs, Tensors, Values, is_floating, projection, rounded, varied
 
 if TYPE_CHECKING:
@@ -100,11 +100,17 @@ def record(
     """
     require_gates(gates, GATES)
     given = Inputs.read(inputs)
+    if rest := [key for key in given.given if key not in given.arrays]:
+        raise ParityError(f"input {rest[0]} is no array; a capsule holds arrays alone: bind it within the side")
     distances: dict[str, dict[str, list[Any]]] = {}
     one = side_of(side, params, given)
     with new_capsule(path) as writer, one.exactly():
         writer.add("weights", one.weights)
         exact = one.run(one.weights, given.rounded("float64", "float64"), "float64")
+        if one.left_out:
+            raise ParityError(
+                f"the side returned {sorted(one.left_out)}, which are no arrays; a capsule holds arrays alone"
+            )
         # Kept, and not made again: the streams of NumPy's generators may change from one version to the next.
         known = {key: projection(key, array.shape) for key, array in exact.outputs.items() if is_floating(array.dtype)}
         zero_scales(exact.gradients, zero_gradients)

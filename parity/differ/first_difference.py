@@ -66,11 +66,7 @@ def first_difference(
         raise ParityError("neither weights nor params are given; expected a weight map, our parameters, or both")
     if weights is not None and not isinstance(weights, Mapping):
         raise TypeError(f"weights is a {type(weights).__name__}; expected a dict: our path -> the module's name")
-    if not isinstance(inputs, Sequence | Mapping):
-        raise TypeError(f"inputs is a {type(inputs).__name__}; expected a list of the arguments of both sides: [x]")
-    by_name = isinstance(inputs, Mapping)
-    named = inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs)
-    given = Inputs({str(key): _given(str(key), array) for key, array in named}, by_name)
+    given = Inputs.read(inputs)
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         parameters, buffers = _followed(lambda: tensors_of(module))
         tensors = parameters | buffers
@@ -182,20 +178,6 @@ def _outputs(
 
 def _shapes(params: Any) -> dict[str, list[int]]:
     return {path: list(np.shape(leaf)) for path, leaf in paths(params).items()}
-
-
-def _given(key: str, array: Any) -> np.ndarray:
-    """An input as an array; raises ParityError for what is none."""
-    if isinstance(array, torch.Tensor):
-        array = array.detach().cpu()
-        array = array.double() if array.is_floating_point() else array
-    try:
-        found = np.asarray(array)
-    except (TypeError, ValueError) as error:
-        raise ParityError(f"input {key} is no array: {_reason(error)}") from error
-    if found.dtype.kind not in "fiubV":
-        raise ParityError(f"input {key} is {type(array).__name__}; expected an array of numbers")
-    return found
 
 
 def _reason(error: Exception) -> str:

@@ -29,11 +29,11 @@ def exact_options(dtype: str) -> dict[str, Any]:
     return FLOAT64.get(jax.default_backend(), {}) if dtype == "float64" else {}
 
 
-def jax_loss(output: Any, known: Mapping[str, jax.Array] | None = None) -> tuple[jax.Array, dict[str, jax.Array]]:
+def jax_loss(output: Any, left_out: set[str], known: Mapping[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
     """(the projection of all floating outputs, the outputs by name); raises what `named_outputs` raises."""
-    outputs = named_outputs(output, "ours", jax.Array)
+    outputs = named_outputs(output, "ours", jax.Array, left_out, floating=False)
     terms = [
-        (array * jnp.asarray(known_or_made(name, array.shape, known or {}), array.dtype)).sum()
+        (array * jnp.asarray(known_or_made(name, array.shape, known), array.dtype)).sum()
         for name, array in outputs.items()
         if jnp.issubdtype(array.dtype, jnp.floating)
     ]
@@ -67,6 +67,8 @@ class JaxSide:
         self.buffers: tuple[str, ...] = ()
         self.trained = {path for path, array in self.weights.items() if is_floating(array.dtype)}
         """What has a gradient."""
+        self.left_out: set[str] = set()
+        """Outputs that are no arrays."""
         self._compiled: dict[str, Any] = {}
         self._names: list[str] = []
         if not self.trained:
@@ -89,10 +91,10 @@ class JaxSide:
         moving = {path: array for path, array in rounded(weights, dtype, dtype).items() if path in self.trained}
         fixed = {path: array for path, array in weights.items() if path not in self.trained}
         given = jax.device_put((moving, fixed, inputs.arrays, known or {}))
-        (_, outputs), gradients = self._compiled[dtype](*given)
+        (loss, outputs), gradients = self._compiled[dtype](*given)
         # In the order of the function: jax.jit sorts names.
         ordered = {name: np.asarray(outputs[name]) for name in self._names}
-        return Values(ordered, {path: np.asarray(gradients[path]) for path in moving})
+        return Values(ordered, {path: np.asarray(gradients[path]) for path in moving}, np.asarray(loss))
 
     def loss(
         self,
@@ -103,7 +105,7 @@ class JaxSide:
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """(the projection of all outputs, the outputs) of parameters by path: those that are trained, and others."""
         params = replaced(self._params, moving | fixed)
-        in_order = {name: arrays[name] for name in self._inputs.arrays}
-        loss, outputs = jax_loss(called(self._function, params, self._inputs, in_order), known)
+        output = called(self._function, params, self._inputs, arrays)
+        loss, outputs = jax_loss(output, self.left_out, known)
         self._names = list(outputs)
         return loss, outputs

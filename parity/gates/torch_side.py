@@ -14,11 +14,11 @@ from parity.gates.measure import ParityError, failure
 from parity.gates.projection import Inputs, Tensors, Values, known_or_made, named_outputs
 
 
-def torch_loss(output: Any, known: Mapping[str, np.ndarray] | None = None) -> tuple[Tensor, dict[str, Any]]:
+def torch_loss(output: Any, left_out: set[str], known: Mapping[str, np.ndarray]) -> tuple[Tensor, dict[str, Any]]:
     """(the projection of all floating outputs, the outputs by name); raises what `named_outputs` raises."""
-    outputs = named_outputs(output, "theirs", Tensor)
+    outputs = named_outputs(output, "theirs", Tensor, left_out, floating=False)
     terms = [
-        (tensor * torch.from_numpy(known_or_made(name, tuple(tensor.shape), known or {})).to(tensor)).sum()
+        (tensor * torch.from_numpy(known_or_made(name, tuple(tensor.shape), known)).to(tensor)).sum()
         for name, tensor in outputs.items()
         if tensor.is_floating_point()
     ]
@@ -38,6 +38,8 @@ class TorchSide:
         self.buffers = tuple(buffers)
         self.trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
         """What has a gradient."""
+        self.left_out: set[str] = set()
+        """Outputs that are no arrays."""
         self._copies: dict[str, nn.Module] = {}
         if not self.trained:
             raise ParityError("the module has no parameter that is trained, so that there is nothing to differentiate")
@@ -56,9 +58,12 @@ class TorchSide:
             self._copies[dtype] = deepcopy(self._module).to(getattr(torch, dtype)).eval()
         module = self._copies[dtype]
         load(module, weights)
+        call = self._inputs.call
         try:
             outputs, gradients = backward(
-                module, inputs.arrays, lambda arrays: torch_loss(self._inputs.call(module, arrays=arrays), known)
+                module,
+                inputs.arrays,
+                lambda arrays: torch_loss(call(module, arrays=arrays), self.left_out, known or {}),
             )
         except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
             raise failure(

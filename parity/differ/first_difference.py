@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from parity.differ.accepted import Accepted
 from parity.differ.answer import Difference
 from parity.differ.forward_and_backward import located
 from parity.differ.optimizer_step import Optimizer, stepped
 from parity.differ.traced_sides import Sides, in_double, is_array
 from parity.differ.weights import wrong_weights
-from parity.gates.measure import ParityError
+from parity.gates.measure import FLOAT64_BAR, ParityError
 from parity.gates.pair import Bridge, Tensors, to_torch
 from parity.gates.projection import Inputs, common_outputs, double, named_outputs, projection
 from parity.gates.torch_side import tensors_of
@@ -38,6 +39,8 @@ def first_difference(
     like: Any = None,
     backward: bool = True,
     optimizer: Optimizer | None = None,
+    ignore: Sequence[str] = (),
+    bar: float = FLOAT64_BAR,
     name: str = "pair",
 ) -> Difference:
     """Finds the first place where `ours(params, *inputs)` and `theirs(*inputs)` part: forward, then backward.
@@ -52,6 +55,10 @@ def first_difference(
     agree, one step of `optimizer` (a transformation of optax, a function from parameters to one of PyTorch) is taken on
     both sides. Inputs are arrays, in order or by keyword. All is computed in float64, without dropout; `theirs` stays
     as it was.
+
+    Differences in `ignore` are passed: a line ("port.py:12"), a function, a layer of ours ("layer 3"), the path of a
+    module of theirs, or what a kind says ("epsilon"). Theirs goes on with our numbers from there, and the answer names
+    them. What differs by no more than `bar` counts as equal.
 
     Outputs have names as for `check_parity`. Those that only one side has, and those that are no floating-point arrays,
     are not compared: the answer names them in `left_out`. Where gradients are compared, it names in `trained_alone` the
@@ -74,7 +81,7 @@ def first_difference(
         if weights is not None:
             mapping = Weights(weights, tensors, like=params if like is None else like, optional=buffers)
             back = mapping.back
-            if params is not None and (wrong := wrong_weights(mapping.back(params), mapping.held(tensors), name)):
+            if params is not None and (wrong := wrong_weights(mapping.back(params), mapping.held(tensors), name, bar)):
                 return wrong
 
         def made() -> Any:
@@ -95,7 +102,10 @@ def first_difference(
         holds = None if weights is None else mapping.ours_to_theirs
         losses = _with_loss(run_ours, mine), _with_loss(run_theirs, their)
         held = dict if weights is None else mapping.held
-        sides = Sides(*losses, lambda: _copy(module), made, given.arrays, back, holds=holds, held=held)
+        accepted = Accepted([ignore] if isinstance(ignore, str) else ignore, bar)
+        sides = Sides(
+            *losses, lambda: _copy(module), made, given.arrays, back, holds=holds, held=held, accepted=accepted
+        )
         found = _followed(lambda: located(sides, backward=backward and back is not None, name=name))
         if not found and optimizer is not None and back is not None:
             after = _followed(lambda: stepped(sides, mapping.into, optimizer, name))

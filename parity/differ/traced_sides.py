@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from parity.differ.accepted import Accepted
 from parity.differ.jax_values import values_of_jax
 from parity.differ.torch_values import GRADIENT, SeveralPassesError, values_of_torch
 from parity.differ.values import Kind, Site, Values, hand_back
@@ -43,13 +44,14 @@ class Sides:
         *,
         holds: Mapping[str, Sequence[str]] | None = None,
         held: Callable[[Tensors], Tensors] = dict,
+        accepted: Accepted | None = None,
     ) -> None:
         """`module` makes a copy in float64, `params` a tree, for every run anew.
 
         `holds` are the module's weights by our paths, where that is known; `held` makes zero of those of its numbers
         that are not compared.
         """
-        self.held = held
+        self.held, self.accepted = held, accepted or Accepted()
         self.ours, self.theirs, self.back = ours, theirs, back
         self.widen: Collection[tuple[str, int]] | None = None
         """Not None: what casts to fewer digits than those of float64 is computed in float64 nevertheless, but for casts
@@ -182,7 +184,14 @@ class Sides:
         wanted = taken if backward else None
         with nullcontext() if self.widen is None else Float64():
             return values_of_torch(
-                module, run, inputs, constants=constants, keep=keep, taken=wanted, at_once=self._at_once
+                module,
+                run,
+                inputs,
+                constants=constants,
+                keep=keep,
+                taken=wanted,
+                at_once=self._at_once,
+                put=self.accepted.put,
             )
 
     def gradients(self, ours: Values) -> Tensors:

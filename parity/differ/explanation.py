@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from parity.differ.accepted import Accepted
 from parity.differ.alignment import (
-    Paired,
     Start,
     anchors,
     are_counterparts,
@@ -39,29 +39,22 @@ def explain(
     differing: tuple[str, ...],
     held_by: Held,
     name: str,
-    own_bar: float = BAR,
-) -> tuple[Difference, Paired]:
-    """The answer, from the outputs of both sides that differ, of which `errors` has the relative errors; and the two
-    values that it is about. Values that differ by less than `own_bar` agree."""
+    accepted: Accepted,
+) -> Difference:
+    """The answer, from the outputs of both sides that differ, of which `errors` has the relative errors."""
     ours, theirs = sides
     finite = [error for error in errors.values() if np.isfinite(error)]
-    most = max(BAR, own_bar)
+    most = max(BAR, accepted.bar)
     bar = min(most, max(max(finite, default=1.0) / 30, 1e-12)) if len(finite) == len(errors) else most
     match(ours, theirs, bar)
     here, there = _starts(sides, bad, backward=stage == "backward")
-    pair = (paired_backward if stage == "backward" else paired)(here, there)
+    first, second, together = (paired_backward if stage == "backward" else paired)(here, there)
+    accepted.starts = first, second
     about: dict[str, Any] = {"differing": differing, **counted(ours, theirs), "name": name}
-    if pair[0] is None and pair[1] is None:
+    if first is None and second is None:
         places = [values.site(numbers[0]) if numbers else None for values, numbers in zip(sides, bad, strict=True)]
         said = "each side computes what the other returns here, and returns something else"
-        return Difference(stage, *places, (), said, **about), pair
-    return _described(pair, sides, stage, held_by, about), pair
-
-
-def _described(
-    pair: Paired, sides: tuple[Values, Values], stage: Stage, held_by: Held, about: dict[str, Any]
-) -> Difference:
-    (ours, theirs), (first, second, together) = sides, pair
+        return Difference(stage, *places, (), said, **about)
     if first is None or second is None:
         return _one_sided(stage, first or second, theirs if first else ours, about)
     origin = origin_of_order(first, second) if together else Origin(None, False)

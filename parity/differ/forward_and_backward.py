@@ -33,9 +33,14 @@ def located(sides: Sides, *, backward: bool, name: str) -> Difference:
 
 
 def _located(sides: Sides, backward: bool, name: str) -> Difference:
-    accepted = sides.accepted = replace(sides.accepted, put={}, passed=[], lines=[])
-    found = _forward(sides, name)
-    return accepted.noted(found if found or not backward else _backward(sides, name))
+    accepted = sides.accepted = replace(sides.accepted, put={}, passed={})
+    for way in (_forward, _backward)[: 1 + backward]:
+        found = way(sides, name)
+        while found and accepted.passes(found, lambda: sides.run_theirs(way is _backward)):
+            found = way(sides, name)
+        if found:
+            break
+    return replace(found, ignored=tuple(accepted.passed.values()))
 
 
 def _forward(sides: Sides, name: str) -> Difference:
@@ -58,8 +63,7 @@ def _forward(sides: Sides, name: str) -> Difference:
         return Difference("none", name=name, **counted(ours, theirs))
     said = tuple(f"{key}: {error:.1e}" for key, error in errors.items())
     bad = [ours.outputs[key] for key in errors], [theirs.outputs[key] for key in errors]
-    found, pair = explain((ours, theirs), bad, "forward", errors, said, sides.held_by, name, sides.accepted.bar)
-    return sides.accepted.behind(found, pair, lambda: sides.run_theirs(False), lambda: _forward(sides, name))
+    return explain((ours, theirs), bad, "forward", errors, said, sides.held_by, name, sides.accepted)
 
 
 def _backward(sides: Sides, name: str) -> Difference:
@@ -104,8 +108,6 @@ def _backward(sides: Sides, name: str) -> Difference:
     if not errors:
         return Difference("none", name=name, trained_alone=alone, **counted(ours, theirs))
     forced_theirs = [theirs.outputs[GRADIENT + key] for key in errors if GRADIENT + key in theirs.outputs]
-    bad = forced_ours, forced_theirs
-    about = tuple(said), sides.held_by, name, sides.accepted.bar
-    found, pair = explain((ours, theirs), bad, "backward", errors, *about)
-    found = replace(found, trained_alone=alone)
-    return sides.accepted.behind(found, pair, lambda: sides.run_theirs(True), lambda: _backward(sides, name))
+    about = tuple(said), sides.held_by, name, sides.accepted
+    answer = explain((ours, theirs), (forced_ours, forced_theirs), "backward", errors, *about)
+    return replace(answer, trained_alone=alone)

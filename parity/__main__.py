@@ -39,16 +39,13 @@ def named(text: str) -> Any:
 
 
 def weight_map(path: str) -> dict[str, Any]:
-    """A file of JSON: our path -> a name, [name, pattern], null, or the fields of a `Weight`."""
+    """A file of JSON: our path -> a name, null, or what a `Weight` is made of: [name, pattern, sizes, part]."""
 
-    def weight(fields: dict[str, Any]) -> Any:
-        if "axes" not in fields:
-            return fields
-        part = {axis: tuple(x) if isinstance(x, list) else x for axis, x in fields.get("part", {}).items()}
-        return Weight(**fields | {"part": part})
+    def row(said: Any) -> Any:
+        return Weight(*said) if isinstance(said, list) else said
 
-    rows = json.loads(Path(path).read_text("utf-8"), object_hook=weight).items()
-    return {path: tuple(row) if isinstance(row, list) and path != LEFT_OUT else row for path, row in rows}
+    rows = json.loads(Path(path).read_text("utf-8")).items()
+    return {path: [row(each) for each in said] if path == LEFT_OUT else row(said) for path, said in rows}
 
 
 def tree(path: str) -> dict[str, Any]:
@@ -81,7 +78,7 @@ def match(*, out: str | None, **given: Any) -> int:
     print(found)
     if out:
         with Path(out).open("x", encoding="utf-8") as file:
-            json.dump(found.weights, file, indent=1, default=asdict)
+            json.dump(found.weights, file, indent=1, default=lambda row: [*asdict(row).values()])
     return int(bool(found.unsure or found.unmatched_ours or (given["ours"] and not found.verified)))
 
 

@@ -32,9 +32,9 @@ class Accepted:
     starts: tuple[Start | None, Start | None] = None, None
     """What the answer is about."""
 
-    def passes(self, found: Difference, theirs: Callable[[], Values]) -> bool:
+    def passes(self, found: Difference, theirs: Callable[[bool], Values]) -> bool:
         """Whether an answer is ignored, and numbers were found to `put`, with which the two sides come together behind
-        it; `theirs` runs that side with them."""
+        it; `theirs` runs that side with them, and backward if it is told so."""
         told = [*(_told(site) for site in (found.ours, found.theirs) if site), found.kind or ""]
         items = [*self.ignore, *(self.passed if found.stage == "backward" else ())]
         item = next((item for item in items if any(_is(item, said) for said in told)), None)
@@ -46,7 +46,7 @@ class Accepted:
             if j not in self.put:
                 self.put[j] = array
                 ours = replace(first.values, equal={})
-                match(ours, theirs())
+                match(ours, theirs(found.stage == "backward"))
                 if _meet(ours, i):
                     self.passed.setdefault(line, f"{line} ({item})")
                     return True

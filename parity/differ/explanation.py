@@ -51,10 +51,6 @@ def explain(
     first, second, together = (paired_backward if stage == "backward" else paired)(here, there)
     accepted.starts = first, second
     about: dict[str, Any] = {"differing": differing, **counted(ours, theirs), "name": name}
-    if first is None and second is None:
-        places = [values.site(numbers[0]) if numbers else None for values, numbers in zip(sides, bad, strict=True)]
-        said = "each side computes what the other returns here, and returns something else"
-        return Difference(stage, *places, (), said, **about)
     if first is None or second is None:
         return _one_sided(stage, first or second, theirs if first else ours, about)
     origin = origin_of_order(first, second) if together else Origin(None, False)
@@ -97,12 +93,14 @@ def _starts(
 ) -> tuple[list[Start], list[Start]]:
     """Where the unmatched values of both sides begin.
 
-    An output that differs by name may have an equal within the other side: what is added to that there is missing.
+    An output that differs by name may have an equal within the other side: what is added to that there is missing. But
+    where each side computes what the other returns, they part in what is returned.
     """
     forced = [
         [i for i in numbers if not values.equal.get(i) or set(values.equal[i]) & set(others)]
         for values, numbers, others in zip(sides, bad, bad[::-1], strict=True)
     ]
+    forced = forced if any(forced) else [*bad]
     indices, rows = [values.index() for values in sides], [RowIndex(values) for values in sides]
     routed: tuple[set[int], set[int]] = set(), set()
     for _ in range(_ROUNDS):

@@ -36,7 +36,7 @@ def _located(sides: Sides, backward: bool, name: str) -> Difference:
     accepted = sides.accepted = replace(sides.accepted, put={}, passed={})
     for way in (_forward, _backward)[: 1 + backward]:
         found = way(sides, name)
-        while found and accepted.passes(found, lambda: sides.run_theirs(way is _backward)):
+        while found and accepted.passes(found, sides.run_theirs):
             found = way(sides, name)
         if found:
             break

@@ -1,8 +1,9 @@
 """Parity: whether a JAX function and a PyTorch module are the same, for anyone's pair.
 
 `match_weights` proposes which of the module's numbers each JAX parameter holds, `check_parity` runs gates on a pair,
-`assert_parity` compares tensors that you have already, `first_difference` says where two that differ part. `record`
-writes what one side computes to a capsule, by which `judge` judges the other where the first is not installed.
+`assert_parity` compares tensors that you have already, `first_difference` says where two that differ part, `explain`
+whether rounding is all that it is. `record` writes what one side computes to a capsule, by which `judge` judges the
+other where the first is not installed.
 
 It knows no model, and needs jax, numpy and einops; torch where torch is compared, and optax for gate 5.
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from parity.capsule.record import record
     from parity.differ.answer import Difference
     from parity.differ.first_difference import first_difference
+    from parity.differ.rounding import Explanation, explain
     from parity.differ.values import Site
     from parity.gates.check import check_parity
     from parity.gates.measure import Measured, ParityError, assert_parity
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "LEFT_OUT": "gates.weight_map",
     "Difference": "differ.answer",
+    "Explanation": "differ.rounding",
     "Measured": "gates.measure",
     "ParityError": "gates.measure",
     "Site": "differ.values",
@@ -36,6 +39,7 @@ _HOMES = {
     "WeightMatch": "match.weight_match",
     "assert_parity": "gates.measure",
     "check_parity": "gates.check",
+    "explain": "differ.rounding",
     "first_difference": "differ.first_difference",
     "judge": "capsule.judge",
     "match_weights": "match.match_weights",
@@ -45,6 +49,7 @@ _HOMES = {
 __all__ = [
     "LEFT_OUT",
     "Difference",
+    "Explanation",
     "Measured",
     "ParityError",
     "Site",
@@ -53,6 +58,7 @@ __all__ = [
     "WeightMatch",
     "assert_parity",
     "check_parity",
+    "explain",
     "first_difference",
     "judge",
     "match_weights",

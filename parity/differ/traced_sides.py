@@ -43,12 +43,14 @@ class Sides:
         *,
         holds: Mapping[str, Sequence[str]] | None = None,
         held: Callable[[Tensors], Tensors] = dict,
+        wide: bool = True,
     ) -> None:
         """`module` makes a copy in float64, `params` a tree, for every run anew.
 
         `holds` are the module's weights by our paths, where that is known; `held` makes zero of those of its numbers
-        that are not compared.
+        that are not compared. Unless `wide`, everything keeps the type that it has.
         """
+        self.wide, self.sketched = wide, False
         self.held = held
         self.ours, self.theirs, self.back = ours, theirs, back
         self.widen: Collection[tuple[str, int]] | None = None
@@ -59,7 +61,7 @@ class Sides:
         self.module, self._params = module, params
         self._at_once = False
         """Whether gradients can be let go only after the way back."""
-        self.inputs = {name: double(np.asarray(array)) for name, array in inputs.items()}
+        self.inputs = {name: double(np.asarray(array)) if wide else np.asarray(array) for name, array in inputs.items()}
         parameters = dict(module().named_parameters())
         self.trained = [name for name, p in parameters.items() if p.requires_grad]
         self.frozen = parameters.keys() - set(self.trained)
@@ -105,6 +107,23 @@ class Sides:
                 found[name].append((self.names[leaf - 1], None if one else row))
         return found
 
+    def arrays(self) -> list[jax.Array]:
+        """Our parameters that are arrays, in the types in which they are run."""
+        leaves = [leaf for leaf in jax.tree.leaves(self._params()) if is_array(leaf)]
+        return [in_double(leaf) if self.wide else jnp.asarray(leaf) for leaf in leaves]
+
+    def returned(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """What each side returns when it runs as a whole, by name; ours is compiled."""
+        compiled = jax.jit(lambda arrays, inputs: dict(self.ours(self.params(arrays), inputs)[1]))
+        ours = compiled(self.arrays(), {name: jnp.asarray(array) for name, array in self.inputs.items()})
+        hand_back()
+        with torch.no_grad():
+            _, theirs = self.theirs(self.module(), {name: to_torch(array) for name, array in self.inputs.items()})
+        return (
+            {name: np.asarray(array).astype(np.float64) for name, array in ours.items()},
+            {name: tensor.double().cpu().numpy() for name, tensor in theirs.items()},
+        )
+
     def run_ours(self, backward: bool, keep: frozenset[int] = frozenset()) -> Values:
         """Our values."""
 
@@ -127,10 +146,10 @@ class Sides:
         labels += [("input", name) for name in inputs]
 
         def arguments() -> tuple[list[jax.Array], dict[str, jax.Array]]:
-            return [in_double(leaf) for leaf in jax.tree.leaves(self._params()) if is_array(leaf)], inputs
+            return self.arrays(), inputs
 
         hand_back()
-        values = values_of_jax(both, arguments, labels, keep=keep, widen=self.widen)
+        values = values_of_jax(both, arguments, labels, keep=keep, widen=self.widen, sketched=self.sketched)
         values.again = lambda keep: self.run_ours(backward, keep)
         return self._noted(values)
 
@@ -182,7 +201,14 @@ class Sides:
         wanted = taken if backward else None
         with nullcontext() if self.widen is None else Float64():
             return values_of_torch(
-                module, run, inputs, constants=constants, keep=keep, taken=wanted, at_once=self._at_once
+                module,
+                run,
+                inputs,
+                constants=constants,
+                keep=keep,
+                taken=wanted,
+                at_once=self._at_once,
+                sketched=self.sketched,
             )
 
     def gradients(self, ours: Values) -> Tensors:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -98,7 +99,7 @@ def test_what_is_not_compared_is_said():
     assert str(found).endswith("the same (not compared: ids, z)")
     found = first_difference(lambda p, x: {"y": x @ p["kernel"]}, theirs, LINEAR, [NUMBERS])
     assert found
-    assert str(found).endswith("not compared: ids, z")
+    assert "\n  not compared: ids, z\n" in str(found)
     assert "not compared: ids, z" in found.as_html()
 
 
@@ -232,6 +233,68 @@ def test_all_three_refuse_the_rest_in_the_same_sentence(tool, wrong):
     said = r"^input 1(\.1)? is (object|set|ndarray); expected an array of numbers, None, a string, "
     with pytest.raises(ParityError, match=said):
         ALL_THREE[tool]([NUMBERS, wrong])
+
+
+def norm_and_gelu(p, x, eps=1e-5, approximate=False, factor=1.0):
+    c = x - x.mean(-1, keepdims=True)
+    h = c / jnp.sqrt((c * c).mean(-1, keepdims=True) + eps)
+    h = jax.nn.gelu(h @ p["kernel"] + p["bias"], approximate=approximate)
+    return x @ p["kernel"] + factor * jnp.sin(h)
+
+
+NORM_AND_GELU = Module(
+    lambda self, x: x @ self.linear.weight.T + torch.sin(F.gelu(self.linear(self.norm(x)))),
+    norm=lambda: nn.LayerNorm(4, elementwise_affine=False),
+    linear=linear,
+)
+LINE = f"{Path(__file__).name}:{norm_and_gelu.__code__.co_firstlineno + 3}"
+
+
+@pytest.mark.parametrize(
+    ("changed", "ignore", "behind"),
+    [
+        ({"eps": 1e-3}, "epsilon", None),
+        ({"eps": 1e-3}, "norm", None),
+        ({"eps": 1e-3, "approximate": True}, ["epsilon"], "h = jax.nn.gelu"),
+        ({"eps": 1e-3, "approximate": True}, ["epsilon", LINE], None),
+        ({"approximate": True}, [LINE], None),
+        ({"approximate": True}, ["another_function", LINE[:-1]], "h = jax.nn.gelu"),
+        ({"approximate": True, "factor": 1.5}, [LINE], "return x @"),
+    ],
+)
+def test_what_is_accepted_is_passed_and_named(changed, ignore, behind):
+    found = first_difference(partial(norm_and_gelu, **changed), NORM_AND_GELU, LINEAR, [NUMBERS], ignore=ignore)
+    assert found.ours.source.startswith(behind) if behind else not found
+    assert bool(found.ignored) == (LINE[:-1] not in ignore)
+    assert all(line in str(found) for line in found.ignored)
+
+
+def test_behind_what_never_meets_again_nothing_is_looked_for():
+    def ours(p, x):
+        return jnp.tanh(x @ p["kernel"] + p["bias"]) * 3
+
+    theirs = Module(lambda self, x: torch.cos(self.linear(x)), linear=linear)
+    found = first_difference(ours, theirs, LINEAR, [NUMBERS], ignore=["ours"])
+    assert found
+    assert "the two sides do not come together: the search ends here" in str(found)
+
+
+@pytest.mark.parametrize("bar", [1e-12, 1e-3])
+def test_a_bar_of_ones_own(bar):
+    nearly = partial(norm_and_gelu, eps=1.0001e-5)
+    assert bool(first_difference(nearly, NORM_AND_GELU, LINEAR, [NUMBERS], bar=bar)) == (bar < 1e-6)
+
+
+def test_an_answer_names_a_place_where_each_side_computes_what_the_other_returns():
+    theirs = Module(lambda self, x: torch.tanh(self.linear(x)) - 2 * self.linear(x), linear=linear)
+
+    def ours(p, x):
+        y = x @ p["kernel"] + p["bias"]
+        return {"output": jnp.tanh(y), "unused": jnp.tanh(y) - 2 * y}["output"] + 0 * (jnp.tanh(y) - 2 * y)
+
+    found = first_difference(ours, theirs, LINEAR, [NUMBERS])
+    assert found.ours
+    assert found.theirs
 
 
 def test_what_only_ours_trains_is_said():

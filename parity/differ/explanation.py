@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from parity.differ.accepted import Accepted
 from parity.differ.alignment import (
     Start,
     anchors,
@@ -38,14 +39,17 @@ def explain(
     differing: tuple[str, ...],
     held_by: Held,
     name: str,
+    accepted: Accepted,
 ) -> Difference:
     """The answer, from the outputs of both sides that differ, of which `errors` has the relative errors."""
     ours, theirs = sides
     finite = [error for error in errors.values() if np.isfinite(error)]
-    bar = min(BAR, max(max(finite, default=1.0) / 30, 1e-12)) if len(finite) == len(errors) else BAR
+    most = max(BAR, accepted.bar)
+    bar = min(most, max(max(finite, default=1.0) / 30, 1e-12)) if len(finite) == len(errors) else most
     match(ours, theirs, bar)
     here, there = _starts(sides, bad, backward=stage == "backward")
     first, second, together = (paired_backward if stage == "backward" else paired)(here, there)
+    accepted.starts = first, second
     about: dict[str, Any] = {"differing": differing, **counted(ours, theirs), "name": name}
     if first is None or second is None:
         return _one_sided(stage, first or second, theirs if first else ours, about)
@@ -89,12 +93,14 @@ def _starts(
 ) -> tuple[list[Start], list[Start]]:
     """Where the unmatched values of both sides begin.
 
-    An output that differs by name may have an equal within the other side: what is added to that there is missing.
+    An output that differs by name may have an equal within the other side: what is added to that there is missing. But
+    where each side computes what the other returns, they part in what is returned.
     """
     forced = [
         [i for i in numbers if not values.equal.get(i) or set(values.equal[i]) & set(others)]
         for values, numbers, others in zip(sides, bad, bad[::-1], strict=True)
     ]
+    forced = forced if any(forced) else [*bad]
     indices, rows = [values.index() for values in sides], [RowIndex(values) for values in sides]
     routed: tuple[set[int], set[int]] = set(), set()
     for _ in range(_ROUNDS):
@@ -147,8 +153,7 @@ def _shown(start: Start, lacks: str) -> Site:
 
 def _one_sided(stage: Stage, start: Start | None, other: Values, about: dict[str, Any]) -> Difference:
     """One side computes what the other does not: where a gradient is cut, nothing is there to be compared."""
-    if start is None:
-        return Difference(stage, kind=None, **about)
+    assert start is not None
     values, row = start.values, start.row
     met: list[int] = []
     said, sure = None, True

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from parity.differ.accepted import Accepted
 from parity.differ.answer import Difference
 from parity.differ.forward_and_backward import located
 from parity.differ.optimizer_step import Optimizer, stepped
 from parity.differ.traced_sides import Sides, in_double, is_array
 from parity.differ.weights import wrong_weights
-from parity.gates.measure import ParityError
+from parity.gates.measure import FLOAT64_BAR, ParityError
 from parity.gates.pair import Bridge, Tensors, to_torch
 from parity.gates.projection import Inputs, common_outputs, double, named_outputs, projection
 from parity.gates.torch_side import tensors_of
@@ -39,6 +40,8 @@ def first_difference(
     like: Any = None,
     backward: bool = True,
     optimizer: Optimizer | None = None,
+    ignore: Sequence[str] = (),
+    bar: float = FLOAT64_BAR,
     name: str = "pair",
 ) -> Difference:
     """Finds the first place where `ours(params, *inputs)` and `theirs(*inputs)` part: forward, then backward.
@@ -54,6 +57,10 @@ def first_difference(
     both sides. Inputs are arrays, in order or by keyword. All is computed in float64, without dropout; `theirs` stays
     as it was.
 
+    Differences in `ignore` are passed: a line ("port.py:12"), a function, a layer of ours ("layer 3"), the path of a
+    module of theirs, or what a kind says ("epsilon"). Theirs goes on with our numbers from there, and the answer names
+    them. What differs by no more than `bar` counts as equal.
+
     Outputs have names as for `check_parity`. Those that only one side has, and those that are no floating-point arrays,
     are not compared: the answer names them in `left_out`. Where gradients are compared, it names in `trained_alone` the
     parameters that theirs does not train and that have a gradient in ours.
@@ -63,9 +70,10 @@ def first_difference(
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         pair = followed_pair(ours, theirs, weights, inputs, params=params, like=like)
         held, mapping = pair.held, pair.mapping
-        if mapping and params is not None and (wrong := wrong_weights(mapping.back(params), held, name)):
+        if mapping and params is not None and (wrong := wrong_weights(mapping.back(params), held, name, bar)):
             return wrong
-        sides, known = pair.sides(), mapping is not None
+        accepted = Accepted([ignore] if isinstance(ignore, str) else ignore, bar)
+        sides, known = pair.sides(accepted), mapping is not None
         found = followed(lambda: located(sides, backward=backward and known, name=name))
         if not found and optimizer is not None and mapping is not None:
             after = followed(lambda: stepped(sides, mapping.into, optimizer, name))
@@ -79,8 +87,8 @@ class FollowedPair:
 
     module: nn.Module
     given: Inputs
-    params: Callable[[], Any]
-    """Ours, in their own types: those given, or made of the module's, in its types."""
+    params: Callable[[Callable[[Any], Any]], Any]
+    """Ours: those given, or made of the module's; each is converted by a function before the next is made."""
     mapping: Weights | None
     held: Tensors
     """The numbers of the module that are compared, by name, where weights are mapped."""
@@ -88,21 +96,22 @@ class FollowedPair:
     losses: tuple[Any, Any]
     """Each side as a function that returns (loss, the outputs that are compared)."""
 
-    def sides(self, *, wide: bool = True) -> Sides:
+    def sides(self, accepted: Accepted | None = None, *, wide: bool = True) -> Sides:
         """In float64, or each in its own types."""
         mapping, module = self.mapping, self.module
 
         def copy() -> nn.Module:
             return _copy(module) if wide else deepcopy(module).eval()
 
-        made = partial(_in_double, self.params) if wide else self.params
+        made = partial(self.params, _widened if wide else lambda leaf: leaf)
         back, holds = (None, None) if mapping is None else (mapping.back, mapping.ours_to_theirs)
         held = dict if mapping is None else mapping.held
-        return Sides(*self.losses, copy, made, self.given.arrays, back, holds=holds, held=held, wide=wide)
+        more: dict[str, Any] = {"holds": holds, "held": held, "wide": wide, "accepted": accepted}
+        return Sides(*self.losses, copy, made, self.given.arrays, back, **more)
 
 
-def _in_double(params: Callable[[], Any]) -> Any:
-    return jax.tree.map(lambda leaf: in_double(leaf) if is_array(leaf) else leaf, params())
+def _widened(leaf: Any) -> Any:
+    return in_double(leaf) if is_array(leaf) else leaf
 
 
 def followed_pair(
@@ -134,8 +143,10 @@ def followed_pair(
     if weights is not None:
         mapping = Weights(weights, tensors, like=params if like is None else like, optional=buffers)
 
-    def made() -> Any:
-        return mapping.into(tensors) if params is None and mapping else params
+    def made(convert: Callable[[Any], Any]) -> Any:
+        if params is None and mapping is not None:
+            return mapping.tree(mapping.flat(tensors, convert))
+        return jax.tree.map(convert, params)
 
     def run_ours(params: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return named_outputs(given.call(ours, params, arrays=inputs), "ours", jax.Array, left_out)
@@ -143,7 +154,7 @@ def followed_pair(
     def run_theirs(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return named_outputs(given.call(module, arrays=inputs), "theirs", torch.Tensor, left_out)
 
-    returned = _outputs(run_ours, run_theirs, _copy(module), _in_double(made), given.arrays)
+    returned = _outputs(run_ours, run_theirs, _copy(module), made(_widened), given.arrays)
     names = common_outputs(*returned, left_out)
     mine, their = ({name: both[side] for name, both in names.items()} for side in (0, 1))
     losses = _with_loss(run_ours, mine), _with_loss(run_theirs, their)

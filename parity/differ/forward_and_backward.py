@@ -11,7 +11,7 @@ from parity.differ.torch_values import GRADIENT
 from parity.differ.traced_sides import Sides
 from parity.differ.values import STACK
 from parity.differ.weights import error_of
-from parity.gates.measure import FLOAT64_BAR, ParityError
+from parity.gates.measure import ParityError
 
 
 def located(sides: Sides, *, backward: bool, name: str) -> Difference:
@@ -33,8 +33,14 @@ def located(sides: Sides, *, backward: bool, name: str) -> Difference:
 
 
 def _located(sides: Sides, backward: bool, name: str) -> Difference:
-    found = _forward(sides, name)
-    return found if found or not backward else _backward(sides, name)
+    accepted = sides.accepted = replace(sides.accepted, put={}, passed={})
+    for way in (_forward, _backward)[: 1 + backward]:
+        found = way(sides, name)
+        while found and accepted.passes(found, sides.run_theirs):
+            found = way(sides, name)
+        if found:
+            break
+    return replace(found, ignored=tuple(accepted.passed.values()))
 
 
 def _forward(sides: Sides, name: str) -> Difference:
@@ -52,12 +58,12 @@ def _forward(sides: Sides, name: str) -> Difference:
         if not np.isfinite(here).any() and not np.isfinite(there).any():
             raise ParityError(f"output {key} has no finite number on either side; there is nothing to compare")
         errors[key] = error_of(here, there)
-    errors = {key: error for key, error in errors.items() if not error <= FLOAT64_BAR}
+    errors = {key: error for key, error in errors.items() if not error <= sides.accepted.bar}
     if not errors:
         return Difference("none", name=name, **counted(ours, theirs))
     said = tuple(f"{key}: {error:.1e}" for key, error in errors.items())
     bad = [ours.outputs[key] for key in errors], [theirs.outputs[key] for key in errors]
-    return explain((ours, theirs), bad, "forward", errors, said, sides.held_by, name)
+    return explain((ours, theirs), bad, "forward", errors, said, sides.held_by, name, sides.accepted)
 
 
 def _backward(sides: Sides, name: str) -> Difference:
@@ -88,7 +94,7 @@ def _backward(sides: Sides, name: str) -> Difference:
     errors, said, forced_ours = {}, [], []
     for key in sides.trained:
         mine, their, error = compared.get(key, (0.0, 0.0, 0.0))
-        if max(mine, their) <= zero or error <= 10 * FLOAT64_BAR:
+        if max(mine, their) <= zero or error <= 10 * sides.accepted.bar:
             continue
         errors[key] = error
         reads = f"{error:.1e}" if mine and their else f"zero in {'ours' if their else 'theirs'}"
@@ -102,5 +108,6 @@ def _backward(sides: Sides, name: str) -> Difference:
     if not errors:
         return Difference("none", name=name, trained_alone=alone, **counted(ours, theirs))
     forced_theirs = [theirs.outputs[GRADIENT + key] for key in errors if GRADIENT + key in theirs.outputs]
-    answer = explain((ours, theirs), (forced_ours, forced_theirs), "backward", errors, tuple(said), sides.held_by, name)
+    about = tuple(said), sides.held_by, name, sides.accepted
+    answer = explain((ours, theirs), (forced_ours, forced_theirs), "backward", errors, *about)
     return replace(answer, trained_alone=alone)

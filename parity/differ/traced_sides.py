@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from parity.differ.accepted import Accepted
 from parity.differ.jax_values import values_of_jax
 from parity.differ.torch_values import GRADIENT, SeveralPassesError, values_of_torch
 from parity.differ.values import Kind, Site, Values, hand_back
@@ -44,6 +45,7 @@ class Sides:
         holds: Mapping[str, Sequence[str]] | None = None,
         held: Callable[[Tensors], Tensors] = dict,
         wide: bool = True,
+        accepted: Accepted | None = None,
     ) -> None:
         """`module` makes a copy in float64, `params` a tree, for every run anew.
 
@@ -51,7 +53,7 @@ class Sides:
         that are not compared. Unless `wide`, everything keeps the type that it has.
         """
         self.wide, self.sketched = wide, False
-        self.held = held
+        self.held, self.accepted = held, accepted or Accepted()
         self.ours, self.theirs, self.back = ours, theirs, back
         self.widen: Collection[tuple[str, int]] | None = None
         """Not None: what casts to fewer digits than those of float64 is computed in float64 nevertheless, but for casts
@@ -209,6 +211,7 @@ class Sides:
                 taken=wanted,
                 at_once=self._at_once,
                 sketched=self.sketched,
+                put=self.accepted.put,
             )
 
     def gradients(self, ours: Values) -> Tensors:

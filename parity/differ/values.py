@@ -41,10 +41,14 @@ class Place(NamedTuple):
     line: int = 0
     function: str = ""
     chain: tuple[str, ...] = ()
-    """The functions on the way to it and their lines, the outermost first."""
+    """The functions on the way to it, the outermost first."""
 
 
 NOWHERE = Place()
+
+
+class Step(int):
+    """The iteration of a loop that goes over no stack of weights: a step in time."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,8 @@ class Site:
     dtype: str = ""
     backward: bool = False
     """Whether it is computed on the way back; the line is that of the forward pass."""
+    chain: tuple[str, ...] = ()
+    """The functions on the way to it, the outermost first."""
 
     def __str__(self) -> str:
         """`file:line  source  (operation, module, layer)`."""
@@ -75,11 +81,17 @@ class Site:
     @property
     def about(self) -> str:
         """`operation, module, layer`."""
-        about = [self.operation + (", backward" if self.backward else "")]
-        about += [self.module] if self.module else [f"in {self.function}"] if self.function else []
-        if self.layer and not self.module:
-            about.append("layer " + ".".join(map(str, self.layer)))
-        return ", ".join(about)
+        return self._told([f"in {self.function}"] if self.function else [])
+
+    @property
+    def way(self) -> str:
+        """`operation, block -> attention -> linear, layer`."""
+        return self._told([" -> ".join(self.chain)] if self.chain else [])
+
+    def _told(self, functions: list[str]) -> str:
+        loops = [f"{'step' if isinstance(n, Step) else 'layer'} {n}" for n in self.layer]
+        about = [self.operation, *["backward"] * self.backward]
+        return ", ".join([*about, self.module] if self.module else [*about, *functions, *loops])
 
 
 def short(path: str) -> str:
@@ -181,9 +193,9 @@ class Values:
         row = self.rows[number]
         if row.kind != "operation":
             return Site(row.kind, row.name, shape=row.shape, dtype=row.dtype, source=row.name)
-        file, line, function, _ = row.place
+        file, line, function, chain = row.place
         source = linecache.getline(file, line).strip()
-        about = row.layer, row.shape, row.dtype, row.backward
+        about = row.layer, row.shape, row.dtype, row.backward, chain
         return Site(row.operation, row.module, file, line, source, function, *about)
 
     def want(self, numbers: Iterable[int]) -> None:

@@ -22,14 +22,14 @@ Held = Mapping[str, Sequence[tuple[str, int | None]]]
 """Name of the module's weight -> (path of ours that holds it, its row where layers are stacked)."""
 
 
-def wrong_weights(held: Tensors, tensors: Tensors, name: str) -> Difference | None:
+def wrong_weights(held: Tensors, tensors: Tensors, name: str, bar: float) -> Difference | None:
     """Weights that are not what the map says, by name; None where all are."""
     wrong, errors = [], []
     scales = {key: array for key, array in tensors.items() if array.size > 1}
     for key, array in held.items():
         array, truth = double(array), double(tensors[key])
         error = error_of(array, truth)
-        if error <= BAR:
+        if error <= max(BAR, bar):
             continue
         errors.append(f"{key}: {error:.1e}")
         wrong.append(f"{key} is not what our parameters hold: {_misheld(array, key, truth, scales)}")

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax.flatten_util import ravel_pytree
 from torch import nn
 
 from parity.differ.answer import Difference
@@ -230,37 +231,29 @@ class OwnPair:
         theirs = torch.optim.AdamW(list(moving.values()), lr=1e-3, weight_decay=0.1)
         trained = {key: np.full(array.shape, key not in self.frozen) for key, array in self.weights.items()}
         flat = self.map.flat(self.weights)
-        floats = {path: array for path, array in flat.items() if is_floating(array)}
-        ends = np.cumsum([array.size for array in floats.values()])[:-1]
-
-        def joined(arrays: Tensors) -> np.ndarray:
-            """All in one vector: a step of it is compiled in no time."""
-            return np.concatenate([arrays[path].ravel() for path in floats])
-
-        def parted_again(vector: Any) -> Tensors:
-            parts = np.split(np.asarray(vector), ends)
-            return flat | {path: part.reshape(floats[path].shape) for path, part in zip(floats, parts, strict=True)}
-
-        moves = joined(self.map.flat(trained))
-        heard = joined(self.map.flat({key: where & ~silent.get(key, np.False_) for key, where in trained.items()}))
+        params: Any = {path: array for path, array in flat.items() if is_floating(array)}
+        moves = self.map.flat(trained)
+        heard = self.map.flat({key: where & ~silent.get(key, np.False_) for key, where in trained.items()})
 
         @jax.jit
-        def step(vector: Any, state: Any, gradient: Any) -> tuple[Any, Any]:
-            gradient = gradient * heard
+        def step(params: Any, state: Any, gradients: Any) -> tuple[Any, Any]:
+            # All in one vector: a step of it is compiled in no time.
+            vector, whole = ravel_pytree(params)
+            gradient, _ = ravel_pytree({path: gradients[path] * heard[path] for path in params})
             gradient *= jnp.minimum(1.0, limit / (jnp.linalg.norm(gradient) + 1e-6))  # as clip_grad_norm_ does
             updates, state = tx.update(gradient, state, vector)
-            return optax.apply_updates(vector, updates * moves), state
+            moved = whole(updates)
+            return {path: array + moved[path] * moves[path] for path, array in params.items()}, state
 
-        vector = jnp.asarray(joined(flat))
-        state, losses = tx.init(vector), []
+        state, losses = tx.init(ravel_pytree(params)[0]), []
         self._parting: list[Tensors] = []
         parted = False
         for _ in range(steps):
             if not parted:
                 now = {key: np.array(array) for key, array in tensors_of(module)[0].items()}
                 self._parting = [*self._parting[-1:], now]
-            ours = self.jax.run(parted_again(vector), given, "float64")
-            vector, state = step(vector, state, joined(ours.gradients))
+            ours = self.jax.run(flat | params, given, "float64")
+            params, state = step(params, state, ours.gradients)
             their_loss = backward(module, given.arrays, run)[0][_LOSS]
             parted = parted or relative_error(ours.loss, their_loss) > FLOAT64_BAR
             for key, p in moving.items():
@@ -272,7 +265,7 @@ class OwnPair:
         ours_losses, their_losses = map(np.stack, zip(*losses, strict=True))
         parameters, buffers = tensors_of(module)
         there = _floating(self.map.held({key: (buffers | parameters)[key] for key in self.weights}))
-        back = _floating(self.map.back(parted_again(vector)))
+        back = _floating(self.map.back(flat | params))
         curve = f"{_LOSS}, step by step"
         return compared("5 optimizer", back | {curve: ours_losses}, there | {curve: their_losses})
 

@@ -70,19 +70,6 @@ def _children(node: Any) -> Iterable[tuple[Any, Any]] | None:
     return None
 
 
-def _rebuilt(node: Any, convert: Callable[[Any, Any], Any]) -> Any:
-    """A dict, a sequence or a dataclass with `convert(key, child)` of each that it holds; itself where all stay."""
-    before = dict(_children(node) or ())
-    after = {key: convert(key, child) for key, child in before.items()}
-    if all(after[key] is child for key, child in before.items()):
-        return node
-    if is_dataclass(node):
-        return replace(node, **after)  # type: ignore[type-var]
-    if isinstance(node, Mapping):
-        return type(node)(after)  # type: ignore[call-arg]
-    return type(node)(*after.values()) if hasattr(node, "_fields") else type(node)(after.values())
-
-
 def _is_key(leaf: Any) -> bool:
     """Whether these are random keys of JAX that have a type of their own."""
     return str(getattr(leaf, "dtype", "")).startswith("key<")
@@ -107,21 +94,14 @@ def common_outputs(
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Stands where an array was given."""
-
-    name: str
-
-
-@dataclass(frozen=True)
 class Inputs:
     """The arguments of a side, in their order or by name: the door that every tool takes them in by."""
 
     arrays: Tensors
     """By dotted path: those in order are called "0", "1", ..., what a dict at "1" holds "1.mask"."""
     by_name: bool
-    given: Mapping[str, Any]
-    """The arguments themselves; in the place of each array its name."""
+    given: Mapping[str, Callable[[Mapping[str, Any]], Any]]
+    """How each argument is made of arrays by these names."""
 
     @classmethod
     def read(cls, inputs: Sequence[Any] | Mapping[str, Any]) -> "Inputs":
@@ -135,8 +115,7 @@ class Inputs:
             raise TypeError(f"inputs is a {type(inputs).__name__}; expected a list of the arguments: [x]")
         by_name, arrays = isinstance(inputs, Mapping), {}
         named = inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs)
-        given = {str(key): _noted(str(key), argument, arrays) for key, argument in named}
-        return cls(arrays, by_name, given)
+        return cls(arrays, by_name, {str(key): _taken(str(key), argument, arrays) for key, argument in named})
 
     def rounded(self, held_by: str, dtype: str) -> "Inputs":
         """What `held_by` can hold of floating inputs, as arrays of `dtype`."""
@@ -144,20 +123,17 @@ class Inputs:
 
     def call(self, function: Any, *before: Any, arrays: Mapping[str, Any]) -> Any:
         """Calls with `arrays`, by name, in the places of these; `before` comes first."""
-
-        def filled(_: Any, node: Any) -> Any:
-            return arrays[node.name] if isinstance(node, _Place) else _rebuilt(node, filled)
-
-        given = {name: filled(name, argument) for name, argument in self.given.items()}
+        given = {name: made(arrays) for name, made in self.given.items()}
         return function(*before, **given) if self.by_name else function(*before, *given.values())
 
 
-def _noted(name: str, given: Any, arrays: Tensors) -> Any:
-    """An argument with a place for each array that it holds; these go to `arrays`."""
+def _taken(name: str, given: Any, arrays: Tensors) -> Callable[[Mapping[str, Any]], Any]:
+    """How an argument is made of the arrays that it holds, which go to `arrays`."""
     if _is_number(given) or isinstance(given, str | bytes | Enum | None) or callable(given) or _is_key(given):
-        return given
-    if _children(given) is not None and not _is_table(given):
-        return _rebuilt(given, lambda key, child: _noted(f"{name}.{key}", child, arrays))
+        return lambda _: given
+    if (children := _children(given)) is not None and not _is_table(given):
+        parts = {key: _taken(f"{name}.{key}", child, arrays) for key, child in children}
+        return lambda found: _like(given, {key: part(found) for key, part in parts.items()})
     try:
         array = np.asarray(given) if "complex" in str(getattr(given, "dtype", "")) else as_array(given)
     except (TypeError, ValueError):
@@ -168,7 +144,17 @@ def _noted(name: str, given: Any, arrays: Tensors) -> Any:
             "function or a random key; or a tuple, a list, a dict or a dataclass of these"
         )
     arrays[name] = array
-    return _Place(name)
+    return lambda found: found[name]
+
+
+def _like(given: Any, parts: dict[Any, Any]) -> Any:
+    """A dict, a sequence or a dataclass of the type of `given`, with these parts."""
+    kind: Any = type(given)
+    if isinstance(given, Mapping):
+        return kind(parts)
+    if isinstance(given, list) or kind is tuple:
+        return kind(parts.values())
+    return kind(**parts) if is_dataclass(given) else kind(*parts.values())
 
 
 def _is_number(given: Any) -> bool:

@@ -96,7 +96,7 @@ def _starts(
     An output that differs by name may have an equal within the other side: what is added to that there is missing. But
     where each side computes what the other returns, they part in what is returned.
     """
-    forced = [
+    forced: list[Sequence[int]] = [
         [i for i in numbers if not values.equal.get(i) or set(values.equal[i]) & set(others)]
         for values, numbers, others in zip(sides, bad, bad[::-1], strict=True)
     ]

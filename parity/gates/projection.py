@@ -37,7 +37,7 @@ def named_outputs(output: Any, side: str, kind: type, left_out: set[str], *, flo
     ParityError for two outputs by one name, for an empty one, and where none is a floating-point array.
     """
     named = [(path or "output", leaf) for path, leaf in _leaves(output, "")]
-    outputs = {name: leaf for name, leaf in named if isinstance(leaf, kind) and not _is_key(leaf)}
+    outputs: dict[str, Any] = {name: leaf for name, leaf in named if isinstance(leaf, kind) and not _is_key(leaf)}
     wide = {name: array for name, array in outputs.items() if "float" in str(array.dtype)}
     if len({name for name, _ in named}) < len(named):
         raise ParityError(f"{side} returned two outputs by one name: {[name for name, _ in named]}")
@@ -113,7 +113,7 @@ class Inputs:
         """
         if not isinstance(inputs, Sequence | Mapping) or isinstance(inputs, str):
             raise TypeError(f"inputs is a {type(inputs).__name__}; expected a list of the arguments: [x]")
-        by_name, arrays = isinstance(inputs, Mapping), {}
+        by_name, arrays = isinstance(inputs, Mapping), Tensors()
         named = inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs)
         return cls(arrays, by_name, {str(key): _taken(str(key), argument, arrays) for key, argument in named})
 

@@ -54,6 +54,7 @@ def main(given: Sequence[str]) -> int:
         judge(options.capsule, side, weights, params=params, name=options.side, **others)
     except (ParityError, UsageError, ValueError, TypeError, ImportError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)
+        print(*getattr(error, "__notes__", ()), sep="\n", end="")
         return 1 if any(not figure.passed for figure in getattr(error, "figures", ())) else 2
     return 0
 

@@ -1,6 +1,7 @@
 """Capsules: what one machine recorded judges the other as both together would be, also as a command."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import nn
 
 from parity import ParityError, Weight, check_parity, judge, record
 from parity.__main__ import main
-from parity_tests.capsule_pair import INPUTS, WEIGHTS, module, ours, parameters, wrong
+from parity_tests.capsule_pair import INPUTS, WEIGHTS, Theirs, module, ours, parameters, wrong
 
 ROOT = Path(__file__).parents[1]
 HERE = "parity_tests.capsule_pair"
@@ -74,7 +75,7 @@ def test_a_release_is_held_against_an_older_one(capsules):
     judge(capsules / "torch", module(), own_weights=True)
     judge(capsules / "jax", later, {f"{name}s": name for name in parameters()})
     with pytest.raises(ParityError, match=r"^release: gate 1 activations: .* \(kept\)$") as caught:
-        judge(capsules / "jax", wrong, name="release")
+        judge(capsules / "jax", wrong, name="release", explain=False)
     assert [figure.passed for figure in caught.value.figures] == [True, False]
 
 
@@ -152,6 +153,48 @@ def test_frozen_weights_and_gradients_that_are_zero(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["known"], "nothing is left behind"
 
 
+class Careless(Theirs):
+    """With a fault in one line."""
+
+    def forward(self, x, keep):
+        for layer in self.layers:
+            x = torch.tanh(layer(x) * 1.001 if layer is self.layers[1] else layer(x))
+        return {"kept": self.norm(x) * keep[:, None], "sign": x > 0}
+
+
+def cast(params, x, keep):
+    """In float32 by design."""
+    return ours(params, x.astype(jnp.float32).astype(x.dtype), keep)
+
+
+@pytest.mark.parametrize(
+    ("capsule", "side", "weights", "found"),
+    [
+        (
+            "torch",
+            wrong,
+            WEIGHTS,
+            r"JAX .*jnp\.sqrt.*\n.*PyTorch .*self\.norm\(x\).*\n.*1e-06 in ours, 1e-05 in theirs",
+        ),
+        ("jax", wrong, None, r"this side .*jnp\.sqrt.*\n.*the capsule .*jnp\.sqrt.*\n.*1e-06 in ours, 1e-05 in theirs"),
+        ("jax", Careless(), WEIGHTS, r"JAX .*jnp\.tanh\(x.*\n.*PyTorch .*1\.001 if"),
+        (
+            "jax",
+            frozen,
+            None,
+            r"this side .*test_capsule\.py.*stop_gradient.*\n.*the capsule .*\n.*theirs hands a gradient",
+        ),
+        ("torch", cast, WEIGHTS, r"PyTorch: the same \(differs as it is: kept: [\d.e-]+\)$"),
+    ],
+)
+def test_a_capsule_knows_where_they_part(capsules, tmp_path, capsule, side, weights, found):
+    """With the lines of the other machine, whose files are not here."""
+    with pytest.raises(ParityError) as caught:
+        judge(capsules / capsule, side, weights)
+    assert re.search(found, str(caught.value.difference)), caught.value.difference
+    assert caught.value.__notes__ == [str(caught.value.difference)]
+
+
 ALONE = """
 import sys
 
@@ -173,7 +216,12 @@ else:
     side, options = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Sigmoid()), {{}}
 record({other!r} + "less", side, [np.arange(6.0).reshape(2, 3)], **options)
 if {judged!r}:
-    judge({judged!r}, side, {{"kernel": ("0.weight", "o i -> i o"), "bias": "0.bias"}})
+    weights = {{"kernel": ("0.weight", "o i -> i o"), "bias": "0.bias"}}
+    judge({judged!r}, side, weights)
+    try:
+        judge({judged!r}, side[:1] if {other!r} == "jax" else lambda p, x: x @ p["kernel"] + p["bias"], weights)
+    except Exception as error:
+        assert "they part on the way forward" in str(error.difference) and not error.difference.opaque, error.difference
 """
 
 
@@ -187,7 +235,7 @@ def test_one_framework_is_enough(tmp_path):
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
-        assert [line.split()[1] for line in done.stdout.splitlines()] == (["9", "1", "2", "3"] if judged else [])
+        assert [line.split()[1] for line in done.stdout.splitlines()] == (["9", "1", "2", "3", "9"] if judged else [])
 
 
 X = {"x": np.zeros(2)}

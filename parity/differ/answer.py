@@ -43,6 +43,8 @@ class Difference:
     counts: tuple[int, int] = (0, 0)
     """Values of ours and of theirs that were compared."""
     name: str = "pair"
+    sides: tuple[str, str] = ("JAX", "PyTorch")
+    """What ours and theirs are called."""
     left_out: tuple[str, ...] = ()
     """Outputs that only one side has, or that are no floating-point arrays: they were not compared."""
     trained_alone: tuple[str, ...] = ()
@@ -58,14 +60,15 @@ class Difference:
 
     def __str__(self) -> str:
         """A few lines for a terminal."""
-        lines = [f"{self.name}: {self.counts[0]} values in JAX, {self.counts[1]} in PyTorch: {self.heading}"]
+        here, there = map("{} in {}".format, (f"{self.counts[0]} values", self.counts[1]), self.sides)
+        lines = [f"{self.name}: {here}, {there}: {self.heading}"]
         if not self:
             return lines[0] + (f" ({'; '.join(self.notes)})" if self.notes else "")
         lines += [f"  {said}" for said in self.parameters[:8]]
         lines += [f"  differs: {said}" for said in self.differing[:4]]
         if len(self.differing) > 4:
             lines.append(f"  ... and {len(self.differing) - 4} more")
-        for side, site in (("JAX", self.ours), ("PyTorch", self.theirs)):
+        for side, site in zip(self.sides, (self.ours, self.theirs), strict=True):
             if site is not None:
                 lines.append(f"  {side:8} {site}")
         if self.kind:
@@ -148,11 +151,11 @@ _HTML = """
 {% if site.source %}<code class="source">{{ site.source }}</code>{% endif %}</div>
 {% endmacro %}
 <div class="answer"><p><b>{{ found.heading[0]|upper }}{{ found.heading[1:] }}</b> <span class="note">{{ found.name }}: \
-{{ found.counts[0] }} values in JAX, {{ found.counts[1] }} in PyTorch</span></p><dl>
+{{ found.counts[0] }} values in {{ found.sides[0] }}, {{ found.counts[1] }} in {{ found.sides[1] }}</span></p><dl>
 {% if found.parameters %}<dt>weights</dt><dd>{{ listed(found.parameters) }}</dd>{% endif %}
 {% if found.differing %}<dt>differs</dt><dd>{{ listed(found.differing) }}</dd>{% endif %}
-{% if found.ours %}<dt>JAX</dt><dd>{{ show(found.ours) }}</dd>{% endif %}
-{% if found.theirs %}<dt>PyTorch</dt><dd>{{ show(found.theirs) }}</dd>{% endif %}
+{% if found.ours %}<dt>{{ found.sides[0] }}</dt><dd>{{ show(found.ours) }}</dd>{% endif %}
+{% if found.theirs %}<dt>{{ found.sides[1] }}</dt><dd>{{ show(found.theirs) }}</dd>{% endif %}
 {% if found.kind %}<dt>what</dt><dd>{{ found.kind }}</dd>{% endif %}
 {% for pair in found.agreed[:most] %}<dt>agrees before</dt><dd>{{ show(pair[0]) }}{{ show(pair[1]) }}</dd>{% endfor %}
 {% if found.opaque %}<dt>not looked into</dt><dd>{{ found.opaque|unique|sort|join(", ") }}</dd>{% endif %}

@@ -23,11 +23,50 @@ from parity.differ.fingerprints import BAR
 from parity.differ.kinds import kind
 from parity.differ.origin_of_order import Origin, lost_order, origin_of_order
 from parity.differ.row_sets import RowIndex, is_routed
-from parity.differ.values import Site, Values
-from parity.differ.weights import Held, other_weights, read_by_both
+from parity.differ.values import GRADIENT, STACK, Site, Values
+from parity.differ.weights import Held, error_of, other_weights, read_by_both
+from parity.gates.measure import FLOAT64_BAR, ParityError
 
 _ROUNDS = 100
 """Values that are computed in parts on the other side, at most, one after the other."""
+
+
+def explain_outputs(ours: Values, theirs: Values, held_by: Held, name: str) -> Difference:
+    """The answer to the way forward; raises ParityError for outputs without a common name, and for other shapes."""
+    shared = [key for key in theirs.outputs if key in ours.outputs]
+    if not shared:
+        raise ParityError(
+            f"no output has one name on both sides: ours {list(ours.outputs)}, theirs {list(theirs.outputs)}"
+        )
+    errors = {}
+    for key in shared:
+        here, there = ours.output(key), theirs.output(key)
+        if here.shape != there.shape:
+            raise ParityError(f"{key}: shapes differ: ours {list(here.shape)}, theirs {list(there.shape)}")
+        if not np.isfinite(here).any() and not np.isfinite(there).any():
+            raise ParityError(f"output {key} has no finite number on either side; there is nothing to compare")
+        errors[key] = error_of(here, there)
+    errors = {key: error for key, error in errors.items() if not error <= FLOAT64_BAR}
+    if not errors:
+        return Difference("none", name=name, **counted(ours, theirs))
+    said = tuple(f"{key}: {error:.1e}" for key, error in errors.items())
+    bad = [ours.outputs[key] for key in errors], [theirs.outputs[key] for key in errors]
+    return explain((ours, theirs), bad, "forward", errors, said, held_by, name)
+
+
+def explain_gradients(
+    ours: Values, theirs: Values, errors: Mapping[str, float], differing: tuple[str, ...], held_by: Held, name: str
+) -> Difference:
+    """The answer to the way back, from the relative errors of the gradients that differ, by the module's names."""
+    forced_ours = []
+    for path, layer in (held for key in errors for held in held_by.get(key, ())):
+        number = ours.outputs.get(GRADIENT + path)
+        if number is not None:
+            value = ours.rows[number]
+            stacked = value.operation == STACK and layer is not None and len(value.inputs) == value.shape[0]
+            forced_ours.append(value.inputs[layer] if stacked and layer is not None else number)
+    forced_theirs = [theirs.outputs[GRADIENT + key] for key in errors if GRADIENT + key in theirs.outputs]
+    return explain((ours, theirs), (forced_ours, forced_theirs), "backward", errors, differing, held_by, name)
 
 
 def explain(

@@ -6,12 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from parity.differ.answer import Difference
-from parity.differ.explanation import counted, explain
-from parity.differ.torch_values import GRADIENT
+from parity.differ.explanation import counted, explain_gradients, explain_outputs
 from parity.differ.traced_sides import Sides
-from parity.differ.values import STACK
 from parity.differ.weights import error_of
-from parity.gates.measure import FLOAT64_BAR, ParityError
+from parity.gates.measure import FLOAT64_BAR
 
 
 def located(sides: Sides, *, backward: bool, name: str) -> Difference:
@@ -38,26 +36,7 @@ def _located(sides: Sides, backward: bool, name: str) -> Difference:
 
 
 def _forward(sides: Sides, name: str) -> Difference:
-    ours, theirs = sides.run_ours(False), sides.run_theirs(False)
-    shared = [key for key in theirs.outputs if key in ours.outputs]
-    if not shared:
-        raise ParityError(
-            f"no output has one name on both sides: ours {list(ours.outputs)}, theirs {list(theirs.outputs)}"
-        )
-    errors = {}
-    for key in shared:
-        here, there = ours.output(key), theirs.output(key)
-        if here.shape != there.shape:
-            raise ParityError(f"{key}: shapes differ: ours {list(here.shape)}, theirs {list(there.shape)}")
-        if not np.isfinite(here).any() and not np.isfinite(there).any():
-            raise ParityError(f"output {key} has no finite number on either side; there is nothing to compare")
-        errors[key] = error_of(here, there)
-    errors = {key: error for key, error in errors.items() if not error <= FLOAT64_BAR}
-    if not errors:
-        return Difference("none", name=name, **counted(ours, theirs))
-    said = tuple(f"{key}: {error:.1e}" for key, error in errors.items())
-    bad = [ours.outputs[key] for key in errors], [theirs.outputs[key] for key in errors]
-    return explain((ours, theirs), bad, "forward", errors, said, sides.held_by, name)
+    return explain_outputs(sides.run_ours(False), sides.run_theirs(False), sides.held_by, name)
 
 
 def _backward(sides: Sides, name: str) -> Difference:
@@ -85,7 +64,7 @@ def _backward(sides: Sides, name: str) -> Difference:
     zero = 1e-11 * whole if math.isfinite(whole) else 0.0
     alone = tuple(key for key in here if key in sides.frozen and not np.linalg.norm(here[key]) <= zero)
     here.clear()
-    errors, said, forced_ours = {}, [], []
+    errors, said = {}, []
     for key in sides.trained:
         mine, their, error = compared.get(key, (0.0, 0.0, 0.0))
         if max(mine, their) <= zero or error <= 10 * FLOAT64_BAR:
@@ -93,14 +72,7 @@ def _backward(sides: Sides, name: str) -> Difference:
         errors[key] = error
         reads = f"{error:.1e}" if mine and their else f"zero in {'ours' if their else 'theirs'}"
         said.append(f"the gradient of {key}: {reads}")
-        for path, layer in sides.held_by.get(key, ()):
-            number = ours.outputs.get(GRADIENT + path)
-            if number is not None:
-                value = ours.rows[number]
-                stacked = value.operation == STACK and layer is not None and len(value.inputs) == value.shape[0]
-                forced_ours.append(value.inputs[layer] if stacked and layer is not None else number)
     if not errors:
         return Difference("none", name=name, trained_alone=alone, **counted(ours, theirs))
-    forced_theirs = [theirs.outputs[GRADIENT + key] for key in errors if GRADIENT + key in theirs.outputs]
-    answer = explain((ours, theirs), (forced_ours, forced_theirs), "backward", errors, tuple(said), sides.held_by, name)
+    answer = explain_gradients(ours, theirs, errors, tuple(said), sides.held_by, name)
     return replace(answer, trained_alone=alone)

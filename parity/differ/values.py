@@ -22,6 +22,8 @@ _COPIES = re.compile(
     r"reshape|transpose|\.to$|view|squeeze|slice|expand|permute|broadcast|copy|detach|convert|clone|alias|flatten"
     r"|\bt\b|select(?!_)|split|unbind|chunk|layer row|contiguous"
 )
+GRADIENT = "the gradient of "
+"""With the name of a weight: the output that is its gradient."""
 STACK = "stack of layers"
 """The operation that puts together what the iterations of a scan return."""
 _NOISE = 1e-12
@@ -40,6 +42,8 @@ class Place(NamedTuple):
     function: str = ""
     chain: tuple[str, ...] = ()
     """The functions on the way to it and their lines, the outermost first."""
+    source: str = ""
+    """The line itself, where the file may be on another machine; otherwise it is read there."""
 
 
 NOWHERE = Place()
@@ -175,8 +179,8 @@ class Values:
         row = self.rows[number]
         if row.kind != "operation":
             return Site(row.kind, row.name, shape=row.shape, dtype=row.dtype, source=row.name)
-        file, line, function, _ = row.place
-        source = linecache.getline(file, line).strip()
+        file, line, function, _, source = row.place
+        source = source or linecache.getline(file, line).strip()
         about = row.layer, row.shape, row.dtype, row.backward
         return Site(row.operation, row.module, file, line, source, function, *about)
 

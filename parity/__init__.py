@@ -1,7 +1,8 @@
 """Parity: whether a JAX function and a PyTorch module are the same, for anyone's pair.
 
 `match_weights` proposes which of the module's numbers each JAX parameter holds, `check_parity` runs gates on a pair,
-`assert_parity` compares tensors that you have already, `first_difference` says where two that differ part. `record`
+`assert_parity` compares tensors that you have already, `first_difference` says where two that differ part.
+`check_training` compares two loops step by step, `check_decoding` whole rows with one token at a time. `record`
 writes what one side computes to a capsule, by which `judge` judges the other where the first is not installed.
 
 It knows no model, and needs jax, numpy and einops; torch where torch is compared, and optax for gate 5.
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from parity.differ.first_difference import first_difference
     from parity.differ.values import Site
     from parity.gates.check import check_parity
+    from parity.gates.decoding import check_decoding
     from parity.gates.measure import Measured, ParityError, assert_parity
+    from parity.gates.training import check_training
     from parity.gates.weight_map import LEFT_OUT, Weight, WeightMap
     from parity.match.match_weights import match_weights
     from parity.match.weight_match import WeightMatch
@@ -35,7 +38,9 @@ _HOMES = {
     "WeightMap": "gates.weight_map",
     "WeightMatch": "match.weight_match",
     "assert_parity": "gates.measure",
+    "check_decoding": "gates.decoding",
     "check_parity": "gates.check",
+    "check_training": "gates.training",
     "first_difference": "differ.first_difference",
     "judge": "capsule.judge",
     "match_weights": "match.match_weights",
@@ -52,7 +57,9 @@ __all__ = [
     "WeightMap",
     "WeightMatch",
     "assert_parity",
+    "check_decoding",
     "check_parity",
+    "check_training",
     "first_difference",
     "judge",
     "match_weights",

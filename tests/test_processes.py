@@ -189,6 +189,20 @@ def test_generate_py_in_two_processes(tmp_path):
         assert told.endswith("standard input is of one process, and there are several; give the texts with --file\n")
 
 
+@pytest.mark.deep
+def test_two_processes_export_what_one_does(tmp_path):
+    run = tmp_path / "run"
+    folders = [tmp_path / name for name in ("trained", "complete", "alone")]
+    for folder in folders[:2]:  # the second command finds the run complete
+        (status, output, _), other = finish(train(run, 2, 2, "--export", folder))
+        assert (status, output.splitlines()[-1].split(": ")[0]) == (0, f"step 6 of {run} is in {folder}/")
+        assert other[:2] == (0, "")
+    assert finish([start(["-m", "jax_tformer", "export", run, folders[2], "--huggingface"], 1)])[0][0] == 0
+    held = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in folders]
+    assert "model.safetensors" in held[0]
+    assert held[0] == held[1] == held[2]
+
+
 def test_processes_that_differ_refuse_together(tmp_path):
     port = free_port()
     where = ["--distributed.coordinator", f"localhost:{port}", "--distributed.processes", 2, "--distributed.process"]

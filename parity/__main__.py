@@ -54,7 +54,8 @@ def main(given: Sequence[str]) -> int:
         judge(options.capsule, side, weights, params=params, name=options.side, **others)
     except (ParityError, UsageError, ValueError, TypeError, ImportError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)
-        print(*getattr(error, "__notes__", ()), sep="\n", end="")
+        for note in getattr(error, "__notes__", ()):
+            print(note)
         return 1 if any(not figure.passed for figure in getattr(error, "figures", ())) else 2
     return 0
 

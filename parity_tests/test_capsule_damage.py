@@ -158,7 +158,7 @@ def followed(change):
     def forge(capsule):
         def tensors(held):
             said = json.loads(held["rows"].tobytes())
-            change(said["rows"], held)
+            change(said[0])
             held["rows"] = np.frombuffer(json.dumps(said).encode(), np.uint8)
 
         def announced(about):
@@ -169,9 +169,9 @@ def followed(change):
     return forge
 
 
-def escaped(rows, held):
-    for place, *_ in rows:
-        place[4] = "\x1b[2J" + place[4]
+def escaped(rows):
+    for row in rows:
+        row[5][4] = "\x1b[2J" + row[5][4]
 
 
 @pytest.mark.parametrize(
@@ -179,11 +179,11 @@ def escaped(rows, held):
     [
         (lambda capsule: None, "another constant is added: 1e-06 in ours, 1e-05 in theirs"),
         (forged(lambda about: about["files"].pop("values")), "where they part is not known: the capsule is older, or "),
-        (followed(lambda rows, held: rows[-1][3].append(10**6)), r"not found \(DamageError: value \d+ is made of"),
-        (followed(lambda rows, held: rows[-1].pop()), r"not found \(ValueError: zip"),
+        (followed(lambda rows: rows[-1][2].append(10**6)), r"not found \(DamageError: value \d+ is made of"),
+        (followed(lambda rows: rows[-1].extend("ab")), r"not found \(TypeError: "),
         (followed(escaped), "another constant"),
     ],
-    ids=["whole", "none", "a cycle", "too short", "a terminal"],
+    ids=["whole", "none", "a cycle", "too long", "a terminal"],
 )
 def test_damaged_values_hide_no_red_gate(recorded, tmp_path, do, said):
     """An older capsule has none."""

@@ -12,8 +12,7 @@ from parity.capsule.files import CapsuleReader
 from parity.capsule.followed import unpacked
 from parity.capsule.record import NARROW, About, from_float64, is_module, side_of
 from parity.differ.answer import Difference
-from parity.differ.explanation import explain_gradients, explain_outputs
-from parity.differ.values import GRADIENT
+from parity.differ.explanation import explain_outputs
 from parity.differ.weights import inverted
 from parity.gates.measure import (
     BFLOAT16,
@@ -61,7 +60,7 @@ def judge(
     the capsule, layers that it stacks count as one; weights that either side does not train are left out of gates 2
     to 4.
 
-    Where gate 1 or 2 is red and `explain` is true, the values that were recorded say where the two part: the answer is
+    Where gate 1 is red and `explain` is true, the values that were recorded say where the two part: the answer is
     the error's `difference`, and a note below its message. It is seldom "sure", since of the recorded side only small
     arrays are there, whose order can be checked, and it cannot be run again.
 
@@ -81,7 +80,7 @@ def judge(
         try:
             return run_gates(name, wanted, trial.measured)
         except ParityError as error:
-            if explain and error.gate in ("1", "2"):
+            if explain and error.gate == "1":
                 error.difference = trial.parting(error, name)
                 error.add_note(str(error.difference))
             raise
@@ -165,28 +164,15 @@ class Trial:
         if "values" not in self._reader.tensors:
             return "where they part is not known: the capsule is older, or its side could not be run step by step"
         try:
-            inputs = self._inputs.rounded("float64", "float64")
-            judged = self.side.followed(self._given(self._weights), inputs, self._known)
-            ours, theirs = sides = self._in_order(judged, unpacked(self._reader.read("values")))
+            judged = self.side.followed(self._given(self._weights), self._inputs.rounded("float64", "float64"))
+            ours, theirs = self._in_order(judged, unpacked(self._reader.read("values")))
             ours.side, theirs.side = "ours", "theirs"
-            beyond = {key: f"{error:.1e}" for figure in red.figures[-1:] for key, error in figure.beyond}
-            if red.gate == "1":
-                for values in sides:
-                    values.outputs = {key: n for key, n in values.outputs.items() if not key.startswith(GRADIENT)}
-                    del values.rows[1 + max(values.outputs.values()) :]
-                found = explain_outputs(*sides, self._held_by, name)
-            else:
-                red_ones = [key for key, held in self._held_by.items() if beyond.keys() & {key, *dict(held)}]
-                errors, said = (
-                    dict.fromkeys(red_ones, red.figures[-1].worst),
-                    (f"the gradient of {key}: {error}" for key, error in beyond.items()),
-                )
-                found = explain_gradients(*sides, errors, tuple(said), self._held_by, name)
+            found = explain_outputs(ours, theirs, self._held_by, name)
         except Exception as error:
             return f"where they part was not found ({type(error).__name__}: {' '.join(str(error).split())})"
         if self.side.framework == self._about.framework:
             found = replace(found, sides=("this side", "the capsule"))
-        return found or replace(found, rounded=tuple(map(": ".join, beyond.items())))
+        return found or replace(found, rounded=tuple(map(str, red.figures[-1:])))
 
     def _given(self, weights: Tensors) -> Tensors:
         """Weights by the names of the capsule as those of the side."""

@@ -125,7 +125,7 @@ def record(
                 }
         # What judges needs no values; where the side cannot be run step by step, `judge` says that there are none.
         with suppress(Exception):
-            writer.add("values", packed(one.followed(one.weights, given.rounded("float64", "float64"), known)))
+            writer.add("values", packed(one.followed(one.weights, given.rounded("float64", "float64"))))
         about = About(
             framework=one.framework,
             name=name,

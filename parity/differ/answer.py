@@ -60,8 +60,8 @@ class Difference:
 
     def __str__(self) -> str:
         """A few lines for a terminal."""
-        here, there = map("{} in {}".format, (f"{self.counts[0]} values", self.counts[1]), self.sides)
-        lines = [f"{self.name}: {here}, {there}: {self.heading}"]
+        values = f"{self.counts[0]} values in {self.sides[0]}, {self.counts[1]} in {self.sides[1]}"
+        lines = [f"{self.name}: {values}: {self.heading}"]
         if not self:
             return lines[0] + (f" ({'; '.join(self.notes)})" if self.notes else "")
         lines += [f"  {said}" for said in self.parameters[:8]]

@@ -23,7 +23,7 @@ from parity.differ.fingerprints import BAR
 from parity.differ.kinds import kind
 from parity.differ.origin_of_order import Origin, lost_order, origin_of_order
 from parity.differ.row_sets import RowIndex, is_routed
-from parity.differ.values import GRADIENT, STACK, Site, Values
+from parity.differ.values import Site, Values
 from parity.differ.weights import Held, error_of, other_weights, read_by_both
 from parity.gates.measure import FLOAT64_BAR, ParityError
 
@@ -52,21 +52,6 @@ def explain_outputs(ours: Values, theirs: Values, held_by: Held, name: str) -> D
     said = tuple(f"{key}: {error:.1e}" for key, error in errors.items())
     bad = [ours.outputs[key] for key in errors], [theirs.outputs[key] for key in errors]
     return explain((ours, theirs), bad, "forward", errors, said, held_by, name)
-
-
-def explain_gradients(
-    ours: Values, theirs: Values, errors: Mapping[str, float], differing: tuple[str, ...], held_by: Held, name: str
-) -> Difference:
-    """The answer to the way back, from the relative errors of the gradients that differ, by the module's names."""
-    forced_ours = []
-    for path, layer in (held for key in errors for held in held_by.get(key, ())):
-        number = ours.outputs.get(GRADIENT + path)
-        if number is not None:
-            value = ours.rows[number]
-            stacked = value.operation == STACK and layer is not None and len(value.inputs) == value.shape[0]
-            forced_ours.append(value.inputs[layer] if stacked and layer is not None else number)
-    forced_theirs = [theirs.outputs[GRADIENT + key] for key in errors if GRADIENT + key in theirs.outputs]
-    return explain((ours, theirs), (forced_ours, forced_theirs), "backward", errors, differing, held_by, name)
 
 
 def explain(

@@ -6,8 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from parity.differ.answer import Difference
-from parity.differ.explanation import counted, explain_gradients, explain_outputs
+from parity.differ.explanation import counted, explain, explain_outputs
+from parity.differ.torch_values import GRADIENT
 from parity.differ.traced_sides import Sides
+from parity.differ.values import STACK
 from parity.differ.weights import error_of
 from parity.gates.measure import FLOAT64_BAR
 
@@ -31,12 +33,8 @@ def located(sides: Sides, *, backward: bool, name: str) -> Difference:
 
 
 def _located(sides: Sides, backward: bool, name: str) -> Difference:
-    found = _forward(sides, name)
+    found = explain_outputs(sides.run_ours(False), sides.run_theirs(False), sides.held_by, name)
     return found if found or not backward else _backward(sides, name)
-
-
-def _forward(sides: Sides, name: str) -> Difference:
-    return explain_outputs(sides.run_ours(False), sides.run_theirs(False), sides.held_by, name)
 
 
 def _backward(sides: Sides, name: str) -> Difference:
@@ -64,7 +62,7 @@ def _backward(sides: Sides, name: str) -> Difference:
     zero = 1e-11 * whole if math.isfinite(whole) else 0.0
     alone = tuple(key for key in here if key in sides.frozen and not np.linalg.norm(here[key]) <= zero)
     here.clear()
-    errors, said = {}, []
+    errors, said, forced_ours = {}, [], []
     for key in sides.trained:
         mine, their, error = compared.get(key, (0.0, 0.0, 0.0))
         if max(mine, their) <= zero or error <= 10 * FLOAT64_BAR:
@@ -72,7 +70,14 @@ def _backward(sides: Sides, name: str) -> Difference:
         errors[key] = error
         reads = f"{error:.1e}" if mine and their else f"zero in {'ours' if their else 'theirs'}"
         said.append(f"the gradient of {key}: {reads}")
+        for path, layer in sides.held_by.get(key, ()):
+            number = ours.outputs.get(GRADIENT + path)
+            if number is not None:
+                value = ours.rows[number]
+                stacked = value.operation == STACK and layer is not None and len(value.inputs) == value.shape[0]
+                forced_ours.append(value.inputs[layer] if stacked and layer is not None else number)
     if not errors:
         return Difference("none", name=name, trained_alone=alone, **counted(ours, theirs))
-    answer = explain_gradients(ours, theirs, errors, tuple(said), sides.held_by, name)
+    forced_theirs = [theirs.outputs[GRADIENT + key] for key in errors if GRADIENT + key in theirs.outputs]
+    answer = explain((ours, theirs), (forced_ours, forced_theirs), "backward", errors, tuple(said), sides.held_by, name)
     return replace(answer, trained_alone=alone)

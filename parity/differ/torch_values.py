@@ -20,11 +20,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from parity.differ.values import GRADIENT, Place, Value, Values
+from parity.differ.values import Place, Value, Values
 
 _TORCH = f"{Path(torch.__file__).parent}/"
 _HERE = f"{Path(__file__).parents[1]}/"
 _LAYERS = tuple(f"{_TORCH}{part}/" for part in ("nn", "optim"))
+GRADIENT = "the gradient of "
+"""With the name of a weight: the output that is its gradient."""
 Key = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from parity.differ.jax_values import values_of_jax
-from parity.differ.torch_values import SeveralPassesError, values_of_torch
-from parity.differ.values import GRADIENT, Kind, Site, Values, hand_back
+from parity.differ.torch_values import GRADIENT, SeveralPassesError, values_of_torch
+from parity.differ.values import Kind, Site, Values, hand_back
 from parity.differ.weights import inverted
 from parity.gates.measure import ParityError
 from parity.gates.pair import Tensors, to_torch

@@ -22,8 +22,6 @@ _COPIES = re.compile(
     r"reshape|transpose|\.to$|view|squeeze|slice|expand|permute|broadcast|copy|detach|convert|clone|alias|flatten"
     r"|\bt\b|select(?!_)|split|unbind|chunk|layer row|contiguous"
 )
-GRADIENT = "the gradient of "
-"""With the name of a weight: the output that is its gradient."""
 STACK = "stack of layers"
 """The operation that puts together what the iterations of a scan return."""
 _NOISE = 1e-12

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from parity.differ.values import GRADIENT, Kind
+from parity.differ.values import Kind
 from parity.differ.values import Values as Followed
 from parity.gates.measure import ParityError, failure
 from parity.gates.projection import (
@@ -96,19 +96,14 @@ class JaxSide:
         ordered = {name: np.asarray(outputs[name]) for name in self._names}
         return Values(ordered, {path: np.asarray(gradients[path]) for path in moving})
 
-    def followed(self, weights: Tensors, inputs: Inputs, known: Tensors) -> Followed:
-        """Every value, forward and backward, in float64 also where the program casts. Call it within `exactly`."""
+    def followed(self, weights: Tensors, inputs: Inputs) -> Followed:
+        """Every value of the way forward, in float64 also where the program casts. Call it within `exactly`."""
         from parity.differ.jax_values import values_of_jax
-
-        def run(held: Any, arrays: Any) -> Any:
-            moving = {path: held[path] for path in self.trained}
-            (_, outputs), gradients = jax.value_and_grad(self.loss, has_aux=True)(moving, held, arrays, known)
-            return outputs | {GRADIENT + path: gradient for path, gradient in gradients.items()}
 
         given = jax.device_put([rounded(weights, "float64", "float64"), inputs.arrays])
         kinds: tuple[Kind, Kind] = "parameter", "input"
         names = [(kind, name) for kind, arrays in zip(kinds, given, strict=True) for name in sorted(arrays)]
-        return values_of_jax(run, lambda: given, names, widen=())
+        return values_of_jax(lambda *given: self.loss(given[0], {}, given[1], {})[1], lambda: given, names, widen=())
 
     def loss(
         self,
@@ -118,7 +113,7 @@ class JaxSide:
         known: dict[str, jax.Array],
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """(the projection of all outputs, the outputs) of parameters by path: those that are trained, and others."""
-        params = replaced(self._params, fixed | moving)
+        params = replaced(self._params, moving | fixed)
         in_order = {name: arrays[name] for name in self._inputs.arrays}
         loss, outputs = jax_loss(called(self._function, params, self._inputs, in_order), known)
         self._names = list(outputs)

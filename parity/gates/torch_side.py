@@ -67,8 +67,8 @@ class TorchSide:
             ) from error
         return Values(outputs, {name: gradients[name] for name in gradients if name in self.trained})
 
-    def followed(self, weights: Tensors, inputs: Inputs, known: Tensors) -> Followed:
-        """Every value, forward and backward, in float64 also where the program casts.
+    def followed(self, weights: Tensors, inputs: Inputs) -> Followed:
+        """Every value of the way forward, in float64 also where the program casts.
 
         Buffers that are not saved with the weights count as constants.
         """
@@ -78,15 +78,11 @@ class TorchSide:
         module = deepcopy(self._module).double().eval()
         load(module, weights)
         arrays = {name: to_torch(array) for name, array in inputs.arrays.items()}
-
-        def run() -> dict[str, Tensor]:
-            loss, outputs = torch_loss(self._inputs.call(module, arrays=arrays), known)
-            loss.backward()
-            return outputs
-
         constants = frozenset(self.buffers) - module.state_dict().keys()
         with Float64():
-            return values_of_torch(module, run, arrays, constants=constants, taken=lambda *_: None, at_once=True)
+            return values_of_torch(
+                module, lambda: torch_loss(self._inputs.call(module, arrays=arrays))[1], arrays, constants=constants
+            )
 
 
 def load(module: nn.Module, weights: Mapping[str, np.ndarray]) -> None:

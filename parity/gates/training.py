@@ -1,18 +1,17 @@
 """Two trainings side by side: the first step and the first quantity that part."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from parity.gates.measure import FLOAT64_BAR, Measured, as_array, assert_parity
-from parity.gates.pytrees import paths
 from parity.gates.torch_side import tensors_of
 from parity.gates.weight_map import WeightMap, Weights
 
-_KEPT = {"exp_avg": "mu", "exp_avg_sq": "nu", "square_avg": "nu", "momentum_buffer": "trace"}
-"""What an optimizer of PyTorch keeps for a parameter -> the same of optax."""
+_KEPT = {"mu": "exp_avg", "nu": "exp_avg_sq", "trace": "momentum_buffer"}
+"""What optax keeps for a parameter -> the same of PyTorch."""
 
 
 def check_training(
@@ -20,7 +19,6 @@ def check_training(
     theirs: Iterable[Mapping[str, Any]],
     weights: WeightMap,
     *,
-    like: Any = None,
     zero_gradients: Sequence[str] = (),
     bar: float = 10 * FLOAT64_BAR,
 ) -> list[Measured]:
@@ -29,8 +27,8 @@ def check_training(
     Each side yields a dict after every step, from the same weights on. Ours has "loss", and trees of our parameters:
     "gradient", "parameter", "state" (of optax) and "average" (a moving average of the parameters), those that there
     are. Theirs has "loss", "module" (with its gradients), "optimizer" and "average" (a module or an `AveragedModel`).
-    What optax calls mu, nu and trace is held against exp_avg, exp_avg_sq (or square_avg) and momentum_buffer. `weights`
-    and `like` are as for `check_parity`. `zero_gradients` names parameters of the module whose gradient is zero in
+    What optax calls mu, nu and trace is held against exp_avg, exp_avg_sq and momentum_buffer. `weights`
+    is as for `check_parity`. `zero_gradients` names parameters of the module whose gradient is zero in
     exact arithmetic: an optimizer may move them anywhere. float64 is switched on for JAX while our loop runs; `bar` is
     for loops that compute in less.
 
@@ -38,41 +36,30 @@ def check_training(
     what the optimizer keeps, parameters and their average that differs; what it does not list agrees until then.
     """
     figures = []
-    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+    with jax.enable_x64(True):
         for step, (here, there) in enumerate(zip(ours, theirs, strict=False), 1):
             parameters, buffers = tensors_of(there["module"])
-            mapping = Weights(weights, parameters | buffers, like=like, optional=buffers)
+            mapping = Weights(weights, parameters | buffers, optional=buffers)
             blank = {path: np.zeros(shape) for path, shape in mapping.shapes.items()}
             trees: dict[str, dict[str, Any]] = {}
-            for quantity, tree in (*here.items(), *_fields(here.get("state"))):
-                trees[quantity] = trees.get(quantity, blank) | paths(tree)
+            # Quantities have names at the top, fields of the optimizer's state wherever they are.
+            for path, leaf in jax.tree_util.tree_flatten_with_path(here)[0]:
+                names = [jax.tree_util.keystr((key,), simple=True) for key in path]
+                for at, name in enumerate(names, 1):
+                    trees.setdefault(name, {})[".".join(names[at:]).removesuffix(".value")] = leaf
+            average = there.get("average", there["module"])
+            averages = dict(getattr(average, "module", average).named_parameters())
             mine, their = {"loss": here["loss"]}, {"loss": there["loss"]}
-            for quantity, tensors in _quantities(there).items():
-                held = {key: as_array(x) for key, x in tensors.items() if x is not None and key not in zero_gradients}
-                if quantity in trees and held:
-                    found = mapping.back(trees[quantity])
-                    for key, array in mapping.held(held).items():
-                        if key in found:
-                            mine[f"{quantity} {key}"], their[f"{quantity} {key}"] = found[key], array
+            for quantity in ("gradient", *_KEPT, "parameter", "average"):
+                found = mapping.back(blank | trees[quantity]) if quantity in trees else {}
+                tensors = {}
+                for key, p in there["module"].named_parameters():
+                    kept = there["optimizer"].state.get(p, {})
+                    row = {"gradient": p.grad, "parameter": p, "average": averages[key]}
+                    tensor = row.get(quantity, kept.get(_KEPT.get(quantity)))
+                    if key in found and key not in zero_gradients and tensor is not None:
+                        tensors[key] = as_array(tensor)
+                for key, array in mapping.held(tensors).items():
+                    mine[f"{quantity} {key}"], their[f"{quantity} {key}"] = found[key], array
             figures.append(assert_parity(f"training, step {step}", mine, their, bar=bar))
     return figures
-
-
-def _fields(state: Any) -> Iterator[tuple[str, Any]]:
-    """What the state of optax has by name, however deep."""
-    for field in getattr(state, "_fields", ()):
-        yield field, getattr(state, field)
-    children = state.values() if isinstance(state, Mapping) else state if isinstance(state, tuple) else ()
-    for child in children:
-        yield from _fields(child)
-
-
-def _quantities(theirs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Quantity -> tensors by name, in the order of computation."""
-    parameters, average = dict(theirs["module"].named_parameters()), theirs.get("average", theirs["module"])
-    found: dict[str, dict[str, Any]] = {"gradient": {}, "mu": {}, "nu": {}, "trace": {}, "parameter": parameters}
-    for key, p in parameters.items():
-        found["gradient"][key] = p.grad
-        for kept, tensor in theirs["optimizer"].state.get(p, {}).items():
-            found.setdefault(_KEPT.get(kept, kept), {})[key] = tensor
-    return found | {"average": dict(getattr(average, "module", average).named_parameters())}

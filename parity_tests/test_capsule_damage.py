@@ -179,7 +179,7 @@ def escaped(rows):
     [
         (lambda capsule: None, "another constant is added: 1e-06 in ours, 1e-05 in theirs"),
         (forged(lambda about: about["files"].pop("values")), "where they part is not known: the capsule is older, or "),
-        (followed(lambda rows: rows[-1][2].append(10**6)), r"not found \(DamageError: value \d+ is made of"),
+        (followed(lambda rows: rows[-1][2].append(10**6)), r"not found \(ValueError: value \d+ is made of"),
         (followed(lambda rows: rows[-1].extend("ab")), r"not found \(TypeError: "),
         (followed(escaped), "another constant"),
     ],

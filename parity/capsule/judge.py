@@ -126,7 +126,7 @@ class Trial:
             raise ParityError("own_weights needs params, which are the function's own weights")
         self._there: Callable[[Tensors], Tensors] = dict
         self._back: Callable[[Tensors], Tensors] = lambda tensors: {k: x for k, x in tensors.items() if k in self._held}
-        mapping: Weights | None = None
+        self._held_by = inverted({key: [key] for key in self._held})
         if weights is None and framework != here:
             raise ParityError(
                 f"the capsule holds a side of {here}, and this one is of {framework}; "
@@ -134,17 +134,15 @@ class Trial:
             )
         if weights is not None and made is not None and here == "jax":
             mapping = Weights(weights, made.weights, optional=made.buffers)
-            self._there, self._back = mapping.back, mapping.flat
+            self._there, self._back, self._held_by = mapping.back, mapping.flat, inverted(mapping.ours_to_theirs)
         elif weights is not None:
             mapping = Weights(weights, self._held, like=params, optional=self._about.buffers)
-            self._there, self._back = mapping.flat, mapping.back
+            self._there, self._back, self._held_by = mapping.flat, mapping.back, inverted(mapping.ours_to_theirs)
         if made is None:
             flat = self._there(self._held)
             given = params if self._own else nested(flat) if params is None else replaced(params, flat)
             made = side_of(side, given, self._inputs)
         self.side: Side = made
-        same = {key: [key] for key in self._held}
-        self._held_by = inverted(same if mapping is None else mapping.ours_to_theirs)
 
     def measured(self, gate: str) -> Measured:
         """The figure of one gate."""

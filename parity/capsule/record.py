@@ -85,6 +85,7 @@ def record(
     params: Any = None,
     gates: Sequence[str] = ("1", "2", "3"),
     zero_gradients: Sequence[str] = (),
+    follow: bool = True,
     name: str = "side",
 ) -> Path:
     """Writes what one side computes to the capsule `path`, a new folder, by which `judge` judges the other.
@@ -94,8 +95,8 @@ def record(
     the same paths, as for `check_parity`. Recorded are weights and inputs as they are, outputs and the gradients of a
     fixed random projection of them in float64 (gates 1 and 2), and as `gates` ask in float32 (3) and bfloat16 (4), with
     how far these are from float64 for nine weights nearby; and, so that `judge` can say where the two part, each value
-    that the side computes in float64 as a fingerprint with its line, and the smaller ones whole. `zero_gradients` names
-    weights whose gradient is zero in exact arithmetic (a key bias).
+    on the way forward in float64 as a fingerprint with its line, and the smaller ones whole, unless `follow` is false.
+    `zero_gradients` names weights whose gradient is zero in exact arithmetic (a key bias).
 
     Returns the path. Raises ParityError for a path that exists, a side that fails or returns something else, and a
     folder that cannot be written; nothing is left behind then. ValueError for gates that a capsule does not have,
@@ -125,7 +126,8 @@ def record(
                 }
         # What judges needs no values; where the side cannot be run step by step, `judge` says that there are none.
         with suppress(Exception):
-            writer.add("values", packed(one.followed(one.weights, given.rounded("float64", "float64"))))
+            if follow:
+                writer.add("values", packed(one.followed(one.weights, given.rounded("float64", "float64"))))
         about = About(
             framework=one.framework,
             name=name,

@@ -26,7 +26,7 @@ def check_decoding(
     expected = {f"position {at}": row for at, row in enumerate(as_array(logits).swapaxes(0, 1))}
     figures = []
     for prompt in (1, len(expected) // 2):
-        cache, found = empty(), {}
+        cache, found = empty(), dict[str, Any]()
         ends = range(prompt, len(expected) + 1)
         for start, end in zip((0, *ends), ends, strict=False):
             rows, cache = step(tokens[:, start:end], cache, start)

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from parity.differ.values import Kind
 from parity.differ.values import Values as Followed
 from parity.gates.measure import ParityError, failure
 from parity.gates.projection import (
@@ -101,8 +100,8 @@ class JaxSide:
         from parity.differ.jax_values import values_of_jax
 
         given = jax.device_put([rounded(weights, "float64", "float64"), inputs.arrays])
-        kinds: tuple[Kind, Kind] = "parameter", "input"
-        names = [(kind, name) for kind, arrays in zip(kinds, given, strict=True) for name in sorted(arrays)]
+        names: Any = [("parameter", path) for path in sorted(weights)]
+        names += [("input", name) for name in sorted(inputs.arrays)]
         return values_of_jax(lambda *given: self.loss(given[0], {}, given[1], {})[1], lambda: given, names, widen=())
 
     def loss(

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import jax
@@ -13,8 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from parity import ParityError, Weight, check_parity, judge, record
+from parity import ParityError, Weight, check_parity, first_difference, judge, record
 from parity.__main__ import main
+from parity.capsule import followed
+from parity_tests import test_first_difference
 from parity_tests.capsule_pair import INPUTS, WEIGHTS, Theirs, module, ours, parameters, wrong
 
 ROOT = Path(__file__).parents[1]
@@ -187,6 +190,42 @@ def test_a_capsule_knows_where_they_part(capsules, tmp_path, capsule, side, weig
         judge(capsules / capsule, side, weights)
     assert re.search(found, str(caught.value.difference)), caught.value.difference
     assert caught.value.__notes__ == [str(caught.value.difference)]
+
+
+def without_arrays(tensors):
+    """As of a large model: only outputs have numbers."""
+    values = followed.unpacked(tensors)
+    values.arrays = {number: values.arrays[number] for number in values.outputs.values()}
+    return values
+
+
+@pytest.fixture(scope="module")
+def recorded_decoder(tmp_path_factory):
+    """A small GPT, and its capsule."""
+    torch.manual_seed(0)
+    decoder = test_first_difference.Decoder()
+    path = tmp_path_factory.mktemp("capsules") / "decoder"
+    return decoder, record(path, decoder, [test_first_difference.TOKENS], gates=["1"])
+
+
+@pytest.mark.parametrize("fault", ["eps", "scale", "leak", "residual", "gelu", "positions"])
+@pytest.mark.parametrize(("unpacked", "verdict"), [(followed.unpacked, "sure"), (without_arrays, "likely")])
+@pytest.mark.usefixtures("as_others_write")
+def test_a_capsule_names_the_line_that_both_together_name(
+    recorded_decoder, monkeypatch, fault, unpacked, verdict
+):
+    """As surely, where the arrays are small enough to be recorded."""
+    decoder, path = recorded_decoder
+    ours, given = test_first_difference.ours(fault), [test_first_difference.TOKENS]
+    weights = test_first_difference.WEIGHTS
+    together = first_difference(ours, decoder, weights, given)
+    monkeypatch.setattr(import_module("parity.capsule.judge"), "unpacked", unpacked)
+    with pytest.raises(ParityError) as caught:
+        judge(path, ours, weights)
+    apart = caught.value.difference
+    assert (apart.ours.line, apart.theirs.line) == (together.ours.line, together.theirs.line)
+    assert apart.verdict.startswith(verdict)
+    assert apart.kind in (together.kind, None if verdict == "likely" else together.kind)
 
 
 ALONE = """

@@ -211,9 +211,7 @@ def recorded_decoder(tmp_path_factory):
 @pytest.mark.parametrize("fault", ["eps", "scale", "leak", "residual", "gelu", "positions"])
 @pytest.mark.parametrize(("unpacked", "verdict"), [(followed.unpacked, "sure"), (without_arrays, "likely")])
 @pytest.mark.usefixtures("as_others_write")
-def test_a_capsule_names_the_line_that_both_together_name(
-    recorded_decoder, monkeypatch, fault, unpacked, verdict
-):
+def test_a_capsule_names_the_line_that_both_together_name(recorded_decoder, monkeypatch, fault, unpacked, verdict):
     """As surely, where the arrays are small enough to be recorded."""
     decoder, path = recorded_decoder
     ours, given = test_first_difference.ours(fault), [test_first_difference.TOKENS]

@@ -16,6 +16,7 @@ from jax_tformer.config.experiment import DistributedConfig, MaskedTextData, Pai
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.training import processes
 from tests.several_processes import ROOT, SMALL, finish, free_port, start, train
+from tests.small_runs import losses as losses_of
 
 SHAPES = [(8, 1, 1), (4, 2, 1), (4, 1, 2), (2, 4, 1), (2, 2, 2), (2, 1, 4), (1, 8, 1), (1, 4, 2), (1, 2, 4), (1, 1, 8)]
 
@@ -187,6 +188,19 @@ def test_generate_py_in_two_processes(tmp_path):
     for status, output, told in finish([start([*program[:-2], *several, number], 2) for number in range(2)]):
         assert (status, output) == (2, "")
         assert told.endswith("standard input is of one process, and there are several; give the texts with --file\n")
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", ["adafactor", "muon"])
+def test_optimizers_on_a_mesh_step_as_on_one_device(name, tmp_path):
+    """What they compute of a whole matrix, devices have in parts."""
+    meshes = [(4, ["--mesh.fsdp", "2", "--mesh.tensor", "2"]), (1, ["--mesh.fsdp", "1"])]
+    runs = [tmp_path / str(devices) for devices, _ in meshes]
+    for run, (devices, mesh) in zip(runs, meshes, strict=True):
+        assert finish(train(run, 1, devices, "--optimizer.name", name, *mesh))[0][0] == 0
+    split, whole = (np.array([row["loss"] for row in losses_of(run) if "loss" in row]) for run in runs)
+    assert len(whole) == 6
+    assert np.abs(split / whole - 1).max() < 1e-12
 
 
 @pytest.mark.deep

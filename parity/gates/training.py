@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from parity.gates.measure import FLOAT64_BAR, Measured, as_array, assert_parity
+from parity.gates.pytrees import paths
 from parity.gates.torch_side import tensors_of
 from parity.gates.weight_map import WeightMap, Weights
 
@@ -35,23 +36,22 @@ def check_training(
     Raises ParityError for the first step at which they part: it begins with the first quantity of loss, gradients,
     what the optimizer keeps, parameters and their average that differs; what it does not list agrees until then.
     """
+    from optax.tree_utils import tree_get_all_with_path
+
     figures = []
     with jax.enable_x64(True):
         for step, (here, there) in enumerate(zip(ours, theirs, strict=False), 1):
             parameters, buffers = tensors_of(there["module"])
             mapping = Weights(weights, parameters | buffers, optional=buffers)
             blank = {path: np.zeros(shape) for path, shape in mapping.shapes.items()}
-            trees: dict[str, dict[str, Any]] = {}
-            # Quantities have names at the top, fields of the optimizer's state wherever they are.
-            for path, leaf in jax.tree_util.tree_flatten_with_path(here)[0]:
-                names = [jax.tree_util.keystr((key,), simple=True) for key in path]
-                for at, name in enumerate(names, 1):
-                    trees.setdefault(name, {})[".".join(names[at:]).removesuffix(".value")] = leaf
             average = there.get("average", there["module"])
             averages = dict(getattr(average, "module", average).named_parameters())
             mine, their = {"loss": here["loss"]}, {"loss": there["loss"]}
             for quantity in ("gradient", *_KEPT, "parameter", "average"):
-                found = mapping.back(blank | trees[quantity]) if quantity in trees else {}
+                leaves = paths(here.get(quantity))
+                for _, tree in tree_get_all_with_path(here.get("state"), quantity):
+                    leaves |= paths(tree)
+                found = mapping.back(blank | leaves) if leaves else {}
                 tensors = {}
                 for key, p in there["module"].named_parameters():
                     kept = there["optimizer"].state.get(p, {})

@@ -15,6 +15,7 @@ from parity.differ.accepted import Accepted
 from parity.differ.jax_values import values_of_jax
 from parity.differ.torch_values import GRADIENT, SeveralPassesError, values_of_torch
 from parity.differ.values import Kind, Site, Values, hand_back
+from parity.differ.weights import inverted
 from parity.gates.measure import ParityError
 from parity.gates.pair import Tensors, to_torch
 from parity.gates.projection import double
@@ -68,7 +69,7 @@ class Sides:
         self.trained = [name for name, p in parameters.items() if p.requires_grad]
         self.frozen = parameters.keys() - set(self.trained)
         self._shapes, self._rest, self._tree, self.names = self._structure()
-        self.held_by = self._tagged() if holds is None else _inverted(holds)
+        self.held_by = self._tagged() if holds is None else inverted(holds)
         """Name of the module's weight -> (path of ours, its row where layers are stacked, else None), by `back`."""
 
     def _structure(self) -> tuple[dict[int, tuple[int, ...]], dict[int, Any], Any, list[str]]:
@@ -222,14 +223,6 @@ class Sides:
             number = ours.outputs.get(GRADIENT + name)
             arrays.append(np.zeros(shape) if number is None else ours.arrays.pop(number))
         return self.back(self.params(arrays))
-
-
-def _inverted(holds: Mapping[str, Sequence[str]]) -> dict[str, list[tuple[str, int | None]]]:
-    found: dict[str, list[tuple[str, int | None]]] = {}
-    for path, names in holds.items():
-        for row, name in enumerate(names):
-            found.setdefault(name, []).append((path, row if len(names) > 1 else None))
-    return found
 
 
 def is_array(leaf: Any) -> bool:

@@ -42,6 +42,8 @@ class Place(NamedTuple):
     function: str = ""
     chain: tuple[str, ...] = ()
     """The functions on the way to it, the outermost first."""
+    source: str = ""
+    """The line itself, where the file may be on another machine; otherwise it is read there."""
 
 
 NOWHERE = Place()
@@ -193,8 +195,8 @@ class Values:
         row = self.rows[number]
         if row.kind != "operation":
             return Site(row.kind, row.name, shape=row.shape, dtype=row.dtype, source=row.name)
-        file, line, function, chain = row.place
-        source = linecache.getline(file, line).strip()
+        file, line, function, chain, source = row.place
+        source = source or linecache.getline(file, line).strip()
         about = row.layer, row.shape, row.dtype, row.backward, chain
         return Site(row.operation, row.module, file, line, source, function, *about)
 

@@ -1,6 +1,8 @@
 """`python -m parity find` and `match`, on a small pair in files; `judge` is in test_capsule.py."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from parity import LEFT_OUT, Weight
 from parity.__main__ import main, weight_map
 
+ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("as_others_write")
 OURS = """
 import jax.numpy as jnp
@@ -148,3 +151,20 @@ def test_every_row_of_a_map_can_be_written(tmp_path):
     )
     left_out = ["pooler", Weight("table", "v d -> v d", {}, {"v": [5, 9]})]
     assert weight_map(tmp_path / "map.json") == rows | {"up": Weight(*rows["up"]), LEFT_OUT: left_out}
+
+
+def test_the_commands_of_the_manual_print_what_it_says(tmp_path, monkeypatch, capsys):
+    """examples/port with another epsilon."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    port = (ROOT / "examples" / "port" / "port.py").read_text("utf-8")
+    (tmp_path / "port.py").write_text(port.replace("+ 1e-5)", "+ 1e-6)"))
+    (tmp_path / "reference.py").write_text((ROOT / "examples" / "port" / "reference.py").read_text("utf-8"))
+    np.savez(tmp_path / "batch.npz", arg0=np.random.default_rng(0).standard_normal((8, 16)))
+    section = (ROOT / "docs" / "parity-howto.md").read_text("utf-8").partition("## From a shell")[2]
+    printed = ""
+    for command in re.findall(r"^\$ python -m parity (.*)$", section, re.MULTILINE):
+        main(command.split())
+        printed += f"$ python -m parity {command}\n{capsys.readouterr().out}"
+    assert printed.count("find") == 2
+    assert printed in section, printed

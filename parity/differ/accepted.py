@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 
-from parity.differ.alignment import REACH, Start, match
+from parity.differ.alignment import Start, match
 from parity.differ.answer import Difference
 from parity.differ.element_order import with_axes_as
 from parity.differ.values import Site, Values, short
@@ -47,7 +47,9 @@ class Accepted:
                 self.put[j] = array
                 ours = replace(first.values, equal={})
                 match(ours, theirs(found.stage == "backward"))
-                if _meet(ours, i):
+                # Something that follows from the value has an equal again; or nothing follows.
+                behind = [k for n in Start(ours, i, (), ()).near for k in ours.readers(n)]
+                if not behind or not ours.equal.keys().isdisjoint(behind):
                     self.passed.setdefault(line, f"{line} ({item})")
                     return True
                 del self.put[j]
@@ -80,12 +82,3 @@ def _near(item: str, first: Start, second: Start) -> list[tuple[int, int, np.nda
             for x in with_axes_as(there, here):
                 found.append((-within, bool(np.linalg.norm(x - there) > np.linalg.norm(there) / 2), i, j, x))
     return [each[2:] for each in sorted(found, key=lambda each: each[:4])]
-
-
-def _meet(values: Values, number: int) -> bool:
-    """Whether something that follows from a value has an equal; or nothing that tells follows."""
-    after = {number}
-    for k in range(number + 1, min(number + REACH, len(values.rows))):
-        if not after.isdisjoint(values.rows[k].inputs):
-            after.add(k)
-    return not after.isdisjoint(values.equal.keys() - {number}) or len(after) == 1

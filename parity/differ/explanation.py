@@ -127,7 +127,7 @@ def _starts(
         [i for i in numbers if not values.equal.get(i) or set(values.equal[i]) & set(others)]
         for values, numbers, others in zip(sides, bad, bad[::-1], strict=True)
     ]
-    forced = forced if any(forced) else [*bad]
+    forced = forced if any(forced) else [[*numbers] for numbers in bad]
     indices, rows = [values.index() for values in sides], [RowIndex(values) for values in sides]
     routed: tuple[set[int], set[int]] = set(), set()
     for _ in range(_ROUNDS):

@@ -168,6 +168,8 @@ def main(given: Sequence[str]) -> int:
         return run(**{key: _read(key, value) for key, value in taken.items()}, **name)
     except (ParityError, UsageError, ValueError, TypeError, ImportError, OSError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)
+        for note in getattr(error, "__notes__", ()):
+            print(note)
         return 1 if any(not figure.passed for figure in getattr(error, "figures", ())) else 2
 
 

@@ -47,6 +47,8 @@ class Difference:
     counts: tuple[int, int] = (0, 0)
     """Values of ours and of theirs that were compared."""
     name: str = "pair"
+    sides: tuple[str, str] = ("JAX", "PyTorch")
+    """What ours and theirs are called."""
     left_out: tuple[str, ...] = ()
     """Outputs that only one side has, or that are no floating-point arrays: they were not compared."""
     trained_alone: tuple[str, ...] = ()
@@ -65,11 +67,11 @@ class Difference:
 
     def __str__(self) -> str:
         """A few lines, which fit a terminal where one is written to: the verdict, the places, what is known of them."""
-        counts = f"{self.counts[0]} values in JAX, {self.counts[1]} in PyTorch"
+        counts = f"{self.counts[0]} values in {self.sides[0]}, {self.counts[1]} in {self.sides[1]}"
         if not self:
             return f"{self.name}: {counts}: {self.heading}" + (f" ({'; '.join(self.notes)})" if self.notes else "")
         lines = [f"{self.name}: {self.heading}", f"  {self.verdict}"]
-        for side, site in (("JAX", self.ours), ("PyTorch", self.theirs)):
+        for side, site in zip(self.sides, (self.ours, self.theirs), strict=True):
             if site is not None:
                 where = f"{short(site.file)}:{site.line}  {site.source}" if site.file else site.source
                 lines += [f"  {side:8} {where}", f"           {site.way}"]
@@ -164,11 +166,11 @@ _HTML = """
 {% if site.source %}<code class="source">{{ site.source }}</code>{% endif %}</div>
 {% endmacro %}
 <div class="answer"><p><b>{{ found.heading[0]|upper }}{{ found.heading[1:] }}</b> <span class="note">{{ found.name }}: \
-{{ found.counts[0] }} values in JAX, {{ found.counts[1] }} in PyTorch</span></p><dl>
+{{ found.counts[0] }} values in {{ found.sides[0] }}, {{ found.counts[1] }} in {{ found.sides[1] }}</span></p><dl>
 {% if found.parameters %}<dt>weights</dt><dd>{{ listed(found.parameters) }}</dd>{% endif %}
 {% if found.differing %}<dt>differs</dt><dd>{{ listed(found.differing) }}</dd>{% endif %}
-{% if found.ours %}<dt>JAX</dt><dd>{{ show(found.ours) }}</dd>{% endif %}
-{% if found.theirs %}<dt>PyTorch</dt><dd>{{ show(found.theirs) }}</dd>{% endif %}
+{% if found.ours %}<dt>{{ found.sides[0] }}</dt><dd>{{ show(found.ours) }}</dd>{% endif %}
+{% if found.theirs %}<dt>{{ found.sides[1] }}</dt><dd>{{ show(found.theirs) }}</dd>{% endif %}
 {% if found.kind %}<dt>what</dt><dd>{{ found.kind }}</dd>{% endif %}
 {% for pair in found.agreed[:most] %}<dt>agrees before</dt><dd>{{ show(pair[0]) }}{{ show(pair[1]) }}</dd>{% endfor %}
 {% if found.opaque %}<dt>not looked into</dt><dd>{{ found.opaque|unique|sort|join(", ") }}</dd>{% endif %}

@@ -25,10 +25,37 @@ from parity.differ.kinds import kind
 from parity.differ.origin_of_order import Origin, lost_order, origin_of_order
 from parity.differ.row_sets import RowIndex, is_routed
 from parity.differ.values import Site, Values
-from parity.differ.weights import Held, other_weights, read_by_both
+from parity.differ.weights import Held, error_of, other_weights, read_by_both
+from parity.gates.measure import ParityError
 
 _ROUNDS = 100
 """Values that are computed in parts on the other side, at most, one after the other."""
+
+
+def explain_outputs(
+    ours: Values, theirs: Values, held_by: Held, name: str, accepted: Accepted | None = None
+) -> Difference:
+    """The answer to the way forward; raises ParityError for outputs without a common name, and for other shapes."""
+    accepted = accepted or Accepted()
+    shared = [key for key in theirs.outputs if key in ours.outputs]
+    if not shared:
+        raise ParityError(
+            f"no output has one name on both sides: ours {list(ours.outputs)}, theirs {list(theirs.outputs)}"
+        )
+    errors = {}
+    for key in shared:
+        here, there = ours.output(key), theirs.output(key)
+        if here.shape != there.shape:
+            raise ParityError(f"{key}: shapes differ: ours {list(here.shape)}, theirs {list(there.shape)}")
+        if not np.isfinite(here).any() and not np.isfinite(there).any():
+            raise ParityError(f"output {key} has no finite number on either side; there is nothing to compare")
+        errors[key] = error_of(here, there)
+    errors = {key: error for key, error in errors.items() if not error <= accepted.bar}
+    if not errors:
+        return Difference("none", name=name, **counted(ours, theirs))
+    said = tuple(f"{key}: {error:.1e}" for key, error in errors.items())
+    bad = [ours.outputs[key] for key in errors], [theirs.outputs[key] for key in errors]
+    return explain((ours, theirs), bad, "forward", errors, said, held_by, name, accepted)
 
 
 def explain(
@@ -96,7 +123,7 @@ def _starts(
     An output that differs by name may have an equal within the other side: what is added to that there is missing. But
     where each side computes what the other returns, they part in what is returned.
     """
-    forced = [
+    forced: list[Sequence[int]] = [
         [i for i in numbers if not values.equal.get(i) or set(values.equal[i]) & set(others)]
         for values, numbers, others in zip(sides, bad, bad[::-1], strict=True)
     ]

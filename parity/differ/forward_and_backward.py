@@ -6,12 +6,11 @@ from dataclasses import replace
 import numpy as np
 
 from parity.differ.answer import Difference
-from parity.differ.explanation import counted, explain
+from parity.differ.explanation import counted, explain, explain_outputs
 from parity.differ.torch_values import GRADIENT
 from parity.differ.traced_sides import Sides
 from parity.differ.values import STACK
 from parity.differ.weights import error_of
-from parity.gates.measure import ParityError
 
 
 def located(sides: Sides, *, backward: bool, name: str) -> Difference:
@@ -44,26 +43,7 @@ def _located(sides: Sides, backward: bool, name: str) -> Difference:
 
 
 def _forward(sides: Sides, name: str) -> Difference:
-    ours, theirs = sides.run_ours(False), sides.run_theirs(False)
-    shared = [key for key in theirs.outputs if key in ours.outputs]
-    if not shared:
-        raise ParityError(
-            f"no output has one name on both sides: ours {list(ours.outputs)}, theirs {list(theirs.outputs)}"
-        )
-    errors = {}
-    for key in shared:
-        here, there = ours.output(key), theirs.output(key)
-        if here.shape != there.shape:
-            raise ParityError(f"{key}: shapes differ: ours {list(here.shape)}, theirs {list(there.shape)}")
-        if not np.isfinite(here).any() and not np.isfinite(there).any():
-            raise ParityError(f"output {key} has no finite number on either side; there is nothing to compare")
-        errors[key] = error_of(here, there)
-    errors = {key: error for key, error in errors.items() if not error <= sides.accepted.bar}
-    if not errors:
-        return Difference("none", name=name, **counted(ours, theirs))
-    said = tuple(f"{key}: {error:.1e}" for key, error in errors.items())
-    bad = [ours.outputs[key] for key in errors], [theirs.outputs[key] for key in errors]
-    return explain((ours, theirs), bad, "forward", errors, said, sides.held_by, name, sides.accepted)
+    return explain_outputs(sides.run_ours(False), sides.run_theirs(False), sides.held_by, name, sides.accepted)
 
 
 def _backward(sides: Sides, name: str) -> Difference:

@@ -44,6 +44,7 @@ def values_of_jax(
     *,
     keep: frozenset[int] = frozenset(),
     widen: Collection[tuple[str, int]] | None = None,
+    sketched: bool = False,
 ) -> Values:
     """Every value that `function(*arguments())` computes; it returns a dict by name, whose values become the outputs.
 
@@ -62,7 +63,7 @@ def values_of_jax(
     closed = jax.make_jaxpr(in_order)(*args)
     leaves = jax.tree.leaves(args)[::-1]
     del args
-    run = _Run(Values("ours", keep), widen)
+    run = _Run(Values("ours", keep, {} if sketched else None), widen)
     given = [Known(leaves[-1], run.values.add(Value(kind, kind, name=name), leaves.pop())) for kind, name in names]
     results = run.program(closed.jaxpr, run.constants(closed.consts), (given.pop(0) for _ in names))
     for name, known in zip(order, results, strict=True):

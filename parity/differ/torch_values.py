@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from parity.differ.fingerprints import as_numpy
 from parity.differ.values import Place, Value, Values
 
 _TORCH = f"{Path(torch.__file__).parent}/"
@@ -56,6 +57,7 @@ def values_of_torch(
     keep: frozenset[int] = frozenset(),
     taken: Callable[[str, np.ndarray], None] | None = None,
     at_once: bool = False,
+    sketched: bool = False,
     put: Mapping[int, np.ndarray] = {},
 ) -> Values:
     """Every value that `run` computes with `module`; it returns tensors by name, which become the outputs.
@@ -65,7 +67,7 @@ def values_of_torch(
     after the run, `at_once`. What is in `put` takes the place of the numbers of these values. Raises whatever `run`
     raises, and SeveralPassesError for a gradient that comes in parts.
     """
-    recorder = Recorder(Values("theirs", keep), put)
+    recorder = Recorder(Values("theirs", keep, {} if sketched else None), put)
     trained = {name: p for name, p in module.named_parameters() if taken and p.requires_grad}
 
     def hand_over(name: str) -> None:
@@ -94,7 +96,7 @@ def values_of_torch(
             hand_over(name)
     for name, tensor in outputs.items():
         recorder.values.outputs[name] = recorder.number(tensor)
-        recorder.values.arrays[recorder.values.outputs[name]] = tensor.detach().cpu().numpy()
+        recorder.values.arrays[recorder.values.outputs[name]] = np.asarray(as_numpy(tensor))
     return recorder.values
 
 

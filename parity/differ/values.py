@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from parity.differ.fingerprints import Index, as_numpy, fingerprint
+from parity.differ.fingerprints import Index, as_numpy, fingerprint, sketch
 
 Kind = Literal["parameter", "input", "constant", "operation"]
 _ADDS = re.compile(
@@ -28,6 +28,8 @@ _NOISE = 1e-12
 """A sum that is this small beside what it adds is zero in exact arithmetic: its digits are rounding errors."""
 _SMALL, _ROOM = 4 << 20, 96 << 20
 """Bytes of an array that is kept unasked, and of all of them."""
+_SKETCHED = 1 << 24
+"""Elements of an array of which there is a sketch: larger ones are tables."""
 _MANY = 1 << 29
 """Bytes of arrays that were looked at, after which memory is handed back."""
 
@@ -40,6 +42,8 @@ class Place(NamedTuple):
     function: str = ""
     chain: tuple[str, ...] = ()
     """The functions on the way to it, the outermost first."""
+    source: str = ""
+    """The line itself, where the file may be on another machine; otherwise it is read there."""
 
 
 NOWHERE = Place()
@@ -139,6 +143,8 @@ class Values:
     """ours or theirs."""
     keep: frozenset[int] = frozenset()
     """Values whose numbers are asked for, whatever their size."""
+    sketches: dict[int, np.ndarray] | None = None
+    """Where they are asked for: of what is computed in floating point."""
     rows: list[Value] = field(default_factory=list)
     outputs: dict[str, int] = field(default_factory=dict)
     """Name -> the value that is returned by it."""
@@ -167,6 +173,8 @@ class Values:
             value.data |= leaf and (numbers.dtype.kind in "fV" or "float" in value.dtype)
             numbers = numbers.astype(np.float64) if numbers.dtype.kind == "V" or "bfloat16" in value.dtype else numbers
             value.features, value.largest = fingerprint(numbers, depends_on_data=value.data)
+            if self.sketches is not None and value.data and not leaf and 0 < numbers.size <= _SKETCHED:
+                self.sketches[len(self.rows)] = sketch(numbers)
             value.noise = not leaf and _is_noise(value, known)
             if value.noise:
                 value.features = None
@@ -187,8 +195,8 @@ class Values:
         row = self.rows[number]
         if row.kind != "operation":
             return Site(row.kind, row.name, shape=row.shape, dtype=row.dtype, source=row.name)
-        file, line, function, chain = row.place
-        source = linecache.getline(file, line).strip()
+        file, line, function, chain, source = row.place
+        source = source or linecache.getline(file, line).strip()
         about = row.layer, row.shape, row.dtype, row.backward, chain
         return Site(row.operation, row.module, file, line, source, function, *about)
 

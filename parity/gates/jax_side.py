@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from parity.differ.values import Values as Followed
 from parity.gates.measure import ParityError, failure
 from parity.gates.projection import (
     Inputs,
@@ -95,6 +96,15 @@ class JaxSide:
         # In the order of the function: jax.jit sorts names.
         ordered = {name: np.asarray(outputs[name]) for name in self._names}
         return Values(ordered, {path: np.asarray(gradients[path]) for path in moving}, np.asarray(loss))
+
+    def followed(self, weights: Tensors, inputs: Inputs) -> Followed:
+        """Every value of the way forward, in float64 also where the program casts. Call it within `exactly`."""
+        from parity.differ.jax_values import values_of_jax
+
+        given = jax.device_put([rounded(weights, "float64", "float64"), inputs.arrays])
+        names: Any = [("parameter", path) for path in sorted(weights)]
+        names += [("input", name) for name in sorted(inputs.arrays)]
+        return values_of_jax(lambda *given: self.loss(given[0], {}, given[1], {})[1], lambda: given, names, widen=())
 
     def loss(
         self,

@@ -10,6 +10,7 @@ import torch
 from ml_dtypes import bfloat16
 from torch import Tensor, nn
 
+from parity.differ.values import Values as Followed
 from parity.gates.measure import ParityError, failure
 from parity.gates.projection import Inputs, Tensors, Values, known_or_made, named_outputs
 
@@ -70,6 +71,25 @@ class TorchSide:
                 "theirs", error, f"inputs {[list(array.shape) for array in inputs.arrays.values()]}"
             ) from error
         return Values(outputs, {name: gradients[name] for name in gradients if name in self.trained})
+
+    def followed(self, weights: Tensors, inputs: Inputs) -> Followed:
+        """Every value of the way forward, in float64 also where the program casts.
+
+        Buffers that are not saved with the weights count as constants.
+        """
+        from parity.differ.torch_values import values_of_torch
+        from parity.islands import Float64
+
+        module = deepcopy(self._module).double().eval()
+        load(module, weights)
+        arrays = {name: to_torch(array) for name, array in inputs.arrays.items()}
+        constants = frozenset(self.buffers) - module.state_dict().keys()
+
+        def run() -> Mapping[str, Tensor]:
+            return torch_loss(self._inputs.call(module, arrays=arrays), self.left_out, {})[1]
+
+        with Float64():
+            return values_of_torch(module, run, arrays, constants=constants)
 
 
 def load(module: nn.Module, weights: Mapping[str, np.ndarray]) -> None:

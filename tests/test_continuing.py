@@ -52,6 +52,14 @@ def read(path):
     return json.loads(path.read_text())
 
 
+@pytest.mark.parametrize("name", ["lion", "adafactor", "muon", "sgd"])
+def test_every_optimizer_goes_on_where_it_was(begin, tmp_path, name):
+    runs = [tmp_path / "whole", tmp_path / "parts"]
+    for run, steps in zip([runs[0], runs[1], runs[1]], ("4", "2", "4"), strict=True):
+        assert begin(run, "--optimizer.name", name, "--steps", steps) == 0
+    assert losses(runs[0]) == losses(runs[1])
+
+
 def test_more_steps_from_the_folder_alone(begin, run, capsys):
     whole = run.with_name("whole")
     assert begin(whole, "--steps", "6") == 0

@@ -1,17 +1,20 @@
-"""The schedules are the paper's formulas, worked by hand; gate 5 holds AdamW and clipping to PyTorch's."""
+"""The schedules are the papers' formulas, worked by hand; gate 5 holds optimizers and clipping to PyTorch's."""
 
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import traverse_util
 
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import OptimizerConfig
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.functional import transformer
-from jax_tformer.training.optimizer import decay_mask, learning_rate
+from jax_tformer.training.optimizer import decay_mask, learning_rate, optimizer
 
 
 def rates(config, steps):
@@ -36,6 +39,13 @@ def test_cosine_begins_at_the_end_of_the_warm_up_and_ends_at_its_fraction():
     assert (np.diff(ours[3:]) < 0).all()
 
 
+def test_what_falls_in_a_line():
+    falling = OptimizerConfig(learning_rate=2.0, warmup_steps=4, final_fraction=0.5, schedule="linear")
+    assert np.abs(rates(falling, 8) - [0.5, 1.0, 1.5, 2.0, 1.75, 1.5, 1.25, 1.0]).max() < 1e-6
+    stable = replace(falling, schedule="warmup_stable_decay", decay_share=0.2)
+    assert np.abs(rates(stable, 20)[3:] - ([2.0] * 13 + [1.75, 1.5, 1.25, 1.0])).max() < 1e-6
+
+
 def test_constant():
     assert rates(OptimizerConfig(learning_rate=0.5, schedule="constant", warmup_steps=0), 3).tolist() == [0.5] * 3
 
@@ -53,7 +63,36 @@ def test_decay_is_on_matrices_only():
     assert not any(name.endswith((".bias", ".scale")) for name in decayed)
 
 
+def test_muon_has_the_matrices_of_the_layers():
+    """By default it would have what has two axes: the table, and the scales of stacked norms."""
+    tx = optimizer(OptimizerConfig(name="muon", clip_norm=None), 10)
+    state = jax.eval_shape(tx.init, transformer(ARCHITECTURES["gpt2"]).shapes)
+    momentum = traverse_util.flatten_dict(state.inner_states["matrices"].inner_state[0].trace, sep=".")
+    attention, feedforward = "decoder.blocks.self_attention", "decoder.blocks.feedforward"
+    assert {path for path, leaf in momentum.items() if not isinstance(leaf, optax.MaskedNode)} == {
+        *(f"{attention}.{name}.kernel" for name in ("query", "key", "value", "output")),
+        *(f"{feedforward}.{name}.kernel" for name in ("up", "down")),
+    }
+
+
+def test_adafactor_keeps_rows_and_columns_of_each_layer():
+    tx = optimizer(OptimizerConfig(name="adafactor", clip_norm=None), 10)
+    state = jax.eval_shape(tx.init, transformer(ARCHITECTURES["gpt2"]).shapes)[0]
+    kept = [traverse_util.flatten_dict(tree, sep=".") for tree in (state.rows, state.columns)]
+    for path, shapes in {
+        "decoder.blocks.self_attention.query.kernel": [(12, 768, 1), (12, 1, 768)],
+        "embedding.tokens.embedding": [(50257, 1), (1, 768)],
+        "decoder.blocks.self_attention.query.bias": [(12, 768), None],
+    }.items():
+        assert [getattr(tree[path], "shape", None) for tree in kept] == shapes
+
+
 @pytest.mark.parametrize("rate", [math.nan, math.inf, 0.0, -1.0])
 def test_a_learning_rate_must_be_a_number(rate):
     with pytest.raises(InputError, match="learning_rate"):
         OptimizerConfig(learning_rate=rate)
+
+
+def test_a_momentum_that_nobody_reads_is_refused():
+    with pytest.raises(InputError, match="expected muon or sgd, which have one"):
+        OptimizerConfig(momentum=0.5)

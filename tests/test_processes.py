@@ -19,6 +19,7 @@ from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.files import to_dict
 from jax_tformer.training import processes
 from tests.several_processes import ROOT, SMALL, finish, free_port, start, train
+from tests.small_runs import losses as losses_of
 
 SHAPES = [(8, 1, 1), (4, 2, 1), (4, 1, 2), (2, 4, 1), (2, 2, 2), (2, 1, 4), (1, 8, 1), (1, 4, 2), (1, 2, 4), (1, 1, 8)]
 
@@ -216,6 +217,33 @@ def test_processes_whose_folders_differ_refuse_together(tmp_path, begun, message
     assert begun or not (run / "metrics.jsonl").exists()
 
 
+@pytest.mark.deep
+@pytest.mark.parametrize("name", ["adafactor", "muon"])
+def test_optimizers_on_a_mesh_step_as_on_one_device(name, tmp_path):
+    """What they compute of a whole matrix, devices have in parts."""
+    meshes = [(4, ["--mesh.fsdp", "2", "--mesh.tensor", "2"]), (1, ["--mesh.fsdp", "1"])]
+    runs = [tmp_path / str(devices) for devices, _ in meshes]
+    for run, (devices, mesh) in zip(runs, meshes, strict=True):
+        assert finish(train(run, 1, devices, "--optimizer.name", name, *mesh))[0][0] == 0
+    split, whole = (np.array([row["loss"] for row in losses_of(run) if "loss" in row]) for run in runs)
+    assert len(whole) == 6
+    assert np.abs(split / whole - 1).max() < 1e-12
+
+
+@pytest.mark.deep
+def test_two_processes_export_what_one_does(tmp_path):
+    run = tmp_path / "run"
+    folders = [tmp_path / name for name in ("trained", "complete", "alone")]
+    for folder in folders[:2]:  # the second command finds the run complete
+        (status, output, _), other = finish(train(run, 2, 2, "--export", folder))
+        assert (status, output.splitlines()[-1].split(": ")[0]) == (0, f"step 6 of {run} is in {folder}/")
+        assert other[:2] == (0, "")
+    assert finish([start(["-m", "jax_tformer", "export", run, folders[2], "--huggingface"], 1)])[0][0] == 0
+    held = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in folders]
+    assert "model.safetensors" in held[0]
+    assert held[0] == held[1] == held[2]
+
+
 def test_processes_that_differ_refuse_together(tmp_path):
     port = free_port()
     where = ["--distributed.coordinator", f"localhost:{port}", "--distributed.processes", 2, "--distributed.process"]
@@ -310,7 +338,7 @@ def test_a_report_is_drawn_by_one_process(variables, coordinator, monkeypatch, t
         monkeypatch.setenv(name, value)
     (tmp_path / "config.json").write_text(json.dumps(to_dict(EXPERIMENTS["dates"].config)))
     where = [] if coordinator is None else ["--distributed.coordinator", coordinator]
-    with pytest.raises(InputError, match="train.py --report runs in one"):
+    with pytest.raises(InputError, match=r"train\.py --report runs in one"):
         train_main(["--run", str(tmp_path), "--report", *where])
 
 

@@ -1,8 +1,8 @@
-"""Training in PyTorch: the loss, the schedule, AdamW, and one step of them, as jax_tformer.training has them."""
+"""Training in PyTorch: loss, schedule, optimizers, and one step of them, as jax_tformer.training has them."""
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,8 @@ from torch_ref.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Outp
 
 Batch = Mapping[str, Tensor]
 """tokens, or source and target; their masks and token types where there are any; labels."""
+KINDS = ("matrices", "tables", "head", "vectors")
+"""Of parameters, as `OptimizerConfig.rates` has them."""
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
@@ -41,23 +43,73 @@ def learning_rate(config: OptimizerConfig, n: int, steps: int) -> float:
         return config.learning_rate * step / warmup
     if config.schedule == "inverse_sqrt":
         return config.learning_rate * math.sqrt(warmup / step)
-    if config.schedule == "cosine":
-        progress = min((step - warmup) / max(steps - warmup, 1), 1.0)
-        cosine = 0.5 * (1 + math.cos(math.pi * progress))
-        return config.learning_rate * (config.final_fraction + (1 - config.final_fraction) * cosine)
-    return config.learning_rate
+    if config.schedule == "constant":
+        return config.learning_rate
+    if config.schedule == "warmup_stable_decay":
+        warmup = max(warmup, round(steps * (1 - config.decay_share)))
+    progress = min(max(step - warmup, 0) / max(steps - warmup, 1), 1.0)
+    left = 0.5 * (1 + math.cos(math.pi * progress)) if config.schedule == "cosine" else 1 - progress
+    return config.learning_rate * (config.final_fraction + (1 - config.final_fraction) * left)
 
 
-def adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+class Lion(torch.optim.Optimizer):
+    """Steps of the size of the learning rate, with the sign of a mean of gradients (Chen et al., 2023, algorithm 2)."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One update of every parameter."""
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                mean = self.state[p].setdefault("mean", torch.zeros_like(p))
+                direction = torch.sign(beta1 * mean + (1 - beta1) * p.grad)
+                p.sub_(group["lr"] * (direction + group["weight_decay"] * p))
+                mean.lerp_(p.grad, 1 - beta2)
+
+
+def kind_of(model: nn.Module, parameter: nn.Parameter) -> str:
+    """What `OptimizerConfig.rates` calls a parameter: its kind."""
+    if parameter.ndim < 2:
+        return "vectors"
+    home = next(module for module in model.modules() if any(p is parameter for p in module.parameters(recurse=False)))
+    return "tables" if isinstance(home, nn.Embedding) else "matrices" if isinstance(home, nn.Linear) else "head"
+
+
+def optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
+    """The optimizer that `config` names; for Muon two, of which AdamW has what is no matrix within the layers."""
+    match config.name:
+        case "adamw":
+            return [adamw(model, config)]
+        case "lion":
+            return [Lion(groups(model, config), {"betas": (config.beta1, config.beta2)})]
+        case "adafactor":
+            # Without an eps of its own, PyTorch takes one in place of the paper's that small gradients fall below.
+            return [torch.optim.Adafactor(groups(model, config), lr=config.learning_rate, eps=(1e-15, 1e-3))]
+        case "sgd":
+            return [torch.optim.SGD(groups(model, config), config.learning_rate, config.momentum, nesterov=True)]
+        case "muon":
+            matrices = groups(model, config, ("matrices",))
+            muon = torch.optim.Muon(matrices, momentum=config.momentum, adjust_lr_fn="match_rms_adamw")
+            return [muon, adamw(model, config, ("tables", "head", "vectors"))]
+
+
+def adamw(model: nn.Module, config: OptimizerConfig, kinds: Sequence[str] = KINDS) -> torch.optim.AdamW:
     """torch.optim.AdamW with weight decay on matrices and tables, none on biases and norms, of what trains."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
-    ]
     betas = (config.beta1, config.beta2)
-    groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, eps=config.eps)
+    return torch.optim.AdamW(groups(model, config, kinds), lr=config.learning_rate, betas=betas, eps=config.eps)
+
+
+def groups(model: nn.Module, config: OptimizerConfig, kinds: Sequence[str] = KINDS) -> list[dict[str, Any]]:
+    """What trains, by kind, with its weight decay and the factor of its learning rate."""
+    found = [
+        {
+            "params": [p for p in model.parameters() if p.requires_grad and kind_of(model, p) == kind],
+            "weight_decay": 0.0 if kind == "vectors" else config.weight_decay,
+            "factor": getattr(config.rates, kind),
+        }
+        for kind in kinds
+    ]
+    return [group for group in found if group["params"]]
 
 
 def freeze(model: nn.Module) -> None:
@@ -89,7 +141,7 @@ class Trainer:
     ) -> None:
         freeze(model)
         self.model = model.train()
-        self.optimizer = adamw(model, optimizer)
+        self.optimizers = optimizers(model, optimizer)
         self.config, self.training = optimizer, training
         self.updates = 0
 
@@ -99,7 +151,7 @@ class Trainer:
         `masks` are the dropout masks of each part (see `inject`); without them the model draws its own.
         """
         parts = self.training.accumulation
-        self.optimizer.zero_grad()
+        self.model.zero_grad()
         count = counted(batch["labels"]).clamp(min=1)
         losses = []
         for index in range(parts):
@@ -111,9 +163,10 @@ class Trainer:
             losses.append(share.detach())
         norm = self._clip()
         rate = learning_rate(self.config, self.updates, self.training.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * group["factor"]
+            optimizer.step()
         self.updates += 1
         return StepMetrics(torch.stack(losses).sum(), norm, tokens_read(batch))
 

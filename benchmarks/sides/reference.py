@@ -21,7 +21,8 @@ class Reference(TorchSide):
         """Step 0 from `weights`."""
         super().start(seed, weights)
         if self._compiled:
-            fuse(self._trainer.optimizer)
+            for optimizer in self._trainer.optimizers:
+                fuse(optimizer)
 
 
 def training(config: TransformerConfig, shape: BatchShape, device: str, compiled: bool = False) -> Training:
@@ -29,7 +30,7 @@ def training(config: TransformerConfig, shape: BatchShape, device: str, compiled
     return Training(Reference("torch_ref", config, OPTIMIZER, TRAINING, device, compiled), config, shape)
 
 
-def fuse(optimizer: torch.optim.AdamW) -> None:
+def fuse(optimizer: torch.optim.Optimizer) -> None:
     """Makes AdamW one kernel."""
     for group in optimizer.param_groups:
         group["fused"] = True

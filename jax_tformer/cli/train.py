@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from jax_tformer.config import LoraConfig
-from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import DistributedConfig, ExperimentConfig
 from jax_tformer.config.presets import DEFAULT_EXPERIMENT, EXPERIMENTS
 from jax_tformer.files import changed_fields, require_new_folder, shortened, to_dict, user_path
@@ -75,11 +75,6 @@ def main(arguments: Sequence[str]) -> int:
         with processes.together():
             plan.run.check()
             check_files(plan.experiment.data)
-            require(
-                plan.options.export is None or processes.count() == 1,
-                "one process exports a model, and several train it; leave --export out, and give the run to "
-                "jax-tformer export afterwards",
-            )
         return train(plan, started)
 
 
@@ -153,7 +148,8 @@ def train(plan: "TrainPlan", started: float) -> int:
     if state is not None and int(state.step) == training.steps == ask_first(run.ended_at):
         run.unlock()
         other = "--steps N continues it, --run FOLDER or --resume no starts another"
-        say(export_pretrained(run, export) if export else f"the run in {run.path} is complete; {other}")
+        complete = f"the run in {run.path} is complete; {other}"
+        say(ask_first(lambda: export_pretrained(run, export)) if export else complete)
         return 0
     compiling = compile_beside(prepared.step)
     if state is None:
@@ -221,12 +217,11 @@ def train(plan: "TrainPlan", started: float) -> int:
     # 7. The results.
     speaker, params = merge_lora(transformer(net.config.for_other_shapes()), state.params)
     samples = sample_text(speaker, params, experiment, tokenizer, lambda: pipeline)
-    if not is_first():
-        return 0
-    figures = {**reporter.speed, "wall_seconds": resumption.seconds, "parameters": parameters}
-    say(finish(run, number, figures, samples))
+    if is_first():
+        figures = {**reporter.speed, "wall_seconds": resumption.seconds, "parameters": parameters}
+        say(finish(run, number, figures, samples))
     if export is not None:
-        say(export_pretrained(run, export))
+        say(ask_first(lambda: export_pretrained(run, export)))
     return 0
 
 

@@ -24,7 +24,8 @@ from jax_tformer.config.errors import (
 TokenizerKind = Literal["bytes", "characters", "bpe", "huggingface"]
 TextSource = Literal["python-docs", "files"]
 PairSource = Literal["dates", "files"]
-Schedule = Literal["constant", "cosine", "inverse_sqrt"]
+OptimizerName = Literal["adamw", "lion", "adafactor", "muon", "sgd"]
+Schedule = Literal["constant", "cosine", "inverse_sqrt", "linear", "warmup_stable_decay"]
 LengthPenaltyForm = Literal["paper", "power"]
 _DRAW = "give a temperature above 0"
 
@@ -136,25 +137,49 @@ def _require_path_fits(source: str, path: str | None) -> None:
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
-    """AdamW (Loshchilov & Hutter, 2019) with clipping by global norm and a warm-up schedule."""
+class RatesConfig:
+    """Factors of the learning rate, by kind of parameter."""
 
+    matrices: NotNegative = 1.0
+    """Of projections within the layers, and of adapters."""
+    tables: NotNegative = 1.0
+    """Of embeddings: tokens (also where they are the head), positions, token types, relative positions."""
+    head: NotNegative = 1.0
+    """Of what makes logits of the last layer."""
+    vectors: NotNegative = 1.0
+    """Of biases and the scales of norms."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """An optimizer with clipping by global norm and a warm-up schedule."""
+
+    name: OptimizerName = "adamw"
+    """AdamW (Loshchilov & Hutter, 2019), Lion (Chen et al., 2023), Adafactor (Shazeer & Stern, 2018), Nesterov's
+    SGD, or Muon (Jordan, 2024) for the matrices of layers and AdamW for the rest."""
     learning_rate: AboveZero = 1e-3
-    """The highest learning rate, reached at the end of the warm-up."""
+    """The highest learning rate, at the end of the warm-up; for Adafactor in times of a parameter's size."""
+    rates: RatesConfig = field(default_factory=RatesConfig)
+    """Factors of the learning rate, by kind of parameter."""
     schedule: Schedule = "cosine"
-    """After the warm-up: constant, cosine down to final_fraction, or the paper's 1/sqrt(step)."""
+    """After the warm-up: constant, cosine or linear down to final_fraction, the paper's 1/sqrt(step), or constant and
+    then linear."""
     warmup_steps: Count = 100
     """Steps over which the learning rate rises linearly from 0."""
+    decay_share: Share = 0.2
+    """Share of all steps over which warmup_stable_decay falls at the end."""
     final_fraction: NotNegative = 0.1
-    """Learning rate at the last step of the cosine schedule, as a fraction of the highest."""
+    """Learning rate at the last step of the schedules that fall to an end, as a fraction of the highest."""
     beta1: Rate = 0.9
-    """Decay of the mean of the gradient."""
+    """Decay of the mean of the gradient: AdamW, Lion."""
     beta2: Rate = 0.99
-    """Decay of the mean of the squared gradient."""
+    """Decay of the mean of the squared gradient (AdamW), of the mean of the gradient that is kept (Lion)."""
     eps: AboveZero = 1e-8
-    """Added to the root of the mean squared gradient, outside the root."""
+    """Added to the root of the mean squared gradient, outside the root: AdamW."""
+    momentum: Rate = 0.95
+    """Of Muon and SGD."""
     weight_decay: NotNegative = 0.1
-    """Decoupled weight decay, on matrices (projections and tables) only."""
+    """On matrices (projections and tables) only; decoupled, but for SGD, where it is a part of the gradient."""
     clip_norm: AboveZero | None = 1.0
     """Largest global gradient norm; None: no clipping."""
 
@@ -163,6 +188,10 @@ class OptimizerConfig:
         require(
             self.schedule != "inverse_sqrt" or self.warmup_steps > 0,
             "warmup_steps is 0; the inverse_sqrt schedule needs at least 1",
+        )
+        require(
+            self.momentum == OptimizerConfig.momentum or self.name in ("muon", "sgd"),
+            f"momentum is {self.momentum} and the optimizer {self.name}; expected muon or sgd, which have one",
         )
 
 

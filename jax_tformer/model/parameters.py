@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import jax
@@ -89,6 +90,23 @@ def axes_of(path: str) -> str:
 def is_vector(path: str) -> bool:
     """Whether the parameter is a bias or the scale of a norm: neither a matrix nor a table."""
     return f".{path}".endswith((".bias", ".scale"))
+
+
+def kind_of(path: str) -> Literal["matrices", "tables", "head", "vectors"]:
+    """Returns the kind of the parameter at `path`, for optimizers, as `OptimizerConfig.rates` calls it."""
+    if is_vector(path):
+        return "vectors"
+    outputs = axes_of(path).partition(" -> ")[2]
+    return "tables" if not outputs else "head" if outputs in ("V", "N") else "matrices"
+
+
+def as_matrix(path: str, x: Array) -> Array:
+    """Returns a matrix or table `[..., inputs, outputs]`, or a vector `[..., N]`, after the axis of stacked layers."""
+    axes = axes_of(path)
+    sides = axes.split(" -> ") if " -> " in axes or is_vector(path) else axes.split()
+    first = x.ndim - len(axes.replace("->", "").split())
+    ends = [first + len(" ".join(sides[:n]).split()) for n in range(len(sides) + 1)]
+    return x.reshape(*x.shape[:first], *(math.prod(x.shape[start:end]) for start, end in pairwise(ends)))
 
 
 def dtype_of(name: str) -> jnp.dtype:

@@ -38,7 +38,7 @@ from jaxtyping import PyTree
 
 from jax_tformer.config.errors import InputError
 from jax_tformer.files import read_json, require_writable, sync, write_json
-from jax_tformer.training.processes import ask_first, is_first
+from jax_tformer.training.processes import active, ask_first, is_first
 
 Which = int | Literal["best"] | None
 """The number of a step, the best by held-out loss, or None for the newest."""
@@ -309,7 +309,9 @@ def restore(folder: Path, abstract: Mapping[str, PyTree], step: Which = None) ->
         extra = dict(read_json(path / _EXTRA_FILE))
         _require_same_arrays(path, {name: ocp.metadata(path, name).metadata for name in names}, abstract)
         wanted = {name: jax.tree.map(_with_sharding, abstract[name]) for name in names}
-        state = {**abstract, **ocp.load_checkpointables(path, wanted)}
+        working = ocp.options.MultiprocessingOptions(active_processes=active())
+        with ocp.Context(multiprocessing_options=working):
+            state = {**abstract, **ocp.load_checkpointables(path, wanted)}
     except InputError:
         raise
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:

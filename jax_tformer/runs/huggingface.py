@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from jax_tformer.config import TransformerConfig
@@ -112,7 +113,8 @@ def require_expressible(experiment: ExperimentConfig, architecture: str | None =
         return
     try:
         model = _bound_positions(experiment.model.with_vocab_size(1), experiment.data)
-        described(transformer(without_adapters(model)), architecture)
+        with jax.enable_x64(True):  # not all of JAX is set up yet
+            described(transformer(without_adapters(model)), architecture)
     except CannotExpress as error:
         flags = " ".join(_flag(name, possible) for name, (possible, _) in error.changed.items())
         raise InputError(

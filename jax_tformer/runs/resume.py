@@ -49,8 +49,8 @@ _MEANINGS = {
     "data.tokenizer.revision": _OWN_TOKENIZER,
 }
 """Field -> what changing it means. A continued run may change these: its results so far do not depend on them."""
-_COSINE = (
-    "the cosine of the learning rate now ends there: from here on the schedule is another one, and the steps so far "
+_FALLING = (
+    "the fall of the learning rate now ends there: from here on the schedule is another one, and the steps so far "
     "are not those of a run of this length"
 )
 
@@ -67,8 +67,8 @@ def permitted_changes(run: ExperimentConfig | None, wanted: ExperimentConfig) ->
         return {}, []
     fields = changed_fields(to_dict(run), to_dict(wanted))
     meanings = dict(_MEANINGS)
-    if run.optimizer.schedule == "cosine":
-        meanings["training.steps"] = _COSINE
+    if run.optimizer.schedule in ("cosine", "linear", "warmup_stable_decay"):
+        meanings["training.steps"] = _FALLING
     notes, refused = [], []
     for name, (before, now) in fields.items():
         told = f"{name}: {json.dumps(before)} -> {json.dumps(now)}"
@@ -85,9 +85,7 @@ def permitted_changes(run: ExperimentConfig | None, wanted: ExperimentConfig) ->
     return fields, notes
 
 
-def require_same_run(
-    experiment: ExperimentConfig, tokenizer: Tokenizer, fingerprint: str, *, continues: bool
-) -> None:
+def require_same_run(experiment: ExperimentConfig, tokenizer: Tokenizer, fingerprint: str, *, continues: bool) -> None:
     """Raises InputError, naming what differs, unless all processes train this experiment on this data with this code.
 
     `fingerprint` is that of the batches. `continues`: whether this process sees a run in the folder.

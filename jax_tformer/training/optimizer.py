@@ -1,6 +1,8 @@
-"""AdamW, its schedule and its clipping, as PyTorch computes them."""
+"""Optimizers by name, their schedules and their clipping, as PyTorch computes them."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +10,9 @@ import optax
 from flax import traverse_util
 from jaxtyping import Array
 
-from jax_tformer.config.experiment import OptimizerConfig
+from jax_tformer.config.experiment import OptimizerConfig, RatesConfig
 from jax_tformer.functional import Params
-from jax_tformer.model.parameters import accumulator, is_vector
+from jax_tformer.model.parameters import accumulator, as_matrix, is_vector, kind_of
 
 
 def learning_rate(config: OptimizerConfig, steps: int) -> Callable[[Array], Array]:
@@ -27,11 +29,14 @@ def learning_rate(config: OptimizerConfig, steps: int) -> Callable[[Array], Arra
         rise = jnp.minimum(step / max(warmup, 1), 1.0)
         if config.schedule == "inverse_sqrt":
             fall = jnp.sqrt(warmup / jnp.maximum(step, warmup))
-        elif config.schedule == "cosine":
-            progress = jnp.clip((step - warmup) / max(steps - warmup, 1), 0, 1)
-            fall = config.final_fraction + (1 - config.final_fraction) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
-        else:
+        elif config.schedule == "constant":
             fall = jnp.ones_like(step)
+        else:
+            stable = config.schedule == "warmup_stable_decay"
+            start = max(warmup, round(steps * (1 - config.decay_share))) if stable else warmup
+            left = 1 - jnp.clip((step - start) / max(steps - start, 1), 0, 1)
+            left = 0.5 * (1 - jnp.cos(jnp.pi * left)) if config.schedule == "cosine" else left
+            fall = config.final_fraction + (1 - config.final_fraction) * left
         return config.learning_rate * rise * fall
 
     return schedule
@@ -64,15 +69,113 @@ def decay_mask(params: Params) -> Params:
     return mask
 
 
+def by_path(function: Callable[..., Any], params: Params, *more: Params) -> Params:
+    """Returns the tree of `function(path, leaf, ...)` over trees of parameters; what another optimizer has stays."""
+    first, *others = (traverse_util.flatten_dict(tree, sep=".") for tree in (params, *more))
+    made = {
+        path: x if isinstance(x, optax.MaskedNode) else function(path, x, *(tree[path] for tree in others))
+        for path, x in first.items()
+    }
+    tree: Params = traverse_util.unflatten_dict(made, sep=".")
+    return tree
+
+
+def orthogonalize(path: str, update: Array) -> Array:
+    """Makes the singular values of an update's matrices about 1, by Newton and Schulz's iteration (Jordan, 2024).
+
+    The factor gives updates the size that AdamW's have, so that they need no other learning rate (Liu et al., 2025).
+    """
+    x = as_matrix(path, update)
+    inputs, outputs = x.shape[-2:]
+    x = jnp.swapaxes(x, -1, -2) if inputs > outputs else x
+    x = x / jnp.maximum(jnp.linalg.norm(x, axis=(-2, -1), keepdims=True), 1e-7)
+    for _ in range(5):
+        gram = x @ jnp.swapaxes(x, -1, -2)
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    x = jnp.swapaxes(x, -1, -2) if inputs > outputs else x
+    scaled: Array = (0.2 * max(inputs, outputs) ** 0.5 * x).reshape(update.shape)
+    return scaled
+
+
+class AdafactorState(NamedTuple):
+    """The means of squared gradients."""
+
+    steps: Array
+    """Updates so far."""
+    rows: Params
+    """Of each row of a matrix, and of each number of a vector."""
+    columns: Params
+    """Of each column of a matrix; nothing of a vector."""
+
+
+def scale_by_adafactor() -> optax.GradientTransformation:
+    """Divides gradients by the root of their mean squares, of which a matrix has those of its rows and columns only.
+
+    An update is at most 1 in root mean square, times that of the parameter (Shazeer & Stern, 2018, algorithms 4 and 5).
+    Matrices are those of a layer: `optax.adafactor` would take the two longest axes of all layers together.
+    """
+
+    def init(params: Params) -> AdafactorState:
+        def zeros(path: str, x: Array, axis: int) -> Any:
+            if is_vector(path):
+                return jnp.zeros_like(as_matrix(path, x)) if axis == -1 else optax.MaskedNode()
+            return jnp.zeros_like(as_matrix(path, x).mean(axis, keepdims=True))
+
+        rows, columns = (by_path(partial(zeros, axis=axis), params) for axis in (-1, -2))
+        return AdafactorState(jnp.zeros((), jnp.int32), rows, columns)
+
+    def update(grads: Params, state: AdafactorState, params: Params | None) -> tuple[Params, AdafactorState]:
+        assert params is not None
+        steps = state.steps + 1
+        new = jnp.asarray(steps, jnp.result_type(float)) ** -0.8
+
+        def scaled(path: str, grad: Array, param: Array, row: Array, column: Any) -> tuple[Array, Array, Any]:
+            g, p = as_matrix(path, grad), as_matrix(path, param)
+            square, axes = jnp.square(g), -1 if is_vector(path) else (-2, -1)
+            if is_vector(path):
+                row = v = (row + new * (square - row)).astype(g.dtype)
+            else:
+                row = (row + new * (square.mean(-1, keepdims=True) - row)).astype(g.dtype)
+                column = (column + new * (square.mean(-2, keepdims=True) - column)).astype(g.dtype)
+                v = row * column / jnp.maximum(row.mean(-2, keepdims=True), 1e-15)
+            u = g * jax.lax.rsqrt(jnp.maximum(v, 1e-30))
+            u = u / jnp.maximum(1, rms(u, axes)) * jnp.maximum(1e-3, rms(p, axes))
+            return u.reshape(grad.shape), row, column
+
+        def rms(x: Array, axes: int | tuple[int, int]) -> Array:
+            return jnp.sqrt(jnp.square(x).mean(axes, keepdims=True))
+
+        made = by_path(scaled, grads, params, state.rows, state.columns)
+        updates, rows, columns = (by_path(lambda _, three, n=n: three[n], made) for n in range(3))
+        return updates, AdafactorState(steps, rows, columns)
+
+    return optax.GradientTransformation(init, update)
+
+
 def optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """Combines clipping, AdamW with decoupled decay (Loshchilov & Hutter, 2019), and the schedule."""
-    adamw = optax.adamw(
-        learning_rate(config, steps),
-        b1=config.beta1,
-        b2=config.beta2,
-        eps=config.eps,
-        eps_root=0.0,
-        weight_decay=config.weight_decay,
-        mask=decay_mask,
-    )
-    return adamw if config.clip_norm is None else optax.chain(clip_by_global_norm(config.clip_norm), adamw)
+    """Combines clipping, the optimizer that `config` names, and the schedule. Decay is decoupled, but for SGD."""
+    rate, decay = learning_rate(config, steps), config.weight_decay
+    decays, falls = optax.add_decayed_weights(decay, decay_mask), optax.scale_by_learning_rate(rate)
+    adamw = partial(optax.adamw, rate, b1=config.beta1, b2=config.beta2, eps=config.eps, weight_decay=decay)
+    match config.name:
+        case "adamw":
+            chosen = adamw(eps_root=0.0, mask=decay_mask)
+        case "lion":
+            chosen = optax.lion(rate, b1=config.beta1, b2=config.beta2, weight_decay=decay, mask=decay_mask)
+        case "adafactor":
+            chosen = optax.chain(scale_by_adafactor(), decays, falls)
+        case "sgd":
+            chosen = optax.chain(decays, optax.sgd(rate, momentum=config.momentum, nesterov=True))
+        case "muon":
+            # As in PyTorch: `optax.contrib.muon` corrects the bias of its momentum, which turns the first updates.
+            direction = optax.stateless(lambda updates, _: by_path(orthogonalize, updates))
+            muon = optax.chain(optax.trace(config.momentum, nesterov=True), direction, decays, falls)
+            kinds = partial(by_path, lambda path, _: kind_of(path))
+            others = dict.fromkeys(("tables", "head", "vectors"), adamw(eps_root=0.0, mask=decay_mask))
+            chosen = optax.partition({"matrices": muon, **others}, kinds)
+    parts = [chosen] if config.clip_norm is None else [clip_by_global_norm(config.clip_norm), chosen]
+    if config.rates != RatesConfig():
+        factors = vars(config.rates)
+        scale = optax.stateless(lambda updates, _: by_path(lambda path, x: factors[kind_of(path)] * x, updates))
+        parts.append(scale)
+    return optax.chain(*parts) if len(parts) > 1 else chosen

@@ -48,6 +48,8 @@ _LAUNCHERS = {
 which JAX knows where they meet: that of a step of Slurm, and of Open MPI up to version 4."""
 _ENDED = "jax_tformer/ended"
 """What the first process to end before its time says of itself."""
+_ALONE = threading.Event()
+"""Set while the others wait for what the first process does."""
 _ENDING = threading.Event()
 """Set when this process has come to its end."""
 _GRACE = 2
@@ -150,8 +152,13 @@ def is_first() -> bool:
 
 
 def count() -> int:
-    """How many processes there are."""
-    return 1 if _engine() is None else int(_engine().num_processes)
+    """How many processes work together: one, too, in what `ask_first` runs."""
+    return 1 if _engine() is None or _ALONE.is_set() else int(_engine().num_processes)
+
+
+def active() -> set[int] | None:
+    """The numbers of the processes that work while the others wait, as Orbax wants to know; None: nobody waits."""
+    return {_number()} if _ALONE.is_set() else None
 
 
 def _number() -> int:
@@ -167,15 +174,20 @@ def _engine() -> Any:
 def ask_first(work: Callable[[], T]) -> T:
     """Returns, to all processes, what `work` returns on the first, as JSON; fails for all where it fails there.
 
-    Raises what `work` raises on the first process, and InputError on the others.
+    `work` runs as if its process were the only one, with the devices of that one. Raises what `work` raises on the
+    first process, and InputError on the others.
     """
     if count() == 1:
         return work()
     answer, failure = None, None
-    try:
-        answer = work() if is_first() else None
-    except Exception as error:
-        failure = error
+    if is_first():
+        _ALONE.set()
+        try:
+            answer = work()
+        except Exception as error:
+            failure = error
+        finally:
+            _ALONE.clear()
     name = f"jax_tformer/{next(_OCCASIONS)}"
     if is_first():
         _say(name, {"answer": answer, "failure": None if failure is None else str(failure)})

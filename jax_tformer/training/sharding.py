@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import takewhile
 from typing import Any, TypeVar
 
 import jax
@@ -66,7 +67,7 @@ def make_mesh(config: MeshConfig, rows: int = 0) -> Mesh:
 def parameter_shardings(mesh: Mesh, shapes: Params) -> Params:
     """The NamedSharding of every parameter; an axis that its mesh axis does not divide stays whole."""
     shardings: Params = jax.tree_util.tree_map_with_path(
-        lambda path, leaf: NamedSharding(mesh, _partition(mesh, _name(path), leaf.shape)), shapes
+        lambda path, leaf: NamedSharding(mesh, _partition(mesh, name_of(path), leaf.shape)), shapes
     )
     return shardings
 
@@ -177,9 +178,9 @@ def describe_shards(mesh: Mesh, state: PyTree, params: Params, program: str) -> 
     split = _describe(mesh.shape)
     lines = [f"mesh {split}: each device holds {share / 2**20:,.1f} MiB of the state; a step exchanges {told}"]
     whole = [
-        f"{_name(path)} ({axis} is {size})"
+        f"{name_of(path)} ({axis} is {size})"
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-        for axis, size, mesh_axis in _splits(_name(path), leaf.shape)
+        for axis, size, mesh_axis in _splits(name_of(path), leaf.shape)
         if mesh_axis is not None and size % mesh.shape[mesh_axis]
     ]
     if whole:
@@ -196,8 +197,10 @@ def _describe(shape: Mapping[str, int]) -> str:
     return " x ".join(f"{name} {size}" for name, size in shape.items())
 
 
-def _name(path: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")
+def name_of(path: tuple[Any, ...]) -> str:
+    """Returns the name of a parameter at `path` of their tree, or of one that holds such trees, as optimizers do."""
+    keys = takewhile(lambda key: isinstance(key, jax.tree_util.DictKey), reversed(path))
+    return ".".join(str(key.key) for key in [*keys][::-1])
 
 
 def _partition(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:

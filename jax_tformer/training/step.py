@@ -17,7 +17,7 @@ from jax_tformer.model.parameters import accumulator
 from jax_tformer.model.transformer import DecoderOnly, EncoderDecoder, Outputs
 from jax_tformer.training.linear_loss import linear_cross_entropy
 from jax_tformer.training.optimizer import global_norm
-from jax_tformer.training.sharding import parameter_shardings
+from jax_tformer.training.sharding import name_of, on_mesh, parameter_shardings
 
 Batch = dict[str, Array]
 """Arrays of one batch: tokens or source and target, their masks, and labels."""
@@ -135,16 +135,19 @@ def init_state(
 
 
 def state_shardings(mesh: Mesh, tx: optax.GradientTransformation, state: TrainState) -> Any:
-    """Returns a TrainState with the sharding of every array; the optimizer's arrays are split like their parameters."""
+    """Returns a TrainState with the sharding of every array; the optimizer's arrays are split like their parameters.
+
+    What Adafactor has of rows and columns is small, and whole on every device.
+    """
     replicated = NamedSharding(mesh, PartitionSpec())
     parameters = parameter_shardings(mesh, state.params)
-    opt_state = optax.tree_utils.tree_map_params(
-        tx,
-        lambda _, sharding: sharding,
-        state.opt_state,
-        trained(parameters),
-        transform_non_params=lambda _: replicated,
-    )
+    placed = {name_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(on_mesh(mesh, state.params))}
+
+    def placing(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        parameter = placed.get(name_of(path))
+        return replicated if parameter is None or parameter.shape != leaf.shape else parameter.sharding
+
+    opt_state = jax.tree_util.tree_map_with_path(placing, state.opt_state)
     return TrainState(parameters, opt_state, replicated, replicated, replicated)  # type: ignore[arg-type]
 
 

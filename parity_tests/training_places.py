@@ -79,7 +79,7 @@ _PLACES = {
     "L2 in the gradient instead of decoupled decay": (_DECAY, "step", ""),
     "decay of biases and norms too": (_DECAY, "step", "another decay"),
     "schedule off by one": (_RATE, "step", "ours is 0.5 times theirs: another learning rate"),
-    "clip: norm + 0 instead of norm + 1e-6": ("clip", "faults.py", ""),
+    "clip: norm + 0 instead of norm + 1e-6": ("clip_by_global_norm.<locals>.clip", "faults.py", ""),
     "label smoothing eps / (V - 1)": ("linear_loss.py", "faults.py", "", "forward"),
     "loss over all tokens, not those that count": ("training_places.py", "training_places.py", "", "forward"),
     "learning rate rounded to float32": (f"{_RATE} library_faults.py", "step", "another learning rate"),

@@ -20,6 +20,7 @@ from parity.differ.alignment import (
     starts,
 )
 from parity.differ.answer import Difference, Stage
+from parity.differ.element_order import distance
 from parity.differ.fingerprints import BAR
 from parity.differ.kinds import kind
 from parity.differ.origin_of_order import Origin, lost_order, origin_of_order
@@ -73,9 +74,17 @@ def explain(
     finite = [error for error in errors.values() if np.isfinite(error)]
     most = max(BAR, accepted.bar)
     bar = min(most, max(max(finite, default=1.0) / 30, 1e-12)) if len(finite) == len(errors) else most
-    match(ours, theirs, bar)
-    here, there = _starts(sides, bad, backward=stage == "backward")
-    first, second, together = (paired_backward if stage == "backward" else paired)(here, there)
+    accepted.sides = sides
+    while True:
+        match(ours, theirs, bar)
+        here, there = _starts(sides, bad, backward=stage == "backward")
+        first, second, together = (paired_backward if stage == "backward" else paired)(here, there)
+        if not (together and first and second and _is_inherited(first, second)):
+            grown = False
+            break
+        if grown := bar <= 1e-13:
+            break
+        bar /= 10
     accepted.starts = first, second
     about: dict[str, Any] = {"differing": differing, **counted(ours, theirs), "name": name}
     if first is None or second is None:
@@ -100,13 +109,24 @@ def explain(
         return Difference(stage, *_places(first, second, None), (), said, False, False, **about)
     if wrong is None and together and stage != "backward":
         wrong = other_weights(first, second, held_by)
-    what = wrong or (kind(first, second) if together else None)
+    what = wrong or (kind(first, second) if together and not grown else None)
     if wrong and not code:
         stage = "parameters"
         about["parameters"] = (wrong,)
     agreed = tuple((ours.site(i), theirs.site(j)) for i, j in shared(first, second))
     places, sure = _places(first, second, what), together and (bool(what) or are_counterparts(first, second))
+    sure = sure and not grown
     return Difference(stage, *places, agreed, what, sure, sure and origin.checked, **about)
+
+
+def _is_inherited(first: Start, second: Start) -> bool:
+    """Whether what both places read differs already, by less than the bar, and what they make of it by not much more."""
+
+    def apart(i: int, j: int) -> float:
+        return distance(first.values.array(i), second.values.array(j))
+
+    before = max((apart(i, j) for i, j in shared(first, second)), default=0.0)
+    return 1e-12 < before < 1e-5 and apart(first.number, second.number) < 100 * before
 
 
 def counted(ours: Values, theirs: Values) -> dict[str, Any]:

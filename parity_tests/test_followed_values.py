@@ -125,19 +125,19 @@ def test_compiled_modules_are_looked_into():
     assert not first_difference(partial(by_scan, factor=1.5), torch.compile(Repeated()), WEIGHTS, [X])
 
 
-def test_a_program_over_a_mesh_is_one_value_and_named():
-    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_a_program_over_a_mesh_is_one_value_and_named(factor):
+    mesh, spec = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,)), PartitionSpec("data")
 
     def ours(p, x):
         for _ in range(3):
-            x = jax.shard_map(
-                lambda x: step(p, x), mesh=mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec("data")
-            )(x)
+            x = jax.shard_map(lambda x: step(p, factor * x), mesh=mesh, in_specs=spec, out_specs=spec)(x)
         return x
 
     found = first_difference(ours, Repeated(), WEIGHTS, [X], backward=False)
-    assert not found
+    assert bool(found) == (factor != 1)
     assert found.opaque == ("shard_map in JAX",)
+    assert not found or (found.ours.operation, found.stage, found.sure) == ("shard_map", "forward", False)
 
 
 def test_the_module_and_float32_stay_as_they_were():

@@ -43,17 +43,17 @@ class Accepted:
         assert self.sides is not None
         ours, theirs = self.sides
         index = ours.index({i for i, row in enumerate(ours.rows) if not row.data})
-        found = {}
+        found: dict[int, np.ndarray] = {}
         for j, row in enumerate(theirs.rows):
             if row.data or row.features is None or row.kind != "operation" or row.dtype != "torch.float64":
                 continue
             there = theirs.array(j) if j not in self.put and j not in theirs.equal else None
-            for i in [] if there is None else index.equals(row.features, 1e-4):
-                here = ours.array(i)
-                moved = [] if here is None or there is None else with_axes_as(there, here)
-                if close := [x for x in moved if _rounds_alike(x, there)]:
-                    found[j] = close[0]
-                    break
+            if there is None:
+                continue
+            arrays = [ours.array(i) for i in index.equals(row.features, 1e-4)]
+            moved = [x for array in arrays if array is not None for x in with_axes_as(there, array)]
+            if close := [x for x in moved if _rounds_alike(x, there)]:
+                found[j] = close[0]
         self.put |= found
         self.rounded += [theirs.site(j) for j in found]
         return bool(found)

@@ -103,11 +103,12 @@ def explain(
         weights = (f"{ours.rows[i].name} holds the numbers of {theirs.rows[j].name} in another order{said}",)
         places = _made(ours, first.number), _made(theirs, second.number)
         return Difference("parameters", *places, (), order, True, True, weights, **about)
-    wrong, code = read_by_both(first, second, held_by) if together else (None, False)
+    hidden = f"{first.row.operation} in JAX" in ours.opaque
+    wrong, code = read_by_both(first, second, held_by) if together and not hidden else (None, False)
     if origin.exchanged and wrong is None:
         said = f"{origin.said}: perhaps two weights are"
         return Difference(stage, *_places(first, second, None), (), said, False, False, **about)
-    if wrong is None and together and stage != "backward":
+    if wrong is None and together and not hidden and stage != "backward":
         wrong = other_weights(first, second, held_by)
     what = wrong or (kind(first, second) if together and not grown else None)
     if wrong and not code:
@@ -115,12 +116,12 @@ def explain(
         about["parameters"] = (wrong,)
     agreed = tuple((ours.site(i), theirs.site(j)) for i, j in shared(first, second))
     places, sure = _places(first, second, what), together and (bool(what) or are_counterparts(first, second))
-    sure = sure and not grown
+    sure = sure and not grown and (bool(what) or not hidden)
     return Difference(stage, *places, agreed, what, sure, sure and origin.checked, **about)
 
 
 def _is_inherited(first: Start, second: Start) -> bool:
-    """Whether what both places read differs already, by less than the bar, and what they make of it by not much more."""
+    """Whether what both read differs already, by less than the bar, and what they make of it by not much more."""
 
     def apart(i: int, j: int) -> float:
         return distance(first.values.array(i), second.values.array(j))

@@ -128,7 +128,7 @@ def _tried(module: nn.Module) -> Iterator[nn.Module]:
     if not _is_large(module):
         yield _copy(module)
         return
-    with evaluating(module), Widening():
+    with evaluating(module), Widening():  # type: ignore[no-untyped-call]
         yield module
 
 
@@ -252,11 +252,11 @@ def _outputs(
     """What each side returns, of ours only the shapes; raises ParityError, which shows those given, where one fails."""
     given = {key: double(array) for key, array in inputs.items()}
     shapes = [list(array.shape) for array in given.values()]
-    leaves, tree = jax.tree.flatten(params)
+    leaves, tree = jax.tree.leaves(params), jax.tree.structure(params)
     abstract = {n: leaf for n, leaf in enumerate(leaves) if isinstance(leaf, jax.ShapeDtypeStruct)}
 
     def returned(held: Mapping[int, Any], arrays: Mapping[str, Any]) -> dict[str, Any]:
-        return ours(tree.unflatten([held.get(n, leaf) for n, leaf in enumerate(leaves)]), arrays)
+        return ours(jax.tree.unflatten(tree, [held.get(n, leaf) for n, leaf in enumerate(leaves)]), arrays)
 
     own = {path: list(getattr(leaf, "shape", ())) for path, leaf in paths(params).items()}
     side, shown = "ours", f"params {own} and "

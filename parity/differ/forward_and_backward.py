@@ -41,8 +41,8 @@ def _located(sides: Sides, backward: bool, name: str) -> Difference:
             found = way(sides, name)
         if found:
             break
-    about = {"ignored": tuple(accepted.passed.values()), "narrow": tuple(accepted.rounded)}
-    return replace(found, rounded=() if found else rounded, **about)
+    passed, narrow = tuple(accepted.passed.values()), tuple(accepted.rounded)
+    return replace(found, ignored=passed, narrow=narrow, rounded=() if found else rounded)
 
 
 def _forward(sides: Sides, name: str) -> Difference:

@@ -65,9 +65,9 @@ def values_of_torch(
 
     `constants` names buffers that the other side has no parameter for. A fused attention is run as its single
     operations. `taken` is given each gradient as soon as it is there, and the module lets go of it; or all of them
-    after the run, `at_once`. What is in `put` takes the place of the numbers of these values. With `widening`, weights of fewer digits than
-    float64 are widened where they are used. Raises whatever `run`
-    raises, and SeveralPassesError for a gradient that comes in parts.
+    after the run, `at_once`. What is in `put` takes the place of the numbers of these values. With `widening`, weights
+    of fewer digits than float64 are widened where they are used. Raises whatever `run` raises, and SeveralPassesError
+    for a gradient that comes in parts.
     """
     recorder = Recorder(Values("theirs", keep, {} if sketched else None), put, widening)
     trained = {name: p for name, p in module.named_parameters() if taken and p.requires_grad}
@@ -131,7 +131,7 @@ def widened_call(
     kwargs: Any,
     widen: Callable[[torch.Tensor], torch.Tensor],
 ) -> Any:
-    """What `call` of an operation returns if it computes in float64; `widen` makes a tensor of fewer digits one of it."""
+    """What `call` of an operation returns if it computes in float64; `widen` does it to a tensor of fewer digits."""
 
     def wide(leaf: Any) -> Any:
         return widen(leaf) if isinstance(leaf, torch.Tensor) and _is_narrow(leaf) else leaf

@@ -52,8 +52,8 @@ class Sides:
         """`module` makes a copy in float64, `params` a tree, for every run anew.
 
         `holds` are the module's weights by our paths, where that is known; `held` makes zero of those of its numbers
-        that are not compared. Unless `wide`, everything keeps the type that it has. A `large`
-        module runs itself on the way forward: each weight, as those of ours, is widened where it is used.
+        that are not compared. Unless `wide`, everything keeps the type that it has. A `large` module is not copied for
+        the way forward: each of its weights, and of ours, is widened where it is used.
         """
         self.large = large
         self.wide, self.sketched = wide, False

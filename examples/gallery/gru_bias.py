@@ -1,0 +1,51 @@
+"""A bias that is zero until it is trained
+
+`nnx.GRUCell` makes what it reads of its last state in one matrix product without a bias, although its documentation and the Linen cell
+have one for the new state. It begins as zeros, so no test of a fresh cell sees that it is missing; with trained weights of PyTorch or Linen
+the two part (vineethsaivs).
+
+https://github.com/google/flax/issues/5594
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch import nn
+
+INPUT, WIDTH = 5, 8
+
+
+def ours(params, x):
+    def step(h, x):
+        xr, xz, xn = jnp.split(x @ params["dense_i"]["kernel"] + params["dense_i"]["bias"], 3, axis=-1)
+        # The bug. Mended: from_h = h @ params["dense_h"]["kernel"] + params["dense_h"]["bias"]
+        from_h = h @ params["dense_h"]["kernel"]
+        hr, hz, hn = jnp.split(from_h, 3, axis=-1)
+        update = jax.nn.sigmoid(xz + hz)
+        h = (1 - update) * jnp.tanh(xn + jax.nn.sigmoid(xr + hr) * hn) + update * h
+        return h, h
+
+    return jax.lax.scan(step, jnp.zeros((x.shape[1], WIDTH), x.dtype), x)[1]
+
+
+class Theirs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gru = nn.GRU(INPUT, WIDTH)
+        # PyTorch has the bias of both other gates twice; one of the two can be zero.
+        nn.init.zeros_(self.gru.bias_hh_l0[: 2 * WIDTH])
+
+    def forward(self, x):
+        return self.gru(x)[0]
+
+
+torch.manual_seed(0)
+theirs = Theirs()
+WEIGHTS = {
+    "dense_i.kernel": ("gru.weight_ih_l0", "o i -> i o"),
+    "dense_i.bias": "gru.bias_ih_l0",
+    "dense_h.kernel": ("gru.weight_hh_l0", "o i -> i o"),
+    "dense_h.bias": "gru.bias_hh_l0",
+}
+INPUTS = [np.random.default_rng(0).standard_normal((4, 2, INPUT))]

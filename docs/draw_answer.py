@@ -53,9 +53,9 @@ def drawn(said: str) -> str:
     console = Console(width=COLUMNS, record=True, file=io.StringIO())
     console.print(Text(">>> print(first_difference(ours, gpt2, None, [tokens], params=params, name='GPT-2'))", "bold"))
     for line in said.splitlines():
-        label = re.match(r" *(JAX|PyTorch|what:|agrees:|differs:|sure:|likely:|not sure:)? *", line)
-        indent = " " * (len(label[0]) if label and label[1] else 2)
-        style = "bold" if line.startswith(("  JAX", "  PyTorch", "  what")) else ""
+        label = re.match(r" *(JAX|PyTorch|what:|agrees:|differs:)? *", line)
+        indent = " " * (len(label[0]) if label else 2)
+        style = "bold" if line.startswith(("GPT-2", "  JAX", "  PyTorch", "  what")) else ""
         text = Text(line, style).wrap(console, COLUMNS - len(indent) - 2)
         for n, row in enumerate(text):
             console.print(row if n == 0 else Text(indent) + row, soft_wrap=True)

@@ -1,8 +1,10 @@
 """Capsules: what one machine recorded judges the other as both together would be, also as a command."""
 
 import os
+import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import jax
@@ -12,9 +14,11 @@ import pytest
 import torch
 from torch import nn
 
-from parity import ParityError, Weight, check_parity, judge, record
+from parity import ParityError, Weight, check_parity, first_difference, judge, record
 from parity.__main__ import main
-from parity_tests.capsule_pair import INPUTS, WEIGHTS, module, ours, parameters, wrong
+from parity.capsule import followed
+from parity_tests import test_first_difference
+from parity_tests.capsule_pair import INPUTS, WEIGHTS, Theirs, module, ours, parameters, wrong
 
 ROOT = Path(__file__).parents[1]
 HERE = "parity_tests.capsule_pair"
@@ -74,7 +78,7 @@ def test_a_release_is_held_against_an_older_one(capsules):
     judge(capsules / "torch", module(), own_weights=True)
     judge(capsules / "jax", later, {f"{name}s": name for name in parameters()})
     with pytest.raises(ParityError, match=r"^release: gate 1 activations: .* \(kept\)$") as caught:
-        judge(capsules / "jax", wrong, name="release")
+        judge(capsules / "jax", wrong, name="release", explain=False)
     assert [figure.passed for figure in caught.value.figures] == [True, False]
 
 
@@ -152,6 +156,76 @@ def test_frozen_weights_and_gradients_that_are_zero(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["known"], "nothing is left behind"
 
 
+class Careless(Theirs):
+    """With a fault in one line."""
+
+    def forward(self, x, keep):
+        for layer in self.layers:
+            x = torch.tanh(layer(x) * 1.001 if layer is self.layers[1] else layer(x))
+        return {"kept": self.norm(x) * keep[:, None], "sign": x > 0}
+
+
+def cast(params, x, keep):
+    """In float32 by design."""
+    return ours(params, x.astype(jnp.float32).astype(x.dtype), keep)
+
+
+@pytest.mark.parametrize(
+    ("capsule", "side", "weights", "found"),
+    [
+        (
+            "torch",
+            wrong,
+            WEIGHTS,
+            r"JAX .*jnp\.sqrt[\s\S]*PyTorch .*self\.norm\(x\)[\s\S]*1e-06 in ours, 1e-05 in theirs",
+        ),
+        ("jax", wrong, None, r"this side .*jnp\.sqrt[\s\S]*the capsule .*jnp\.sqrt[\s\S]*1e-06 in ours"),
+        ("jax", Careless(), WEIGHTS, r"JAX .*jnp\.tanh\(x[\s\S]*PyTorch .*1\.001 if"),
+        ("torch", cast, WEIGHTS, r"PyTorch: the same \(differs as it is: gate 1 activations: .* \(kept\)\)$"),
+    ],
+)
+def test_a_capsule_knows_where_they_part(capsules, tmp_path, capsule, side, weights, found):
+    """With the lines of the other machine, whose files are not here."""
+    with pytest.raises(ParityError) as caught:
+        judge(capsules / capsule, side, weights)
+    assert re.search(found, str(caught.value.difference)), caught.value.difference
+    assert caught.value.__notes__ == [str(caught.value.difference)]
+
+
+def without_arrays(tensors):
+    """As of a large model: only outputs have numbers."""
+    values = followed.unpacked(tensors)
+    values.arrays = {number: values.arrays[number] for number in values.outputs.values()}
+    return values
+
+
+@pytest.fixture(scope="module")
+def recorded_decoder(tmp_path_factory):
+    """A small GPT, and its capsule."""
+    torch.manual_seed(0)
+    decoder = test_first_difference.Decoder()
+    path = tmp_path_factory.mktemp("capsules") / "decoder"
+    return decoder, record(path, decoder, [test_first_difference.TOKENS], gates=["1"])
+
+
+@pytest.mark.parametrize("fault", ["eps", "scale", "leak", "residual", "gelu", "positions"])
+@pytest.mark.parametrize(("unpacked", "verdict"), [(followed.unpacked, "sure"), (without_arrays, "likely")])
+@pytest.mark.usefixtures("as_others_write")
+def test_a_capsule_names_the_line_that_both_together_name(recorded_decoder, monkeypatch, fault, unpacked, verdict):
+    """As surely, where the arrays are small enough to be recorded."""
+    decoder, path = recorded_decoder
+    ours, given = test_first_difference.ours(fault), [test_first_difference.TOKENS]
+    weights = test_first_difference.WEIGHTS
+    together = first_difference(ours, decoder, weights, given)
+    monkeypatch.setattr(import_module("parity.capsule.judge"), "unpacked", unpacked)
+    with pytest.raises(ParityError) as caught:
+        judge(path, ours, weights)
+    apart = caught.value.difference
+    assert (apart.ours.line, apart.theirs.line) == (together.ours.line, together.theirs.line)
+    assert apart.verdict.startswith(verdict)
+    assert apart.kind in (together.kind, None if verdict == "likely" else together.kind)
+
+
 ALONE = """
 import sys
 
@@ -173,7 +247,12 @@ else:
     side, options = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Sigmoid()), {{}}
 record({other!r} + "less", side, [np.arange(6.0).reshape(2, 3)], **options)
 if {judged!r}:
-    judge({judged!r}, side, {{"kernel": ("0.weight", "o i -> i o"), "bias": "0.bias"}})
+    weights = {{"kernel": ("0.weight", "o i -> i o"), "bias": "0.bias"}}
+    judge({judged!r}, side, weights)
+    try:
+        judge({judged!r}, side[:1] if {other!r} == "jax" else lambda p, x: x @ p["kernel"] + p["bias"], weights)
+    except Exception as error:
+        assert "they part on the way forward" in str(error.difference) and not error.difference.opaque, error.difference
 """
 
 
@@ -187,7 +266,7 @@ def test_one_framework_is_enough(tmp_path):
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
-        assert [line.split()[1] for line in done.stdout.splitlines()] == (["9", "1", "2", "3"] if judged else [])
+        assert [line.split()[1] for line in done.stdout.splitlines()] == (["9", "1", "2", "3", "9"] if judged else [])
 
 
 X = {"x": np.zeros(2)}
@@ -214,7 +293,7 @@ X = {"x": np.zeros(2)}
         ("new", ours, INPUTS, {"params": parameters(), "gates": ["5"]}, ValueError, r"no gates \['5'\]"),
         ("new", ours, INPUTS, {}, TypeError, "params are missing"),
         ("new", 3, INPUTS, {"params": {}}, TypeError, r"expected a function of JAX or a torch\.nn\.Module"),
-        ("new", ours, X["x"], {"params": parameters()}, TypeError, "inputs is one array"),
+        ("new", ours, X["x"], {"params": parameters()}, TypeError, "inputs is a ndarray; expected a list"),
     ],
 )
 def test_a_capsule_is_whole_or_not_there(tmp_path, path, side, inputs, options, error, said):
@@ -255,6 +334,7 @@ def test_the_command_prints_figures_where_all_is_green(capsules, tmp_path, capsy
 )
 def test_the_command_says_in_one_line_where_it_is_not(capsules, capsys, given, status, said):
     assert main(["judge", str(capsules / "jax"), *given]) == status
-    line = capsys.readouterr().err
+    printed, line = capsys.readouterr()
     assert said in line
     assert len(line.splitlines()) == 1
+    assert ("they part on the way forward" in printed) == (status == 1)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import pickle
+import re
 import shutil
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from parity import ParityError, judge, record
-from parity_tests.capsule_pair import INPUTS, ours, parameters
+from parity_tests.capsule_pair import INPUTS, ours, parameters, wrong
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +96,8 @@ DAMAGES = {
     "description too deep": (described(b"[" * 10**6), "is damaged: RecursionError"),
     "a list": (described(b"[]"), "does not say 'parity capsule'"),
     "foreign": (described(b'{"format": "x"}'), "does not say 'parity capsule'"),
-    "too new": (edited('"version": 1', '"version": 2'), "of version 2, and this parity reads up to 1"),
-    "no version": (edited('"version": 1', '"version": "1"'), "its version is '1'"),
+    "too new": (edited('"version": 2', '"version": 3'), "of version 3, and this parity reads up to 2"),
+    "no version": (edited('"version": 2', '"version": "1"'), "its version is '1'"),
     "edited": (edited('"framework": "jax"', '"framework": "torch"'), "its digest differs"),
     "no digest": (edited('"digest"', '"digested"'), "its digest differs"),
     "not a number": (edited('"by_name": true', '"by_name": NaN'), "is damaged: ValueError"),
@@ -149,3 +150,47 @@ def test_what_is_damaged_is_refused_in_a_line(recorded, tmp_path, damage):
     assert len(str(caught.value).splitlines()) == 1
     assert len(str(caught.value)) < 400
     assert not (copy / "run").exists()
+
+
+def followed(change):
+    """The rows of the values are others, and as many bytes are announced."""
+
+    def forge(capsule):
+        def tensors(held):
+            said = json.loads(held["rows"].tobytes())
+            change(said[0])
+            held["rows"] = np.frombuffer(json.dumps(said).encode(), np.uint8)
+
+        def announced(about):
+            about["files"]["values"]["tensors"]["rows"][1] = load_file(capsule / "values.safetensors")["rows"].size
+
+        forged(announced, "values", tensors)(capsule)
+
+    return forge
+
+
+def escaped(rows):
+    for row in rows:
+        row[5][4] = "\x1b[2J" + row[5][4]
+
+
+@pytest.mark.parametrize(
+    ("do", "said"),
+    [
+        (lambda capsule: None, "another constant is added: 1e-06 in ours, 1e-05 in theirs"),
+        (forged(lambda about: about["files"].pop("values")), "where they part is not known: the capsule is older, or "),
+        (followed(lambda rows: rows[-1][2].append(10**6)), r"not found \(ValueError: value \d+ is made of"),
+        (followed(lambda rows: rows[-1].extend("ab")), r"not found \(TypeError: "),
+        (followed(escaped), "another constant"),
+    ],
+    ids=["whole", "none", "a cycle", "too long", "a terminal"],
+)
+def test_damaged_values_hide_no_red_gate(recorded, tmp_path, do, said):
+    """An older capsule has none."""
+    copy = shutil.copytree(recorded, tmp_path / "capsule")
+    do(copy)
+    with pytest.raises(ParityError, match="gate 1 activations") as caught:
+        judge(copy, wrong)
+    [note] = caught.value.__notes__
+    assert re.search(said, note)
+    assert "\x1b" not in note

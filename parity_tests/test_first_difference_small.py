@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers.modeling_outputs import BaseModelOutput
 
 from parity import ParityError, check_parity, first_difference, match_weights
 
@@ -97,7 +99,7 @@ def test_what_is_not_compared_is_said():
     assert str(found).endswith("the same (not compared: ids, z)")
     found = first_difference(lambda p, x: {"y": x @ p["kernel"]}, theirs, LINEAR, [NUMBERS])
     assert found
-    assert str(found).endswith("not compared: ids, z")
+    assert "\n  not compared: ids, z\n" in str(found)
     assert "not compared: ids, z" in found.as_html()
 
 
@@ -170,6 +172,129 @@ def test_nested_outputs_are_compared_by_all_three(packed):
         assert said in match_weights(shapes, theirs, ours=alone, inputs=inputs).figures
         with pytest.raises(ParityError, match=r"only theirs has \['0', '1.0', '1.1'\]"):
             check_parity(alone, theirs, weights, inputs, gates=["1"], explain=False)
+
+
+class Door(nn.Module):
+    """Takes all that a model may be given."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = linear()
+
+    def forward(self, x, mask=None, state=None, act="tanh", times=2, key=None, encoded=None, rotation=None):
+        y = self.linear(x) * times
+        y = y if mask is None else y * mask["mask"][0]
+        y = y if state is None else y + state[0]
+        y = y if encoded is None else y + encoded.last_hidden_state
+        y = y if rotation is None else y * rotation.real
+        return BaseModelOutput(last_hidden_state=getattr(torch, act)(y), hidden_states=(y, y))
+
+
+def through_the_door(p, x, mask=None, state=None, act="tanh", times=2, key=None, encoded=None, rotation=None):
+    y = (x @ p["kernel"] + p["bias"]) * times
+    y = y if mask is None else y * mask["mask"][0]
+    y = y if state is None else y + state[0]
+    y = y if key is None else y + 0 * jax.random.normal(key, y.shape)
+    y = y if encoded is None else y + encoded.last_hidden_state
+    y = y if rotation is None else y * rotation.real
+    return {"last_hidden_state": getattr(jnp, act)(y), "hidden_states": (y, y), "extra": (None, act)}
+
+
+THREE = np.random.default_rng(2).standard_normal((5, 3))
+GIVEN = {
+    "None": [NUMBERS, None],
+    "nested": [NUMBERS.astype(np.float32), {"mask": [THREE, None]}, (torch.tensor(THREE, requires_grad=True), None)],
+    "static": {"x": NUMBERS.tolist(), "act": "sin", "times": 3},
+    "new key": {"x": NUMBERS, "key": jax.random.key(0)},
+    "old key": {"x": NUMBERS, "key": jax.random.PRNGKey(0)},
+    "ModelOutput": {"x": NUMBERS, "encoded": BaseModelOutput(last_hidden_state=torch.tensor(THREE))},
+    "complex": {"x": NUMBERS, "rotation": np.exp(1j * THREE)},
+}
+SHAPED = {"kernel": jax.ShapeDtypeStruct((4, 3), jnp.float32), "bias": jax.ShapeDtypeStruct((3,), jnp.float32)}
+ALL_THREE = {
+    "check": lambda inputs: check_parity(through_the_door, Door(), LINEAR, inputs, gates=["1", "2"]),
+    "first": lambda inputs: first_difference(through_the_door, Door(), LINEAR, inputs),
+    "match": lambda inputs: match_weights(SHAPED, Door(), ours=through_the_door, inputs=inputs),
+}
+
+
+@pytest.mark.parametrize("inputs", GIVEN.values(), ids=GIVEN)
+def test_all_three_take_what_models_are_given(inputs):
+    figures, found, match = (tool(inputs) for tool in ALL_THREE.values())
+    assert not found
+    assert match.verified
+    assert all("not compared: extra.1" in str(said) for said in (figures[0], found, match.figures))
+
+
+@pytest.mark.parametrize("tool", ALL_THREE)
+@pytest.mark.parametrize("wrong", [object(), {1}, np.array(["a"]), [NUMBERS, {1}]])
+def test_all_three_refuse_the_rest_in_the_same_sentence(tool, wrong):
+    said = r"^input 1(\.1)? is (object|set|ndarray); expected an array of numbers, None, a string, "
+    with pytest.raises(ParityError, match=said):
+        ALL_THREE[tool]([NUMBERS, wrong])
+
+
+def norm_and_gelu(p, x, eps=1e-5, approximate=False, factor=1.0):
+    c = x - x.mean(-1, keepdims=True)
+    h = c / jnp.sqrt((c * c).mean(-1, keepdims=True) + eps)
+    h = jax.nn.gelu(h @ p["kernel"] + p["bias"], approximate=approximate)
+    return x @ p["kernel"] + factor * jnp.sin(h)
+
+
+NORM_AND_GELU = Module(
+    lambda self, x: x @ self.linear.weight.T + torch.sin(F.gelu(self.linear(self.norm(x)))),
+    norm=lambda: nn.LayerNorm(4, elementwise_affine=False),
+    linear=linear,
+)
+LINE = f"{Path(__file__).name}:{norm_and_gelu.__code__.co_firstlineno + 3}"
+
+
+@pytest.mark.parametrize(
+    ("changed", "ignore", "behind"),
+    [
+        ({"eps": 1e-3}, "epsilon", None),
+        ({"eps": 1e-3}, "norm", None),
+        ({"eps": 1e-3, "approximate": True}, ["epsilon"], "h = jax.nn.gelu"),
+        ({"eps": 1e-3, "approximate": True}, ["epsilon", LINE], None),
+        ({"approximate": True}, [LINE], None),
+        ({"approximate": True}, ["another_function", LINE[:-1]], "h = jax.nn.gelu"),
+        ({"approximate": True, "factor": 1.5}, [LINE], "return x @"),
+    ],
+)
+def test_what_is_accepted_is_passed_and_named(changed, ignore, behind):
+    found = first_difference(partial(norm_and_gelu, **changed), NORM_AND_GELU, LINEAR, [NUMBERS], ignore=ignore)
+    assert found.ours.source.startswith(behind) if behind else not found
+    assert bool(found.ignored) == (LINE[:-1] not in ignore)
+    assert all(line in str(found) for line in found.ignored)
+
+
+def test_behind_what_never_meets_again_nothing_is_looked_for():
+    def ours(p, x):
+        return jnp.tanh(x @ p["kernel"] + p["bias"]) * 3
+
+    theirs = Module(lambda self, x: torch.cos(self.linear(x)), linear=linear)
+    found = first_difference(ours, theirs, LINEAR, [NUMBERS], ignore=["ours"])
+    assert found
+    assert "the two sides do not come together: the search ends here" in str(found)
+
+
+@pytest.mark.parametrize("bar", [1e-12, 1e-3])
+def test_a_bar_of_ones_own(bar):
+    nearly = partial(norm_and_gelu, eps=1.0001e-5)
+    assert bool(first_difference(nearly, NORM_AND_GELU, LINEAR, [NUMBERS], bar=bar)) == (bar < 1e-6)
+
+
+def test_an_answer_names_a_place_where_each_side_computes_what_the_other_returns():
+    theirs = Module(lambda self, x: torch.tanh(self.linear(x)) - 2 * self.linear(x), linear=linear)
+
+    def ours(p, x):
+        y = x @ p["kernel"] + p["bias"]
+        return {"output": jnp.tanh(y), "unused": jnp.tanh(y) - 2 * y}["output"] + 0 * (jnp.tanh(y) - 2 * y)
+
+    found = first_difference(ours, theirs, LINEAR, [NUMBERS])
+    assert found.ours
+    assert found.theirs
 
 
 def test_what_only_ours_trains_is_said():

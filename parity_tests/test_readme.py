@@ -24,7 +24,7 @@ RUN_ELSEWHERE = {
     "docs/adding-a-family.md": "sketches of files, with ... in them",
     "docs/from-flax.md": "run by test_from_flax.py, which makes the folders of Flax",
     "docs/known-issues.md": "a line that gave NaN",
-    "docs/parity-howto.md": "run by test_matching.py, test_gates.py and test_example.py, which know what they print",
+    "docs/parity-howto.md": "run by tests of what each section is about, which know what it prints",
     "docs/porting.md": "run by build_porting.py, whose test is test_porting.py",
     "docs/walkthrough.md": "lines of the sources, by build_walkthrough.py",
 }

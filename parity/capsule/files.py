@@ -20,9 +20,9 @@ from safetensors.numpy import save_file
 from parity.gates.measure import ParityError, as_array
 
 ABOUT = "capsule.json"
-FORMAT, VERSION = "parity capsule", 1
-PARTS = ("weights", "inputs", "float64", "float32", "bfloat16")
-"""The safetensors files that a capsule may have: what the side was given, and what it computed in each type."""
+FORMAT, VERSION = "parity capsule", 2
+PARTS = ("weights", "inputs", "float64", "float32", "bfloat16", "values")
+"""The safetensors files that a capsule may have: what the side was given, what it computed in each type, and how."""
 _LARGEST_ABOUT = 2**26
 """Bytes of `capsule.json`: some hundred for each tensor."""
 _EXPECTED = "expected a folder that parity.record wrote"

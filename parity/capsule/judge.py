@@ -1,6 +1,7 @@
 """A side that is judged by a capsule: the gates that need only what was recorded of the other."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parity.capsule.files import CapsuleReader
+from parity.capsule.followed import unpacked
 from parity.capsule.record import NARROW, About, from_float64, is_module, side_of
+from parity.differ.answer import Difference
+from parity.differ.explanation import explain_outputs
+from parity.differ.weights import inverted
 from parity.gates.measure import (
     BFLOAT16,
     FLOAT32,
@@ -39,6 +44,7 @@ def judge(
     params: Any = None,
     own_weights: bool = False,
     gates: Sequence[str] | None = None,
+    explain: bool = True,
     name: str = "pair",
 ) -> list[Measured]:
     """Runs gates on a recorded side and on `side`, prints a line each, and returns the figures.
@@ -54,6 +60,10 @@ def judge(
     the capsule, layers that it stacks count as one; weights that either side does not train are left out of gates 2
     to 4.
 
+    Where gate 1 is red and `explain` is true, the values that were recorded say where the two part: the answer is
+    the error's `difference`, and a note below its message. It is seldom "sure", since of the recorded side only small
+    arrays are there, whose order can be checked, and it cannot be run again.
+
     Raises ParityError, in a line, for a capsule that is damaged, foreign or too new, and otherwise as `check_parity`
     does: for a red gate, and for what cannot be compared. ValueError for gates that were not recorded, TypeError for a
     side of another kind. Nothing in a capsule is unpickled or run.
@@ -67,7 +77,13 @@ def judge(
     except ParityError as error:
         raise ParityError(f"{name}: {error}") from None
     with trial.side.exactly():
-        return run_gates(name, wanted, trial.measured)
+        try:
+            return run_gates(name, wanted, trial.measured)
+        except ParityError as error:
+            if explain and error.gate == "1":
+                error.difference = trial.parting(error, name)
+                error.add_note(str(error.difference))
+            raise
 
 
 class Trial:
@@ -86,7 +102,8 @@ class Trial:
         self._reader, self._about, self._own = reader, about, own_weights
         self._held = reader.read("weights")
         inside = reader.read("inputs")
-        self._inputs = Inputs(_of(inside, "input "), about.by_name)
+        given = _of(inside, "input ")
+        self._inputs = Inputs.read(given if about.by_name else list(given.values()))
         self._known = _of(inside, "projection ")
         self._convert(side, weights, params)
         self._require_weights(by_name=weights is None)
@@ -110,6 +127,7 @@ class Trial:
             raise ParityError("own_weights needs params, which are the function's own weights")
         self._there: Callable[[Tensors], Tensors] = dict
         self._back: Callable[[Tensors], Tensors] = lambda tensors: {k: x for k, x in tensors.items() if k in self._held}
+        self._held_by = inverted({key: [key] for key in self._held})
         if weights is None and framework != here:
             raise ParityError(
                 f"the capsule holds a side of {here}, and this one is of {framework}; "
@@ -117,10 +135,10 @@ class Trial:
             )
         if weights is not None and made is not None and here == "jax":
             mapping = Weights(weights, made.weights, optional=made.buffers)
-            self._there, self._back = mapping.back, mapping.flat
+            self._there, self._back, self._held_by = mapping.back, mapping.flat, inverted(mapping.ours_to_theirs)
         elif weights is not None:
             mapping = Weights(weights, self._held, like=params, optional=self._about.buffers)
-            self._there, self._back = mapping.flat, mapping.back
+            self._there, self._back, self._held_by = mapping.flat, mapping.back, inverted(mapping.ours_to_theirs)
         if made is None:
             flat = self._there(self._held)
             given = params if self._own else nested(flat) if params is None else replaced(params, flat)
@@ -136,9 +154,29 @@ class Trial:
             return self._quality(gate, NARROW[gate])
         recorded, found = self._recorded("float64"), self._found
         if gate == "1":
-            return compared("1 activations", *self._in_order(found.outputs, recorded.outputs))
+            figure = compared("1 activations", *self._in_order(found.outputs, recorded.outputs))
+            return figure.without(self.side.left_out)
         zero = zero_scales(recorded.gradients, self._zero)
         return compared("2 gradients", *self._in_order(found.gradients, recorded.gradients), zero=zero)
+
+    def parting(self, red: ParityError, name: str) -> Difference | str:
+        """Where the two part, by the values that were recorded; a sentence where that is not found."""
+        if "values" not in self._reader.tensors:
+            return "where they part is not known: the capsule is older, or its side could not be run step by step"
+        try:
+            judged = self.side.followed(self._given(self._weights), self._inputs.rounded("float64", "float64"))
+            ours, theirs = self._in_order(judged, unpacked(self._reader.read("values")))
+            ours.side, theirs.side = "ours", "theirs"
+            found = explain_outputs(ours, theirs, self._held_by, name)
+        except Exception as error:
+            return f"where they part was not found ({type(error).__name__}: {' '.join(str(error).split())})"
+        if self.side.framework == self._about.framework:
+            found = replace(found, sides=("this side", "the capsule"))
+        return found or replace(found, rounded=tuple(map(str, red.figures[-1:])))
+
+    def _given(self, weights: Tensors) -> Tensors:
+        """Weights by the names of the capsule as those of the side."""
+        return {key: array for key, array in self._there(weights).items() if key in self.side.weights}
 
     def _require_weights(self, *, by_name: bool) -> None:
         """That every trained weight of the capsule has its place in the side, and the same shape there."""
@@ -159,8 +197,7 @@ class Trial:
 
     def _run(self, weights: Tensors, inputs: Inputs, dtype: str, known: Tensors) -> Values:
         """The side on weights by the names of the capsule, with the gradients of what both train by those names."""
-        there = {key: array for key, array in self._there(weights).items() if key in self.side.weights}
-        values = self.side.run(there, inputs, dtype, known).converted(self.side.weights, self._back)
+        values = self.side.run(self._given(weights), inputs, dtype, known).converted(self.side.weights, self._back)
         return Values(values.outputs, {key: values.gradients[key] for key in self._trained})
 
     @cached_property

@@ -10,6 +10,7 @@ module for a JAX function to be judged by, or last year's release of the same si
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -19,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parity.capsule.files import CapsuleReader, DamageError, new_capsule
-from parity.gates.measure import relative_error, require_gates, zero_scales
+from parity.capsule.followed import packed
+from parity.gates.measure import ParityError, relative_error, require_gates, zero_scales
 from parity.gates.projection import RECIPE, Inputs, Tensors, Values, is_floating, projection, rounded, varied
 
 if TYPE_CHECKING:
@@ -83,6 +85,7 @@ def record(
     params: Any = None,
     gates: Sequence[str] = ("1", "2", "3"),
     zero_gradients: Sequence[str] = (),
+    follow: bool = True,
     name: str = "side",
 ) -> Path:
     """Writes what one side computes to the capsule `path`, a new folder, by which `judge` judges the other.
@@ -91,8 +94,9 @@ def record(
     copied, without dropout (`eval`). `inputs` are its arguments in order, or by name in a dict. Both return arrays by
     the same paths, as for `check_parity`. Recorded are weights and inputs as they are, outputs and the gradients of a
     fixed random projection of them in float64 (gates 1 and 2), and as `gates` ask in float32 (3) and bfloat16 (4), with
-    how far these are from float64 for nine weights nearby. `zero_gradients` names weights whose gradient is zero in
-    exact arithmetic (a key bias).
+    how far these are from float64 for nine weights nearby; and, so that `judge` can say where the two part, each value
+    on the way forward in float64 as a fingerprint with its line, and the smaller ones whole, unless `follow` is false.
+    `zero_gradients` names weights whose gradient is zero in exact arithmetic (a key bias).
 
     Returns the path. Raises ParityError for a path that exists, a side that fails or returns something else, and a
     folder that cannot be written; nothing is left behind then. ValueError for gates that a capsule does not have,
@@ -100,11 +104,17 @@ def record(
     """
     require_gates(gates, GATES)
     given = Inputs.read(inputs)
+    if rest := [key for key in given.given if key not in given.arrays]:
+        raise ParityError(f"input {rest[0]} is no array; a capsule holds arrays alone: bind it within the side")
     distances: dict[str, dict[str, list[Any]]] = {}
     one = side_of(side, params, given)
     with new_capsule(path) as writer, one.exactly():
         writer.add("weights", one.weights)
         exact = one.run(one.weights, given.rounded("float64", "float64"), "float64")
+        if one.left_out:
+            raise ParityError(
+                f"the side returned {sorted(one.left_out)}, which are no arrays; a capsule holds arrays alone"
+            )
         # Kept, and not made again: the streams of NumPy's generators may change from one version to the next.
         known = {key: projection(key, array.shape) for key, array in exact.outputs.items() if is_floating(array.dtype)}
         zero_scales(exact.gradients, zero_gradients)
@@ -120,6 +130,10 @@ def record(
                     key: [float(error) if np.isfinite(error) else str(error) for error in row]
                     for key, row in errors.items()
                 }
+        # What judges needs no values; where the side cannot be run step by step, `judge` says that there are none.
+        with suppress(Exception):
+            if follow:
+                writer.add("values", packed(one.followed(one.weights, given.rounded("float64", "float64"))))
         about = About(
             framework=one.framework,
             name=name,

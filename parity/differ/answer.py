@@ -1,6 +1,10 @@
 """The answer to "where do they part?": for a terminal, for JSON, for a page."""
 
 import json
+import re
+import shutil
+import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -43,6 +47,8 @@ class Difference:
     counts: tuple[int, int] = (0, 0)
     """Values of ours and of theirs that were compared."""
     name: str = "pair"
+    sides: tuple[str, str] = ("JAX", "PyTorch")
+    """What ours and theirs are called."""
     left_out: tuple[str, ...] = ()
     """Outputs that only one side has, or that are no floating-point arrays: they were not compared."""
     trained_alone: tuple[str, ...] = ()
@@ -52,30 +58,34 @@ class Difference:
     rounded: tuple[str, ...] = ()
     """What differs, with relative errors, where these places keep their digits, if nothing else does."""
 
+    ignored: tuple[str, ...] = ()
+    """Places that were passed, as asked; and what was asked for and not met."""
+
     def __bool__(self) -> bool:
         """Whether there is a difference."""
         return self.stage != "none"
 
     def __str__(self) -> str:
-        """A few lines for a terminal."""
-        lines = [f"{self.name}: {self.counts[0]} values in JAX, {self.counts[1]} in PyTorch: {self.heading}"]
+        """A few lines, which fit a terminal where one is written to: the verdict, the places, what is known of them."""
+        counts = f"{self.counts[0]} values in {self.sides[0]}, {self.counts[1]} in {self.sides[1]}"
         if not self:
-            return lines[0] + (f" ({'; '.join(self.notes)})" if self.notes else "")
+            return f"{self.name}: {counts}: {self.heading}" + (f" ({'; '.join(self.notes)})" if self.notes else "")
+        lines = [f"{self.name}: {self.heading}", f"  {self.verdict}"]
+        for side, site in zip(self.sides, (self.ours, self.theirs), strict=True):
+            if site is not None:
+                where = f"{short(site.file)}:{site.line}  {site.source}" if site.file else site.source
+                lines += [f"  {side:8} {where}", f"           {site.way}"]
+            elif self.ours or self.theirs or not self.parameters:
+                lines.append(f"  {side:8} no place: nothing there belongs to what the other side computes")
+        lines += [f"  what:    {self.kind}"] if self.kind else []
+        lines += [f"  agrees:  {ours}  =  {theirs}" for ours, theirs in self.agreed[:3]]
         lines += [f"  {said}" for said in self.parameters[:8]]
         lines += [f"  differs: {said}" for said in self.differing[:4]]
-        if len(self.differing) > 4:
-            lines.append(f"  ... and {len(self.differing) - 4} more")
-        for side, site in (("JAX", self.ours), ("PyTorch", self.theirs)):
-            if site is not None:
-                lines.append(f"  {side:8} {site}")
-        if self.kind:
-            lines.append(f"  what:    {self.kind}")
-        for ours, theirs in self.agreed[:3]:
-            lines.append(f"  agrees:  {ours}  =  {theirs}")
-        lines += [f"  {line}" for line in self.trust]
-        if self.opaque:
-            lines.append(f"  not looked into: {', '.join(sorted(set(self.opaque)))}")
-        return "\n".join(lines)
+        lines += [f"  ... and {len(self.differing) - 4} more"] if len(self.differing) > 4 else []
+        lines += [f"  {line}" for line in self.notes]
+        lines += [f"  not looked into: {', '.join(sorted(set(self.opaque)))}"] if self.opaque else []
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+        return "\n".join(folded(line, width) for line in [*lines, f"  {counts}"])
 
     @property
     def notes(self) -> list[str]:
@@ -83,6 +93,7 @@ class Difference:
         lines = dict.fromkeys(f"{short(site.file)}:{site.line}" for site in self.narrow if site.file)
         places = [*lines][:_MOST] + ([f"{len(lines) - _MOST} more"] if len(lines) > _MOST else [])
         said: dict[str, Sequence[str]] = {
+            "ignored": self.ignored,
             "not compared": self.left_out,
             "trained in ours alone": self.trained_alone,
             "made to compute in float64": places,
@@ -130,6 +141,13 @@ class Difference:
         return page.render(found=self, short=short, most=_MOST).replace("\n", "")
 
 
+def folded(line: str, width: int) -> str:
+    """A line of an answer, behind its label ("  PyTorch  port.py:11  return ...")."""
+    label = re.match(r"(\s+(?:(?:JAX|PyTorch|[a-z]+:)\s+)?)(?=\S)", line)
+    room = " " * len(label[1]) if label else "  "
+    return "\n".join(textwrap.wrap(line, width, subsequent_indent=room, break_long_words=False, break_on_hyphens=False))
+
+
 def sendable(found: Difference | str) -> dict[str, Any]:
     """An answer, or why there is none, in plain types: as one process can send it to another."""
     if isinstance(found, str):
@@ -144,15 +162,15 @@ _HTML = """
 {% endmacro %}
 {% macro show(site) %}
 <div>{% if site.file %}<code>{{ short(site.file) }}:{{ site.line }}</code> {% endif %}
-<span class="note">{{ site.about }}</span>
+<span class="note">{{ site.way }}</span>
 {% if site.source %}<code class="source">{{ site.source }}</code>{% endif %}</div>
 {% endmacro %}
 <div class="answer"><p><b>{{ found.heading[0]|upper }}{{ found.heading[1:] }}</b> <span class="note">{{ found.name }}: \
-{{ found.counts[0] }} values in JAX, {{ found.counts[1] }} in PyTorch</span></p><dl>
+{{ found.counts[0] }} values in {{ found.sides[0] }}, {{ found.counts[1] }} in {{ found.sides[1] }}</span></p><dl>
 {% if found.parameters %}<dt>weights</dt><dd>{{ listed(found.parameters) }}</dd>{% endif %}
 {% if found.differing %}<dt>differs</dt><dd>{{ listed(found.differing) }}</dd>{% endif %}
-{% if found.ours %}<dt>JAX</dt><dd>{{ show(found.ours) }}</dd>{% endif %}
-{% if found.theirs %}<dt>PyTorch</dt><dd>{{ show(found.theirs) }}</dd>{% endif %}
+{% if found.ours %}<dt>{{ found.sides[0] }}</dt><dd>{{ show(found.ours) }}</dd>{% endif %}
+{% if found.theirs %}<dt>{{ found.sides[1] }}</dt><dd>{{ show(found.theirs) }}</dd>{% endif %}
 {% if found.kind %}<dt>what</dt><dd>{{ found.kind }}</dd>{% endif %}
 {% for pair in found.agreed[:most] %}<dt>agrees before</dt><dd>{{ show(pair[0]) }}{{ show(pair[1]) }}</dd>{% endfor %}
 {% if found.opaque %}<dt>not looked into</dt><dd>{{ found.opaque|unique|sort|join(", ") }}</dd>{% endif %}

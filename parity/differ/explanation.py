@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from parity.differ.accepted import Accepted
 from parity.differ.alignment import (
     Start,
     anchors,
@@ -24,10 +25,37 @@ from parity.differ.kinds import kind
 from parity.differ.origin_of_order import Origin, lost_order, origin_of_order
 from parity.differ.row_sets import RowIndex, is_routed
 from parity.differ.values import Site, Values
-from parity.differ.weights import Held, other_weights, read_by_both
+from parity.differ.weights import Held, error_of, other_weights, read_by_both
+from parity.gates.measure import ParityError
 
 _ROUNDS = 100
 """Values that are computed in parts on the other side, at most, one after the other."""
+
+
+def explain_outputs(
+    ours: Values, theirs: Values, held_by: Held, name: str, accepted: Accepted | None = None
+) -> Difference:
+    """The answer to the way forward; raises ParityError for outputs without a common name, and for other shapes."""
+    accepted = accepted or Accepted()
+    shared = [key for key in theirs.outputs if key in ours.outputs]
+    if not shared:
+        raise ParityError(
+            f"no output has one name on both sides: ours {list(ours.outputs)}, theirs {list(theirs.outputs)}"
+        )
+    errors = {}
+    for key in shared:
+        here, there = ours.output(key), theirs.output(key)
+        if here.shape != there.shape:
+            raise ParityError(f"{key}: shapes differ: ours {list(here.shape)}, theirs {list(there.shape)}")
+        if not np.isfinite(here).any() and not np.isfinite(there).any():
+            raise ParityError(f"output {key} has no finite number on either side; there is nothing to compare")
+        errors[key] = error_of(here, there)
+    errors = {key: error for key, error in errors.items() if not error <= accepted.bar}
+    if not errors:
+        return Difference("none", name=name, **counted(ours, theirs))
+    said = tuple(f"{key}: {error:.1e}" for key, error in errors.items())
+    bad = [ours.outputs[key] for key in errors], [theirs.outputs[key] for key in errors]
+    return explain((ours, theirs), bad, "forward", errors, said, held_by, name, accepted)
 
 
 def explain(
@@ -38,14 +66,17 @@ def explain(
     differing: tuple[str, ...],
     held_by: Held,
     name: str,
+    accepted: Accepted,
 ) -> Difference:
     """The answer, from the outputs of both sides that differ, of which `errors` has the relative errors."""
     ours, theirs = sides
     finite = [error for error in errors.values() if np.isfinite(error)]
-    bar = min(BAR, max(max(finite, default=1.0) / 30, 1e-12)) if len(finite) == len(errors) else BAR
+    most = max(BAR, accepted.bar)
+    bar = min(most, max(max(finite, default=1.0) / 30, 1e-12)) if len(finite) == len(errors) else most
     match(ours, theirs, bar)
     here, there = _starts(sides, bad, backward=stage == "backward")
     first, second, together = (paired_backward if stage == "backward" else paired)(here, there)
+    accepted.starts = first, second
     about: dict[str, Any] = {"differing": differing, **counted(ours, theirs), "name": name}
     if first is None or second is None:
         return _one_sided(stage, first or second, theirs if first else ours, about)
@@ -89,12 +120,14 @@ def _starts(
 ) -> tuple[list[Start], list[Start]]:
     """Where the unmatched values of both sides begin.
 
-    An output that differs by name may have an equal within the other side: what is added to that there is missing.
+    An output that differs by name may have an equal within the other side: what is added to that there is missing. But
+    where each side computes what the other returns, they part in what is returned.
     """
-    forced = [
+    forced: list[Sequence[int]] = [
         [i for i in numbers if not values.equal.get(i) or set(values.equal[i]) & set(others)]
         for values, numbers, others in zip(sides, bad, bad[::-1], strict=True)
     ]
+    forced = forced if any(forced) else [[*numbers] for numbers in bad]
     indices, rows = [values.index() for values in sides], [RowIndex(values) for values in sides]
     routed: tuple[set[int], set[int]] = set(), set()
     for _ in range(_ROUNDS):
@@ -147,8 +180,7 @@ def _shown(start: Start, lacks: str) -> Site:
 
 def _one_sided(stage: Stage, start: Start | None, other: Values, about: dict[str, Any]) -> Difference:
     """One side computes what the other does not: where a gradient is cut, nothing is there to be compared."""
-    if start is None:
-        return Difference(stage, kind=None, **about)
+    assert start is not None
     values, row = start.values, start.row
     met: list[int] = []
     said, sure = None, True

@@ -6,7 +6,8 @@ This is the door: it traces both sides (`traced_sides.py`), lets `forward_and_ba
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -14,12 +15,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from parity.differ.accepted import Accepted
 from parity.differ.answer import Difference
 from parity.differ.forward_and_backward import located
 from parity.differ.optimizer_step import Optimizer, stepped
 from parity.differ.traced_sides import Sides, in_double, is_array
 from parity.differ.weights import wrong_weights
-from parity.gates.measure import ParityError
+from parity.gates.measure import FLOAT64_BAR, ParityError
 from parity.gates.pair import Bridge, Tensors, to_torch
 from parity.gates.projection import Inputs, common_outputs, double, named_outputs, projection
 from parity.gates.torch_side import tensors_of
@@ -38,6 +40,8 @@ def first_difference(
     like: Any = None,
     backward: bool = True,
     optimizer: Optimizer | None = None,
+    ignore: Sequence[str] = (),
+    bar: float = FLOAT64_BAR,
     name: str = "pair",
 ) -> Difference:
     """Finds the first place where `ours(params, *inputs)` and `theirs(*inputs)` part: forward, then backward.
@@ -53,11 +57,76 @@ def first_difference(
     both sides. Inputs are arrays, in order or by keyword. All is computed in float64, without dropout; `theirs` stays
     as it was.
 
+    Differences in `ignore` are passed: a line ("port.py:12"), a function, a layer of ours ("layer 3"), the path of a
+    module of theirs, or what a kind says ("epsilon"). Theirs goes on with our numbers from there, and the answer names
+    them. What differs by no more than `bar` counts as equal.
+
     Outputs have names as for `check_parity`. Those that only one side has, and those that are no floating-point arrays,
     are not compared: the answer names them in `left_out`. Where gradients are compared, it names in `trained_alone` the
     parameters that theirs does not train and that have a gradient in ours.
 
     Raises ParityError where the two cannot be compared: no weights, outputs without a common name, other shapes.
+    """
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        pair = followed_pair(ours, theirs, weights, inputs, params=params, like=like)
+        held, mapping = pair.held, pair.mapping
+        if mapping and params is not None and (wrong := wrong_weights(mapping.back(params), held, name, bar)):
+            return wrong
+        accepted = Accepted([ignore] if isinstance(ignore, str) else ignore, bar)
+        sides, known = pair.sides(accepted), mapping is not None
+        found = followed(lambda: located(sides, backward=backward and known, name=name))
+        if not found and optimizer is not None and mapping is not None:
+            after = followed(lambda: stepped(sides, mapping.into, optimizer, name))
+            found = replace(after, trained_alone=found.trained_alone)
+        return replace(found, left_out=tuple(sorted(pair.left_out)))
+
+
+@dataclass(frozen=True)
+class FollowedPair:
+    """Both sides of a pair, ready to be run step by step, and what stands for what in them."""
+
+    module: nn.Module
+    given: Inputs
+    params: Callable[[Callable[[Any], Any]], Any]
+    """Ours: those given, or made of the module's; each is converted by a function before the next is made."""
+    mapping: Weights | None
+    held: Tensors
+    """The numbers of the module that are compared, by name, where weights are mapped."""
+    left_out: set[str]
+    losses: tuple[Any, Any]
+    """Each side as a function that returns (loss, the outputs that are compared)."""
+
+    def sides(self, accepted: Accepted | None = None, *, wide: bool = True) -> Sides:
+        """In float64, or each in its own types."""
+        mapping, module = self.mapping, self.module
+
+        def copy() -> nn.Module:
+            return _copy(module) if wide else deepcopy(module).eval()
+
+        made = partial(self.params, _widened if wide else lambda leaf: leaf)
+        back, holds = (None, None) if mapping is None else (mapping.back, mapping.ours_to_theirs)
+        held = dict if mapping is None else mapping.held
+        more: dict[str, Any] = {"holds": holds, "held": held, "wide": wide, "accepted": accepted}
+        return Sides(*self.losses, copy, made, self.given.arrays, back, **more)
+
+
+def _widened(leaf: Any) -> Any:
+    return in_double(leaf) if is_array(leaf) else leaf
+
+
+def followed_pair(
+    ours: Callable[..., Any],
+    theirs: nn.Module,
+    weights: WeightMap | None,
+    inputs: Sequence[Any] | Mapping[str, Any],
+    *,
+    params: Any,
+    like: Any,
+    held_by: str | None = None,
+) -> FollowedPair:
+    """What `first_difference` was given, checked, with the outputs that both sides have; raises as it does.
+
+    Floating inputs are rounded to what the type `held_by` can hold, if it is given.
     """
     module = getattr(theirs, "_orig_mod", theirs)
     if not isinstance(module, nn.Module):
@@ -66,48 +135,33 @@ def first_difference(
         raise ParityError("neither weights nor params are given; expected a weight map, our parameters, or both")
     if weights is not None and not isinstance(weights, Mapping):
         raise TypeError(f"weights is a {type(weights).__name__}; expected a dict: our path -> the module's name")
-    if not isinstance(inputs, Sequence | Mapping):
-        raise TypeError(f"inputs is a {type(inputs).__name__}; expected a list of the arguments of both sides: [x]")
-    by_name = isinstance(inputs, Mapping)
-    named = inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs)
-    given = Inputs({str(key): _given(str(key), array) for key, array in named}, by_name)
-    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        parameters, buffers = _followed(lambda: tensors_of(module))
-        tensors = parameters | buffers
-        back = None
-        if weights is not None:
-            mapping = Weights(weights, tensors, like=params if like is None else like, optional=buffers)
-            back = mapping.back
-            if params is not None and (wrong := wrong_weights(mapping.back(params), mapping.held(tensors), name)):
-                return wrong
+    given, left_out = Inputs.read(inputs), set[str]()
+    given = given if held_by is None else given.rounded(held_by, held_by)
+    parameters, buffers = followed(lambda: tensors_of(module))
+    tensors = parameters | buffers
+    mapping = None
+    if weights is not None:
+        mapping = Weights(weights, tensors, like=params if like is None else like, optional=buffers)
 
-        def made() -> Any:
-            held = mapping.tree(mapping.flat(tensors, in_double)) if params is None else params
-            return jax.tree.map(lambda leaf: in_double(leaf) if is_array(leaf) else leaf, held)
+    def made(convert: Callable[[Any], Any]) -> Any:
+        if params is None and mapping is not None:
+            return mapping.tree(mapping.flat(tensors, convert))
+        return jax.tree.map(convert, params)
 
-        left_out: set[str] = set()
+    def run_ours(params: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return named_outputs(given.call(ours, params, arrays=inputs), "ours", jax.Array, left_out)
 
-        def run_ours(params: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-            return named_outputs(given.call(ours, params, arrays=inputs), "ours", jax.Array, left_out)
+    def run_theirs(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return named_outputs(given.call(module, arrays=inputs), "theirs", torch.Tensor, left_out)
 
-        def run_theirs(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
-            return named_outputs(given.call(module, arrays=inputs), "theirs", torch.Tensor, left_out)
-
-        here, there = _outputs(run_ours, run_theirs, _copy(module), made(), given.arrays)
-        names = common_outputs(here, there, left_out)
-        mine, their = ({name: pair[side] for name, pair in names.items()} for side in (0, 1))
-        holds = None if weights is None else mapping.ours_to_theirs
-        losses = _with_loss(run_ours, mine), _with_loss(run_theirs, their)
-        held = dict if weights is None else mapping.held
-        sides = Sides(*losses, lambda: _copy(module), made, given.arrays, back, holds=holds, held=held)
-        found = _followed(lambda: located(sides, backward=backward and back is not None, name=name))
-        if not found and optimizer is not None and back is not None:
-            after = _followed(lambda: stepped(sides, mapping.into, optimizer, name))
-            found = replace(after, trained_alone=found.trained_alone)
-        return replace(found, left_out=tuple(sorted(left_out)))
+    returned = _outputs(run_ours, run_theirs, _copy(module), made(_widened), given.arrays)
+    names = common_outputs(*returned, left_out)
+    mine, their = ({name: both[side] for name, both in names.items()} for side in (0, 1))
+    losses = _with_loss(run_ours, mine), _with_loss(run_theirs, their)
+    return FollowedPair(module, given, made, mapping, mapping.held(tensors) if mapping else {}, left_out, losses)
 
 
-def _followed(look: Callable[[], _Found]) -> _Found:
+def followed(look: Callable[[], _Found]) -> _Found:
     """`look()`; raises ParityError, in a sentence, for a program that cannot be run step by step."""
     try:
         return look()
@@ -182,20 +236,6 @@ def _outputs(
 
 def _shapes(params: Any) -> dict[str, list[int]]:
     return {path: list(np.shape(leaf)) for path, leaf in paths(params).items()}
-
-
-def _given(key: str, array: Any) -> np.ndarray:
-    """An input as an array; raises ParityError for what is none."""
-    if isinstance(array, torch.Tensor):
-        array = array.detach().cpu()
-        array = array.double() if array.is_floating_point() else array
-    try:
-        found = np.asarray(array)
-    except (TypeError, ValueError) as error:
-        raise ParityError(f"input {key} is no array: {_reason(error)}") from error
-    if found.dtype.kind not in "fiubV":
-        raise ParityError(f"input {key} is {type(array).__name__}; expected an array of numbers")
-    return found
 
 
 def _reason(error: Exception) -> str:

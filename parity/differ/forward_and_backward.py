@@ -6,12 +6,11 @@ from dataclasses import replace
 import numpy as np
 
 from parity.differ.answer import Difference
-from parity.differ.explanation import counted, explain
+from parity.differ.explanation import counted, explain, explain_outputs
 from parity.differ.torch_values import GRADIENT
 from parity.differ.traced_sides import Sides
 from parity.differ.values import STACK
 from parity.differ.weights import error_of
-from parity.gates.measure import FLOAT64_BAR, ParityError
 
 
 def located(sides: Sides, *, backward: bool, name: str) -> Difference:
@@ -33,31 +32,18 @@ def located(sides: Sides, *, backward: bool, name: str) -> Difference:
 
 
 def _located(sides: Sides, backward: bool, name: str) -> Difference:
-    found = _forward(sides, name)
-    return found if found or not backward else _backward(sides, name)
+    accepted = sides.accepted = replace(sides.accepted, put={}, passed={})
+    for way in (_forward, _backward)[: 1 + backward]:
+        found = way(sides, name)
+        while found and accepted.passes(found, sides.run_theirs):
+            found = way(sides, name)
+        if found:
+            break
+    return replace(found, ignored=tuple(accepted.passed.values()))
 
 
 def _forward(sides: Sides, name: str) -> Difference:
-    ours, theirs = sides.run_ours(False), sides.run_theirs(False)
-    shared = [key for key in theirs.outputs if key in ours.outputs]
-    if not shared:
-        raise ParityError(
-            f"no output has one name on both sides: ours {list(ours.outputs)}, theirs {list(theirs.outputs)}"
-        )
-    errors = {}
-    for key in shared:
-        here, there = ours.output(key), theirs.output(key)
-        if here.shape != there.shape:
-            raise ParityError(f"{key}: shapes differ: ours {list(here.shape)}, theirs {list(there.shape)}")
-        if not np.isfinite(here).any() and not np.isfinite(there).any():
-            raise ParityError(f"output {key} has no finite number on either side; there is nothing to compare")
-        errors[key] = error_of(here, there)
-    errors = {key: error for key, error in errors.items() if not error <= FLOAT64_BAR}
-    if not errors:
-        return Difference("none", name=name, **counted(ours, theirs))
-    said = tuple(f"{key}: {error:.1e}" for key, error in errors.items())
-    bad = [ours.outputs[key] for key in errors], [theirs.outputs[key] for key in errors]
-    return explain((ours, theirs), bad, "forward", errors, said, sides.held_by, name)
+    return explain_outputs(sides.run_ours(False), sides.run_theirs(False), sides.held_by, name, sides.accepted)
 
 
 def _backward(sides: Sides, name: str) -> Difference:
@@ -88,7 +74,7 @@ def _backward(sides: Sides, name: str) -> Difference:
     errors, said, forced_ours = {}, [], []
     for key in sides.trained:
         mine, their, error = compared.get(key, (0.0, 0.0, 0.0))
-        if max(mine, their) <= zero or error <= 10 * FLOAT64_BAR:
+        if max(mine, their) <= zero or error <= 10 * sides.accepted.bar:
             continue
         errors[key] = error
         reads = f"{error:.1e}" if mine and their else f"zero in {'ours' if their else 'theirs'}"
@@ -102,5 +88,6 @@ def _backward(sides: Sides, name: str) -> Difference:
     if not errors:
         return Difference("none", name=name, trained_alone=alone, **counted(ours, theirs))
     forced_theirs = [theirs.outputs[GRADIENT + key] for key in errors if GRADIENT + key in theirs.outputs]
-    answer = explain((ours, theirs), (forced_ours, forced_theirs), "backward", errors, tuple(said), sides.held_by, name)
+    about = tuple(said), sides.held_by, name, sides.accepted
+    answer = explain((ours, theirs), (forced_ours, forced_theirs), "backward", errors, *about)
     return replace(answer, trained_alone=alone)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from parity.differ.values import NOWHERE, STACK, Kind, Place, Value, Values
+from parity.differ.values import NOWHERE, STACK, Kind, Place, Step, Value, Values
 
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
 """Primitives that are nothing but the program inside; it is run in their place."""
@@ -44,6 +44,7 @@ def values_of_jax(
     *,
     keep: frozenset[int] = frozenset(),
     widen: Collection[tuple[str, int]] | None = None,
+    sketched: bool = False,
 ) -> Values:
     """Every value that `function(*arguments())` computes; it returns a dict by name, whose values become the outputs.
 
@@ -62,7 +63,7 @@ def values_of_jax(
     closed = jax.make_jaxpr(in_order)(*args)
     leaves = jax.tree.leaves(args)[::-1]
     del args
-    run = _Run(Values("ours", keep), widen)
+    run = _Run(Values("ours", keep, {} if sketched else None), widen)
     given = [Known(leaves[-1], run.values.add(Value(kind, kind, name=name), leaves.pop())) for kind, name in names]
     results = run.program(closed.jaxpr, run.constants(closed.consts), (given.pop(0) for _ in names))
     for name, known in zip(order, results, strict=True):
@@ -193,8 +194,10 @@ class _Run:
         rows: list[list[int]] = [[] for _ in made]
         turns = range(length)[:: -1 if backwards else 1]
         outside = self._layer
+        weights = (known.number is not None and self.values.parameter(known.number) for known in stacked)
+        counted: type[int] = int if any(weights) else Step
         for i in turns:
-            self._layer = (*outside, i)
+            self._layer = (*outside, counted(i))
             xs = [self._row(known, i) for known in stacked]
             results = self.program(inner.jaxpr, consts, [*shared, *carry, *xs])
             carry = results[:state]
@@ -233,7 +236,7 @@ class _Run:
         of_test, of_body, carry = ins[:split], ins[split:state], ins[state:]
         outside = self._layer
         for turn in count():
-            self._layer = (*outside, turn)
+            self._layer = (*outside, Step(turn))
             if not self._inner(params["cond_jaxpr"], [*of_test, *carry])[0].array:
                 break
             carry = self._inner(params["body_jaxpr"], [*of_body, *carry])
@@ -251,7 +254,7 @@ class _Run:
             return outer
         key = id(traceback), self._outer[-1] if self._outer else None
         if key not in self._places:
-            frames, fallback = [], None
+            frames, fallback, ours = [], None, None
             for frame in traceback.frames:
                 library = any(part in frame.file_name for part in _LIBRARIES)
                 if function and library and frame.function_name.split(".")[-1] == function:
@@ -260,7 +263,12 @@ class _Run:
                     frames.append(frame)
                 elif fallback is None and "site-packages/optax/" in frame.file_name:
                     fallback = frame  # the optimizer is what is asked about, where nobody wrote anything around it
-            chain = tuple(f"{frame.function_name}:{frame.line_num}" for frame in reversed(frames[:12]))
+                if ours is None and frame.file_name.startswith(_LIBRARIES[1]):
+                    ours = len(frames)  # what lies outside of it called us
+            names = [frame.function_name.split("<locals>.")[-1] for frame in reversed(frames[:ours])]
+            # Of what is traced within a loop, the frames outside are those of the loop.
+            before = outer.chain if ours is None else ()
+            chain = (*before, *(name for name in names if not name.startswith("<")))
             first = frames[0] if frames else None if outer.file else fallback
             self._places[key] = (
                 outer if first is None else Place(first.file_name, first.line_num, first.function_name, chain)

@@ -86,6 +86,9 @@ def _mask(ours: Start, theirs: Start) -> str | None:
         # Where what both read is masked already, the largest of a masked row is no mask of its own.
         if any(_first_masked(ours, [i]) is not None for i in ours.agreed):
             return None
+        # Of a side that was recorded, the larger arrays are not there.
+        if any(side.values.again is None and not side.values.arrays.keys() >= {*side.near} for side in (ours, theirs)):
+            return None
         name, other = ("theirs", "ours") if here is None else ("ours", "theirs")
         return f"only {name} masks here, {other} does not"
     moved = in_our_layout(here.astype(float), there.astype(float))

@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from parity.differ.fingerprints import as_numpy
 from parity.differ.values import Place, Value, Values
 
 _TORCH = f"{Path(torch.__file__).parent}/"
@@ -56,14 +57,17 @@ def values_of_torch(
     keep: frozenset[int] = frozenset(),
     taken: Callable[[str, np.ndarray], None] | None = None,
     at_once: bool = False,
+    sketched: bool = False,
+    put: Mapping[int, np.ndarray] = {},
 ) -> Values:
     """Every value that `run` computes with `module`; it returns tensors by name, which become the outputs.
 
     `constants` names buffers that the other side has no parameter for. A fused attention is run as its single
     operations. `taken` is given each gradient as soon as it is there, and the module lets go of it; or all of them
-    after the run, `at_once`. Raises whatever `run` raises, and SeveralPassesError for a gradient that comes in parts.
+    after the run, `at_once`. What is in `put` takes the place of the numbers of these values. Raises whatever `run`
+    raises, and SeveralPassesError for a gradient that comes in parts.
     """
-    recorder = Recorder(Values("theirs", keep))
+    recorder = Recorder(Values("theirs", keep, {} if sketched else None), put)
     trained = {name: p for name, p in module.named_parameters() if taken and p.requires_grad}
 
     def hand_over(name: str) -> None:
@@ -92,7 +96,7 @@ def values_of_torch(
             hand_over(name)
     for name, tensor in outputs.items():
         recorder.values.outputs[name] = recorder.number(tensor)
-        recorder.values.arrays[recorder.values.outputs[name]] = tensor.detach().cpu().numpy()
+        recorder.values.arrays[recorder.values.outputs[name]] = np.asarray(as_numpy(tensor))
     return recorder.values
 
 
@@ -110,9 +114,9 @@ def _without_fast_path() -> Iterator[None]:
 class Recorder(TorchDispatchMode):
     """Sees every operation below autograd."""
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, values: Values, put: Mapping[int, np.ndarray]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.values = values
+        self.values, self._put = values, put
         self.modules = [""]
         self._call: Any = None
         """The frame that called the whole module, while that runs."""
@@ -206,6 +210,8 @@ class Recorder(TorchDispatchMode):
                 continue
             row = Value("operation", str(func.overloadpacket), known, "", module, place, _layer(module), literals)
             row.backward, row.forward = node is not None, forward
+            if (given := self._put.get(len(self.values.rows))) is not None:
+                tensor.copy_(torch.from_numpy(given))
             number = self.values.add(row, tensor)
             if _is_narrow(tensor) and not any(map(_is_narrow, tensors)):
                 self.values.note_island(number, tensor, "site-packages/" not in place.file)

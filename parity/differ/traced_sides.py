@@ -11,9 +11,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from parity.differ.accepted import Accepted
 from parity.differ.jax_values import values_of_jax
 from parity.differ.torch_values import GRADIENT, SeveralPassesError, values_of_torch
 from parity.differ.values import Kind, Site, Values, hand_back
+from parity.differ.weights import inverted
 from parity.gates.measure import ParityError
 from parity.gates.pair import Tensors, to_torch
 from parity.gates.projection import double
@@ -43,13 +45,16 @@ class Sides:
         *,
         holds: Mapping[str, Sequence[str]] | None = None,
         held: Callable[[Tensors], Tensors] = dict,
+        wide: bool = True,
+        accepted: Accepted | None = None,
     ) -> None:
         """`module` makes a copy in float64, `params` a tree, for every run anew.
 
         `holds` are the module's weights by our paths, where that is known; `held` makes zero of those of its numbers
-        that are not compared.
+        that are not compared. Unless `wide`, everything keeps the type that it has.
         """
-        self.held = held
+        self.wide, self.sketched = wide, False
+        self.held, self.accepted = held, accepted or Accepted()
         self.ours, self.theirs, self.back = ours, theirs, back
         self.widen: Collection[tuple[str, int]] | None = None
         """Not None: what casts to fewer digits than those of float64 is computed in float64 nevertheless, but for casts
@@ -59,12 +64,12 @@ class Sides:
         self.module, self._params = module, params
         self._at_once = False
         """Whether gradients can be let go only after the way back."""
-        self.inputs = {name: double(np.asarray(array)) for name, array in inputs.items()}
+        self.inputs = {name: double(np.asarray(array)) if wide else np.asarray(array) for name, array in inputs.items()}
         parameters = dict(module().named_parameters())
         self.trained = [name for name, p in parameters.items() if p.requires_grad]
         self.frozen = parameters.keys() - set(self.trained)
         self._shapes, self._rest, self._tree, self.names = self._structure()
-        self.held_by = self._tagged() if holds is None else _inverted(holds)
+        self.held_by = self._tagged() if holds is None else inverted(holds)
         """Name of the module's weight -> (path of ours, its row where layers are stacked, else None), by `back`."""
 
     def _structure(self) -> tuple[dict[int, tuple[int, ...]], dict[int, Any], Any, list[str]]:
@@ -105,6 +110,23 @@ class Sides:
                 found[name].append((self.names[leaf - 1], None if one else row))
         return found
 
+    def arrays(self) -> list[jax.Array]:
+        """Our parameters that are arrays, in the types in which they are run."""
+        leaves = [leaf for leaf in jax.tree.leaves(self._params()) if is_array(leaf)]
+        return [in_double(leaf) if self.wide else jnp.asarray(leaf) for leaf in leaves]
+
+    def returned(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """What each side returns when it runs as a whole, by name; ours is compiled."""
+        compiled = jax.jit(lambda arrays, inputs: dict(self.ours(self.params(arrays), inputs)[1]))
+        ours = compiled(self.arrays(), {name: jnp.asarray(array) for name, array in self.inputs.items()})
+        hand_back()
+        with torch.no_grad():
+            _, theirs = self.theirs(self.module(), {name: to_torch(array) for name, array in self.inputs.items()})
+        return (
+            {name: np.asarray(array).astype(np.float64) for name, array in ours.items()},
+            {name: tensor.double().cpu().numpy() for name, tensor in theirs.items()},
+        )
+
     def run_ours(self, backward: bool, keep: frozenset[int] = frozenset()) -> Values:
         """Our values."""
 
@@ -127,10 +149,10 @@ class Sides:
         labels += [("input", name) for name in inputs]
 
         def arguments() -> tuple[list[jax.Array], dict[str, jax.Array]]:
-            return [in_double(leaf) for leaf in jax.tree.leaves(self._params()) if is_array(leaf)], inputs
+            return self.arrays(), inputs
 
         hand_back()
-        values = values_of_jax(both, arguments, labels, keep=keep, widen=self.widen)
+        values = values_of_jax(both, arguments, labels, keep=keep, widen=self.widen, sketched=self.sketched)
         values.again = lambda keep: self.run_ours(backward, keep)
         return self._noted(values)
 
@@ -182,7 +204,15 @@ class Sides:
         wanted = taken if backward else None
         with nullcontext() if self.widen is None else Float64():
             return values_of_torch(
-                module, run, inputs, constants=constants, keep=keep, taken=wanted, at_once=self._at_once
+                module,
+                run,
+                inputs,
+                constants=constants,
+                keep=keep,
+                taken=wanted,
+                at_once=self._at_once,
+                sketched=self.sketched,
+                put=self.accepted.put,
             )
 
     def gradients(self, ours: Values) -> Tensors:
@@ -193,14 +223,6 @@ class Sides:
             number = ours.outputs.get(GRADIENT + name)
             arrays.append(np.zeros(shape) if number is None else ours.arrays.pop(number))
         return self.back(self.params(arrays))
-
-
-def _inverted(holds: Mapping[str, Sequence[str]]) -> dict[str, list[tuple[str, int | None]]]:
-    found: dict[str, list[tuple[str, int | None]]] = {}
-    for path, names in holds.items():
-        for row, name in enumerate(names):
-            found.setdefault(name, []).append((path, row if len(names) > 1 else None))
-    return found
 
 
 def is_array(leaf: Any) -> bool:

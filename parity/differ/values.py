@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from parity.differ.fingerprints import Index, as_numpy, fingerprint
+from parity.differ.fingerprints import Index, as_numpy, fingerprint, sketch
 
 Kind = Literal["parameter", "input", "constant", "operation"]
 _ADDS = re.compile(
@@ -28,6 +28,8 @@ _NOISE = 1e-12
 """A sum that is this small beside what it adds is zero in exact arithmetic: its digits are rounding errors."""
 _SMALL, _ROOM = 4 << 20, 96 << 20
 """Bytes of an array that is kept unasked, and of all of them."""
+_SKETCHED = 1 << 24
+"""Elements of an array of which there is a sketch: larger ones are tables."""
 _MANY = 1 << 29
 """Bytes of arrays that were looked at, after which memory is handed back."""
 
@@ -39,10 +41,16 @@ class Place(NamedTuple):
     line: int = 0
     function: str = ""
     chain: tuple[str, ...] = ()
-    """The functions on the way to it and their lines, the outermost first."""
+    """The functions on the way to it, the outermost first."""
+    source: str = ""
+    """The line itself, where the file may be on another machine; otherwise it is read there."""
 
 
 NOWHERE = Place()
+
+
+class Step(int):
+    """The iteration of a loop that goes over no stack of weights: a step in time."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,8 @@ class Site:
     dtype: str = ""
     backward: bool = False
     """Whether it is computed on the way back; the line is that of the forward pass."""
+    chain: tuple[str, ...] = ()
+    """The functions on the way to it, the outermost first."""
 
     def __str__(self) -> str:
         """`file:line  source  (operation, module, layer)`."""
@@ -73,11 +83,17 @@ class Site:
     @property
     def about(self) -> str:
         """`operation, module, layer`."""
-        about = [self.operation + (", backward" if self.backward else "")]
-        about += [self.module] if self.module else [f"in {self.function}"] if self.function else []
-        if self.layer and not self.module:
-            about.append("layer " + ".".join(map(str, self.layer)))
-        return ", ".join(about)
+        return self._told([f"in {self.function}"] if self.function else [])
+
+    @property
+    def way(self) -> str:
+        """`operation, block -> attention -> linear, layer`."""
+        return self._told([" -> ".join(self.chain)] if self.chain else [])
+
+    def _told(self, functions: list[str]) -> str:
+        loops = [f"{'step' if isinstance(n, Step) else 'layer'} {n}" for n in self.layer]
+        about = [self.operation, *["backward"] * self.backward]
+        return ", ".join([*about, self.module] if self.module else [*about, *functions, *loops])
 
 
 def short(path: str) -> str:
@@ -127,6 +143,8 @@ class Values:
     """ours or theirs."""
     keep: frozenset[int] = frozenset()
     """Values whose numbers are asked for, whatever their size."""
+    sketches: dict[int, np.ndarray] | None = None
+    """Where they are asked for: of what is computed in floating point."""
     rows: list[Value] = field(default_factory=list)
     outputs: dict[str, int] = field(default_factory=dict)
     """Name -> the value that is returned by it."""
@@ -155,6 +173,8 @@ class Values:
             value.data |= leaf and (numbers.dtype.kind in "fV" or "float" in value.dtype)
             numbers = numbers.astype(np.float64) if numbers.dtype.kind == "V" or "bfloat16" in value.dtype else numbers
             value.features, value.largest = fingerprint(numbers, depends_on_data=value.data)
+            if self.sketches is not None and value.data and not leaf and 0 < numbers.size <= _SKETCHED:
+                self.sketches[len(self.rows)] = sketch(numbers)
             value.noise = not leaf and _is_noise(value, known)
             if value.noise:
                 value.features = None
@@ -175,9 +195,9 @@ class Values:
         row = self.rows[number]
         if row.kind != "operation":
             return Site(row.kind, row.name, shape=row.shape, dtype=row.dtype, source=row.name)
-        file, line, function, _ = row.place
-        source = linecache.getline(file, line).strip()
-        about = row.layer, row.shape, row.dtype, row.backward
+        file, line, function, chain, source = row.place
+        source = source or linecache.getline(file, line).strip()
+        about = row.layer, row.shape, row.dtype, row.backward, chain
         return Site(row.operation, row.module, file, line, source, function, *about)
 
     def want(self, numbers: Iterable[int]) -> None:

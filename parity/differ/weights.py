@@ -10,8 +10,7 @@ from parity.differ.alignment import Start
 from parity.differ.answer import Difference
 from parity.differ.fingerprints import BAR, fingerprint
 from parity.differ.values import Values
-from parity.gates.pair import Tensors
-from parity.gates.projection import double
+from parity.gates.projection import Tensors, double
 
 _PRODUCT = re.compile(r"(dot_general|bmm|\bmm|matmul|conv)")
 _STEPS = 12
@@ -22,14 +21,23 @@ Held = Mapping[str, Sequence[tuple[str, int | None]]]
 """Name of the module's weight -> (path of ours that holds it, its row where layers are stacked)."""
 
 
-def wrong_weights(held: Tensors, tensors: Tensors, name: str) -> Difference | None:
+def inverted(holds: Mapping[str, Sequence[str]]) -> dict[str, list[tuple[str, int | None]]]:
+    """`Held`, from the module's weights by our paths."""
+    found: dict[str, list[tuple[str, int | None]]] = {}
+    for path, names in holds.items():
+        for row, name in enumerate(names):
+            found.setdefault(name, []).append((path, row if len(names) > 1 else None))
+    return found
+
+
+def wrong_weights(held: Tensors, tensors: Tensors, name: str, bar: float) -> Difference | None:
     """Weights that are not what the map says, by name; None where all are."""
     wrong, errors = [], []
     scales = {key: array for key, array in tensors.items() if array.size > 1}
     for key, array in held.items():
         array, truth = double(array), double(tensors[key])
         error = error_of(array, truth)
-        if error <= BAR:
+        if error <= max(BAR, bar):
             continue
         errors.append(f"{key}: {error:.1e}")
         wrong.append(f"{key} is not what our parameters hold: {_misheld(array, key, truth, scales)}")

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax.flatten_util import ravel_pytree
 from torch import nn
 
 from parity.differ.answer import Difference
@@ -155,7 +157,16 @@ class OwnPair:
         inputs = self.inputs.rounded(held_by, dtype)
         weights = rounded(varied(self.weights, seed), held_by, dtype)
         ours = self.jax.run(self.map.flat(weights), inputs, dtype)
-        return ours.converted(self.jax.weights, self.map.back), self.torch.run(weights, inputs, dtype)
+        return ours.converted(self.jax.weights, self.map.back), self._theirs(dtype, held_by, seed)
+
+    def _theirs(self, dtype: str, held_by: str, seed: int) -> Values:
+        weights = rounded(varied(self.weights, seed), held_by, dtype)
+        return self.torch.run(weights, self.inputs.rounded(held_by, dtype), dtype)
+
+    @cached_property
+    def exact(self) -> tuple[Values, Values]:
+        """(JAX, PyTorch) in float64."""
+        return self.results("float64", "float64")
 
     def conversion(self) -> Measured:
         """Gate 9."""
@@ -163,12 +174,13 @@ class OwnPair:
 
     def outputs(self) -> Measured:
         """Gate 1."""
-        ours, theirs = self.results("float64", "float64")
-        return compared("1 activations", ours.outputs, theirs.outputs)
+        ours, theirs = self.exact
+        figure = compared("1 activations", ours.outputs, theirs.outputs)
+        return figure.without(self.jax.left_out | self.torch.left_out)
 
     def gradients(self, zero: Sequence[str]) -> Measured:
         """Gate 2."""
-        ours, theirs = self.results("float64", "float64")
+        ours, theirs = self.exact
         here, there = self._trained(ours.gradients), self._trained(theirs.gradients)
         figure = compared("2 gradients", here, there, zero=self._zeros(theirs, zero))
         scale = 1e-11 * global_norm(there)
@@ -182,9 +194,10 @@ class OwnPair:
 
     def quality(self, gate: str, dtype: str, zero: Sequence[str]) -> Measured:
         """Gate 3 or 4."""
+        self.__dict__.pop("exact", None)  # two copies of all weights that are not needed any more
         samples = []
         for seed in range(9):
-            (ours, theirs), (_, exact) = self.results(dtype, dtype, seed), self.results("float64", dtype, seed)
+            (ours, theirs), exact = self.results(dtype, dtype, seed), self._theirs("float64", dtype, seed)
             here, there, truth = (
                 _floating(side.outputs) | self._trained(side.gradients) for side in (ours, theirs, exact)
             )
@@ -202,55 +215,57 @@ class OwnPair:
         except ImportError as error:
             raise ParityError("gate 5 needs optax; install it, or leave gate 5 out") from error
 
+        self.__dict__.pop("exact", None)
         silent = self._silent(zero)
-        arrays = self.inputs.rounded("float64", "float64").arrays
+        given = self.inputs.rounded("float64", "float64")
         module = deepcopy(self.theirs).double().eval()
         load(module, self.weights)
 
-        def run(given: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-            loss, _ = torch_loss(self.inputs.call(module, arrays=given))
+        def run(arrays: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            loss, _ = torch_loss(given.call(module, arrays=arrays), set(), {})
             return loss, {_LOSS: loss}
 
-        limit = 0.5 * global_norm(backward(module, arrays, run)[1])
+        limit = 0.5 * global_norm(backward(module, given.arrays, run)[1])
         tx = optax.adamw(1e-3, weight_decay=0.1)
         moving = {key: p for key, p in module.named_parameters() if key in self.weights and key not in self.frozen}
         theirs = torch.optim.AdamW(list(moving.values()), lr=1e-3, weight_decay=0.1)
         trained = {key: np.full(array.shape, key not in self.frozen) for key, array in self.weights.items()}
+        flat = self.map.flat(self.weights)
+        params: Any = {path: array for path, array in flat.items() if is_floating(array)}
         moves = self.map.flat(trained)
         heard = self.map.flat({key: where & ~silent.get(key, np.False_) for key, where in trained.items()})
-        flat = jax.device_put(self.map.flat(self.weights))
-        whole = {path: array for path, array in flat.items() if not is_floating(array)}
 
         @jax.jit
-        def step(params: Any, state: Any, batch: Any) -> tuple[Any, Any, jax.Array]:
-            differentiated = jax.value_and_grad(lambda params: self.jax.loss(params, whole, batch, {}), has_aux=True)
-            (loss, _), gradients = differentiated(params)
-            gradients = {path: gradient * heard[path] for path, gradient in gradients.items()}
-            updates, state = tx.update(_clipped(gradients, limit), state, params)
-            updates = {path: update * moves[path] for path, update in updates.items()}
-            return optax.apply_updates(params, updates), state, loss
+        def step(params: Any, state: Any, gradients: Any) -> tuple[Any, Any]:
+            # All in one vector: a step of it is compiled in no time.
+            vector, whole = ravel_pytree(params)
+            gradient, _ = ravel_pytree({path: gradients[path] * heard[path] for path in params})
+            gradient *= jnp.minimum(1.0, limit / (jnp.linalg.norm(gradient) + 1e-6))  # as clip_grad_norm_ does
+            updates, state = tx.update(gradient, state, vector)
+            moved = whole(updates)
+            return {path: array + moved[path] * moves[path] for path, array in params.items()}, state
 
-        params = {path: array for path, array in flat.items() if path not in whole}
-        state, losses = tx.init(params), []
+        state, losses = tx.init(ravel_pytree(params)[0]), []
         self._parting: list[Tensors] = []
         parted = False
         for _ in range(steps):
             if not parted:
                 now = {key: np.array(array) for key, array in tensors_of(module)[0].items()}
                 self._parting = [*self._parting[-1:], now]
-            params, state, loss = step(params, state, arrays)
-            their_loss = backward(module, arrays, run)[0][_LOSS]
-            parted = parted or relative_error(np.asarray(loss), their_loss) > FLOAT64_BAR
+            ours = self.jax.run(flat | params, given, "float64")
+            params, state = step(params, state, ours.gradients)
+            their_loss = backward(module, given.arrays, run)[0][_LOSS]
+            parted = parted or relative_error(ours.loss, their_loss) > FLOAT64_BAR
             for key, p in moving.items():
                 if key in silent and p.grad is not None:
                     p.grad[torch.from_numpy(silent[key]).to(p.device)] = 0
             torch.nn.utils.clip_grad_norm_(moving.values(), limit)
             theirs.step()
-            losses.append((np.asarray(loss), their_loss))
+            losses.append((ours.loss, their_loss))
         ours_losses, their_losses = map(np.stack, zip(*losses, strict=True))
         parameters, buffers = tensors_of(module)
         there = _floating(self.map.held({key: (buffers | parameters)[key] for key in self.weights}))
-        back = _floating(self.map.back(params | whole))
+        back = _floating(self.map.back(flat | params))
         curve = f"{_LOSS}, step by step"
         return compared("5 optimizer", back | {curve: ours_losses}, there | {curve: their_losses})
 
@@ -263,7 +278,7 @@ class OwnPair:
 
     def quiet(self, zero: Sequence[str]) -> str:
         """Which gradients are zero but for rounding, on both sides, and are not said to be; empty where none are."""
-        sides = [self._trained(side.gradients) for side in self.results("float64", "float64")]
+        sides = [self._trained(side.gradients) for side in self.exact]
         scale = global_norm(sides[1])
         sizes = {key: max(float(np.linalg.norm(side[key])) for side in sides) for key in sides[1]}
         said = self._silent(zero)
@@ -295,13 +310,6 @@ class OwnPair:
         silent = self._silent(names)
         scales = zero_scales(exact.gradients, silent, silent)
         return {name: scales[name] for name, where in silent.items() if where.all()}
-
-
-def _clipped(gradients: Any, limit: float) -> Any:
-    """Scaled by min(1, limit / (norm + 1e-6)), the form of torch.nn.utils.clip_grad_norm_."""
-    norm = jnp.sqrt(sum(jnp.square(gradient).sum() for gradient in jax.tree.leaves(gradients)))
-    factor = jnp.minimum(1.0, limit / (norm + 1e-6))
-    return jax.tree.map(lambda gradient: gradient * factor, gradients)
 
 
 def _floating(tensors: Tensors) -> Tensors:

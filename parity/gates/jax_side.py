@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from parity.differ.values import Values as Followed
 from parity.gates.measure import ParityError, failure
 from parity.gates.projection import (
     Inputs,
@@ -29,11 +30,11 @@ def exact_options(dtype: str) -> dict[str, Any]:
     return FLOAT64.get(jax.default_backend(), {}) if dtype == "float64" else {}
 
 
-def jax_loss(output: Any, known: Mapping[str, jax.Array] | None = None) -> tuple[jax.Array, dict[str, jax.Array]]:
+def jax_loss(output: Any, left_out: set[str], known: Mapping[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
     """(the projection of all floating outputs, the outputs by name); raises what `named_outputs` raises."""
-    outputs = named_outputs(output, "ours", jax.Array)
+    outputs = named_outputs(output, "ours", jax.Array, left_out, floating=False)
     terms = [
-        (array * jnp.asarray(known_or_made(name, array.shape, known or {}), array.dtype)).sum()
+        (array * jnp.asarray(known_or_made(name, array.shape, known), array.dtype)).sum()
         for name, array in outputs.items()
         if jnp.issubdtype(array.dtype, jnp.floating)
     ]
@@ -67,6 +68,8 @@ class JaxSide:
         self.buffers: tuple[str, ...] = ()
         self.trained = {path for path, array in self.weights.items() if is_floating(array.dtype)}
         """What has a gradient."""
+        self.left_out: set[str] = set()
+        """Outputs that are no arrays."""
         self._compiled: dict[str, Any] = {}
         self._names: list[str] = []
         if not self.trained:
@@ -89,10 +92,19 @@ class JaxSide:
         moving = {path: array for path, array in rounded(weights, dtype, dtype).items() if path in self.trained}
         fixed = {path: array for path, array in weights.items() if path not in self.trained}
         given = jax.device_put((moving, fixed, inputs.arrays, known or {}))
-        (_, outputs), gradients = self._compiled[dtype](*given)
+        (loss, outputs), gradients = self._compiled[dtype](*given)
         # In the order of the function: jax.jit sorts names.
         ordered = {name: np.asarray(outputs[name]) for name in self._names}
-        return Values(ordered, {path: np.asarray(gradients[path]) for path in moving})
+        return Values(ordered, {path: np.asarray(gradients[path]) for path in moving}, np.asarray(loss))
+
+    def followed(self, weights: Tensors, inputs: Inputs) -> Followed:
+        """Every value of the way forward, in float64 also where the program casts. Call it within `exactly`."""
+        from parity.differ.jax_values import values_of_jax
+
+        given = jax.device_put([rounded(weights, "float64", "float64"), inputs.arrays])
+        names: Any = [("parameter", path) for path in sorted(weights)]
+        names += [("input", name) for name in sorted(inputs.arrays)]
+        return values_of_jax(lambda *given: self.loss(given[0], {}, given[1], {})[1], lambda: given, names, widen=())
 
     def loss(
         self,
@@ -103,7 +115,7 @@ class JaxSide:
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """(the projection of all outputs, the outputs) of parameters by path: those that are trained, and others."""
         params = replaced(self._params, moving | fixed)
-        in_order = {name: arrays[name] for name in self._inputs.arrays}
-        loss, outputs = jax_loss(called(self._function, params, self._inputs, in_order), known)
+        output = called(self._function, params, self._inputs, arrays)
+        loss, outputs = jax_loss(output, self.left_out, known)
         self._names = list(outputs)
         return loss, outputs

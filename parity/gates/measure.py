@@ -1,7 +1,7 @@
 """How two tensors are compared: normalised per tensor against a bar, never elementwise with a chosen tolerance."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -40,6 +40,10 @@ class Measured:
     def passed(self) -> bool:
         """Whether the gate is green; NaN is not."""
         return self.worst <= self.bar
+
+    def without(self, left_out: Collection[str]) -> "Measured":
+        """With a note that these were not compared, if there are any."""
+        return replace(self, note=f"not compared: {', '.join(sorted(left_out))}") if left_out else self
 
     def require(self) -> "Measured":
         """Prints the figure next to its bar; raises ParityError, which says the same, where the gate is red."""

@@ -3,14 +3,15 @@
 It imports neither framework, so that either side can be run where the other is not installed.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
 from typing import Any
 
 import numpy as np
 from ml_dtypes import bfloat16
 
-from parity.gates.measure import ParityError
+from parity.gates.measure import ParityError, as_array
 
 Tensors = dict[str, np.ndarray]
 """By name."""
@@ -28,45 +29,50 @@ def known_or_made(name: str, shape: tuple[int, ...], known: Mapping[str, Any]) -
     return projection(name, shape) if recorded is None or recorded.shape != shape else recorded
 
 
-def named_outputs(output: Any, side: str, kind: type, left_out: set[str] | None = None) -> dict[str, Any]:
+def named_outputs(output: Any, side: str, kind: type, left_out: set[str], *, floating: bool = True) -> dict[str, Any]:
     """What `side` returned, by path and in its order: "0" and "1.h" of `(y, {"h": h})`, "output" of an array alone.
 
-    Dicts, sequences and dataclasses are gone into, and None is nothing. All else must be a `kind` of array; where
-    `left_out` is given, what is no floating-point one is not returned, and its name goes there. Raises ParityError for
-    two outputs by one name, for an empty one, and where none is a floating-point array.
+    Dicts, sequences and dataclasses are gone into, and None is nothing. The names of what is no `kind` of array, and of
+    random keys, go to `left_out`; so do those of arrays that are not `floating`, unless these are asked for. Raises
+    ParityError for two outputs by one name, for an empty one, and where none is a floating-point array.
     """
     named = [(path or "output", leaf) for path, leaf in _leaves(output, "")]
-    outputs = dict(named)
-    if len(outputs) < len(named):
+    outputs: dict[str, Any] = {name: leaf for name, leaf in named if isinstance(leaf, kind) and not _is_key(leaf)}
+    wide = {name: array for name, array in outputs.items() if "float" in str(array.dtype)}
+    if len({name for name, _ in named}) < len(named):
         raise ParityError(f"{side} returned two outputs by one name: {[name for name, _ in named]}")
-    wrong = {name: type(leaf).__name__ for name, leaf in named if not isinstance(leaf, kind)}
-    if wrong and left_out is None:
-        found = ", ".join(f"{name}: {which}" for name, which in wrong.items())
-        raise ParityError(f"{side} returned {found}; expected arrays alone, in dicts and sequences as you like")
-    floating = {name: x for name, x in outputs.items() if name not in wrong and "float" in str(x.dtype)}
-    if not floating:
+    if not wide:
         raise ParityError(f"{side} returned no floating-point array; expected one, or a dict or a sequence of them")
-    if left_out is not None:
-        left_out |= outputs.keys() - floating.keys()
-        outputs = floating
+    outputs = wide if floating else outputs
+    left_out |= {name for name, _ in named} - outputs.keys()
     if empty := [name for name, array in outputs.items() if 0 in array.shape]:
         raise ParityError(f"{side} returned an empty {empty[0]}; there is nothing to compare")
     return outputs
 
 
 def _leaves(output: Any, path: str) -> Iterator[tuple[str, Any]]:
-    children: Any = None
-    if isinstance(output, Mapping):
-        children = output.items()
-    elif isinstance(output, tuple | list):
-        children = enumerate(output)
-    elif is_dataclass(output):
-        children = [(field.name, getattr(output, field.name)) for field in fields(output)]
+    children = _children(output)
     if children is not None:
         for key, child in children:
             yield from _leaves(child, f"{path}.{key}" if path else str(key))
     elif output is not None:
         yield path, output
+
+
+def _children(node: Any) -> Iterable[tuple[Any, Any]] | None:
+    """What a dict, a sequence or a dataclass holds, by key, place or name; None for anything else."""
+    if isinstance(node, Mapping):
+        return node.items()
+    if isinstance(node, tuple | list):
+        return enumerate(node)
+    if is_dataclass(node) and not isinstance(node, type):
+        return [(field.name, getattr(node, field.name)) for field in fields(node)]
+    return None
+
+
+def _is_key(leaf: Any) -> bool:
+    """Whether these are random keys of JAX that have a type of their own."""
+    return str(getattr(leaf, "dtype", "")).startswith("key<")
 
 
 def common_outputs(
@@ -89,28 +95,75 @@ def common_outputs(
 
 @dataclass(frozen=True)
 class Inputs:
-    """The arguments of a side, in their order or by name."""
+    """The arguments of a side, in their order or by name: the door that every tool takes them in by."""
 
     arrays: Tensors
-    """By name; those in order are called "0", "1", ..."""
+    """By dotted path: those in order are called "0", "1", ..., what a dict at "1" holds "1.mask"."""
     by_name: bool
+    given: Mapping[str, Callable[[Mapping[str, Any]], Any]]
+    """How each argument is made of arrays by these names."""
 
     @classmethod
     def read(cls, inputs: Sequence[Any] | Mapping[str, Any]) -> "Inputs":
-        """From a list of arrays, or from a dict for keyword arguments; raises TypeError for one bare array."""
-        if isinstance(inputs, Mapping):
-            return cls({name: np.asarray(array) for name, array in inputs.items()}, True)
-        if hasattr(inputs, "shape"):
-            raise TypeError("inputs is one array; expected a list of the arguments of the side: [x]")
-        return cls({str(index): np.asarray(array) for index, array in enumerate(inputs)}, False)
+        """From a list of arguments, or from a dict for keyword arguments.
+
+        Arrays are those of any framework, and lists of numbers; tuples, lists, dicts and dataclasses may hold them.
+        None, strings, numbers of Python, functions and random keys are handed to both sides as they are. Raises
+        TypeError for one bare array, and ParityError for anything else.
+        """
+        if not isinstance(inputs, Sequence | Mapping) or isinstance(inputs, str):
+            raise TypeError(f"inputs is a {type(inputs).__name__}; expected a list of the arguments: [x]")
+        by_name, arrays = isinstance(inputs, Mapping), Tensors()
+        named = inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs)
+        return cls(arrays, by_name, {str(key): _taken(str(key), argument, arrays) for key, argument in named})
 
     def rounded(self, held_by: str, dtype: str) -> "Inputs":
         """What `held_by` can hold of floating inputs, as arrays of `dtype`."""
-        return Inputs(rounded(self.arrays, held_by, dtype), self.by_name)
+        return replace(self, arrays=rounded(self.arrays, held_by, dtype))
 
     def call(self, function: Any, *before: Any, arrays: Mapping[str, Any]) -> Any:
-        """Calls with `arrays` in the places of these; `before` comes first."""
-        return function(*before, **arrays) if self.by_name else function(*before, *arrays.values())
+        """Calls with `arrays`, by name, in the places of these; `before` comes first."""
+        given = {name: made(arrays) for name, made in self.given.items()}
+        return function(*before, **given) if self.by_name else function(*before, *given.values())
+
+
+def _taken(name: str, given: Any, arrays: Tensors) -> Callable[[Mapping[str, Any]], Any]:
+    """How an argument is made of the arrays that it holds, which go to `arrays`."""
+    if _is_number(given) or isinstance(given, str | bytes | Enum | None) or callable(given) or _is_key(given):
+        return lambda _: given
+    if (children := _children(given)) is not None and not _is_table(given):
+        parts = {key: _taken(f"{name}.{key}", child, arrays) for key, child in children}
+        return lambda found: _like(given, {key: part(found) for key, part in parts.items()})
+    try:
+        array = np.asarray(given) if "complex" in str(getattr(given, "dtype", "")) else as_array(given)
+    except (TypeError, ValueError):
+        array = np.empty(0, object)
+    if not (array.dtype.kind in "iubc" or is_floating(array.dtype)) or name in arrays:
+        raise ParityError(
+            f"input {name} is {type(given).__name__}; expected an array of numbers, None, a string, a number, a "
+            "function or a random key; or a tuple, a list, a dict or a dataclass of these"
+        )
+    arrays[name] = array
+    return lambda found: found[name]
+
+
+def _like(given: Any, parts: dict[Any, Any]) -> Any:
+    """A dict, a sequence or a dataclass of the type of `given`, with these parts."""
+    kind: Any = type(given)
+    if isinstance(given, Mapping):
+        return kind(parts)
+    if isinstance(given, list) or kind is tuple:
+        return kind(parts.values())
+    return kind(**parts) if is_dataclass(given) else kind(*parts.values())
+
+
+def _is_number(given: Any) -> bool:
+    return isinstance(given, int | float) and not isinstance(given, np.generic)
+
+
+def _is_table(given: Any) -> bool:
+    """Whether these are numbers in lists, which stand for an array."""
+    return isinstance(given, list) and all(_is_number(each) or _is_table(each) for each in given)
 
 
 @dataclass(frozen=True)
@@ -120,6 +173,8 @@ class Values:
     outputs: Tensors
     gradients: Tensors
     """Of the projection, by the side's own names."""
+    loss: Any = 0.0
+    """The projection."""
 
     def converted(self, weights: Tensors, back: Callable[[Tensors], Tensors]) -> "Values":
         """With gradients as `back` converts them; of a side whose `weights` without a gradient have one of zero."""

@@ -10,15 +10,16 @@ import torch
 from ml_dtypes import bfloat16
 from torch import Tensor, nn
 
+from parity.differ.values import Values as Followed
 from parity.gates.measure import ParityError, failure
 from parity.gates.projection import Inputs, Tensors, Values, known_or_made, named_outputs
 
 
-def torch_loss(output: Any, known: Mapping[str, np.ndarray] | None = None) -> tuple[Tensor, dict[str, Any]]:
+def torch_loss(output: Any, left_out: set[str], known: Mapping[str, np.ndarray]) -> tuple[Tensor, dict[str, Any]]:
     """(the projection of all floating outputs, the outputs by name); raises what `named_outputs` raises."""
-    outputs = named_outputs(output, "theirs", Tensor)
+    outputs = named_outputs(output, "theirs", Tensor, left_out, floating=False)
     terms = [
-        (tensor * torch.from_numpy(known_or_made(name, tuple(tensor.shape), known or {})).to(tensor)).sum()
+        (tensor * torch.from_numpy(known_or_made(name, tuple(tensor.shape), known)).to(tensor)).sum()
         for name, tensor in outputs.items()
         if tensor.is_floating_point()
     ]
@@ -38,6 +39,8 @@ class TorchSide:
         self.buffers = tuple(buffers)
         self.trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
         """What has a gradient."""
+        self.left_out: set[str] = set()
+        """Outputs that are no arrays."""
         self._copies: dict[str, nn.Module] = {}
         if not self.trained:
             raise ParityError("the module has no parameter that is trained, so that there is nothing to differentiate")
@@ -56,15 +59,37 @@ class TorchSide:
             self._copies[dtype] = deepcopy(self._module).to(getattr(torch, dtype)).eval()
         module = self._copies[dtype]
         load(module, weights)
+        call = self._inputs.call
         try:
             outputs, gradients = backward(
-                module, inputs.arrays, lambda arrays: torch_loss(self._inputs.call(module, arrays=arrays), known)
+                module,
+                inputs.arrays,
+                lambda arrays: torch_loss(call(module, arrays=arrays), self.left_out, known or {}),
             )
         except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
             raise failure(
                 "theirs", error, f"inputs {[list(array.shape) for array in inputs.arrays.values()]}"
             ) from error
         return Values(outputs, {name: gradients[name] for name in gradients if name in self.trained})
+
+    def followed(self, weights: Tensors, inputs: Inputs) -> Followed:
+        """Every value of the way forward, in float64 also where the program casts.
+
+        Buffers that are not saved with the weights count as constants.
+        """
+        from parity.differ.torch_values import values_of_torch
+        from parity.islands import Float64
+
+        module = deepcopy(self._module).double().eval()
+        load(module, weights)
+        arrays = {name: to_torch(array) for name, array in inputs.arrays.items()}
+        constants = frozenset(self.buffers) - module.state_dict().keys()
+
+        def run() -> Mapping[str, Tensor]:
+            return torch_loss(self._inputs.call(module, arrays=arrays), self.left_out, {})[1]
+
+        with Float64():
+            return values_of_torch(module, run, arrays, constants=constants)
 
 
 def load(module: nn.Module, weights: Mapping[str, np.ndarray]) -> None:

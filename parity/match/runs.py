@@ -77,8 +77,7 @@ class Runs:
         return {name: np.asarray(array) for name, array in made.items()}
 
     def _call(self, flat: dict[str, jax.Array], arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        in_order = {name: arrays[name] for name in self._inputs.arrays}
-        output = called(self._ours, replaced(self._params, flat), self._inputs, in_order)
+        output = called(self._ours, replaced(self._params, flat), self._inputs, arrays)
         return named_outputs(output, "ours", jax.Array, self.left_out)
 
     def both(self, flat: Tensors, weights: Tensors) -> tuple[Tensors, Tensors]:

@@ -5,7 +5,6 @@ import math
 import os
 import platform
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from parity.differ.answer import folded
 from parity.report.figures import Cell, Figures, gates_markdown, shown
 from parity.report.summary_page import summary_page
 
@@ -130,7 +130,7 @@ class Checks:
                 yield f"\n{test}: {failed[test]}", True
             elif self.answers(test):
                 yield f"\n{test}:", False
-            yield from ((_hanging(line, width), False) for said in self.answers(test) for line in said.splitlines())
+            yield from ((folded(line, width), False) for said in self.answers(test) for line in said.splitlines())
         if any(map(self.answers, self.tests)):
             yield "", False
 
@@ -231,13 +231,6 @@ def _html(check: dict[str, Any]) -> Markup:
     if check["answer_html"]:
         return Markup(check["answer_html"])
     return Markup('<div class="wide"><pre>{}</pre></div>').format(check["answer"]) if check["answer"] else Markup("")
-
-
-def _hanging(line: str, width: int) -> str:
-    """A line of an answer, folded behind its label ("  PyTorch  port.py:11  return ...")."""
-    label = re.match(r"(\s+(?:[A-Za-z]+:?\s+)?)(?=\S)", line)
-    room = " " * len(label[1]) if label else ""
-    return "\n".join(textwrap.wrap(line, width, subsequent_indent=room, break_long_words=False, break_on_hyphens=False))
 
 
 def _processor() -> str:

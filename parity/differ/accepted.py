@@ -1,0 +1,84 @@
+"""Differences that somebody accepts: theirs goes on with the numbers of ours from there, and the search behind them."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+import numpy as np
+
+from parity.differ.alignment import Start, match
+from parity.differ.answer import Difference
+from parity.differ.element_order import with_axes_as
+from parity.differ.values import Site, Values, short
+from parity.gates.measure import FLOAT64_BAR
+
+_TRIED = 16
+"""Pairs of values, at most, at which the two sides may come together again."""
+_KINDS = {"epsilon": "another constant is added"}
+"""What a kind is called elsewhere."""
+
+
+@dataclass
+class Accepted:
+    """What is passed: places and kinds, and differences up to a bar; and what was."""
+
+    ignore: Sequence[str] = ()
+    bar: float = FLOAT64_BAR
+    put: dict[int, np.ndarray] = field(default_factory=dict)
+    """Values of theirs -> the numbers of ours that stand for them."""
+    passed: dict[str, str] = field(default_factory=dict)
+    """Line of ours -> what is said of it. The derivatives of such lines differ, too."""
+    starts: tuple[Start | None, Start | None] = None, None
+    """What the answer is about."""
+
+    def passes(self, found: Difference, theirs: Callable[[bool], Values]) -> bool:
+        """Whether an answer is ignored, and numbers were found to `put`, with which the two sides come together behind
+        it; `theirs` runs that side with them, and backward if it is told so."""
+        told = [*(_told(site) for site in (found.ours, found.theirs) if site), found.kind or ""]
+        items = [*self.ignore, *(self.passed if found.stage == "backward" else ())]
+        item = next((item for item in items if any(_is(item, said) for said in told)), None)
+        first, second = self.starts
+        if item is None or first is None or second is None:
+            return False
+        line = told[0].split()[0]
+        for i, j, array in _near(item, first, second)[:_TRIED]:
+            if j not in self.put:
+                self.put[j] = array
+                ours = replace(first.values, equal={})
+                match(ours, theirs(found.stage == "backward"))
+                # Something that follows from the value has an equal again; or nothing follows.
+                behind = [k for n in Start(ours, i, (), ()).near for k in ours.readers(n)]
+                if not behind or not ours.equal.keys().isdisjoint(behind):
+                    self.passed.setdefault(line, f"{line} ({item})")
+                    return True
+                del self.put[j]
+        self.passed[line] = f"{line} ({item}), behind which the two sides do not come together: the search ends here"
+        return False
+
+
+def _told(site: Site) -> str:
+    return f"{short(site.file)}:{site.line} {site.way}"
+
+
+def _is(item: str, told: str) -> bool:
+    """Whether an item is the line of a place (`file.py:12`), a function around it, its layer, its module, or a kind."""
+    return bool(re.search(rf"(?<![\w.]){re.escape(_KINDS.get(item, item))}(?!\w)", told))
+
+
+def _near(item: str, first: Start, second: Start) -> list[tuple[int, int, np.ndarray]]:
+    """(value of ours, value of theirs, the numbers of ours in the axes of theirs) that may be the result of what is
+    ignored: first those within it, or on its line, and of these those that are near each other."""
+    sides = []
+    for start in (first, second):
+        values, place = start.values, start.row.place
+        values.want(start.near)
+        sides.append({n: values.rows[n].place == place or _is(item, _told(values.site(n))) for n in start.near})
+    found = []
+    for i, j in product(*sides):
+        here, there = first.values.array(i), second.values.array(j)
+        within = sides[0][i] + sides[1][j]
+        if within and here is not None and there is not None and not second.values.copies(j):
+            for x in with_axes_as(there, here):
+                found.append((-within, bool(np.linalg.norm(x - there) > np.linalg.norm(there) / 2), i, j, x))
+    return [each[2:] for each in sorted(found, key=lambda each: each[:4])]

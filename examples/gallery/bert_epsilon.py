@@ -1,4 +1,4 @@
-"""An epsilon that one layer has and the others have not.
+"""An epsilon that one layer has and the others have not
 
 keras-hub's BERT gave its epsilon of 1e-12 to the norm behind the embeddings and left the norms of the layers at their default, 1e-5;
 abheesht17 saw it, and all backbones were looked through. With weights of a usual size the difference is below 1e-4.
@@ -9,7 +9,6 @@ https://github.com/keras-team/keras-hub/issues/728
 """
 
 import numpy as np
-import torch
 from flax import linen
 from torch import nn
 
@@ -42,8 +41,6 @@ class Theirs(nn.Module):
         return self.layer_norm(x + hidden)
 
 
-torch.manual_seed(0)
-theirs = Theirs()
 WEIGHTS = {
     "tokens.embedding": "tokens.weight",
     "output.kernel": ("output.weight", "o i -> i o"),

@@ -1,4 +1,4 @@
-"""Two functions called GELU.
+"""Two functions called GELU
 
 FlaxBert took Flax's `gelu`, which is the approximate one unless told otherwise; BERT has the exact one. The two differ by less
 than a thousandth, which passed for rounding until patrickvonplaten's refactoring.
@@ -7,7 +7,6 @@ https://github.com/huggingface/transformers/pull/11364
 """
 
 import numpy as np
-import torch
 from flax import linen
 from torch import nn
 
@@ -38,8 +37,6 @@ class Theirs(nn.Module):
         return self.norm(self.output(hidden) + x)
 
 
-torch.manual_seed(0)
-theirs = Theirs()
 WEIGHTS = {
     "intermediate.kernel": ("intermediate.weight", "o i -> i o"),
     "intermediate.bias": "intermediate.bias",

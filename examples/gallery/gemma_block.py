@@ -63,8 +63,6 @@ class Theirs(nn.Module):
         return x + self.post_feedforward_layernorm(hidden)
 
 
-torch.manual_seed(0)
-theirs = Theirs()
 WEIGHTS = {f"attention.{name}": (f"{name}_proj.weight", "o i -> i o") for name in "qkv"}
 WEIGHTS |= {name: (f"{name}_proj.weight", "o i -> i o") for name in ("up", "down")} | {
     "pre_attention_norm": "input_layernorm.weight",

@@ -9,7 +9,6 @@ https://github.com/keras-team/keras-hub/pull/1701
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 from torch import nn
 
 from parity import Weight
@@ -42,8 +41,6 @@ class Theirs(nn.Module):
         return self.q_proj, self.k_proj, self.v_proj
 
 
-torch.manual_seed(0)
-theirs = Theirs()
 WEIGHTS = {
     name: Weight(f"{name[0]}_proj.weight", "(h c) d -> d h c", {"h": HEADS}) for name in ("query", "key", "value")
 }

@@ -1,4 +1,4 @@
-"""Rotary positions that turn other pairs.
+"""Rotary positions that turn other pairs
 
 `rotate_every_two` of FlaxGPTJ did not do what PyTorch's did: hidden states were off by about 1e-2, no test saw it, and ydshieh
 found it while making the tests of the two frameworks stricter. Here the port turns the first half of a head against
@@ -20,15 +20,14 @@ HEADS, SIZE, LENGTH = 2, 8, 12
 ANGLES = np.outer(np.arange(LENGTH), 10000.0 ** (-np.arange(0, SIZE, 2) / SIZE)).repeat(2, axis=-1)[:, None]
 
 
-def turned(x):
-    # The bug. Mended: a, b = x[..., ::2], x[..., 1::2]
-    a, b = jnp.split(x, 2, axis=-1)
-    return jnp.stack((-b, a), axis=-1).reshape(x.shape)
+def rotate_every_two(x):
+    # The bug. Mended: return jnp.stack((-x[..., 1::2], x[..., ::2]), axis=-1).reshape(x.shape)
+    return jnp.stack((-x[..., SIZE // 2 :], x[..., : SIZE // 2]), axis=-1).reshape(x.shape)
 
 
 def ours(params, x):
     q, k = (jnp.einsum("btd,dhc->bthc", x, params[name]) for name in ("query", "key"))
-    q, k = (each * jnp.cos(ANGLES) + turned(each) * jnp.sin(ANGLES) for each in (q, k))
+    q, k = (each * jnp.cos(ANGLES) + rotate_every_two(each) * jnp.sin(ANGLES) for each in (q, k))
     return jax.nn.softmax(jnp.einsum("bqhc,bkhc->bhqk", q, k) / SIZE**0.5)
 
 
@@ -47,8 +46,6 @@ class Theirs(nn.Module):
         return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
 
 
-torch.manual_seed(0)
-theirs = Theirs()
 WEIGHTS = {
     "query": Weight("q_proj.weight", "(h c) d -> d h c", {"h": HEADS}),
     "key": Weight("k_proj.weight", "(h c) d -> d h c", {"h": HEADS}),

@@ -10,7 +10,6 @@ https://github.com/google/flax/issues/5594
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 from torch import nn
 
 INPUT, WIDTH = 5, 8
@@ -40,8 +39,6 @@ class Theirs(nn.Module):
         return self.gru(x)[0]
 
 
-torch.manual_seed(0)
-theirs = Theirs()
 WEIGHTS = {
     "dense_i.kernel": ("gru.weight_ih_l0", "o i -> i o"),
     "dense_i.bias": "gru.bias_ih_l0",

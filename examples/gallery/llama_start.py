@@ -47,8 +47,6 @@ class Theirs(nn.Module):
         return (q @ keys.transpose(1, 2) / SIZE**0.5).softmax(-1) @ values
 
 
-torch.manual_seed(0)
-theirs = Theirs()
 WEIGHTS = {name: (f"{name[0]}_proj.weight", "o i -> i o") for name in ("query", "key", "value")}
 INPUTS = [*(np.random.default_rng(n).standard_normal((2, length, SIZE)) for n, length in enumerate((1, CACHED, CACHED)))]
 INPUTS.append(np.array(CACHED))

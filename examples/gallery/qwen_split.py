@@ -41,7 +41,5 @@ class Theirs(nn.Module):
         return self.out_proj(read.flatten(-2))
 
 
-torch.manual_seed(0)
-theirs = Theirs()
 WEIGHTS = {"qkvz": ("in_proj_qkvz.weight", "o i -> i o"), "out": ("out_proj.weight", "o i -> i o")}
 INPUTS = [np.random.default_rng(0).standard_normal((2, 6, WIDTH))]

@@ -1,4 +1,4 @@
-"""SAME with a stride pads one side only.
+"""SAME with a stride pads one side only
 
 A ResNet with PyTorch's weights predicted something else in Flax: `SAME` puts the odd row and column of padding behind the
 image, PyTorch's `padding=1` puts one on each side. JamesAllingham asked, n2cholas knew it from a ResNeSt of his own; ruili3 met it
@@ -9,7 +9,6 @@ https://github.com/google/flax/issues/2993
 """
 
 import numpy as np
-import torch
 from flax import linen
 from torch import nn
 
@@ -40,8 +39,6 @@ class Theirs(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-torch.manual_seed(0)
-theirs = Theirs()
 WEIGHTS = {f"{name}.kernel": (f"{name}.weight", "o i h w -> h w i o") for name in ("conv1", "conv2")}
 WEIGHTS |= {"head.kernel": ("head.weight", "o i -> i o")} | {f"{name}.bias": f"{name}.bias" for name in ("conv1", "conv2", "head")}
 INPUTS = [np.random.default_rng(0).standard_normal((2, 3, 12, 12))]

@@ -1,4 +1,4 @@
-"""A transposed convolution with its kernel the other way round.
+"""A transposed convolution with its kernel the other way round
 
 younesbelkada ported a model that upsamples, gave `ConvTranspose` PyTorch's kernel, and closed the issue with the words that the
 two are not the same. They are, with `transpose_kernel=True`: PyTorch's layer is the gradient of a convolution, Flax's slides the kernel as it is.
@@ -8,7 +8,6 @@ https://github.com/google/flax/issues/3137
 """
 
 import numpy as np
-import torch
 from flax import linen
 from torch import nn
 
@@ -37,8 +36,6 @@ class Theirs(nn.Module):
         return self.depth(self.resize(self.neck(images).relu()))[:, 0]
 
 
-torch.manual_seed(0)
-theirs = Theirs()
 WEIGHTS = {f"{name}.kernel": (f"{name}.weight", "o i h w -> h w i o") for name in ("neck", "resize", "depth")}
 WEIGHTS |= {f"{name}.bias": f"{name}.bias" for name in ("neck", "resize", "depth")}
 INPUTS = [np.random.default_rng(0).standard_normal((2, 3, 6, 6))]

@@ -45,8 +45,6 @@ class Theirs(nn.Module):
         return self.adapter(x.transpose(1, 2)).transpose(1, 2)
 
 
-torch.manual_seed(0)
-theirs = Theirs()
 WEIGHTS = {name: (f"{name}.weight", "o i w -> w i o") for name in ("features", "adapter")}
 WEIGHTS |= {name: (f"{name}.weight", "o i -> i o") for name in ("query", "key")}
 INPUTS = [np.random.default_rng(0).standard_normal((2, 32, 1)), np.array([32, 20])]

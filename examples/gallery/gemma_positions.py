@@ -45,4 +45,4 @@ class Theirs(nn.Module):
 
 
 WEIGHTS = {name: (f"{name[0]}_proj.weight", "o i -> i o") for name in ("query", "key")}
-INPUTS = [np.random.default_rng(0).standard_normal((2, 6, SIZE)), np.arange(8186, 8192)]
+INPUTS = [np.random.default_rng(0).standard_normal((2, 6, SIZE)), np.array([8000, 8050, 8100, 8150, 8190, 8191])]

@@ -15,7 +15,7 @@ from torch import nn
 INPUT, WIDTH = 5, 8
 
 
-def ours(params, x):
+def ours(params, x, h):
     def step(h, x):
         xr, xz, xn = jnp.split(x @ params["dense_i"]["kernel"] + params["dense_i"]["bias"], 3, axis=-1)
         # The bug. Mended: from_h = h @ params["dense_h"]["kernel"] + params["dense_h"]["bias"]
@@ -25,7 +25,7 @@ def ours(params, x):
         h = (1 - update) * jnp.tanh(xn + jax.nn.sigmoid(xr + hr) * hn) + update * h
         return h, h
 
-    return jax.lax.scan(step, jnp.zeros((x.shape[1], WIDTH), x.dtype), x)[1]
+    return jax.lax.scan(step, h, x)[1]
 
 
 class Theirs(nn.Module):
@@ -35,8 +35,8 @@ class Theirs(nn.Module):
         # PyTorch has the bias of both other gates twice; one of the two can be zero.
         nn.init.zeros_(self.gru.bias_hh_l0[: 2 * WIDTH])
 
-    def forward(self, x):
-        return self.gru(x)[0]
+    def forward(self, x, h):
+        return self.gru(x, h[None])[0]
 
 
 WEIGHTS = {
@@ -45,4 +45,5 @@ WEIGHTS = {
     "dense_h.kernel": ("gru.weight_hh_l0", "o i -> i o"),
     "dense_h.bias": "gru.bias_hh_l0",
 }
-INPUTS = [np.random.default_rng(0).standard_normal((4, 2, INPUT))]
+rng = np.random.default_rng(0)
+INPUTS = [rng.standard_normal(shape) for shape in ((4, 2, INPUT), (2, WIDTH))]

@@ -1,8 +1,8 @@
 """An average over what is not there
 
-`avg_pool` of Flax divides by the size of the window, at the edge of an image too, where part of the window is padding; that is what
-PyTorch does unless told `count_include_pad=False`. marcvanzee asked what is right, dslisleedh needed the other one for a PoolFormer
-and added the option to Flax.
+At the edge of an image, part of a pooling window is padding. Flax's `avg_pool` divided by the size of the whole
+window there. So does PyTorch, but PoolFormer asks it not to, with `count_include_pad=False`, which Flax had no
+counterpart of until this was reported.
 
 https://github.com/google/flax/issues/2401
 https://github.com/google/flax/issues/2448

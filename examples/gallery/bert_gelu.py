@@ -1,7 +1,8 @@
 """Two functions called GELU
 
-FlaxBert took Flax's `gelu`, which is the approximate one unless told otherwise; BERT has the exact one. The two differ by less
-than a thousandth, which passed for rounding until patrickvonplaten's refactoring.
+The BERT of transformers in Flax used the approximate GELU, which `flax.linen.gelu` is unless told otherwise; BERT has
+the exact one. The two never differ by more than a thousandth: the pull request that mended it speaks of minor
+differences.
 
 https://github.com/huggingface/transformers/pull/11364
 """

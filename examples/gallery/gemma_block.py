@@ -1,11 +1,11 @@
 """Two norms in the wrong order
 
-Gemma 2 has a norm behind its attention, before the sum with the residual, and another one before the feed-forward network. Flax's
-own example had summed before it, and then took one after the other: the logits meant nothing, and mdda went through layer after layer
-by hand to see where.
+Gemma 2 has a norm behind its attention, before the sum with the residual, and another one before the feed-forward
+network. Flax's own example took the sum first, and then one norm after the other. The logits were garbage, and the
+layers had to be compared one by one to see where that began.
 
 https://github.com/google/flax/issues/4567
-https://github.com/google/flax/pull/4587
+https://github.com/google/flax/pull/4830
 """
 
 import jax

@@ -1,7 +1,7 @@
 """Positions 8190 and 8191 are both 8192
 
-keras-hub's Gemma turned its positions into the type of its computation before it rotated by them; in bfloat16, which has eight
-binary digits, neighbours far from the beginning become one. unsloth.ai found it, awsaf49 carried it to the issues.
+The Gemma of keras-hub turned positions into the type of its computation before it rotated by them. In bfloat16, which
+has eight binary digits, neighbours far from the beginning become one.
 
 https://github.com/keras-team/keras-hub/issues/1494
 """

@@ -1,7 +1,8 @@
 """Queries divided by the root of another number
 
-Attention divides by the root of a head's size; Gemma 2 does so in its 9B, while its 27B divides by the root of the width over
-the number of heads, which is not the size of a head. keras-hub converted both in the same way, until mattdangerw mended it.
+Attention divides by the root of a head's size. So does Gemma 2 with 9B parameters; with 27B it divides by the root of
+the width over the number of heads, which is not the size of a head there. The conversion of keras-hub took both for
+alike.
 
 https://github.com/keras-team/keras-hub/pull/1701
 """

@@ -1,10 +1,10 @@
 """A bias that is zero until it is trained
 
-`nnx.GRUCell` makes what it reads of its last state in one matrix product without a bias, although its documentation and the Linen cell
-have one for the new state. It begins as zeros, so no test of a fresh cell sees that it is missing; with trained weights of PyTorch or Linen
-the two part (vineethsaivs).
+What `flax.nnx.GRUCell` computes from its last state has no bias, although its documentation, the cell of Linen and
+PyTorch's have one for the new state. It begins as zeros, so a test of a fresh cell does not see that it is missing.
 
 https://github.com/google/flax/issues/5594
+https://github.com/google/flax/pull/5595
 """
 
 import jax
@@ -45,5 +45,4 @@ WEIGHTS = {
     "dense_h.kernel": ("gru.weight_hh_l0", "o i -> i o"),
     "dense_h.bias": "gru.bias_hh_l0",
 }
-rng = np.random.default_rng(0)
-INPUTS = [rng.standard_normal(shape) for shape in ((4, 2, INPUT), (2, WIDTH))]
+INPUTS = [np.random.default_rng(0).standard_normal(shape) for shape in ((4, 2, INPUT), (2, WIDTH))]

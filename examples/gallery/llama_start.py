@@ -1,7 +1,7 @@
-"""Every new token stands at position 0
+"""Every new token stands at the beginning
 
-With a cache, a decoder is given one token at a time. keras-hub's Llama took no notice of where it starts and rotated each as the
-first one: training was right, generating was not (tirthasheshpatel).
+With a cache, a decoder is given only what is new. The Llama of keras-hub ignored where that starts, and rotated it as
+if it were the beginning of the text: training was right, generating was not.
 
 https://github.com/keras-team/keras-hub/pull/1544
 """

@@ -1,7 +1,7 @@
-"""One norm of the model is not like the other norms
+"""The last norm is not like the other norms
 
-MaxText's Qwen3-Next ended with the library's RMS norm, which multiplies by its weight; the model's own norm multiplies by one plus
-its weight. A check of the logits against Hugging Face's model found it (Rohan-Bierneni).
+The Qwen3-Next of MaxText ended with the library's usual RMS norm, which multiplies by its weight. The model's own
+norm, which all its layers had, multiplies by one plus its weight.
 
 https://github.com/AI-Hypercomputer/maxtext/pull/2672
 """

@@ -1,8 +1,8 @@
 """A fused projection, split all at once or head by head
 
-The first matrix of Qwen3-Next's linear attention makes queries, keys, values and gates. MaxText split it into four in a row;
-Hugging Face's model has the four of one head together. The unit tests had been written with the same simplification, and passed;
-only the check of the logits failed (Rohan-Bierneni).
+One matrix of Qwen3-Next's linear attention makes queries, keys, values and gates. MaxText split its result into four
+in a row; in the model the four of each head lie together. The unit tests compared with a reference that had been
+written with the same mistake, and passed; only the logits of the whole model differed.
 
 https://github.com/AI-Hypercomputer/maxtext/pull/2672
 """

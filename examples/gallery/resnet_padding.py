@@ -1,8 +1,7 @@
 """SAME with a stride pads one side only
 
-A ResNet with PyTorch's weights predicted something else in Flax: `SAME` puts the odd row and column of padding behind the
-image, PyTorch's `padding=1` puts one on each side. JamesAllingham asked, n2cholas knew it from a ResNeSt of his own; ruili3 met it
-again in 2023, in the first layer of a ResNet-18.
+ResNets with PyTorch's weights predicted something else in Flax. Where a stride of 2 leaves one row and one column of
+padding, `SAME`, which is the default there, puts them behind the image; PyTorch's `padding=1` puts one on each side.
 
 https://github.com/google/flax/issues/963
 https://github.com/google/flax/issues/2993
@@ -40,5 +39,7 @@ class Theirs(nn.Module):
 
 
 WEIGHTS = {f"{name}.kernel": (f"{name}.weight", "o i h w -> h w i o") for name in ("conv1", "conv2")}
-WEIGHTS |= {"head.kernel": ("head.weight", "o i -> i o")} | {f"{name}.bias": f"{name}.bias" for name in ("conv1", "conv2", "head")}
+WEIGHTS |= {"head.kernel": ("head.weight", "o i -> i o")} | {
+    f"{name}.bias": f"{name}.bias" for name in ("conv1", "conv2", "head")
+}
 INPUTS = [np.random.default_rng(0).standard_normal((2, 3, 12, 12))]

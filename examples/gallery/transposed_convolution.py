@@ -1,7 +1,8 @@
 """A transposed convolution with its kernel the other way round
 
-younesbelkada ported a model that upsamples, gave `ConvTranspose` PyTorch's kernel, and closed the issue with the words that the
-two are not the same. They are, with `transpose_kernel=True`: PyTorch's layer is the gradient of a convolution, Flax's slides the kernel as it is.
+A module that upsamples was ported with PyTorch's kernel in `flax.linen.ConvTranspose`, and the report was closed with
+the remark that the two frameworks do not give the same. They do with `transpose_kernel=True`: PyTorch's layer is the
+gradient of a convolution, Flax's slides the kernel as it is.
 
 https://github.com/jax-ml/jax/issues/11252
 https://github.com/google/flax/issues/3137

@@ -1,7 +1,7 @@
 """A number of groups that was read and not used
 
-The Flax autoencoder of diffusers took `norm_num_groups` from its configuration and did nothing with it: the residual blocks had the
-number of the checkpoints of that time written into them. younesbelkada saw it in a review, pcuenca wrote it down, akash5474 passed the number on.
+The autoencoder of diffusers in Flax took `norm_num_groups` from its configuration and ignored it: 32, which is the
+default of that number, was written into the residual blocks.
 
 https://github.com/huggingface/diffusers/issues/621
 https://github.com/huggingface/diffusers/pull/789
@@ -11,14 +11,14 @@ import numpy as np
 from flax import linen
 from torch import nn
 
-WIDTH, NORM_NUM_GROUPS = 16, 4
+WIDTH, NORM_NUM_GROUPS = 64, 16
 
 
 class Port(linen.Module):
     @linen.compact
     def __call__(self, x):
         # The bug. Mended: hidden = linen.GroupNorm(NORM_NUM_GROUPS, epsilon=1e-6, name="norm1")(x)
-        hidden = linen.GroupNorm(8, epsilon=1e-6, name="norm1")(x)
+        hidden = linen.GroupNorm(32, epsilon=1e-6, name="norm1")(x)
         return x + linen.Conv(WIDTH, (3, 3), padding=1, name="conv1")(linen.swish(hidden))
 
 

@@ -1,10 +1,10 @@
 """A mask for a shorter sequence
 
-FlaxWav2Vec2 asked how many frames are left of a sound, to mask the others in its encoder. Where the model had an adapter, the answer
-counted its convolution too, which comes behind the encoder: real frames were masked (sanchit-gandhi, who mended it).
+The Wav2Vec2 of transformers in Flax computes how many frames are left of a sound, to mask the others in its encoder.
+Where the model had an adapter, which comes behind the encoder and shortens the sound again, that was counted too:
+real frames were masked.
 
 https://github.com/huggingface/transformers/pull/16725
-https://github.com/sanchit-gandhi/seq2seq-speech/pull/9
 """
 
 import jax

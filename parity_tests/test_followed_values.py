@@ -12,6 +12,7 @@ from jax.sharding import AxisType, PartitionSpec
 from torch import nn
 
 from parity import first_difference
+from parity.differ.torch_values import values_of_torch
 from parity.islands import Float64
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
@@ -99,6 +100,21 @@ def test_what_is_written_through_a_view_is_seen():
 
     found = first_difference(without, Repeated(), WEIGHTS, [X])
     assert found.theirs.source == "x[:, 0] = x[:, 0] + 1"
+
+
+def test_what_is_fresh_is_made_of_nothing():
+    """It may lie where a value was that nobody holds any more."""
+
+    def run():
+        made = torch.zeros(3, 8, dtype=torch.float64)
+        for _ in range(20):
+            x = made + 1
+            del x
+            made = torch.tensor(X)
+        return {"output": made}
+
+    rows = values_of_torch(nn.Identity(), run, {}).rows
+    assert {row.inputs for row in rows if "lift_fresh" in row.operation} == {()}
 
 
 @pytest.mark.parametrize("within", [True, False], ids=["in the module", "around the search"])

@@ -115,6 +115,9 @@ def explain(
         stage = "parameters"
         about["parameters"] = (wrong,)
     agreed = tuple((ours.site(i), theirs.site(j)) for i, j in shared(first, second))
+    if together and stage == "forward" and bool(first.constants) != bool(second.constants):
+        # The table that one of them reads may be read by another start of the other side.
+        first, second = _reading_constants(first, here), _reading_constants(second, there)
     places, sure = _places(first, second, what), together and (bool(what) or are_counterparts(first, second))
     sure = sure and not grown and (bool(what) or not hidden)
     return Difference(stage, *places, agreed, what, sure, sure and origin.checked, **about)
@@ -172,10 +175,17 @@ def _starts(
     return found[0], found[1]
 
 
+def _reading_constants(start: Start, others: Sequence[Start]) -> Start:
+    return next((each for each in (start, *others) if each.constants), start)
+
+
 def _places(first: Start, second: Start, said: str | None) -> tuple[Site, Site]:
     """Both sites; those of constants without an equal, where both sides read some."""
     if first.constants and second.constants:
         return _made(first.values, first.constants[0]), _made(second.values, second.constants[0])
+    if all(start.values.copies(start.number) for start in (first, second)):
+        # Each takes other parts of what both read.
+        return first.values.site(first.number), second.values.site(second.number)
     alone = re.match("(ours|theirs) (multiplies by|adds) .* (does not|goes on without it)", said or "")
     lacks = "" if alone is None else "theirs" if alone[1] == "ours" else "ours"
     return _shown(first, lacks), _shown(second, lacks)

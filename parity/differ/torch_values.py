@@ -253,7 +253,9 @@ class Recorder(TorchDispatchMode):
                 self._nodes[torch._C._autograd._get_sequence_nr() - 1] = self.number(tensors[0])
             return out
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        known = tuple(dict.fromkeys(self.number(tensor) for tensor in tensors))
+        # What is fresh may lie in memory where a value was that nobody holds any more.
+        fresh = func is torch.ops.aten.lift_fresh.default
+        known = () if fresh else tuple(dict.fromkeys(self.number(tensor) for tensor in tensors))
         out = func(*args, **kwargs)
         literals = tuple(float(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, float))
         node = torch._C._current_autograd_node()

@@ -42,16 +42,27 @@ DEEPER = {
     "test_huggingface_sizes.py",
     "test_lora.py",
     "test_pretrained.py",
+    "test_random_architectures.py",
+    "test_soak.py",
+    "test_gate_6_trajectory",
+    "test_gates_1_and_2_with_other_windows",
+    "test_gates_3_and_4_in_the_other_cases",
+    "test_gates_3_and_4_of_the_forward_pass",
+    "test_losses_and_gradients_are_those_of_whole_rows",
+    "test_processes",
+    "test_processes_whose_folders_differ_refuse_together",
+    "test_the_two_terminals_of_the_page",
 }
-"""Files whose deep tests are for `make test-deeper`."""
+"""Files, and tests by name, of which what is deep is for `make test-deeper`."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the deep tests that `.ci/run` has no time for: those of some files, and every second fault to be placed."""
+    """Marks the deep tests that `.ci/run` has no time for: those that are slow, and every second fault to be placed."""
     for item in items:
         placed = item.path.name == "test_localisation.py" and zlib.crc32(item.nodeid.encode()) % 2
-        if item.get_closest_marker("deep") and (placed or item.path.name in DEEPER):
+        named = {item.path.name, getattr(item, "originalname", "")}
+        if item.get_closest_marker("deep") and (placed or not named.isdisjoint(DEEPER)):
             item.add_marker("deeper")
 
 

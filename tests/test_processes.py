@@ -149,6 +149,7 @@ def test_a_run_goes_on_in_any_number_of_processes(tmp_path):
     assert len(sessions) == 3
 
 
+@pytest.mark.deep
 def test_the_two_terminals_of_the_page(tmp_path):
     page = (ROOT / "docs" / "clusters.md").read_text()
     commands = re.findall(r"python train\.py python-docs .*\n.*--distributed\.process \d", page)

@@ -42,13 +42,13 @@ class Accepted:
         has fewer digits, theirs goes on with ours."""
         assert self.sides is not None
         ours, theirs = self.sides
-        index = ours.index({i for i, row in enumerate(ours.rows) if not row.data})
+        index = ours.index({i for i in ours.live() if not ours.rows[i].data})
         found: dict[int, np.ndarray] = {}
-        for j, row in enumerate(theirs.rows):
+        for j in sorted(theirs.live() - theirs.equal.keys() - self.put.keys()):
+            row = theirs.rows[j]
             if row.data or row.features is None or row.kind != "operation" or row.dtype != "torch.float64":
                 continue
-            there = theirs.array(j) if j not in self.put and j not in theirs.equal else None
-            if there is None:
+            if (there := theirs.array(j)) is None:
                 continue
             arrays = [ours.array(i) for i in index.equals(row.features, 1e-4)]
             moved = [x for array in arrays if array is not None for x in with_axes_as(there, array)]

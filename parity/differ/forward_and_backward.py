@@ -36,7 +36,9 @@ def _located(sides: Sides, backward: bool, name: str) -> Difference:
     rounded: tuple[str, ...] = ()
     for way in (_forward, _backward)[: 1 + backward]:
         found = way(sides, name)
-        while found and ((digits := accepted.takes_digits()) or accepted.passes(found, sides.run_theirs)):
+        # Where all runs once more in float64, tables are looked at then.
+        last = sides.widen is not None or not any(sides.islands.values())
+        while found and ((digits := last and accepted.takes_digits()) or accepted.passes(found, sides.run_theirs)):
             rounded = rounded or (found.differing if digits else ())
             found = way(sides, name)
         if found:

@@ -6,11 +6,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import permutations, product
 
-import einops
 import numpy as np
+
+from parity.gates.weight_map import Part, across, apart
 
 Groups = tuple[tuple[int, ...], ...]
 """The axes of one array, each as the atoms that lie in it, the slowest first."""
+Cuts = tuple[tuple[int, int | tuple[int, int]], ...]
+"""Atoms of a fused array, each with what of it lies in the other array: an index (which has no such atom), or rows."""
 MOST_AXES = 5
 """Arrays of more axes than this are matched as they are."""
 
@@ -20,22 +23,25 @@ class Layout:
     """How the axes of theirs (one layer) become those of ours; both are made of the same atoms."""
 
     sizes: tuple[int, ...]
-    """Of each atom; atoms are counted in the order of our axes."""
+    """Of each atom; of one that is cut, in the array that is fused."""
     theirs: Groups
     ours: Groups
-    fused: tuple[int, int, int] | None = None
-    """(axis of theirs, place among its atoms, number of parts): an atom that counts parts; only one part is ours."""
-    part: int | tuple[int, int] | None = None
-    """Which part it is; (start, stop) where the parts are rows of an atom, and differ in number."""
-    rows: int | None = None
-    """The atom that `part` takes rows of."""
+    part: Cuts = ()
+    """What of theirs is ours, where theirs is fused."""
+    into: Cuts = ()
+    """Where in ours it lies, where ours is fused."""
+
+    @cached_property
+    def _shared(self) -> set[int]:
+        """The atoms of both sides."""
+        return {atom for group in self.ours for atom in group} & {atom for group in self.theirs for atom in group}
 
     @cached_property
     def order(self) -> tuple[int, ...]:
         """Their axes in the order in which they come on our side: (1, 0) is transposed."""
         flat = [atom for group in self.ours for atom in group]
-        places = {axis: [flat.index(atom) for atom in group] for axis, group in enumerate(self.theirs) if group}
-        return tuple(sorted(places, key=lambda axis: places[axis]))
+        places = [sorted(flat.index(atom) for atom in group if atom in self._shared) for group in self.theirs]
+        return tuple(sorted((axis for axis, place in enumerate(places) if place), key=lambda axis: places[axis]))
 
     @property
     def split(self) -> bool:
@@ -45,57 +51,82 @@ class Layout:
     @cached_property
     def natural(self) -> bool:
         """Whether atoms of one axis keep their order: heads, then the numbers of a head."""
-        flat = [atom for group in self.ours for atom in group]
-        by_theirs = all([flat.index(a) for a in group] == sorted(flat.index(a) for a in group) for group in self.theirs)
-        lay = [atom for group in self.theirs for atom in group]
-        return by_theirs and all([lay.index(a) for a in g] == sorted(lay.index(a) for a in g) for g in self.ours)
+        sides = [[[atom for atom in g if atom in self._shared] for g in side] for side in (self.theirs, self.ours)]
+        flat = [{atom: place for place, atom in enumerate(sum(side, []))} for side in sides]
+        kept = [
+            [place[atom] for atom in group] for side, place in zip(sides, reversed(flat), strict=True) for group in side
+        ]
+        return all(places == sorted(places) for places in kept)
 
-    def pattern(self) -> tuple[str, dict[str, int], dict[str, int | tuple[int, int]]]:
-        """(einops pattern from theirs to ours, sizes of axes that it splits, part)."""
+    @cached_property
+    def fused(self) -> tuple[int, ...]:
+        """Their axes along which rows belong to several arrays."""
+        cut = {atom for atom, _ in self.part} | {
+            other for atom, _ in self.into for group in self.ours if atom in group for other in group
+        }
+        return tuple(axis for axis, group in enumerate(self.theirs) if cut & {*group})
+
+    @property
+    def turned(self) -> "Layout":
+        """From ours to theirs."""
+        return Layout(self.sizes, self.ours, self.theirs, self.into, self.part)
+
+    def of_one(self, numbers: Sequence[int]) -> "Layout":
+        """Where ours are one array for each number of their first axes: of the one with these numbers."""
+        cuts = [(group[0], number) for group, number in zip(self.ours, numbers, strict=False)]
+        return replace(self, ours=self.ours[len(cuts) :], part=(*self.part, *cuts)) if cuts else self
+
+    def pattern(self) -> tuple[str, dict[str, int], Part, Part]:
+        """(einops pattern from theirs to ours, sizes of axes that it splits, part, into): what a `Weight` takes."""
         if not self.theirs and not self.ours:
-            return "... -> ...", {}, {}
+            return "... -> ...", {}, {}, {}
         words = self._names()
-        size_of = dict(zip(words, self.sizes, strict=False))
         theirs, ours = ([[words[atom] for atom in group] for group in side] for side in (self.theirs, self.ours))
-        split = [word for group in theirs for word in group[1:]]
-        part: dict[str, int | tuple[int, int]] = {}
-        if self.fused is not None:
-            axis, place, number = self.fused
-            split = [*theirs[axis][1:], *split, "part", *theirs[axis][:place]]
-            theirs[axis].insert(place, "part")
-            ours.insert(0, ["part"])
-            size_of["part"] = number
-            part = {} if self.part is None else {"part": self.part}
-        elif self.rows is not None and self.part is not None:
-            row = words[self.rows]
-            part = {row: self.part}
-            # How many rows there are in all follows from the shape; the rest of the axis is said.
-            split = [word for group in theirs for word in (group if row in group else group[1:]) if word != row]
-        return f"{_side(theirs)} -> {_side(ours)}", {word: size_of[word] for word in split}, part
+        part, into = ({words[atom]: cut for atom, cut in cuts} for cuts in (self.part, self.into))
+        sizes = {words[atom]: size for atom, size in self._sizes(self.into).items()}
+        split = [word for group in theirs for word in (group[:-1] if part.keys() & {*group} else group[1:])]
+        dropped = [[word] for word, cut in part.items() if isinstance(cut, int)]
+        return f"{_side(theirs)} -> {_side(dropped + ours)}", {word: sizes[word] for word in split}, part, into
 
-    def apply(self, array: np.ndarray) -> np.ndarray:
-        """Theirs (one layer) in our layout."""
-        pattern, sizes, part = self.pattern()
-        after = einops.rearrange(np.asarray(array), pattern, **sizes)
-        for name, rows in part.items():
-            axis = pattern.split(" -> ")[1].split().index(name)
-            after = np.take(after, rows if isinstance(rows, int) else np.arange(*rows), axis)
-        return after
+    def _sizes(self, cuts: Cuts) -> dict[int, int]:
+        """Of each atom in the array that is not fused by these cuts."""
+        rows = {atom: cut[1] - cut[0] for atom, cut in cuts if isinstance(cut, tuple)}
+        return dict(enumerate(self.sizes)) | rows
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of ours."""
+        sizes = self._sizes(self.part)
+        return tuple(math.prod(sizes[atom] for atom in group) for group in self.ours)
+
+    def seen(self, theirs: np.ndarray) -> np.ndarray:
+        """What of theirs (one layer) is ours, by the atoms of ours: a view."""
+        chosen = {atom: slice(*cut) if isinstance(cut, tuple) else cut for atom, cut in self.part}
+        return across(apart(theirs, self.theirs, self._sizes(self.into), chosen), self.theirs, self.ours)
+
+    def place(self, ours: np.ndarray) -> np.ndarray:
+        """Where that lies in ours (one layer): a view."""
+        chosen = {atom: slice(*cut) if isinstance(cut, tuple) else cut for atom, cut in self.into}
+        return apart(ours, self.ours, self._sizes(self.part), chosen)
 
     def _names(self) -> list[str]:
-        atoms = sum(map(len, self.ours))
-        split = [axis for axis in self.theirs if len(axis) > 1]
-        if atoms == 2 and not split:
-            return ["o", "i"] if self.order == (0, 1) else ["i", "o"]
-        if len(split) == 1 and len(split[0]) == 2 and atoms <= 3:
-            names = ["i"] * atoms
-            names[split[0][0]], names[split[0][1]] = "h", "c"
-            if atoms == 3 and 2 not in split[0]:
-                names[2] = "o"
-            return names
-        if atoms == 4 and not split and self.order in ((2, 3, 1, 0), (0, 1, 2, 3)):
-            return list("hwio" if self.order == (2, 3, 1, 0) else "oihw")
-        return list("abcdefghijk"[:atoms]) if atoms > 1 else ["n"]
+        indices = [atom for atom, cut in self.part if isinstance(cut, int)]
+        words = {atom: "part" for atom, _ in self.into} | dict(zip(indices, ("part", "layer", "inner"), strict=False))
+        rest = [atom for atom in range(len(self.sizes)) if atom not in words]
+        groups = [[atom for atom in axis if atom in rest] for axis in self.theirs]
+        split = [axis for axis in groups if len(axis) > 1]
+        names = list("abcdefghijk") if len(rest) > 1 else ["n"]
+        if len(rest) == 2 and not split:
+            flat = [atom for group in groups for atom in group]
+            names = ["o", "i"] if flat == rest else ["i", "o"]
+        elif len(split) == 1 and len(split[0]) == 2 and len(rest) <= 3:
+            others = [atom for atom in rest if atom not in split[0]]
+            words |= {split[0][0]: "h", split[0][1]: "c"} | {atom: "o" if atom == rest[-1] else "i" for atom in others}
+            return [words[atom] for atom in range(len(self.sizes))]
+        elif len(rest) == 4 and not split and self.order in ((2, 3, 1, 0), (0, 1, 2, 3)):
+            names = list("hwio" if self.order == (2, 3, 1, 0) else "oihw")
+        words |= dict(zip(rest, names, strict=False))
+        return [words[atom] for atom in range(len(self.sizes))]
 
 
 def _side(groups: Sequence[Sequence[str]]) -> str:
@@ -169,55 +200,160 @@ def _ordered(pairs: _Pairs, theirs: tuple[int, ...], ours: tuple[int, ...]) -> I
         )
 
 
-@lru_cache(maxsize=4096)
-def parts(
-    theirs: tuple[int, ...], shapes: tuple[tuple[int, ...], ...], index: int, heads: tuple[int, ...] = ()
-) -> tuple[Layout, ...]:
-    """How `theirs` can hold arrays of these shapes, fused along one axis, and where in it number `index` lies.
+@dataclass(frozen=True)
+class Fusion:
+    """One way in which an array holds others, fused along one axis."""
 
-    The parts lie one after the other; or, where all are of one size, each head has its own (`heads` lists numbers of
-    heads to try where the shapes do not say it).
+    layouts: tuple[Layout, ...]
+    """From the fused array to each of the others."""
+    groups: int
+    """How many times the others take turns along the axis: 1 where they lie one after the other, else their heads or
+    groups of heads."""
+    order: tuple[int, ...]
+    """Which of them comes first, second ..."""
+    rotary: int
+    """0: rows of a head as they are; 1 and 2: see `rotaries`."""
+
+
+@lru_cache(maxsize=4096)
+def fusions(
+    whole: tuple[int, ...], shapes: tuple[tuple[int, ...], ...], turning: tuple[int, ...], heads: tuple[int, ...]
+) -> tuple[Fusion, ...]:
+    """How an array can hold arrays of these shapes: one after the other, or taking turns, by heads or by groups of them.
+
+    `heads` lists numbers of heads to try where the shapes do not say it; without any, single rows may take turns. Rows
+    of those that `turning` lists (queries and keys) may be in either order of rotary embeddings.
     """
     counts = [math.prod(shape) for shape in shapes]
-    if sum(counts) != math.prod(theirs):
+    if sum(counts) != math.prod(whole):
         return ()
-    ours, number = shapes[index], len(shapes)
-    found = []
-    for axis, size in enumerate(theirs):
-        rest = math.prod(theirs) // size if size else 0
+    found: dict[tuple[Layout, ...], Fusion] = {}
+    for axis, size in enumerate(whole):
+        rest = math.prod(whole) // size if size else 0
         if not rest or any(count % rest for count in counts):
             continue
         rows = [count // rest for count in counts]
-        smaller = (*theirs[:axis], rows[index], *theirs[axis + 1 :])
-        for layout in layouts(smaller, ours):
-            if not layout.natural or not layout.theirs[axis]:
+        natural = [
+            [
+                layout
+                for layout in layouts((*whole[:axis], number, *whole[axis + 1 :]), shape)
+                if layout.natural and (layout.theirs[axis] or number == 1)
+            ]
+            for number, shape in zip(rows, shapes, strict=True)
+        ]
+        for order in dict.fromkeys(layout.order for layout in natural[0]):
+            alike = [[layout for layout in each if layout.order == order] for each in natural]
+            if not all(alike):
                 continue
-            if len(set(rows)) == 1:
-                found.append(replace(layout, fused=(axis, 0, number), part=index))
-                if len(layout.theirs[axis]) > 1:
-                    found.append(replace(layout, fused=(axis, 1, number), part=index))
-                else:
-                    found += [
-                        replace(split, fused=(axis, 1, number), part=index)
-                        for split in (_split(layout, axis, count) for count in heads if 1 < count < rows[index])
-                        if split is not None
-                    ]
-            else:
-                slowest = layout.theirs[axis][0]
-                unit = rows[index] // layout.sizes[slowest]
-                if any(count % unit for count in rows):
-                    continue
-                start = sum(rows[:index]) // unit
-                found.append(replace(layout, part=(start, start + layout.sizes[slowest]), rows=slowest))
-    return tuple(found)
+            plain = tuple(each[0] for each in alike)
+            # The same with heads, of which the first has as many as is said.
+            split = [plain] + [
+                tuple(_refined(layout, axis, (n // width,)) for layout, n in zip(plain, rows, strict=True))
+                for width in dict.fromkeys(rows[0] // number for number in heads if rows[0] % number == 0)
+                if all(n % width == 0 for n in rows)
+            ]
+            for one in filter(all, split):
+                for fusion in _taking_turns(one, axis, rows, turning, bool(heads)):
+                    found.setdefault(fusion.layouts, fusion)
+    return tuple(found.values())
 
 
-def _split(layout: Layout, axis: int, heads: int) -> Layout | None:
-    """The same layout with the only atom of one of their axes split into heads and the rest."""
-    (atom,) = layout.theirs[axis]
-    if layout.sizes[atom] % heads:
+def _taking_turns(
+    held: tuple[Layout, ...], axis: int, rows: Sequence[int], turning: tuple[int, ...], by_heads: bool
+) -> Iterator[Fusion]:
+    """The fusions along an axis of arrays that have these layouts by themselves."""
+    each = [[layout.sizes[atom] for atom in layout.theirs[axis]] for layout in held]
+    counts = {1, *(sizes[0] for sizes in each if len(sizes) > 1)} | (set() if by_heads else {min(rows)})
+    for groups in sorted(counts):
+        if any(n % groups for n in rows):
+            continue
+        per = [n // groups for n in rows]
+        units = [math.prod(each[0][place:]) for place in range(len(each[0]) + 1)]
+        unit = per[0] if len(set(per)) == 1 else next(unit for unit in units if all(n % unit == 0 for n in per))
+        total, lengths = sum(per) // unit, [n // unit for n in per]
+        for order in permutations(range(len(rows))):
+            starts = [sum(lengths[other] for other in order[: order.index(index)]) for index in range(len(rows))]
+            cut = [
+                _cut(layout, axis, groups, start, length, total)
+                for layout, start, length in zip(held, starts, lengths, strict=True)
+            ]
+            for kind in (0, 1, 2) if turning and all(len(sizes) > 1 for sizes in each) else (0,):
+                made = [
+                    layout if layout is None or not kind or index not in turning else _rotary(layout, axis, kind)
+                    for index, layout in enumerate(cut)
+                ]
+                if all(made):
+                    yield Fusion(tuple(filter(None, made)), groups, order, kind)
+
+
+def _cut(layout: Layout, axis: int, groups: int, start: int, length: int, total: int) -> Layout | None:
+    """The same numbers as rows of a fused axis: of each group, of `total` units these."""
+    refined = _refined(layout, axis, (groups, groups * length))
+    if refined is None:
         return None
-    sizes = (*layout.sizes[:atom], heads, layout.sizes[atom] // heads, *layout.sizes[atom + 1 :])
+    held, before, place = refined.theirs[axis], 1, 0
+    while before < groups:
+        before, place = before * refined.sizes[held[place]], place + 1
+    if length > 1:
+        atom = held[place]
+        if refined.sizes[atom] != length:
+            return None
+        sizes = (*refined.sizes[:atom], total, *refined.sizes[atom + 1 :])
+        return replace(refined, sizes=sizes, part=((atom, (start, start + length)),))
+    new = len(refined.sizes)
+    theirs = (*refined.theirs[:axis], (*held[:place], new, *held[place:]), *refined.theirs[axis + 1 :])
+    return replace(refined, sizes=(*refined.sizes, total), theirs=theirs, part=((new, start),))
+
+
+def rotaries(layout: Layout, heads: Sequence[int]) -> Iterator[tuple[int, Layout]]:
+    """The layouts in which the rows of each head are in another order, with its kind.
+
+    Rotary embeddings turn pairs of rows: row 0 with row 1 (Meta's Llama), or row 0 with the first of the second half
+    (Hugging Face). 1: theirs holds halves and ours pairs; 2: the reverse.
+    """
+    for axis, group in enumerate(layout.theirs):
+        rows = math.prod(layout.sizes[atom] for atom in group)
+        split = [layout, *(_refined(layout, axis, (n,)) for n in heads if len(group) == 1 and rows % n == 0)]
+        for one, kind in product(filter(None, split), (1, 2)):
+            if group and (turned := _rotary(one, axis, kind)):
+                yield kind, turned
+
+
+def _rotary(layout: Layout, axis: int, kind: int) -> Layout | None:
+    last = layout.theirs[axis][-1]
+    size = layout.sizes[last]
+    if size % 2 or size < 4 or any(atom == last for atom, _ in layout.part):
+        return None
+    split = _split(layout, last, 2 if kind == 1 else size // 2)
+    ours = [list(group) for group in split.ours]
+    for group in ours:
+        if last in group:
+            place = group.index(last)
+            group[place : place + 2] = [last + 1, last]
+    return replace(split, ours=tuple(map(tuple, ours)))
+
+
+def _refined(layout: Layout, axis: int, boundaries: Sequence[int]) -> Layout | None:
+    """The same layout with atoms of one of their axes split, so that some make up each of these numbers of rows."""
+    for boundary in boundaries:
+        before = 1
+        for atom in layout.theirs[axis]:
+            size = layout.sizes[atom]
+            if before < boundary < before * size:
+                if boundary % before or size % (boundary // before):
+                    return None
+                layout = _split(layout, atom, boundary // before)
+                break
+            before *= size
+        else:
+            if boundary > before:
+                return None
+    return layout
+
+
+def _split(layout: Layout, atom: int, number: int) -> Layout:
+    """The same layout with one atom as two, the first of this size."""
+    sizes = (*layout.sizes[:atom], number, layout.sizes[atom] // number, *layout.sizes[atom + 1 :])
 
     def renumbered(groups: Groups) -> Groups:
         return tuple(
@@ -225,4 +361,5 @@ def _split(layout: Layout, axis: int, heads: int) -> Layout | None:
             for group in groups
         )
 
-    return Layout(sizes, renumbered(layout.theirs), renumbered(layout.ours))
+    part = tuple((old + (old > atom), cut) for old, cut in layout.part)
+    return Layout(sizes, renumbered(layout.theirs), renumbered(layout.ours), part)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import permutations, product
+from itertools import chain, permutations, product
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class Layout:
     def order(self) -> tuple[int, ...]:
         """Their axes in the order in which they come on our side: (1, 0) is transposed."""
         flat = [atom for group in self.ours for atom in group]
-        places = [sorted(flat.index(atom) for atom in group if atom in self._shared) for group in self.theirs]
+        places = [[flat.index(atom) for atom in group if atom in self._shared] for group in self.theirs]
         return tuple(sorted((axis for axis, place in enumerate(places) if place), key=lambda axis: places[axis]))
 
     @property
@@ -52,7 +52,7 @@ class Layout:
     def natural(self) -> bool:
         """Whether atoms of one axis keep their order: heads, then the numbers of a head."""
         sides = [[[atom for atom in g if atom in self._shared] for g in side] for side in (self.theirs, self.ours)]
-        flat = [{atom: place for place, atom in enumerate(sum(side, []))} for side in sides]
+        flat = [{atom: place for place, atom in enumerate(chain(*side))} for side in sides]
         kept = [
             [place[atom] for atom in group] for side, place in zip(sides, reversed(flat), strict=True) for group in side
         ]
@@ -111,7 +111,7 @@ class Layout:
 
     def _names(self) -> list[str]:
         indices = [atom for atom, cut in self.part if isinstance(cut, int)]
-        words = {atom: "part" for atom, _ in self.into} | dict(zip(indices, ("part", "layer", "inner"), strict=False))
+        words = dict(zip([*(atom for atom, _ in self.into), *indices], ("part", "layer", "inner"), strict=False))
         rest = [atom for atom in range(len(self.sizes)) if atom not in words]
         groups = [[atom for atom in axis if atom in rest] for axis in self.theirs]
         split = [axis for axis in groups if len(axis) > 1]
@@ -219,7 +219,7 @@ class Fusion:
 def fusions(
     whole: tuple[int, ...], shapes: tuple[tuple[int, ...], ...], turning: tuple[int, ...], heads: tuple[int, ...]
 ) -> tuple[Fusion, ...]:
-    """How an array can hold arrays of these shapes: one after the other, or taking turns, by heads or by groups of them.
+    """How an array can hold arrays of these shapes: one after the other, or taking turns, by heads or groups of heads.
 
     `heads` lists numbers of heads to try where the shapes do not say it; without any, single rows may take turns. Rows
     of those that `turning` lists (queries and keys) may be in either order of rotary embeddings.
@@ -264,10 +264,11 @@ def _taking_turns(
     """The fusions along an axis of arrays that have these layouts by themselves."""
     each = [[layout.sizes[atom] for atom in layout.theirs[axis]] for layout in held]
     counts = {1, *(sizes[0] for sizes in each if len(sizes) > 1)} | (set() if by_heads else {min(rows)})
+    width = math.prod(each[0][1:])
     for groups in sorted(counts):
-        if any(n % groups for n in rows):
-            continue
         per = [n // groups for n in rows]
+        if any(n % groups or (groups > 1 and n // groups % width) for n in rows):
+            continue
         units = [math.prod(each[0][place:]) for place in range(len(each[0]) + 1)]
         unit = per[0] if len(set(per)) == 1 else next(unit for unit in units if all(n % unit == 0 for n in per))
         total, lengths = sum(per) // unit, [n // unit for n in per]
@@ -277,7 +278,7 @@ def _taking_turns(
                 _cut(layout, axis, groups, start, length, total)
                 for layout, start, length in zip(held, starts, lengths, strict=True)
             ]
-            for kind in (0, 1, 2) if turning and all(len(sizes) > 1 for sizes in each) else (0,):
+            for kind in (0, 1, 2) if turning and len(each[0]) > 1 else (0,):
                 made = [
                     layout if layout is None or not kind or index not in turning else _rotary(layout, axis, kind)
                     for index, layout in enumerate(cut)

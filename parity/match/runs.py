@@ -16,7 +16,7 @@ from parity.gates.projection import Inputs, Tensors, common_outputs, named_outpu
 from parity.gates.pytrees import replaced
 from parity.gates.torch_side import from_torch, to_torch
 from parity.islands import Float64
-from parity.match.candidates import Candidate, Proposal
+from parity.match.candidates import Candidate, Leaf, Proposal
 
 SHOWN = 1e-9
 """A weight that changes the outputs by less than this, relative to them, is one that they do not depend on."""
@@ -114,12 +114,15 @@ class Runs:
 
 def converted(proposals: Sequence[Proposal], weights: Tensors) -> Tensors:
     """Our parameters by path, made of the module's by these rows."""
-    return {one.leaf.path: moved(one.chosen, weights) for one in proposals}
+    return {path: array for one in proposals for path, array in held(one.leaf, one.chosen, weights).items()}
 
 
-def moved(candidate: Candidate, weights: Tensors) -> np.ndarray:
-    each = [candidate.layout.apply(weights[name]) for name in candidate.tensor.members]
-    return np.asarray(each[0] if candidate.tensor.layers is None else np.stack(each), order="C")
+def held(leaf: Leaf, candidate: Candidate, weights: Tensors) -> Tensors:
+    """The parameters that a leaf stands for, by path, made of the module's."""
+    made = candidate.made(weights)
+    return dict(
+        zip(leaf.paths, made.reshape(-1, *made.shape[len(leaf.layers) :]) if leaf.members else [made], strict=True)
+    )
 
 
 def _shaken(name: str, array: np.ndarray) -> np.ndarray:

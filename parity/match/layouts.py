@@ -211,8 +211,8 @@ class Fusion:
     groups of heads."""
     order: tuple[int, ...]
     """Which of them comes first, second ..."""
-    rotary: int
-    """0: rows of a head as they are; 1 and 2: see `rotaries`."""
+    rotary: tuple[int, ...] = ()
+    """Where the rows of its heads are in another order: the kind of `rotaries`, and the rows of a head."""
 
 
 @lru_cache(maxsize=4096)
@@ -254,7 +254,8 @@ def fusions(
             ]
             for one in filter(all, split):
                 for fusion in _taking_turns(one, axis, rows, turning, bool(heads)):
-                    found.setdefault(fusion.layouts, fusion)
+                    if one is plain or fusion.groups > 1 or fusion.rotary:
+                        found.setdefault(fusion.layouts, fusion)
     return tuple(found.values())
 
 
@@ -284,7 +285,7 @@ def _taking_turns(
                     for index, layout in enumerate(cut)
                 ]
                 if all(made):
-                    yield Fusion(tuple(filter(None, made)), groups, order, kind)
+                    yield Fusion(tuple(filter(None, made)), groups, order, (kind, width) if kind else ())
 
 
 def _cut(layout: Layout, axis: int, groups: int, start: int, length: int, total: int) -> Layout | None:
@@ -306,8 +307,8 @@ def _cut(layout: Layout, axis: int, groups: int, start: int, length: int, total:
     return replace(refined, sizes=(*refined.sizes, total), theirs=theirs, part=((new, start),))
 
 
-def rotaries(layout: Layout, heads: Sequence[int]) -> Iterator[tuple[int, Layout]]:
-    """The layouts in which the rows of each head are in another order, with its kind.
+def rotaries(layout: Layout, heads: Sequence[int]) -> Iterator[tuple[tuple[int, int], Layout]]:
+    """The layouts in which the rows of each head are in another order, with its kind and the rows of a head.
 
     Rotary embeddings turn pairs of rows: row 0 with row 1 (Meta's Llama), or row 0 with the first of the second half
     (Hugging Face). 1: theirs holds halves and ours pairs; 2: the reverse.
@@ -317,7 +318,7 @@ def rotaries(layout: Layout, heads: Sequence[int]) -> Iterator[tuple[int, Layout
         split = [layout, *(_refined(layout, axis, (n,)) for n in heads if len(group) == 1 and rows % n == 0)]
         for one, kind in product(filter(None, split), (1, 2)):
             if group and (turned := _rotary(one, axis, kind)):
-                yield kind, turned
+                yield (kind, one.sizes[one.theirs[axis][-1]]), turned
 
 
 def _rotary(layout: Layout, axis: int, kind: int) -> Layout | None:

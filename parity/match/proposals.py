@@ -21,7 +21,7 @@ CLEAR = 2.0
 FUSIONS = (("query", "key", "value"), ("key", "value"), ("gate", "up"), ("r", "z", "n"), ("reset", "update", "new"))
 """What modules keep as one matrix, in the order in which it is fused."""
 Bonus = Mapping[tuple[object, ...], float]
-"""(module of ours, module of theirs) or (module of theirs, style) -> what it adds to a score."""
+"""(module of ours, module of theirs) or (module of theirs, role, style) -> what it adds to a score."""
 ROTARY = "rotary"
 """The style of rows of heads in the other order of rotary embeddings."""
 SAME_STYLE = 6.0
@@ -72,7 +72,7 @@ class Matcher:
             score = named - self._away(leaf, tensor) - (1.0 if tensor.buffer else 0.0)
             styled = [((), layout) for layout in ways]
             if turns:
-                styled += [((ROTARY, n), new) for one in ways if one.natural for n, new in rotaries(one, tensor.heads)]
+                styled += [((ROTARY, *n), new) for one in ways if one.natural for n, new in rotaries(one, tensor.heads)]
             found += [
                 self._weighed(leaf, Candidate(tensor, (layout,), named, score, style=style)) for style, layout in styled
             ]
@@ -263,7 +263,7 @@ class Matcher:
                 key = leaf.meaning.parent, one.tensor.meaning.parent
                 together[key] = together.get(key, -1.0) + 1.0
                 if one.score > EQUAL / 2:
-                    styled[one.tensor.meaning.parent, one.style] = SAME_STYLE
+                    styled[one.tensor.meaning.parent, one.role, one.style] = SAME_STYLE
         return {key: min(1.5, 1.5 * count) for key, count in together.items() if count > 0} | styled
 
     def _explained(self, leaf: Leaf, chosen: Mapping[str, Candidate], bonus: Bonus) -> Proposal:
@@ -297,7 +297,7 @@ class Matcher:
 def _weight(leaf: Leaf, one: Candidate, bonus: Bonus) -> float:
     """The score of a candidate with what it gains where its module goes together with ours."""
     parent = one.tensor.meaning.parent
-    return one.score + bonus.get((leaf.meaning.parent, parent), 0.0) + bonus.get((parent, one.style), 0.0)
+    return one.score + bonus.get((leaf.meaning.parent, parent), 0.0) + bonus.get((parent, one.role, one.style), 0.0)
 
 
 def _of_one_layer(leaf: Leaf, tensor: Tensor) -> tuple[int, ...] | None:
@@ -346,7 +346,10 @@ def _fusions(
 
 def _unusual(fusion: Fusion, name: str) -> float:
     """What speaks against a way to fuse, where names alone decide."""
-    known = re.search(r"(query_key_value)|c_attn|in_proj|_[ih]h", name)
     by_heads = fusion.groups > 1
-    against = 0.3 * by_heads if known is None else 0.5 * (by_heads != bool(known[1]))
+    if re.search(r"c_attn|in_proj|_[ih]h", name):
+        against = 0.5 * by_heads
+    else:
+        # Two ways are in use: a tie.
+        against = 0.3 * (by_heads != ("query_key_value" in name))
     return against + 2.5 * (fusion.order != tuple(sorted(fusion.order))) + 2.5 * bool(fusion.rotary)

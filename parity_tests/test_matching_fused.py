@@ -1,6 +1,7 @@
 """`match_weights` finds what one side fuses and the other keeps apart, in both directions."""
 
 from dataclasses import replace
+from importlib import import_module
 
 import einops
 import jax
@@ -9,6 +10,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import FalconConfig, GPTNeoXConfig, GptOssConfig, Phi3Config
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+from transformers.models.phi3.modeling_phi3 import Phi3MLP
 
 from parity import ParityError, check_parity, first_difference, match_weights
 from parity.gates.weight_map import Weights, nested, paths
@@ -79,10 +83,17 @@ def forward(case, fused, weights, x, np):
     if fused and pairs:
         held = [f"{name}.{leaf}" for name in ("query", "key") for leaf in ("weight", "bias")]
         weights |= {name: turned(weights[name]) for name in held}
-    sines, cosines = (np.asarray(each, dtype=x.dtype) for each in (SINES, COSINES))
 
     def linear(name, x):
         return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+    x = x + attention(linear, x, np)
+    return x + linear("down", np.tanh(linear("gate", x)) * linear("up", x))
+
+
+def attention(linear, x, np):
+    """Rotary embeddings, as many queries for each key as there are; `linear(name, x)` projects."""
+    sines, cosines = (np.asarray(each, dtype=x.dtype) for each in (SINES, COSINES))
 
     def heads(name):
         each = einops.rearrange(linear(name, x), "b t (h c) -> b h t c", c=HEAD)
@@ -94,8 +105,7 @@ def forward(case, fused, weights, x, np):
 
     scores = np.exp(rotated(heads("query")) @ rotated(heads("key")).swapaxes(-1, -2) / HEAD**0.5)
     mixed = scores / scores.sum(-1)[..., None] @ heads("value")
-    x = x + linear("out", einops.rearrange(mixed, "b h t c -> b t (h c)"))
-    return x + linear("down", np.tanh(linear("gate", x)) * linear("up", x))
+    return linear("out", einops.rearrange(mixed, "b h t c -> b t (h c)"))
 
 
 class Theirs(nn.Module):
@@ -253,3 +263,95 @@ def test_experts_and_layers_in_one_array_or_apart(mine, their):
     found = match_weights(params, module)
     assert {row.reason for row in found.rows} == {"equal numbers"}
     assert found.weights == match.weights
+
+
+class Attention(nn.Module):
+    """Attention of transformers, by itself."""
+
+    def __init__(self, family, config, **rest):
+        super().__init__()
+        found = import_module(f"transformers.models.{config.model_type}.modeling_{config.model_type}")
+        self.attention = getattr(found, f"{family}Attention")(config, 0)
+        self.rest = rest
+
+    def forward(self, x):
+        angles = tuple(torch.asarray(np.tile(each, 2)[None], dtype=x.dtype) for each in (COSINES, SINES))
+        mask = torch.zeros(1, 1, 5, 5, dtype=x.dtype)
+        return self.attention(x, position_embeddings=angles, attention_mask=mask, **self.rest)[0]
+
+
+class Experts(nn.Module):
+    """All experts of GPT-OSS for each token."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.experts = GptOssExperts(config)
+        for tensor in self.experts.parameters():
+            nn.init.normal_(tensor, std=0.3)
+
+    def forward(self, x):
+        tokens, every = x.flatten(0, 1), torch.arange(3).expand(10, 3)
+        return self.experts(tokens, every, torch.ones(10, 3, dtype=x.dtype)).reshape(x.shape)
+
+
+def of_a_gated_layer(linear, x, _):
+    return linear("down", jax.nn.silu(linear("gate", x)) * linear("up", x))
+
+
+def of_experts(linear, x, _):
+    """With the limits and the factor of GPT-OSS."""
+    made = 0
+    for n in range(3):
+        gate, up = jnp.minimum(linear(f"experts_{n}.gate", x), 7), jnp.clip(linear(f"experts_{n}.up", x), -7, 7)
+        made = made + linear(f"experts_{n}.down", (up + 1) * gate * jax.nn.sigmoid(1.702 * gate))
+    return made
+
+
+HEADED = {"hidden_size": 24, "num_attention_heads": HEADS, "attn_implementation": "eager"}
+PHI3 = Phi3Config(**HEADED, num_key_value_heads=GROUPS, intermediate_size=10, pad_token_id=0)
+FALCON = FalconConfig(**HEADED, num_kv_heads=GROUPS, new_decoder_architecture=True, alibi=False)
+OSS = GptOssConfig(hidden_size=24, intermediate_size=10, num_local_experts=3, experts_implementation="eager")
+PROJECTIONS = {"query": (24, 24), "key": (24, 12), "value": (24, 12), "out": (24, 24)}
+LAYER = {"gate": (24, 10), "up": (24, 10), "down": (10, 24)}
+LIBRARY = {
+    "GPT-NeoX": (
+        lambda: Attention("GPTNeoX", GPTNeoXConfig(**HEADED)),
+        attention,
+        dict.fromkeys(PROJECTIONS, (24, 24)),
+        True,
+    ),
+    "Falcon": (lambda: Attention("Falcon", FALCON, alibi=None), attention, PROJECTIONS, False),
+    "Phi-3": (lambda: Attention("Phi3", PHI3), attention, PROJECTIONS, False),
+    "Phi-3's MLP": (lambda: Phi3MLP(PHI3), of_a_gated_layer, LAYER, False),
+    "GPT-OSS": (
+        lambda: Experts(OSS),
+        of_experts,
+        {f"experts_{n}.{name}": size for n in range(3) for name, size in LAYER.items()},
+        True,
+    ),
+}
+"""Modules of transformers, the same with separate matrices, their sizes, and whether there are biases."""
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_fused_weights_of_transformers(name):
+    make, function, sizes, biased = LIBRARY[name]
+
+    def ours(params, x):
+        flat = paths(params)
+
+        def linear(name, x):
+            return x @ flat[f"{name}.kernel"] + (flat[f"{name}.bias"] if biased else 0)
+
+        return function(linear, x, jnp)
+
+    torch.manual_seed(0)
+    module, kind = make().eval(), jax.ShapeDtypeStruct
+    flat = {f"{path}.kernel": kind(size, jnp.float32) for path, size in sizes.items()}
+    flat |= {f"{path}.bias": kind(size[1:], jnp.float32) for path, size in sizes.items() if biased}
+    batch = [np.random.default_rng(0).standard_normal((2, 5, 24))]
+    match = match_weights(nested(flat), module, ours=ours, inputs=batch)
+    assert match.verified, match.figures
+    assert not match.unmatched_ours
+    assert all(figure.passed for figure in check_parity(ours, module, match.weights, batch, gates=["9"]))
+    assert not first_difference(ours, module, match.weights, batch)

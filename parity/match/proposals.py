@@ -179,7 +179,7 @@ class Matcher:
                 expected = 1 - output if "output" in leaf.meaning.words else output
                 if axes != {expected}:
                     return 1.2
-                if layout.split:
+                if len(layout.ours) > 2:
                     return 0.0
         usual, weight = self._convention(leaf.meaning.said, tensor.kind, len(layout.order))
         return 0.0 if usual is None or layout.order == usual else weight

@@ -144,15 +144,18 @@ class Ties:
 
     def _alike(self, one: Proposal) -> Iterator[tuple[str, np.ndarray]]:
         """Numbers for a tensor that are the same for all that could stand in its place, and in all its layouts."""
+        orders = {each.layout.order for each in (one.chosen, *one.others) if each.tensor is one.chosen.tensor}
         for tensor, layout in one.chosen.pieces:
             shape, flat = tensor.shape, layout.fused or (_turns(one) if self._rotary else ())
-            # Along an axis that is fused every row is alike: then it does not matter which rows are whose.
+            # Along an axis that is fused every row is alike, and where it may be another axis every number: then it
+            # does not matter which rows are whose.
+            flat = tuple(range(len(shape))) if flat and len(orders) > 1 else flat
             wide = sorted(1 if axis in flat else size for axis, size in enumerate(shape))
             rng = np.random.default_rng([len(shape), *wide])
             if len(shape) < 2:
                 array = 0.8 + 0.4 * rng.random(wide)
             elif len(shape) == 2:
-                array = rng.standard_normal(wide) / np.sqrt(wide[1 if flat else 0])
+                array = rng.standard_normal(wide) / np.sqrt((wide[1] if wide[1] > 1 else 16) if flat else wide[0])
                 if wide[0] == wide[1]:
                     array = (array + array.T) / np.sqrt(2)
                 array = array.T if flat == (1,) or (not flat and list(shape) != wide) else array

@@ -2,13 +2,14 @@
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import einops
 import numpy as np
 
+from parity.gates.layout import Cut, Layout
 from parity.gates.measure import ParityError
 from parity.gates.pytrees import is_array, is_floating, is_promised, nested, paths, replaced
 
@@ -19,9 +20,7 @@ LEFT_OUT = "(left out)"
 ["pooler.dense.weight", "pooler.dense.bias"]}`; a `Weight` with a part for some rows of a tensor alone."""
 
 WORD = re.compile(r"[A-Za-z]\w*")
-Groups = Sequence[Sequence[Any]]
-"""The axes of an array, each as the atoms that lie in it, the slowest first."""
-Part = Mapping[str, int | tuple[int, int]]
+Part = Mapping[str, Cut]
 
 
 @dataclass(frozen=True)
@@ -74,10 +73,10 @@ class Weights:
         self.like = like
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         left = _left_out(weights.get(LEFT_OUT, []))
-        rows = {path: _as_weights(path, row) for path, row in weights.items() if row is not None and path != LEFT_OUT}
+        rows = {path: read_row(path, row) for path, row in weights.items() if row is not None and path != LEFT_OUT}
         _require_names(rows | left, shapes, optional)
-        self._rows = {path: _Row(path, row, shapes) for path, row in rows.items()}
-        self._left = [piece for path, row in left.items() for piece in _Row(path, row, shapes).pieces]
+        self._rows = {path: Row(path, row, shapes) for path, row in rows.items()}
+        self._left = [piece for path, row in left.items() for piece in Row(path, row, shapes).pieces]
         self.left_out = {name for piece in self._left if not piece.weight.part for name in piece.names}
         """Tensors of the module that nothing of ours holds, deliberately."""
         self._require_whole_tensors(shapes)
@@ -128,7 +127,7 @@ class Weights:
             for name in piece.names if piece.weight.part else ():
                 if name in found:
                     found[name] = np.array(found[name], order="C")
-                    piece.of_theirs(found[name])[...] = 0
+                    piece.layout.seen(found[name])[...] = 0
         return found
 
     def _require_tensors(self, tensors: Mapping[str, np.ndarray]) -> None:
@@ -153,7 +152,7 @@ class Weights:
             seen.add(held_by)
             times = np.zeros(shapes[name], np.uint8)
             for piece in pieces:
-                piece.of_theirs(times)[...] += 1
+                piece.layout.seen(times)[...] += 1
             _require_once(name, times, [piece.path for piece in pieces])
 
     def _require_paths(self, kept: list[str]) -> None:
@@ -197,66 +196,52 @@ def _require_once(name: str, times: np.ndarray, held_by: list[str]) -> None:
         )
 
 
-def apart(array: np.ndarray, groups: Groups, sizes: Mapping[Any, int], chosen: Mapping[Any, Any]) -> np.ndarray:
-    """The view of an array with its axes split into atoms, and of some atoms an index or a slice."""
-    atoms = [atom for group in groups for atom in group]
-    index = tuple(chosen.get(atom, slice(None)) for atom in atoms)
-    view: np.ndarray = array.reshape([sizes[atom] for atom in atoms])[(*index, ...)]
-    return view
-
-
-def across(view: np.ndarray, here: Groups, there: Groups) -> np.ndarray:
-    """The view of what `apart` gave for groups `here`, with the atoms in the order of `there`; each side may have atoms
-    of its own, which were chosen by index."""
-    flat, other = ([atom for group in groups for atom in group] for groups in (here, there))
-    shared = [atom for atom in flat if atom in other]
-    return view.transpose([shared.index(atom) for atom in other if atom in shared])
-
-
-class _Row:
+class Row:
     """One of our parameters, and the module's tensors of which it is made: one, or one of each layer, or several."""
 
     def __init__(self, path: str, weights: Sequence[Weight], shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.path = path
         stops: dict[str, int] = {}
         for axis, wanted in (each for weight in weights for each in weight.into.items()):
-            stops[axis] = max(stops.get(axis, 0), wanted[1] if isinstance(wanted, tuple) else wanted + 1)
+            stops[axis] = max(stops.get(axis, 0), _stop(wanted))
         self.pieces = [_Piece(path, weight, shapes, stops) for weight in weights]
         self.names = tuple(name for piece in self.pieces for name in piece.names)
-        self.fused = len(weights) > 1 or bool(stops)
-        self.shape = self.pieces[0].ours
-        if other := [piece for piece in self.pieces if piece.ours != self.shape]:
+        self.shape = self.pieces[0].shape
+        if other := [piece for piece in self.pieces if piece.shape != self.shape]:
             raise ParityError(
                 f"{path} is to be made of {self.pieces[0].weight.name} and {other[0].weight.name}, which would be "
-                f"{list(self.shape)} and {list(other[0].ours)}; expected one shape"
+                f"{list(self.shape)} and {list(other[0].shape)}; expected one shape"
             )
-        if self.fused:
+        if len(weights) > 1 or stops:
             times = np.zeros(self.shape, np.uint8)
-            for piece in self.pieces:
-                for one in piece.layers(times):
-                    piece.of_ours(one)[...] += 1
+            for _, _, place in self._places(times):
+                place[...] += 1
             _require_once(path, times, [piece.weight.name for piece in self.pieces])
+
+    def _places(self, ours: np.ndarray) -> Iterator[tuple["_Piece", str, np.ndarray]]:
+        """Each tensor, and the view of our parameter that holds its numbers."""
+        for piece in self.pieces:
+            layers = ours.reshape(-1, *piece.layout.shape)
+            for layer, name in enumerate(piece.names):
+                yield piece, name, piece.layout.place(layers[layer, ...])
 
     def ours(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
         """Our parameter."""
-        if not self.fused:
-            [piece] = self.pieces
-            each = [piece.moved(np.asarray(tensors[name])).reshape(piece.one) for name in piece.names]
-            return np.stack(each).reshape(self.shape) if piece.stacked else each[0]
         made = np.empty(self.shape, np.result_type(*(tensors[name] for name in self.names)))
-        for piece in self.pieces:
-            for name, layer in zip(piece.names, piece.layers(made), strict=True):
-                piece.of_ours(layer)[...] = piece.moved(np.asarray(tensors[name]))
+        for piece, name, place in self._places(made):
+            place[...] = piece.layout.seen(np.asarray(tensors[name]))
         return made
 
     def write(self, ours: np.ndarray, tensors: dict[str, np.ndarray]) -> None:
         """Puts the numbers of our parameter into the module's tensors, of which other rows may have written parts."""
         if ours.shape != self.shape:
             raise ParityError(f"{self.path} is {list(ours.shape)}; the weight mapping makes {list(self.shape)} there")
-        for piece in self.pieces:
-            for name, layer in zip(piece.names, piece.layers(ours), strict=True):
-                tensor = tensors.setdefault(name, np.zeros(piece.theirs, ours.dtype))
-                piece.moved(tensor)[...] = piece.of_ours(layer)
+        for piece, name, place in self._places(ours):
+            piece.layout.seen(tensors.setdefault(name, np.zeros(piece.theirs, ours.dtype)))[...] = place
+
+
+def _stop(cut: Cut) -> int:
+    return cut + 1 if isinstance(cut, int) else cut[1]
 
 
 class _Piece:
@@ -266,7 +251,6 @@ class _Piece:
         self, path: str, weight: Weight, shapes: Mapping[str, tuple[int, ...]], stops: Mapping[str, int]
     ) -> None:
         self.path, self.weight, self.names = path, weight, layers_of(weight.name, shapes)
-        self.stacked = "{" in weight.name
         self.theirs = shapes[self.names[0]]
         if other := [name for name in self.names if shapes[name] != self.theirs]:
             raise ParityError(
@@ -274,35 +258,15 @@ class _Piece:
                 f"{list(self.theirs)}, {other[0]} is {list(shapes[other[0]])}"
             )
         left, right = self._sides()
-        self._left, self._right = _atoms(left), _atoms(right)
-        self._sizes = self._undone(left, right)
-        self._part = self._selection(weight.part, self._sizes, right)
-        into = {axis: stops[axis] for axis in weight.into}
-        self._into = self._selection(weight.into, into, right)
-        # What is taken out of theirs by index has no place in ours.
-        self._right = tuple(tuple(a for a in g if not isinstance(self._part.get(a), int)) for g in self._right)
-        self._there = self._sizes | {a: s.stop - s.start for a, s in self._part.items() if isinstance(s, slice)} | into
-        dropped = {i for i, group in enumerate(_atoms(right)) if group and not self._right[i]}
-        self.one = tuple(
-            math.prod(self._there[atom] for atom in group) for i, group in enumerate(self._right) if i not in dropped
-        )
-        self.ours = (*_stack(weight.name, self.names), *self.one)
-
-    def layers(self, ours: np.ndarray) -> np.ndarray:
-        """Our parameter, layer by layer: a view."""
-        return ours.reshape(len(self.names), *self.one)
-
-    def of_ours(self, ours: np.ndarray) -> np.ndarray:
-        """The numbers of one layer of ours that lie here: a view, in the order of our atoms."""
-        return apart(ours, self._right, self._there, self._into)
-
-    def of_theirs(self, tensor: np.ndarray) -> np.ndarray:
-        """The numbers of a tensor that are ours: a view."""
-        return apart(tensor, self._left, self._sizes, self._part)
-
-    def moved(self, tensor: np.ndarray) -> np.ndarray:
-        """The same in the order of our atoms."""
-        return across(self.of_theirs(tensor), self._left, self._right)
+        sizes = self._undone(left, right)
+        self._require(weight.part, right, {axis: (size, None) for axis, size in sizes.items()})
+        self._require(weight.into, right, {axis: (stops[axis], sizes.get(axis, 1)) for axis in weight.into})
+        index = {axis for axis, cut in weight.part.items() if isinstance(cut, int)}
+        # What is taken of theirs by index has no axis in ours.
+        ours = tuple(tuple(atom for atom in g if atom not in index) for g in _atoms(right) if not g or {*g} - index)
+        sizes |= {axis: stops[axis] for axis in weight.into}
+        self.layout = Layout(sizes, _atoms(left), ours, tuple(weight.part.items()), tuple(weight.into.items()))
+        self.shape = (*_stack(weight.name, self.names), *self.layout.shape)
 
     def _sides(self) -> tuple[str, str]:
         """The left and the right side of the pattern, with a name for each axis that "..." stands for."""
@@ -334,22 +298,18 @@ class _Piece:
             f"({reason})"
         )
 
-    def _selection(self, part: Part, sizes: Mapping[str, int], right: str) -> dict[str, Any]:
-        """Of each axis that is not taken whole, the index or the slice."""
-        axes = re.findall(WORD, right)
+    def _require(self, part: Part, right: str, sizes: Mapping[str, tuple[int, int | None]]) -> None:
+        """That each axis of a part is on the right side, and as large; `sizes`: in all, and what lies there."""
+        axes = WORD.findall(right)
         if unknown := sorted(part.keys() - set(axes)):
             raise ParityError(f"{self.path} is to be a part by {unknown}; {self.weight.axes!r} gives the axes {axes}")
-        chosen: dict[str, Any] = {}
-        for axis, wanted in part.items():
-            start, stop = wanted if isinstance(wanted, tuple) else (wanted, wanted + 1)
-            here = self._sizes.get(axis, 1) if part is self.weight.into else stop - start
-            if not 0 <= start < stop <= sizes[axis] or here != stop - start:
+        for axis, cut in part.items():
+            start, (size, held) = cut if isinstance(cut, int) else cut[0], sizes[axis]
+            if not 0 <= start < _stop(cut) <= size or held not in (None, _stop(cut) - start):
                 raise ParityError(
-                    f"{self.path} is to be the part {wanted} of {axis!r}, which is of size "
-                    f"{sizes[axis] if here == stop - start else here} in {self.weight.name}"
+                    f"{self.path} is to be the part {cut} of {axis!r}, which is of size {held or size} in "
+                    f"{self.weight.name}"
                 )
-            chosen[axis] = slice(start, stop) if isinstance(wanted, tuple) else wanted
-        return chosen
 
 
 def _atoms(side: str) -> tuple[tuple[str, ...], ...]:
@@ -361,7 +321,8 @@ def axes_of(side: str) -> list[str]:
     return re.findall(r"\([^)]*\)|\S+", side)
 
 
-def _as_weights(path: str, row: Any) -> list[Weight]:
+def read_row(path: str, row: Any) -> list[Weight]:
+    """What a row of a map says."""
     if isinstance(row, list) and row and all(isinstance(each, Weight) for each in row):
         return row
     if isinstance(row, Weight):
@@ -379,7 +340,7 @@ def _left_out(given: Any) -> dict[str, list[Weight]]:
     """Rows of nothing of ours, by number."""
     if not isinstance(given, Sequence) or isinstance(given, str) or not all(isinstance(x, str | Weight) for x in given):
         raise ParityError(f"the weight mapping says {given!r} for LEFT_OUT; expected a list of names of the module")
-    return {f"{LEFT_OUT} {n}": _as_weights(LEFT_OUT, row) for n, row in enumerate(given)}
+    return {f"{LEFT_OUT} {n}": read_row(LEFT_OUT, row) for n, row in enumerate(given)}
 
 
 def _numbered(name: str, tensors: Collection[str]) -> dict[tuple[int, ...], str]:

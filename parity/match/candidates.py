@@ -1,6 +1,5 @@
 """What is to be matched: our parameters, the module's tensors, and which of them in which layout one may be."""
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from parity.match.layouts import Layout
+from parity.gates.layout import Layout
 from parity.match.parameter_names import ParameterName, understand
 
 
@@ -95,15 +94,6 @@ class Candidate:
     def column(self) -> tuple[str, object]:
         """What may be taken once."""
         return self.tensor.name, self.layout.part if self.role is None else self.role
-
-    def made(self, weights: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Our parameter, of the module's tensors."""
-        shape, dtype = self.layout.shape, np.result_type(*(weights[name] for name in self.tensor.members))
-        whole = np.empty((math.prod(self.tensor.layers), *shape), dtype)
-        for tensor, layout in self.pieces:
-            for layer, name in enumerate(tensor.members):
-                layout.place(whole[layer, ...])[...] = layout.seen(np.asarray(weights[name]))
-        return whole.reshape((*self.tensor.layers, *shape))
 
 
 @dataclass

@@ -3,134 +3,13 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from itertools import chain, permutations, product
+from functools import lru_cache
+from itertools import permutations, product
 
-import numpy as np
+from parity.gates.layout import Groups, Layout
 
-from parity.gates.weight_map import Part, across, apart
-
-Groups = tuple[tuple[int, ...], ...]
-"""The axes of one array, each as the atoms that lie in it, the slowest first."""
-Cuts = tuple[tuple[int, int | tuple[int, int]], ...]
-"""Atoms of a fused array, each with what of it lies in the other array: an index (which has no such atom), or rows."""
 MOST_AXES = 5
 """Arrays of more axes than this are matched as they are."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the axes of theirs (one layer) become those of ours; both are made of the same atoms."""
-
-    sizes: tuple[int, ...]
-    """Of each atom; of one that is cut, in the array that is fused."""
-    theirs: Groups
-    ours: Groups
-    part: Cuts = ()
-    """What of theirs is ours, where theirs is fused."""
-    into: Cuts = ()
-    """Where in ours it lies, where ours is fused."""
-
-    @cached_property
-    def _shared(self) -> set[int]:
-        """The atoms of both sides."""
-        return {atom for group in self.ours for atom in group} & {atom for group in self.theirs for atom in group}
-
-    @cached_property
-    def order(self) -> tuple[int, ...]:
-        """Their axes in the order in which they come on our side: (1, 0) is transposed."""
-        flat = [atom for group in self.ours for atom in group]
-        places = [[flat.index(atom) for atom in group if atom in self._shared] for group in self.theirs]
-        return tuple(sorted((axis for axis, place in enumerate(places) if place), key=lambda axis: places[axis]))
-
-    @property
-    def split(self) -> bool:
-        """Whether an axis of one side is several of the other."""
-        return any(len(group) > 1 for group in (*self.theirs, *self.ours))
-
-    @cached_property
-    def natural(self) -> bool:
-        """Whether atoms of one axis keep their order: heads, then the numbers of a head."""
-        sides = [[[atom for atom in g if atom in self._shared] for g in side] for side in (self.theirs, self.ours)]
-        flat = [{atom: place for place, atom in enumerate(chain(*side))} for side in sides]
-        kept = [
-            [place[atom] for atom in group] for side, place in zip(sides, reversed(flat), strict=True) for group in side
-        ]
-        return all(places == sorted(places) for places in kept)
-
-    @cached_property
-    def fused(self) -> tuple[int, ...]:
-        """Their axes along which rows belong to several arrays."""
-        cut = {atom for atom, _ in self.part} | {
-            other for atom, _ in self.into for group in self.ours if atom in group for other in group
-        }
-        return tuple(axis for axis, group in enumerate(self.theirs) if cut & {*group})
-
-    @property
-    def turned(self) -> "Layout":
-        """From ours to theirs."""
-        return Layout(self.sizes, self.ours, self.theirs, self.into, self.part)
-
-    def of_one(self, numbers: Sequence[int]) -> "Layout":
-        """Where ours are one array for each number of their first axes: of the one with these numbers."""
-        cuts = [(group[0], number) for group, number in zip(self.ours, numbers, strict=False)]
-        return replace(self, ours=self.ours[len(cuts) :], part=(*self.part, *cuts)) if cuts else self
-
-    def pattern(self) -> tuple[str, dict[str, int], Part, Part]:
-        """(einops pattern from theirs to ours, sizes of axes that it splits, part, into): what a `Weight` takes."""
-        if not self.theirs and not self.ours:
-            return "... -> ...", {}, {}, {}
-        words = self._names()
-        theirs, ours = ([[words[atom] for atom in group] for group in side] for side in (self.theirs, self.ours))
-        part, into = ({words[atom]: cut for atom, cut in cuts} for cuts in (self.part, self.into))
-        sizes = {words[atom]: size for atom, size in self._sizes(self.into).items()}
-        split = [word for group in theirs for word in (group[:-1] if part.keys() & {*group} else group[1:])]
-        dropped = [[word] for word, cut in part.items() if isinstance(cut, int)]
-        return f"{_side(theirs)} -> {_side(dropped + ours)}", {word: sizes[word] for word in split}, part, into
-
-    def _sizes(self, cuts: Cuts) -> dict[int, int]:
-        """Of each atom in the array that is not fused by these cuts."""
-        rows = {atom: cut[1] - cut[0] for atom, cut in cuts if isinstance(cut, tuple)}
-        return dict(enumerate(self.sizes)) | rows
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of ours."""
-        sizes = self._sizes(self.part)
-        return tuple(math.prod(sizes[atom] for atom in group) for group in self.ours)
-
-    def seen(self, theirs: np.ndarray) -> np.ndarray:
-        """What of theirs (one layer) is ours, by the atoms of ours: a view."""
-        chosen = {atom: slice(*cut) if isinstance(cut, tuple) else cut for atom, cut in self.part}
-        return across(apart(theirs, self.theirs, self._sizes(self.into), chosen), self.theirs, self.ours)
-
-    def place(self, ours: np.ndarray) -> np.ndarray:
-        """Where that lies in ours (one layer): a view."""
-        chosen = {atom: slice(*cut) if isinstance(cut, tuple) else cut for atom, cut in self.into}
-        return apart(ours, self.ours, self._sizes(self.part), chosen)
-
-    def _names(self) -> list[str]:
-        indices = [atom for atom, cut in self.part if isinstance(cut, int)]
-        words = dict(zip([*(atom for atom, _ in self.into), *indices], ("part", "layer", "inner"), strict=False))
-        rest = [atom for atom in range(len(self.sizes)) if atom not in words]
-        groups = [[atom for atom in axis if atom in rest] for axis in self.theirs]
-        split = [axis for axis in groups if len(axis) > 1]
-        names = list("abcdefghijk") if len(rest) > 1 else ["n"]
-        if len(rest) == 2 and not split:
-            flat = [atom for group in groups for atom in group]
-            names = ["o", "i"] if flat == rest else ["i", "o"]
-        elif len(split) == 1 and len(split[0]) == 2 and len(rest) <= 3:
-            others = [atom for atom in rest if atom not in split[0]]
-            words |= {split[0][0]: "h", split[0][1]: "c"} | {atom: "o" if atom == rest[-1] else "i" for atom in others}
-            return [words[atom] for atom in range(len(self.sizes))]
-        elif len(rest) == 4 and not split and self.order in ((2, 3, 1, 0), (0, 1, 2, 3)):
-            names = list("hwio" if self.order == (2, 3, 1, 0) else "oihw")
-        words |= dict(zip(rest, names, strict=False))
-        return [words[atom] for atom in range(len(self.sizes))]
-
-
-def _side(groups: Sequence[Sequence[str]]) -> str:
-    return " ".join("1" if not group else group[0] if len(group) == 1 else f"({' '.join(group)})" for group in groups)
 
 
 def same(shape: Sequence[int]) -> Layout:

@@ -10,13 +10,13 @@ import numpy as np
 from torch import nn
 
 from parity.gates.pytrees import is_floating, paths
-from parity.gates.weight_map import Weight, axes_of, layers_of
+from parity.gates.weight_map import Weight, axes_of, layers_of, read_row
 from parity.match.candidates import Proposal, Tensor, leaves
 from parity.match.module_tensors import is_constant, tensors
 from parity.match.proposals import Matcher
 from parity.match.runs import Runs, float64
 from parity.match.verification import verified
-from parity.match.weight_match import Confidence, MatchRow, WeightMatch, as_row, pieces
+from parity.match.weight_match import Confidence, MatchRow, WeightMatch, as_row, as_weights
 
 
 def match_weights(
@@ -80,7 +80,7 @@ def _idle(module: nn.Module, rows: Sequence[MatchRow]) -> tuple[str | Weight, ..
     """The parameters that no row takes, and the rows of tables around those that one takes."""
     parameters = {name: tuple(p.shape) for name, p in module.named_parameters()}
     taken: dict[str, list[Weight]] = {}
-    for weight in (weight for row in rows for weight in pieces(row.theirs)):
+    for weight in (weight for row in rows for weight in read_row(row.ours, row.theirs)):
         for name in layers_of(weight.name, parameters):
             taken.setdefault(name, []).append(weight)
     found: list[str | Weight] = [name for name in parameters if name not in taken]
@@ -107,7 +107,7 @@ def _rows(proposal: Proposal, green: bool) -> Iterator[MatchRow]:
         if not proposal.sure:
             reason = "tie broken by running both"
     for one, numbers in zip(leaf.members or [leaf], np.ndindex(leaf.layers), strict=True):
-        yield MatchRow(one.path, one.shape, as_row(proposal.chosen, numbers), confidence, reason)
+        yield MatchRow(one.path, one.shape, as_row(as_weights(proposal.chosen, numbers)), confidence, reason)
 
 
 def _without_equal(

@@ -93,24 +93,21 @@ class WeightMatch:
         return self.table()
 
 
-def as_row(candidate: Candidate, numbers: Sequence[int] = ()) -> Row:
-    """The row of a map that a candidate stands for: a name alone where nothing moves. Where ours are one parameter for
-    each layer, of the layer with these numbers."""
-    row = []
+def as_weights(candidate: Candidate, numbers: Sequence[int] = ()) -> list[Weight]:
+    """What a candidate stands for in a map. Where ours are one parameter for each layer: of that with these numbers."""
+    found = []
     for tensor, layout in candidate.pieces:
-        pattern, *rest = layout.of_one(numbers).pattern()
+        pattern, sizes, part, into = layout.of_one(numbers).pattern()
         before, after = pattern.split(" -> ")
-        row.append(
-            Weight(tensor.name) if before == after and not any(rest[1:]) else Weight(tensor.name, pattern, *rest)
-        )
-    if len(row) > 1:
-        return row
-    return row[0].name if row[0] == Weight(row[0].name) and not candidate.tensor.layers else row[0]
+        moved = before != after or part or into
+        found.append(Weight(tensor.name, pattern, sizes, part, into) if moved else Weight(tensor.name))
+    return found
 
 
-def pieces(row: Row) -> list[Weight]:
-    """The Weights of a row."""
-    return row if isinstance(row, list) else [Weight(row) if isinstance(row, str) else row]
+def as_row(weights: list[Weight]) -> Row:
+    """A row of a map: a name alone where nothing moves."""
+    first = weights[0]
+    return weights if len(weights) > 1 else first if first != Weight(first.name) or "{" in first.name else first.name
 
 
 def _said(row: Row) -> str:

@@ -280,12 +280,12 @@ class _Piece:
     def _undone(self, left: str, right: str) -> dict[str, int]:
         """The size of every axis of the left side, with which the pattern can be undone."""
         axes = re.findall(WORD, left)
-        given = {axis: size for axis, size in self.weight.sizes.items() if axis in axes or axis not in self.weight.into}
-        shared = re.sub(WORD, lambda word: word[0] if word[0] in axes or word[0] not in self.weight.into else "", right)
+        own = {*self.weight.into} - {*axes}
+        shared = WORD.sub(lambda word: "" if word[0] in own else word[0], right)
         blank = np.empty(self.theirs, bool)
         try:
-            parts = einops.rearrange(blank, f"{left} -> {' '.join(axes)}", **given)
-            einops.rearrange(blank, f"{left} -> {shared}", **given)
+            parts = einops.rearrange(blank, f"{left} -> {' '.join(axes)}", **self.weight.sizes)
+            einops.rearrange(blank, f"{left} -> {shared}", **self.weight.sizes)
         except (ValueError, TypeError, RuntimeError, einops.EinopsError) as error:
             raise self._unfit(str(error).strip().splitlines()[-1].strip()) from error
         return dict(zip(axes, parts.shape, strict=True))

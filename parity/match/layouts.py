@@ -131,8 +131,8 @@ def fusions(
                 for width in dict.fromkeys(rows[0] // number for number in heads if rows[0] % number == 0)
                 if all(n % width == 0 for n in rows)
             ]
-            for one in filter(all, split):
-                for fusion in _taking_turns(one, axis, rows, turning, bool(heads)):
+            for one in split:
+                for fusion in _taking_turns(one, axis, rows, turning, bool(heads)) if all(one) else ():
                     if one is plain or fusion.groups > 1 or fusion.rotary:
                         found.setdefault(fusion.layouts, fusion)
     return tuple(found.values())

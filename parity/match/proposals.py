@@ -1,15 +1,16 @@
 """Which of a module's tensors each of our parameters most likely is, by names, shapes, order and numbers."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from parity.gates.layout import Layout
 from parity.match.candidates import Candidate, Leaf, Named, Proposal, Tensor, families
-from parity.match.layouts import Fusion, Layout, fusions, layouts, rotaries, same
+from parity.match.layouts import Fusion, fusions, layouts, rotaries, same
 from parity.match.parameter_names import Likeness
 
 EQUAL = 1000.0
@@ -43,8 +44,7 @@ class Matcher:
         ]
         self.leaves = [*leaves, *stacked]
         self.candidates = {leaf.path: self._candidates(leaf) for leaf in self.leaves}
-        self._add_parts()
-        self._add_fused()
+        self._add_fusions()
         self._choose_orders()
         self._all_or_each()
 
@@ -70,7 +70,7 @@ class Matcher:
                 continue
             named = max(self.likeness(leaf.meaning, name) for name in (tensor.meaning, *tensor.aliases))
             score = named - self._away(leaf, tensor) - (1.0 if tensor.buffer else 0.0)
-            styled = [((), layout) for layout in ways]
+            styled: list[tuple[tuple[object, ...], Layout]] = [((), layout) for layout in ways]
             if turns:
                 styled += [((ROTARY, *n), new) for one in ways if one.natural for n, new in rotaries(one, tensor.heads)]
             found += [
@@ -113,51 +113,43 @@ class Matcher:
                         return False
         return True
 
-    def _add_parts(self) -> None:
-        """Of our leaves that stand side by side (query, key and value), each may be a part of one fused tensor."""
+    def _add_fusions(self) -> None:
+        """Of what stands side by side (query, key and value), each may be a part of one array of the other side."""
         for roles, group in _sides(self.leaves):
             for tensor in self.tensors:
-                shapes = [shape for leaf in group if (shape := _of_one_layer(leaf, tensor)) is not None]
-                if len(shapes) < len(group):
-                    continue
+                shapes = [_of_one_layer(leaf, tensor) for leaf in group]
                 for fusion in _fusions(tensor.shape, shapes, roles, tensor.heads):
                     for index, leaf in enumerate(group):
-                        # A part is called like the whole, but for its role.
-                        words = (tensor.meaning.words - set(roles)) | {roles[index]}
-                        named = self.likeness(leaf.meaning, replace(tensor.meaning, words=words))
-                        if not set(roles) <= tensor.meaning.words:
-                            named -= 2.0
-                        score = named - self._away(leaf, tensor) - _unusual(fusion, tensor.name)
-                        style = fusion.groups, fusion.order, fusion.rotary
-                        one = Candidate(tensor, fusion.layouts[index : index + 1], named, score, index, style)
-                        self.candidates[leaf.path].append(self._weighed(leaf, one))
-
-    def _add_fused(self) -> None:
-        """One of our leaves may hold several tensors that stand side by side."""
-        for roles, group in _sides(self.tensors):
-            first = group[0]
-            words = first.meaning.words | set(roles)
+                        self._add_fusion(leaf, tensor, roles, fusion, fusion.layouts[index : index + 1], index)
+        for roles, several in _sides(self.tensors):
             whole = replace(
-                first,
-                name=" + ".join(tensor.name for tensor in group),
-                members=tuple(name for tensor in group for name in tensor.members),
-                meaning=replace(first.meaning, words=words),
-                aliases=(),
-                fused=tuple(group),
+                several[0],
+                name=" + ".join(tensor.name for tensor in several),
+                members=tuple(name for tensor in several for name in tensor.members),
+                fused=tuple(several),
             )
             for leaf in self.leaves:
-                if (shape := _of_one_layer(leaf, first)) is None or any(one.layers != first.layers for one in group):
-                    continue
-                for fusion in _fusions(shape, [tensor.shape for tensor in group], roles, first.heads):
-                    if whole not in self.tensors:
-                        self.tensors.append(whole)
-                    named = self.likeness(leaf.meaning, whole.meaning) - 2.0 * (not set(roles) <= leaf.meaning.words)
-                    score = named - self._away(leaf, first) - _unusual(fusion, leaf.path)
-                    style = fusion.groups, fusion.order, fusion.rotary
-                    layouts = tuple(layout.turned for layout in fusion.layouts)
-                    self.candidates[leaf.path].append(
-                        self._weighed(leaf, Candidate(whole, layouts, named, score, style=style))
-                    )
+                shape = _of_one_layer(leaf, several[0])
+                for fusion in _fusions(shape, [tensor.shape for tensor in several], roles, whole.heads):
+                    self._add_fusion(leaf, whole, roles, fusion, tuple(each.turned for each in fusion.layouts))
+
+    def _add_fusion(
+        self,
+        leaf: Leaf,
+        tensor: Tensor,
+        roles: tuple[str, ...],
+        fusion: Fusion,
+        layouts: tuple[Layout, ...],
+        role: int | None = None,
+    ) -> None:
+        # A part is called like the whole, but for its role.
+        words = (tensor.meaning.words - set(roles)) | set(roles if role is None else roles[role : role + 1])
+        named = self.likeness(leaf.meaning, replace(tensor.meaning, words=words))
+        fused = leaf if role is None else tensor
+        named -= 0.0 if set(roles) <= fused.meaning.words else 2.0
+        score = named - self._away(leaf, tensor) - _unusual(fusion, fused.meaning.path)
+        one = Candidate(tensor, layouts, named, score, role, (fusion.groups, fusion.order, fusion.rotary))
+        self.candidates[leaf.path].append(self._weighed(leaf, one))
 
     def _choose_orders(self) -> None:
         """Among layouts of the same shapes, prefers what parameters of that kind have where shapes leave no choice."""
@@ -216,16 +208,15 @@ class Matcher:
     def _all_or_each(self) -> None:
         """Several of them as one, and each by itself, exclude each other: the better fit stays."""
         best = {path: max((one.score for one in found), default=LEAST) for path, found in self.candidates.items()}
-        wanted = {tensor.name: LEAST for tensor in self.tensors}
-        for path, found in self.candidates.items():
-            for one in found:
-                if one.score > best[path] - CLEAR:
-                    wanted[one.tensor.name] = max(wanted[one.tensor.name], one.score)
+        wanted: dict[Tensor, float] = {}
+        for path, one in ((path, one) for path, found in self.candidates.items() for one in found):
+            near = one.score if one.score > best[path] - CLEAR else LEAST
+            wanted[one.tensor] = max(wanted.get(one.tensor, LEAST), near)
         # Of layers that fit alike, theirs are taken together, and ours each by itself.
-        tensors = sorted(self.tensors, key=lambda one: (-wanted[one.name], -len(one.members), one.name))
-        leaves = sorted(self.leaves, key=lambda one: (-best[one.path], len(one.members), one.path))
-        kept = _apart({one.name: one.members for one in tensors})
-        held = _apart({one.path: one.paths for one in leaves})
+        tensors = sorted(wanted, key=lambda one: (-wanted[one], -len(one.members), one.name))
+        leaves = sorted(self.leaves, key=lambda one: (-best[one.path], len(one.paths), one.path))
+        kept = _apart((one.name, one.members) for one in tensors)
+        held = _apart((one.path, one.paths) for one in leaves)
         self.leaves = [leaf for leaf in self.leaves if leaf.path in held]
         self.candidates = {
             leaf.path: [one for one in self.candidates[leaf.path] if one.tensor.name in kept] for leaf in self.leaves
@@ -308,14 +299,13 @@ def _of_one_layer(leaf: Leaf, tensor: Tensor) -> tuple[int, ...] | None:
     return leaf.shape[number:]
 
 
-def _apart(members: Mapping[str, Sequence[str]]) -> set[str]:
+def _apart(named: Iterable[tuple[str, Sequence[str]]]) -> set[str]:
     """The names, best first, of which none holds what another does."""
-    taken: set[str] = set()
-    kept = set()
-    for name, held in members.items():
-        if not taken & {*held}:
+    kept, taken = set(), set[str]()
+    for name, members in named:
+        if taken.isdisjoint(members):
             kept.add(name)
-            taken |= {*held}
+            taken |= {*members}
     return kept
 
 
@@ -338,10 +328,15 @@ def _sides(named: Sequence[Named]) -> list[tuple[tuple[str, ...], list[Named]]]:
 
 
 def _fusions(
-    whole: tuple[int, ...], shapes: Sequence[tuple[int, ...]], roles: Sequence[str], heads: tuple[int, ...]
+    whole: tuple[int, ...] | None,
+    shapes: Sequence[tuple[int, ...] | None],
+    roles: tuple[str, ...],
+    heads: tuple[int, ...],
 ) -> tuple[Fusion, ...]:
+    if whole is None or None in shapes:
+        return ()
     turning = tuple(place for place, role in enumerate(roles) if role in ("query", "key"))
-    return fusions(whole, tuple(shapes), turning, (heads or (1,)) if turning else ())
+    return fusions(whole, tuple(shapes), turning, (heads or (1,)) if turning else ())  # type: ignore[arg-type]
 
 
 def _unusual(fusion: Fusion, name: str) -> float:

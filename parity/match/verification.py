@@ -150,20 +150,17 @@ class Ties:
             # Along an axis that is fused every row is alike, and where it may be another axis every number: then it
             # does not matter which rows are whose.
             flat = tuple(range(len(shape))) if flat and len(orders) > 1 else flat
-            wide = sorted(1 if axis in flat else size for axis, size in enumerate(shape))
-            rng = np.random.default_rng([len(shape), *wide])
+            own = [1 if axis in flat else size for axis, size in enumerate(shape)]
+            wide = [*sorted(own[:2]), *own[2:]]
+            rng = np.random.default_rng([len(shape), *sorted(own)])
             if len(shape) < 2:
                 array = 0.8 + 0.4 * rng.random(wide)
-            elif len(shape) == 2:
-                array = rng.standard_normal(wide) / np.sqrt((wide[1] if wide[1] > 1 else 16) if flat else wide[0])
-                if wide[0] == wide[1]:
-                    array = (array + array.T) / np.sqrt(2)
-                array = array.T if flat == (1,) or (not flat and list(shape) != wide) else array
             else:
-                own = [1 if axis in flat else size for axis, size in enumerate(shape)]
-                array = rng.standard_normal(own) / np.sqrt(np.prod(own[1:]))
-                if own[0] == own[1]:
+                fan = np.prod(wide[:1] + wide[2:]) if not flat else max(wide[1:]) if max(wide) > 1 else 16
+                array = rng.standard_normal(wide) / np.sqrt(fan)
+                if wide[0] == wide[1]:
                     array = (array + array.swapaxes(0, 1)) / np.sqrt(2)
+                array = array if wide == own else array.swapaxes(0, 1)
             for name in tensor.members:
                 yield name, np.array(np.broadcast_to(array, shape))
 

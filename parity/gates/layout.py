@@ -1,7 +1,7 @@
 """How the numbers of one array lie in another: axes permuted, merged, split, or fused with those of others."""
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -90,10 +90,10 @@ class Layout:
         view: np.ndarray = array.reshape([self._size(atom, other) for atom in atoms])[(*chosen, ...)]
         return view
 
-    def _size(self, atom: Hashable, cuts: Cuts) -> int:
+    def _size(self, atom: Any, cuts: Cuts) -> int:
         """Of an atom in the array that is not fused by these cuts."""
         cut = dict(cuts).get(atom)
-        return cut[1] - cut[0] if isinstance(cut, tuple) else self.sizes[atom]  # type: ignore[index]
+        return cut[1] - cut[0] if isinstance(cut, tuple) else self.sizes[atom]
 
     def pattern(self) -> tuple[str, dict[str, int], dict[str, Cut], dict[str, Cut]]:
         """(einops pattern from theirs to ours, sizes of axes that it splits, part, into): what a `Weight` takes."""

@@ -178,13 +178,10 @@ class Weights:
         for path, shape in self.shapes.items():
             if not is_array(leaves[path]) or tuple(leaves[path].shape) != shape:
                 found = list(leaves[path].shape) if is_array(leaves[path]) else type(leaves[path]).__name__
-                row = self._rows[path]
+                first = self._rows[path].pieces[0]
                 raise ParityError(
                     f"{path} is {found} in our parameters, and the weight mapping makes {list(shape)} of "
-                    + "; ".join(
-                        f"{each.weight.name}, of shape {list(each.theirs)}, by {each.weight.axes!r}"
-                        for each in row.pieces
-                    )
+                    f"{first.weight.name}, of shape {list(first.theirs)}, by {first.weight.axes!r}"
                 )
 
 
@@ -250,7 +247,13 @@ class _Piece:
     def __init__(
         self, path: str, weight: Weight, shapes: Mapping[str, tuple[int, ...]], stops: Mapping[str, int]
     ) -> None:
-        self.path, self.weight, self.names = path, weight, layers_of(weight.name, shapes)
+        layers = _numbered(weight.name, shapes)
+        self.path, self.weight, self.names = path, weight, tuple(layers.values())
+        counts = tuple(len(set(numbers)) for numbers in zip(*layers, strict=True))
+        if math.prod(counts) != len(layers):
+            raise ParityError(
+                f"{path} is to stack {weight.name}, which are {len(layers)} tensors; expected {list(counts)} of them"
+            )
         self.theirs = shapes[self.names[0]]
         if other := [name for name in self.names if shapes[name] != self.theirs]:
             raise ParityError(
@@ -266,7 +269,7 @@ class _Piece:
         ours = tuple(tuple(atom for atom in g if atom not in index) for g in _atoms(right) if not g or {*g} - index)
         sizes |= {axis: stops[axis] for axis in weight.into}
         self.layout = Layout(sizes, _atoms(left), ours, tuple(weight.part.items()), tuple(weight.into.items()))
-        self.shape = (*_stack(weight.name, self.names), *self.layout.shape)
+        self.shape = (*counts, *self.layout.shape)
 
     def _sides(self) -> tuple[str, str]:
         """The left and the right side of the pattern, with a name for each axis that "..." stands for."""
@@ -344,7 +347,9 @@ def _left_out(given: Any) -> dict[str, list[Weight]]:
 
 
 def _numbered(name: str, tensors: Collection[str]) -> dict[tuple[int, ...], str]:
-    """The tensors that a name with words in braces stands for, by the numbers in their places."""
+    """The tensors that a name stands for, by the numbers in the places of its words in braces."""
+    if "{" not in name:
+        return {(): name} if name in tensors else {}
     pattern, seen = "", {""}
     for text, word in re.findall(r"([^{]*)(?:{(\w+)})?", name):
         pattern += re.escape(text) + (f"(?P={word})" * bool(word) if word in seen else rf"(?P<{word}>\d+)")
@@ -355,17 +360,7 @@ def _numbered(name: str, tensors: Collection[str]) -> dict[tuple[int, ...], str]
 
 def layers_of(name: str, tensors: Collection[str]) -> tuple[str, ...]:
     """The tensors that a name stands for, in the order of their layers."""
-    if "{" not in name:
-        return (name,) if name in tensors else ()
     return tuple(_numbered(name, tensors).values())
-
-
-def _stack(name: str, names: Sequence[str]) -> tuple[int, ...]:
-    """How many layers there are in each place that counts them; raises ParityError where not all are there."""
-    counts = tuple(len(set(numbers)) for numbers in zip(*_numbered(name, names), strict=True))
-    if math.prod(counts) != len(names):
-        raise ParityError(f"{name} stands for {len(names)} tensors of the module; expected {list(counts)} of them")
-    return counts
 
 
 def _require_names(rows: Mapping[str, Sequence[Weight]], tensors: Collection[str], optional: Collection[str]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import permutations, product
 
-from parity.gates.layout import Groups, Layout
+from parity.gates.layout import Layout
 
 MOST_AXES = 5
 """Arrays of more axes than this are matched as they are."""
@@ -69,14 +69,13 @@ def _ordered(pairs: _Pairs, theirs: tuple[int, ...], ours: tuple[int, ...]) -> I
     """The layouts of one pairing: the atoms that share an axis may lie in it in any order."""
     turned = [list(product(permutations(here), permutations(there))) for here, there in pairs]
     for chosen in product(*turned):
-        # An atom by the axes that it is in; in the order in which it lies in theirs.
+        # An atom by the axes that it is in.
         atoms = [atom for here, there in chosen for atom in product(here, there)]
-        counted = sorted(atoms, key=lambda atom: atom[1])
-        yield Layout(
-            tuple(min(theirs[a], ours[b]) for a, b in counted),
-            tuple(tuple(counted.index(atom) for atom in atoms if atom[0] == axis) for axis in range(len(theirs))),
-            tuple(tuple(n for n, atom in enumerate(counted) if atom[1] == axis) for axis in range(len(ours))),
+        here, there = (
+            tuple(tuple(n for n, atom in enumerate(atoms) if atom[side] == axis) for axis in range(len(shape)))
+            for side, shape in enumerate((theirs, ours))
         )
+        yield Layout(tuple(min(theirs[a], ours[b]) for a, b in atoms), here, there)
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ def fusions(
     counts = [math.prod(shape) for shape in shapes]
     if sum(counts) != math.prod(whole):
         return ()
-    found: dict[tuple[Layout, ...], Fusion] = {}
+    found: list[Fusion] = []
     for axis, size in enumerate(whole):
         rest = math.prod(whole) // size if size else 0
         if not rest or any(count % rest for count in counts):
@@ -120,70 +119,51 @@ def fusions(
             ]
             for number, shape in zip(rows, shapes, strict=True)
         ]
-        for order in dict.fromkeys(layout.order for layout in natural[0]):
-            alike = [[layout for layout in each if layout.order == order] for each in natural]
-            if not all(alike):
-                continue
-            plain = tuple(each[0] for each in alike)
-            # The same with heads, of which the first has as many as is said.
-            split = [plain] + [
-                tuple(_refined(layout, axis, (n // width,)) for layout, n in zip(plain, rows, strict=True))
-                for width in dict.fromkeys(rows[0] // number for number in heads if rows[0] % number == 0)
-                if all(n % width == 0 for n in rows)
-            ]
-            for one in split:
-                for fusion in _taking_turns(one, axis, rows, turning, bool(heads)) if all(one) else ():
-                    if one is plain or fusion.groups > 1 or fusion.rotary:
-                        found.setdefault(fusion.layouts, fusion)
-    return tuple(found.values())
+        for axes in dict.fromkeys(layout.order for layout in natural[0]):
+            alike = [next((one for one in each if one.order == axes), None) for each in natural]
+            found += _taking_turns([one for one in alike if one], axis, rows, turning, heads) if all(alike) else []
+    return tuple(found)
 
 
 def _taking_turns(
-    held: tuple[Layout, ...], axis: int, rows: Sequence[int], turning: tuple[int, ...], by_heads: bool
+    alike: Sequence[Layout], axis: int, rows: Sequence[int], turning: tuple[int, ...], heads: tuple[int, ...]
 ) -> Iterator[Fusion]:
     """The fusions along an axis of arrays that have these layouts by themselves."""
-    each = [[layout.sizes[atom] for atom in layout.theirs[axis]] for layout in held]
-    counts = {1, *(sizes[0] for sizes in each if len(sizes) > 1)} | (set() if by_heads else {min(rows)})
-    width = math.prod(each[0][1:])
-    for groups in sorted(counts):
-        per = [n // groups for n in rows]
-        if any(n % groups or (groups > 1 and n // groups % width) for n in rows):
+    said = math.prod(alike[0].sizes[atom] for atom in alike[0].theirs[axis][1:])
+    hinted = [rows[0] // number for number in heads if said == 1 and rows[0] % number == 0]
+    for width in dict.fromkeys((said, *hinted)):
+        if any(n % width for n in rows):
             continue
-        units = [math.prod(each[0][place:]) for place in range(len(each[0]) + 1)]
-        unit = per[0] if len(set(per)) == 1 else next(unit for unit in units if all(n % unit == 0 for n in per))
-        total, lengths = sum(per) // unit, [n // unit for n in per]
-        for order in permutations(range(len(rows))):
-            starts = [sum(lengths[other] for other in order[: order.index(index)]) for index in range(len(rows))]
-            cut = [
-                _cut(layout, axis, groups, start, length, total)
-                for layout, start, length in zip(held, starts, lengths, strict=True)
-            ]
-            for kind in (0, 1, 2) if turning and len(each[0]) > 1 else (0,):
-                made = [
-                    layout if layout is None or not kind or index not in turning else _rotary(layout, axis, kind)
-                    for index, layout in enumerate(cut)
-                ]
-                if all(made):
-                    yield Fusion(tuple(filter(None, made)), groups, order, (kind, width) if kind else ())
+        units = [n // width for n in rows]
+        for groups in {1, min(units)} if width > 1 or not heads else {1}:
+            held = [_refined(layout, axis, (groups, unit)) for layout, unit in zip(alike, units, strict=True)]
+            if None in held or any(unit % groups for unit in units):
+                continue
+            for order, kind in product(permutations(range(len(rows))), (0, 1, 2) if turning and width > 1 else (0,)):
+                if width != said and groups == 1 and not kind:
+                    continue  # the same as without heads
+                made, start = {}, 0
+                for index in order:
+                    length = units[index] // groups
+                    cut = _cut(held[index], axis, groups, start, length, sum(units) // groups)  # type: ignore[arg-type]
+                    made[index] = _rotary(cut, axis, kind) if kind and index in turning else cut
+                    start += length
+                layouts = tuple(made[index] for index in range(len(rows)))
+                if None not in layouts:
+                    yield Fusion(layouts, groups, order, (kind, width) if kind else ())  # type: ignore[arg-type]
 
 
-def _cut(layout: Layout, axis: int, groups: int, start: int, length: int, total: int) -> Layout | None:
+def _cut(layout: Layout, axis: int, groups: int, start: int, length: int, total: int) -> Layout:
     """The same numbers as rows of a fused axis: of each group, of `total` units these."""
-    refined = _refined(layout, axis, (groups, groups * length))
-    if refined is None:
-        return None
-    held, before, place = refined.theirs[axis], 1, 0
-    while before < groups:
-        before, place = before * refined.sizes[held[place]], place + 1
+    held, sizes = layout.theirs[axis], layout.sizes
+    place = next(n for n in range(len(held) + 1) if math.prod(sizes[atom] for atom in held[:n]) == groups)
     if length > 1:
         atom = held[place]
-        if refined.sizes[atom] != length:
-            return None
-        sizes = (*refined.sizes[:atom], total, *refined.sizes[atom + 1 :])
-        return replace(refined, sizes=sizes, part=((atom, (start, start + length)),))
-    new = len(refined.sizes)
-    theirs = (*refined.theirs[:axis], (*held[:place], new, *held[place:]), *refined.theirs[axis + 1 :])
-    return replace(refined, sizes=(*refined.sizes, total), theirs=theirs, part=((new, start),))
+        return replace(
+            layout, sizes=(*sizes[:atom], total, *sizes[atom + 1 :]), part=((atom, (start, start + length)),)
+        )
+    theirs = (*layout.theirs[:axis], (*held[:place], len(sizes), *held[place:]), *layout.theirs[axis + 1 :])
+    return replace(layout, sizes=(*sizes, total), theirs=theirs, part=((len(sizes), start),))
 
 
 def rotaries(layout: Layout, heads: Sequence[int]) -> Iterator[tuple[tuple[int, int], Layout]]:
@@ -201,17 +181,13 @@ def rotaries(layout: Layout, heads: Sequence[int]) -> Iterator[tuple[tuple[int, 
 
 
 def _rotary(layout: Layout, axis: int, kind: int) -> Layout | None:
-    last = layout.theirs[axis][-1]
+    last, new = layout.theirs[axis][-1], len(layout.sizes)
     size = layout.sizes[last]
-    if size % 2 or size < 4 or any(atom == last for atom, _ in layout.part):
+    if size % 2 or size < 4 or last in dict(layout.part):
         return None
     split = _split(layout, last, 2 if kind == 1 else size // 2)
-    ours = [list(group) for group in split.ours]
-    for group in ours:
-        if last in group:
-            place = group.index(last)
-            group[place : place + 2] = [last + 1, last]
-    return replace(split, ours=tuple(map(tuple, ours)))
+    swapped = {last: new, new: last}
+    return replace(split, ours=tuple(tuple(swapped.get(atom, atom) for atom in group) for group in split.ours))
 
 
 def _refined(layout: Layout, axis: int, boundaries: Sequence[int]) -> Layout | None:
@@ -234,13 +210,9 @@ def _refined(layout: Layout, axis: int, boundaries: Sequence[int]) -> Layout | N
 
 def _split(layout: Layout, atom: int, number: int) -> Layout:
     """The same layout with one atom as two, the first of this size."""
-    sizes = (*layout.sizes[:atom], number, layout.sizes[atom] // number, *layout.sizes[atom + 1 :])
-
-    def renumbered(groups: Groups) -> Groups:
-        return tuple(
-            tuple(new for old in group for new in ((atom, atom + 1) if old == atom else (old + (old > atom),)))
-            for group in groups
-        )
-
-    part = tuple((old + (old > atom), cut) for old, cut in layout.part)
-    return Layout(sizes, renumbered(layout.theirs), renumbered(layout.ours), part)
+    new, sizes = len(layout.sizes), (*layout.sizes, layout.sizes[atom] // number)
+    theirs, ours = (
+        tuple(tuple(n for old in group for n in ((old, new) if old == atom else (old,))) for group in side)
+        for side in (layout.theirs, layout.ours)
+    )
+    return replace(layout, sizes=(*sizes[:atom], number, *sizes[atom + 1 :]), theirs=theirs, ours=ours)

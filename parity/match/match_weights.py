@@ -122,11 +122,8 @@ def _without_equal(
             continue
         words, shape = meanings[path].words, list(leaf.shape)
         tied = [one for one in candidates for other in one.aliases if "head" in other.words]
-        separate = any(len(one.meaning.words & {"query", "key", "value"}) == 1 for one in candidates)
         if "head" in words and tied:
             said[path] = f"{shape}; the module shares its head with {tied[0].name}: tie yours too, or untie theirs"
-        elif {"key", "value"} <= words and separate:
-            said[path] = f"{shape}; theirs keeps query, key and value apart, and they do not make it up"
         else:
             said[path] = f"{shape}; nothing that fits its shape and its name is left"
     return said

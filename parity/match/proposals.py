@@ -336,7 +336,7 @@ def _fusions(
     if whole is None or None in shapes:
         return ()
     turning = tuple(place for place, role in enumerate(roles) if role in ("query", "key"))
-    return fusions(whole, tuple(shapes), turning, (heads or (1,)) if turning else ())  # type: ignore[arg-type]
+    return fusions(whole, tuple(shapes), turning, (heads or (1,)) if turning else ())
 
 
 def _unusual(fusion: Fusion, name: str) -> float:

@@ -14,6 +14,7 @@ from parity.gates.measure import FLOAT64_BAR
 from parity.match.candidates import Candidate, Proposal
 from parity.match.proposals import ROTARY
 from parity.match.runs import SHOWN, Runs, converted, held, worst
+from parity.match.weight_match import as_row, as_weights, said
 
 SMALL = 1e-3
 """Below this an error is one of rounding: a wrong row changes outputs by far more."""
@@ -209,12 +210,8 @@ def _shared_out(name: str, leaves: Sequence[Proposal]) -> Iterator[dict[str, Can
 
 def _told(named: Candidate, chosen: Candidate) -> str:
     """In what the candidate that names speak for differs from the one that was chosen."""
-    if named.tensor.name != chosen.tensor.name:
-        return named.tensor.name
-    pattern, _, *cuts = named.layout.pattern()
-    if pattern == chosen.layout.pattern()[0] and (said := [each for cut in cuts for each in cut.items()]):
-        return ", ".join(f"{axis} {rows}" for axis, rows in said)
-    return pattern
+    moved = named.tensor is chosen.tensor
+    return said(as_row(as_weights(named))) if moved else named.tensor.name
 
 
 class _Probe:

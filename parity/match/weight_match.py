@@ -59,9 +59,9 @@ class WeightMatch:
         lines = _wrapped(f"{len(self.rows)} rows, {len(self.unsure)} unsure; {state}: {self.figures}", "")
         for row in sorted(self.rows, key=lambda row: row.confidence != "unsure"):
             lines += ["", *_wrapped(f"{row.ours} {list(row.shape)}", "? " if row.confidence == "unsure" else "")]
-            lines += _wrapped(f"= {_said(row.theirs)}", "    ")
-            said = row.reason if row.reason.startswith(row.confidence) else f"{row.confidence}: {row.reason}"
-            lines += _wrapped(said, "    ")
+            lines += _wrapped(f"= {said(row.theirs)}", "    ")
+            why = row.reason if row.reason.startswith(row.confidence) else f"{row.confidence}: {row.reason}"
+            lines += _wrapped(why, "    ")
         for title, rest in (
             ("Of yours, without an equal in the module:", self.unmatched_ours),
             ("Of the module, in no row:", self.unmatched_theirs),
@@ -110,9 +110,10 @@ def as_row(weights: list[Weight]) -> Row:
     return weights if len(weights) > 1 else first if first != Weight(first.name) or "{" in first.name else first.name
 
 
-def _said(row: Row) -> str:
+def said(row: Row) -> str:
+    """A row in words."""
     if isinstance(row, list):
-        return "; ".join(map(_said, row))
+        return "; ".join(map(said, row))
     if isinstance(row, str):
         return row
     moved = "" if row.axes == "... -> ..." else f", {row.axes}"
@@ -132,7 +133,7 @@ def _literal(row: Row) -> str:
         return repr(row)
     given = [repr(row.name)]
     given += [repr(row.axes)] if row.axes != "... -> ..." else []
-    given += [f"{name}={dict(said)!r}" for name in ("sizes", "part", "into") if (said := getattr(row, name))]
+    given += [f"{name}={dict(each)!r}" for name in ("sizes", "part", "into") if (each := getattr(row, name))]
     return f"Weight({', '.join(given)})"
 
 

@@ -1,7 +1,7 @@
 """How the numbers of one array lie in another: axes permuted, merged, split, or fused with those of others."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -20,7 +20,7 @@ Cuts = tuple[tuple[Any, Cut], ...]
 class Layout:
     """How the axes of theirs (one layer) become those of ours; both are made of the same atoms."""
 
-    sizes: Mapping[Any, int] | tuple[int, ...]
+    sizes: Any
     """Of each atom; of one that is cut, in the array that is fused."""
     theirs: Groups
     ours: Groups
@@ -93,7 +93,7 @@ class Layout:
     def _size(self, atom: Any, cuts: Cuts) -> int:
         """Of an atom in the array that is not fused by these cuts."""
         cut = dict(cuts).get(atom)
-        return cut[1] - cut[0] if isinstance(cut, tuple) else self.sizes[atom]
+        return int(cut[1] - cut[0] if isinstance(cut, tuple) else self.sizes[atom])
 
     def pattern(self) -> tuple[str, dict[str, int], dict[str, Cut], dict[str, Cut]]:
         """(einops pattern from theirs to ours, sizes of axes that it splits, part, into): what a `Weight` takes."""

@@ -162,17 +162,6 @@ class Matcher:
         layout, tensor = candidate.layout, candidate.tensor
         if len(layout.order) < 2:
             return 0.0
-        if len(layout.order) == 2:
-            output = 1 if tensor.kind == "Conv1D" else 0
-            axes = {axis for axis, group in enumerate(layout.theirs) if len(group) > 1}
-            axes |= set() if "embedding" in tensor.meaning.words else {*layout.fused}
-            if axes and leaf.meaning.words & {"query", "key", "value", "output", "gate", "up"}:
-                # Heads and what is fused are outputs of a projection, heads the inputs of the one after attention.
-                expected = 1 - output if "output" in leaf.meaning.words else output
-                if axes != {expected}:
-                    return 1.2
-                if len(layout.ours) > 2:
-                    return 0.0
         usual, weight = self._convention(leaf.meaning.said, tensor.kind, len(layout.order))
         return 0.0 if usual is None or layout.order == usual else weight
 

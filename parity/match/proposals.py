@@ -1,6 +1,7 @@
 """Which of a module's tensors each of our parameters most likely is, by names, shapes, order and numbers."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -59,7 +60,7 @@ class Matcher:
 
     def _candidates(self, leaf: Leaf) -> list[Candidate]:
         found = []
-        turns = len(leaf.meaning.words & {"query", "key", "value"}) == 1 and not leaf.meaning.words & {"value", "norm"}
+        turns = leaf.meaning.words & {"query", "key", "value"} in ({"query"}, {"key"})
         for tensor in self.tensors:
             if (shape := _of_one_layer(leaf, tensor)) is None:
                 continue
@@ -155,26 +156,21 @@ class Matcher:
         """Among layouts of the same shapes, prefers what parameters of that kind have where shapes leave no choice."""
         for leaf in self.leaves:
             found = self.candidates[leaf.path]
-            self.candidates[leaf.path] = [replace(one, score=one.score - self._against(leaf, one)) for one in found]
+            self.candidates[leaf.path] = [
+                replace(one, score=one.score - self._against(leaf.meaning.said, one)) for one in found
+            ]
 
-    def _against(self, leaf: Leaf, candidate: Candidate) -> float:
-        """What speaks against a layout that is one of several."""
-        layout, tensor = candidate.layout, candidate.tensor
-        if len(layout.order) < 2:
-            return 0.0
-        usual, weight = self._convention(leaf.meaning.said, tensor.kind, len(layout.order))
-        return 0.0 if usual is None or layout.order == usual else weight
-
-    def _convention(self, said: str, kind: str, axes: int) -> tuple[tuple[int, ...] | None, float]:
-        """The order of their axes on our side that is usual, by what was seen or by what the word says; how surely."""
-        as_it_is = tuple(range(axes))
-        if seen := self._seen.get((said, kind == "Conv1D", axes)):
-            return max(seen, key=lambda order: seen[order]), 1.0
-        if kind == "Embedding" or said == "embedding" or (said == "weight" and kind != "Conv1D"):
-            return as_it_is, 1.0
-        inputs_first = {2: (1, 0), 3: (2, 1, 0), 4: (2, 3, 1, 0), 5: (2, 3, 4, 1, 0)}.get(axes)
-        usual = as_it_is if kind == "Conv1D" else inputs_first
-        return usual, 1.0 if said == "kernel" else 0.3
+    def _against(self, said: str, one: Candidate) -> float:
+        """What speaks against a layout: the order of axes that was seen, or that the word says, is another."""
+        order, turned = one.layout.order, one.tensor.kind == "Conv1D"
+        usual, weight = tuple(range(len(order))), 1.0
+        if seen := self._seen.get((said, turned, len(order))):
+            usual = max(seen, key=lambda order: seen[order])
+        elif not (one.tensor.kind == "Embedding" or said == "embedding" or (said == "weight" and not turned)):
+            weight = 1.0 if said == "kernel" else 0.3
+            inputs_first = {2: (1, 0), 3: (2, 1, 0), 4: (2, 3, 1, 0), 5: (2, 3, 4, 1, 0)}
+            usual = usual if turned else inputs_first.get(len(order), order)
+        return weight * (order != usual)
 
     @cached_property
     def _seen(self) -> dict[tuple[str, bool, int], dict[tuple[int, ...], int]]:
@@ -236,15 +232,10 @@ class Matcher:
 
     def _kinship(self, chosen: Mapping[str, Candidate]) -> Bonus:
         """Leaves of one module of ours go together with those of one of theirs, and are fused in one style."""
-        together: dict[tuple[object, ...], float] = {}
-        styled: dict[tuple[object, ...], float] = {}
-        for leaf in self.leaves:
-            if one := chosen.get(leaf.path):
-                key = leaf.meaning.parent, one.tensor.meaning.parent
-                together[key] = together.get(key, -1.0) + 1.0
-                if one.score > EQUAL / 2:
-                    styled[one.tensor.meaning.parent, one.role, one.style] = SAME_STYLE
-        return {key: min(1.5, 1.5 * count) for key, count in together.items() if count > 0} | styled
+        matched = [(leaf.meaning.parent, chosen[leaf.path]) for leaf in self.leaves if leaf.path in chosen]
+        together = Counter((parent, one.tensor.meaning.parent) for parent, one in matched)
+        styles = {(one.tensor.meaning.parent, one.role, one.style) for _, one in matched if one.score > EQUAL / 2}
+        return {key: 1.5 for key, count in together.items() if count > 1} | dict.fromkeys(styles, SAME_STYLE)
 
     def _explained(self, leaf: Leaf, chosen: Mapping[str, Candidate], bonus: Bonus) -> Proposal:
         one = chosen[leaf.path]

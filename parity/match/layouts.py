@@ -166,18 +166,21 @@ def _cut(layout: Layout, axis: int, groups: int, start: int, length: int, total:
     return replace(layout, sizes=(*sizes, total), theirs=theirs, part=((len(sizes), start),))
 
 
-def rotaries(layout: Layout, heads: Sequence[int]) -> Iterator[tuple[tuple[int, int], Layout]]:
+@lru_cache(maxsize=4096)
+def rotaries(layout: Layout, heads: tuple[int, ...]) -> tuple[tuple[tuple[int, int], Layout], ...]:
     """The layouts in which the rows of each head are in another order, with its kind and the rows of a head.
 
     Rotary embeddings turn pairs of rows: row 0 with row 1 (Meta's Llama), or row 0 with the first of the second half
     (Hugging Face). 1: theirs holds halves and ours pairs; 2: the reverse.
     """
+    found = []
     for axis, group in enumerate(layout.theirs):
         rows = math.prod(layout.sizes[atom] for atom in group)
         split = [layout, *(_refined(layout, axis, (n,)) for n in heads if len(group) == 1 and rows % n == 0)]
         for one, kind in product(filter(None, split), (1, 2)):
             if group and (turned := _rotary(one, axis, kind)):
-                yield (kind, one.sizes[one.theirs[axis][-1]]), turned
+                found.append(((kind, one.sizes[one.theirs[axis][-1]]), turned))
+    return tuple(found)
 
 
 def _rotary(layout: Layout, axis: int, kind: int) -> Layout | None:

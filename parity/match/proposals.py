@@ -72,7 +72,7 @@ class Matcher:
             named = max(self.likeness(leaf.meaning, name) for name in (tensor.meaning, *tensor.aliases))
             score = named - self._away(leaf, tensor) - (1.0 if tensor.buffer else 0.0)
             styled: list[tuple[tuple[object, ...], Layout]] = [((), layout) for layout in ways]
-            if turns:
+            if turns and not ways[0].part:
                 styled += [((ROTARY, *n), new) for one in ways if one.natural for n, new in rotaries(one, tensor.heads)]
             found += [
                 self._weighed(leaf, Candidate(tensor, (layout,), named, score, style=style)) for style, layout in styled

@@ -1,9 +1,9 @@
 """Where the faults of training are: those that the loss, or one step of the optimizer, can show."""
 
 from functools import cache, partial
-from types import SimpleNamespace
 
 import jax.numpy as jnp
+from torch import nn
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.config.experiment import OptimizerConfig
@@ -29,8 +29,7 @@ class _Trainer:
 
     def __init__(self, parameters):
         self._parameters = list(parameters)
-        model = SimpleNamespace(parameters=lambda: iter(self._parameters))
-        self._optimizer = training.adamw(model, _OPTIMIZER)
+        self._optimizer = training.adamw(nn.ParameterList(self._parameters), _OPTIMIZER)
         self.param_groups = self._optimizer.param_groups
 
     def step(self):
@@ -80,7 +79,7 @@ _PLACES = {
     "L2 in the gradient instead of decoupled decay": (_DECAY, "step", ""),
     "decay of biases and norms too": (_DECAY, "step", "another decay"),
     "schedule off by one": (_RATE, "step", "ours is 0.5 times theirs: another learning rate"),
-    "clip: norm + 0 instead of norm + 1e-6": ("clip_by_global_norm.<locals>.update", "faults.py", ""),
+    "clip: norm + 0 instead of norm + 1e-6": ("clip_by_global_norm.<locals>.clip", "faults.py", ""),
     "label smoothing eps / (V - 1)": ("linear_loss.py", "faults.py", "", "forward"),
     "loss over all tokens, not those that count": ("training_places.py", "training_places.py", "", "forward"),
     "learning rate rounded to float32": (f"{_RATE} library_faults.py", "step", "another learning rate"),

@@ -50,6 +50,20 @@ def snapshot(folder):
 # What is saved is restored.
 
 
+def test_an_error_waits_for_no_other_process(tmp_path, monkeypatch):
+    """Another one may wait in a step for this one, and would never answer."""
+    asked, checkpoints = [], Checkpoints(tmp_path, 1)
+    checkpoints.save(10, make_state(10), {})
+    monkeypatch.setattr(module, "ask_first", asked.append)
+    checkpoints.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert (asked, names(tmp_path)) == ([], ["10"])
+
+
+def test_all_processes_know_the_best_loss_of_the_first(saved, monkeypatch):
+    monkeypatch.setattr(module, "ask_first", lambda work: work() / 2)
+    assert Checkpoints(saved, 1).best_loss() == min(LOSSES.values()) / 2
+
+
 def test_restores_the_same_bits_and_tree_and_writes_nothing(saved):
     (saved / "50.pending").mkdir()
     before = snapshot(saved)

@@ -132,6 +132,7 @@ def test_no_kernel_drops_attention_weights(implementation):
 
 
 ON_EIGHT_DEVICES = """
+import dataclasses
 from functools import partial
 import jax
 from jax.experimental import pallas
@@ -157,6 +158,9 @@ with jax.set_mesh(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), 4)):
     assert "attention 'einsum'" in described, "dropout of attention weights"
     plain = without_dropout(ARCHITECTURES["gpt2"])
     assert "attention 'pallas'" in prepare.describe_compute(plain, jax.sharding.get_mesh(), 384)
+    for switch in ({"score_cap": 50.0}, {"positions": "relative"}):
+        other = dataclasses.replace(plain, decoder=dataclasses.replace(plain.decoder, **switch))
+        assert "attention 'einsum'" in prepare.describe_compute(other, jax.sharding.get_mesh(), 384), switch
     try:
         attend_by("pallas", *[jax.numpy.ones((3, 128, 2, 64))] * 3, Mask(), 1.0)
     except InputError as error:

@@ -11,9 +11,12 @@ import time
 import numpy as np
 import pytest
 
+from jax_tformer.cli.train import main as train_main
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import DistributedConfig, MaskedTextData, PairData, TextData, TrainingConfig
+from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
+from jax_tformer.files import to_dict
 from jax_tformer.training import processes
 from tests.several_processes import ROOT, SMALL, finish, free_port, start, train
 from tests.small_runs import losses as losses_of
@@ -191,6 +194,30 @@ def test_generate_py_in_two_processes(tmp_path):
 
 
 @pytest.mark.deep
+@pytest.mark.parametrize(
+    ("begun", "message"),
+    [
+        (False, "other is not the folder in which the first process has begun the run; give --run a folder that all"),
+        (True, "has a run to continue in the folder of --run False (the first: True); start all with the same"),
+    ],
+)
+def test_processes_whose_folders_differ_refuse_together(tmp_path, begun, message):
+    """A disk of each machine's own in place of a shared one: refused before the first step."""
+    run, other, port = tmp_path / "run", tmp_path / "other", free_port()
+    if begun:
+        assert finish(train(run, 1, 4))[0][0] == 0
+    where = ["--distributed.coordinator", f"localhost:{port}", "--distributed.processes", 2, "--distributed.process"]
+    children = [
+        start([ROOT / "train.py", *SMALL, "--steps", 9, "--run", folder, *where, number], 2)
+        for number, folder in enumerate((run, other))
+    ]
+    for status, _, errors in finish(children):
+        assert (status, message in errors) == (2, True), errors
+    assert not other.exists()
+    assert begun or not (run / "metrics.jsonl").exists()
+
+
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["adafactor", "muon"])
 def test_optimizers_on_a_mesh_step_as_on_one_device(name, tmp_path):
     """What they compute of a whole matrix, devices have in parts."""
@@ -303,6 +330,16 @@ def test_what_a_lost_process_breaks_waits_until_jax_knows_which(kind, seconds, m
         with pytest.raises(kind, match=message), processes.joined(DistributedConfig()):
             raise kind(message)
     assert waited == seconds
+
+
+@pytest.mark.parametrize(("variables", "coordinator"), [({"PMI_SIZE": "2"}, None), ({}, "localhost:1")])
+def test_a_report_is_drawn_by_one_process(variables, coordinator, monkeypatch, tmp_path):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "config.json").write_text(json.dumps(to_dict(EXPERIMENTS["dates"].config)))
+    where = [] if coordinator is None else ["--distributed.coordinator", coordinator]
+    with pytest.raises(InputError, match=r"train\.py --report runs in one"):
+        train_main(["--run", str(tmp_path), "--report", *where])
 
 
 def test_a_port_in_use_is_refused():

@@ -66,6 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     if plan.options.report:
         from jax_tformer.runs.evaluation import report
 
+        processes.require_alone("train.py --report", plan.options.distributed)
         plan.run.check()
         say(report(plan.run, plan.experiment))
         return 0
@@ -127,7 +128,7 @@ def train(plan: "TrainPlan", started: float) -> int:
 
     tokenizer, pipeline = processes.first_then_others(build_data)
     experiment = dataclasses.replace(experiment, model=experiment.model.with_vocab_size(tokenizer.vocab_size))
-    require_same_run(experiment, tokenizer, pipeline.fingerprint)
+    require_same_run(experiment, tokenizer, pipeline.fingerprint, continues=before is not None)
     changes, notes = permitted_changes(before, experiment)
     batches, held_out = pipeline.train_iterator(), abstract_batch(mesh, pipeline.evaluation[0])
 
@@ -144,7 +145,7 @@ def train(plan: "TrainPlan", started: float) -> int:
         notes.append("the run was stopped before its first checkpoint, so it starts again at step 0")
     if moved := ask_first(lambda: run.take(plan.options.resume == "auto", plan.before)):
         say(f"the run that was in {run.path} is now in {moved}")
-    if state is not None and int(state.step) == training.steps == run.ended_at():
+    if state is not None and int(state.step) == training.steps == ask_first(run.ended_at):
         run.unlock()
         other = "--steps N continues it, --run FOLDER or --resume no starts another"
         complete = f"the run in {run.path} is complete; {other}"
@@ -153,6 +154,8 @@ def train(plan: "TrainPlan", started: float) -> int:
     compiling = compile_beside(prepared.step)
     if state is None:
         ask_first(lambda: run.create(experiment, tokenizer))
+        with together():
+            run.require_begun()
         state = prepared.first_state(given)
     number = start = int(state.step)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))

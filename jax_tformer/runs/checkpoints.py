@@ -18,6 +18,7 @@ With several processes, all must call the same methods in the same order on a sh
 first one alone does the rest, and decides for all (`ask_first`).
 """
 
+import contextlib
 import json
 import logging
 import math
@@ -93,12 +94,16 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """Closes; an error from inside the block takes precedence over one from the background."""
-        try:
+        """Closes; an error from inside the block takes precedence over one from the background.
+
+        After an error it asks no other process: none answers that waits elsewhere for this one.
+        """
+        if error is None:
             self.close()
-        except Exception:
-            if error is None:
-                raise
+            return
+        with contextlib.suppress(Exception):
+            self.drop()
+        self._background.shutdown()
 
     def save(self, step: int, state: Mapping[str, PyTree], extra: Mapping[str, Any]) -> None:
         """Calls `begin`, then `keep`."""
@@ -171,7 +176,8 @@ class Checkpoints:
 
     def best_loss(self) -> float:
         """The held-out loss of the best finished step; infinity where no step has one."""
-        return min(self._losses(list_steps(self._folder)).values(), default=math.inf)
+        # All processes save a better state, or none.
+        return ask_first(lambda: min(self._losses(list_steps(self._folder)).values(), default=math.inf))
 
     def restore(self, abstract: Mapping[str, PyTree], step: int | None = None) -> Restored | None:
         """Restores the newest intact step, or the given one, as the function `restore` does.

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from jax_tformer.runs.checkpoints import Which
 
 _LONGEST_LINE = 1 << 20
+_SEEN_WITHIN = 90
+"""Seconds after which a file that one machine has made is seen by all: NFS keeps what was not there for up to 60."""
 _BEFORE_CONFIG = re.compile(r"lock|origin|tokenizer(_config)?\.json(\.partial)?|config\.json\.partial")
 """Files that a job killed at its start may have left; a new job overwrites them."""
 
@@ -238,6 +241,17 @@ class RunFolder:
             write_json(self.config, to_dict(experiment))
         except OSError as error:
             raise InputError(f"cannot write to {self.path}: {error.strerror}; choose another --run") from error
+
+    def require_begun(self) -> None:
+        """Raises InputError unless this process sees the run that the first process has created."""
+        deadline = time.monotonic() + _SEEN_WITHIN
+        while not self.holds_run():
+            if time.monotonic() > deadline:
+                raise InputError(
+                    f"{self.path} is not the folder in which the first process has begun the run; give --run a folder "
+                    "that all processes see"
+                )
+            time.sleep(1)
 
     def lock(self) -> None:
         """Makes the folder and locks it against other jobs until `unlock` or the end of this process.

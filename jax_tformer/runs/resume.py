@@ -85,10 +85,10 @@ def permitted_changes(run: ExperimentConfig | None, wanted: ExperimentConfig) ->
     return fields, notes
 
 
-def require_same_run(experiment: ExperimentConfig, tokenizer: Tokenizer, fingerprint: str) -> None:
+def require_same_run(experiment: ExperimentConfig, tokenizer: Tokenizer, fingerprint: str, *, continues: bool) -> None:
     """Raises InputError, naming what differs, unless all processes train this experiment on this data with this code.
 
-    `fingerprint` is that of the batches.
+    `fingerprint` is that of the batches. `continues`: whether this process sees a run in the folder.
     """
     require_same(
         {
@@ -97,6 +97,7 @@ def require_same_run(experiment: ExperimentConfig, tokenizer: Tokenizer, fingerp
             "config": to_dict(experiment),
             "the tokenizer": combined_hash([tokenizer.to_json()])[:8],
             "the data": fingerprint[:8],
+            "a run to continue in the folder of --run": continues,
         }
     )
 

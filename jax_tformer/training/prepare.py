@@ -113,7 +113,8 @@ def describe_compute(config: TransformerConfig, mesh: Mesh, length: int) -> str:
         shape = (row_parts(mesh), length, stack.num_heads, config.head_width(stack))
         platform, dtype = mesh.devices.flat[0].platform, jnp.dtype(compute.dtype)
         with jax.set_mesh(mesh):
-            mask = Mask(causal=config.decoder is not None, window=stack.window)
+            bias = jnp.zeros((1, 1, 1, 1)) if stack.positions == "relative" else None
+            mask = Mask(config.decoder is not None, stack.window, bias=bias, cap=stack.score_cap)
             drops = config.dropout.attention > 0
             attention = choose_implementation(platform, dtype, shape, shape, mask, drops=drops)
     return f"{compute.dtype}, attention {attention!r}, remat {compute.remat!r}"

@@ -134,8 +134,10 @@ def join(config: DistributedConfig) -> None:
     ENDINGS.append(_tell_others)
 
 
-def require_alone(program: str) -> None:
-    """Raises InputError if a launcher has started several processes of a `program` that cannot use them."""
+def require_alone(program: str, config: DistributedConfig | None = None) -> None:
+    """Raises InputError if a launcher or `config` describes several processes of a `program` that cannot use them."""
+    if config is not None and config.coordinator is not None:
+        raise InputError(f"{program} runs in one process; leave --distributed out, and start one")
     _, count, _ = _find_launcher()
     if count > 1:
         raise InputError(

@@ -1,10 +1,12 @@
 """In which ways the numbers of one array can lie in another: axes permuted, merged, split, or fused with others."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import permutations, product
+from itertools import accumulate, permutations, product
+from operator import mul
 
 from parity.gates.layout import Layout
 
@@ -26,56 +28,33 @@ def layouts(theirs: tuple[int, ...], ours: tuple[int, ...]) -> tuple[Layout, ...
     """
     if math.prod(theirs) != math.prod(ours):
         return ()
-    real = [axis for axis, size in enumerate(ours) if size > 1]
-    theirs_real = [axis for axis, size in enumerate(theirs) if size > 1]
-    if max(len(real), len(theirs_real)) > MOST_AXES:
+    real = [[axis for axis, size in enumerate(shape) if size > 1] for shape in (theirs, ours)]
+    if max(map(len, real)) > MOST_AXES:
         return (same(ours),) if theirs == ours else ()
-    found = []
-    for pairs in _pairings(tuple(theirs_real), tuple(real), theirs, ours):
-        found += list(_ordered(pairs, theirs, ours))
-    unique = list(dict.fromkeys(found))
+    orders = product(permutations(real[0]), permutations(real[1]))
+    unique = filter(None, dict.fromkeys(_aligned(here, there, theirs, ours) for here, there in orders))
     return tuple(sorted(unique, key=lambda one: (not one.natural, one.order != tuple(sorted(one.order)))))
 
 
-_Pairs = list[tuple[tuple[int, ...], tuple[int, ...]]]
-"""(axes of theirs, axes of ours) that are the same numbers; one of the two is a single axis."""
-
-
-def _pairings(
-    here: tuple[int, ...], there: tuple[int, ...], sizes: tuple[int, ...], other: tuple[int, ...]
-) -> Iterator[_Pairs]:
-    """Which axes of theirs are together which axes of ours: one to one, one to several, several to one."""
-    if not here:
-        if not there:
-            yield []
-        return
-    first, rest = here[0], here[1:]
-    for more in ((), *_subsets(rest)):
-        whole = math.prod(sizes[axis] for axis in (first, *more))
-        for chosen in _subsets(there):
-            if (more and len(chosen) > 1) or math.prod(other[axis] for axis in chosen) != whole:
-                continue
-            left = tuple(a for a in rest if a not in more), tuple(a for a in there if a not in chosen)
-            for tail in _pairings(*left, sizes, other):
-                yield [((first, *more), chosen), *tail]
-
-
-def _subsets(axes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    for bits in range(1, 2 ** len(axes)):
-        yield tuple(axis for place, axis in enumerate(axes) if bits >> place & 1)
-
-
-def _ordered(pairs: _Pairs, theirs: tuple[int, ...], ours: tuple[int, ...]) -> Iterator[Layout]:
-    """The layouts of one pairing: the atoms that share an axis may lie in it in any order."""
-    turned = [list(product(permutations(here), permutations(there))) for here, there in pairs]
-    for chosen in product(*turned):
-        # An atom by the axes that it is in.
-        atoms = [atom for here, there in chosen for atom in product(here, there)]
-        here, there = (
-            tuple(tuple(n for n, atom in enumerate(atoms) if atom[side] == axis) for axis in range(len(shape)))
-            for side, shape in enumerate((theirs, ours))
-        )
-        yield Layout(tuple(min(theirs[a], ours[b]) for a, b in atoms), here, there)
+def _aligned(
+    here: tuple[int, ...], there: tuple[int, ...], theirs: tuple[int, ...], ours: tuple[int, ...]
+) -> Layout | None:
+    """The layout in which the axes of both sides, in these orders, are one sequence of numbers, if it is one."""
+    ends = [list(accumulate((shape[axis] for axis in axes), mul)) for axes, shape in ((here, theirs), (there, ours))]
+    found, before = [], 1
+    for end in sorted({*ends[0], *ends[1]}):
+        if end % before:
+            return None
+        found.append((here[bisect_left(ends[0], end)], there[bisect_left(ends[1], end)], end // before))
+        before = end
+    number = {atom: n for n, atom in enumerate(sorted(found))}
+    one, other = (
+        tuple(tuple(number[atom] for atom in found if atom[side] == axis) for axis in range(len(shape)))
+        for side, shape in enumerate((theirs, ours))
+    )
+    if any(len(one[a]) > 1 < len(other[b]) for a, b, _ in found):
+        return None
+    return Layout(tuple(size for _, _, size in number), one, other)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import FalconConfig, GPTNeoXConfig, GptOssConfig, Phi3Config
+from transformers import FalconConfig, GPTNeoXConfig, GptOssConfig, LlamaConfig, LlamaForCausalLM, Phi3Config
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.phi3.modeling_phi3 import Phi3MLP
 
@@ -355,3 +355,39 @@ def test_fused_weights_of_transformers(name):
     assert not match.unmatched_ours
     assert all(figure.passed for figure in check_parity(ours, module, match.weights, batch, gates=["9"]))
     assert not first_difference(ours, module, match.weights, batch)
+
+
+def test_llama_with_metas_rotary_rows_fused_and_stacked():
+    """From the numbers alone; norms, which are all ones, go by their names."""
+    torch.manual_seed(0)
+    module = LlamaForCausalLM(LlamaConfig(**HEADED, num_key_value_heads=GROUPS, num_hidden_layers=2, vocab_size=11))
+    arrays = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
+
+    def stacked(*names):
+        layers = [[arrays[f"model.layers.{n}.{name}.weight"] for name in names] for n in range(2)]
+        return [np.stack(each) for each in zip(*layers, strict=True)]
+
+    def pairs(rows):
+        return einops.rearrange(rows, "l (h two c) i -> l (h c two) i", two=2, c=HEAD // 2)
+
+    query, key, value, out = stacked(*(f"self_attn.{name}_proj" for name in "qkvo"))
+    gate, up, down = stacked(*(f"mlp.{name}_proj" for name in ("gate", "up", "down")))
+    params = {
+        "layers.attention.qkv": np.concatenate([pairs(query), pairs(key), value], 1),
+        "layers.attention.out": out,
+        "layers.mlp.gate_up": einops.rearrange([gate, up], "n l f i -> l (f n) i"),
+        "layers.mlp.down": down,
+    }
+    norms = zip(
+        ("layers.input_norm", "layers.post_norm"), stacked("input_layernorm", "post_attention_layernorm"), strict=True
+    )
+    flat = {f"{name}.kernel": array.swapaxes(1, 2) for name, array in params.items()}
+    flat |= {f"{name}.scale": array for name, array in norms} | {"norm.scale": arrays["model.norm.weight"]}
+    flat |= {"embedding": arrays["model.embed_tokens.weight"], "head.kernel": arrays["lm_head.weight"].T}
+    match = match_weights(nested(flat), module)
+    assert not match.unsure
+    assert {row.reason for row in match.rows} == {"equal numbers", "name and shape"}
+    made = paths(Weights(match.weights, arrays).into(arrays))
+    assert made.keys() == flat.keys()
+    for name, array in flat.items():
+        np.testing.assert_array_equal(made[name], array, err_msg=name)

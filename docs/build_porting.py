@@ -116,14 +116,19 @@ def comparable(page: str) -> str:
     return re.sub(r"^(platform|rootdir|plugins|configfile|measured on).*$|in \d+\.\d+s", "", page, flags=re.MULTILINE)
 
 
-def main(arguments: list[str], write: Callable[[str], object] = sys.stderr.write) -> int:
-    """Writes the page; with --check only says whether it is what the commands print now. 1 where it is not."""
+def main(
+    arguments: list[str],
+    write: Callable[[str], object] = sys.stderr.write,
+    name: str = "porting",
+    made: Callable[[], str] = lambda: built(),
+) -> int:
+    """Writes a page; with --check only says whether it is what the commands print now. 1 where it is not."""
     if arguments not in ([], ["--check"]):
-        write("usage: python docs/build_porting.py [--check]\n")
+        write(f"usage: python docs/build_{name}.py [--check]\n")
         return 2
-    page = DOCS / "porting.md"
+    page = DOCS / f"{name}.md"
     try:
-        text = built()
+        text = made()
     except (PortingError, OSError) as error:
         write(f"{error}\n")
         return 1
@@ -132,7 +137,7 @@ def main(arguments: list[str], write: Callable[[str], object] = sys.stderr.write
         return 0
     there = comparable(page.read_text("utf-8")).splitlines() if page.exists() else []
     if changed := list(difflib.unified_diff(there, comparable(text).splitlines(), "the page", "now", "", "", 0, "")):
-        write("\n".join(["docs/porting.md is not what its commands print; run this without --check", *changed, ""]))
+        write("\n".join([f"docs/{name}.md is not what its commands print; run this without --check", *changed, ""]))
         return 1
     return 0
 

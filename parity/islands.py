@@ -10,8 +10,13 @@ from torch.overrides import TorchFunctionMode
 class Float64(TorchFunctionMode):
     """Turns float32 into float64 while it is on, wherever a dtype is named and where the default one is meant.
 
-    Models built while it is on make their constants (frequencies of rotations) in float64 too.
+    Models built while it is on make their constants (frequencies of rotations) in float64 too. With `every`, types of
+    still fewer digits are widened as well.
     """
+
+    def __init__(self, every: bool = False) -> None:
+        super().__init__()
+        self._narrow = (torch.float32, torch.bfloat16, torch.float16)[: 3 if every else 1]
 
     def __enter__(self) -> "Float64":
         self._default = torch.get_default_dtype()
@@ -27,9 +32,8 @@ class Float64(TorchFunctionMode):
         """The call with float64 in the place of float32."""
         if func is Tensor.float:
             func = Tensor.double
-        wide = {name: _widened(value) for name, value in (kwargs or {}).items()}
-        return func(*map(_widened, args), **wide)
+        wide = {name: self._widened(value) for name, value in (kwargs or {}).items()}
+        return func(*map(self._widened, args), **wide)
 
-
-def _widened(value: Any) -> Any:
-    return torch.float64 if value is torch.float32 else value
+    def _widened(self, value: Any) -> Any:
+        return torch.float64 if isinstance(value, torch.dtype) and value in self._narrow else value

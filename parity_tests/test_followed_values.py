@@ -12,6 +12,7 @@ from jax.sharding import AxisType, PartitionSpec
 from torch import nn
 
 from parity import first_difference
+from parity.differ.torch_values import values_of_torch
 from parity.islands import Float64
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
@@ -101,6 +102,21 @@ def test_what_is_written_through_a_view_is_seen():
     assert found.theirs.source == "x[:, 0] = x[:, 0] + 1"
 
 
+def test_what_is_fresh_is_made_of_nothing():
+    """It may lie where a value was that nobody holds any more."""
+
+    def run():
+        made = torch.zeros(3, 8, dtype=torch.float64)
+        for _ in range(20):
+            x = made + 1
+            del x
+            made = torch.tensor(X)
+        return {"output": made}
+
+    rows = values_of_torch(nn.Identity(), run, {}).rows
+    assert {row.inputs for row in rows if "lift_fresh" in row.operation} == {()}
+
+
 @pytest.mark.parametrize("within", [True, False], ids=["in the module", "around the search"])
 def test_lines_of_the_module_are_named_under_float64(within):
     """Its casts to float32 would be named first, were it not for Float64."""
@@ -125,19 +141,19 @@ def test_compiled_modules_are_looked_into():
     assert not first_difference(partial(by_scan, factor=1.5), torch.compile(Repeated()), WEIGHTS, [X])
 
 
-def test_a_program_over_a_mesh_is_one_value_and_named():
-    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_a_program_over_a_mesh_is_one_value_and_named(factor):
+    mesh, spec = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,)), PartitionSpec("data")
 
     def ours(p, x):
         for _ in range(3):
-            x = jax.shard_map(
-                lambda x: step(p, x), mesh=mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec("data")
-            )(x)
+            x = jax.shard_map(lambda x: step(p, factor * x), mesh=mesh, in_specs=spec, out_specs=spec)(x)
         return x
 
     found = first_difference(ours, Repeated(), WEIGHTS, [X], backward=False)
-    assert not found
+    assert bool(found) == (factor != 1)
     assert found.opaque == ("shard_map in JAX",)
+    assert not found or (found.ours.operation, found.stage, found.sure) == ("shard_map", "forward", False)
 
 
 def test_the_module_and_float32_stay_as_they_were():

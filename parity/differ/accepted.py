@@ -13,6 +13,7 @@ from parity.differ.element_order import with_axes_as
 from parity.differ.values import Site, Values, short
 from parity.gates.measure import FLOAT64_BAR
 
+_FLOAT32 = 2.0**-24
 _TRIED = 16
 """Pairs of values, at most, at which the two sides may come together again."""
 _KINDS = {"epsilon": "another constant is added"}
@@ -31,6 +32,31 @@ class Accepted:
     """Line of ours -> what is said of it. The derivatives of such lines differ, too."""
     starts: tuple[Start | None, Start | None] = None, None
     """What the answer is about."""
+    sides: tuple[Values, Values] | None = None
+    """The runs that it was found in."""
+    rounded: list[Site] = field(default_factory=list)
+    """Constants of theirs that `takes_digits` put digits of ours for."""
+
+    def takes_digits(self) -> bool:
+        """Whether some constants, like a table of frequencies, differ as float32 rounds, and no more: whichever side
+        has fewer digits, theirs goes on with ours."""
+        assert self.sides is not None
+        ours, theirs = self.sides
+        index = ours.index({i for i, row in enumerate(ours.rows) if not row.data})
+        found: dict[int, np.ndarray] = {}
+        for j, row in enumerate(theirs.rows):
+            if row.data or row.features is None or row.kind != "operation" or row.dtype != "torch.float64":
+                continue
+            there = theirs.array(j) if j not in self.put and j not in theirs.equal else None
+            if there is None:
+                continue
+            arrays = [ours.array(i) for i in index.equals(row.features, 1e-4)]
+            moved = [x for array in arrays if array is not None for x in with_axes_as(there, array)]
+            if close := [x for x in moved if _rounds_alike(x, there)]:
+                found[j] = close[0]
+        self.put |= found
+        self.rounded += [theirs.site(j) for j in found]
+        return bool(found)
 
     def passes(self, found: Difference, theirs: Callable[[bool], Values]) -> bool:
         """Whether an answer is ignored, and numbers were found to `put`, with which the two sides come together behind
@@ -55,6 +81,13 @@ class Accepted:
                 del self.put[j]
         self.passed[line] = f"{line} ({item}), behind which the two sides do not come together: the search ends here"
         return False
+
+
+def _rounds_alike(here: np.ndarray, there: np.ndarray) -> bool:
+    """Whether numbers are as far apart as float32 rounds a few times; in a table, what is rounded is a frequency that
+    counts as often as there are places."""
+    table = max(there.shape) * float(np.abs(there).max()) if there.squeeze().ndim > 1 else 0.0
+    return bool((np.abs(here - there) <= _FLOAT32 * np.maximum(4 * np.abs(there), table)).all())
 
 
 def _told(site: Site) -> str:

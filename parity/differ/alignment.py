@@ -58,7 +58,7 @@ def shared(ours: Start, theirs: Start) -> list[tuple[int, int]]:
 
 
 _FAMILIES = (
-    "dot_general|ragged_dot|conv|mm|bmm|addmm|baddbmm|mv|dot|linear",
+    "dot_general|ragged_dot|conv_general_dilated|convolution|mm|bmm|addmm|baddbmm|mv|dot|linear",
     "add|sub|rsub|neg|reduce_sum|sum|mean|var|var_mean|cumsum|scatter.add|index_add|addcmul|add_any|sym_size",
     "mul|div|square|integer_pow|pow|reciprocal|rsqrt|sqrt|addcdiv",
     "select_n|where|masked_fill|tril|triu|max|min|maximum|minimum|clamp|relu|relu6|hardtanh|threshold",

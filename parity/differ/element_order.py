@@ -9,6 +9,8 @@ from parity.differ.fingerprints import finite
 
 Order = Literal["same", "other", "unknown"]
 _CLOSE = 1e-8
+NEARLY = 1e-5
+"""How far apart, over the largest, elements may be that lie in one place: numbers that were moved are farther."""
 _LARGEST = 1 << 22
 """Elements; larger arrays are taken as they are."""
 
@@ -26,6 +28,16 @@ def in_our_layout(ours: np.ndarray, theirs: np.ndarray, bar: float = _CLOSE) -> 
             if difference <= bar * float(np.abs(finite(ours)).mean() + 1e-300):
                 break
     return best
+
+
+def distance(ours: np.ndarray | None, theirs: np.ndarray | None) -> float:
+    """The largest difference of two elements that lie in one place, over the largest element; infinity where no layout
+    is common to both."""
+    if ours is None or theirs is None or not 0 < ours.size <= _LARGEST:
+        return np.inf
+    there = in_our_layout(ours, theirs)
+    largest = float(np.abs(finite(ours)).max()) + 1e-300
+    return np.inf if there is None else float(np.abs(finite(ours) - finite(there)).max()) / largest
 
 
 def with_axes_as(ours: np.ndarray, theirs: np.ndarray) -> list[np.ndarray]:
@@ -60,9 +72,9 @@ def order(ours: np.ndarray, theirs: np.ndarray) -> Order:
     if ours.size != theirs.size or not 2 < ours.size <= _LARGEST:
         return "unknown"
     close = _CLOSE * float(np.abs(finite(ours)).max() + 1e-300)
-    best = in_our_layout(ours, theirs)
-    if best is not None and float(np.abs(finite(ours) - finite(best)).max()) <= close:
-        return "same"
+    if (apart := distance(ours, theirs)) <= NEARLY:
+        # Numbers that lie where they should, and differ, were not moved.
+        return "same" if apart <= _CLOSE else "unknown"
     here, there = np.sort(finite(ours).reshape(-1)), np.sort(finite(theirs).reshape(-1))
     if float((np.diff(here) <= close).mean()) > 0.02:
         return "unknown"

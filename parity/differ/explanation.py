@@ -20,6 +20,7 @@ from parity.differ.alignment import (
     starts,
 )
 from parity.differ.answer import Difference, Stage
+from parity.differ.element_order import distance
 from parity.differ.fingerprints import BAR
 from parity.differ.kinds import kind
 from parity.differ.origin_of_order import Origin, lost_order, origin_of_order
@@ -73,9 +74,17 @@ def explain(
     finite = [error for error in errors.values() if np.isfinite(error)]
     most = max(BAR, accepted.bar)
     bar = min(most, max(max(finite, default=1.0) / 30, 1e-12)) if len(finite) == len(errors) else most
-    match(ours, theirs, bar)
-    here, there = _starts(sides, bad, backward=stage == "backward")
-    first, second, together = (paired_backward if stage == "backward" else paired)(here, there)
+    accepted.sides = sides
+    while True:
+        match(ours, theirs, bar)
+        here, there = _starts(sides, bad, backward=stage == "backward")
+        first, second, together = (paired_backward if stage == "backward" else paired)(here, there)
+        if not (together and first and second and _is_inherited(first, second)):
+            grown = False
+            break
+        if grown := bar <= 1e-13:
+            break
+        bar /= 10
     accepted.starts = first, second
     about: dict[str, Any] = {"differing": differing, **counted(ours, theirs), "name": name}
     if first is None or second is None:
@@ -94,19 +103,34 @@ def explain(
         weights = (f"{ours.rows[i].name} holds the numbers of {theirs.rows[j].name} in another order{said}",)
         places = _made(ours, first.number), _made(theirs, second.number)
         return Difference("parameters", *places, (), order, True, True, weights, **about)
-    wrong, code = read_by_both(first, second, held_by) if together else (None, False)
+    hidden = f"{first.row.operation} in JAX" in ours.opaque
+    wrong, code = read_by_both(first, second, held_by) if together and not hidden else (None, False)
     if origin.exchanged and wrong is None:
         said = f"{origin.said}: perhaps two weights are"
         return Difference(stage, *_places(first, second, None), (), said, False, False, **about)
-    if wrong is None and together and stage != "backward":
+    if wrong is None and together and not hidden and stage != "backward":
         wrong = other_weights(first, second, held_by)
-    what = wrong or (kind(first, second) if together else None)
+    what = wrong or (kind(first, second) if together and not grown else None)
     if wrong and not code:
         stage = "parameters"
         about["parameters"] = (wrong,)
     agreed = tuple((ours.site(i), theirs.site(j)) for i, j in shared(first, second))
+    if together and stage == "forward" and bool(first.constants) != bool(second.constants):
+        # The table that one of them reads may be read by another start of the other side.
+        first, second = _reading_constants(first, here), _reading_constants(second, there)
     places, sure = _places(first, second, what), together and (bool(what) or are_counterparts(first, second))
+    sure = sure and not grown and (bool(what) or not hidden)
     return Difference(stage, *places, agreed, what, sure, sure and origin.checked, **about)
+
+
+def _is_inherited(first: Start, second: Start) -> bool:
+    """Whether what both read differs already, by less than the bar, and what they make of it by not much more."""
+
+    def apart(i: int, j: int) -> float:
+        return distance(first.values.array(i), second.values.array(j))
+
+    before = max((apart(i, j) for i, j in shared(first, second)), default=0.0)
+    return 1e-12 < before < 1e-5 and apart(first.number, second.number) < 100 * before
 
 
 def counted(ours: Values, theirs: Values) -> dict[str, Any]:
@@ -151,10 +175,17 @@ def _starts(
     return found[0], found[1]
 
 
+def _reading_constants(start: Start, others: Sequence[Start]) -> Start:
+    return next((each for each in (start, *others) if each.constants), start)
+
+
 def _places(first: Start, second: Start, said: str | None) -> tuple[Site, Site]:
     """Both sites; those of constants without an equal, where both sides read some."""
     if first.constants and second.constants:
         return _made(first.values, first.constants[0]), _made(second.values, second.constants[0])
+    if all(start.values.copies(start.number) for start in (first, second)):
+        # Each takes other parts of what both read.
+        return first.values.site(first.number), second.values.site(second.number)
     alone = re.match("(ours|theirs) (multiplies by|adds) .* (does not|goes on without it)", said or "")
     lacks = "" if alone is None else "theirs" if alone[1] == "ours" else "ours"
     return _shown(first, lacks), _shown(second, lacks)

@@ -4,7 +4,8 @@ This is the door: it traces both sides (`traced_sides.py`), lets `forward_and_ba
 `optimizer_step.py` the step. README.md in this folder says in ten sentences how, and which file does what.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +20,7 @@ from parity.differ.accepted import Accepted
 from parity.differ.answer import Difference
 from parity.differ.forward_and_backward import located
 from parity.differ.optimizer_step import Optimizer, stepped
+from parity.differ.torch_values import Widening, evaluating
 from parity.differ.traced_sides import Sides, in_double, is_array
 from parity.differ.weights import wrong_weights
 from parity.gates.measure import FLOAT64_BAR, ParityError
@@ -28,6 +30,8 @@ from parity.gates.torch_side import tensors_of
 from parity.gates.weight_map import WeightMap, Weights, paths
 
 _Found = TypeVar("_Found")
+_LARGE = 2 << 30
+"""Bytes of weights in float64, above which each is widened where it is used, and not before."""
 
 
 def first_difference(
@@ -69,9 +73,11 @@ def first_difference(
     """
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         pair = followed_pair(ours, theirs, weights, inputs, params=params, like=like)
-        held, mapping = pair.held, pair.mapping
-        if mapping and params is not None and (wrong := wrong_weights(mapping.back(params), held, name, bar)):
-            return wrong
+        mapping = pair.mapping
+        if mapping and params is not None:
+            wrong = wrong_weights(mapping.back(params), mapping.held(pair.tensors), name, bar)
+            if wrong:
+                return wrong
         accepted = Accepted([ignore] if isinstance(ignore, str) else ignore, bar)
         sides, known = pair.sides(accepted), mapping is not None
         found = followed(lambda: located(sides, backward=backward and known, name=name))
@@ -90,8 +96,8 @@ class FollowedPair:
     params: Callable[[Callable[[Any], Any]], Any]
     """Ours: those given, or made of the module's; each is converted by a function before the next is made."""
     mapping: Weights | None
-    held: Tensors
-    """The numbers of the module that are compared, by name, where weights are mapped."""
+    tensors: Tensors
+    """The numbers of the module, by name."""
     left_out: set[str]
     losses: tuple[Any, Any]
     """Each side as a function that returns (loss, the outputs that are compared)."""
@@ -103,11 +109,34 @@ class FollowedPair:
         def copy() -> nn.Module:
             return _copy(module) if wide else deepcopy(module).eval()
 
-        made = partial(self.params, _widened if wide else lambda leaf: leaf)
+        large = wide and _is_large(module)
+        made = partial(self.params, _widened if wide and not large else lambda leaf: leaf)
         back, holds = (None, None) if mapping is None else (mapping.back, mapping.ours_to_theirs)
         held = dict if mapping is None else mapping.held
         more: dict[str, Any] = {"holds": holds, "held": held, "wide": wide, "accepted": accepted}
+        more["large"] = module if large else None
         return Sides(*self.losses, copy, made, self.given.arrays, back, **more)
+
+
+def _is_large(module: nn.Module) -> bool:
+    """Whether its weights are not to lie in memory in float64, all at once."""
+    return sum(parameter.numel() * 8 for parameter in module.parameters()) > _LARGE
+
+
+@contextmanager
+def _tried(module: nn.Module) -> Iterator[nn.Module]:
+    if not _is_large(module):
+        yield _copy(module)
+        return
+    with evaluating(module), Widening():  # type: ignore[no-untyped-call]
+        yield module
+
+
+def _shape(leaf: Any) -> Any:
+    if not is_array(leaf):
+        return leaf
+    floating = "float" in str(leaf.dtype)
+    return jax.ShapeDtypeStruct(np.shape(leaf), np.dtype(np.float64) if floating else leaf.dtype)
 
 
 def _widened(leaf: Any) -> Any:
@@ -154,11 +183,13 @@ def followed_pair(
     def run_theirs(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return named_outputs(given.call(module, arrays=inputs), "theirs", torch.Tensor, left_out)
 
-    returned = _outputs(run_ours, run_theirs, _copy(module), made(_widened), given.arrays)
+    with _tried(module) as tried:
+        returned = _outputs(run_ours, run_theirs, tried, made(_shape), given.arrays)
+    del tried
     names = common_outputs(*returned, left_out)
     mine, their = ({name: both[side] for name, both in names.items()} for side in (0, 1))
     losses = _with_loss(run_ours, mine), _with_loss(run_theirs, their)
-    return FollowedPair(module, given, made, mapping, mapping.held(tensors) if mapping else {}, left_out, losses)
+    return FollowedPair(module, given, made, mapping, tensors, left_out, losses)
 
 
 def followed(look: Callable[[], _Found]) -> _Found:
@@ -218,12 +249,19 @@ def _outputs(
     params: Any,
     inputs: Tensors,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What each side returns; raises ParityError, which shows the shapes, where one fails."""
+    """What each side returns, of ours only the shapes; raises ParityError, which shows those given, where one fails."""
     given = {key: double(array) for key, array in inputs.items()}
     shapes = [list(array.shape) for array in given.values()]
-    side, shown = "ours", f"params {_shapes(params)} and "
+    leaves, tree = jax.tree.leaves(params), jax.tree.structure(params)
+    abstract = {n: leaf for n, leaf in enumerate(leaves) if isinstance(leaf, jax.ShapeDtypeStruct)}
+
+    def returned(held: Mapping[int, Any], arrays: Mapping[str, Any]) -> dict[str, Any]:
+        return ours(jax.tree.unflatten(tree, [held.get(n, leaf) for n, leaf in enumerate(leaves)]), arrays)
+
+    own = {path: list(getattr(leaf, "shape", ())) for path, leaf in paths(params).items()}
+    side, shown = "ours", f"params {own} and "
     try:
-        here = jax.eval_shape(lambda arrays: ours(params, arrays), given)
+        here = jax.eval_shape(returned, abstract, given)
         side, shown = "theirs", ""
         with torch.no_grad():
             there = theirs(module, {key: to_torch(array.copy()) for key, array in given.items()})
@@ -232,10 +270,6 @@ def _outputs(
     except Exception as error:
         raise ParityError(f"{side} failed ({_reason(error)}) on {shown}inputs {shapes}") from error
     return here, there
-
-
-def _shapes(params: Any) -> dict[str, list[int]]:
-    return {path: list(np.shape(leaf)) for path, leaf in paths(params).items()}
 
 
 def _reason(error: Exception) -> str:

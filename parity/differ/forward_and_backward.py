@@ -28,18 +28,21 @@ def located(sides: Sides, *, backward: bool, name: str) -> Difference:
     if not wide and "ours" not in narrow and any(narrow["theirs"].values()):
         return found
     sites = tuple(site for islands in narrow.values() for site in islands)
-    return replace(wide, narrow=sites, rounded=() if wide else found.differing)
+    return replace(wide, narrow=(*sites, *wide.narrow), rounded=() if wide else found.differing or found.rounded)
 
 
 def _located(sides: Sides, backward: bool, name: str) -> Difference:
-    accepted = sides.accepted = replace(sides.accepted, put={}, passed={})
+    accepted = sides.accepted = replace(sides.accepted, put={}, passed={}, rounded=[])
+    rounded: tuple[str, ...] = ()
     for way in (_forward, _backward)[: 1 + backward]:
         found = way(sides, name)
-        while found and accepted.passes(found, sides.run_theirs):
+        while found and ((digits := accepted.takes_digits()) or accepted.passes(found, sides.run_theirs)):
+            rounded = rounded or (found.differing if digits else ())
             found = way(sides, name)
         if found:
             break
-    return replace(found, ignored=tuple(accepted.passed.values()))
+    passed, narrow = tuple(accepted.passed.values()), tuple(accepted.rounded)
+    return replace(found, ignored=passed, narrow=narrow, rounded=() if found else rounded)
 
 
 def _forward(sides: Sides, name: str) -> Difference:

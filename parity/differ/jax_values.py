@@ -60,7 +60,7 @@ def values_of_jax(
         return [outputs[name] for name in order]
 
     args = arguments()
-    closed = jax.make_jaxpr(in_order)(*args)
+    closed = jax.make_jaxpr(in_order)(*jax.tree.map(_in_float64, args))
     leaves = jax.tree.leaves(args)[::-1]
     del args
     run = _Run(Values("ours", keep, {} if sketched else None), widen)
@@ -140,6 +140,9 @@ class _Run:
 
     def _operation(self, eqn: JaxprEqn, ins: list[Known]) -> list[Known]:
         place, arrays = self._place(eqn), [known.array for known in ins]
+        if eqn.primitive.name not in _TAKES:
+            # A large model has weights of fewer digits, until here.
+            arrays = [_wide_now(x) if _is_wide(v) else x for x, v in zip(arrays, eqn.invars, strict=True)]
         make = _made if self._widen is None else _made_in_float64
         if self._widen is not None and eqn.primitive.name == "convert_element_type" and place[:2] in self._widen:
             make, arrays = _made, list(map(_wide, arrays))
@@ -350,6 +353,20 @@ def _dtype(variable: Any) -> Any:
     return variable.aval.dtype
 
 
+def _in_float64(array: Any) -> Any:
+    """What is traced in the place of weights that are not in float64 yet."""
+    return array if isinstance(array, jax.Array) else jax.ShapeDtypeStruct(array.shape, np.float64)
+
+
+def _is_wide(variable: Any) -> bool:
+    return str(_dtype(variable)) == "float64"
+
+
+def _wide_now(array: Any) -> Any:
+    # By JAX: NumPy's copy of a table of tokens would be copied once more.
+    return jnp.asarray(array).astype(np.float64) if is_narrow(getattr(array, "dtype", np.float64)) else array
+
+
 def _wide(array: Any) -> Any:
     dtype = getattr(array, "dtype", None)
     return np.asarray(array).astype(np.float64) if dtype is not None and is_narrow(dtype) else array
@@ -413,6 +430,8 @@ _MOVES: dict[str, Callable[[np.ndarray, Mapping[str, Any]], np.ndarray]] = {
     "broadcast_in_dim": _broadcast,
     "slice": _slice,
 }
+_TAKES = {*_MOVES, "gather", "dynamic_slice"}
+"""Operations that compute nothing."""
 
 
 def _type(array: Any) -> str:

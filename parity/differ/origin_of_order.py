@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from parity.differ.alignment import REACH, Start
-from parity.differ.element_order import exchanged_axes, order, swapped_blocks, with_axes_as
+from parity.differ.element_order import NEARLY, exchanged_axes, order, swapped_blocks, with_axes_as
 from parity.differ.fingerprints import fingerprint
 from parity.differ.values import Values
 
@@ -71,7 +71,7 @@ def lost_order(first: Start, second: Start) -> Origin | None:
 
 
 def _close(here: np.ndarray, there: np.ndarray) -> bool:
-    return bool(np.abs(here - there).max() <= 1e-8 * (np.abs(here).max() + 1e-300))
+    return bool(np.abs(here - there).max() <= NEARLY * (np.abs(here).max() + 1e-300))
 
 
 def _would_agree(ours: Values, theirs: Values, number: int, array: np.ndarray) -> bool:

@@ -18,7 +18,7 @@ from torch import nn
 from torch._decomp import get_decompositions
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from parity.differ.fingerprints import as_numpy
 from parity.differ.values import Place, Value, Values
@@ -59,15 +59,17 @@ def values_of_torch(
     at_once: bool = False,
     sketched: bool = False,
     put: Mapping[int, np.ndarray] = {},
+    widening: bool = False,
 ) -> Values:
     """Every value that `run` computes with `module`; it returns tensors by name, which become the outputs.
 
     `constants` names buffers that the other side has no parameter for. A fused attention is run as its single
     operations. `taken` is given each gradient as soon as it is there, and the module lets go of it; or all of them
-    after the run, `at_once`. What is in `put` takes the place of the numbers of these values. Raises whatever `run`
-    raises, and SeveralPassesError for a gradient that comes in parts.
+    after the run, `at_once`. What is in `put` takes the place of the numbers of these values. With `widening`, weights
+    of fewer digits than float64 are widened where they are used. Raises whatever `run` raises, and SeveralPassesError
+    for a gradient that comes in parts.
     """
-    recorder = Recorder(Values("theirs", keep, {} if sketched else None), put)
+    recorder = Recorder(Values("theirs", keep, {} if sketched else None), put, widening)
     trained = {name: p for name, p in module.named_parameters() if taken and p.requires_grad}
 
     def hand_over(name: str) -> None:
@@ -101,6 +103,51 @@ def values_of_torch(
 
 
 @contextmanager
+def evaluating(module: nn.Module) -> Iterator[nn.Module]:
+    """The module itself, without dropout; afterwards it is as it was."""
+    before = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield module
+    finally:
+        for part, training in before.items():
+            part.training = training
+
+
+class Widening(TorchDispatchMode):
+    """Computes in float64 with weights of fewer digits, each of which is widened where it is used."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The call, and its results, in float64; views stay as they are, and what is only looked up is widened then."""
+        return widened_call(
+            lambda func, args, kwargs: func(*args, **kwargs), func, args, kwargs or {}, torch.Tensor.double
+        )
+
+
+def widened_call(
+    call: Callable[[Any, Any, Any], Any],
+    func: Any,
+    args: Any,
+    kwargs: Any,
+    widen: Callable[[torch.Tensor], torch.Tensor],
+) -> Any:
+    """What `call` of an operation returns if it computes in float64; `widen` does it to a tensor of fewer digits."""
+
+    def wide(leaf: Any) -> Any:
+        return widen(leaf) if isinstance(leaf, torch.Tensor) and _is_narrow(leaf) else leaf
+
+    if func.is_view or func._schema.is_mutable or func in _CASTS:
+        return call(func, args, kwargs)
+    if func.overloadpacket in _LOOKED_UP:
+        return tree_map(wide, call(func, args, kwargs))
+    return call(func, tree_map(wide, args), tree_map(wide, kwargs))
+
+
+_LOOKED_UP = (torch.ops.aten.embedding, torch.ops.aten.index_select, torch.ops.aten.index, torch.ops.aten.gather)
+_CASTS = (torch.ops.aten._to_copy.default,)
+
+
+@contextmanager
 def _without_fast_path() -> Iterator[None]:
     # One kernel for a whole layer hides everything inside of it.
     before = torch.backends.mha.get_fastpath_enabled()
@@ -114,9 +161,9 @@ def _without_fast_path() -> Iterator[None]:
 class Recorder(TorchDispatchMode):
     """Sees every operation below autograd."""
 
-    def __init__(self, values: Values, put: Mapping[int, np.ndarray]) -> None:
+    def __init__(self, values: Values, put: Mapping[int, np.ndarray], widening: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.values, self._put = values, put
+        self.values, self._put, self._widening = values, put, widening
         self.modules = [""]
         self._call: Any = None
         """The frame that called the whole module, while that runs."""
@@ -186,6 +233,17 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._widening:
+            return widened_call(self._compute, func, args, kwargs, self._widened)
+        return self._compute(func, args, kwargs)
+
+    def _widened(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same value in float64."""
+        wide = tensor.double()
+        self._is(wide, self.number(tensor))
+        return wide
+
+    def _compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         taken_apart = _decompositions().get(func)
         if taken_apart is not None:
             with self:
@@ -195,7 +253,9 @@ class Recorder(TorchDispatchMode):
                 self._nodes[torch._C._autograd._get_sequence_nr() - 1] = self.number(tensors[0])
             return out
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        known = tuple(dict.fromkeys(self.number(tensor) for tensor in tensors))
+        # What is fresh may lie in memory where a value was that nobody holds any more.
+        fresh = func is torch.ops.aten.lift_fresh.default
+        known = () if fresh else tuple(dict.fromkeys(self.number(tensor) for tensor in tensors))
         out = func(*args, **kwargs)
         literals = tuple(float(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, float))
         node = torch._C._current_autograd_node()

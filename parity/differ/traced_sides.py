@@ -13,7 +13,7 @@ from torch import nn
 
 from parity.differ.accepted import Accepted
 from parity.differ.jax_values import values_of_jax
-from parity.differ.torch_values import GRADIENT, SeveralPassesError, values_of_torch
+from parity.differ.torch_values import GRADIENT, SeveralPassesError, evaluating, values_of_torch
 from parity.differ.values import Kind, Site, Values, hand_back
 from parity.differ.weights import inverted
 from parity.gates.measure import ParityError
@@ -47,12 +47,15 @@ class Sides:
         held: Callable[[Tensors], Tensors] = dict,
         wide: bool = True,
         accepted: Accepted | None = None,
+        large: nn.Module | None = None,
     ) -> None:
         """`module` makes a copy in float64, `params` a tree, for every run anew.
 
         `holds` are the module's weights by our paths, where that is known; `held` makes zero of those of its numbers
-        that are not compared. Unless `wide`, everything keeps the type that it has.
+        that are not compared. Unless `wide`, everything keeps the type that it has. A `large` module is not copied for
+        the way forward: each of its weights, and of ours, is widened where it is used.
         """
+        self.large = large
         self.wide, self.sketched = wide, False
         self.held, self.accepted = held, accepted or Accepted()
         self.ours, self.theirs, self.back = ours, theirs, back
@@ -65,7 +68,7 @@ class Sides:
         self._at_once = False
         """Whether gradients can be let go only after the way back."""
         self.inputs = {name: double(np.asarray(array)) if wide else np.asarray(array) for name, array in inputs.items()}
-        parameters = dict(module().named_parameters())
+        parameters = dict((large or module()).named_parameters())
         self.trained = [name for name, p in parameters.items() if p.requires_grad]
         self.frozen = parameters.keys() - set(self.trained)
         self._shapes, self._rest, self._tree, self.names = self._structure()
@@ -110,9 +113,13 @@ class Sides:
                 found[name].append((self.names[leaf - 1], None if one else row))
         return found
 
-    def arrays(self) -> list[jax.Array]:
-        """Our parameters that are arrays, in the types in which they are run."""
+    def arrays(self, backward: bool = False) -> list[Any]:
+        """Our parameters that are arrays, in the types in which they are run, or as they are if that takes too much."""
         leaves = [leaf for leaf in jax.tree.leaves(self._params()) if is_array(leaf)]
+        if self.large is not None and not backward:
+            return [
+                np.asarray(leaf) if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.asarray(leaf) for leaf in leaves
+            ]
         return [in_double(leaf) if self.wide else jnp.asarray(leaf) for leaf in leaves]
 
     def returned(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -148,8 +155,8 @@ class Sides:
         labels: list[tuple[Kind, str]] = [("parameter", name) for name in self.names]
         labels += [("input", name) for name in inputs]
 
-        def arguments() -> tuple[list[jax.Array], dict[str, jax.Array]]:
-            return self.arrays(), inputs
+        def arguments() -> tuple[list[Any], dict[str, jax.Array]]:
+            return self.arrays(backward), inputs
 
         hand_back()
         values = values_of_jax(both, arguments, labels, keep=keep, widen=self.widen, sketched=self.sketched)
@@ -184,10 +191,23 @@ class Sides:
         return values
 
     def _run_theirs(self, backward: bool, keep: frozenset[int], taken: Callable[[str, np.ndarray], None]) -> Values:
-        module = self.module()
+        if self.large is None or backward:
+            return self._run_copy(self.module(), backward, keep, taken)
+        with evaluating(self.large) as module, torch.no_grad():
+            return self._run_copy(module, backward, keep, taken, widening=True)
+
+    def _run_copy(
+        self,
+        module: nn.Module,
+        backward: bool,
+        keep: frozenset[int],
+        taken: Callable[[str, np.ndarray], None],
+        widening: bool = False,
+    ) -> Values:
         hand_back()
         inputs = {name: to_torch(array.copy()) for name, array in self.inputs.items()}
-        module.zero_grad(set_to_none=True)
+        if backward:
+            module.zero_grad(set_to_none=True)
 
         def run() -> dict[str, torch.Tensor]:
             loss, outputs = self.theirs(module, inputs)
@@ -202,7 +222,7 @@ class Sides:
         named = [*module.named_parameters(), *module.named_buffers()]
         constants = frozenset(name for name, _ in named if self.held_by and name not in self.held_by)
         wanted = taken if backward else None
-        with nullcontext() if self.widen is None else Float64():
+        with nullcontext() if self.widen is None else Float64(every=widening):
             return values_of_torch(
                 module,
                 run,
@@ -213,6 +233,7 @@ class Sides:
                 at_once=self._at_once,
                 sketched=self.sketched,
                 put=self.accepted.put,
+                widening=widening,
             )
 
     def gradients(self, ours: Values) -> Tensors:

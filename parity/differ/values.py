@@ -171,7 +171,6 @@ class Values:
         if numbers is not None:
             value.shape, value.dtype = tuple(numbers.shape), str(getattr(array, "dtype", numbers.dtype))
             value.data |= leaf and (numbers.dtype.kind in "fV" or "float" in value.dtype)
-            numbers = numbers.astype(np.float64) if numbers.dtype.kind == "V" or "bfloat16" in value.dtype else numbers
             value.features, value.largest = fingerprint(numbers, depends_on_data=value.data)
             if self.sketches is not None and value.data and not leaf and 0 < numbers.size <= _SKETCHED:
                 self.sketches[len(self.rows)] = sketch(numbers)
@@ -181,7 +180,8 @@ class Values:
             # Small arrays are kept as long as there is room: a second run is then seldom needed.
             small = numbers.nbytes <= _SMALL and self._spent + numbers.nbytes <= _ROOM
             if len(self.rows) in self.keep or small:
-                self.arrays[len(self.rows)] = np.array(numbers)
+                narrow = numbers.dtype.kind == "V" or "bfloat16" in value.dtype
+                self.arrays[len(self.rows)] = numbers.astype(np.float64 if narrow else numbers.dtype)
                 self._spent += numbers.nbytes
             self._seen += numbers.nbytes
             if self._seen > _MANY:

@@ -197,7 +197,7 @@ FORMS = {
 
 
 def paths_in(form):
-    """Every array of two layers of three experts by its path, with its shape and the place of it in weights."""
+    """Every array of two layers of three experts by its path, with its shape."""
     layers, experts, fused = FORMS[form]
     found = {}
     for layer, expert in np.ndindex(1 if layers else 2, 1 if experts else 3):

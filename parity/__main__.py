@@ -42,10 +42,14 @@ def named(text: str) -> Any:
 
 
 def weight_map(path: str) -> dict[str, Any]:
-    """A file of JSON: our path -> a name, null, or what a `Weight` is made of: [name, pattern, sizes, part]."""
+    """A file of JSON: our path -> a name, null, or what a `Weight` is made of: [name, pattern, sizes, part, into]; of
+    what ours fuses a list of those."""
 
     def row(said: Any) -> Any:
-        return Weight(*said) if isinstance(said, list) else said
+        if not isinstance(said, list) or not isinstance(said[0], str):
+            return [row(each) for each in said] if isinstance(said, list) else said
+        parts = ({axis: tuple(n) if isinstance(n, list) else n for axis, n in part.items()} for part in said[3:])
+        return Weight(*said[:3], *parts)
 
     rows = json.loads(Path(path).read_text("utf-8")).items()
     return {path: [row(each) for each in said] if path == LEFT_OUT else row(said) for path, said in rows}

@@ -144,12 +144,14 @@ def test_every_row_of_a_map_can_be_written(tmp_path):
         "up": ("up", "o i -> i o"),
         "b": "b",
         "kept": None,
+        "kv": [Weight("k", "o i -> i (n o)", into={"n": (0, 1)}), Weight("v", "o i -> i (n o)", into={"n": 1})],
     }
     given = {"q": ["qkv", "(p o) i -> p i o", {"p": 3}, {"p": 0}], "up": ["up", "o i -> i o"], "b": "b", "kept": None}
+    given["kv"] = [["k", "o i -> i (n o)", {}, {}, {"n": [0, 1]}], ["v", "o i -> i (n o)", {}, {}, {"n": 1}]]
     (tmp_path / "map.json").write_text(
         json.dumps(given | {LEFT_OUT: ["pooler", ["table", "v d -> v d", {}, {"v": [5, 9]}]]})
     )
-    left_out = ["pooler", Weight("table", "v d -> v d", {}, {"v": [5, 9]})]
+    left_out = ["pooler", Weight("table", "v d -> v d", {}, {"v": (5, 9)})]
     assert weight_map(tmp_path / "map.json") == rows | {"up": Weight(*rows["up"]), LEFT_OUT: left_out}
 
 

@@ -96,6 +96,25 @@ def test_parts_may_be_ranges_and_single_layers_of_what_the_module_stacks():
     require_same_bits(weights.back(params), tensors)
 
 
+def test_ours_may_be_fused_of_several_and_stacked_twice():
+    """Two heads of queries, then one of keys and one of values, in each of two groups; experts of layers."""
+    shapes = {"q": (8, 3), "k": (4, 3), "v": (4, 3)}
+    shapes |= {f"layers.{layer}.experts.{expert}.up": (3, 5) for layer in range(2) for expert in range(11)}
+    rng = np.random.default_rng(0)
+    tensors = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+    wide = Weight("q", "(g r c) i -> i (g r c)", {"g": 2, "r": 2}, into={"r": (0, 2)})
+    narrow = [Weight(name, "(g c) i -> i (g r c)", {"g": 2}, into={"r": place}) for name, place in (("k", 2), ("v", 3))]
+    rows = {"qkv": [wide, *narrow], "up": ("layers.{layer}.experts.{expert}.up", "o i -> i o")}
+    weights = Weights(rows, tensors)
+    params = weights.into(tensors)
+    parts = [tensors[name].reshape(2, -1, 2, 3) for name in ("q", "k", "v")]
+    assert np.array_equal(params["qkv"], np.concatenate(parts, 1).reshape(16, 3).T)
+    assert params["up"].shape == (2, 11, 5, 3)
+    assert np.array_equal(params["up"][1, 10], tensors["layers.1.experts.10.up"].T)
+    assert weights.ours_to_theirs["qkv"] == ("q", "k", "v")
+    require_same_bits(weights.back(params), tensors)
+
+
 def test_buffers_need_not_be_mapped_and_may_be():
     tensors = {"weight": np.ones(3), "mean": np.full(3, 2.0), "count": np.array(7), "mask": np.array([True, False])}
     buffers = ("mean", "count", "mask")
@@ -243,6 +262,28 @@ MISTAKES = {
     "another kind of row": (
         {"embed": ("wte.weight", "v d -> d v", "x")},
         r"says \('wte.weight', 'v d -> d v', 'x'\) for embed; expected a name, \(name, pattern\), a Weight, or None",
+    ),
+    "a place that is left out": (
+        {"embed": [Weight("wte.weight", "v d -> v n d", into={"n": 1})]},
+        r"parts of embed, of shape \[9, 2, 6\], do not make it up: \['wte.weight'\] leave out 54 of its 108 ",
+    ),
+    "no left side": (
+        {"scale": [Weight("scale", "-> n", into={"n": 0})]},
+        r"^the weight mapping does not fit: scale is to be scale, of shape \[\], by '-> n'; expected a pattern",
+    ),
+    "pieces of two shapes": (
+        {
+            "scale": None,
+            "head.kernel": [
+                Weight("head.weight", "v d -> n d v", into={"n": 0}),
+                Weight("scale", " -> n", into={"n": 1}),
+            ],
+        },
+        r"^head.kernel is to be made of head.weight and scale, which would be \[2, 6, 9\] and \[2\]; expected one",
+    ),
+    "a place of another size": (
+        {"embed": [Weight("wte.weight", "v d -> v d", into={"v": (0, 8)})]},
+        r"^embed is to be the part \(0, 8\) of 'v', which is of size 9 in wte.weight$",
     ),
     "an array that is a folder": ({"embed.x": "scale", "scale": "wte.weight", "embed": "head.weight"}, "doubled"),
     "nothing to keep": ({"angles": None}, r"keeps \['angles'\] as they are, and there is no `like` that has them"),

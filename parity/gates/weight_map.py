@@ -1,13 +1,15 @@
 """Which numbers of the module our parameters hold, and how one is made of the other, bit for bit, both ways."""
 
+import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import einops
 import numpy as np
 
+from parity.gates.layout import Cut, Layout
 from parity.gates.measure import ParityError
 from parity.gates.pytrees import is_array, is_floating, is_promised, nested, paths, replaced
 
@@ -16,6 +18,9 @@ __all__ = ["LEFT_OUT", "Weight", "WeightMap", "Weights", "nested", "paths"]
 LEFT_OUT = "(left out)"
 """In the place of one of our paths: a list of what nothing of ours holds, and nothing compares. `{LEFT_OUT:
 ["pooler.dense.weight", "pooler.dense.bias"]}`; a `Weight` with a part for some rows of a tensor alone."""
+
+WORD = re.compile(r"[A-Za-z]\w*")
+Part = Mapping[str, Cut]
 
 
 @dataclass(frozen=True)
@@ -27,20 +32,24 @@ class Weight:
     """
 
     name: str
-    """The module's parameter or buffer; "{layer}" in it counts the layers that are stacked on our first axis."""
+    """The module's parameter or buffer; "{layer}" in it counts the layers that are stacked on our first axis, and
+    another word, as in "layers.{layer}.experts.{expert}.up", those on the next."""
     axes: str = "... -> ..."
     """Einops pattern from the module's axes to ours; of one layer, where layers are stacked."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Of axes that the pattern splits."""
-    part: Mapping[str, int | tuple[int, int]] = field(default_factory=dict)
+    part: Part = field(default_factory=dict)
     """Axis of the pattern's right side -> index (the axis is dropped) or (start, stop). The rest of a fused matrix
     belongs to other rows; together they must cover it exactly once."""
+    into: Part = field(default_factory=dict)
+    """Where ours is fused of several: axis of ours -> index (the left side lacks it) or (start, stop) that this holds.
+    `{"qkv": [Weight("q", "(h c) i -> i (h n c)", {"h": 4}, into={"n": 0}), ...]}`."""
 
 
-WeightMap = Mapping[str, str | tuple[str, str] | Weight | list[str] | list[str | Weight] | None]
+WeightMap = Mapping[str, str | tuple[str, str] | Weight | list[str] | list[Weight] | list[str | Weight] | None]
 """Dotted path in our parameters -> the module's tensor: its name, (its name, einops pattern from its axes to ours) or
-a `Weight`: `{"up.kernel": ("up.weight", "o i -> i o"), "up.bias": "up.bias"}`. None keeps what `like` has there.
-Only LEFT_OUT has a list."""
+a `Weight`: `{"up.kernel": ("up.weight", "o i -> i o"), "up.bias": "up.bias"}`; of what ours fuses, a list of Weights,
+each with what it goes `into`. None keeps what `like` has there. Another list has LEFT_OUT alone."""
 
 
 class Weights:
@@ -64,12 +73,11 @@ class Weights:
         self.like = like
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         left = _left_out(weights.get(LEFT_OUT, []))
-        rows = {path: _as_weight(path, row) for path, row in weights.items() if row is not None and path != LEFT_OUT}
-        layers = {path: layers_of(row.name, shapes) for path, row in (rows | left).items()}
-        _require_names(rows | left, layers, shapes, optional)
-        self._rows = {path: _Row(path, row, layers[path], shapes) for path, row in rows.items()}
-        self._left = [_Row(path, row, layers[path], shapes) for path, row in left.items()]
-        self.left_out = {name for row in self._left if not row.weight.part for name in row.names}
+        rows = {path: read_row(path, row) for path, row in weights.items() if row is not None and path != LEFT_OUT}
+        _require_names(rows | left, shapes, optional)
+        self._rows = {path: Row(path, row, shapes) for path, row in rows.items()}
+        self._left = [piece for path, row in left.items() for piece in Row(path, row, shapes).pieces]
+        self.left_out = {name for piece in self._left if not piece.weight.part for name in piece.names}
         """Tensors of the module that nothing of ours holds, deliberately."""
         self._require_whole_tensors(shapes)
         self.shapes = {path: row.shape for path, row in self._rows.items()}
@@ -115,41 +123,37 @@ class Weights:
     def held(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What of the module's tensors, or of their gradients, is compared: numbers that are left out are zero."""
         found = {name: array for name, array in tensors.items() if name not in self.left_out}
-        for row in self._left:
-            for name in row.names if row.weight.part else ():
+        for piece in self._left:
+            for name in piece.names if piece.weight.part else ():
                 if name in found:
-                    found[name] = np.array(found[name])
-                    found[name].reshape(-1)[row.places.ravel()] = 0
+                    found[name] = np.array(found[name], order="C")
+                    piece.layout.seen(found[name])[...] = 0
         return found
 
     def _require_tensors(self, tensors: Mapping[str, np.ndarray]) -> None:
-        for row in self._rows.values():
-            if missing := [name for name in row.names if name not in tensors]:
+        for piece in (piece for row in self._rows.values() for piece in row.pieces):
+            if missing := [name for name in piece.names if name not in tensors]:
                 raise ParityError(f"there are no tensors {missing}, which the weight mapping names: {sorted(tensors)}")
-            for name in row.names:
-                if tuple(tensors[name].shape) != row.theirs:
+            for name in piece.names:
+                if tuple(tensors[name].shape) != piece.theirs:
                     found = list(tensors[name].shape)
-                    raise ParityError(f"{name} is {found}; the weight mapping was made for {list(row.theirs)}")
+                    raise ParityError(f"{name} is {found}; the weight mapping was made for {list(piece.theirs)}")
 
     def _require_whole_tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Of tensors that are held in parts, every number belongs to one row."""
-        rows_of: dict[str, list[_Row]] = {}
-        for row in (*self._rows.values(), *self._left):
-            for name in row.names if row.weight.part else ():
-                rows_of.setdefault(name, []).append(row)
+        pieces_of: dict[str, list[_Piece]] = {}
+        for piece in (*(piece for row in self._rows.values() for piece in row.pieces), *self._left):
+            for name in piece.names if piece.weight.part else ():
+                pieces_of.setdefault(name, []).append(piece)
         seen = set()
-        for name, rows in rows_of.items():
-            if (held_by := tuple(row.path for row in rows)) in seen:
+        for name, pieces in pieces_of.items():
+            if (held_by := tuple(map(id, pieces))) in seen:
                 continue  # another layer of the same
             seen.add(held_by)
-            times = np.zeros(int(np.prod(shapes[name])), np.uint8)
-            for row in rows:
-                times[row.places.ravel()] += 1
-            if (times != 1).any():
-                raise ParityError(
-                    f"the parts of {name}, of shape {list(shapes[name])}, do not make it up: {list(held_by)} leave out "
-                    f"{(times == 0).sum()} of its {times.size} numbers, and hold {(times > 1).sum()} more than once"
-                )
+            times = np.zeros(shapes[name], np.uint8)
+            for piece in pieces:
+                piece.layout.seen(times)[...] += 1
+            _require_once(name, times, [piece.path for piece in pieces])
 
     def _require_paths(self, kept: list[str]) -> None:
         """That there is a place for each of our parameters, of its shape."""
@@ -174,61 +178,98 @@ class Weights:
         for path, shape in self.shapes.items():
             if not is_array(leaves[path]) or tuple(leaves[path].shape) != shape:
                 found = list(leaves[path].shape) if is_array(leaves[path]) else type(leaves[path]).__name__
-                row = self._rows[path]
+                first = self._rows[path].pieces[0]
                 raise ParityError(
                     f"{path} is {found} in our parameters, and the weight mapping makes {list(shape)} of "
-                    f"{row.weight.name}, of shape {list(row.theirs)}, by {row.weight.axes!r}"
+                    f"{first.weight.name}, of shape {list(first.theirs)}, by {first.weight.axes!r}"
                 )
 
 
-class _Row:
-    """One of our parameters, and the module's tensors of which it is made: one, or one of each layer."""
+def _require_once(name: str, times: np.ndarray, held_by: list[str]) -> None:
+    if (times != 1).any():
+        raise ParityError(
+            f"the parts of {name}, of shape {list(times.shape)}, do not make it up: {held_by} leave out "
+            f"{(times == 0).sum()} of its {times.size} numbers, and hold {(times > 1).sum()} more than once"
+        )
 
-    def __init__(
-        self, path: str, weight: Weight, layers: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]]
-    ) -> None:
-        self.path, self.weight, self.names = path, weight, layers
-        self.stacked = "{layer}" in weight.name
-        self.theirs = shapes[layers[0]]
-        if other := [name for name in layers if shapes[name] != self.theirs]:
+
+class Row:
+    """One of our parameters, and the module's tensors of which it is made: one, or one of each layer, or several."""
+
+    def __init__(self, path: str, weights: Sequence[Weight], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.path = path
+        stops: dict[str, int] = {}
+        for axis, wanted in (each for weight in weights for each in weight.into.items()):
+            stops[axis] = max(stops.get(axis, 0), _stop(wanted))
+        self.pieces = [_Piece(path, weight, shapes, stops) for weight in weights]
+        self.names = tuple(name for piece in self.pieces for name in piece.names)
+        self.shape = self.pieces[0].shape
+        if other := [piece for piece in self.pieces if piece.shape != self.shape]:
             raise ParityError(
-                f"{path} is to stack {weight.name}, whose layers differ in shape: {layers[0]} is {list(self.theirs)}, "
-                f"{other[0]} is {list(shapes[other[0]])}"
+                f"{path} is to be made of {self.pieces[0].weight.name} and {other[0].weight.name}, which would be "
+                f"{list(self.shape)} and {list(other[0].shape)}; expected one shape"
             )
-        self._left, self._right = self._sides()
-        self._sizes, whole = self._undone()
-        self._chosen = self._selection(whole)
-        one = np.empty(whole, bool)[self._chosen].shape
-        self.shape = (len(layers), *one) if self.stacked else one
+        if len(weights) > 1 or stops:
+            times = np.zeros(self.shape, np.uint8)
+            for _, _, place in self._places(times):
+                place[...] += 1
+            _require_once(path, times, [piece.weight.name for piece in self.pieces])
+
+    def _places(self, ours: np.ndarray) -> Iterator[tuple["_Piece", str, np.ndarray]]:
+        """Each tensor, and the view of our parameter that holds its numbers."""
+        for piece in self.pieces:
+            layers = ours.reshape(-1, *piece.layout.shape)
+            for layer, name in enumerate(piece.names):
+                yield piece, name, piece.layout.place(layers[layer, ...])
 
     def ours(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
         """Our parameter."""
-        each = [self._one(np.asarray(tensors[name])) for name in self.names]
-        return np.stack(each) if self.stacked else each[0]
+        made = np.empty(self.shape, np.result_type(*(tensors[name] for name in self.names)))
+        for piece, name, place in self._places(made):
+            place[...] = piece.layout.seen(np.asarray(tensors[name]))
+        return made
 
     def write(self, ours: np.ndarray, tensors: dict[str, np.ndarray]) -> None:
         """Puts the numbers of our parameter into the module's tensors, of which other rows may have written parts."""
         if ours.shape != self.shape:
             raise ParityError(f"{self.path} is {list(ours.shape)}; the weight mapping makes {list(self.shape)} there")
-        each = zip(self.names, ours if self.stacked else [ours], strict=True)
-        if not self.weight.part:
-            for name, array in each:
-                tensors[name] = einops.rearrange(np.asarray(array), f"{self._right} -> {self._left}", **self._sizes)
-            return
-        places = self.places.ravel()
-        for name, array in each:
-            tensors.setdefault(name, np.zeros(self.theirs, array.dtype)).reshape(-1)[places] = array.ravel()
+        for piece, name, place in self._places(ours):
+            piece.layout.seen(tensors.setdefault(name, np.zeros(piece.theirs, ours.dtype)))[...] = place
 
-    @property
-    def places(self) -> np.ndarray:
-        """Where in the module's tensor, laid out flat, each number of (one layer of) ours comes from."""
-        size = int(np.prod(self.theirs))
-        return self._one(np.arange(size, dtype=np.int32 if size < 2**31 else np.int64).reshape(self.theirs))
 
-    def _one(self, tensor: np.ndarray) -> np.ndarray:
-        moved: np.ndarray = einops.rearrange(tensor, f"{self._left} -> {self._right}", **self.weight.sizes)
-        chosen: np.ndarray = moved[self._chosen]
-        return chosen
+def _stop(cut: Cut) -> int:
+    return cut + 1 if isinstance(cut, int) else cut[1]
+
+
+class _Piece:
+    """One of the module's tensors, or one of each layer, and where its numbers lie in one of our parameters."""
+
+    def __init__(
+        self, path: str, weight: Weight, shapes: Mapping[str, tuple[int, ...]], stops: Mapping[str, int]
+    ) -> None:
+        layers = _numbered(weight.name, shapes)
+        self.path, self.weight, self.names = path, weight, tuple(layers.values())
+        counts = tuple(len(set(numbers)) for numbers in zip(*layers, strict=True))
+        if math.prod(counts) != len(layers):
+            raise ParityError(
+                f"{path} is to stack {weight.name}, which are {len(layers)} tensors; expected {list(counts)} of them"
+            )
+        self.theirs = shapes[self.names[0]]
+        if other := [name for name in self.names if shapes[name] != self.theirs]:
+            raise ParityError(
+                f"{path} is to stack {weight.name}, whose layers differ in shape: {self.names[0]} is "
+                f"{list(self.theirs)}, {other[0]} is {list(shapes[other[0]])}"
+            )
+        left, right = self._sides()
+        sizes = self._undone(left, right)
+        self._require(weight.part, right, {axis: (size, None) for axis, size in sizes.items()})
+        self._require(weight.into, right, {axis: (stops[axis], sizes.get(axis, 1)) for axis in weight.into})
+        index = {axis for axis, cut in weight.part.items() if isinstance(cut, int)}
+        # What is taken of theirs by index has no axis in ours.
+        ours = tuple(tuple(atom for atom in g if atom not in index) for g in _atoms(right) if not g or {*g} - index)
+        sizes |= {axis: stops[axis] for axis in weight.into}
+        self.layout = Layout(sizes, _atoms(left), ours, tuple(weight.part.items()), tuple(weight.into.items()))
+        self.shape = (*counts, *self.layout.shape)
 
     def _sides(self) -> tuple[str, str]:
         """The left and the right side of the pattern, with a name for each axis that "..." stands for."""
@@ -239,16 +280,18 @@ class _Row:
         rest = " ".join(f"rest{number}" for number in range(others))
         return sides[0].replace("...", rest), sides[1].replace("...", rest)
 
-    def _undone(self) -> tuple[dict[str, int], tuple[int, ...]]:
-        """The size of every axis that the pattern names, with which it can be undone; the shape of its right side."""
-        axes = re.findall(r"[A-Za-z]\w*", self._left)
+    def _undone(self, left: str, right: str) -> dict[str, int]:
+        """The size of every axis of the left side, with which the pattern can be undone."""
+        axes = re.findall(WORD, left)
+        own = {*self.weight.into} - {*axes}
+        shared = WORD.sub(lambda word: "" if word[0] in own else word[0], right)
         blank = np.empty(self.theirs, bool)
         try:
-            apart = einops.rearrange(blank, f"{self._left} -> {' '.join(axes)}", **self.weight.sizes)
-            whole = einops.rearrange(blank, f"{self._left} -> {self._right}", **self.weight.sizes)
+            parts = einops.rearrange(blank, f"{left} -> {' '.join(axes)}", **self.weight.sizes)
+            einops.rearrange(blank, f"{left} -> {shared}", **self.weight.sizes)
         except (ValueError, TypeError, RuntimeError, einops.EinopsError) as error:
             raise self._unfit(str(error).strip().splitlines()[-1].strip()) from error
-        return dict(zip(axes, apart.shape, strict=True)), whole.shape
+        return dict(zip(axes, parts.shape, strict=True))
 
     def _unfit(self, reason: str) -> ParityError:
         sizes = f" with {dict(self.weight.sizes)}" if self.weight.sizes else ""
@@ -258,22 +301,22 @@ class _Row:
             f"({reason})"
         )
 
-    def _selection(self, whole: tuple[int, ...]) -> tuple[Any, ...]:
-        """The index that takes the part out of the pattern's right side."""
-        axes = axes_of(self._right)
-        if unknown := sorted(self.weight.part.keys() - set(axes)):
+    def _require(self, part: Part, right: str, sizes: Mapping[str, tuple[int, int | None]]) -> None:
+        """That each axis of a part is on the right side, and as large; `sizes`: in all, and what lies there."""
+        axes = WORD.findall(right)
+        if unknown := sorted(part.keys() - set(axes)):
             raise ParityError(f"{self.path} is to be a part by {unknown}; {self.weight.axes!r} gives the axes {axes}")
-        chosen: list[Any] = [slice(None)] * len(axes)
-        for axis, wanted in self.weight.part.items():
-            place = axes.index(axis)
-            start, stop = wanted if isinstance(wanted, tuple) else (wanted, wanted + 1)
-            if not 0 <= start < stop <= whole[place]:
+        for axis, cut in part.items():
+            start, (size, held) = cut if isinstance(cut, int) else cut[0], sizes[axis]
+            if not 0 <= start < _stop(cut) <= size or held not in (None, _stop(cut) - start):
                 raise ParityError(
-                    f"{self.path} is to be the part {wanted} of {axis!r}, which is of size {whole[place]} in "
+                    f"{self.path} is to be the part {cut} of {axis!r}, which is of size {held or size} in "
                     f"{self.weight.name}"
                 )
-            chosen[place] = slice(start, stop) if isinstance(wanted, tuple) else wanted
-        return tuple(chosen)
+
+
+def _atoms(side: str) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(WORD.findall(axis)) for axis in axes_of(side))
 
 
 def axes_of(side: str) -> list[str]:
@@ -281,51 +324,58 @@ def axes_of(side: str) -> list[str]:
     return re.findall(r"\([^)]*\)|\S+", side)
 
 
-def _as_weight(path: str, row: Any) -> Weight:
-    if isinstance(row, Weight):
+def read_row(path: str, row: Any) -> list[Weight]:
+    """What a row of a map says."""
+    if isinstance(row, list) and row and all(isinstance(each, Weight) for each in row):
         return row
+    if isinstance(row, Weight):
+        return [row]
     if isinstance(row, str):
-        return Weight(row)
+        return [Weight(row)]
     if isinstance(row, tuple) and len(row) == 2 and all(isinstance(each, str) for each in row):
-        return Weight(*row)
+        return [Weight(*row)]
     raise ParityError(
         f"the weight mapping says {row!r} for {path}; expected a name, (name, pattern), a Weight, or None to keep it"
     )
 
 
-def _left_out(given: Any) -> dict[str, Weight]:
+def _left_out(given: Any) -> dict[str, list[Weight]]:
     """Rows of nothing of ours, by number."""
     if not isinstance(given, Sequence) or isinstance(given, str) or not all(isinstance(x, str | Weight) for x in given):
         raise ParityError(f"the weight mapping says {given!r} for LEFT_OUT; expected a list of names of the module")
-    return {f"{LEFT_OUT} {n}": _as_weight(LEFT_OUT, row) for n, row in enumerate(given)}
+    return {f"{LEFT_OUT} {n}": read_row(LEFT_OUT, row) for n, row in enumerate(given)}
+
+
+def _numbered(name: str, tensors: Collection[str]) -> dict[tuple[int, ...], str]:
+    """The tensors that a name stands for, by the numbers in the places of its words in braces."""
+    if "{" not in name:
+        return {(): name} if name in tensors else {}
+    pattern, seen = "", {""}
+    for text, word in re.findall(r"([^{]*)(?:{(\w+)})?", name):
+        pattern += re.escape(text) + (f"(?P={word})" * bool(word) if word in seen else rf"(?P<{word}>\d+)")
+        seen.add(word)
+    matches = filter(None, map(re.compile(pattern).fullmatch, tensors))
+    return dict(sorted((tuple(map(int, match.groups())), match.string) for match in matches))
 
 
 def layers_of(name: str, tensors: Collection[str]) -> tuple[str, ...]:
     """The tensors that a name stands for, in the order of their layers."""
-    if "{layer}" not in name:
-        return (name,) if name in tensors else ()
-    first, *others = map(re.escape, name.split("{layer}"))
-    pattern = re.compile(first + r"(?P<layer>\d+)" + r"(?P=layer)".join(others))
-    matches = filter(None, map(pattern.fullmatch, tensors))
-    return tuple(match.string for match in sorted(matches, key=lambda match: int(match["layer"])))
+    return tuple(_numbered(name, tensors).values())
 
 
-def _require_names(
-    rows: Mapping[str, Weight],
-    layers: Mapping[str, tuple[str, ...]],
-    tensors: Collection[str],
-    optional: Collection[str],
-) -> None:
+def _require_names(rows: Mapping[str, Sequence[Weight]], tensors: Collection[str], optional: Collection[str]) -> None:
     claims: dict[str, list[Weight]] = {}
-    for path, names in layers.items():
+    absent = set()
+    for weight in (weight for row in rows.values() for weight in row):
+        names = layers_of(weight.name, tensors)
+        absent |= set() if names else {weight.name}
         for name in names:
-            claims.setdefault(name, []).append(rows[path])
-    absent = sorted({rows[path].name for path, names in layers.items() if not names})
+            claims.setdefault(name, []).append(weight)
     missing = sorted(set(tensors) - claims.keys() - set(optional))
     # Two rows may claim a tensor if each takes a part of it.
     doubled = sorted(name for name, held in claims.items() if len(held) > 1 and not all(row.part for row in held))
     if absent or missing or doubled:
         raise ParityError(
-            f"the weight mapping does not fit the module: it names {absent}, which the module lacks, "
+            f"the weight mapping does not fit the module: it names {sorted(absent)}, which the module lacks, "
             f"{doubled} more than once, and misses {missing}"
         )

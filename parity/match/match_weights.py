@@ -1,6 +1,7 @@
 """Proposes which of a torch module's numbers each JAX parameter holds, and runs both to be sure."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,13 +10,13 @@ import numpy as np
 from torch import nn
 
 from parity.gates.pytrees import is_floating, paths
-from parity.gates.weight_map import Weight, axes_of, layers_of
+from parity.gates.weight_map import Weight, axes_of, layers_of, read_row
 from parity.match.candidates import Proposal, Tensor, leaves
 from parity.match.module_tensors import is_constant, tensors
 from parity.match.proposals import Matcher
 from parity.match.runs import Runs, float64
 from parity.match.verification import verified
-from parity.match.weight_match import Confidence, MatchRow, WeightMatch, as_weight
+from parity.match.weight_match import Confidence, MatchRow, WeightMatch, as_row, as_weights
 
 
 def match_weights(
@@ -70,7 +71,7 @@ def match_weights(
         if needed := [name for name, matters in moving.items() if matters]:
             green = False
             figures += f"; but the module's outputs depend on {', '.join(needed)}, which no row takes"
-    rows = tuple(_row(proposal, green) for proposal in proposals)
+    rows = tuple(row for proposal in proposals for row in _rows(proposal, green))
     idle = _idle(module, rows) if green else ()
     return WeightMatch(rows, without, rest, green, figures, idle)
 
@@ -79,8 +80,7 @@ def _idle(module: nn.Module, rows: Sequence[MatchRow]) -> tuple[str | Weight, ..
     """The parameters that no row takes, and the rows of tables around those that one takes."""
     parameters = {name: tuple(p.shape) for name, p in module.named_parameters()}
     taken: dict[str, list[Weight]] = {}
-    for row in rows:
-        weight = Weight(row.theirs) if isinstance(row.theirs, str) else row.theirs
+    for weight in (weight for row in rows for weight in read_row(row.ours, row.theirs)):
         for name in layers_of(weight.name, parameters):
             taken.setdefault(name, []).append(weight)
     found: list[str | Weight] = [name for name in parameters if name not in taken]
@@ -88,17 +88,17 @@ def _idle(module: nn.Module, rows: Sequence[MatchRow]) -> tuple[str | Weight, ..
         if len(weights) > 1 or len(weights[0].part) != 1:
             continue
         [weight], [(axis, part)] = weights, weights[0].part.items()
-        if not isinstance(part, tuple):
+        axes = axes_of(weight.axes.split(" -> ")[1])
+        if not isinstance(part, tuple) or axis not in axes:
             continue
-        whole = einops.rearrange(np.empty(parameters[name], bool), weight.axes, **weight.sizes).shape
-        size = whole[axes_of(weight.axes.split(" -> ")[1]).index(axis)]
+        size = einops.rearrange(np.empty(parameters[name], bool), weight.axes, **weight.sizes).shape[axes.index(axis)]
         ends = [(start, stop) for start, stop in ((0, part[0]), (part[1], size)) if start < stop]
         found += [replace(weight, name=name, part={axis: end}) for end in ends]
     return tuple(found)
 
 
-def _row(proposal: Proposal, green: bool) -> MatchRow:
-    reason = proposal.reason
+def _rows(proposal: Proposal, green: bool) -> Iterator[MatchRow]:
+    reason, leaf = proposal.reason, proposal.leaf
     confidence: Confidence = "likely" if proposal.sure else "unsure"
     if green and proposal.free:
         reason += "; the outputs do not depend on it"
@@ -106,14 +106,15 @@ def _row(proposal: Proposal, green: bool) -> MatchRow:
         confidence = "verified"
         if not proposal.sure:
             reason = "tie broken by running both"
-    return MatchRow(proposal.leaf.path, proposal.leaf.shape, as_weight(proposal.chosen), confidence, reason)
+    for one, numbers in zip(leaf.members or [leaf], np.ndindex(leaf.layers), strict=True):
+        yield MatchRow(one.path, one.shape, as_row(as_weights(proposal.chosen, numbers)), confidence, reason)
 
 
 def _without_equal(
     flat: Mapping[str, Any], proposals: Sequence[Proposal], candidates: Sequence[Tensor]
 ) -> dict[str, str]:
     """Our parameters that no row is for, and why that may be."""
-    found = {one.leaf.path for one in proposals}
+    found = {path for one in proposals for path in one.leaf.paths}
     meanings = {leaf.path: leaf.meaning for leaf in leaves(flat)}
     said = {}
     for path, leaf in flat.items():
@@ -121,11 +122,8 @@ def _without_equal(
             continue
         words, shape = meanings[path].words, list(leaf.shape)
         tied = [one for one in candidates for other in one.aliases if "head" in other.words]
-        separate = any(len(one.meaning.words & {"query", "key", "value"}) == 1 for one in candidates)
         if "head" in words and tied:
             said[path] = f"{shape}; the module shares its head with {tied[0].name}: tie yours too, or untie theirs"
-        elif {"key", "value"} <= words and separate:
-            said[path] = f"{shape}; theirs keeps query, key and value apart, and a row holds one tensor: split yours"
         else:
             said[path] = f"{shape}; nothing that fits its shape and its name is left"
     return said
@@ -134,7 +132,7 @@ def _without_equal(
 def _that_matter(runs: Runs, proposals: Sequence[Proposal], candidates: Sequence[Tensor]) -> dict[str, bool]:
     """Trained parameters that no row takes, and whether the outputs depend on them."""
     taken = {name for one in proposals for name in one.chosen.tensor.members}
-    rest = [one.name for one in candidates if one.layers is None and one.trained and one.name not in taken]
+    rest = [one.name for one in candidates if not one.layers and one.trained and one.name not in taken]
     depend = runs.depend_on(rest, runs.shaken(proposals)) if rest else {}
     return {name: bool(depend[name].any()) for name in rest}
 
@@ -150,7 +148,7 @@ def _left_over(module: nn.Module, proposals: Sequence[Proposal], matters: Mappin
     for name, tensor in [*parameters.items(), *module.named_buffers()]:
         shape = list(tensor.shape)
         if name in taken:
-            held = sum(int(np.prod(one.leaf.shape)) // (one.chosen.tensor.layers or 1) for one in taken[name])
+            held = sum(int(np.prod(one.leaf.shape)) // math.prod(one.chosen.tensor.layers) for one in taken[name])
             if held < tensor.numel():
                 said[name] = f"{shape}; {tensor.numel() - held} of its numbers are in no row"
         elif is_constant(name, tensor):

@@ -1,17 +1,19 @@
 """The parameters and buffers of a torch module as candidates: each by itself, and those of several layers as one."""
 
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import nn
 
-from parity.match.candidates import Tensor
+from parity.match.candidates import Tensor, families
 from parity.match.parameter_names import ParameterName, understand
 
-HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "nhead", "num_key_value_heads", "heads")
+HEADS = (
+    *("num_heads", "n_head", "n_heads", "num_attention_heads", "nhead", "heads"),
+    *("num_key_value_heads", "num_kv_heads", "n_kv_heads", "num_query_groups"),
+)
 """What modules and configs call their number of heads."""
 CONSTANTS = re.compile(r"position_ids|token_type_ids|inv_freq|masked_bias|num_batches_tracked|causal_mask")
 """Buffers that a module makes for itself."""
@@ -31,7 +33,7 @@ def tensors(module: nn.Module) -> tuple[list[Tensor], dict[str, np.ndarray]]:
             name,
             tuple(tensor.shape),
             (name,),
-            None,
+            (),
             names[name],
             aliases.get(name, ()),
             kinds[name],
@@ -43,7 +45,13 @@ def tensors(module: nn.Module) -> tuple[list[Tensor], dict[str, np.ndarray]]:
         for name, tensor in held.items()
     ]
     arrays = {name: _array(tensor) for name, tensor in held.items()}
-    return [*single, *_stacked(single)], arrays
+    stacked = [
+        replace(
+            several[0], name=meaning.path, members=tuple(one.name for one in several), layers=counts, meaning=meaning
+        )
+        for meaning, several, counts in families({one.name: one for one in single})
+    ]
+    return [*single, *stacked], arrays
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
@@ -52,42 +60,6 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
     tensor = tensor.detach().cpu()
     array: np.ndarray = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return array
-
-
-def _stacked(single: Iterable[Tensor]) -> list[Tensor]:
-    """Tensors of one shape whose names differ in one number, counted from 0, as one tensor of several layers."""
-    families: dict[tuple[str, int], dict[int, Tensor]] = {}
-    for tensor in single:
-        components = tensor.name.split(".")
-        count = 0
-        for index, component in enumerate(components):
-            if component.isdigit():
-                template = ".".join([*components[:index], "{layer}", *components[index + 1 :]])
-                families.setdefault((template, count), {})[int(component)] = tensor
-                count += 1
-    found = []
-    for (template, place), family in families.items():
-        layers = [family[number] for number in sorted(family)]
-        first = layers[0]
-        numbers = first.meaning.numbers
-        if (
-            sorted(family) != list(range(len(family)))
-            or len({one.shape for one in layers}) > 1
-            or place >= len(numbers)
-        ):
-            continue
-        meaning = replace(
-            first.meaning,
-            path=template,
-            numbers=numbers[:place] + numbers[place + 1 :],
-            parent=template.rpartition(".")[0],
-        )
-        found.append(
-            replace(
-                first, name=template, members=tuple(one.name for one in layers), layers=len(layers), meaning=meaning
-            )
-        )
-    return found
 
 
 def _owner(module: nn.Module, name: str) -> nn.Module:

@@ -1,16 +1,17 @@
 """Which of a module's tensors each of our parameters most likely is, by names, shapes, order and numbers."""
 
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from parity.match.candidates import Candidate, Leaf, Proposal, Tensor
-from parity.match.layouts import Layout, layouts, parts, same
+from parity.gates.layout import Layout
+from parity.match.candidates import Candidate, Leaf, Named, Proposal, Tensor, families
+from parity.match.layouts import Fusion, fusions, layouts, rotaries, same
 from parity.match.parameter_names import Likeness
 
 EQUAL = 1000.0
@@ -21,25 +22,36 @@ CLEAR = 2.0
 """How far the best must be ahead of the next for the names to decide."""
 FUSIONS = (("query", "key", "value"), ("key", "value"), ("gate", "up"), ("r", "z", "n"), ("reset", "update", "new"))
 """What modules keep as one matrix, in the order in which it is fused."""
+Bonus = Mapping[tuple[object, ...], float]
+"""(module of ours, module of theirs) or (module of theirs, role, style) -> what it adds to a score."""
+ROTARY = "rotary"
+"""The style of rows of heads in the other order of rotary embeddings."""
+SAME_STYLE = 6.0
+"""What it adds to a score that a parameter with equal numbers beside it is fused in the same style."""
 
 
 class Matcher:
     """Finds for each of our leaves the tensor that it most likely is."""
 
     def __init__(self, leaves: Sequence[Leaf], tensors: Sequence[Tensor], arrays: Mapping[str, np.ndarray]) -> None:
-        self.leaves, self.tensors, self.arrays = leaves, tensors, arrays
+        self.tensors, self.arrays = list(tensors), arrays
         self.likeness = Likeness(
             [leaf.meaning for leaf in leaves],
             [name for tensor in tensors for name in (tensor.meaning, *tensor.aliases)],
         )
-        self.candidates = {leaf.path: self._candidates(leaf) for leaf in leaves}
-        self._add_parts()
+        stacked = [
+            Leaf(meaning.path, (*counts, *several[0].shape), meaning, None, several[0].place, several, counts)
+            for meaning, several, counts in families({leaf.path: leaf for leaf in leaves})
+        ]
+        self.leaves = [*leaves, *stacked]
+        self.candidates = {leaf.path: self._candidates(leaf) for leaf in self.leaves}
+        self._add_fusions()
         self._choose_orders()
-        self._stack_or_not()
+        self._all_or_each()
 
     def proposals(self) -> list[Proposal]:
         """The best assignment, each tensor or part once; a leaf that fits nothing is left out."""
-        bonus: dict[tuple[str, str], float] = {}
+        bonus: Bonus = {}
         chosen: dict[str, Candidate] = {}
         for _ in range(3):
             chosen = self._assigned(bonus)
@@ -48,8 +60,9 @@ class Matcher:
 
     def _candidates(self, leaf: Leaf) -> list[Candidate]:
         found = []
+        turns = leaf.meaning.words & {"query", "key", "value"} in ({"query"}, {"key"})
         for tensor in self.tensors:
-            if (shape := _of_one_layer(leaf.shape, tensor)) is None:
+            if (shape := _of_one_layer(leaf, tensor)) is None:
                 continue
             ways = list(layouts(tensor.shape, shape))
             if not ways and len(shape) == len(tensor.shape):
@@ -58,8 +71,13 @@ class Matcher:
                 continue
             named = max(self.likeness(leaf.meaning, name) for name in (tensor.meaning, *tensor.aliases))
             score = named - self._away(leaf, tensor) - (1.0 if tensor.buffer else 0.0)
-            found += [Candidate(tensor, layout, named, self._weighed(leaf, tensor, layout, score)) for layout in ways]
-        return found
+            styled: list[tuple[tuple[object, ...], Layout]] = [((), layout) for layout in ways]
+            if turns and not ways[0].part:
+                styled += [((ROTARY, *n), new) for one in ways if one.natural for n, new in rotaries(one, tensor.heads)]
+            found += [
+                self._weighed(leaf, Candidate(tensor, (layout,), named, score, style=style)) for style, layout in styled
+            ]
+        return [one for one in found if all(len(group) == 1 for group in one.layout.ours[: len(leaf.layers)])]
 
     def _longer(self, tensor: Tensor, shape: tuple[int, ...]) -> list[Layout]:
         """A table of which ours lacks the first rows (those that a library keeps for padding), or the last."""
@@ -67,113 +85,92 @@ class Matcher:
             return []
         idle = max(0, tensor.shape[0] - shape[0])
         ways = [(first, first + shape[0]) for first in dict.fromkeys((idle, 0))]
-        return [replace(same(shape), part=rows, rows=0) for rows in ways if idle]
+        return [replace(same(shape), sizes=tensor.shape, part=((0, rows),)) for rows in ways if idle]
 
     def _away(self, leaf: Leaf, tensor: Tensor) -> float:
         """What places far apart speak against each other; trees of ours are often sorted by name, so not much."""
         return 0.4 * abs(leaf.place - tensor.place)
 
-    def _weighed(self, leaf: Leaf, tensor: Tensor, layout: Layout, score: float) -> float:
-        score -= 0.0 if layout.natural else 1.5
-        if isinstance(layout.part, tuple) and layout.fused is None and layout.part[0] == 0:
+    def _weighed(self, leaf: Leaf, one: Candidate) -> Candidate:
+        score = one.score - (0.0 if one.layout.natural else 1.5) - (1.0 if ROTARY in one.style else 0.0)
+        [(_, cut)] = one.layout.part or ((0, None),)
+        if isinstance(cut, tuple) and one.role is None and cut[0] == 0:
             score -= 0.1
-        if self._equal(leaf, tensor, layout):
-            score += EQUAL
-        return score
+        return replace(one, score=score + EQUAL * self._equal(leaf, one))
 
-    def _equal(self, leaf: Leaf, tensor: Tensor, layout: Layout) -> bool:
+    def _equal(self, leaf: Leaf, one: Candidate) -> bool:
         """Whether both sides hold the same numbers; those that are all alike say nothing."""
         if leaf.numbers is None:
             return False
-        ours = leaf.numbers
-        for layer, member in enumerate(tensor.members):
-            here, there = ours if tensor.layers is None else ours[layer], self.arrays[member]
-            if not here.size or here.max() == here.min():
-                return False
-            moved = layout.apply(there)
-            if abs(float(here.flat[0] - moved.flat[0])) > 1e-5 * (abs(float(here.flat[0])) + 1e-30) or (
-                float(np.abs(here - moved).max()) > 1e-5 * float(np.abs(here).max())
-            ):
-                return False
+        ours = leaf.numbers.reshape(-1, *one.layout.shape)
+        for tensor, layout in one.pieces:
+            for whole, member in zip(ours, tensor.members, strict=True):
+                here, there = layout.place(whole), layout.seen(self.arrays[member])
+                if not here.size or here.max() == here.min():
+                    return False
+                for few in (slice(4), slice(None)):
+                    apart = np.abs(here.flat[few] - there.flat[few]).max()
+                    if apart > 1e-5 * (np.abs(here.flat[few]).max() + 1e-30):
+                        return False
         return True
 
-    def _add_parts(self) -> None:
-        """Of our leaves that stand side by side (query, key and value), each may be a part of one fused tensor."""
-        for names, group in self._sides():
+    def _add_fusions(self) -> None:
+        """Of what stands side by side (query, key and value), each may be a part of one array of the other side."""
+        for roles, group in _sides(self.leaves):
             for tensor in self.tensors:
-                found = [_of_one_layer(leaf.shape, tensor) for leaf in group]
-                shapes = tuple(shape for shape in found if shape is not None)
-                if len(shapes) < len(group) or sum(map(math.prod, shapes)) != math.prod(tensor.shape):
-                    continue
-                for index, leaf in enumerate(group):
-                    # A part is called like the whole, but for its role.
-                    words = (tensor.meaning.words - set(names)) | {names[index]}
-                    meaning = replace(tensor.meaning, words=words)
-                    named = self.likeness(leaf.meaning, meaning)
-                    if not set(names) <= tensor.meaning.words:
-                        named -= 2.0
-                    for layout in parts(tensor.shape, shapes, index, tensor.heads):
-                        weight = self._weighed(leaf, tensor, layout, named - self._away(leaf, tensor))
-                        by_heads = layout.fused is not None and layout.fused[1] > 0
-                        said = bool(re.search(r"query_key_value$|query_key_value\.", tensor.name))
-                        weight -= 0.5 if by_heads != said else 0.0
-                        self.candidates[leaf.path].append(Candidate(tensor, layout, named, weight))
+                shapes = [_of_one_layer(leaf, tensor) for leaf in group]
+                for fusion in _fusions(tensor.shape, shapes, roles, tensor.heads):
+                    for index, leaf in enumerate(group):
+                        self._add_fusion(leaf, tensor, roles, fusion, fusion.layouts[index : index + 1], index)
+        for roles, several in _sides(self.tensors):
+            whole = replace(
+                several[0],
+                name=" + ".join(tensor.name for tensor in several),
+                members=tuple(name for tensor in several for name in tensor.members),
+                fused=tuple(several),
+            )
+            for leaf in self.leaves:
+                shape = _of_one_layer(leaf, several[0])
+                for fusion in _fusions(shape, [tensor.shape for tensor in several], roles, whole.heads):
+                    self._add_fusion(leaf, whole, roles, fusion, tuple(each.turned for each in fusion.layouts))
 
-    def _sides(self) -> list[tuple[tuple[str, ...], list[Leaf]]]:
-        """Groups of our leaves that differ only in their role, in the order of FUSIONS."""
-        families: dict[object, dict[str, Leaf]] = {}
-        roles = {role for names in FUSIONS for role in names}
-        for leaf in self.leaves:
-            words = leaf.meaning.words & roles
-            if len(words) == 1:
-                around = leaf.meaning.parent.rpartition(".")[0]
-                key = (around, leaf.meaning.leaf, leaf.meaning.numbers, leaf.meaning.words - roles)
-                families.setdefault(key, {})[next(iter(words))] = leaf
-        return [
-            (names, [family[name] for name in names])
-            for family in families.values()
-            for names in FUSIONS
-            if family.keys() >= set(names)
-        ]
+    def _add_fusion(
+        self,
+        leaf: Leaf,
+        tensor: Tensor,
+        roles: tuple[str, ...],
+        fusion: Fusion,
+        layouts: tuple[Layout, ...],
+        role: int | None = None,
+    ) -> None:
+        # A part is called like the whole, but for its role.
+        words = (tensor.meaning.words - set(roles)) | set(roles if role is None else roles[role : role + 1])
+        named = self.likeness(leaf.meaning, replace(tensor.meaning, words=words))
+        fused = leaf if role is None else tensor
+        named -= 0.0 if set(roles) <= fused.meaning.words else 2.0
+        score = named - self._away(leaf, tensor) - _unusual(fusion, fused.meaning.path)
+        one = Candidate(tensor, layouts, named, score, role, (fusion.groups, fusion.order, fusion.rotary))
+        self.candidates[leaf.path].append(self._weighed(leaf, one))
 
     def _choose_orders(self) -> None:
         """Among layouts of the same shapes, prefers what parameters of that kind have where shapes leave no choice."""
         for leaf in self.leaves:
             found = self.candidates[leaf.path]
-            self.candidates[leaf.path] = [replace(one, score=one.score - self._against(leaf, one)) for one in found]
+            self.candidates[leaf.path] = [
+                replace(one, score=one.score - self._against(leaf.meaning.said, one)) for one in found
+            ]
 
-    def _against(self, leaf: Leaf, candidate: Candidate) -> float:
-        """What speaks against a layout that is one of several."""
-        layout, tensor = candidate.layout, candidate.tensor
-        if len(layout.order) < 2:
-            return 0.0
-        if len(layout.order) == 2:
-            output = 1 if tensor.kind == "Conv1D" else 0
-            axes = {axis for axis, group in enumerate(layout.theirs) if len(group) > 1}
-            if layout.fused is not None:
-                axes.add(layout.fused[0])
-            elif layout.rows is not None and "embedding" not in tensor.meaning.words:
-                axes |= {axis for axis, group in enumerate(layout.theirs) if layout.rows in group}
-            if axes and leaf.meaning.words & {"query", "key", "value", "output", "gate", "up"}:
-                # Heads and what is fused are outputs of a projection, heads the inputs of the one after attention.
-                expected = 1 - output if "output" in leaf.meaning.words else output
-                if axes != {expected}:
-                    return 1.2
-                if layout.split:
-                    return 0.0
-        usual, weight = self._convention(leaf.meaning.said, tensor.kind, len(layout.order))
-        return 0.0 if usual is None or layout.order == usual else weight
-
-    def _convention(self, said: str, kind: str, axes: int) -> tuple[tuple[int, ...] | None, float]:
-        """The order of their axes on our side that is usual, by what was seen or by what the word says; how surely."""
-        as_it_is = tuple(range(axes))
-        if seen := self._seen.get((said, kind == "Conv1D", axes)):
-            return max(seen, key=lambda order: seen[order]), 1.0
-        if kind == "Embedding" or said == "embedding" or (said == "weight" and kind != "Conv1D"):
-            return as_it_is, 1.0
-        inputs_first = {2: (1, 0), 3: (2, 1, 0), 4: (2, 3, 1, 0), 5: (2, 3, 4, 1, 0)}.get(axes)
-        usual = as_it_is if kind == "Conv1D" else inputs_first
-        return usual, 1.0 if said == "kernel" else 0.3
+    def _against(self, said: str, one: Candidate) -> float:
+        """What speaks against a layout: the order of axes that was seen, or that the word says, is another."""
+        order, turned = one.layout.order, one.tensor.kind == "Conv1D"
+        usual, weight = tuple(range(len(order))), 1.0
+        if seen := self._seen.get((said, turned, len(order))):
+            usual = max(seen, key=lambda order: seen[order])
+        elif not (one.tensor.kind == "Embedding" or said == "embedding" or (said == "weight" and not turned)):
+            weight = 1.0 if said == "kernel" else 0.3
+            inputs_first = {2: (1, 0), 3: (2, 1, 0), 4: (2, 3, 1, 0), 5: (2, 3, 4, 1, 0)}
+            usual = usual if turned else inputs_first.get(len(order), order)
+        return weight * (order != usual)
 
     @cached_property
     def _seen(self) -> dict[tuple[str, bool, int], dict[tuple[int, ...], int]]:
@@ -193,25 +190,24 @@ class Matcher:
                 voted[order] = voted.get(order, 0) + 1
         return votes
 
-    def _stack_or_not(self) -> None:
-        """A tensor of several layers and those of single layers exclude each other: the better fit stays."""
-        wanted: dict[str, float] = {}
-        for one in (one for found in self.candidates.values() for one in found):
-            wanted[one.tensor.name] = max(wanted.get(one.tensor.name, LEAST), one.score)
-        stacked = {one.name: set(one.members) for one in self.tensors if one.layers is not None and one.name in wanted}
-        out = set()
-        for name, members in stacked.items():
-            single = max(wanted.get(member, LEAST) for member in members)
-            out |= {name} if single > wanted[name] else members
-        # One that two stacks would hold belongs to the better.
-        for name in sorted(stacked, key=lambda name: (-wanted[name], name)):
-            if name not in out:
-                out |= {other for other in stacked if other != name and stacked[name] & stacked[other]}
+    def _all_or_each(self) -> None:
+        """Several of them as one, and each by itself, exclude each other: the better fit stays."""
+        best = {path: max((one.score for one in found), default=LEAST) for path, found in self.candidates.items()}
+        wanted: dict[Tensor, float] = {}
+        for path, one in ((path, one) for path, found in self.candidates.items() for one in found):
+            near = one.score if one.score > best[path] - CLEAR else LEAST
+            wanted[one.tensor] = max(wanted.get(one.tensor, LEAST), near)
+        # Of layers that fit alike, theirs are taken together, and ours each by itself.
+        tensors = sorted(wanted, key=lambda one: (-wanted[one], -len(one.members), one.name))
+        leaves = sorted(self.leaves, key=lambda one: (-best[one.path], len(one.paths), one.path))
+        kept = _apart((one.name, one.members) for one in tensors)
+        held = _apart((one.path, one.paths) for one in leaves)
+        self.leaves = [leaf for leaf in self.leaves if leaf.path in held]
         self.candidates = {
-            path: [one for one in found if one.tensor.name not in out] for path, found in self.candidates.items()
+            leaf.path: [one for one in self.candidates[leaf.path] if one.tensor.name in kept] for leaf in self.leaves
         }
 
-    def _assigned(self, bonus: Mapping[tuple[str, str], float]) -> dict[str, Candidate]:
+    def _assigned(self, bonus: Bonus) -> dict[str, Candidate]:
         columns = list(dict.fromkeys(one.column for found in self.candidates.values() for one in found))
         place = {column: index for index, column in enumerate(columns)}
         # A leaf may stay without one: a column of its own, which costs LEAST.
@@ -230,22 +226,18 @@ class Matcher:
             users = {path: one for path, one in chosen.items() if one.tensor.name == name}
             best_user = max(users.values(), key=lambda one: one.score)
             for path, one in users.items():
-                if (one.layout.part is None) != (best_user.layout.part is None):
+                if bool(one.layout.part) != bool(best_user.layout.part):
                     del chosen[path]
         return chosen
 
-    def _kinship(self, chosen: Mapping[str, Candidate]) -> dict[tuple[str, str], float]:
-        """Leaves of one module of ours go together with those of one of theirs."""
-        together: dict[tuple[str, str], float] = {}
-        for leaf in self.leaves:
-            if leaf.path in chosen:
-                key = leaf.meaning.parent, chosen[leaf.path].tensor.meaning.parent
-                together[key] = together.get(key, -1.0) + 1.0
-        return {key: min(1.5, 1.5 * count) for key, count in together.items() if count > 0}
+    def _kinship(self, chosen: Mapping[str, Candidate]) -> Bonus:
+        """Leaves of one module of ours go together with those of one of theirs, and are fused in one style."""
+        matched = [(leaf.meaning.parent, chosen[leaf.path]) for leaf in self.leaves if leaf.path in chosen]
+        together = Counter((parent, one.tensor.meaning.parent) for parent, one in matched)
+        styles = {(one.tensor.meaning.parent, one.role, one.style) for _, one in matched if one.score > EQUAL / 2}
+        return {key: 1.5 for key, count in together.items() if count > 1} | dict.fromkeys(styles, SAME_STYLE)
 
-    def _explained(
-        self, leaf: Leaf, chosen: Mapping[str, Candidate], bonus: Mapping[tuple[str, str], float]
-    ) -> Proposal:
+    def _explained(self, leaf: Leaf, chosen: Mapping[str, Candidate], bonus: Bonus) -> Proposal:
         one = chosen[leaf.path]
 
         def weight(candidate: Candidate) -> float:
@@ -273,13 +265,66 @@ class Matcher:
         return proposal
 
 
-def _weight(leaf: Leaf, one: Candidate, bonus: Mapping[tuple[str, str], float]) -> float:
+def _weight(leaf: Leaf, one: Candidate, bonus: Bonus) -> float:
     """The score of a candidate with what it gains where its module goes together with ours."""
-    return one.score + bonus.get((leaf.meaning.parent, one.tensor.meaning.parent), 0.0)
+    parent = one.tensor.meaning.parent
+    return one.score + bonus.get((leaf.meaning.parent, parent), 0.0) + bonus.get((parent, one.role, one.style), 0.0)
 
 
-def _of_one_layer(shape: tuple[int, ...], tensor: Tensor) -> tuple[int, ...] | None:
-    """Our shape without the axis of the tensor's layers; None where there is no such axis of that size."""
-    if tensor.layers is None:
-        return shape
-    return shape[1:] if shape[:1] == (tensor.layers,) else None
+def _of_one_layer(leaf: Leaf, tensor: Tensor) -> tuple[int, ...] | None:
+    """Our shape without the axes of the tensor's layers; None where there are no such axes of these sizes."""
+    number = len(tensor.layers)
+    if tensor.fused or leaf.shape[:number] != tensor.layers or (number and leaf.members):
+        return None
+    return leaf.shape[number:]
+
+
+def _apart(named: Iterable[tuple[str, Sequence[str]]]) -> set[str]:
+    """The names, best first, of which none holds what another does."""
+    kept, taken = set(), set[str]()
+    for name, members in named:
+        if taken.isdisjoint(members):
+            kept.add(name)
+            taken |= {*members}
+    return kept
+
+
+def _sides(named: Sequence[Named]) -> list[tuple[tuple[str, ...], list[Named]]]:
+    """Groups of those that differ only in their role, in the order of FUSIONS."""
+    families: dict[object, dict[str, Named]] = {}
+    known = {role for roles in FUSIONS for role in roles}
+    for one in named:
+        words = one.meaning.words & known
+        if len(words) == 1:
+            around = one.meaning.parent.rpartition(".")[0]
+            key = around, one.meaning.leaf, one.meaning.numbers, one.meaning.words - known, one.layers
+            families.setdefault(key, {})[next(iter(words))] = one
+    return [
+        (roles, [family[role] for role in roles])
+        for family in families.values()
+        for roles in FUSIONS
+        if family.keys() >= set(roles)
+    ]
+
+
+def _fusions(
+    whole: tuple[int, ...] | None,
+    shapes: Sequence[tuple[int, ...] | None],
+    roles: tuple[str, ...],
+    heads: tuple[int, ...],
+) -> tuple[Fusion, ...]:
+    if whole is None or None in shapes:
+        return ()
+    turning = tuple(place for place, role in enumerate(roles) if role in ("query", "key"))
+    return fusions(whole, tuple(shapes), turning, (heads or (1,)) if turning else ())
+
+
+def _unusual(fusion: Fusion, name: str) -> float:
+    """What speaks against a way to fuse, where names alone decide."""
+    by_heads = fusion.groups > 1
+    if re.search(r"c_attn|in_proj|_[ih]h", name):
+        against = 0.5 * by_heads
+    else:
+        # Two ways are in use: a tie.
+        against = 0.3 * (by_heads != ("query_key_value" in name))
+    return against + 2.5 * (fusion.order != tuple(sorted(fusion.order))) + 2.5 * bool(fusion.rotary)

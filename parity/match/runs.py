@@ -15,8 +15,10 @@ from parity.gates.measure import compared, relative_error
 from parity.gates.projection import Inputs, Tensors, common_outputs, named_outputs, projection
 from parity.gates.pytrees import replaced
 from parity.gates.torch_side import from_torch, to_torch
+from parity.gates.weight_map import Row
 from parity.islands import Float64
-from parity.match.candidates import Candidate, Proposal
+from parity.match.candidates import Candidate, Leaf, Proposal
+from parity.match.weight_match import as_weights
 
 SHOWN = 1e-9
 """A weight that changes the outputs by less than this, relative to them, is one that they do not depend on."""
@@ -114,12 +116,16 @@ class Runs:
 
 def converted(proposals: Sequence[Proposal], weights: Tensors) -> Tensors:
     """Our parameters by path, made of the module's by these rows."""
-    return {one.leaf.path: moved(one.chosen, weights) for one in proposals}
+    return {path: array for one in proposals for path, array in held(one.leaf, one.chosen, weights).items()}
 
 
-def moved(candidate: Candidate, weights: Tensors) -> np.ndarray:
-    each = [candidate.layout.apply(weights[name]) for name in candidate.tensor.members]
-    return np.asarray(each[0] if candidate.tensor.layers is None else np.stack(each), order="C")
+def held(leaf: Leaf, candidate: Candidate, weights: Tensors) -> Tensors:
+    """The parameters that a leaf stands for, by path, made of the module's."""
+    shapes = {name: weights[name].shape for name in candidate.tensor.members}
+    return {
+        path: Row(path, as_weights(candidate, numbers), shapes).ours(weights)
+        for path, numbers in zip(leaf.paths, np.ndindex(leaf.layers), strict=True)
+    }
 
 
 def _shaken(name: str, array: np.ndarray) -> np.ndarray:

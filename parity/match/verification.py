@@ -7,13 +7,14 @@ numbers again, one at a time: where both sides still agree the row is right, and
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import permutations
 
 import numpy as np
 
 from parity.gates.measure import FLOAT64_BAR
 from parity.match.candidates import Candidate, Proposal
-from parity.match.runs import SHOWN, Runs, converted, moved, worst
+from parity.match.proposals import ROTARY
+from parity.match.runs import SHOWN, Runs, converted, held, worst
+from parity.match.weight_match import as_row, as_weights, said
 
 SMALL = 1e-3
 """Below this an error is one of rounding: a wrong row changes outputs by far more."""
@@ -29,6 +30,9 @@ def verified(runs: Runs, proposals: Sequence[Proposal]) -> tuple[list[Proposal],
     if error > SMALL:
         ties = Ties(runs, found)
         apart = ties.base_error()
+        if apart > SMALL and any(_turns(one) for one in found):
+            ties = Ties(runs, found, rotary=True)
+            apart = min(apart, ties.base_error())
         if apart > SMALL:
             why = "the functions differ, or a row of another shape is wrong: first_difference says where"
             return found, False, f"gate 1 is red, {error:.1e}, and {apart:.1e} where no tie matters: {why}"
@@ -62,21 +66,38 @@ def _with_dependence(runs: Runs, proposals: Sequence[Proposal]) -> list[Proposal
     weights = runs.shaken(proposals)
     depend = runs.depend_on(list(weights), weights)
     return [
-        replace(one, free=not all(one.chosen.layout.apply(depend[name]).any() for name in one.chosen.tensor.members))
+        replace(
+            one,
+            free=not all(
+                layout.seen(depend[name]).any() for tensor, layout in one.chosen.pieces for name in tensor.members
+            ),
+        )
         for one in proposals
     ]
+
+
+def _turns(one: Proposal) -> tuple[int, ...]:
+    """The axes of the tensor along which the rows of heads may be in the other order of rotary embeddings."""
+    axes = [
+        [axis for axis, group in enumerate(other.layout.theirs) if len(group) > 1]
+        for other in one.others
+        if ROTARY in other.style and other.tensor.name == one.chosen.tensor.name
+    ]
+    return tuple(axes[0]) if axes else ()
 
 
 class Ties:
     """Decides, for rows that could be exchanged, which is right."""
 
-    def __init__(self, runs: Runs, proposals: Sequence[Proposal]) -> None:
+    def __init__(self, runs: Runs, proposals: Sequence[Proposal], *, rotary: bool = False) -> None:
         self.runs, self.proposals = runs, list(proposals)
+        self._rotary = rotary
         self.users: dict[str, list[Proposal]] = {}
         for one in self.proposals:
             self.users.setdefault(one.chosen.tensor.name, []).append(one)
         self.base = {name: value for one in proposals for name, value in self._alike(one)}
         self.flat = converted(proposals, self.base)
+        self.leaves = {one.leaf.path: one.leaf for one in proposals}
         self.ours, self.before = runs.both(self.flat, self.base)
 
     def base_error(self) -> float:
@@ -106,7 +127,7 @@ class Ties:
     def _alternatives(self, group: list[Proposal], fixed: Mapping[str, Candidate]) -> Iterator[dict[str, Candidate]]:
         """What else a tensor could be: another layout of the same leaves, or what other leaves of the shape hold."""
         name = group[0].chosen.tensor.name
-        if group[0].chosen.layout.part is not None and len(group) > 1:
+        if group[0].chosen.role is not None and len(group) > 1:
             others = [other for other in self.users.values() if other is not group and len(other) == len(group)]
             for leaves in (group, *others):
                 if not any(one.leaf.path in fixed for one in leaves):
@@ -124,26 +145,25 @@ class Ties:
 
     def _alike(self, one: Proposal) -> Iterator[tuple[str, np.ndarray]]:
         """Numbers for a tensor that are the same for all that could stand in its place, and in all its layouts."""
-        shape, layout = one.chosen.tensor.shape, one.chosen.layout
-        wide = sorted(shape)
-        rng = np.random.default_rng([len(shape), *wide])
-        if len(shape) < 2:
-            array = 0.8 + 0.4 * rng.random(shape)
-        elif len(shape) == 2:
-            array = rng.standard_normal(wide) / np.sqrt(wide[0])
-            if wide[0] == wide[1]:
-                array = (array + array.T) / np.sqrt(2)
-            array = array if list(shape) == wide else array.T
-        else:
-            array = rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))
-            if shape[0] == shape[1]:
-                array = (array + array.swapaxes(0, 1)) / np.sqrt(2)
-        if layout.part is not None:
-            # Every row alike: then it does not matter which rows are whose.
-            axis = layout.fused[0] if layout.fused else next(a for a, g in enumerate(layout.theirs) if layout.rows in g)
-            array = np.broadcast_to(np.take(array, [0], axis), shape)
-        for name in one.chosen.tensor.members:
-            yield name, np.asarray(array, order="C")
+        orders = {each.layout.order for each in (one.chosen, *one.others) if each.tensor is one.chosen.tensor}
+        for tensor, layout in one.chosen.pieces:
+            shape, flat = tensor.shape, layout.fused or (_turns(one) if self._rotary else ())
+            # Along an axis that is fused every row is alike, and where it may be another axis every number: then it
+            # does not matter which rows are whose.
+            flat = tuple(range(len(shape))) if flat and len(orders) > 1 else flat
+            own = [1 if axis in flat else size for axis, size in enumerate(shape)]
+            wide = [*sorted(own[:2]), *own[2:]]
+            rng = np.random.default_rng([len(shape), *sorted(own)])
+            if len(shape) < 2:
+                array = 0.8 + 0.4 * rng.random(wide)
+            else:
+                fan = np.prod(wide[:1] + wide[2:]) if not flat else max(wide[1:]) if max(wide) > 1 else 16
+                array = rng.standard_normal(wide) / np.sqrt(fan)
+                if wide[0] == wide[1]:
+                    array = (array + array.swapaxes(0, 1)) / np.sqrt(2)
+                array = array if wide == own else array.swapaxes(0, 1)
+            for name in tensor.members:
+                yield name, np.array(np.broadcast_to(array, shape))
 
     def _settled(self, fixed: Mapping[str, Candidate], free: set[str]) -> list[Proposal]:
         """All rows with what was found; leaves that nothing decides take what is left, by their module."""
@@ -182,33 +202,16 @@ def _shared_out(name: str, leaves: Sequence[Proposal]) -> Iterator[dict[str, Can
     ways: dict[object, dict[str, Candidate]] = {}
     for one in leaves:
         for candidate in (one.chosen, *one.others):
-            layout = candidate.layout
-            if candidate.tensor.name == name and layout.part is not None:
-                style = layout.fused, layout.theirs, layout.ours if layout.fused else None
-                ways.setdefault(style, {})[one.leaf.path] = candidate
-    for way in ways.values():
-        own = [candidate.layout.part for candidate in way.values()]
-        for order in permutations(own) if len(way) == len(leaves) else ():
-            if all(_size(part) == _size(before) for part, before in zip(order, own, strict=True)):
-                yield {
-                    path: replace(candidate, layout=replace(candidate.layout, part=part))
-                    for (path, candidate), part in zip(way.items(), order, strict=True)
-                }
+            if candidate.tensor.name == name and candidate.role is not None:
+                way = candidate.style, candidate.layout.fused, candidate.layout.order
+                ways.setdefault(way, {})[one.leaf.path] = candidate
+    yield from (way for way in ways.values() if len(way) == len(leaves))
 
 
 def _told(named: Candidate, chosen: Candidate) -> str:
     """In what the candidate that names speak for differs from the one that was chosen."""
-    if named.tensor.name != chosen.tensor.name:
-        return named.tensor.name
-    pattern, _, part = named.layout.pattern()
-    if named.layout.part != chosen.layout.part and pattern == chosen.layout.pattern()[0]:
-        return ", ".join(f"{axis} {rows}" for axis, rows in part.items())
-    return pattern
-
-
-def _size(part: int | tuple[int, int] | None) -> int:
-    """How many rows a part has; 0 for one of parts of equal size."""
-    return part[1] - part[0] if isinstance(part, tuple) else 0
+    moved = named.tensor is chosen.tensor
+    return said(as_row(as_weights(named))) if moved else named.tensor.name
 
 
 class _Probe:
@@ -230,7 +233,9 @@ class _Probe:
     def agrees(self, chosen: Mapping[str, Candidate]) -> bool:
         """Whether our outputs change like theirs if these leaves hold the tensor like this."""
         ties = self._ties
-        flat = ties.flat | {path: moved(one, self._weights) for path, one in chosen.items()}
+        flat = dict(ties.flat)
+        for path, one in chosen.items():
+            flat |= held(ties.leaves[path], one, self._weights)
         ours, theirs = ties.runs.paired(ties.runs.ours(flat), self._after)
         # What changes is compared, so that functions that differ a little do not hide which row is right.
         allowed = self._effect * max(AGREED, 10 * ties.base_error())

@@ -1,7 +1,7 @@
 """What `match_weights` answers: the rows of a weight map with what speaks for each, to approve and to paste."""
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +10,7 @@ from parity.match.candidates import Candidate
 
 Confidence = Literal["verified", "likely", "unsure"]
 """verified: both sides were run, and the outputs depend on it; likely: one candidate stands out; unsure: several do."""
+Row = str | Weight | list[Weight]
 WIDTH = 80
 
 
@@ -20,7 +21,7 @@ class MatchRow:
     ours: str
     """Dotted path in our parameters."""
     shape: tuple[int, ...]
-    theirs: str | Weight
+    theirs: Row
     confidence: Confidence
     reason: str
 
@@ -58,9 +59,9 @@ class WeightMatch:
         lines = _wrapped(f"{len(self.rows)} rows, {len(self.unsure)} unsure; {state}: {self.figures}", "")
         for row in sorted(self.rows, key=lambda row: row.confidence != "unsure"):
             lines += ["", *_wrapped(f"{row.ours} {list(row.shape)}", "? " if row.confidence == "unsure" else "")]
-            lines += _wrapped(f"= {_said(row.theirs)}", "    ")
-            said = row.reason if row.reason.startswith(row.confidence) else f"{row.confidence}: {row.reason}"
-            lines += _wrapped(said, "    ")
+            lines += _wrapped(f"= {said(row.theirs)}", "    ")
+            why = row.reason if row.reason.startswith(row.confidence) else f"{row.confidence}: {row.reason}"
+            lines += _wrapped(why, "    ")
         for title, rest in (
             ("Of yours, without an equal in the module:", self.unmatched_ours),
             ("Of the module, in no row:", self.unmatched_theirs),
@@ -83,7 +84,7 @@ class WeightMatch:
         notes = [f"# {title}: {name} {what}" for title, named in rest for name, what in named.items()]
         if self.left_out:
             body.append(f"    LEFT_OUT: [{', '.join(map(_literal, self.left_out))}],")
-        parts = any(isinstance(row, Weight) for row in (*(row.theirs for row in self.rows), *self.left_out))
+        parts = any(not isinstance(row, str) for row in (*(row.theirs for row in self.rows), *self.left_out))
         names = ["LEFT_OUT"] * bool(self.left_out) + ["Weight"] * parts
         needed = [f"from parity import {', '.join(names)}", ""] if names else []
         return "\n".join([*needed, "weights = {", *body, "}", *notes]) + "\n"
@@ -92,34 +93,47 @@ class WeightMatch:
         return self.table()
 
 
-def as_weight(candidate: Candidate) -> str | Weight:
-    """The row of a map that a candidate stands for: a name alone where nothing moves."""
-    pattern, sizes, part = candidate.layout.pattern()
-    before, after = pattern.split(" -> ")
-    if before == after and not part:
-        return candidate.tensor.name if candidate.tensor.layers is None else Weight(candidate.tensor.name)
-    return Weight(candidate.tensor.name, pattern, sizes, part)
+def as_weights(candidate: Candidate, numbers: Sequence[int] = ()) -> list[Weight]:
+    """What a candidate stands for in a map. Where ours are one parameter for each layer: of that with these numbers."""
+    found = []
+    for tensor, layout in candidate.pieces:
+        pattern, sizes, part, into = layout.of_one(numbers).pattern()
+        before, after = pattern.split(" -> ")
+        moved = before != after or part or into
+        found.append(Weight(tensor.name, pattern, sizes, part, into) if moved else Weight(tensor.name))
+    return found
 
 
-def _said(row: str | Weight) -> str:
+def as_row(weights: list[Weight]) -> Row:
+    """A row of a map: a name alone where nothing moves."""
+    first = weights[0]
+    return weights if len(weights) > 1 else first if first != Weight(first.name) or "{" in first.name else first.name
+
+
+def said(row: Row) -> str:
+    """A row in words."""
+    if isinstance(row, list):
+        return "; ".join(map(said, row))
     if isinstance(row, str):
         return row
     moved = "" if row.axes == "... -> ..." else f", {row.axes}"
     sizes = "".join(f", {name}={size}" for name, size in row.sizes.items())
-    part = "".join(
-        f", {name} {rows}" if isinstance(rows, int) else f", {name} {rows[0]} to {rows[1] - 1}"
-        for name, rows in row.part.items()
+    cuts = "".join(
+        f", {into}{name} {rows}" if isinstance(rows, int) else f", {into}{name} {rows[0]} to {rows[1] - 1}"
+        for into, part in (("", row.part), ("into ", row.into))
+        for name, rows in part.items()
     )
-    return f"{row.name}{moved}{sizes}{part}"
+    return f"{row.name}{moved}{sizes}{cuts}"
 
 
-def _literal(row: str | Weight) -> str:
+def _literal(row: Row) -> str:
+    if isinstance(row, list):
+        return f"[{', '.join(map(_literal, row))}]"
     if isinstance(row, str):
         return repr(row)
     given = [repr(row.name)]
     given += [repr(row.axes)] if row.axes != "... -> ..." else []
-    given += [f"sizes={dict(row.sizes)!r}"] if row.sizes else []
-    given += [f"part={dict(row.part)!r}"] if row.part else []
+    given += [f"{name}={dict(each)!r}" for name in ("sizes", "part", "into") if (each := getattr(row, name))]
     return f"Weight({', '.join(given)})"
 
 

@@ -1,0 +1,393 @@
+"""`match_weights` finds what one side fuses and the other keeps apart, in both directions."""
+
+from dataclasses import replace
+from importlib import import_module
+
+import einops
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import FalconConfig, GPTNeoXConfig, GptOssConfig, LlamaConfig, LlamaForCausalLM, Phi3Config
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+from transformers.models.phi3.modeling_phi3 import Phi3MLP
+
+from parity import ParityError, check_parity, first_difference, match_weights
+from parity.gates.weight_map import Weights, nested, paths
+
+pytestmark = pytest.mark.usefixtures("as_others_write")
+WIDTH, HEADS, GROUPS, HEAD, HIDDEN = 12, 4, 2, 6, 10
+X = np.random.default_rng(0).standard_normal((2, 5, WIDTH))
+
+
+def one_after_the_other(fused, rows):
+    ends = np.cumsum(rows)
+    return [fused[end - n : end] for end, n in zip(ends, rows, strict=True)]
+
+
+def by_heads(fused, rows):
+    return [*einops.rearrange(fused, "(h n c) ... -> n (h c) ...", n=len(rows), c=HEAD)]
+
+
+def by_groups(fused, rows):
+    parts = einops.rearrange(fused, "(g r c) ... -> g r c ...", g=GROUPS, c=HEAD)
+    cut = parts[:, :-2], parts[:, -2:-1], parts[:, -1:]
+    return [einops.rearrange(part, "g r c ... -> (g r c) ...") for part in cut]
+
+
+def by_rows(fused, rows):
+    return [*einops.rearrange(fused, "(f n) ... -> n f ...", n=len(rows))]
+
+
+def turned(pairs):
+    """Pairs of rows, as Meta has them, as halves of a head."""
+    return einops.rearrange(pairs, "(h c two) ... -> (h two c) ...", two=2, c=HEAD // 2)
+
+
+QKV, GATED = ("query", "key", "value"), ("gate", "up")
+CASES = {
+    "queries, keys, values": (QKV, one_after_the_other, HEADS, False),
+    "fewer keys": (QKV, one_after_the_other, GROUPS, False),
+    "by heads": (QKV, by_heads, HEADS, False),
+    "by groups": (QKV, by_groups, GROUPS, False),
+    "one group": (QKV, one_after_the_other, 1, False),
+    "gate, up": (GATED, one_after_the_other, GROUPS, False),
+    "rows in turn": (GATED, by_rows, GROUPS, False),
+    "pairs": ((), None, GROUPS, True),
+    "fused pairs": (QKV, one_after_the_other, GROUPS, True),
+    "fused pairs by heads": (QKV, by_heads, HEADS, True),
+}
+"""What is fused in one layer, how, how many heads of keys there are, and whether pairs of rows are rotated."""
+COSINES, SINES = np.cos(ANGLES := np.outer(np.arange(5), 0.5 ** np.arange(HEAD // 2))), np.sin(ANGLES)
+
+
+def sizes_of(case, fused):
+    names, _, groups, _ = CASES[case]
+    outputs = {"query": HEADS * HEAD, "key": groups * HEAD, "value": groups * HEAD, "gate": HIDDEN, "up": HIDDEN}
+    if fused and names:
+        outputs = {"_".join(names): sum(outputs.pop(name) for name in names)} | outputs
+    sizes = {name: (WIDTH, output) for name, output in outputs.items()}
+    return sizes | {"out": (HEADS * HEAD, WIDTH), "down": (HIDDEN, WIDTH)}
+
+
+def forward(case, fused, weights, x, np):
+    """Attention with rotary embeddings, then a gated layer; `np` is jax.numpy or torch. Weights are (output, input)."""
+    names, split, _, pairs = CASES[case]
+    if fused and names:
+        rows = [sizes_of(case, fused=False)[name][1] for name in names]
+        for leaf in ("weight", "bias"):
+            parts = split(weights[f"{'_'.join(names)}.{leaf}"], rows)
+            weights |= {f"{name}.{leaf}": part for name, part in zip(names, parts, strict=True)}
+    if fused and pairs:
+        held = [f"{name}.{leaf}" for name in ("query", "key") for leaf in ("weight", "bias")]
+        weights |= {name: turned(weights[name]) for name in held}
+
+    def linear(name, x):
+        return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+    x = x + attention(linear, x, np)
+    return x + linear("down", np.tanh(linear("gate", x)) * linear("up", x))
+
+
+def attention(linear, x, np):
+    """Rotary embeddings, as many queries for each key as there are; `linear(name, x)` projects."""
+    sines, cosines = (np.asarray(each, dtype=x.dtype) for each in (SINES, COSINES))
+
+    def heads(name):
+        each = einops.rearrange(linear(name, x), "b t (h c) -> b h t c", c=HEAD)
+        return einops.repeat(each, "b h t c -> b (h r) t c", r=HEADS // each.shape[1])
+
+    def rotated(each):
+        one, other = each[..., : HEAD // 2], each[..., HEAD // 2 :]
+        return np.concatenate([one * cosines - other * sines, other * cosines + one * sines], -1)
+
+    scores = np.exp(rotated(heads("query")) @ rotated(heads("key")).swapaxes(-1, -2) / HEAD**0.5)
+    mixed = scores / scores.sum(-1)[..., None] @ heads("value")
+    return linear("out", einops.rearrange(mixed, "b h t c -> b t (h c)"))
+
+
+class Theirs(nn.Module):
+    num_heads = HEADS
+
+    def __init__(self, case, fused):
+        super().__init__()
+        torch.manual_seed(0)
+        self.case, self.fused, self.num_key_value_heads = case, fused, CASES[case][2]
+        for name, size in sizes_of(case, fused).items():
+            setattr(self, name, nn.Linear(*size))
+
+    def forward(self, x):
+        return forward(self.case, self.fused, dict(self.named_parameters()), x, torch)
+
+
+def pair(case, fused):
+    """(our function, our shapes, their module); `fused` says whose weights are."""
+
+    def ours(params, x):
+        weights = {f"{name}.weight": layer["kernel"].T for name, layer in params.items()}
+        weights |= {f"{name}.bias": layer["bias"] for name, layer in params.items()}
+        return forward(case, fused == "ours", weights, x, jnp)
+
+    shapes = {name: {"kernel": size, "bias": size[1:]} for name, size in sizes_of(case, fused == "ours").items()}
+    kind = jax.ShapeDtypeStruct
+    made = {name: {leaf: kind(size, jnp.float32) for leaf, size in layer.items()} for name, layer in shapes.items()}
+    return ours, made, Theirs(case, fused == "theirs")
+
+
+def exchanged(weights, one, other):
+    """The map with two of the projections, of one size, in each other's place."""
+    places = {one: other, other: one}
+    return {
+        ".".join([places.get(name, name), leaf]): [replace(each, name=renamed(each.name, places)) for each in row]
+        if isinstance(row, list)
+        else row
+        for (name, leaf), row in ((path.split("."), row) for path, row in weights.items())
+    }
+
+
+def renamed(name, places):
+    module, leaf = name.split(".")
+    return f"{places.get(module, module)}.{leaf}"
+
+
+def held(match, module, shapes):
+    """Our parameters, made of the module's by the rows of the match."""
+    arrays = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
+    return Weights(match.weights, arrays, like=shapes).into(arrays)
+
+
+@pytest.mark.parametrize("fused", ["ours", "theirs"])
+@pytest.mark.parametrize("case", CASES)
+def test_what_one_side_fuses_is_found(case, fused):
+    ours, shapes, module = pair(case, fused)
+    match, named = match_weights(shapes, module, ours=ours, inputs=[X]), match_weights(shapes, module)
+    assert match.verified, match.figures
+    assert not match.unsure
+    assert not match.unmatched_ours
+    assert not first_difference(ours, module, match.weights, [X])
+    if names := CASES[case][0]:
+        wrong = exchanged(match.weights, *names[-2:])
+        with pytest.raises(ParityError, match="gate 1"):
+            check_parity(ours, module, wrong, [X], gates=["1"])
+    # Names alone say that there are two ways, but for one group of heads.
+    rows = (2 if fused == "ours" else 2 * len(names)) if names and CASES[case][2] > 1 else 0
+    assert len(named.unsure) == rows
+    # The same from the numbers alone, where biases are still zero.
+    for name, tensor in module.named_parameters():
+        if name.endswith("bias"):
+            nn.init.zeros_(tensor)
+    params = held(match, module, shapes)
+    found = match_weights(params, module)
+    for tensor in module.parameters():
+        nn.init.normal_(tensor)
+    jax.tree.map(np.testing.assert_array_equal, held(found, module, shapes), held(match, module, shapes))
+
+
+SIZES = {"gate": (7, WIDTH), "up": (7, WIDTH), "down": (WIDTH, 7)}
+FORMS = {
+    "apart": (False, False, False),
+    "experts": (False, True, False),
+    "experts, gate and up": (False, True, True),
+    "layers and experts": (True, True, False),
+    "layers, experts, gate and up": (True, True, True),
+}
+"""Whether layers are one array, whether experts are, and whether gate and up are."""
+
+
+def paths_in(form):
+    """Every array of two layers of three experts by its path, with its shape."""
+    layers, experts, fused = FORMS[form]
+    found = {}
+    for layer, expert in np.ndindex(1 if layers else 2, 1 if experts else 3):
+        path = ("layers" if layers else f"layers.{layer}") + (".experts" if experts else f".experts.{expert}")
+        sizes = {"gate_up": (14, WIDTH), "down": SIZES["down"]} if fused else SIZES
+        lead = (2,) * layers + (3,) * experts
+        found |= {f"{path}.{name}": (*lead, *size) for name, size in sizes.items()}
+    return found
+
+
+def mixture(form, weights, x, np):
+    """Two layers of experts, whose arrays are (..., output, input)."""
+    layers, experts, fused = FORMS[form]
+
+    def weight(layer, expert, name):
+        path = ("layers" if layers else f"layers.{layer}") + (".experts" if experts else f".experts.{expert}")
+        array = weights[f"{path}.{name}"]
+        array = array[layer] if layers else array
+        return array[expert] if experts else array
+
+    for layer in range(2):
+        for expert in range(3):
+            names = ("gate_up",) if fused else ("gate", "up")
+            gate, up = np.split(np.concatenate([weight(layer, expert, n) for n in names]), *SPLITS[np])
+            x = x + (np.tanh(x @ gate.T * (expert + 1)) * (x @ up.T)) @ weight(layer, expert, "down").T
+    return x
+
+
+SPLITS = {jnp: (2,), torch: (7,)}
+"""What `split` is given for two halves."""
+
+
+class Mixture(nn.Module):
+    def __init__(self, form):
+        super().__init__()
+        torch.manual_seed(0)
+        self.form = form
+        for path, size in paths_in(form).items():
+            place = self
+            for name in path.split(".")[:-1]:
+                if not hasattr(place, name):
+                    place.add_module(name, nn.Module())
+                place = getattr(place, name)
+            place.register_parameter(path.split(".")[-1], nn.Parameter(torch.randn(size) / 3))
+
+    def forward(self, x):
+        return mixture(self.form, dict(self.named_parameters()), x, torch)
+
+
+@pytest.mark.parametrize(("mine", "their"), [(a, b) for a in FORMS for b in FORMS if "apart" in (a, b)])
+def test_experts_and_layers_in_one_array_or_apart(mine, their):
+    def ours(params, x):
+        return mixture(mine, {path: array.swapaxes(-1, -2) for path, array in paths(params).items()}, x, jnp)
+
+    kind = jax.ShapeDtypeStruct
+    shapes = nested({path: kind((*size[:-2], *size[:-3:-1]), jnp.float32) for path, size in paths_in(mine).items()})
+    module = Mixture(their)
+    match = match_weights(shapes, module, ours=ours, inputs=[X])
+    assert match.verified, match.figures
+    assert not match.unmatched_ours
+    assert all(figure.passed for figure in check_parity(ours, module, match.weights, [X], gates=["9", "1", "2"]))
+    params = held(match, module, shapes)
+    found = match_weights(params, module)
+    assert {row.reason for row in found.rows} == {"equal numbers"}
+    assert found.weights == match.weights
+
+
+class Attention(nn.Module):
+    """Attention of transformers, by itself."""
+
+    def __init__(self, family, config, **rest):
+        super().__init__()
+        found = import_module(f"transformers.models.{config.model_type}.modeling_{config.model_type}")
+        self.attention = getattr(found, f"{family}Attention")(config, 0)
+        self.rest = rest
+
+    def forward(self, x):
+        angles = tuple(torch.asarray(np.tile(each, 2)[None], dtype=x.dtype) for each in (COSINES, SINES))
+        mask = torch.zeros(1, 1, 5, 5, dtype=x.dtype)
+        return self.attention(x, position_embeddings=angles, attention_mask=mask, **self.rest)[0]
+
+
+class Experts(nn.Module):
+    """All experts of GPT-OSS for each token."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.experts = GptOssExperts(config)
+        for tensor in self.experts.parameters():
+            nn.init.normal_(tensor, std=0.3)
+
+    def forward(self, x):
+        tokens, every = x.flatten(0, 1), torch.arange(3).expand(10, 3)
+        return self.experts(tokens, every, torch.ones(10, 3, dtype=x.dtype)).reshape(x.shape)
+
+
+def of_a_gated_layer(linear, x, _):
+    return linear("down", jax.nn.silu(linear("gate", x)) * linear("up", x))
+
+
+def of_experts(linear, x, _):
+    """With the limits and the factor of GPT-OSS."""
+    made = 0
+    for n in range(3):
+        gate, up = jnp.minimum(linear(f"experts_{n}.gate", x), 7), jnp.clip(linear(f"experts_{n}.up", x), -7, 7)
+        made = made + linear(f"experts_{n}.down", (up + 1) * gate * jax.nn.sigmoid(1.702 * gate))
+    return made
+
+
+HEADED = {"hidden_size": 24, "num_attention_heads": HEADS, "attn_implementation": "eager"}
+PHI3 = Phi3Config(**HEADED, num_key_value_heads=GROUPS, intermediate_size=10, pad_token_id=0)
+FALCON = FalconConfig(**HEADED, num_kv_heads=GROUPS, new_decoder_architecture=True, alibi=False)
+OSS = GptOssConfig(hidden_size=24, intermediate_size=10, num_local_experts=3, experts_implementation="eager")
+PROJECTIONS = {"query": (24, 24), "key": (24, 12), "value": (24, 12), "out": (24, 24)}
+LAYER = {"gate": (24, 10), "up": (24, 10), "down": (10, 24)}
+LIBRARY = {
+    "GPT-NeoX": (
+        lambda: Attention("GPTNeoX", GPTNeoXConfig(**HEADED)),
+        attention,
+        dict.fromkeys(PROJECTIONS, (24, 24)),
+        True,
+    ),
+    "Falcon": (lambda: Attention("Falcon", FALCON, alibi=None), attention, PROJECTIONS, False),
+    "Phi-3": (lambda: Attention("Phi3", PHI3), attention, PROJECTIONS, False),
+    "Phi-3's MLP": (lambda: Phi3MLP(PHI3), of_a_gated_layer, LAYER, False),
+    "GPT-OSS": (
+        lambda: Experts(OSS),
+        of_experts,
+        {f"experts_{n}.{name}": size for n in range(3) for name, size in LAYER.items()},
+        True,
+    ),
+}
+"""Modules of transformers, the same with separate matrices, their sizes, and whether there are biases."""
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_fused_weights_of_transformers(name):
+    make, function, sizes, biased = LIBRARY[name]
+
+    def ours(params, x):
+        flat = paths(params)
+
+        def linear(name, x):
+            return x @ flat[f"{name}.kernel"] + (flat[f"{name}.bias"] if biased else 0)
+
+        return function(linear, x, jnp)
+
+    torch.manual_seed(0)
+    module, kind = make().eval(), jax.ShapeDtypeStruct
+    flat = {f"{path}.kernel": kind(size, jnp.float32) for path, size in sizes.items()}
+    flat |= {f"{path}.bias": kind(size[1:], jnp.float32) for path, size in sizes.items() if biased}
+    batch = [np.random.default_rng(0).standard_normal((2, 5, 24))]
+    match = match_weights(nested(flat), module, ours=ours, inputs=batch)
+    assert match.verified, match.figures
+    assert not match.unmatched_ours
+    assert all(figure.passed for figure in check_parity(ours, module, match.weights, batch, gates=["9"]))
+    assert not first_difference(ours, module, match.weights, batch)
+
+
+def test_llama_with_metas_rotary_rows_fused_and_stacked():
+    """From the numbers alone; norms, which are all ones, go by their names."""
+    torch.manual_seed(0)
+    module = LlamaForCausalLM(LlamaConfig(**HEADED, num_key_value_heads=GROUPS, num_hidden_layers=2, vocab_size=11))
+    arrays = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
+
+    def stacked(*names):
+        layers = [[arrays[f"model.layers.{n}.{name}.weight"] for name in names] for n in range(2)]
+        return [np.stack(each) for each in zip(*layers, strict=True)]
+
+    def pairs(rows):
+        return einops.rearrange(rows, "l (h two c) i -> l (h c two) i", two=2, c=HEAD // 2)
+
+    query, key, value, out = stacked(*(f"self_attn.{name}_proj" for name in "qkvo"))
+    gate, up, down = stacked(*(f"mlp.{name}_proj" for name in ("gate", "up", "down")))
+    params = {
+        "layers.attention.qkv": np.concatenate([pairs(query), pairs(key), value], 1),
+        "layers.attention.out": out,
+        "layers.mlp.gate_up": einops.rearrange([gate, up], "n l f i -> l (f n) i"),
+        "layers.mlp.down": down,
+    }
+    norms = zip(
+        ("layers.input_norm", "layers.post_norm"), stacked("input_layernorm", "post_attention_layernorm"), strict=True
+    )
+    flat = {f"{name}.kernel": array.swapaxes(1, 2) for name, array in params.items()}
+    flat |= {f"{name}.scale": array for name, array in norms} | {"norm.scale": arrays["model.norm.weight"]}
+    flat |= {"embedding": arrays["model.embed_tokens.weight"], "head.kernel": arrays["lm_head.weight"].T}
+    match = match_weights(nested(flat), module)
+    assert not match.unsure
+    assert {row.reason for row in match.rows} == {"equal numbers", "name and shape"}
+    made = paths(Weights(match.weights, arrays).into(arrays))
+    assert made.keys() == flat.keys()
+    for name, array in flat.items():
+        np.testing.assert_array_equal(made[name], array, err_msg=name)

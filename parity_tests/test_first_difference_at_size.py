@@ -10,6 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from parity import first_difference
+from parity.differ import jax_values
 from parity_tests.localisation import located
 from parity_tests.other_pairs.faults import FAULTS
 
@@ -36,6 +37,7 @@ IDS = np.random.default_rng(0).integers(0, VOCABULARY, (2, LENGTH))
 def large(monkeypatch):
     """Every model counts as one of billions of weights."""
     monkeypatch.setattr(sys.modules["parity.differ.first_difference"], "_LARGE", 0)
+    monkeypatch.setattr(jax_values, "_LARGEST", 0)
 
 
 def llama(scale):

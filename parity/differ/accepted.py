@@ -43,15 +43,17 @@ class Accepted:
         assert self.sides is not None
         ours, theirs = self.sides
         index = ours.index({i for i in ours.live() if not ours.rows[i].data})
-        found: dict[int, np.ndarray] = {}
-        for j in sorted(theirs.live() - theirs.equal.keys() - self.put.keys()):
+        near: dict[int, list[int]] = {}
+        for j in theirs.live() - theirs.equal.keys() - self.put.keys():
             row = theirs.rows[j]
-            if row.data or row.features is None or row.kind != "operation" or row.dtype != "torch.float64":
-                continue
-            if (there := theirs.array(j)) is None:
-                continue
-            arrays = [ours.array(i) for i in index.equals(row.features, 1e-4)]
-            moved = [x for array in arrays if array is not None for x in with_axes_as(there, array)]
+            if not row.data and row.features is not None and (row.kind, row.dtype) == ("operation", "torch.float64"):
+                near[j] = index.equals(row.features, 1e-4)
+        theirs.want(near)
+        ours.want(i for numbers in near.values() for i in numbers)
+        found = {}
+        for j in sorted(near):
+            there, arrays = theirs.arrays[j], [ours.arrays[i] for i in near[j]]
+            moved = [x for array in arrays for x in with_axes_as(there, array)]
             if close := [x for x in moved if _rounds_alike(x, there)]:
                 found[j] = close[0]
         self.put |= found

@@ -17,6 +17,8 @@ from parity.differ.values import NOWHERE, STACK, Kind, Place, Step, Value, Value
 
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
 """Primitives that are nothing but the program inside; it is run in their place."""
+_LARGEST = 1 << 22
+"""Elements of a matrix that XLA multiplies."""
 _OPAQUE = {"shard_map", "pallas_call", "custom_partitioning", "ffi_call", "xla_call", "custom_lin"}
 _LIBRARIES = (
     f"{Path(jax.__file__).parent}/",
@@ -142,7 +144,7 @@ class _Run:
         place, arrays = self._place(eqn), [known.array for known in ins]
         if eqn.primitive.name not in _TAKES:
             # A large model has weights of fewer digits, until here.
-            arrays = [_wide_now(x) if _is_wide(v) else x for x, v in zip(arrays, eqn.invars, strict=True)]
+            arrays = [_wide(x) if _is_wide(v) else x for x, v in zip(arrays, eqn.invars, strict=True)]
         make = _made if self._widen is None else _made_in_float64
         if self._widen is not None and eqn.primitive.name == "convert_element_type" and place[:2] in self._widen:
             make, arrays = _made, list(map(_wide, arrays))
@@ -299,8 +301,27 @@ def _made(eqn: JaxprEqn, arrays: Sequence[Any]) -> Sequence[Any]:
     if name in _ROUNDED_ONCE and all(_type(array) in ("float64", "float", "bool") for array in arrays):
         with np.errstate(all="ignore"):
             return [np.asarray(_ROUNDED_ONCE[name](*map(np.asarray, arrays)))]
+    if name == "dot_general" and max(array.size for array in arrays) > _LARGEST:
+        left, right = map(np.asarray, arrays)
+        if left.dtype == right.dtype == np.float64:
+            return [_product(left, right, eqn.params["dimension_numbers"])]
     made = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(eqn.params))
     return made if eqn.primitive.multiple_results else [made]
+
+
+def _product(left: np.ndarray, right: np.ndarray, numbers: Any) -> np.ndarray:
+    """What dot_general makes of two arrays: XLA would copy each, into its order, and a table of tokens is large."""
+    contracted, batches = numbers
+    shapes, matrices = [], []
+    for array, over, batch, order in zip((left, right), contracted, batches, ("first", "last"), strict=True):
+        free = [axis for axis in range(array.ndim) if axis not in (*over, *batch)]
+        moved = array.transpose(*batch, *((*free, *over) if order == "first" else (*over, *free)))
+        rows = math.prod(array.shape[axis] for axis in (free if order == "first" else over))
+        same, shape = (tuple(array.shape[axis] for axis in axes) for axes in (batch, free))
+        matrices.append(moved.reshape(*same, rows, math.prod(array.shape) // (math.prod(same) * rows)))
+        shapes += [same, shape]
+    product: np.ndarray = matrices[0] @ matrices[1]
+    return product.reshape(shapes[0] + shapes[1] + shapes[3])
 
 
 def _made_again(make: Any, eqn: JaxprEqn, literals: Sequence[Any], arrays: Sequence[Any]) -> Any:
@@ -311,7 +332,10 @@ def _made_again(make: Any, eqn: JaxprEqn, literals: Sequence[Any], arrays: Seque
 
 def _made_in_float64(eqn: JaxprEqn, arrays: Sequence[Any]) -> Sequence[Any]:
     """The results of an operation on floating numbers in float64, whatever type the program asks for."""
-    name, wide = eqn.primitive.name, [_wide(array) for array in arrays]
+    name = eqn.primitive.name
+    if name in _TAKES:
+        return _made(eqn, arrays)
+    wide = [_wide(array) for array in arrays]
     if name == "reduce_precision" or (name == "convert_element_type" and is_narrow(eqn.params["new_dtype"])):
         return [np.asarray(wide[0], np.float64)]
     if name != "bitcast_convert_type":
@@ -360,11 +384,6 @@ def _in_float64(array: Any) -> Any:
 
 def _is_wide(variable: Any) -> bool:
     return str(_dtype(variable)) == "float64"
-
-
-def _wide_now(array: Any) -> Any:
-    # By JAX: NumPy's copy of a table of tokens would be copied once more.
-    return jnp.asarray(array).astype(np.float64) if is_narrow(getattr(array, "dtype", np.float64)) else array
 
 
 def _wide(array: Any) -> Any:

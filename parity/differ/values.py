@@ -171,7 +171,8 @@ class Values:
         if numbers is not None:
             value.shape, value.dtype = tuple(numbers.shape), str(getattr(array, "dtype", numbers.dtype))
             value.data |= leaf and (numbers.dtype.kind in "fV" or "float" in value.dtype)
-            value.features, value.largest = fingerprint(numbers, depends_on_data=value.data)
+            if not self.keep:  # else this run is for some numbers, and no other
+                value.features, value.largest = fingerprint(numbers, depends_on_data=value.data)
             if self.sketches is not None and value.data and not leaf and 0 < numbers.size <= _SKETCHED:
                 self.sketches[len(self.rows)] = sketch(numbers)
             value.noise = not leaf and _is_noise(value, known)

@@ -79,6 +79,9 @@ def explain(
         match(ours, theirs, bar)
         here, there = _starts(sides, bad, backward=stage == "backward")
         first, second, together = (paired_backward if stage == "backward" else paired)(here, there)
+        for start in filter(None, (first, second)):
+            # What is looked at below, in one run.
+            start.values.want({start.number, *start.agreed, *start.row.inputs, *start.near})
         if not (together and first and second and _is_inherited(first, second)):
             grown = False
             break
@@ -158,6 +161,7 @@ def _starts(
         found = [starts(values, numbers, backward=backward) for values, numbers in zip(sides, forced, strict=True)]
         in_parts = False
         for side, other in ((0, 1), (1, 0)):
+            sides[side].want(start.number for start in found[side] if start.number not in forced[side])
             for start in found[side]:
                 # What the other side computes part by part has an equal after all.
                 array = start.values.array(start.number) if start.number not in forced[side] else None

@@ -3,13 +3,14 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 
 import numpy as np
 
 from parity.differ.alignment import Start, match
 from parity.differ.answer import Difference
-from parity.differ.element_order import with_axes_as
+from parity.differ.element_order import distance, with_axes_as
 from parity.differ.values import Site, Values, short
 from parity.gates.measure import FLOAT64_BAR
 
@@ -44,7 +45,7 @@ class Accepted:
         ours, theirs = self.sides
         index = ours.index({i for i in ours.live() if not ours.rows[i].data})
         near: dict[int, list[int]] = {}
-        for j in theirs.live() - theirs.equal.keys() - self.put.keys():
+        for j in theirs.live() - self.put.keys():
             row = theirs.rows[j]
             if not row.data and row.features is not None and (row.kind, row.dtype) == ("operation", "torch.float64"):
                 near[j] = index.equals(row.features, 1e-4)
@@ -54,8 +55,8 @@ class Accepted:
         for j in sorted(near):
             there, arrays = theirs.arrays[j], [ours.arrays[i] for i in near[j]]
             moved = [x for array in arrays for x in with_axes_as(there, array)]
-            if close := [x for x in moved if _rounds_alike(x, there)]:
-                found[j] = close[0]
+            if moved and _rounds_alike(x := min(moved, key=partial(distance, there)), there):
+                found[j] = x
         self.put |= found
         self.rounded += [theirs.site(j) for j in found]
         return bool(found)
@@ -86,10 +87,13 @@ class Accepted:
 
 
 def _rounds_alike(here: np.ndarray, there: np.ndarray) -> bool:
-    """Whether numbers are as far apart as float32 rounds a few times; in a table, what is rounded is a frequency that
-    counts as often as there are places."""
+    """Whether numbers are as far apart as float32 rounds a few times, and not only as float64 does; in a table, what is
+    rounded is a frequency that counts as often as there are places."""
     table = max(there.shape) * float(np.abs(there).max()) if there.squeeze().ndim > 1 else 0.0
-    return bool((np.abs(here - there) <= _FLOAT32 * np.maximum(4 * np.abs(there), table)).all())
+    apart = np.abs(here - there)
+    return bool(
+        apart.max() > 1e-12 * np.abs(there).max() and (apart <= _FLOAT32 * np.maximum(4 * np.abs(there), table)).all()
+    )
 
 
 def _told(site: Site) -> str:

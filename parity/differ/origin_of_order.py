@@ -6,7 +6,7 @@ import numpy as np
 
 from parity.differ.alignment import REACH, Start
 from parity.differ.element_order import NEARLY, exchanged_axes, order, swapped_blocks, with_axes_as
-from parity.differ.fingerprints import fingerprint
+from parity.differ.fingerprints import fingerprint, finite
 from parity.differ.values import Values
 
 _STEPS = 50
@@ -71,6 +71,7 @@ def lost_order(first: Start, second: Start) -> Origin | None:
 
 
 def _close(here: np.ndarray, there: np.ndarray) -> bool:
+    here, there = finite(here), finite(there)
     return bool(np.abs(here - there).max() <= NEARLY * (np.abs(here).max() + 1e-300))
 
 

@@ -374,3 +374,20 @@ def test_code_that_reads_the_weight_of_another_layer_is_no_difference_of_weights
     assert found.kind == "ours reads layers.1.weight, as kernel, where theirs reads layers.2.weight"
     assert "min(layer, last)" in found.ours.source
     assert found.theirs.module == "layers.2"
+
+
+def test_scaling_at_another_place_is_not_what_is_wrong_with_scores():
+    """PyTorch scales queries and keys by a root each."""
+
+    def forward(self, x):
+        return F.scaled_dot_product_attention(*(part(x)[None] for part in (self.query, self.key, self.value)))
+
+    def ours(p, x):
+        q, k, v = (x @ p[name].T for name in ("query", "key", "value"))
+        return (jax.nn.softmax(q / 2 @ jnp.abs(k).T) @ v)[None]
+
+    names = ("query", "key", "value")
+    module = Module(forward, **dict.fromkeys(names, lambda: nn.Linear(4, 4, bias=False)))
+    found = first_difference(ours, module, {name: f"{name}.weight" for name in names}, [NUMBERS], backward=False)
+    assert found
+    assert found.kind is None

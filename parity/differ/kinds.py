@@ -14,6 +14,7 @@ from parity.differ.activations import activation, meet_the_same
 from parity.differ.alignment import REACH, Start, shared
 from parity.differ.element_order import in_our_layout
 from parity.differ.fingerprints import BAR, fingerprint, finite
+from parity.differ.origin_of_order import would_agree
 from parity.differ.values import Value, Values
 
 _MOST = 1 << 14
@@ -118,6 +119,14 @@ def _first_masked(side: Start, near: Sequence[int]) -> np.ndarray | None:
     return None
 
 
+def _goes_on_without(ours: Values, theirs: Values, number: int, factor: float) -> bool:
+    """Whether ours computes a value of theirs that it did not, if a factor is taken out: of two values that are
+    multiplied, each side may scale another one."""
+    array = ours.array(number)
+    with np.errstate(over="ignore"):
+        return array is None or would_agree(ours, theirs, number, array / factor)
+
+
 def _factor(ours: Start, theirs: Start) -> str | None:
     """Ours is theirs times one number."""
     index = theirs.values.index(theirs.near)
@@ -129,8 +138,12 @@ def _factor(ours: Start, theirs: Start) -> str | None:
             # The last of theirs: either side may scale in several steps.
             for j, factor in index.multiples(row.features, theirs.near)[-1:]:
                 found.append(factor)
+                last = i
                 begins |= i == ours.number or j == theirs.number
     if not begins or abs(found[-1] - 1) <= BAR:
+        return None
+    values, forward = ours.values, not ours.row.backward
+    if forward and values.readers(last) and not _goes_on_without(values, theirs.values, last, found[-1]):
         return None
     # On the way back one such pair may be chance, as where one side writes a square and the other a product.
     # So may a sign be, as where one side writes x - y and the other y - x.

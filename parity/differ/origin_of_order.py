@@ -65,7 +65,7 @@ def lost_order(first: Start, second: Start) -> Origin | None:
         for j in ours.equal[i]:
             there = theirs.array(j)
             candidates = [] if here is None or there is None else with_axes_as(here, there)
-            if any(_would_agree(ours, theirs, i, array) for array in candidates[:_TRIED]):
+            if any(would_agree(ours, theirs, i, array) for array in candidates[:_TRIED]):
                 return Origin((_first_move(ours, theirs, i), j), True)
     return None
 
@@ -75,7 +75,7 @@ def _close(here: np.ndarray, there: np.ndarray) -> bool:
     return bool(np.abs(here - there).max() <= NEARLY * (np.abs(here).max() + 1e-300))
 
 
-def _would_agree(ours: Values, theirs: Values, number: int, array: np.ndarray) -> bool:
+def would_agree(ours: Values, theirs: Values, number: int, array: np.ndarray) -> bool:
     """Whether ours computes a value of theirs that it did not, with `array` in the place of a value."""
     changed: dict[int, np.ndarray] = {number: array}
     index = theirs.index(set(theirs.live()) - theirs.equal.keys())

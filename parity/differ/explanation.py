@@ -25,6 +25,7 @@ from parity.differ.fingerprints import BAR
 from parity.differ.kinds import kind
 from parity.differ.origin_of_order import Origin, lost_order, origin_of_order
 from parity.differ.row_sets import RowIndex, is_routed
+from parity.differ.substitution import experiment
 from parity.differ.values import Site, Values
 from parity.differ.weights import Held, error_of, other_weights, read_by_both
 from parity.gates.measure import ParityError
@@ -90,6 +91,12 @@ def explain(
         bar /= 10
     accepted.starts = first, second
     about: dict[str, Any] = {"differing": differing, **counted(ours, theirs), "name": name}
+    if (
+        (first is None or second is None)
+        and stage == "forward"
+        and (found := experiment(sides, first, second, (here, there)))
+    ):
+        return Difference(stage, found.ours, found.theirs, (), found.said, True, True, **about)
     if first is None or second is None:
         return _one_sided(stage, first or second, theirs if first else ours, about)
     origin = origin_of_order(first, second) if together else Origin(None, False)
@@ -108,6 +115,12 @@ def explain(
         return Difference("parameters", *places, (), order, True, True, weights, **about)
     hidden = f"{first.row.operation} in JAX" in ours.opaque
     wrong, code = read_by_both(first, second, held_by) if together and not hidden else (None, False)
+    agreed = tuple((ours.site(i), theirs.site(j)) for i, j in shared(first, second))
+    if wrong is None and stage == "forward" and not hidden and not grown:
+        what = kind(first, second) if together and not origin.exchanged else None
+        found = None if what else experiment(sides, first, second, (here, there), exchanged=origin.exchanged)
+        if found:
+            return Difference(stage, found.ours, found.theirs, agreed, found.said, True, True, **about)
     if origin.exchanged and wrong is None:
         said = f"{origin.said}: perhaps two weights are"
         return Difference(stage, *_places(first, second, None), (), said, False, False, **about)
@@ -117,7 +130,6 @@ def explain(
     if wrong and not code:
         stage = "parameters"
         about["parameters"] = (wrong,)
-    agreed = tuple((ours.site(i), theirs.site(j)) for i, j in shared(first, second))
     if together and stage == "forward" and bool(first.constants) != bool(second.constants):
         # The table that one of them reads may be read by another start of the other side.
         first, second = _reading_constants(first, here), _reading_constants(second, there)

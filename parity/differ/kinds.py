@@ -14,7 +14,7 @@ from parity.differ.activations import activation, meet_the_same
 from parity.differ.alignment import REACH, Start, shared
 from parity.differ.element_order import in_our_layout
 from parity.differ.fingerprints import BAR, fingerprint, finite
-from parity.differ.origin_of_order import would_agree
+from parity.differ.substitution import Experiments
 from parity.differ.values import Value, Values
 
 _MOST = 1 << 14
@@ -124,7 +124,7 @@ def _goes_on_without(ours: Values, theirs: Values, number: int, factor: float) -
     multiplied, each side may scale another one."""
     array = ours.array(number)
     with np.errstate(over="ignore"):
-        return array is None or would_agree(ours, theirs, number, array / factor)
+        return array is None or Experiments(ours, theirs).reached(number, array / factor) is not None
 
 
 def _factor(ours: Start, theirs: Start) -> str | None:

@@ -4,9 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parity.differ.alignment import REACH, Start
+from parity.differ.alignment import Start
 from parity.differ.element_order import NEARLY, exchanged_axes, order, swapped_blocks, with_axes_as
-from parity.differ.fingerprints import fingerprint, finite
+from parity.differ.fingerprints import finite
+from parity.differ.substitution import Experiments
 from parity.differ.values import Values
 
 _STEPS = 50
@@ -58,6 +59,7 @@ def lost_order(first: Start, second: Start) -> Origin | None:
     rotated halves does, may give another order and be right.
     """
     ours, theirs = first.values, second.values
+    experiments = Experiments(ours, theirs)
     for i in first.agreed:
         if i not in ours.equal or _is_in_order(ours, theirs, i):
             continue
@@ -65,7 +67,7 @@ def lost_order(first: Start, second: Start) -> Origin | None:
         for j in ours.equal[i]:
             there = theirs.array(j)
             candidates = [] if here is None or there is None else with_axes_as(here, there)
-            if any(would_agree(ours, theirs, i, array) for array in candidates[:_TRIED]):
+            if any(experiments.reached(i, array) is not None for array in candidates[:_TRIED]):
                 return Origin((_first_move(ours, theirs, i), j), True)
     return None
 
@@ -73,24 +75,6 @@ def lost_order(first: Start, second: Start) -> Origin | None:
 def _close(here: np.ndarray, there: np.ndarray) -> bool:
     here, there = finite(here), finite(there)
     return bool(np.abs(here - there).max() <= NEARLY * (np.abs(here).max() + 1e-300))
-
-
-def would_agree(ours: Values, theirs: Values, number: int, array: np.ndarray) -> bool:
-    """Whether ours computes a value of theirs that it did not, with `array` in the place of a value."""
-    changed: dict[int, np.ndarray] = {number: array}
-    index = theirs.index(set(theirs.live()) - theirs.equal.keys())
-    for k in range(number + 1, min(number + REACH, len(ours.rows))):
-        row = ours.rows[k]
-        if row.backward or changed.keys().isdisjoint(row.inputs):
-            continue
-        given = [changed[i] if i in changed else ours.array(i) for i in row.inputs]
-        if row.again is None or any(x is None for x in given) or len(changed) > _STEPS:
-            break
-        changed[k] = np.asarray(row.again(given))
-        features, _ = fingerprint(changed[k], depends_on_data=True)
-        if k not in ours.equal and features is not None and index.equals(features):
-            return True
-    return False
 
 
 def _first_move(ours: Values, theirs: Values, number: int) -> int:

@@ -6,9 +6,9 @@ Values are known by where they lie in memory, so that views, operations in place
 import re
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import nn
 from torch._decomp import get_decompositions
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from parity.differ.fingerprints import as_numpy
 from parity.differ.values import Place, Value, Values
@@ -255,7 +255,9 @@ class Recorder(TorchDispatchMode):
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         # What is fresh may lie in memory where a value was that nobody holds any more.
         fresh = func is torch.ops.aten.lift_fresh.default
-        known = () if fresh else tuple(dict.fromkeys(self.number(tensor) for tensor in tensors))
+        numbers = [] if fresh else [self.number(tensor) for tensor in tensors]
+        known = tuple(dict.fromkeys(numbers))
+        again = partial(_made_again, func, *_without_tensors(args, kwargs), [known.index(n) for n in numbers])
         out = func(*args, **kwargs)
         literals = tuple(float(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, float))
         node = torch._C._current_autograd_node()
@@ -270,6 +272,7 @@ class Recorder(TorchDispatchMode):
                 continue
             row = Value("operation", str(func.overloadpacket), known, "", module, place, _layer(module), literals)
             row.backward, row.forward = node is not None, forward
+            row.again = again if known and out is tensor else None
             if (given := self._put.get(len(self.values.rows))) is not None:
                 tensor.copy_(torch.from_numpy(given))
             number = self.values.add(row, tensor)
@@ -284,6 +287,23 @@ class Recorder(TorchDispatchMode):
                 # Operations that need no derivative follow, and have the number of the last that does.
                 self._nodes.setdefault(torch._C._autograd._get_sequence_nr() - 1, number)
         return out
+
+
+def _without_tensors(args: Any, kwargs: Any) -> tuple[list[Any], Any]:
+    """The arguments of an operation, with a mark in the place of each tensor, and their structure: none is held."""
+    leaves, structure = tree_flatten((args, kwargs))
+    return [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure
+
+
+_TENSOR = object()
+
+
+def _made_again(func: Any, leaves: list[Any], structure: Any, places: list[int], arrays: Sequence[np.ndarray]) -> Any:
+    """The result of an operation on other arrays in the place of its tensors."""
+    given = (torch.from_numpy(np.array(arrays[place])) for place in places)
+    args, kwargs = tree_unflatten([next(given) if leaf is _TENSOR else leaf for leaf in leaves], structure)
+    with torch.no_grad():
+        return func(*args, **kwargs).numpy()
 
 
 def _is_narrow(tensor: torch.Tensor) -> bool:

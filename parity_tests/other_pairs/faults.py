@@ -62,6 +62,7 @@ _OF_PAIRS = {
             "x = self.norm2(self.conv2(x))",
             "x = linen.relu(x) #2",
             "conv3",
+            "ours applies max with 0 here",
         ),
         Fault(
             "the batch's statistics instead of the running ones",
@@ -86,7 +87,7 @@ _OF_PAIRS = {
             '"params.conv2.kernel": ("conv2.weight", "o i h w -> w h i o")',
             'name="conv2")',
             "conv2",
-            "transposed | another order",
+            "axes 0 and 1 of params.conv2.kernel are exchanged",
         ),
         Fault(
             "deviations where variances are meant",
@@ -133,6 +134,7 @@ _OF_PAIRS = {
             "new = jnp.tanh(xn + reset * hn)",
             'new = jnp.tanh(xn + (reset * h) @ p["state"]["kernel"][:, -WIDTH:] + p["state"]["bias"][-WIDTH:])',
             theirs="gru",
+            kinds="theirs multiplies by the result of aten.sigmoid_",
         ),
         Fault(
             "gates in another order",
@@ -156,7 +158,7 @@ _OF_PAIRS = {
             'from_h = h @ p["state"]["kernel"]',
             "= jnp.split(from_x | reset = jax.nn.sigmoid(xr + hr) | update = jax.nn.sigmoid(xz + hz)",
             "gru",
-            "theirs adds gru.bias_hh_l0",
+            "theirs adds",
         ),
         Fault(
             "a first state of ones",
@@ -173,6 +175,7 @@ _OF_PAIRS = {
             "jax.lax.scan(step, start, x.swapaxes(0, 1), reverse=True)",
             _STEP,
             "gru",
+            "where ours reads",
         ),
         Fault(
             "batch and time exchanged",
@@ -250,6 +253,7 @@ _OF_PAIRS = {
             'fed = feed_forward(p, layer_norm(p["norm2"], x + attended))',
             "centred = x - x.mean(-1, keepdims=True)",
             f"{_LAYER}.post_attention_layernorm | {_LAYER}",
+            "ours adds",
         ),
         Fault(
             "a token too many is seen",

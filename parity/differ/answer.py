@@ -61,6 +61,9 @@ class Difference:
     ignored: tuple[str, ...] = ()
     """Places that were passed, as asked; and what was asked for and not met."""
 
+    few_positions: tuple[str, ...] = ()
+    """What a batch is too short to show."""
+
     def __bool__(self) -> bool:
         """Whether there is a difference."""
         return self.stage != "none"
@@ -98,6 +101,7 @@ class Difference:
             "trained in ours alone": self.trained_alone,
             "made to compute in float64": places,
             "differs as it is": self.rounded[:_MOST],
+            "positions": () if self else self.few_positions,
         }
         return [f"{what}: {', '.join(names)}" for what, names in said.items() if names]
 

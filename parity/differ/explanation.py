@@ -26,10 +26,12 @@ from parity.differ.kinds import kind
 from parity.differ.origin_of_order import Origin, lost_order, origin_of_order
 from parity.differ.row_sets import RowIndex, is_routed
 from parity.differ.substitution import experiment
-from parity.differ.values import Site, Values
+from parity.differ.values import Site, Value, Values
 from parity.differ.weights import Held, error_of, other_weights, read_by_both
 from parity.gates.measure import ParityError
 
+_POSITIONS = 500
+"""With so many positions, angles that are a little wrong show."""
 _ROUNDS = 100
 """Values that are computed in parts on the other side, at most, one after the other."""
 
@@ -151,7 +153,28 @@ def _is_inherited(first: Start, second: Start) -> bool:
 def counted(ours: Values, theirs: Values) -> dict[str, Any]:
     """What an answer says of both sides whatever it is: how many values they have, and which hide a program."""
     opaque = tuple(dict.fromkeys([*ours.opaque, *theirs.opaque]))
-    return {"opaque": opaque, "counts": (len(ours.rows), len(theirs.rows))}
+    few = tuple(f"{n}, and angles part further on: give {_POSITIONS} or more" for n in _few_positions(ours, theirs))
+    return {"opaque": opaque, "counts": (len(ours.rows), len(theirs.rows)), "few_positions": few}
+
+
+def _few_positions(*sides: Values) -> set[int]:
+    """How many positions the inputs have, if angles are made of their numbers and they are too few to see much."""
+    found = set()
+    for values in sides:
+        lengths = {size for row in values.rows if row.kind == "input" for size in row.shape}
+        todo = [i for i, row in enumerate(values.rows) if re.fullmatch(r"(aten\.)?(sin|cos)", row.operation)]
+        seen = set(todo)
+        while todo:
+            before = {i for i in values.rows[todo.pop()].inputs if not values.rows[i].data} - seen
+            seen |= before
+            todo += before
+        counted = {max(values.rows[i].shape, default=0) for i in seen if _counts(values.rows[i])}
+        found |= {n for n in counted & lengths if 1 < n < _POSITIONS}
+    return found
+
+
+def _counts(row: Value) -> bool:
+    return row.kind == "input" or bool(re.search("iota|arange", row.operation))
 
 
 def _starts(

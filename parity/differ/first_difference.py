@@ -1,7 +1,7 @@
 """Where do a function of JAX and a module of PyTorch part? Nobody has to say which activation is which.
 
 This is the door: it traces both sides (`traced_sides.py`), lets `forward_and_backward.py` search the values, and
-`optimizer_step.py` the step. README.md in this folder says in ten sentences how, and which file does what.
+`optimizer_step.py` the step. README.md in this folder says in eleven sentences how, and which file does what.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -58,7 +58,7 @@ CASES = {
     "a residual of another value": (
         lambda p, x, h: jnp.tanh(h) + x,
         lambda m, x, h: torch.tanh(h) + h,
-        "ours reads x where theirs reads `h = self.up(x)`",
+        "ours reads input x where theirs reads `h = self.up(x)`",
     ),
     "softmax over the other axis": (
         lambda p, x, h: jax.nn.softmax(h, axis=0),

@@ -57,6 +57,11 @@ def shared(ours: Start, theirs: Start) -> list[tuple[int, int]]:
     return [(i, j) for i in ours.agreed for j in ours.values.equal.get(i, ()) if j in theirs.agreed]
 
 
+def sizes_around(*sides: Start) -> set[int]:
+    """The sizes of the axes of what starts read, and of what is made of it."""
+    return {size for side in sides for i in (*side.agreed, *side.near) for size in side.values.rows[i].shape}
+
+
 _FAMILIES = (
     "dot_general|ragged_dot|conv_general_dilated|convolution|mm|bmm|addmm|baddbmm|mv|dot|linear",
     "add|sub|rsub|neg|reduce_sum|sum|mean|var|var_mean|cumsum|scatter.add|index_add|addcmul|add_any|sym_size",

@@ -1,11 +1,12 @@
 """The answer to "where do they part?": for a terminal, for JSON, for a page."""
 
 import json
+import math
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -14,6 +15,8 @@ from parity.differ.values import Site, short
 Stage = Literal["none", "parameters", "forward", "backward", "optimizer"]
 _MOST = 4
 """Lines of one kind on a page; JSON has them all."""
+_LARGEST = 1 << 14
+"""Numbers that a factor may be the root of are smaller."""
 _WHERE = {
     "none": "the same",
     "parameters": "they differ in their weights",
@@ -143,6 +146,33 @@ class Difference:
 
         page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_HTML)
         return page.render(found=self, short=short, most=_MOST).replace("\n", "")
+
+
+def called(factor: float, sizes: Collection[int] = ()) -> str:
+    """A number as an answer says it, and what it may be: a root, a quotient, a keep rate.
+
+    `sizes` are those of the axes around: 8 may be the root of a width of 64, where there is such a width.
+    """
+    size, shown, sign = abs(factor), f"{factor:.6g}", "-" if factor < 0 else ""
+    if not size or not math.isfinite(size):
+        return shown
+    large, inverse = max(size, 1 / size), "" if size > 1 else "1/"
+    whole, square = round(min(large, _LARGEST)), round(min(large, _LARGEST) ** 2)
+    if 1 < whole < _LARGEST and math.isclose(large, whole, rel_tol=1e-9) and whole**2 not in sizes:
+        # A number that can be written out says as much as the quotient.
+        return shown if math.isclose(float(shown), factor, rel_tol=1e-12) else f"{shown} ({sign}1/{whole})"
+    if 1 < square < _LARGEST and math.isclose(large, math.sqrt(square), rel_tol=1e-9):
+        if math.isqrt(square) ** 2 != square:
+            return f"{shown} ({sign}{inverse}sqrt({square}))"
+        if square in sizes:
+            return f"{shown} ({sign}{inverse}sqrt({square})?)"
+    for hundredth in range(1, 100):
+        keep = 1 - hundredth / 100
+        if math.isclose(size, 1 / keep, rel_tol=1e-9):
+            return f"{factor:.6g} (1/{keep:g}: a dropout of {hundredth / 100:g} that is not off?)"
+        if math.isclose(size, keep, rel_tol=1e-9):
+            return f"{factor:.6g} (a dropout of {hundredth / 100:g}?)"
+    return f"{factor:.9g}"
 
 
 def folded(line: str, width: int) -> str:

@@ -118,14 +118,14 @@ def explain(
     hidden = f"{first.row.operation} in JAX" in ours.opaque
     wrong, code = read_by_both(first, second, held_by) if together and not hidden else (None, False)
     agreed = tuple((ours.site(i), theirs.site(j)) for i, j in shared(first, second))
-    if wrong is None and stage == "forward" and not hidden and not grown:
+    if wrong is None and stage != "backward" and not hidden and not grown:
         what = kind(first, second) if together and not origin.exchanged else None
         found = None if what else experiment(sides, first, second, (here, there), exchanged=origin.exchanged)
         if found:
             return Difference(stage, found.ours, found.theirs, agreed, found.said, True, True, **about)
     if origin.exchanged and wrong is None:
         said = f"{origin.said}: perhaps two weights are"
-        return Difference(stage, *_places(first, second, None), (), said, False, False, **about)
+        return Difference(stage, *_places(first, second), (), said, False, False, **about)
     if wrong is None and together and not hidden and stage != "backward":
         wrong = other_weights(first, second, held_by)
     what = wrong or (kind(first, second) if together and not grown else None)
@@ -135,7 +135,7 @@ def explain(
     if together and stage == "forward" and bool(first.constants) != bool(second.constants):
         # The table that one of them reads may be read by another start of the other side.
         first, second = _reading_constants(first, here), _reading_constants(second, there)
-    places, sure = _places(first, second, what), together and (bool(what) or are_counterparts(first, second))
+    places, sure = _places(first, second), together and (bool(what) or are_counterparts(first, second))
     sure = sure and not grown and (bool(what) or not hidden)
     return Difference(stage, *places, agreed, what, sure, sure and origin.checked, **about)
 
@@ -218,16 +218,14 @@ def _reading_constants(start: Start, others: Sequence[Start]) -> Start:
     return next((each for each in (start, *others) if each.constants), start)
 
 
-def _places(first: Start, second: Start, said: str | None) -> tuple[Site, Site]:
+def _places(first: Start, second: Start) -> tuple[Site, Site]:
     """Both sites; those of constants without an equal, where both sides read some."""
     if first.constants and second.constants:
         return _made(first.values, first.constants[0]), _made(second.values, second.constants[0])
     if all(start.values.copies(start.number) for start in (first, second)):
         # Each takes other parts of what both read.
         return first.values.site(first.number), second.values.site(second.number)
-    alone = re.match("(ours|theirs) (multiplies by|adds) .* (does not|goes on without it)", said or "")
-    lacks = "" if alone is None else "theirs" if alone[1] == "ours" else "ours"
-    return _shown(first, lacks), _shown(second, lacks)
+    return _shown(first), _shown(second)
 
 
 def _made(values: Values, number: int) -> Site:
@@ -237,12 +235,9 @@ def _made(values: Values, number: int) -> Site:
     return values.site(number)
 
 
-def _shown(start: Start, lacks: str) -> Site:
-    """The place of a start; a slice or a view shows nothing: what it is of, or what is made of it."""
+def _shown(start: Start) -> Site:
+    """The place of a start; a slice or a view shows nothing: what is made of it."""
     values, number = start.values, start.number
-    before = [i for i in start.agreed if values.rows[i].kind == "operation"]
-    if values.copies(number) and lacks == values.side and before:
-        return values.site(before[0])
     while values.copies(number) and (after := values.readers(number)):
         number = after[0]
     return values.site(number)

@@ -152,7 +152,7 @@ class _Run:
         literals = [known.array if known.number is None else None for known in ins]
         backward = self._backward(eqn)
         outputs = []
-        for array in made:
+        for n, array in enumerate(made):
             row = Value(
                 "operation",
                 eqn.primitive.name,
@@ -165,7 +165,7 @@ class _Run:
                 backward=backward,
                 forward=self._forward_of(eqn, place) if backward else None,
             )
-            row.again = partial(_made_again, make, eqn, literals) if len(made) == 1 else None
+            row.again = partial(_made_again, make, eqn, literals, n)
             number = self.values.add(row, array)
             before = [known.array.dtype for known in ins if known.number is not None]
             if is_narrow(array.dtype) and not any(map(is_narrow, before)):
@@ -324,10 +324,10 @@ def _product(left: np.ndarray, right: np.ndarray, numbers: Any) -> np.ndarray:
     return product.reshape(shapes[0] + shapes[1] + shapes[3])
 
 
-def _made_again(make: Any, eqn: JaxprEqn, literals: Sequence[Any], arrays: Sequence[Any]) -> Any:
-    """The result of an operation on other arrays in the place of those that are no literals."""
+def _made_again(make: Any, eqn: JaxprEqn, literals: Sequence[Any], output: int, arrays: Sequence[Any]) -> Any:
+    """One of the results of an operation on other arrays in the place of those that are no literals."""
     given = iter(arrays)
-    return make(eqn, [next(given) if literal is None else literal for literal in literals])[0]
+    return make(eqn, [next(given) if literal is None else literal for literal in literals])[output]
 
 
 def _made_in_float64(eqn: JaxprEqn, arrays: Sequence[Any]) -> Sequence[Any]:

@@ -5,20 +5,18 @@ Each finder looks for one kind and says a sentence only where the numbers prove 
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
 
-from parity.differ.activations import activation, meet_the_same
-from parity.differ.alignment import REACH, Start, shared
+from parity.differ.activations import activation
+from parity.differ.alignment import Start, shared, sizes_around
+from parity.differ.answer import called
 from parity.differ.element_order import in_our_layout
-from parity.differ.fingerprints import BAR, fingerprint, finite
+from parity.differ.fingerprints import BAR, finite
 from parity.differ.substitution import Experiments
 from parity.differ.values import Value, Values
-
-_MOST = 1 << 14
-"""Numbers that a factor may be the root of are smaller."""
 
 
 def kind(ours: Start, theirs: Start) -> str | None:
@@ -27,11 +25,8 @@ def kind(ours: Start, theirs: Start) -> str | None:
         _lowered,
         _constants_added,
         activation,
-        _missing_term,
         _factor,
-        _multiplied,
         _mask,
-        _offset,
         _zero_rows,
         _literals,
     )
@@ -149,105 +144,7 @@ def _factor(ours: Start, theirs: Start) -> str | None:
     # So may a sign be, as where one side writes x - y and the other y - x.
     alike = sum(math.isclose(factor, found[-1], rel_tol=1e-9) for factor in found)
     chance = ours.row.backward or abs(found[-1] + 1) <= BAR
-    return f"ours is {_called(found[-1], _sizes(ours, theirs))} times theirs" if alike >= 3 or not chance else None
-
-
-def _multiplied(ours: Start, theirs: Start) -> str | None:
-    """One side multiplies by a number, and the other goes on with the value itself."""
-    for start, other in () if ours.row.backward else _both_ways(ours, theirs):
-        values, row = start.values, start.row
-        data = [i for i in row.inputs if values.rows[i].data]
-        # A difference from zero has the same numbers as a product with -1, and is none.
-        if not _is(row, "mul", "div", "neg") or len(data) != 1 or row.features is None or math.prod(row.shape) < 4:
-            continue
-        once = values.index(data).multiples(row.features, data)
-        if not once or abs(once[0][1] - 1) <= BAR:
-            continue
-        # What it is added to or multiplied with next is the same on both sides.
-        for m in values.equals(data).intersection(other.agreed):
-            pair = (start.number, m) if start is ours else (m, start.number)
-            if data[0] in start.agreed and meet_the_same(ours.values, pair[0], theirs.values, pair[1]):
-                called = _called(once[0][1], _sizes(ours, theirs))
-                return f"{values.side} multiplies by {called} here, {other.values.side} does not"
-    return None
-
-
-def _called(factor: float, sizes: Collection[int] = ()) -> str:
-    """A number, and what it may be: a root, a quotient, a keep rate.
-
-    `sizes` are those of the axes around: 8 may be the root of a width of 64, where there is such a width.
-    """
-    size, shown, sign = abs(factor), f"{factor:.6g}", "-" if factor < 0 else ""
-    large, inverse = max(size, 1 / size), "" if size > 1 else "1/"
-    whole, square = round(min(large, _MOST)), round(min(large, _MOST) ** 2)
-    if 1 < whole < _MOST and math.isclose(large, whole, rel_tol=1e-9) and whole**2 not in sizes:
-        # A number that can be written out says as much as the quotient.
-        return shown if math.isclose(float(shown), factor, rel_tol=1e-12) else f"{shown} ({sign}1/{whole})"
-    if 1 < square < _MOST and math.isclose(large, math.sqrt(square), rel_tol=1e-9):
-        if math.isqrt(square) ** 2 != square:
-            return f"{shown} ({sign}{inverse}sqrt({square}))"
-        if square in sizes:
-            return f"{shown} ({sign}{inverse}sqrt({square})?)"
-    for hundredth in range(1, 100):
-        keep = 1 - hundredth / 100
-        if math.isclose(size, 1 / keep, rel_tol=1e-9):
-            return f"{factor:.6g} (1/{keep:g}: a dropout of {hundredth / 100:g} that is not off?)"
-        if math.isclose(size, keep, rel_tol=1e-9):
-            return f"{factor:.6g} (a dropout of {hundredth / 100:g}?)"
-    return f"{factor:.9g}"
-
-
-def _sizes(*sides: Start) -> set[int]:
-    """Of the axes around."""
-    return {size for side in sides for i in (*side.agreed, *side.near) for size in side.values.rows[i].shape}
-
-
-def _missing_term(ours: Start, theirs: Start) -> str | None:
-    """One side adds something, and the other goes on without it."""
-    for start, other in _both_ways(ours, theirs):
-        adder, rows = start.values, other.values.rows
-        if not _is(start.row, "add", "sub") or len(start.agreed) != 2:
-            continue
-        for term, rest in (start.agreed, start.agreed[::-1]):
-            goes_on = adder.equals([rest]).intersection(other.agreed)
-            leaf = adder.leaf(term)
-            held = adder.equals([term] if leaf is None else [term, leaf])
-            later = [rows[k] for k in other.agreed if k not in goes_on] + rows[other.number : other.number + REACH]
-            adds_another = _is(other.row, "add") and len(other.agreed) > 1
-            if not goes_on or adds_another or any(held & set(row.inputs) for row in later):
-                continue
-            site = adder.site(term if leaf is None else leaf)
-            if leaf is not None or site.file:
-                kind = "the result of " if leaf is None else "input " if site.operation == "input" else ""
-                what = kind + (str(site) if leaf is None else site.source)
-                return f"{adder.side} adds {what}, {other.values.side} goes on without it"
-    return None
-
-
-def _offset(ours: Start, theirs: Start) -> str | None:
-    """Ours is theirs plus one number, or plus a weight."""
-    here, there = ours.values.array(ours.number), theirs.values.array(theirs.number)
-    if here is None or there is None or here.size != there.size or here.size < 8:
-        return None
-    moved = in_our_layout(here, there)
-    if moved is None:
-        return None
-    difference = finite(here) - finite(moved)
-    scale = float(np.abs(finite(here)).max()) + 1e-300
-    if float(np.ptp(difference)) < BAR * scale and abs(float(difference.mean())) > BAR * scale:
-        return f"ours is theirs plus {float(difference.mean()):.9g} everywhere"
-    for axis in range(here.ndim):
-        rows = np.moveaxis(difference, axis, -1).reshape(-1, here.shape[axis])
-        if here.shape[axis] < 4 or len(rows) < 2 or float(np.ptp(rows, axis=0).max()) > BAR * scale:
-            continue
-        for sign, said in ((1, "ours adds"), (-1, "theirs adds")):
-            features, _ = fingerprint(sign * rows[0], depends_on_data=True)
-            for values in (ours.values, theirs.values):
-                for k in values.index().equals(features) if features is not None else ():
-                    if (leaf := values.leaf(k)) is not None:
-                        return f"{said} {values.rows[leaf].name} here, the other side does not"
-        return f"ours and theirs differ by one vector along axis {axis}, the same everywhere: a bias?"
-    return None
+    return f"ours is {called(found[-1], sizes_around(ours, theirs))} times theirs" if alike >= 3 or not chance else None
 
 
 def _zero_rows(ours: Start, theirs: Start) -> str | None:

@@ -6,7 +6,7 @@ sign. Where it then computes what the other side computes, and did not before, t
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import permutations
@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parity.differ.alignment import REACH, Start
+from parity.differ.alignment import REACH, Start, sizes_around
+from parity.differ.answer import called
 from parity.differ.element_order import with_axes_as
 from parity.differ.fingerprints import Index, fingerprint
 from parity.differ.values import Site, Value, Values, short
@@ -190,7 +191,7 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None) -> 
             for moved in with_axes_as(np.empty(row.shape), array)[:1] if array.shape != row.shape else [array]:
                 if (agreement := experiments.goes_on(k, moved)) is not None:
                     one = i in row.inputs
-                    does = _does(values, row, i) if one else f"computes `{values.site(start.number).source}`"
+                    does = _does(start, partner, row, i) if one else f"computes `{values.site(start.number).source}`"
                     said = f"{values.side} {does} here, {experiments.other.side} goes on as without it"
                     yield _Shown(said, k if one else start.number, i, agreement)
 
@@ -252,29 +253,37 @@ def _site_of_other(experiments: Experiments, shown: _Shown, partner: Start | Non
         reading = [partner]
     other = experiments.other
     number = reading[0].number if reading else shown.agreement.first
+    # A slice or a view shows nothing: what it is of does, or what is made of it.
+    computed = (
+        [j for j in equal.intersection(reading[0].agreed) if other.rows[j].kind == "operation"] if reading else []
+    )
+    if other.copies(number) and computed:
+        return other.site(computed[0])
     while other.copies(number) and (after := other.readers(number)):
         number = after[0]
     return other.site(number)
 
 
-def _does(values: Values, row: Value, read: int) -> str:
+def _does(start: Start, partner: Start | None, row: Value, read: int) -> str:
     """What an operation does to one of the values that it reads: `adds 1e-05`."""
     name = row.operation.split(".")[-1].rstrip("_")
-    rest = [k for k in row.inputs if k != read]
-    with_what = [_told(values, k, row) for k in rest] + [f"{x:g}" for x in row.literals]
+    sizes = sizes_around(start, *([partner] if partner else []))
+    with_what = [_told(start.values, k, row, sizes) for k in row.inputs if k != read]
+    with_what += [called(x, sizes) for x in row.literals]
     if name in _VERBS and len(with_what) == 1:
         return f"{_VERBS[name]} {with_what[0]}"
     return f"applies {name}{' with ' * bool(with_what)}{', '.join(with_what[:2])}"
 
 
-def _told(values: Values, number: int, by: Value | None = None) -> str:
+def _told(values: Values, number: int, by: Value | None = None, sizes: Collection[int] = ()) -> str:
     """A value as an operand is called: a weight by its name, a number by itself, else by the line that computes it; on
     the line of what it is read `by`, by its operation and the weights in it."""
     row, leaf = values.rows[number], values.leaf(number)
     if leaf is not None:
-        return values.rows[leaf].name
+        return "input " * (values.rows[leaf].kind == "input") + values.rows[leaf].name
     if not row.data and math.prod(row.shape) == 1:
-        return f"{row.largest:g}"
+        array = values.array(number)
+        return f"{row.largest:g}" if array is None else called(float(array.reshape(())), sizes)
     site = values.site(number)
     if site.file and not (by and by.place[:2] == row.place[:2]):
         return f"`{site.source}` ({short(site.file)}:{site.line})"

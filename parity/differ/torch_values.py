@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,11 @@ class Recorder(TorchDispatchMode):
             made = self.values.rows[writer]
             row = Value("operation", made.operation, (*dict.fromkeys((number, writer)),), "", made.module, made.place)
             row.layer = made.layer
+            # It is all that was written, or something was written beside it.
+            arrays = [self.values.arrays.get(i) for i in row.inputs]
+            now = as_numpy(tensor)
+            same = [n for n, array in enumerate(arrays) if array is not None and np.array_equal(array, np.asarray(now))]
+            row.again = itemgetter(same[-1]) if same else None
         else:
             row = Value("constant", "constant")
         number = self.values.add(row, tensor)
@@ -267,12 +273,12 @@ class Recorder(TorchDispatchMode):
         if node is not None and forward is not None:
             made = self.values.rows[forward]
             module, place = made.module, written if _is_written(written) else made.place
-        for tensor in tree_leaves(out):
+        for n, tensor in enumerate(tree_leaves(out)):
             if not isinstance(tensor, torch.Tensor):
                 continue
             row = Value("operation", str(func.overloadpacket), known, "", module, place, _layer(module), literals)
             row.backward, row.forward = node is not None, forward
-            row.again = again if known and out is tensor else None
+            row.again = partial(again, n) if known else None
             if (given := self._put.get(len(self.values.rows))) is not None:
                 tensor.copy_(torch.from_numpy(given))
             number = self.values.add(row, tensor)
@@ -298,12 +304,14 @@ def _without_tensors(args: Any, kwargs: Any) -> tuple[list[Any], Any]:
 _TENSOR = object()
 
 
-def _made_again(func: Any, leaves: list[Any], structure: Any, places: list[int], arrays: Sequence[np.ndarray]) -> Any:
-    """The result of an operation on other arrays in the place of its tensors."""
+def _made_again(
+    func: Any, leaves: list[Any], structure: Any, places: list[int], output: int, arrays: Sequence[np.ndarray]
+) -> Any:
+    """One of the results of an operation on other arrays in the place of its tensors."""
     given = (torch.from_numpy(np.array(arrays[place])) for place in places)
     args, kwargs = tree_unflatten([next(given) if leaf is _TENSOR else leaf for leaf in leaves], structure)
     with torch.no_grad():
-        return func(*args, **kwargs).numpy()
+        return tree_leaves(func(*args, **kwargs))[output].numpy()
 
 
 def _is_narrow(tensor: torch.Tensor) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 from parity.differ.values import NOWHERE, STACK, Kind, Place, Step, Value, Values
 
@@ -29,7 +29,10 @@ _LIBRARIES = (
 
 
 _LARGEST_WHOLE = 1 << 14
-_KNOWN_NUMBERS = np.array([math.pi, 2 * math.pi, math.e, math.log(2), 1 / math.log(2), math.sqrt(2 / math.pi)])
+_KNOWN_NUMBERS = np.array(
+    [math.pi, 2 * math.pi, math.e, math.log(2), 1 / math.log(2)]
+    + [math.sqrt(x) for x in (math.pi, 2 / math.pi, 4 / math.pi, 1 / (2 * math.pi))]
+)
 
 
 class Known(NamedTuple):
@@ -392,6 +395,11 @@ def _wide(array: Any) -> Any:
 
 
 def _wide_type(value: Any) -> Any:
+    """A parameter of an operation for float64: a type, or the program by which a scatter adds."""
+    if isinstance(value, Jaxpr):
+        given: list[Any] = [variable.aval for variable in value.invars]
+        wide = [jax.ShapeDtypeStruct(x.shape, np.float64 if is_narrow(x.dtype) else x.dtype) for x in given]
+        return jax.make_jaxpr(jaxpr_as_fun(ClosedJaxpr(value, ())))(*wide).jaxpr
     return np.dtype(np.float64) if isinstance(value, np.dtype) and is_narrow(value) else value
 
 

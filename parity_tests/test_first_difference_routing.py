@@ -78,8 +78,8 @@ def test_sorting_and_masks_are_the_same():
         ("scores", "2 * scores", "self.gate(tokens)", ""),
         ("weights", "weights.reshape(-1)[order]", "weights.sum(-1", ""),
         ("activation", 'fault == "activation"', "F.silu", ""),
-        ("half", "hidden * 0.5", "hidden @ self.down[expert]", "ours multiplies by 0.5 here, theirs goes on as without it"),
-        ("residual", "mixed + tokens", "self.output(mixed)", "ours adds input 0 here, theirs goes on as without it"),
+        ("half", "hidden * 0.5", "hidden @ self.down[expert]", "ours multiplies by 0.5 here, theirs goes on"),
+        ("residual", "mixed + tokens", "self.output(mixed)", "ours adds input 0 here, theirs goes on"),
     ],
 )
 def test_a_fault_among_experts_is_found(fault, line, their_line, kind):

@@ -179,7 +179,8 @@ def test_what_is_not_said_stays_as_it_is(ended):
         ("data.held-out", "0.2", None),
         ("training.seed", "1", None),
         ("training.batch-size", "8", None),
-        ("training.label-smoothing", "0.2", None),
+        ("training.loss.label-smoothing", "0.2", None),
+        ("training.loss.z-loss", "1e-4", None),
         ("optimizer.learning-rate", "1.0", None),
     ],
 )

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from jax_tformer.config import IGNORED, ComputeConfig, DropoutConfig, StackConfig, TransformerConfig
-from jax_tformer.config.experiment import OptimizerConfig
+from jax_tformer.config.experiment import LossConfig, OptimizerConfig
 from jax_tformer.functional import transformer
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import forward, init_state, train_step
@@ -46,8 +46,8 @@ def gradients(config):
 
 
 def test_accumulation_gives_the_gradients_of_the_whole_batch():
-    whole, whole_loss = after_one_step(CONFIG, label_smoothing=0.1)
-    parts, parts_loss = after_one_step(CONFIG, label_smoothing=0.1, accumulation=2)
+    whole, whole_loss = after_one_step(CONFIG, loss=LossConfig(0.1, z_loss=0.01))
+    parts, parts_loss = after_one_step(CONFIG, loss=LossConfig(0.1, z_loss=0.01), accumulation=2)
     assert parts_loss == pytest.approx(whole_loss, rel=1e-6)
     # Adam's first moment after one step is a tenth of the gradient.
     first, second = (optax.tree_utils.tree_get(state.opt_state, "mu") for state in (whole, parts))

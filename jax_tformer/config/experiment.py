@@ -196,6 +196,24 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
+class LossConfig:
+    """What is added to the cross-entropy that trains; held-out losses have nothing of it."""
+
+    label_smoothing: Rate = 0.0
+    """Probability mass spread evenly over the vocabulary (paper, section 5.4)."""
+    z_loss: NotNegative = 0.0
+    """Times the square of the logarithm of the softmax's sum, which keeps logits small; 1e-4 in PaLM (Chowdhery et al.,
+    2022, section 5)."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+CROSS_ENTROPY = LossConfig()
+"""Nothing is added."""
+
+
+@dataclass(frozen=True)
 class TrainingConfig:
     """How long to train, and what to do on the way."""
 
@@ -205,8 +223,8 @@ class TrainingConfig:
     """B, sequences in one optimizer step."""
     accumulation: Positive = 1
     """Parts a batch is split into to save memory; gradients are those of the whole batch."""
-    label_smoothing: Rate = 0.0
-    """Probability mass spread evenly over the vocabulary (paper, section 5.4)."""
+    loss: LossConfig = field(default_factory=LossConfig)
+    """What is added to the cross-entropy that trains."""
     seed: int = 0
     """Seed of initialisation, data order and dropout."""
     log_every: Positive = 10

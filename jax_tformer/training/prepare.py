@@ -148,7 +148,7 @@ def prepare(
     )
     require_room(abstract, mesh)
     update = jax.jit(
-        train_step(net, tx, accumulation=training.accumulation, label_smoothing=training.label_smoothing),
+        train_step(net, tx, accumulation=training.accumulation, loss=training.loss),
         out_shardings=(shardings, None),
         donate_argnums=0,
         compiler_options=compiler_options(net.config.compute.dtype),

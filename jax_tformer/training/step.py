@@ -11,6 +11,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
+from jax_tformer.config.experiment import CROSS_ENTROPY, LossConfig
 from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.lora import join_adapters, split_adapters, trained
 from jax_tformer.model.parameters import accumulator
@@ -44,7 +45,7 @@ class StepMetrics(NamedTuple):
     """The metrics of one step."""
 
     loss: Float[Array, ""]
-    """Mean cross-entropy (smoothed, if training is) of the batch before the update, in nats per token."""
+    """Mean cross-entropy, with what `LossConfig` adds, of the batch before the update, in nats per token."""
     gradient_norm: Float[Array, ""]
     """Global norm before clipping."""
     tokens: Int[Array, ""]
@@ -87,15 +88,15 @@ def batch_loss(
     net: AnyTransformer,
     params: Params,
     batch: Batch,
-    label_smoothing: float = 0.0,
+    loss: LossConfig = CROSS_ENTROPY,
     *,
     dropout_key: Key[Array, ""] | None = None,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
-    """Returns the summed cross-entropy of a batch in nats, and the number of labels that count."""
+    """Returns the summed cross-entropy of a batch in nats, with what `loss` adds, and how many labels count."""
     model, hidden = net.bind(params), forward(net, params, batch, dropout_key=dropout_key).hidden
     assert model.head is not None
     matrix, bias = model.head.matrix(model.table), None if model.head.bias is None else model.head.bias[...]
-    return linear_cross_entropy(hidden, matrix, bias, batch["labels"], label_smoothing, net.config.logit_cap)
+    return linear_cross_entropy(hidden, matrix, bias, batch["labels"], loss, net.config.logit_cap)
 
 
 def split_batch(batch: Batch, parts: int) -> Batch:
@@ -156,7 +157,7 @@ def train_step(
     tx: optax.GradientTransformation,
     *,
     accumulation: int = 1,
-    label_smoothing: float = 0.0,
+    loss: LossConfig = CROSS_ENTROPY,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
     """Makes the function (state, batch) -> (state, metrics); jit it with its state donated.
 
@@ -167,17 +168,17 @@ def train_step(
 
     def gradients(params: Params, frozen: Params, batch: Batch, keys: Array | None) -> Sums:
         def total_loss(params: Params, part: Batch, dropout_key: Array | None) -> tuple[Array, Array]:
-            return batch_loss(net, join_adapters(params, frozen), part, label_smoothing, dropout_key=dropout_key)
+            return batch_loss(net, join_adapters(params, frozen), part, loss, dropout_key=dropout_key)
 
         differentiate = jax.value_and_grad(total_loss, has_aux=True)
         if accumulation == 1:
-            (loss, counted), grads = differentiate(params, batch, None if keys is None else keys[0])
-            return loss, counted, grads
+            (total, counted), grads = differentiate(params, batch, None if keys is None else keys[0])
+            return total, counted, grads
         parts = split_batch(batch, accumulation)
 
         def add(sums: Sums, inputs: tuple[Batch, Array | None]) -> tuple[Sums, None]:
-            (loss, counted), grads = differentiate(params, *inputs)
-            more: Sums = jax.tree.map(jnp.add, sums, (loss, counted, grads))
+            (total, counted), grads = differentiate(params, *inputs)
+            more: Sums = jax.tree.map(jnp.add, sums, (total, counted, grads))
             return more, None
 
         first = jax.tree.map(lambda x: x[0], (parts, keys))
@@ -191,11 +192,11 @@ def train_step(
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         before, frozen = split_adapters(state.params)
-        loss, counted, grads = gradients(before, frozen, batch, dropout_keys(net, state, accumulation))
+        total, counted, grads = gradients(before, frozen, batch, dropout_keys(net, state, accumulation))
         count = jnp.maximum(counted, 1)
         grads = jax.tree.map(lambda g, p: (g / count).astype(p.dtype), grads, before)
         updates, opt_state = tx.update(grads, state.opt_state, before)
-        metrics = StepMetrics(loss / count, global_norm(grads), tokens_read(batch))
+        metrics = StepMetrics(total / count, global_norm(grads), tokens_read(batch))
         finite = jnp.isfinite(metrics.loss) & jnp.isfinite(metrics.gradient_norm) & state.finite
         after = jax.tree.map(lambda p, update: jnp.where(finite, p + update, p).astype(p.dtype), before, updates)
         return TrainState(join_adapters(after, frozen), opt_state, state.step + finite, state.key, finite), metrics
@@ -204,5 +205,5 @@ def train_step(
 
 
 def evaluation_step(net: AnyTransformer) -> Callable[[Params, Batch], tuple[Array, Array]]:
-    """Makes the function (params, batch) -> (summed loss in nats, labels that count), without dropout or smoothing."""
+    """Makes the function (params, batch) -> (summed loss in nats, labels that count), without dropout or additions."""
     return partial(batch_loss, net)

@@ -12,6 +12,7 @@ PROGRAMS = {
     "generate": ("jax_tformer.cli.generate", "let a trained model complete or translate"),
     "compare": ("twin.compare", "train in JAX and PyTorch side by side; a report"),
     "parity": ("twin.prove", "prove here that the models equal the PyTorch reference"),
+    "tokenize": ("jax_tformer.cli.tokenize", "write text of any size as shards of ids to train on"),
     "from-flax": ("jax_tformer.cli.from_flax", "write a flax_model.msgpack as safetensors"),
     "export": ("jax_tformer.cli.export", "write a run's model as safetensors, config and tokenizer"),
 }

@@ -54,15 +54,17 @@ def hub_folder(what: str, name: str, revision: str | None, option: str, files: S
     ("--data.tokenizer.revision") are for messages. Raises InputError if the hub does not give it, and without a
     revision: the message names the newest.
     """
-    from huggingface_hub import model_info, snapshot_download
+    from huggingface_hub import dataset_info, model_info, snapshot_download
 
+    data_set = what == "data set"
     try:
         if revision is None:
-            newest = model_info(name).sha
+            newest = (dataset_info if data_set else model_info)(name).sha
         else:
-            folder = snapshot_download(name, revision=revision, allow_patterns=list(files))
+            kind = "dataset" if data_set else "model"
+            folder = snapshot_download(name, repo_type=kind, revision=revision, allow_patterns=list(files))
     except Exception as error:  # network, proxy, hub and name errors share no base class
-        inside = "tokenizer.json" if what == "tokenizer" else "config.json"
+        inside = {"tokenizer": "tokenizer.json", "data set": "Parquet or JSON lines"}.get(what, "config.json")
         raise InputError(
             f"the {what} {name!r} is no folder here and the Hugging Face hub did not give it "
             f"({type(error).__name__}); expected a folder with {inside}, or a hub name and a network"

@@ -111,4 +111,5 @@ def _bound(kind: Any) -> Bound | None:
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         return Bound(f"one of {', '.join(map(repr, choices))}", lambda value: value in choices)
-    return get_args(kind)[1] if get_origin(kind) is Annotated else None
+    said = get_args(kind)[1] if get_origin(kind) is Annotated else None
+    return said if isinstance(said, Bound) else None

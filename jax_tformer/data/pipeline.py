@@ -87,7 +87,7 @@ def build_tokenizer_for(data: TextData | PairData) -> Tokenizer:
 
     Raises InputError if the text cannot be read or the tokenizer cannot be loaded.
     """
-    return build_tokenizer(data.tokenizer, _texts(data), _special_tokens(data))
+    return build_tokenizer(data.tokenizer, _texts(data), special_tokens_for(data))
 
 
 def build_pipeline(
@@ -106,7 +106,8 @@ def build_pipeline(
     return _windows_pipeline(data, training, tokenizer, rows)
 
 
-def _special_tokens(data: TextData | PairData) -> Mapping[Role, str]:
+def special_tokens_for(data: TextData | PairData) -> Mapping[Role, str]:
+    """Returns the special tokens, by role, of a tokenizer that is made for `data`."""
     if isinstance(data, PairData):
         return {"pad": "<|pad|>", "start": "<|start|>", "end": "<|end|>"}
     if isinstance(data, MaskedTextData):

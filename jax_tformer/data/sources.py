@@ -71,9 +71,14 @@ def read_lines(path: Path) -> Iterator[str]:
         yield line.decode().removesuffix("\n")
 
 
-def read_json_lines(path: Path, fields: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    """Yields the objects of a file, one per line; raises InputError if one has no text in one of the `fields`."""
-    for number, line in enumerate(read_lines(path), 1):
+def read_json_lines(
+    path: Path, fields: tuple[str, ...], lines: Iterable[str] | None = None
+) -> Iterator[dict[str, str]]:
+    """Yields the objects of a file, one per line; raises InputError if one has no text in one of the `fields`.
+
+    `lines`: those of the file, if they are not to be read at once.
+    """
+    for number, line in enumerate(read_lines(path) if lines is None else lines, 1):
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -105,8 +110,11 @@ def shard_files(data: TextData) -> list[Path]:
     return [place] if place.suffix == ".bin" else []
 
 
-def text_files(data: TextData) -> list[Path]:
-    """Finds the files that `data.path` names; raises InputError if there are none, or for one .json or .csv file."""
+def text_files(data: TextData, kinds: tuple[str, ...] = _SUFFIXES) -> list[Path]:
+    """Finds the files that `data.path` names, in a folder those of these `kinds`.
+
+    Raises InputError if there are none, or for one .json or .csv file.
+    """
     path = data.path
     if path is None:
         raise InputError(
@@ -114,13 +122,13 @@ def text_files(data: TextData) -> list[Path]:
         )
     place = user_path(path)
     if place.is_dir():
-        files = sorted(file for file in place.rglob("*") if file.suffix.lower() in _SUFFIXES and file.is_file())
+        files = sorted(file for file in place.rglob("*") if file.name.lower().endswith(kinds) and file.is_file())
         if not files:
             others = Counter(file.suffix for file in place.rglob("*.*") if file.is_file())
             most = others.most_common(1)[0][0] if others else ".log"
             raise InputError(
-                f"{path} is a folder without {', '.join(_SUFFIXES)} files; expected at least one; "
-                f"other kinds of text are named by a pattern: --data.path '{path}/**/*{most}'"
+                f"{path} is a folder without {', '.join(kinds)} files; expected at least one; "
+                f"other kinds of text are named by a pattern: '{path}/**/*{most}'"
             )
         return files
     if glob.has_magic(path) and not place.exists():

@@ -194,14 +194,14 @@ class Tokenizer:
         Encodes it in `Pieces`, or all at once if a piece would get other ids.
         """
         ids = bytearray(np.array(first, self.id_type).tobytes())
-        pieces = iter(Pieces(text) if self._can_be_cut else [str(text, "utf-8")])
+        pieces = iter(Pieces(text) if self.can_be_cut else [str(text, "utf-8")])
         while group := list(islice(pieces, _PIECES_TOGETHER)):
             for part in self.encode_batch(group):
                 ids += part.astype(self.id_type).tobytes()
         return np.frombuffer(ids, self.id_type)
 
     @cached_property
-    def _can_be_cut(self) -> bool:
+    def can_be_cut(self) -> bool:
         """Whether a text has the same ids if it is cut before a space or line end: Llama 2 puts a space before each."""
         if self._table is not None:
             return True

@@ -1,0 +1,308 @@
+"""Writes shards: documents become ids on all cores, in their order, and a killed run goes on where it was.
+
+Whatever the number of processes, the shards are the same, to the byte.
+"""
+
+import ctypes
+import fcntl
+import gzip
+import io
+import multiprocessing
+import os
+import signal
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jax_tformer.config.errors import InputError, Positive, Rate, check_fields, require
+from jax_tformer.config.experiment import TokenizerConfig
+from jax_tformer.data.shards import FORMATS, HEADER_BYTES, MANIFEST, digest, seal
+from jax_tformer.data.sources import check_file, read_json_lines, read_utf8
+from jax_tformer.data.tokenizers import Pieces, Tokenizer, load_tokenizer
+from jax_tformer.files import read_json, sync, write_json
+
+KINDS = (".txt", ".md", ".rst", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+PARTS = ("train", "val")
+_UNFINISHED = "unfinished.json"
+_TOGETHER, _LONG = 2**20, 2**16
+"""Characters that are encoded together, and of a text that is encoded in pieces."""
+_SAVED_EVERY = 64
+
+
+@dataclass(frozen=True)
+class ShardsConfig:
+    """How documents become ids, and which are held out."""
+
+    tokenizer: TokenizerConfig = field(default_factory=lambda: TokenizerConfig("bytes"))
+    """How text becomes ids. The tokenizer is saved with the shards."""
+    column: str = "text"
+    """The field of JSON lines, or the column of Parquet, that holds the text."""
+    held_out: Rate = 0.005
+    """Fraction of the documents kept for evaluation; the hash of a document decides. 0: none."""
+    shard_size: Positive = 100_000_000
+    """Ids in a file."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        require(self.shard_size < 2**31, f"shard_size is {self.shard_size}; expected fewer than 2^31")
+
+
+def documents(path: Path, column: str) -> Iterator[str]:
+    """Yields the documents of a file: of each line, of each row of Parquet, or of all text.
+
+    Raises InputError if the file or a document cannot be read, or is empty.
+    """
+    check_file(path)
+    try:
+        if path.suffix == ".parquet":
+            yield from _parquet(path, column)
+        elif path.name.lower().endswith(KINDS[3:6]):
+            reader: Any = {".gz": gzip.open, ".zst": _open_zst}.get(path.suffix.lower(), open)
+            with io.TextIOWrapper(reader(path, "rb"), encoding="utf-8") as lines:
+                for number, record in enumerate(read_json_lines(path, (column,), lines), 1):
+                    told = (
+                        f'{path}, line {number:,}: the text under "{column}" is empty; expected text; remove the line'
+                    )
+                    require(bool(record[column].strip()), told)
+                    yield record[column]
+        else:
+            yield read_utf8(path).decode()
+    except InputError:
+        raise
+    except (EOFError, OSError, ValueError, zlib.error) as error:  # pyarrow's errors are ValueErrors
+        raise InputError(f"{path} is damaged ({' '.join(str(error).split())}); restore it; then go on") from error
+
+
+def _open_zst(path: Path, mode: str) -> Any:
+    return _pyarrow(path).input_stream(str(path), compression="zstd")
+
+
+def _pyarrow(path: Path) -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise InputError(f"{path} takes pyarrow to read; install it: pip install 'jax-tformer[shards]'") from error
+    return pyarrow
+
+
+def _parquet(path: Path, column: str) -> Iterator[str]:
+    arrow = _pyarrow(path)
+    with closing(arrow.parquet.ParquetFile(path)) as file:
+        kinds = dict(zip(file.schema_arrow.names, map(str, file.schema_arrow.types), strict=True))
+        told = f"{path} has the columns {', '.join(kinds)}; expected {column!r} among them: --data.column NAME"
+        require(column in kinds, told)
+        told = f"{path}: the column {column!r} holds {kinds[column]}; expected text; name another --data.column"
+        require(kinds[column] in ("string", "large_string", "string_view"), told)
+        batches = file.iter_batches(1024, columns=[column])
+        for row, text in enumerate((text for batch in batches for text in batch[0].to_pylist()), 1):
+            require(
+                bool(text and text.strip()), f"{path}, row {row:,}: the text in {column!r} is empty; remove the row"
+            )
+            yield text
+
+
+def is_held_out(text: str, fraction: float) -> bool:
+    """Whether a document, by its hash, is among the `fraction` that is held out."""
+    return int.from_bytes(sha256(text.encode()).digest()[:8], "big") < fraction * 2**64
+
+
+class _Group(NamedTuple):
+    """Texts that are encoded together."""
+
+    texts: list[tuple[int, bool, str]]
+    """The part of each, whether a document begins, and the text."""
+    state: dict[str, Any]
+    """How much has been read by now, and a hash of it."""
+
+
+def _groups(
+    files: Sequence[Path], config: ShardsConfig, can_be_cut: bool, advance: Callable[[int], Any]
+) -> Iterator[_Group]:
+    """Yields the texts of `files` in groups, the last of which may be empty; says how many bytes it has read."""
+    texts, size, seen, number = list[tuple[int, bool, str]](), 0, b"", 0
+    counts = np.zeros((2, 2), int)
+
+    def group() -> _Group:
+        return _Group(texts, {"groups": number, "seen": seen.hex(), "counts": counts.tolist()})
+
+    for path in files:
+        left = path.stat().st_size
+        for text in documents(path, config.column):
+            data = text.encode()
+            part, seen = int(is_held_out(text, config.held_out)), sha256(seen + data).digest()
+            counts[part] += 1, len(data)
+            for begin, piece in enumerate(Pieces(data) if can_be_cut and len(text) > _LONG else [text]):
+                texts.append((part, not begin, piece))
+                size += len(piece)
+                if size >= _TOGETHER:
+                    number += 1
+                    yield group()
+                    texts, size = [], 0
+            # Compressed text is longer than its file.
+            advance(read := min(left, len(data)))
+            left -= read
+        advance(left)
+    number += 1
+    yield group()
+
+
+@cache
+def _loaded(folder: Path) -> Tokenizer:
+    return load_tokenizer(folder)
+
+
+def _encode(folder: Path, texts: Sequence[tuple[int, bool, str]]) -> list[np.ndarray]:
+    """Returns the ids of each part, int32[N]; a document begins with its start token, or an end token."""
+    tokenizer = _loaded(folder)
+    known = [[id] for id in (tokenizer.start_id, tokenizer.end_id) if id is not None]
+    first = list(tokenizer.framing.before) if tokenizer.framing else (known or [[]])[0]
+    found: list[list[Any]] = [[np.empty(0, np.int32)] for _ in PARTS]
+    for (part, begins, _), ids in zip(texts, tokenizer.encode_batch([text for *_, text in texts]), strict=True):
+        found[part] += [np.array(first, np.int32), ids] if begins else [ids]
+    return [np.concatenate(ids) for ids in found]
+
+
+def write_shards(out: Path, files: Sequence[Path], tokenizer: Tokenizer, config: ShardsConfig, workers: int) -> str:
+    """Writes the documents of `files` to the folder `out`, with the tokenizer and a manifest; returns a line about it.
+
+    Goes on where a killed call with the same settings and texts has stopped. Raises InputError if a document cannot be
+    read or encoded, after what is before it has been written; if `out` holds something else; or if another process
+    writes it.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    out.mkdir(parents=True, exist_ok=True)
+    # Each worker is one core; what the library starts beside would only be in its way.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    waiting, console = deque[tuple[_Group, Future[list[np.ndarray]]]](), Console(stderr=True)
+    with _locked(out), Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        writer = _Writer(out, tokenizer, config)
+        task = bar.add_task("tokenizing", total=sum(path.stat().st_size for path in files))
+        groups = _groups(files, config, tokenizer.can_be_cut, lambda size: bar.advance(task, size))
+
+        def write() -> None:
+            group, ids = waiting[0]
+            writer.write(group, ids.result())
+            waiting.popleft()
+
+        try:
+            with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _end_with_parent) as pool:
+                try:
+                    for group in groups:
+                        if writer.needs(group):
+                            waiting.append((group, pool.submit(_encode, out, group.texts)))
+                        if len(waiting) > 2 * workers:
+                            write()
+                finally:
+                    while waiting:
+                        write()
+        except BrokenProcessPool as error:
+            told = "a worker was ended, perhaps for want of memory; give fewer --workers; the same command goes on"
+            raise InputError(told) from error
+        finally:
+            writer.save()
+        return writer.finish(group)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise InputError(f"another process is writing {folder}; wait for it, or choose another folder") from error
+    finally:
+        os.close(descriptor)
+
+
+def _end_with_parent() -> None:
+    """Makes Linux end a worker whose parent was killed; the parent alone answers Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+class _Writer:
+    """Writes ids to a folder, and how far it is; begins where a killed one has stopped."""
+
+    def __init__(self, out: Path, tokenizer: Tokenizer, config: ShardsConfig) -> None:
+        self._out, self._size, self._unsaved = out, config.shard_size, set[Path]()
+        fits = (number for number, (_, kind) in FORMATS.items() if tokenizer.vocab_size <= np.iinfo(kind).max + 1)
+        self._format = next(fits)
+        self._version, self._kind = FORMATS[self._format]
+        settings = {**asdict(config), "tokenizer": sha256(tokenizer.to_json().encode()).hexdigest()}
+        new = {"settings": settings, "groups": 0, "seen": "", "tokens": [0, 0]}
+        begun = (out / _UNFINISHED).exists()
+        require(begun or not any(out.iterdir()), f"{out} is there already; expected a new or empty folder")
+        self._state: dict[str, Any] = read_json(out / _UNFINISHED) if begun else new
+        told = f"{out} was begun with another tokenizer or other settings; give the same, or choose another folder"
+        require(self._state["settings"] == settings, told)
+        self.save()
+        tokenizer.save(out)
+
+    def needs(self, group: _Group) -> bool:
+        """Whether a group is still to be written; raises InputError if those before were others."""
+        if group.state["groups"] == self._state["groups"]:
+            self._require_same(group)
+        return bool(group.state["groups"] > self._state["groups"])
+
+    def _require_same(self, group: _Group) -> None:
+        told = f"the texts are not those that {self._out} was begun with; restore them, or choose another folder"
+        require(group.state["seen"] == self._state["seen"], told)
+
+    def write(self, group: _Group, found: Sequence[np.ndarray]) -> None:
+        """Writes the ids of each part after those before them."""
+        for part, tokens, ids in zip(PARTS, before := self._state["tokens"], found, strict=True):
+            for first in range(tokens - tokens % self._size, tokens + len(ids), self._size):
+                now = ids[max(first - tokens, 0) : first + self._size - tokens].astype(self._kind)
+                used = max(tokens - first, 0)
+                with open(path := self._path(part, first), "r+b" if used else "wb") as file:
+                    file.seek(HEADER_BYTES + used * now.itemsize)
+                    file.write(now.tobytes())
+                    file.truncate()
+                self._unsaved.add(path)
+        after = [tokens + len(ids) for tokens, ids in zip(before, found, strict=True)]
+        self._state = {**self._state, **group.state, "tokens": after}
+        if group.state["groups"] % _SAVED_EVERY == 0:
+            self.save()
+
+    def save(self) -> None:
+        """Makes all that is written outlast a power cut."""
+        for path in self._unsaved:
+            sync(path)
+        self._unsaved.clear()
+        write_json(self._out / _UNFINISHED, self._state)
+
+    def finish(self, last: _Group) -> str:
+        """Writes headers and manifest; returns a line about the shards."""
+        self._require_same(last)
+        names, parts, told = ["tokenizer.json", "tokenizer_config.json"], dict[str, dict[str, int]](), list[str]()
+        for part, tokens, (documents, size) in zip(PARTS, self._state["tokens"], self._state["counts"], strict=True):
+            for first in range(0, tokens, self._size):
+                header = np.zeros(HEADER_BYTES // 4, "<i4")
+                header[:3] = self._format, self._version, min(self._size, tokens - first)
+                with open(path := self._path(part, first), "r+b") as file:
+                    file.write(header.tobytes())
+                sync(path)
+                names.append(path.name)
+            parts[part] = {"documents": documents, "tokens": tokens, "text_bytes": size}
+            told.append(f"{documents:,} documents, {tokens:,} tokens")
+        files = {name: digest(self._out / name) for name in names}
+        manifest = {"files": files, "settings": self._state["settings"], **parts}
+        write_json(self._out / MANIFEST, {**manifest, "checksum": seal(manifest)})
+        (self._out / _UNFINISHED).unlink()
+        return f"{self._out}: {told[0]} to train on; {told[1]} held out"
+
+    def _path(self, part: str, first: int) -> Path:
+        return self._out / f"{part}_{first // self._size:06}.bin"

@@ -1,0 +1,301 @@
+"""`jax-tformer tokenize`: from every kind of source, on any number of processes, killed and gone on with."""
+
+import gzip
+import json
+import random
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from jax_tformer.cli import tokenize, train
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import TextData, TokenizerConfig, TrainingConfig
+from jax_tformer.data import tokenizing
+from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
+from jax_tformer.data.tokenizers import load_tokenizer
+from jax_tformer.terminal import run_program
+from tests.small_runs import TINY, contents, losses
+
+BPE = ["--data.tokenizer.kind", "bpe", "--data.tokenizer.vocab-size", "300"]
+DRAW = random.Random(0)
+TEXTS = [
+    " ".join(DRAW.choices(["tea", "Käse", "夕食", "bread,", "and\n", "<|endoftext|>"], k=DRAW.randint(1, 60)))
+    for _ in range(300)
+]
+PIECES = ["--data.held-out", "0.1", "--data.shard-size", "700"]
+
+
+def write_lines(path, texts=TEXTS, opened=open):
+    with opened(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps({"text": text, "id": 1}) + "\n" for text in texts)
+
+
+def write_zst(path):
+    write_lines(path.with_suffix(""))
+    with pyarrow.output_stream(str(path), compression="zstd") as file:
+        file.write(path.with_suffix("").read_bytes())
+    path.with_suffix("").unlink()
+
+
+def write_parquet(path, column=TEXTS, name="text"):
+    pyarrow.parquet.write_table(pyarrow.table({"id": range(len(column)), name: column}), path, row_group_size=70)
+
+
+SOURCES = {
+    "a.jsonl": write_lines,
+    "a.jsonl.gz": lambda path: write_lines(path, opened=gzip.open),
+    "a.jsonl.zst": write_zst,
+    "a.parquet": write_parquet,
+}
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch):
+    monkeypatch.setattr(tokenizing, "_TOGETHER", 6000)
+    monkeypatch.setattr(tokenizing, "_SAVED_EVERY", 1)
+
+
+def run(*arguments):
+    assert tokenize.main([*map(str, arguments), "--workers", "1"]) == 0
+
+
+@pytest.fixture
+def shards(folder):
+    """Shards of 300 documents."""
+    write_lines(folder / "a.jsonl")
+    run("a.jsonl", "--out", "shards", *BPE, *PIECES)
+    return folder / "shards"
+
+
+def ids_in(shards, part):
+    files = sorted(shards.glob(f"{part}_*.bin"))
+    headers = [np.fromfile(path, np.int32, 256) for path in files]
+    kind = {1: np.uint16, 7: np.uint32}[int(headers[0][1])]
+    found = [np.fromfile(path, kind, offset=1024) for path in files]
+    assert [int(header[2]) for header in headers] == [len(ids) for ids in found]
+    return np.concatenate(found).tolist(), len(files)
+
+
+def complaint(shards, tokenizer=None):
+    data = TextData(path=str(shards), context_length=16, tokenizer=TokenizerConfig("huggingface", name=str(shards)))
+    with pytest.raises(InputError) as caught:
+        build_pipeline(data, TrainingConfig(), tokenizer or build_tokenizer_for(data))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_shards_hold_the_ids_of_the_documents_in_their_order(name, folder, capsys):
+    SOURCES[name](folder / name)
+    run(name, "--out", "shards", *BPE, *PIECES)
+    tokenizer = load_tokenizer("shards")
+    wanted = {False: [], True: []}
+    for text in TEXTS:
+        wanted[tokenizing.is_held_out(text, 0.1)].append([tokenizer.start_id, *tokenizer.encode(text).tolist()])
+    manifest = json.loads((folder / "shards" / "manifest.json").read_text())
+    for part, documents in (("train", wanted[False]), ("val", wanted[True])):
+        ids, files = ids_in(folder / "shards", part)
+        assert ids == [id for document in documents for id in document]
+        assert files == -(-len(ids) // 700) > 1
+        assert manifest[part]["documents"] == len(documents)
+        assert manifest[part]["tokens"] == len(ids)
+    assert sum(manifest[part]["text_bytes"] for part in ("train", "val")) == sum(len(text.encode()) for text in TEXTS)
+    assert f"{len(wanted[False])} documents" in capsys.readouterr().out
+
+
+def test_folders_and_long_texts(folder):
+    """A long text is encoded in pieces, whose ids are those of the whole."""
+    (folder / "texts").mkdir()
+    long = " ".join(DRAW.choices(TEXTS, k=2000))
+    (folder / "texts" / "b.txt").write_text(long)
+    (folder / "texts" / "a.md").write_text(TEXTS[0])
+    (folder / "texts" / "c.py").write_text("no text")
+    run("texts", "texts/*.py", "--out", "shards", *BPE, "--data.held-out", "0")
+    tokenizer = load_tokenizer("shards")
+    wanted = [tokenizer.encode(text).tolist() for text in (TEXTS[0], long, "no text")]
+    assert ids_in(folder / "shards", "train")[0] == [id for ids in wanted for id in (tokenizer.start_id, *ids)]
+    assert not list((folder / "shards").glob("val*"))
+
+
+def test_a_vocabulary_beyond_uint16(folder):
+    words = [f"w{number}" for number in range(70_000)]
+    (folder / "model").mkdir()
+    before = {"type": "WhitespaceSplit"}
+    model = {"type": "WordLevel", "vocab": {word: id for id, word in enumerate(words)}, "unk_token": "w0"}
+    rest = ("normalizer", "post_processor", "decoder", "truncation", "padding")
+    outline = {"version": "1.0", "added_tokens": [], "model": model, "pre_tokenizer": before, **dict.fromkeys(rest)}
+    (folder / "model" / "tokenizer.json").write_text(json.dumps(outline))
+    (folder / "a.txt").write_text(" ".join(words[60_000:]))
+    run(
+        *("a.txt", "--out", "shards", "--data.held-out", "0"),
+        *("--data.tokenizer.kind", "huggingface", "--data.tokenizer.name", "model"),
+    )
+    assert ids_in(folder / "shards", "train")[0] == list(range(60_000, 70_000))
+    assert np.fromfile(folder / "shards" / "train_000000.bin", np.int32, 2).tolist() == [20240801, 7]
+
+
+def test_the_shards_are_the_same_for_any_number_of_processes(shards, folder):
+    assert tokenize.main(["a.jsonl", "--out", "others", *BPE, *PIECES, "--workers", "3"]) == 0
+    assert [*contents(folder / "others").values()] == [*contents(shards).values()]
+
+
+SLOWLY = """
+import time
+from jax_tformer.cli import tokenize
+from jax_tformer.data import tokenizing
+tokenizing._TOGETHER, tokenizing._SAVED_EVERY = 6000, 1
+append = tokenizing._Writer.write
+tokenizing._Writer.write = lambda *given: (time.sleep(0.05), append(*given))
+if __name__ == "__main__":
+    import sys
+    tokenize.main(sys.argv[1:])
+"""
+
+
+def test_killed_runs_go_on_where_they_were(shards, folder):
+    (folder / "slowly.py").write_text(SLOWLY)
+    unfinished, groups = folder / "others" / "unfinished.json", []
+    for more in (2, 4):
+        command = [sys.executable, "slowly.py", "a.jsonl", "--out", "others", *BPE, *PIECES, "--workers", "2"]
+        process = subprocess.Popen(command)
+        while not groups or groups[-1] < more:
+            time.sleep(0.01)
+            assert process.poll() is None
+            groups.append(json.loads(unfinished.read_text())["groups"] if unfinished.exists() else 0)
+        process.kill()
+        process.wait()
+        assert groups == sorted(groups)
+    told = complaint(folder / "others", load_tokenizer(shards))
+    assert "manifest.json is missing" in told
+    assert "tokenize again" in told
+    with pytest.raises(InputError, match="was begun with another tokenizer or other settings"):
+        run("a.jsonl", "--out", "others", *BPE, "--data.held-out", "0.1")
+    run("a.jsonl", "--out", "others", *BPE, *PIECES)
+    assert [*contents(folder / "others").values()] == [*contents(shards).values()]
+
+
+@pytest.mark.parametrize(
+    ("name", "mend", "spoil", "told"),
+    [
+        ("a.parquet", write_parquet, lambda path: write_parquet(path, name="texts"), "has the columns id, texts; exp"),
+        ("a.parquet", write_parquet, lambda path: write_parquet(path, range(300)), "the column 'text' holds int64"),
+        (
+            "a.parquet",
+            write_parquet,
+            lambda path: write_parquet(path, [*TEXTS, None]),
+            "row 301: the text in",
+        ),
+        ("a.parquet", write_parquet, lambda path: path.write_bytes(b"PAR1"), "a.parquet is damaged"),
+        ("a.jsonl", write_lines, lambda path: write_lines(path, [*TEXTS, " "]), "a.jsonl, line 301: the text under"),
+        ("a.jsonl", write_lines, lambda path: path.write_bytes(path.read_bytes()[:-9]), "a.jsonl, line 300: not JSON"),
+        ("a.jsonl", write_lines, lambda path: path.write_bytes(path.read_bytes() + b"\xe9"), "a.jsonl is damaged"),
+        ("a.jsonl", write_lines, lambda path: path.unlink(), "a.jsonl does not exist"),
+        *(
+            (name, SOURCES[name], lambda path: path.write_bytes(path.read_bytes()[:-50]), f"{name} is damaged")
+            for name in ("a.jsonl.gz", "a.jsonl.zst")
+        ),
+    ],
+)
+def test_a_source_that_cannot_be_read_is_named_and_then_gone_on_with(
+    name, mend, spoil, told, folder, monkeypatch, capsys
+):
+    """With status 2, one line, and all that stands before it written."""
+    write_lines(folder / "0.jsonl", TEXTS[:100])
+    write_lines(folder / "b.jsonl", TEXTS[100:])
+    mend(folder / name)
+    command = ["0.jsonl", name, "b.jsonl", *PIECES[:2], "--workers", "1", "--data.tokenizer.kind", "bytes", "--out"]
+    assert tokenize.main([*command, "whole"]) == 0
+    spoil(folder / name)
+    monkeypatch.setattr(sys, "argv", ["jax-tformer tokenize", *command, "shards"])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        run_program(tokenize.main, "jax-tformer tokenize")
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == 1
+    mend(folder / name)
+    assert tokenize.main([*command, "shards"]) == 0
+    assert [*contents(folder / "shards").values()] == [*contents(folder / "whole").values()]
+
+
+@pytest.mark.parametrize("length", [0, -1, None])
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "tokenizer.json", "tokenizer_config.json", "train_000003.bin", "val_000001.bin"]
+)
+def test_damage_to_any_file_is_named(name, length, shards):
+    tokenizer, path = load_tokenizer(shards), shards / name
+    content = path.read_bytes()
+    if length is None:
+        path.unlink()
+    else:
+        # Cut off; or one bit of a digit, a letter or an id is another.
+        path.write_bytes(content[:-3] if length else content[:-40] + bytes([content[-40] ^ 1]) + content[-39:])
+    assert f"{name} is " in complaint(shards, tokenizer)
+    path.write_bytes(content)
+    build_pipeline(TextData(path=str(shards), context_length=16), TrainingConfig(), tokenizer)
+
+
+def test_shards_of_another_tokenizer_or_with_others_beside_them(shards):
+    spoken = complaint(shards, build_tokenizer_for(TextData()))
+    assert "were written with another tokenizer; expected that of the model" in spoken
+    (shards / "other.bin").write_bytes(b"")
+    assert "manifest.json does not name" in complaint(shards)
+
+
+def test_a_folder_that_holds_something_or_is_being_written(shards, folder):
+    with pytest.raises(InputError, match="shards is there already"):
+        run("a.jsonl", "--out", "shards")
+    with tokenizing._locked(shards), pytest.raises(InputError, match="another process is writing shards"):
+        run("a.jsonl", "--out", "shards")
+    (folder / "empty").mkdir()
+    with pytest.raises(InputError, match="no source was named"):
+        run("--out", "c")
+    with pytest.raises(InputError, match="is a folder without"):
+        run("empty", "--out", "c")
+
+
+def test_texts_that_have_changed_are_not_gone_on_with(shards, folder, monkeypatch):
+    """Neither those that were read already, nor fewer of them."""
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenizing._Writer, "finish", lambda *_: "")
+        run("a.jsonl", "--out", "others", *PIECES[:2])
+    for texts in (["other", *TEXTS[1:]], TEXTS[:30]):
+        write_lines(folder / "a.jsonl", texts)
+        with pytest.raises(InputError, match="the texts are not those that others was begun with"):
+            run("a.jsonl", "--out", "others", *PIECES[:2])
+
+
+def test_a_data_set_of_the_hub_is_that_of_one_commit(folder, monkeypatch):
+    (folder / "snapshot").mkdir()
+    write_parquet(folder / "snapshot" / "a.parquet")
+    asked = []
+
+    def download(name, **options):
+        asked.append((name, options["repo_type"], options["revision"]))
+        return "snapshot"
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.dataset_info", lambda name: SimpleNamespace(sha="f00"))
+    with pytest.raises(InputError, match=r"data set 'someone/texts' .* the newest is --revision f00$"):
+        run("someone/texts", "--out", "shards")
+    run("someone/texts", "--out", "shards", "--revision", "f00")
+    assert asked == [("someone/texts", "dataset", "f00")]
+    assert len(ids_in(folder / "shards", "train")[0]) > 1000
+
+
+def test_a_run_on_shards_goes_on_to_the_bit(shards, folder):
+    """With the tokenizer of the shards, wherever they are by then."""
+    command = ["text", *TINY[:10], *TINY[14:], "--optimizer.schedule", "constant", "--data.path"]
+    assert train.main([*command, "shards", "--run", "whole", "--steps", "4"]) == 0
+    assert train.main([*command, "shards", "--run", "run", "--steps", "2"]) == 0
+    assert json.loads((folder / "run" / "config.json").read_text())["data"]["tokenizer"]["name"] == "shards"
+    shards.rename(folder / "elsewhere")
+    assert train.main(["--run", "run", "--data.path", "elsewhere", "--steps", "4"]) == 0
+    assert losses(folder / "run")[-1] == losses(folder / "whole")[-1]

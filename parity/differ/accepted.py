@@ -10,11 +10,12 @@ import numpy as np
 
 from parity.differ.alignment import Start, match
 from parity.differ.answer import Difference
-from parity.differ.element_order import distance, with_axes_as
+from parity.differ.element_order import distance, with_axes_as, without_copies
 from parity.differ.values import Site, Values, short
 from parity.gates.measure import FLOAT64_BAR
 
 _FLOAT32 = 2.0**-24
+_FLOATING = "torch.float64", "torch.float32"
 _TRIED = 16
 """Pairs of values, at most, at which the two sides may come together again."""
 _KINDS = {"epsilon": "another constant is added"}
@@ -47,16 +48,17 @@ class Accepted:
         near: dict[int, list[int]] = {}
         for j in theirs.live() - self.put.keys():
             row = theirs.rows[j]
-            if not row.data and row.features is not None and (row.kind, row.dtype) == ("operation", "torch.float64"):
+            if not row.data and row.features is not None and row.kind == "operation" and row.dtype in _FLOATING:
                 near[j] = index.equals(row.features, 1e-4)
         theirs.want(near)
         ours.want(i for numbers in near.values() for i in numbers)
         found = {}
         for j in sorted(near):
             there, arrays = theirs.arrays[j], [ours.arrays[i] for i in near[j]]
-            moved = [x for array in arrays for x in with_axes_as(there, array)]
-            if moved and _rounds_alike(x := min(moved, key=partial(distance, there)), there):
-                found[j] = x
+            once = without_copies(there)
+            moved = [x for array in arrays for x in with_axes_as(once, without_copies(array))]
+            if moved and _rounds_alike(x := min(moved, key=partial(distance, once)), once):
+                found[j] = np.broadcast_to(x, there.shape).copy()
         self.put |= found
         self.rounded += [theirs.site(j) for j in found]
         return bool(found)

@@ -12,7 +12,7 @@ from jax_tformer.config import IGNORED, ComputeConfig, DropoutConfig, StackConfi
 from jax_tformer.config.experiment import LossConfig, OptimizerConfig
 from jax_tformer.functional import transformer
 from jax_tformer.training.optimizer import optimizer
-from jax_tformer.training.step import forward, init_state, train_step
+from jax_tformer.training.step import average_of, forward, init_state, train_step
 from twin.reference_loss import mean_cross_entropy
 
 STACK = StackConfig(num_layers=3, num_heads=2, feedforward_width=32, norm_placement="pre", final_norm=True)
@@ -43,6 +43,21 @@ def gradients(config):
     params = net.init(jax.random.key(0))
     loss = lambda params: mean_cross_entropy(forward(net, params, batch()).logits, batch()["labels"])  # noqa: E731
     return jax.jit(jax.grad(loss))(params)
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.999999])
+def test_the_average_is_that_of_the_weights_after_each_step(decay):
+    """In float64, and for a decay near 1 the plain mean but for that."""
+    with jax.enable_x64(True):
+        net = transformer(CONFIG.with_dtype("float64"))
+        state, step = init_state(net, TX, jax.random.key(0), averages=True), jax.jit(train_step(net, TX, average=decay))
+        seen = []
+        for _ in range(6):
+            state, _ = step(state, batch())
+            seen.append(jax.device_get(state.params))
+        weights = decay ** np.arange(len(seen))[::-1]
+        expected = jax.tree.map(lambda *each: np.average(each, axis=0, weights=weights), *seen)
+        assert largest_difference(average_of(state), expected) < 1e-12
 
 
 def test_accumulation_gives_the_gradients_of_the_whole_batch():

@@ -191,7 +191,7 @@ def train(plan: "TrainPlan", started: float) -> int:
             held_out_loss = None
             if number == training.steps or number % training.evaluate_every == 0:
                 with line.during("evaluating"):
-                    figures = evaluate(state.params)
+                    figures = evaluate.of_state(state)
                 reporter.evaluation(number, figures, pipeline.evaluation[0])
                 held_out_loss = figures["val_loss"]
             if last or number % training.checkpoint_every == 0 or resumption.improves(held_out_loss):

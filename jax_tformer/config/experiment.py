@@ -225,6 +225,8 @@ class TrainingConfig:
     """Parts a batch is split into to save memory; gradients are those of the whole batch."""
     loss: LossConfig = field(default_factory=LossConfig)
     """What is added to the cross-entropy that trains."""
+    average: Rate = 0.0
+    """Decay of an average of the weights of all steps, which is evaluated and saved beside them; 0: no average."""
     seed: int = 0
     """Seed of initialisation, data order and dropout."""
     log_every: Positive = 10

@@ -214,4 +214,5 @@ def arrays_to_save(state: TrainState) -> tuple[dict[str, Any], Params]:
     Whether the state is finite is not saved, since a checkpoint of one that is not never counts.
     """
     params, frozen = split_adapters(state.params)
-    return {"params": params, "opt_state": state.opt_state, "step": state.step, "key": state.key}, frozen
+    averages = {} if state.average is None else {"average": state.average}
+    return {"params": params, "opt_state": state.opt_state, "step": state.step, "key": state.key} | averages, frozen

@@ -1,5 +1,6 @@
 """The optimizer step and the evaluation step, as pure functions."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -39,6 +40,8 @@ class TrainState(NamedTuple):
     finite: Bool[Array, ""] | np.bool_ = np.True_
     """False once the loss or the gradients of a step were not finite. That step and later ones change no parameter, and
     are not counted, so that the cause can be found."""
+    average: Params | None = None
+    """The average of what trains, in at least float32 (see `train_step`)."""
 
 
 class StepMetrics(NamedTuple):
@@ -124,7 +127,12 @@ def tokens_read(batch: Batch) -> Int[Array, ""]:
 
 
 def init_state(
-    net: AnyTransformer, tx: optax.GradientTransformation, key: Key[Array, ""], given: Params | None = None
+    net: AnyTransformer,
+    tx: optax.GradientTransformation,
+    key: Key[Array, ""],
+    given: Params | None = None,
+    *,
+    averages: bool = False,
 ) -> TrainState:
     """Makes the state of step 0: the `given` parameters (without adapters), or new ones, and the optimizer's state."""
     init_key, dropout_key = jax.random.split(key)
@@ -132,7 +140,16 @@ def init_state(
     if given is not None:
         # Adapters are new.
         params = join_adapters(trained(params), given) if net.config.lora is not None else given
-    return TrainState(params, tx.init(trained(params)), jnp.zeros((), jnp.int32), jax.random.key_data(dropout_key))
+    state = TrainState(params, tx.init(trained(params)), jnp.zeros((), jnp.int32), jax.random.key_data(dropout_key))
+    if not averages:
+        return state
+    return state._replace(average=jax.tree.map(lambda p: jnp.array(p, accumulator(p.dtype)), trained(params)))
+
+
+def average_of(state: TrainState) -> Params:
+    """Returns all parameters with the averages of those that train, in their types."""
+    trains, frozen = split_adapters(state.params)
+    return join_adapters(jax.tree.map(lambda p, mean: mean.astype(p.dtype), trains, state.average), frozen)
 
 
 def state_shardings(mesh: Mesh, tx: optax.GradientTransformation, state: TrainState) -> Any:
@@ -149,7 +166,8 @@ def state_shardings(mesh: Mesh, tx: optax.GradientTransformation, state: TrainSt
         return replicated if parameter is None or parameter.shape != leaf.shape else parameter.sharding
 
     opt_state = jax.tree_util.tree_map_with_path(placing, state.opt_state)
-    return TrainState(parameters, opt_state, replicated, replicated, replicated)  # type: ignore[arg-type]
+    average = None if state.average is None else trained(parameters)
+    return TrainState(parameters, opt_state, replicated, replicated, replicated, average)  # type: ignore[arg-type]
 
 
 def train_step(
@@ -158,12 +176,16 @@ def train_step(
     *,
     accumulation: int = 1,
     loss: LossConfig = CROSS_ENTROPY,
+    average: float = 0.0,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
     """Makes the function (state, batch) -> (state, metrics); jit it with its state donated.
 
     Gradients are those of the loss summed over the whole batch and divided by the number of labels that count, in
     however many parts (`accumulation`) they are computed. With adapters (`net.config.lora`), only they have gradients
     and change. If the loss or the gradient norm is not finite, see `TrainState.finite`.
+
+    A state that has an average gets that of the parameters after each update so far, where those before the last one
+    weigh `average`, its square ... of it: the first parameters have no part in it.
     """
 
     def gradients(params: Params, frozen: Params, batch: Batch, keys: Array | None) -> Sums:
@@ -199,7 +221,13 @@ def train_step(
         metrics = StepMetrics(total / count, global_norm(grads), tokens_read(batch))
         finite = jnp.isfinite(metrics.loss) & jnp.isfinite(metrics.gradient_norm) & state.finite
         after = jax.tree.map(lambda p, update: jnp.where(finite, p + update, p).astype(p.dtype), before, updates)
-        return TrainState(join_adapters(after, frozen), opt_state, state.step + finite, state.key, finite), metrics
+        # Adam's correction of its moments, taken into the share of the newest, and exact for a decay near 1.
+        mean = state.average
+        if mean is not None:
+            share = (1 - average) / -jnp.expm1((state.step + 1) * math.log(average))
+            mean = jax.tree.map(lambda mean, p: mean + (share * (p - mean)).astype(mean.dtype), mean, after)
+        params = join_adapters(after, frozen)
+        return TrainState(params, opt_state, state.step + finite, state.key, finite, mean), metrics
 
     return step
 

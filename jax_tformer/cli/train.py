@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from jax_tformer.config import LoraConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.config.experiment import DistributedConfig, ExperimentConfig
+from jax_tformer.config.experiment import DistributedConfig, ExperimentConfig, PairData, TextData, TokenizerConfig
 from jax_tformer.config.presets import DEFAULT_EXPERIMENT, EXPERIMENTS
 from jax_tformer.files import changed_fields, require_new_folder, shortened, to_dict, user_path
 from jax_tformer.startup import set_malloc
@@ -289,6 +289,8 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
         short_names=SHORT_NAMES,
     )
     experiment = ExperimentConfig(**{field: getattr(options, field) for field in vars(preset.config)})
+    if before is None and experiment.init is None:
+        experiment = dataclasses.replace(experiment, data=with_own_tokenizer(experiment.data, rest))
     if options.report:
         _require_report(folder, before, experiment)
     if before is None and not named:
@@ -334,6 +336,19 @@ def with_adapters(experiment: ExperimentConfig, arguments: Sequence[str]) -> Exp
     if not asked or experiment.model.lora is not None:
         return experiment
     return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, lora=LoraConfig()))
+
+
+def with_own_tokenizer(data: TextData | PairData, arguments: Sequence[str]) -> TextData | PairData:
+    """Returns `data`, with the tokenizer that stands beside its shards if no flag describes another."""
+    if isinstance(data, PairData) or any(flag.startswith("--data.tokenizer.") for flag in given_flags(arguments)):
+        return data
+    from jax_tformer.data.shards import read_manifest
+    from jax_tformer.data.sources import shard_files
+
+    paths = shard_files(data)
+    if not paths or read_manifest(paths[0].parent) is None:
+        return data
+    return dataclasses.replace(data, tokenizer=TokenizerConfig("huggingface", name=str(paths[0].parent)))
 
 
 def _require_same_experiment(folder: "RunFolder", run: ExperimentConfig, name: str) -> None:

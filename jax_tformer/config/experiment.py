@@ -76,13 +76,13 @@ class TextData:
     source: TextSource = "files"
     """python-docs: the language reference inside CPython; files: what --data.path names."""
     path: str | None = None
-    """A text file, a folder of them, a glob, or JSON lines with the text under "text"."""
+    """A text file, a folder of them, a glob, JSON lines with the text under "text", or shards of ids (.bin)."""
     context_length: Positive = 128
     """T, tokens per window."""
     stride: Positive = 1
     """Tokens from the start of one training window to the start of the next."""
     held_out: Share = 0.1
-    """Fraction of the text kept for evaluation, taken from its end."""
+    """Fraction of the text kept for evaluation, taken from its end; shards may have a held-out part of their own."""
     tokenizer: TokenizerConfig = field(default_factory=lambda: TokenizerConfig("bytes"))
     """How text becomes ids. The tokenizer is saved with the run."""
 

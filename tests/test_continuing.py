@@ -110,6 +110,21 @@ def test_the_mean_of_the_last_checkpoints_is_numpys(averaged, capsys):
         generate.main([*command, "last-9"])
 
 
+def test_what_is_logged_if_asked_changes_no_loss(begin, tmp_path):
+    runs, flags = (tmp_path / "plain", tmp_path / "asked"), ("--training.accumulation", "2", "--training.log-every=2")
+        (tmp_path / "plain", tmp_path / "asked"),
+        ("--training.accumulation", "2", "--training.log-every", "2"),
+    )
+    assert begin(runs[0], *flags, "--steps", "4") == 0
+    assert begin(runs[1], *flags, "--steps", "4", "--training.log-norms", "--training.log-noise-scale") == 0
+    for ours, theirs in zip(*map(losses, runs), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-6)
+    plain, asked = (read_metrics(run / "metrics.jsonl") for run in runs)
+    more = [row.keys() - other.keys() for other, row in zip(plain, asked, strict=True)]
+    names = {f"{kind}_norm/{of}" for kind in ("gradient", "update") for of in ("embedding.tokens", "decoder.blocks.0")}
+    assert all(names | {"squared_gradient", "gradient_variance"} <= found for found in more[::2])
+
+
 def test_a_run_without_an_average_says_so(run):
     with pytest.raises(InputError, match=r"has no average of weights: it was trained without --training\.average"):
         load_trained(RunFolder(run), "average")

@@ -150,7 +150,15 @@ def prepare(
     )
     require_room(abstract, mesh)
     update = jax.jit(
-        train_step(net, tx, accumulation=training.accumulation, loss=training.loss, average=training.average),
+        train_step(
+            net,
+            tx,
+            accumulation=training.accumulation,
+            loss=training.loss,
+            average=training.average,
+            norms=training.log_norms,
+            noise=training.log_noise_scale,
+        ),
         out_shardings=(shardings, None),
         donate_argnums=0,
         compiler_options=compiler_options(net.config.compute.dtype),

@@ -112,9 +112,6 @@ def test_the_mean_of_the_last_checkpoints_is_numpys(averaged, capsys):
 
 def test_what_is_logged_if_asked_changes_no_loss(begin, tmp_path):
     runs, flags = (tmp_path / "plain", tmp_path / "asked"), ("--training.accumulation", "2", "--training.log-every=2")
-        (tmp_path / "plain", tmp_path / "asked"),
-        ("--training.accumulation", "2", "--training.log-every", "2"),
-    )
     assert begin(runs[0], *flags, "--steps", "4") == 0
     assert begin(runs[1], *flags, "--steps", "4", "--training.log-norms", "--training.log-noise-scale") == 0
     for ours, theirs in zip(*map(losses, runs), strict=True):

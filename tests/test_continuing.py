@@ -1,11 +1,13 @@
 """A run continues from its folder alone, and may change what its numbers so far do not depend on."""
 
 import dataclasses
+import importlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import types
 
 import jax
 import numpy as np
@@ -120,6 +122,38 @@ def test_what_is_logged_if_asked_changes_no_loss(begin, tmp_path):
     more = [row.keys() - other.keys() for other, row in zip(plain, asked, strict=True)]
     names = {f"{kind}_norm/{of}" for kind in ("gradient", "update") for of in ("embedding.tokens", "decoder.blocks.0")}
     assert all(names | {"squared_gradient", "gradient_variance"} <= found for found in more[::2])
+
+
+def test_trackio_gets_the_rows_of_the_log(begin, tmp_path, monkeypatch):
+    """What is there of it stands in for a package that the tests do not install."""
+    calls = []
+
+    class Run:
+        def log(self, figures, step):
+            calls.append({"step": step} | figures)
+
+        def finish(self):
+            calls.append("finished")
+
+    def init(project, name, config, resume):
+        calls.append((project, name, config["training"]["steps"], resume))
+        return Run()
+
+    trackio = types.ModuleType("trackio")
+    trackio.__spec__, trackio.init = importlib.machinery.ModuleSpec("trackio", None), init
+    monkeypatch.setitem(sys.modules, "trackio", trackio)
+    assert begin(tmp_path / "run", "--steps", "2", "--track", "ours") == 0
+    assert calls == [("ours", "run", 2, "allow"), *read_metrics(tmp_path / "run" / "metrics.jsonl"), "finished"]
+    # It concerns no result, so that the run goes on without it.
+    assert begin(tmp_path / "run", "--steps", "3") == 0
+    assert calls[-1] == "finished"
+
+
+def test_without_trackio_nothing_is_begun(begin, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(InputError, match="--track needs trackio; pip install"):
+        begin(tmp_path / "run", "--steps", "2", "--track", "ours")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_without_an_average_says_so(run):

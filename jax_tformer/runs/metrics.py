@@ -27,6 +27,7 @@ from jax_tformer.config.experiment import ExperimentConfig
 from jax_tformer.data.pipeline import Batch
 from jax_tformer.files import not_regular, parse_json, shortened, write_text
 from jax_tformer.runs.folder import RunFolder
+from jax_tformer.runs.tracking import Tracker
 from jax_tformer.terminal import visible
 from jax_tformer.training.optimizer import learning_rate
 from jax_tformer.training.processes import is_first
@@ -49,10 +50,10 @@ class MetricsLog:
     methods raise InputError if the disk is full.
     """
 
-    def __init__(self, folder: RunFolder, step: int) -> None:
+    def __init__(self, folder: RunFolder, step: int, tracker: Tracker | None = None) -> None:
         self.notes: list[str] = []
         """What is wrong with an existing file."""
-        self._path = folder.metrics
+        self._path, self._tracker = folder.metrics, tracker
         if not is_first():
             return
         rows = read_metrics(self._path, self.notes)
@@ -75,6 +76,8 @@ class MetricsLog:
             if self._file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._board.write(row)
+        if self._tracker is not None:
+            self._tracker.write(row)
 
     def sync(self) -> None:
         """Flushes all rows to the disk; call it before a checkpoint."""
@@ -86,6 +89,8 @@ class MetricsLog:
         """Closes the file; nothing can be written afterwards."""
         if is_first():
             self._file.close()
+        if self._tracker is not None:
+            self._tracker.close()
 
     @contextlib.contextmanager
     def _full_disk_told(self) -> Iterator[None]:

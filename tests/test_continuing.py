@@ -125,7 +125,7 @@ def test_what_is_logged_if_asked_changes_no_loss(begin, tmp_path):
 
 
 def test_trackio_gets_the_rows_of_the_log(begin, tmp_path, monkeypatch):
-    """What is there of it stands in for a package that the tests do not install."""
+    """A stand-in has what is used of a package that the tests do not install."""
     calls = []
 
     class Run:

@@ -91,7 +91,7 @@ def train(plan: "TrainPlan", started: float) -> int:
     from jax_tformer.runs.huggingface import export_pretrained, given_parameters, new_tokenizer
     from jax_tformer.runs.metrics import MetricsLog, ProgressLine, Reporter
     from jax_tformer.runs.resume import Resumption, permitted_changes, require_same_run
-    from jax_tformer.runs.tracking import Tracker
+    from jax_tformer.runs.tracking import open_tracker
     from jax_tformer.startup import keep_freed_memory, set_up_jax
     from jax_tformer.training import processes
     from jax_tformer.training.optimizer import optimizer
@@ -166,8 +166,9 @@ def train(plan: "TrainPlan", started: float) -> int:
     # 6. The loop: dispatch a step, then report the previous one.
     evaluate = Evaluator(net, experiment.data, pipeline, tokenizer, mesh)
     diagnosis = partial(find_not_finite, net, mesh, tokenizer, training.accumulation)
-    tracker = Tracker(plan.options.track, run.path.name, to_dict(experiment))
-    log, signals = MetricsLog(run, start, tracker), processes.Signals(mesh)
+    project = plan.options.track
+    track = None if project is None else partial(open_tracker, project, run.path.name, to_dict(experiment))
+    log, signals = MetricsLog(run, start, track), processes.Signals(mesh)
     with Interruption() as stop, ProgressLine(start, training.steps, stop.unheard) as line, checkpoints:
         line.say(f"{run.path}: {parameters:,} parameters, steps {start} to {training.steps}, {devices}")
         if net.config.lora is not None:

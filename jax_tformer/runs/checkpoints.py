@@ -353,9 +353,7 @@ def restore(folder: Path, abstract: Mapping[str, PyTree], step: _One = None) -> 
     return Restored(number, state, extra, tuple(skipped))
 
 
-def _find_intact(
-    folder: Path, wanted: int | Literal["best"] | None, parts: Collection[str], skipped: list[str]
-) -> int | None:
+def _find_intact(folder: Path, wanted: _One, parts: Collection[str], skipped: list[str]) -> int | None:
     """Returns the first intact step of those to try, or None; adds to `skipped` a line for each before it."""
     steps = list_steps(folder)
     listed = f"the steps there are {', '.join(map(str, steps)) or 'none'}"

@@ -27,7 +27,6 @@ from jax_tformer.config.experiment import ExperimentConfig
 from jax_tformer.data.pipeline import Batch
 from jax_tformer.files import not_regular, parse_json, shortened, write_text
 from jax_tformer.runs.folder import RunFolder
-from jax_tformer.runs.tracking import Tracker
 from jax_tformer.terminal import visible
 from jax_tformer.training.optimizer import learning_rate
 from jax_tformer.training.processes import is_first
@@ -43,17 +42,17 @@ _GAP, _NARROWEST_BAR, _WIDEST_BAR = 2, 10, 60
 
 
 class MetricsLog:
-    """Appends rows to metrics.jsonl and TensorBoard; of several processes, the first one does.
+    """Appends rows to metrics.jsonl, TensorBoard and what `track` opens; of several processes, the first one does.
 
     A run that continues at `step` first drops the rows after it: a killed run may have logged steps after its last
     checkpoint, and will make them again. If lines are damaged, keeps a copy of the file. The constructor and the
     methods raise InputError if the disk is full.
     """
 
-    def __init__(self, folder: RunFolder, step: int, tracker: Tracker | None = None) -> None:
+    def __init__(self, folder: RunFolder, step: int, track: Callable[[], Any] | None = None) -> None:
         self.notes: list[str] = []
         """What is wrong with an existing file."""
-        self._path, self._tracker = folder.metrics, tracker
+        self._path = folder.metrics
         if not is_first():
             return
         rows = read_metrics(self._path, self.notes)
@@ -66,6 +65,7 @@ class MetricsLog:
             # Unbuffered, so that a full disk fails here and not again at exit.
             self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
             self._board = _TensorBoard(folder.tensorboard, step + 1)
+        self._tracker = track and track()
 
     def write(self, row: Row) -> None:
         """Writes a row; sentences in place of figures go to metrics.jsonl only."""
@@ -76,8 +76,8 @@ class MetricsLog:
             if self._file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._board.write(row)
-        if self._tracker is not None:
-            self._tracker.write(row)
+        if self._tracker:
+            self._tracker.log({name: x for name, x in row.items() if name != "step"}, step=row["step"])
 
     def sync(self) -> None:
         """Flushes all rows to the disk; call it before a checkpoint."""
@@ -89,8 +89,8 @@ class MetricsLog:
         """Closes the file; nothing can be written afterwards."""
         if is_first():
             self._file.close()
-        if self._tracker is not None:
-            self._tracker.close()
+            if self._tracker:
+                self._tracker.finish()
 
     @contextlib.contextmanager
     def _full_disk_told(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
-from jax_tformer.config.experiment import DecodingConfig, OptimizerConfig, TrainingConfig
+from jax_tformer.config.experiment import DecodingConfig, LossConfig, OptimizerConfig, TrainingConfig
 from jax_tformer.decoding.generate import generate
 from jax_tformer.functional import transformer
 from jax_tformer.hub.names import from_reference, to_reference
@@ -117,7 +117,7 @@ def training_pair():
     # No number is optax's default.
     settings = {"clip_norm": 0.05, "weight_decay": 0.1, "beta1": 0.8, "eps": 1e-7}
     optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=10, **settings)
-    training = TrainingConfig(steps=50, batch_size=4, accumulation=2, label_smoothing=0.1)
+    training = TrainingConfig(steps=50, batch_size=4, accumulation=2, loss=LossConfig(label_smoothing=0.1))
     return TrainingPair(TRAINED, weights_for(TRAINED, 0.02), optimizer, training)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from jax_tformer.config import DropoutConfig, LoraConfig
-from jax_tformer.config.experiment import OptimizerConfig, RatesConfig, TrainingConfig
+from jax_tformer.config.experiment import LossConfig, OptimizerConfig, RatesConfig, TrainingConfig
 from jax_tformer.functional import transformer
 from jax_tformer.hub.names import slots
 from jax_tformer.model.parameters import kind_of as our_kind
@@ -51,7 +51,7 @@ def map_stacks(config, **fields):
 def test_gate_5_optimizer(name, record):
     """50 steps of AdamW with warm-up, cosine, clipping, decay mask, accumulation and label smoothing."""
     config = without_dropout(name)
-    training = TrainingConfig(steps=50, batch_size=4, accumulation=2, label_smoothing=0.1)
+    training = TrainingConfig(steps=50, batch_size=4, accumulation=2, loss=LossConfig(label_smoothing=0.1, z_loss=1e-2))
     pair = TrainingPair(config, weights_for(config, 0.02), OPTIMIZER, training)
     steps = batches(config, training.steps)
     for std in REGIMES.values():
@@ -157,7 +157,7 @@ def test_gate_7_dropout(name, record):
         zeros = known_zeros(config, theirs.gradients)
         record(name, compared("7 dropout", ours.gradients, theirs.gradients, zero=zeros))
 
-    training = TrainingConfig(steps=20, batch_size=4, accumulation=2, label_smoothing=0.1)
+    training = TrainingConfig(steps=20, batch_size=4, accumulation=2, loss=LossConfig(label_smoothing=0.1, z_loss=1e-2))
     pair = TrainingPair(config, weights_for(config, 0.02), OPTIMIZER, training)
     steps = batches(config, training.steps)
     path, masks = pair.follow_jax(steps)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from torch import nn
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.config.experiment import OptimizerConfig
+from jax_tformer.config.experiment import LossConfig, OptimizerConfig
 from jax_tformer.training import optimizer as our_optimizer
 from jax_tformer.training.step import batch_loss
 from parity.differ.first_difference import difference_of
@@ -21,7 +21,7 @@ from twin.cases import VOCABULARY, batch_for, weights_for
 _STACK = StackConfig(num_layers=1, num_heads=2, feedforward_width=12, positions="sinusoidal_interleaved")
 _CONFIG = TransformerConfig(vocab_size=VOCABULARY, d_model=8, decoder=_STACK)
 _OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=10, clip_norm=0.05, weight_decay=0.1)
-_STEPS, _SMOOTHING = 50, 0.1
+_STEPS, _LOSS = 50, LossConfig(label_smoothing=0.1)
 
 
 class _Trainer:
@@ -51,13 +51,13 @@ def _trained():
     pair = _pair()
 
     def ours(params, batch):
-        total, count = batch_loss(pair.net, params, batch, _SMOOTHING)
+        total, count = batch_loss(pair.net, params, batch, _LOSS)
         loss = total / jnp.maximum(count, 1)
         return loss, {"loss": loss}
 
     def theirs(model, batch):
         logits = training.apply_to_batch(model, batch).logits
-        total = training.summed_cross_entropy(logits, batch["labels"], _SMOOTHING)
+        total = training.summed_loss(logits, batch["labels"], _LOSS)
         loss = total / training.counted(batch["labels"]).clamp(min=1)
         return loss, {"loss": loss}
 

@@ -1,6 +1,7 @@
 """The loss that training uses, which never has all logits at once, against the one that has."""
 
 from functools import partial
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -8,13 +9,15 @@ import numpy as np
 import pytest
 
 from jax_tformer.config import IGNORED
+from jax_tformer.config.experiment import LossConfig
 from jax_tformer.training import linear_loss
 from jax_tformer.training.linear_loss import linear_cross_entropy
 from twin.reference_loss import cross_entropy
 
 BATCH, LENGTH, WIDTH, VOCABULARY = 3, 7, 8, 37
-SETTINGS = [(*each, cap) for each in ((0.0, False), (0.0, True), (0.1, False), (0.1, True)) for cap in (None, 2.0)]
-"""Smoothing, whether there is a bias, and the cap: many logits are beyond it."""
+PLAIN, ADDED = LossConfig(), LossConfig(0.1, z_loss=0.03)
+SETTINGS = [(*each, cap) for each in product((PLAIN, ADDED), (False, True)) for cap in (None, 2.0)]
+"""What is added, whether there is a bias, and the cap: many logits are beyond it."""
 
 
 @pytest.fixture(autouse=True)
@@ -33,12 +36,12 @@ def inputs(dtype, biased):
     return x, table, bias, jnp.asarray(labels)
 
 
-def plain(x, table, bias, labels, smoothing, cap):
+def plain(x, table, bias, labels, added, cap):
     """All logits at once, and JAX's own gradient."""
     high = jnp.promote_types(x.dtype, jnp.float32)
     logits = jnp.einsum("btd,vd->btv", x, table, preferred_element_type=high)
     logits = logits if bias is None else logits + bias.astype(high)[None, None]
-    return cross_entropy(logits if cap is None else cap * jnp.tanh(logits / cap), labels, smoothing)
+    return cross_entropy(logits if cap is None else cap * jnp.tanh(logits / cap), labels, added)
 
 
 def loss_and_gradients(loss, arguments, *settings):
@@ -52,28 +55,28 @@ def loss_and_gradients(loss, arguments, *settings):
 
 
 @pytest.mark.parametrize("at_once", [10**9, 4 * VOCABULARY, 1], ids=["at once", "4 rows", "1 row"])
-@pytest.mark.parametrize(("smoothing", "biased", "cap"), SETTINGS)
-def test_equal_in_float64(at_once, smoothing, biased, cap, monkeypatch):
+@pytest.mark.parametrize(("added", "biased", "cap"), SETTINGS)
+def test_equal_in_float64(at_once, added, biased, cap, monkeypatch):
     monkeypatch.setattr(linear_loss, "LOGITS_AT_ONCE", at_once)
     arguments = inputs("float64", biased)
-    ours, theirs = (loss_and_gradients(loss, arguments, smoothing, cap) for loss in (linear_cross_entropy, plain))
+    ours, theirs = (loss_and_gradients(loss, arguments, added, cap) for loss in (linear_cross_entropy, plain))
     assert int(ours[1]) == int(theirs[1]) < BATCH * LENGTH
     for one, other in zip([ours[0], *ours[2]], [theirs[0], *theirs[2]], strict=True):
         assert np.linalg.norm(one - other) <= 1e-14 * np.linalg.norm(other)
     # Without a gradient it is another function that computes.
     x, table, bias, labels = arguments
-    alone = linear_cross_entropy(x, table, bias, labels, smoothing, cap)[0]
+    alone = linear_cross_entropy(x, table, bias, labels, added, cap)[0]
     np.testing.assert_allclose(3 * alone, ours[0], rtol=1e-14)
 
 
-@pytest.mark.parametrize(("smoothing", "biased", "cap"), SETTINGS)
-def test_as_good_in_bfloat16(smoothing, biased, cap):
+@pytest.mark.parametrize(("added", "biased", "cap"), SETTINGS)
+def test_as_good_in_bfloat16(added, biased, cap):
     """The vocabulary is padded to 128 there; of the padding nothing may be seen."""
     arguments = inputs("bfloat16", biased)
     x, table, bias, labels = arguments
     exact = (*(None if a is None else a.astype(jnp.float64) for a in (x, table, bias)), labels)
-    truth = loss_and_gradients(plain, exact, smoothing, cap)
-    ours = loss_and_gradients(linear_cross_entropy, arguments, smoothing, cap)
+    truth = loss_and_gradients(plain, exact, added, cap)
+    ours = loss_and_gradients(linear_cross_entropy, arguments, added, cap)
     np.testing.assert_allclose(ours[0], truth[0], rtol=1e-5)
     for one, other in zip(ours[2], truth[2], strict=True):
         assert one.dtype == jnp.bfloat16
@@ -85,7 +88,7 @@ def test_parts_of_bfloat16_are_added_in_float32(monkeypatch):
     arguments, found = inputs("bfloat16", True), []
     for at_once in (10**9, 1):
         monkeypatch.setattr(linear_loss, "LOGITS_AT_ONCE", at_once)
-        loss, _, (_, *by_weights) = loss_and_gradients(linear_cross_entropy, arguments, 0.1, 2.0)
+        loss, _, (_, *by_weights) = loss_and_gradients(linear_cross_entropy, arguments, ADDED, 2.0)
         found.append([np.asarray(x, np.float64) for x in (loss, *by_weights)])
     for whole, parts, bar in zip(*found, (1e-6, 2**-11, 2**-11), strict=True):
         assert np.linalg.norm(whole - parts) <= bar * np.linalg.norm(whole)
@@ -101,7 +104,7 @@ def test_forward_mode_and_second_derivatives(at_once, cap, monkeypatch):
 
     def derivatives(loss):
         def function(x, table, bias):
-            return 3 * loss(x, table, bias, labels, 0.1, cap)[0]
+            return 3 * loss(x, table, bias, labels, ADDED, cap)[0]
 
         gradients = jax.grad(function, argnums=(0, 1, 2))
         first, second = (jax.jit(partial(jax.jvp, f))((x, table, bias), along) for f in (function, gradients))

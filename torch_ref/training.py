@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 
-from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
+from jax_tformer.config.experiment import LossConfig, OptimizerConfig, TrainingConfig
 from torch_ref.layers import inject
 from torch_ref.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Outputs
 
@@ -19,9 +19,9 @@ KINDS = ("matrices", "tables", "head", "vectors")
 """Of parameters, as `OptimizerConfig.rates` has them."""
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy in nats over the labels that are not -100; 0 where there are none."""
-    return summed_cross_entropy(logits, labels, label_smoothing) / counted(labels).clamp(min=1)
+    return summed_cross_entropy(logits, labels) / counted(labels).clamp(min=1)
 
 
 def summed_cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
@@ -29,6 +29,15 @@ def summed_cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float 
     return F.cross_entropy(
         logits.flatten(0, 1), labels.flatten(), ignore_index=-100, label_smoothing=label_smoothing, reduction="sum"
     )
+
+
+def summed_loss(logits: Tensor, labels: Tensor, loss: LossConfig) -> Tensor:
+    """What trains: `summed_cross_entropy`, and the z-loss on the same labels."""
+    total = summed_cross_entropy(logits, labels, loss.label_smoothing)
+    if loss.z_loss == 0:
+        return total
+    normalisers = logits.to(torch.promote_types(logits.dtype, torch.float32)).logsumexp(-1)
+    return total + loss.z_loss * (normalisers.square() * (labels != -100)).sum()
 
 
 def counted(labels: Tensor) -> Tensor:
@@ -123,7 +132,7 @@ class StepMetrics(NamedTuple):
     """What one step measured, on the model's device."""
 
     loss: Tensor
-    """Mean cross-entropy (smoothed, if training is) of the batch before the update, in nats a token."""
+    """Mean cross-entropy, with what `LossConfig` adds, of the batch before the update, in nats a token."""
     gradient_norm: Tensor
     """Global norm before clipping."""
     tokens: Tensor
@@ -158,7 +167,7 @@ class Trainer:
             part = {name: tensor.chunk(parts)[index] for name, tensor in batch.items()}
             inject(self.model, masks[index] if masks else {})
             logits = apply_to_batch(self.model, part).logits
-            share = summed_cross_entropy(logits, part["labels"], self.training.label_smoothing) / count
+            share = summed_loss(logits, part["labels"], self.training.loss) / count
             share.backward()
             losses.append(share.detach())
         norm = self._clip()

@@ -42,7 +42,7 @@ class JaxSide:
         self._device = jax.local_devices(backend=device)[0]
         self._tx = optimizer(optimization, training.steps)
         accumulation = training.accumulation
-        step = train_step(self.net, self._tx, accumulation=accumulation, label_smoothing=training.label_smoothing)
+        step = train_step(self.net, self._tx, accumulation=accumulation, loss=training.loss)
         if compiler_options is None:
             compiler_options = training_options(model.compute.dtype)
         self._step = jax.jit(step, donate_argnums=0, compiler_options=compiler_options)

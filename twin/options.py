@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jax_tformer.cli.train import SHORT_NAMES, choose_experiment, with_adapters
+from jax_tformer.cli.train import SHORT_NAMES, choose_experiment, with_adapters, with_own_tokenizer
 from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig
 from jax_tformer.config.errors import Positive, Rate, check_fields, require
 from jax_tformer.config.experiment import (
@@ -119,7 +119,8 @@ def read_plan(arguments: Sequence[str]) -> Plan:
     )
     check_fields(options)
     model = _model(options, config.model)
-    experiment = ExperimentConfig(model, options.data, options.optimizer, options.training, init=options.init)
+    data = with_own_tokenizer(options.data, rest) if options.init is None else options.data
+    experiment = ExperimentConfig(model, data, options.optimizer, options.training, init=options.init)
     if experiment.init is not None:
         from jax_tformer.runs.huggingface import require_same_architecture
 

@@ -76,13 +76,13 @@ class TextData:
     source: TextSource = "files"
     """python-docs: the language reference inside CPython; files: what --data.path names."""
     path: str | None = None
-    """A text file, a folder of them, a glob, or JSON lines with the text under "text"."""
+    """A text file, a folder of them, a glob, JSON lines with the text under "text", or shards of ids (.bin)."""
     context_length: Positive = 128
     """T, tokens per window."""
     stride: Positive = 1
     """Tokens from the start of one training window to the start of the next."""
     held_out: Share = 0.1
-    """Fraction of the text kept for evaluation, taken from its end."""
+    """Fraction of the text kept for evaluation, taken from its end; shards may have a held-out part of their own."""
     tokenizer: TokenizerConfig = field(default_factory=lambda: TokenizerConfig("bytes"))
     """How text becomes ids. The tokenizer is saved with the run."""
 
@@ -196,6 +196,24 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
+class LossConfig:
+    """What is added to the cross-entropy that trains; held-out losses have nothing of it."""
+
+    label_smoothing: Rate = 0.0
+    """Probability mass spread evenly over the vocabulary (paper, section 5.4)."""
+    z_loss: NotNegative = 0.0
+    """Times the square of the logarithm of the softmax's sum, which keeps logits small; 1e-4 in PaLM (Chowdhery et al.,
+    2022, section 5)."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+CROSS_ENTROPY = LossConfig()
+"""Nothing is added."""
+
+
+@dataclass(frozen=True)
 class TrainingConfig:
     """How long to train, and what to do on the way."""
 
@@ -205,12 +223,18 @@ class TrainingConfig:
     """B, sequences in one optimizer step."""
     accumulation: Positive = 1
     """Parts a batch is split into to save memory; gradients are those of the whole batch."""
-    label_smoothing: Rate = 0.0
-    """Probability mass spread evenly over the vocabulary (paper, section 5.4)."""
+    loss: LossConfig = field(default_factory=LossConfig)
+    """What is added to the cross-entropy that trains."""
+    average: Rate = 0.0
+    """Decay of an average of the weights of all steps, which is evaluated and saved beside them; 0: no average."""
     seed: int = 0
     """Seed of initialisation, data order and dropout."""
     log_every: Positive = 10
     """Steps between two lines of metrics.jsonl."""
+    log_norms: bool = False
+    """Log the norm of each layer's gradient and update."""
+    log_noise_scale: bool = False
+    """Log the gradient noise scale, in rows: a batch of as many is a good one (McCandlish et al., 2018, appendix A)."""
     evaluate_every: Positive = 250
     """Steps between two evaluations on the held-out split; the last step is always evaluated."""
     evaluate_batches: Positive = 20
@@ -231,6 +255,10 @@ class TrainingConfig:
             self.batch_size % self.accumulation == 0,
             f"batch_size is {self.batch_size} and accumulation is {self.accumulation}; "
             "expected a batch size that accumulation divides",
+        )
+        require(
+            self.accumulation > 1 or not self.log_noise_scale,
+            "log_noise_scale compares a batch with its parts, and accumulation is 1; expected at least 2",
         )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from jax_tformer.config import ComputeConfig, DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.config.experiment import (
     ExperimentConfig,
+    LossConfig,
     MaskedTextData,
     OptimizerConfig,
     PairData,
@@ -262,7 +263,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             ),
             data=PairData(tokenizer=TokenizerConfig("bpe", vocab_size=4096)),
             optimizer=OptimizerConfig(learning_rate=1e-3, schedule="inverse_sqrt", warmup_steps=400, beta2=0.98),
-            training=TrainingConfig(steps=5000, batch_size=32, label_smoothing=0.1),
+            training=TrainingConfig(steps=5000, batch_size=32, loss=LossConfig(label_smoothing=0.1)),
             sample=SampleConfig(count=8, temperature=0.0),
         ),
     ),

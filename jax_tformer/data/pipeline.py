@@ -16,12 +16,14 @@ from jax_tformer.config import IGNORED
 from jax_tformer.config.errors import require, require_ids
 from jax_tformer.config.experiment import MaskedTextData, PairData, TextData, TrainingConfig
 from jax_tformer.data import dates
+from jax_tformer.data.shards import Corpus, TokenWindows, open_shards
 from jax_tformer.data.sources import (
     TABLES,
     Rows,
     held_out_items,
     load_pairs,
     load_text,
+    shard_files,
     split_text,
     text_files,
     training_texts,
@@ -119,6 +121,8 @@ def _texts(data: TextData | PairData) -> Iterable[str]:
     if kind in ("bytes", "huggingface"):
         return ()
     if isinstance(data, TextData):
+        told = f"{data.path} holds ids; expected the tokenizer that made them: --data.tokenizer.kind huggingface"
+        require(not shard_files(data), f"{told} --data.tokenizer.name FOLDER --data.tokenizer.vocab-size None")
         text = load_text(data)
         return Pieces(text if kind == "characters" else split_text(text, data.held_out)[0])
     if data.source == "dates" and kind == "characters":
@@ -221,8 +225,10 @@ def check_batch_ids(batch: Batch, vocab_size: int | None) -> None:
             require_ids(batch[name], vocab_size or 0)
 
 
-def windows(stream: np.ndarray, length: int, stride: int) -> np.ndarray:
+def windows(stream: np.ndarray | TokenWindows, length: int, stride: int) -> np.ndarray | TokenWindows:
     """Returns all windows of `stream`, [N, length], as a view; each begins `stride` ids after the previous one."""
+    if isinstance(stream, TokenWindows):
+        return dataclasses.replace(stream, length=length, stride=stride)
     return np.lib.stride_tricks.sliding_window_view(stream, length)[::stride]
 
 
@@ -258,25 +264,21 @@ def _windows_pipeline(data: TextData, training: TrainingConfig, tokenizer: Token
         f"context_length is {data.context_length}; expected more than the {around.size} special tokens of every window",
     )
     length = inside if masking else inside + 1
-    text = load_text(data)
-    training_text, held_out_text = split_text(text, data.held_out)
-    ids, held_out_ids = token_stream(tokenizer, training_text, first), token_stream(tokenizer, held_out_text, first)
-    for name, part in (("training", ids), ("held-out", held_out_ids)):
+    corpus = _read_corpus(data, tokenizer, first)
+    for name, part in (("training", corpus.train), ("held-out", corpus.held_out)):
         require(
             len(part) >= length,
             f"the {name} part of the text has {len(part):,} tokens; expected at least {length:,}, for one window; "
             "give more text, a smaller --data.context-length or another --data.held-out",
         )
-    counts = Counter(path.suffix.lower() for path in text_files(data)) if data.source == "files" else Counter[str]()
-    notes = [f"{counts[kind]:,} {kind} files are read as plain text" for kind in TABLES if counts[kind]]
-    train, held_out = windows(ids, length, data.stride), windows(held_out_ids, length, inside)
+    train, held_out = windows(corpus.train, length, data.stride), windows(corpus.held_out, length, inside)
 
-    def batches_of(windows: np.ndarray) -> MakeBatch:
+    def batches_of(windows: np.ndarray | TokenWindows) -> MakeBatch:
         def make_batch(items: np.ndarray, generator: np.random.Generator, rows: np.ndarray) -> Batch:
             chosen = windows[items[rows]].astype(np.int32)
             if not masking:
-                # Each token but the first is predicted from those before it.
-                return {"tokens": np.ascontiguousarray(chosen[:, :-1]), "labels": np.ascontiguousarray(chosen[:, 1:])}
+                # Each token but the first is predicted from those before it. Copies, because labels may be changed.
+                return {"tokens": chosen[:, :-1].copy(), "labels": chosen[:, 1:].copy()}
             batch = mask_tokens(chosen, generator, *masking, rows=rows, of=len(items))
             before, after = (
                 np.tile(np.array(ids, np.int32), (len(chosen), 1)) for ids in (around.before, around.after)
@@ -292,10 +294,23 @@ def _windows_pipeline(data: TextData, training: TrainingConfig, tokenizer: Token
     return Pipeline(
         train=shuffled(batches_of(train), len(train), training, rows),
         evaluation=thinned_out(batches_of(held_out), len(held_out), training, rows),
-        fingerprint=fingerprint([text], tokenizer, data, training),
-        bytes_per_token=None if masking else len(held_out_text) / (len(held_out_ids) - len(first)),
-        notes=notes,
+        fingerprint=fingerprint(corpus.content, tokenizer, data, training),
+        bytes_per_token=None if masking else corpus.bytes_per_token,
+        notes=corpus.notes,
     )
+
+
+def _read_corpus(data: TextData, tokenizer: Tokenizer, first: Sequence[int]) -> Corpus:
+    """Opens shards, or encodes text, of which each part begins with the ids `first`."""
+    if shard_files(data):
+        return open_shards(data, tokenizer)
+    text = load_text(data)
+    parts = split_text(text, data.held_out)
+    ids, held_out_ids = (token_stream(tokenizer, part, first) for part in parts)
+    counts = Counter(path.suffix.lower() for path in text_files(data)) if data.source == "files" else Counter[str]()
+    notes = [f"{counts[kind]:,} {kind} files are read as plain text" for kind in TABLES if counts[kind]]
+    bytes_per_token = len(parts[1]) / max(1, len(held_out_ids) - len(first))
+    return Corpus(ids, held_out_ids, [text], bytes_per_token, notes)
 
 
 def mask_tokens(

@@ -32,7 +32,7 @@ TABLES = (".json", ".csv")
 def check_files(data: TextData | PairData) -> None:
     """Raises InputError unless all files that `data` names are readable; does not open them."""
     if data.source == "files":
-        for path in pair_files(data) if isinstance(data, PairData) else text_files(data):
+        for path in pair_files(data) if isinstance(data, PairData) else shard_files(data) or text_files(data):
             check_file(path)
 
 
@@ -91,6 +91,18 @@ def read_json_lines(path: Path, fields: tuple[str, ...]) -> Iterator[dict[str, s
                     f'{path}, line {number:,}: a lone surrogate under "{field}"; expected valid Unicode'
                 ) from error
         yield record
+
+
+def shard_files(data: TextData) -> list[Path]:
+    """Finds the files of ids (.bin) that `data.path` names; none if it names text."""
+    if data.source != "files" or data.path is None:
+        return []
+    place = user_path(data.path)
+    if place.is_dir():
+        return sorted(place.glob("*.bin"))
+    if glob.has_magic(data.path) and not place.exists():
+        return sorted(Path(file) for file in glob.glob(str(place), recursive=True) if file.endswith(".bin"))
+    return [place] if place.suffix == ".bin" else []
 
 
 def text_files(data: TextData) -> list[Path]:

@@ -216,6 +216,12 @@ class Tokenizer:
         """Returns all that decides the ids, as one line of JSON."""
         return self._json
 
+    @property
+    def spelling(self) -> str:
+        """All that decides the ids of a text, whatever stands around it, as JSON."""
+        outline = json.loads(self._backend.to_str())
+        return json.dumps({name: outline[name] for name in ("normalizer", "pre_tokenizer", "model", "added_tokens")})
+
     @cached_property
     def _json(self) -> str:
         # Takes 0.2 s for the vocabulary of GPT-2, and both the cache and the fingerprint need it.

@@ -16,6 +16,7 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int
 
 from jax_tformer.config import IGNORED
+from jax_tformer.config.experiment import CROSS_ENTROPY, LossConfig
 from jax_tformer.model.layers import soft_cap
 from jax_tformer.model.parameters import accumulator, context_parts
 
@@ -30,30 +31,30 @@ def linear_cross_entropy(
     table: Float[Array, "V D"],
     bias: Float[Array, " V"] | None,
     labels: Int[Array, "B T"],
-    label_smoothing: float = 0.0,
+    loss: LossConfig = CROSS_ENTROPY,
     cap: float | None = None,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
     """Returns the cross-entropy of the logits x table^T + bias, summed over the labels that count, and their number.
 
-    The sum is in nats. With a `cap`, the logits are bounded by it (see `soft_cap`).
+    The sum is in nats, with what `loss` adds to it. With a `cap`, the logits are bounded by it (see `soft_cap`).
     """
     vocabulary = len(table)
     flat, targets = (_flatten(array) for array in (x, labels))
     if x.dtype != accumulator(x.dtype):
         table = jnp.pad(table, ((0, -vocabulary % _LANES), (0, 0)))
     counted = (targets != IGNORED).sum()
-    return _summed(flat, table, bias, targets, vocabulary, label_smoothing, cap), counted
+    return _summed(flat, table, bias, targets, vocabulary, loss, cap), counted
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6))
 def _summed(
-    x: Array, table: Array, bias: Array | None, labels: Array, vocabulary: int, smoothing: float, cap: float | None
+    x: Array, table: Array, bias: Array | None, labels: Array, vocabulary: int, added: LossConfig, cap: float | None
 ) -> Array:
     narrow = table.astype(x.dtype)
 
     def add(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
         rows, targets = part
-        losses, _ = _losses(_logits(rows, narrow, bias, vocabulary, cap), targets, vocabulary, smoothing)
+        losses, _ = _losses(_logits(rows, narrow, bias, vocabulary, cap), targets, vocabulary, added)
         return total + losses.sum(), None
 
     return jax.lax.scan(add, jnp.zeros((), accumulator(x.dtype)), _parts(x, labels, len(table)))[0]
@@ -61,14 +62,14 @@ def _summed(
 
 @partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6))
 def _with_gradients(
-    x: Array, table: Array, bias: Array | None, labels: Array, vocabulary: int, smoothing: float, cap: float | None
+    x: Array, table: Array, bias: Array | None, labels: Array, vocabulary: int, added: LossConfig, cap: float | None
 ) -> tuple[Array, tuple[Array, Array, Array | None]]:
     """Returns the loss, and its gradients by x, table and bias."""
     high, narrow = accumulator(x.dtype), table.astype(x.dtype)
 
     def part(rows: Array, targets: Array) -> tuple[Array, Array, tuple[Array, Array]]:
         logits = _logits(rows, narrow, bias, vocabulary, cap)
-        losses, by_logits = _losses(logits, targets, vocabulary, smoothing)
+        losses, by_logits = _losses(logits, targets, vocabulary, added)
         if cap is not None:
             # tanh' = 1 - tanh^2; the columns beyond the vocabulary have no gradient.
             by_logits = by_logits * (1 - jnp.square(jnp.maximum(logits, -cap) / cap))
@@ -96,24 +97,24 @@ def _with_gradients(
 
 @_with_gradients.defjvp
 def _with_gradients_jvp(
-    vocabulary: int, smoothing: float, cap: float | None, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+    vocabulary: int, added: LossConfig, cap: float | None, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> Any:
     """Does what JAX would do by default, but makes JAX treat the function as a whole.
 
     Without this rule, reverse mode would move constants as large as a part of the logits out of the loop and keep them.
     """
-    return jax.jvp(lambda *given: _with_gradients.fun(*given, vocabulary, smoothing, cap), primals, tangents)
+    return jax.jvp(lambda *given: _with_gradients.fun(*given, vocabulary, added, cap), primals, tangents)
 
 
 @partial(_summed.defjvp, symbolic_zeros=True)
 def _summed_jvp(
-    vocabulary: int, smoothing: float, cap: float | None, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+    vocabulary: int, added: LossConfig, cap: float | None, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[Array, Array]:
     """Returns the loss and its change, gradient * tangent, whose transpose in the backward pass is gradient * factor.
 
     Everything else is computed before the transposition, and so only once.
     """
-    loss, gradients = _with_gradients(*primals, vocabulary, smoothing, cap)
+    loss, gradients = _with_gradients(*primals, vocabulary, added, cap)
     moved = jnp.zeros_like(loss)
     for gradient, tangent in zip(gradients, tangents[:3], strict=True):
         if gradient is not None and not isinstance(tangent, SymbolicZero):
@@ -153,7 +154,7 @@ def _logits(x: Array, table: Array, bias: Array | None, vocabulary: int, cap: fl
     return jnp.where((jnp.arange(len(table)) < vocabulary)[None], logits, -jnp.inf)
 
 
-def _losses(logits: Array, labels: Array, vocabulary: int, smoothing: float) -> tuple[Array, Array]:
+def _losses(logits: Array, labels: Array, vocabulary: int, added: LossConfig) -> tuple[Array, Array]:
     """Returns the loss of each row, and its gradient by the logits; both are zero if the label does not count."""
     counted = labels != IGNORED
     chosen = jnp.where(counted, labels, 0)
@@ -164,10 +165,13 @@ def _losses(logits: Array, labels: Array, vocabulary: int, smoothing: float) -> 
     losses = normaliser - jnp.take_along_axis(logits, chosen[:, None], axis=1)[:, 0]
     columns = jnp.arange(logits.shape[1])[None]
     target = (columns == chosen[:, None]).astype(logits.dtype)
-    if smoothing > 0:
+    if (smoothing := added.label_smoothing) > 0:
         inside = columns < vocabulary
         average = jnp.where(inside, logits, jnp.zeros((), logits.dtype)).sum(-1) / vocabulary
         losses = (1 - smoothing) * losses + smoothing * (normaliser - average)
         target = (1 - smoothing) * target + jnp.where(inside, smoothing / vocabulary, 0).astype(logits.dtype)
+    if added.z_loss > 0:
+        losses = losses + added.z_loss * jnp.square(normaliser)
+        powers = powers * (1 + 2 * added.z_loss * normaliser)[:, None]
     by_logits = jnp.where(counted[:, None], powers / total - target, jnp.zeros((), logits.dtype))
     return jnp.where(counted, losses, jnp.zeros_like(losses)), by_logits

@@ -1,0 +1,150 @@
+"""Shards of ids: those of others and ours are read as they are, in any split, without memory, and damage is named."""
+
+import struct
+
+import numpy as np
+import pytest
+
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import MaskedTextData, TextData, TokenizerConfig, TrainingConfig
+from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for, check_batch_ids, shuffled_items
+
+TRAINING = TrainingConfig(batch_size=4, evaluate_batches=3, seed=5)
+IDS = np.random.default_rng(0).integers(0, 256, 1000)
+INDEX_TYPES = {np.uint8: 1, np.int32: 4, np.int64: 5, np.uint16: 8}
+
+
+def write_llm_c(path, ids, kind=np.uint16):
+    header = np.zeros(256, np.int32)
+    header[:3] = *((20240520, 1) if kind is np.uint16 else (20240801, 7)), len(ids)
+    path.write_bytes(header.tobytes() + ids.astype(kind).tobytes())
+
+
+def write_nanogpt(path, ids):
+    path.write_bytes(ids.astype(np.uint16).tobytes())
+
+
+def write_megatron(path, ids, kind=np.int32):
+    path.write_bytes(ids.astype(kind).tobytes())
+    lengths = np.array([7, 0, len(ids) - 7], np.int32)
+    begins = (np.cumsum(lengths, dtype=np.int64) - lengths) * np.dtype(kind).itemsize
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, INDEX_TYPES[kind], len(lengths), 4)
+    path.with_suffix(".idx").write_bytes(head + lengths.tobytes() + begins.tobytes() + np.arange(4).tobytes())
+
+
+def data_at(path, **changes):
+    return TextData(path=str(path), context_length=16, tokenizer=TokenizerConfig("bytes"), **changes)
+
+
+def pipeline_of(data, rows=None):
+    return build_pipeline(data, TRAINING, build_tokenizer_for(data), rows)
+
+
+def batches_of(pipeline):
+    return [batch["tokens"].tolist() for batch in [pipeline.train[0], pipeline.train[99], *pipeline.evaluation]]
+
+
+def complaint(data):
+    with pytest.raises(InputError) as caught:
+        pipeline_of(data)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        write_llm_c,
+        lambda path, ids: write_llm_c(path, ids, np.uint32),
+        write_nanogpt,
+        *(lambda path, ids, kind=kind: write_megatron(path, ids, kind) for kind in INDEX_TYPES),
+    ],
+)
+def test_what_others_write_is_read_and_cut_into_windows(write, tmp_path):
+    write(tmp_path / "train.bin", IDS[:900])
+    write(tmp_path / "corpus_val_000000.bin", IDS[900:])
+    pipeline = pipeline_of(data_at(tmp_path))
+    starts = shuffled_items(3, 4, 900 - 16, 5)
+    assert pipeline.train[3]["tokens"].tolist() == [IDS[start : start + 16].tolist() for start in starts]
+    assert pipeline.train[3]["labels"].tolist() == [IDS[start + 1 : start + 17].tolist() for start in starts]
+    assert pipeline.evaluation[0]["tokens"].tolist() == [IDS[at : at + 16].tolist() for at in (900, 916, 932, 948)]
+    assert pipeline.bytes_per_token is None
+    assert pipeline.notes == ["900 ids to train on, 100 held out"]
+
+
+def test_batches_do_not_depend_on_how_shards_are_split_nor_on_who_makes_their_rows(tmp_path):
+    """The same without a file of its own for what is held out: that is the end."""
+    found = []
+    for name, cuts in {"one": [], "several": [1, 8, 300, 301, 950]}.items():
+        (tmp_path / name).mkdir()
+        for number, ids in enumerate(np.split(IDS, cuts)):
+            write_llm_c(tmp_path / name / f"corpus_{number:06}.bin", ids)
+        for place in (tmp_path / name, tmp_path / name / "*.bin"):
+            found.append(batches_of(pipeline_of(data_at(place))))
+            parts = [batches_of(pipeline_of(data_at(place), rows)) for rows in np.split(np.arange(4), 4)]
+            found.append([[row for rows in batch for row in rows] for batch in zip(*parts, strict=True)])
+    assert [each == found[0] for each in found] == [True] * 8
+    assert found[0][2][0] == IDS[900:916].tolist()
+
+
+def test_masked_text_in_shards(tmp_path):
+    write_nanogpt(tmp_path / "a.bin", IDS)
+    data = MaskedTextData(path=str(tmp_path / "a.bin"), context_length=16)
+    pipeline = pipeline_of(data)
+    assert (pipeline.train[0]["labels"] >= 0).sum() == 4 * 2
+
+
+def test_a_changed_file_is_another_corpus(tmp_path):
+    write_nanogpt(tmp_path / "a.bin", IDS)
+    before = pipeline_of(data_at(tmp_path)).fingerprint
+    (tmp_path / "a.bin").rename(tmp_path / "b.bin")
+    assert pipeline_of(data_at(tmp_path / "b.bin")).fingerprint == before
+    write_nanogpt(tmp_path / "b.bin", IDS[::-1])
+    assert pipeline_of(data_at(tmp_path)).fingerprint != before
+
+
+@pytest.mark.parametrize(
+    ("write", "damaged", "change", "told"),
+    [
+        (write_llm_c, "a.bin", lambda old: old[:-2], "a.bin is damaged: it has 3,022 bytes; expected 3,024"),
+        (write_llm_c, "a.bin", lambda old: old[:4] + b"\2" + old[5:], "a.bin is of version 2; expected 1"),
+        (write_nanogpt, "a.bin", lambda old: old[:-1], "a.bin is damaged: it has 1,999 bytes; expected 2,000"),
+        (write_nanogpt, "a.bin", lambda old: b"", "the training part of the text has 0 tokens"),
+        (write_megatron, "a.bin", lambda old: old[:-4], "a.bin is damaged: it has 3,996 bytes; expected 4,000"),
+        (write_megatron, "a.idx", lambda old: old[:60], "a.idx is damaged: it has 60 bytes; expected 102"),
+        (write_megatron, "a.idx", lambda old: b"", "a.idx is no index of Megatron"),
+        (write_megatron, "a.idx", lambda old: old[:17] + b"\7" + old[18:], "a.idx is no index of Megatron"),
+    ],
+)
+def test_damage_is_named(write, damaged, change, told, tmp_path):
+    write(tmp_path / "a.bin", IDS)
+    path = tmp_path / damaged
+    path.write_bytes(change(path.read_bytes()))
+    assert told in complaint(data_at(tmp_path))
+
+
+def test_what_does_not_suit_is_said(tmp_path):
+    assert "does not exist" in complaint(data_at(tmp_path / "a.bin"))
+    write_nanogpt(tmp_path / "val.bin", IDS)
+    assert "all shards are held out" in complaint(data_at(tmp_path))
+    write_nanogpt(tmp_path / "train.bin", IDS + 300)
+    (batch,) = [pipeline_of(data_at(tmp_path)).train[0]]
+    with pytest.raises(InputError, match="a token has the id"):
+        check_batch_ids(batch, 257)
+    for kind in (TokenizerConfig("characters"), TokenizerConfig("bpe", 300)):
+        with pytest.raises(InputError, match="holds ids; expected the tokenizer that made them"):
+            build_tokenizer_for(TextData(path=str(tmp_path), tokenizer=kind))
+
+
+@pytest.mark.parametrize("change", ["shorter", "gone"])
+def test_a_file_that_changes_under_a_run(change, tmp_path):
+    write_nanogpt(tmp_path / "train.bin", IDS)
+    pipeline = pipeline_of(data_at(tmp_path))
+    batches = pipeline.train_iterator()
+    next(batches)
+    if change == "shorter":
+        (tmp_path / "train.bin").write_bytes(b"")
+    else:
+        (tmp_path / "train.bin").unlink()
+    with pytest.raises((InputError, FileNotFoundError), match=r"train\.bin"):
+        [next(batches) for _ in range(20)]

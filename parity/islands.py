@@ -1,10 +1,24 @@
 """Float64 all the way: some modules cast to float32 inside, whatever their type (norms, softmax, rotations)."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+
+@contextmanager
+def defaults_of(module: nn.Module) -> Iterator[None]:
+    """What a module in float64 makes without naming a type, as a mask of the lowest number, is of float64 as well."""
+    before = torch.get_default_dtype()
+    if any(parameter.dtype == torch.float64 for parameter in module.parameters()):
+        torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 class Float64(TorchFunctionMode):

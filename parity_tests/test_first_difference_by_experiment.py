@@ -50,6 +50,14 @@ def same(_, x, h):
     return h
 
 
+def with_branch(m, x, h):
+    """A branch, longer than what is tried step by step, on what follows too: a product with the norm's weight."""
+    branch = h * m.norm.weight
+    for _ in range(10):
+        branch = torch.tanh(branch * 1.1 + 0.1)
+    return (h + branch) * m.norm.weight
+
+
 CASES = {
     "an activation more": (lambda p, x, h: jnp.exp(h), same, "ours applies exp here, theirs goes on as without it"),
     "an activation less": (same, lambda m, x, h: F.softplus(h), "theirs applies softplus here, ours goes on as"),
@@ -64,6 +72,11 @@ CASES = {
         lambda p, x, h: jax.nn.softmax(h, axis=0),
         lambda m, x, h: F.softmax(h, dim=-1),
         "axes 0 and 1 of `h = x @ p[\"up\"].T`",
+    ),
+    "a branch less, its residual kept": (
+        lambda p, x, h: h * p["scale"],
+        with_branch,
+        "theirs adds `branch = torch.tanh(branch * 1.1 + 0.1)`",
     ),
     "the other sign": (
         lambda p, x, h: jnp.exp(x - h) * h,

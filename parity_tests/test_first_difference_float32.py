@@ -110,3 +110,47 @@ def test_numbers_in_float32_are_what_somebody_wrote(number):
     assert unrounded(np.float32(number), np.dtype(np.float32)) == pytest.approx(number, rel=1e-15)
     odd = np.float32(0.123456789)
     assert np.float32(unrounded(odd, odd.dtype)) == odd
+
+
+class Rounded(nn.Module):
+    """As models of others keep a table and a scale, in float32 beside the weights, and mask in two steps."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.output = nn.Linear(WIDTH, WIDTH)
+        self.table = torch.cos(torch.arange(7)[:, None] / 100 ** torch.linspace(0, 1, WIDTH))
+        self.scale = torch.sqrt(torch.tensor(float(WIDTH)))
+
+    def forward(self, x):
+        lowest = torch.finfo(x.dtype).min
+        scores = (self.output(x) * self.table) @ x.transpose(-1, -2) / self.scale
+        scores = scores.masked_fill(torch.arange(7) == 5, lowest)
+        return torch.softmax(scores + torch.full((7, 7), lowest).triu(1), -1) @ x
+
+
+def rounded(divided):
+    """In JAX, where every row of the batch reads the table, at its own positions."""
+    table = np.cos(np.arange(7)[:, None] / 100 ** np.linspace(0, 1, WIDTH))
+    mask = np.tril(np.ones((7, 7), bool)) & (np.arange(7) != 5)
+
+    def forward(p, x):
+        positions = jnp.broadcast_to(jnp.arange(7), x.shape[:2])
+        h = x @ p["output"]["kernel"] + p["output"]["bias"]
+        scores = (h * jnp.take(jnp.asarray(table), positions, axis=0)) @ x.swapaxes(-1, -2)
+        scores = divided(scores)
+        return jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min), axis=-1) @ x
+
+    return forward
+
+
+def test_a_scale_and_a_table_of_every_row_count_as_rounded():
+    """And a module that asks for the lowest number of its type, without naming the type, runs in float64."""
+    weights = {name: WEIGHTS[name] for name in ("output.kernel", "output.bias")}
+    found = first_difference(rounded(lambda scores: scores / np.sqrt(WIDTH)), Rounded(), weights, [X])
+    assert not found, str(found)
+    assert found.rounded
+    found = first_difference(rounded(lambda scores: scores / 7), Rounded(), weights, [X])
+    assert found.sure
+    assert "/ 7" in found.ours.source
+    assert "mask" not in found.kind, str(found)

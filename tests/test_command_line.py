@@ -133,7 +133,10 @@ def test_what_is_exported_is_the_model(run, call):
         ("RUN full/file", "full/file is there already; expected a new or empty folder"),
         ("RUN full/file/model", "full/file"),
         ("RUN /proc/x", "cannot write to /proc ("),
-        ("RUN model --checkpoint last", "--checkpoint is 'last'; expected newest, best, or the number of"),
+        (
+            "RUN model --checkpoint last",
+            "--checkpoint is 'last'; expected newest, best, average, last-N, or the",
+        ),
         ("RUN model --checkpoint 7", "7"),
         ("RUN model --dtype float16", "--dtype is 'float16' without --huggingface; expected both, or neither"),
         ("RUN model --huggingface --adapters", "there are --huggingface and --adapters; expected one of them"),

@@ -1,12 +1,16 @@
 """A run continues from its folder alone, and may change what its numbers so far do not depend on."""
 
 import dataclasses
+import importlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import types
 
+import jax
+import numpy as np
 import pytest
 
 from jax_tformer.cli import generate, train
@@ -14,6 +18,8 @@ from jax_tformer.cli.train import train_options
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.runs.evaluation import Evaluator
+from jax_tformer.runs.folder import RunFolder, load_trained, parse_checkpoint
+from jax_tformer.runs.metrics import read_metrics
 from jax_tformer.runs.resume import permitted_changes
 from tests.small_runs import contents, losses
 
@@ -58,6 +64,101 @@ def test_every_optimizer_goes_on_where_it_was(begin, tmp_path, name):
     for run, steps in zip([runs[0], runs[1], runs[1]], ("4", "2", "4"), strict=True):
         assert begin(run, "--optimizer.name", name, "--steps", steps) == 0
     assert losses(runs[0]) == losses(runs[1])
+
+
+@pytest.fixture(autouse=True)
+def float64_ends_with_the_test():
+    """A program that computes in float64 says so to all of JAX."""
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+@pytest.fixture(scope="module")
+def averaged(begin, tmp_path_factory):
+    """A run in float64 with an average and three checkpoints, in two sessions."""
+    run = tmp_path_factory.mktemp("averaged") / "run"
+    flags = ["--training.average", "0.9", "--training.checkpoint-every", "2", "--training.keep-checkpoints", "3"]
+    types = ["--model.compute.dtype", "float64", "--model.compute.parameter-dtype", "float64"]
+    for steps in ("4", "6"):
+        assert begin(run, *flags, *types, "--steps", steps) == 0
+    whole = run.with_name("whole")
+    assert begin(whole, *flags, *types, "--steps", "6") == 0
+    return run, whole
+
+
+def test_an_average_goes_on_where_it_was(averaged):
+    run, whole = averaged
+    assert losses(run) == losses(whole)
+    ours, theirs = (jax.tree.leaves(load_trained(RunFolder(path), "average").params) for path in averaged)
+    assert all(np.array_equal(x, y) for x, y in zip(ours, theirs, strict=True))
+    last = [row for row in read_metrics(run / "metrics.jsonl") if "val_loss" in row][-1]
+    assert last["average_val_loss"] != last["val_loss"]
+    assert read(run / "summary.json")["average_val_loss"] == last["average_val_loss"]
+
+
+def test_the_mean_of_the_last_checkpoints_is_numpys(averaged, capsys):
+    run, _ = averaged
+    steps = sorted(int(path.name) for path in (run / "checkpoints").iterdir())[-3:]
+    each = [load_trained(RunFolder(run), step).params for step in steps]
+    expected = jax.tree.map(lambda *x: np.mean(x, axis=0), *each)
+    mean = load_trained(RunFolder(run), parse_checkpoint("last-3")).params
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12), mean, expected)
+    capsys.readouterr()
+    command = [str(run), "--prompt", "It", "--max-new-tokens", "3", "--checkpoint"]
+    assert generate.main([*command, "last-3"]) == 0
+    told = ", ".join(map(str, steps))
+    assert capsys.readouterr().err.startswith(f"the mean of the checkpoints of steps {told}\n3 new tokens")
+    with pytest.raises(InputError, match=r"last-9 is the mean of 9 checkpoints, and .* has .; expected as many: "):
+        generate.main([*command, "last-9"])
+
+
+def test_what_is_logged_if_asked_changes_no_loss(begin, tmp_path):
+    runs, flags = (tmp_path / "plain", tmp_path / "asked"), ("--training.accumulation", "2", "--training.log-every=2")
+    assert begin(runs[0], *flags, "--steps", "4") == 0
+    assert begin(runs[1], *flags, "--steps", "4", "--training.log-norms", "--training.log-noise-scale") == 0
+    for ours, theirs in zip(*map(losses, runs), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-6)
+    plain, asked = (read_metrics(run / "metrics.jsonl") for run in runs)
+    more = [row.keys() - other.keys() for other, row in zip(plain, asked, strict=True)]
+    names = {f"{kind}_norm/{of}" for kind in ("gradient", "update") for of in ("embedding.tokens", "decoder.blocks.0")}
+    assert all(names | {"squared_gradient", "gradient_variance"} <= found for found in more[::2])
+
+
+def test_trackio_gets_the_rows_of_the_log(begin, tmp_path, monkeypatch):
+    """A stand-in has what is used of a package that the tests do not install."""
+    calls = []
+
+    class Run:
+        def log(self, figures, step):
+            calls.append({"step": step} | figures)
+
+        def finish(self):
+            calls.append("finished")
+
+    def init(project, name, config, resume):
+        calls.append((project, name, config["training"]["steps"], resume))
+        return Run()
+
+    trackio = types.ModuleType("trackio")
+    trackio.__spec__, trackio.init = importlib.machinery.ModuleSpec("trackio", None), init
+    monkeypatch.setitem(sys.modules, "trackio", trackio)
+    assert begin(tmp_path / "run", "--steps", "2", "--track", "ours") == 0
+    assert calls == [("ours", "run", 2, "allow"), *read_metrics(tmp_path / "run" / "metrics.jsonl"), "finished"]
+    # It concerns no result, so that the run goes on without it.
+    assert begin(tmp_path / "run", "--steps", "3") == 0
+    assert calls[-1] == "finished"
+
+
+def test_without_trackio_nothing_is_begun(begin, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(InputError, match="--track needs trackio; pip install"):
+        begin(tmp_path / "run", "--steps", "2", "--track", "ours")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_without_an_average_says_so(run):
+    with pytest.raises(InputError, match=r"has no average of weights: it was trained without --training\.average"):
+        load_trained(RunFolder(run), "average")
 
 
 def test_more_steps_from_the_folder_alone(begin, run, capsys):
@@ -180,6 +281,7 @@ def test_what_is_not_said_stays_as_it_is(ended):
         ("training.seed", "1", None),
         ("training.batch-size", "8", None),
         ("training.loss.label-smoothing", "0.2", None),
+        ("training.average", "0.9", None),
         ("training.loss.z-loss", "1e-4", None),
         ("optimizer.learning-rate", "1.0", None),
     ],

@@ -278,7 +278,10 @@ def test_help_is_fast_and_imports_no_jax():
         ("text PROMPT --dtype float32", "--dtype is for Hugging Face folders"),
         ("text --file nowhere.txt", "nowhere.txt cannot be read"),
         ("text --file .", "cannot be read"),
-        ("text PROMPT --checkpoint newst", "--checkpoint is 'newst'; expected newest, best, or the number"),
+        (
+            "text PROMPT --checkpoint newst",
+            "--checkpoint is 'newst'; expected newest, best, average, last-N, or the",
+        ),
         ("text PROMPT --checkpoint -1", "--checkpoint"),
         ("text PROMPT --checkpoint 7", "there is no checkpoint of step 7 in"),
         ("text PROMPT --checkpoint 7", "the steps there are 0"),

@@ -12,6 +12,7 @@ import time
 from contextlib import contextmanager
 from struct import pack
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -20,7 +21,7 @@ from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.files import write_text
 from jax_tformer.runs.evaluation import draw_losses
 from jax_tformer.runs.folder import RunFolder
-from jax_tformer.runs.metrics import MetricsLog, ProgressLine, read_metrics
+from jax_tformer.runs.metrics import MetricsLog, ProgressLine, Spikes, read_metrics
 
 GOOD = [{"step": step, "loss": 1.5 - step} for step in range(1, 8)]
 LINES = [json.dumps(row).encode() for row in GOOD]
@@ -165,6 +166,15 @@ def test_a_file_that_a_full_disk_stops_is_named(tmp_path):
         with files_of_at_most(500), pytest.raises(OSError, match="File too large") as caught:
             write_it()
         assert caught.value.filename == str(path)
+
+
+def test_a_loss_far_above_those_before_is_a_spike_and_those_at_the_start_are_none():
+    spikes, rng = Spikes(), np.random.default_rng(0)
+    losses = 6 * np.exp(-np.arange(400) / 30) + 2 + 0.05 * rng.standard_normal(400)
+    losses[[20, 300]] += 1.0
+    found = {step: deviations for step, loss in enumerate(losses) if (deviations := spikes.deviations(loss))}
+    assert found.keys() == {300}
+    assert 10 < found[300] < 30
 
 
 # The line that a run shows on a terminal, at several widths.

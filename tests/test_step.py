@@ -12,7 +12,7 @@ from jax_tformer.config import IGNORED, ComputeConfig, DropoutConfig, StackConfi
 from jax_tformer.config.experiment import LossConfig, OptimizerConfig
 from jax_tformer.functional import transformer
 from jax_tformer.training.optimizer import optimizer
-from jax_tformer.training.step import forward, init_state, train_step
+from jax_tformer.training.step import average_of, forward, init_state, train_step
 from twin.reference_loss import mean_cross_entropy
 
 STACK = StackConfig(num_layers=3, num_heads=2, feedforward_width=32, norm_placement="pre", final_norm=True)
@@ -43,6 +43,44 @@ def gradients(config):
     params = net.init(jax.random.key(0))
     loss = lambda params: mean_cross_entropy(forward(net, params, batch()).logits, batch()["labels"])  # noqa: E731
     return jax.jit(jax.grad(loss))(params)
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.999999])
+def test_the_average_is_that_of_the_weights_after_each_step(decay):
+    """In float64, and for a decay near 1 the plain mean but for that."""
+    with jax.enable_x64(True):
+        net = transformer(CONFIG.with_dtype("float64"))
+        state, step = init_state(net, TX, jax.random.key(0), averages=True), jax.jit(train_step(net, TX, average=decay))
+        seen = []
+        for _ in range(6):
+            state, _ = step(state, batch())
+            seen.append(jax.device_get(state.params))
+        weights = decay ** np.arange(len(seen))[::-1]
+        expected = jax.tree.map(lambda *each: np.average(each, axis=0, weights=weights), *seen)
+        assert largest_difference(average_of(state), expected) < 1e-12
+
+
+def test_norms_of_each_layer_and_the_noise_scale():
+    """Against NumPy in float64: the gradients of each part by themselves, and Adam's first update."""
+    with jax.enable_x64(True):
+        net = transformer(CONFIG.with_dtype("float64"))
+        state = init_state(net, TX, jax.random.key(0))
+        after, metrics = jax.jit(train_step(net, TX, accumulation=2, norms=True, noise=True))(state, batch())
+        mean = lambda params, part: mean_cross_entropy(forward(net, params, part).logits, part["labels"])  # noqa: E731
+        parts = [{name: x[rows] for name, x in batch().items()} for rows in (slice(2), slice(2, 4), slice(4))]
+        first, second, whole = (jax.device_get(jax.grad(mean)(state.params, part)) for part in parts)
+        update = jax.device_get(jax.tree.map(jnp.subtract, after.params, state.params))
+    squares = lambda tree: sum(np.square(x).sum() for x in jax.tree.leaves(tree))  # noqa: E731
+    for name, tree in {"gradient_norm": whole, "update_norm": update}.items():
+        layers = [jax.tree.map(lambda x, n=n: x[n], tree["decoder"]["blocks"]) for n in range(3)]
+        found = metrics.norms[f"{name}/decoder.blocks"]
+        np.testing.assert_allclose(found, [squares(layer) ** 0.5 for layer in layers], rtol=1e-12)
+        all_together = sum(np.square(x).sum() for key, x in metrics.norms.items() if key.startswith(name))
+        np.testing.assert_allclose(all_together, squares(tree), rtol=1e-12)
+    # |G|^2 and the variance, of batches of 2 and 4 rows.
+    small, large = (squares(first) + squares(second)) / 2, squares(whole)
+    expected = (4 * large - 2 * small) / (4 - 2), (small - large) / (1 / 2 - 1 / 4)
+    np.testing.assert_allclose(metrics.noise, expected, rtol=1e-12)
 
 
 def test_accumulation_gives_the_gradients_of_the_whole_batch():

@@ -23,7 +23,8 @@ class ExportOptions:
     out: Annotated[Path, tyro.conf.Positional]
     """A new or empty folder, for model.safetensors, config.json and the files of the tokenizer."""
     checkpoint: str = "newest"
-    """newest, best (by held-out loss), or the step of a checkpoint that the run still has."""
+    """newest, best (by held-out loss), the step of a checkpoint that the run still has, average (of all steps, in runs
+    with --training.average), or last-N (the mean of the newest N)."""
     huggingface: bool = False
     """Write what Hugging Face's from_pretrained opens, instead of PyTorch's names for torch_ref."""
     adapters: bool = False

@@ -169,7 +169,8 @@ class GenerateOptions:
     file: Path | None = None
     """A file of prompts or sources, one per line; blank lines get no answer; -: standard input."""
     checkpoint: str = "newest"
-    """newest, best (the lowest held-out loss), or the number of a step."""
+    """newest, best (the lowest held-out loss), the number of a step, average (of all steps, in runs with
+    --training.average), or last-N (the mean of the newest N)."""
     chat: bool = False
     """Converse: the model's chat template frames what you say, and each line is your next message."""
     system: str | None = None
@@ -413,7 +414,7 @@ def _open_run(
 
     def load() -> Trained:
         trained = load_trained(run, step, devices=options.devices)
-        notes = (*trained.skipped, *([] if step is None else [f"the checkpoint of step {trained.step}"]))
+        notes = (*trained.skipped, *([f"the checkpoint of step {trained.step}"] if isinstance(step, int | str) else []))
         return trained._replace(skipped=notes)
 
     return tokenizer, load

@@ -91,6 +91,7 @@ def train(plan: "TrainPlan", started: float) -> int:
     from jax_tformer.runs.huggingface import export_pretrained, given_parameters, new_tokenizer
     from jax_tformer.runs.metrics import MetricsLog, ProgressLine, Reporter
     from jax_tformer.runs.resume import Resumption, permitted_changes, require_same_run
+    from jax_tformer.runs.tracking import open_tracker
     from jax_tformer.startup import keep_freed_memory, set_up_jax
     from jax_tformer.training import processes
     from jax_tformer.training.optimizer import optimizer
@@ -165,7 +166,9 @@ def train(plan: "TrainPlan", started: float) -> int:
     # 6. The loop: dispatch a step, then report the previous one.
     evaluate = Evaluator(net, experiment.data, pipeline, tokenizer, mesh)
     diagnosis = partial(find_not_finite, net, mesh, tokenizer, training.accumulation)
-    log, signals = MetricsLog(run, start), processes.Signals(mesh)
+    project = plan.options.track
+    track = None if project is None else partial(open_tracker, project, run.path.name, to_dict(experiment))
+    log, signals = MetricsLog(run, start, track), processes.Signals(mesh)
     with Interruption() as stop, ProgressLine(start, training.steps, stop.unheard) as line, checkpoints:
         line.say(f"{run.path}: {parameters:,} parameters, steps {start} to {training.steps}, {devices}")
         if net.config.lora is not None:
@@ -191,7 +194,7 @@ def train(plan: "TrainPlan", started: float) -> int:
             held_out_loss = None
             if number == training.steps or number % training.evaluate_every == 0:
                 with line.during("evaluating"):
-                    figures = evaluate(state.params)
+                    figures = evaluate.of_state(state)
                 reporter.evaluation(number, figures, pipeline.evaluation[0])
                 held_out_loss = figures["val_loss"]
             if last or number % training.checkpoint_every == 0 or resumption.improves(held_out_loss):
@@ -237,6 +240,8 @@ class TrainOptions(ExperimentConfig):
     """At the end, write the model to this new folder, which Hugging Face's from_pretrained opens."""
     report: bool = False
     """Train nothing: draw loss.png and samples.txt of a run in any state; --sample.FIELD changes how it samples."""
+    track: str | None = None
+    """Send the metrics to this project of trackio, too."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
@@ -291,6 +296,10 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
     experiment = ExperimentConfig(**{field: getattr(options, field) for field in vars(preset.config)})
     if before is None and experiment.init is None:
         experiment = dataclasses.replace(experiment, data=with_own_tokenizer(experiment.data, rest))
+    if options.track is not None:
+        from jax_tformer.runs.tracking import require_tracker
+
+        require_tracker()
     if options.report:
         _require_report(folder, before, experiment)
     if before is None and not named:

@@ -225,10 +225,16 @@ class TrainingConfig:
     """Parts a batch is split into to save memory; gradients are those of the whole batch."""
     loss: LossConfig = field(default_factory=LossConfig)
     """What is added to the cross-entropy that trains."""
+    average: Rate = 0.0
+    """Decay of an average of the weights of all steps, which is evaluated and saved beside them; 0: no average."""
     seed: int = 0
     """Seed of initialisation, data order and dropout."""
     log_every: Positive = 10
     """Steps between two lines of metrics.jsonl."""
+    log_norms: bool = False
+    """Log the norm of each layer's gradient and update."""
+    log_noise_scale: bool = False
+    """Log the gradient noise scale, in rows: a batch of as many is a good one (McCandlish et al., 2018, appendix A)."""
     evaluate_every: Positive = 250
     """Steps between two evaluations on the held-out split; the last step is always evaluated."""
     evaluate_batches: Positive = 20
@@ -249,6 +255,10 @@ class TrainingConfig:
             self.batch_size % self.accumulation == 0,
             f"batch_size is {self.batch_size} and accumulation is {self.accumulation}; "
             "expected a batch size that accumulation divides",
+        )
+        require(
+            self.accumulation > 1 or not self.log_noise_scale,
+            "log_noise_scale compares a batch with its parts, and accumulation is 1; expected at least 2",
         )
 
 

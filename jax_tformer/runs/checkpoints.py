@@ -33,15 +33,25 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
 from jax_tformer.config.errors import InputError
 from jax_tformer.files import read_json, require_writable, sync, write_json
+from jax_tformer.model.parameters import accumulator
 from jax_tformer.training.processes import active, ask_first, is_first
 
-Which = int | Literal["best"] | None
-"""The number of a step, the best by held-out loss, or None for the newest."""
+
+class Last(NamedTuple):
+    """The mean of the parameters of this `number` of newest checkpoints."""
+
+    number: int
+
+
+_One = int | Literal["best"] | None
+Which = _One | Literal["average"] | Last
+"""The number of a step, the best by held-out loss, the average that the newest has, a mean, or None for the newest."""
 HELD_OUT_LOSS = "val_loss"
 """The entry of `extra` that is lowest for the best step."""
 CHECKSUM_FILE = "checksums.json"
@@ -281,17 +291,39 @@ def list_steps(folder: Path) -> list[int]:
 def load_parameters(folder: Path, abstract: PyTree, step: Which = None) -> Restored:
     """Loads "params" from the newest checkpoint in which they are intact; neither reads nor checks the rest.
 
-    `step`: of the given checkpoint, or of the best by held-out loss in which they are intact. `Restored.state` is the
+    `step`: of which checkpoint, or which average of them, where those are intact that it needs. `Restored.state` is the
     tree of parameters. Raises InputError if there is no checkpoint, no such one, none with intact parameters, or if
     these are not of the shapes in `abstract`.
     """
-    found = restore(folder, {"params": abstract}, step)
+    if isinstance(step, Last):
+        return _mean_of_last(folder, abstract, step.number)
+    name = "average" if step == "average" else "params"
+    wide = jax.tree.map(lambda leaf: leaf.update(dtype=accumulator(leaf.dtype)), abstract)
+    found = restore(folder, {name: wide if name == "average" else abstract}, None if step == "average" else step)
     if found is None:
         raise InputError(f"there is no checkpoint in {folder}; train first, or name a run folder that holds one")
-    return found._replace(state=found.state["params"])
+    return found._replace(state=jax.tree.map(lambda x, p: x.astype(p.dtype), found.state[name], abstract))
 
 
-def restore(folder: Path, abstract: Mapping[str, PyTree], step: Which = None) -> Restored | None:
+def _mean_of_last(folder: Path, abstract: PyTree, count: int) -> Restored:
+    """Loads the mean of the newest `count` checkpoints, summed in at least float32; all must be intact."""
+    steps = ask_first(lambda: list_steps(folder))
+    if len(steps) < count:
+        raise InputError(
+            f"last-{count} is the mean of {count} checkpoints, and {folder} has {len(steps)}; expected as many: a run "
+            f"with --training.keep-checkpoints {count} keeps them"
+        )
+    total: PyTree = None
+    for step in steps[-count:]:
+        found = load_parameters(folder, abstract, step)
+        wide = jax.tree.map(lambda p: p.astype(accumulator(p.dtype)), found.state)
+        total = wide if total is None else jax.tree.map(jnp.add, total, wide)
+    told = f"the mean of the checkpoints of steps {', '.join(map(str, steps[-count:]))}"
+    mean = jax.tree.map(lambda x, p: (x / count).astype(p.dtype), total, abstract)
+    return found._replace(state=mean, skipped=(told,))
+
+
+def restore(folder: Path, abstract: Mapping[str, PyTree], step: _One = None) -> Restored | None:
     """Restores the newest intact step, the given one, or the best; returns None if there is none at all.
 
     `abstract` has a jax.ShapeDtypeStruct for every array; those without a sharding go to the first local device. Other
@@ -321,7 +353,7 @@ def restore(folder: Path, abstract: Mapping[str, PyTree], step: Which = None) ->
     return Restored(number, state, extra, tuple(skipped))
 
 
-def _find_intact(folder: Path, wanted: Which, parts: Collection[str], skipped: list[str]) -> int | None:
+def _find_intact(folder: Path, wanted: _One, parts: Collection[str], skipped: list[str]) -> int | None:
     """Returns the first intact step of those to try, or None; adds to `skipped` a line for each before it."""
     steps = list_steps(folder)
     listed = f"the steps there are {', '.join(map(str, steps)) or 'none'}"

@@ -32,11 +32,12 @@ from jax_tformer.startup import compiler_options
 from jax_tformer.terminal import __version__
 from jax_tformer.training.processes import ask_first
 from jax_tformer.training.sharding import place_batch, replicate, use_mesh_of
-from jax_tformer.training.step import evaluation_step, forward
+from jax_tformer.training.step import TrainState, average_of, evaluation_step, forward
 
 _PROMPT = 8
 """Held-out tokens that a sample continues if the tokenizer has no start token."""
-_LOSSES = ("loss", "val_loss", "val_perplexity", "val_bits_per_byte", "exact_match", "bleu", "no_bleu")
+_SCORES = ("exact_match", "bleu", "no_bleu")
+_LOSSES = ("loss", "val_loss", "average_val_loss", "val_perplexity", "val_bits_per_byte", *_SCORES)
 _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain")
 
 
@@ -47,6 +48,12 @@ class Evaluator:
         self._step = jax.jit(evaluation_step(net), compiler_options=compiler_options(net.config.compute.dtype))
         self._data, self._pipeline, self._tokenizer, self._mesh = data, pipeline, tokenizer, mesh
         self._translator = transformer(net.config.for_other_shapes()) if isinstance(data, PairData) else None
+
+    def of_state(self, state: TrainState) -> Row:
+        """Returns the figures of the parameters, and average_val_loss ... of their average, if there is one."""
+        figures = self(state.params)
+        averages = {} if state.average is None else self(average_of(state))
+        return figures | {f"average_{name}": x for name, x in averages.items() if not isinstance(x, str)}
 
     def __call__(self, params: Params) -> Row:
         """Returns val_loss (nats per token, over all tokens), val_perplexity, val_bits_per_byte, exact_match and bleu.

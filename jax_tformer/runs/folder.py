@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError, require
@@ -324,19 +324,23 @@ class Trained(NamedTuple):
     fingerprint: str | None = None
 
 
-def parse_checkpoint(asked: str) -> int | Literal["best"] | None:
+def parse_checkpoint(asked: str) -> "Which":
     """Parses the value of --checkpoint for `load_trained`; raises InputError if it is not valid."""
-    if asked not in ("newest", "best") and re.fullmatch("[0-9]{1,18}", asked) is None:
-        raise InputError(f"--checkpoint is {asked!r}; expected newest, best, or the number of a step")
-    if asked == "best":
-        return "best"
-    return None if asked == "newest" else int(asked)
+    if asked in ("newest", "best", "average"):
+        return None if asked == "newest" else asked  # type: ignore[return-value]
+    if last := re.fullmatch("last-([1-9][0-9]{0,17})", asked):
+        from jax_tformer.runs.checkpoints import Last
+
+        return Last(int(last[1]))
+    if re.fullmatch("[0-9]{1,18}", asked) is None:
+        raise InputError(f"--checkpoint is {asked!r}; expected newest, best, average, last-N, or the number of a step")
+    return int(asked)
 
 
 def load_trained(
     run: RunFolder, step: "Which" = None, *, merge: bool = True, devices: MeshConfig | None = None
 ) -> Trained:
-    """Loads the model from its newest intact checkpoint, from that of `step`, or from the best by held-out loss.
+    """Loads the model from its newest intact checkpoint, or from the one, or the average, that `step` says.
 
     Adapters are merged into the parameters that they change, unless `merge` is False. Parameters are spread over the
     mesh that `devices` describes; None: one device has all.
@@ -350,7 +354,10 @@ def load_trained(
     from jax_tformer.startup import set_up_jax
     from jax_tformer.training.sharding import make_mesh, on_mesh
 
-    config = run.read_config().model
+    experiment = run.read_config()
+    config = experiment.model
+    if step == "average" and not experiment.training.average:
+        raise InputError(f"{run.path} has no average of weights: it was trained without --training.average")
     tokenizer = run.read_tokenizer(config.vocab_size)
     set_up_jax(config)
     net = transformer(config.for_other_shapes())

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -41,14 +42,14 @@ _GAP, _NARROWEST_BAR, _WIDEST_BAR = 2, 10, 60
 
 
 class MetricsLog:
-    """Appends rows to metrics.jsonl and TensorBoard; of several processes, the first one does.
+    """Appends rows to metrics.jsonl, TensorBoard and what `track` opens; of several processes, the first one does.
 
     A run that continues at `step` first drops the rows after it: a killed run may have logged steps after its last
     checkpoint, and will make them again. If lines are damaged, keeps a copy of the file. The constructor and the
     methods raise InputError if the disk is full.
     """
 
-    def __init__(self, folder: RunFolder, step: int) -> None:
+    def __init__(self, folder: RunFolder, step: int, track: Callable[[], Any] | None = None) -> None:
         self.notes: list[str] = []
         """What is wrong with an existing file."""
         self._path = folder.metrics
@@ -64,6 +65,7 @@ class MetricsLog:
             # Unbuffered, so that a full disk fails here and not again at exit.
             self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
             self._board = _TensorBoard(folder.tensorboard, step + 1)
+        self._tracker = track and track()
 
     def write(self, row: Row) -> None:
         """Writes a row; sentences in place of figures go to metrics.jsonl only."""
@@ -74,6 +76,8 @@ class MetricsLog:
             if self._file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._board.write(row)
+        if self._tracker:
+            self._tracker.log({name: x for name, x in row.items() if name != "step"}, step=row["step"])
 
     def sync(self) -> None:
         """Flushes all rows to the disk; call it before a checkpoint."""
@@ -85,6 +89,8 @@ class MetricsLog:
         """Closes the file; nothing can be written afterwards."""
         if is_first():
             self._file.close()
+            if self._tracker:
+                self._tracker.finish()
 
     @contextlib.contextmanager
     def _full_disk_told(self) -> Iterator[None]:
@@ -286,6 +292,32 @@ class ProgressLine:
         return (time.perf_counter() - self._first[1]) / (self._step - self._first[0]) * (self._steps - self._step)
 
 
+class Spikes:
+    """Finds losses far above those before, of which it keeps mean and variance, with weights that fall by 5% a step."""
+
+    def __init__(self) -> None:
+        self._steps, self._mean, self._variance = 0, 0.0, 0.0
+
+    def deviations(self, loss: float) -> float | None:
+        """Returns how many standard deviations `loss` is above the mean, if more than 6 and 50 losses are known."""
+        above = loss - self._mean
+        deviation = math.sqrt(self._variance)
+        found = above / deviation if self._steps >= 50 and above > 6 * deviation > 0 else None
+        share = max(0.05, 1 / (self._steps + 1))
+        self._steps += 1
+        self._mean += share * above
+        self._variance = (1 - share) * (self._variance + share * above**2)
+        return found
+
+
+def _norms(measured: dict[str, jax.Array]) -> Row:
+    """Names each layer's norm by its number."""
+    row: Row = {}
+    for name, x in jax.device_get(measured).items():
+        row |= {f"{name}.{layer}": float(of) for layer, of in enumerate(x)} if x.ndim else {name: float(x)}
+    return row
+
+
 class Reporter:
     """Reports each step after the next one has been dispatched, so that the device never waits for the report."""
 
@@ -311,6 +343,8 @@ class Reporter:
         self._tokens, self._seconds = 0, 0.0
         self._logged = (0, 0.0)
         self._first_step: float | None = None
+        self._spikes = Spikes()
+        self._noise = list[tuple[float, float]]()
 
     @property
     def speed(self) -> Row:
@@ -351,10 +385,23 @@ class Reporter:
         tokens, seconds = self._tokens - self._logged[0], self._seconds - self._logged[1]
         speed = round(tokens / seconds, 1) if seconds else None
         self._line.update(number, loss, speed)
+        row: Row = {"step": number, "loss": loss}
+        if (deviations := self._spikes.deviations(loss)) is not None:
+            # Batches are numbered from 0.
+            row |= {"spike": deviations, "batch": number - 1}
+        if metrics.noise is not None:
+            self._noise.append(jax.device_get(metrics.noise))
         if number % self._every == 0:
-            row = {"step": number, "loss": loss, "gradient_norm": norm, "learning_rate": float(self._rate(number - 1))}
+            row |= {"gradient_norm": norm, "learning_rate": float(self._rate(number - 1))} | _norms(metrics.norms)
+            if self._noise:
+                signal, noise = map(float, np.mean(self._noise, axis=0))
+                row |= {"squared_gradient": signal, "gradient_variance": noise}
+                row |= {"noise_scale": noise / signal} if signal > 0 else {}
+                self._noise.clear()
             self._log.write(row if speed is None else row | {"tokens_per_second": speed})
             self._logged = self._tokens, self._seconds
+        elif deviations is not None:
+            self._log.write(row)
 
     def evaluation(self, number: int, figures: Row, batch: Batch) -> None:
         """Reports an evaluation after update `number`; its time does not count as training.

@@ -30,9 +30,12 @@ from jax_tformer.training.step import TrainState
 _ROUNDING = "the same function, summed in another order: from here on, numbers may differ from one long run by rounding"
 _SAME_TEXT = "the text there must be the same"
 _OWN_TOKENIZER = "the run keeps the tokenizer in its folder"
+_FIGURES = "from here on, other figures are logged, and all may differ by rounding"
 _MEANINGS = {
     "training.steps": "the learning rate follows the same schedule, only longer or shorter",
     "training.log_every": "existing rows of metrics.jsonl stay as they are",
+    "training.log_norms": _FIGURES,
+    "training.log_noise_scale": _FIGURES,
     "training.evaluate_every": "from here on, the held-out loss is measured at other steps",
     "training.evaluate_batches": "from here on, held-out losses are measured on other batches",
     "training.checkpoint_every": "from here on, checkpoints are saved at other steps",
@@ -214,4 +217,5 @@ def arrays_to_save(state: TrainState) -> tuple[dict[str, Any], Params]:
     Whether the state is finite is not saved, since a checkpoint of one that is not never counts.
     """
     params, frozen = split_adapters(state.params)
-    return {"params": params, "opt_state": state.opt_state, "step": state.step, "key": state.key}, frozen
+    averages = {} if state.average is None else {"average": state.average}
+    return {"params": params, "opt_state": state.opt_state, "step": state.step, "key": state.key} | averages, frozen

@@ -140,7 +140,9 @@ def prepare(
 ) -> Prepared:
     """Prepares training of `net` by `tx` on batches like `batch` (of `abstract_batch`); raises InputError if it does
     not fit."""
-    first_state = jax.tree_util.Partial(init_state, net, tx, jax.random.key(training.seed))
+    first_state = jax.tree_util.Partial(
+        init_state, net, tx, jax.random.key(training.seed), averages=training.average > 0
+    )
     shapes = jax.eval_shape(first_state)
     shardings = state_shardings(mesh, tx, shapes)
     abstract = jax.tree.map(
@@ -148,7 +150,15 @@ def prepare(
     )
     require_room(abstract, mesh)
     update = jax.jit(
-        train_step(net, tx, accumulation=training.accumulation, loss=training.loss),
+        train_step(
+            net,
+            tx,
+            accumulation=training.accumulation,
+            loss=training.loss,
+            average=training.average,
+            norms=training.log_norms,
+            noise=training.log_noise_scale,
+        ),
         out_shardings=(shardings, None),
         donate_argnums=0,
         compiler_options=compiler_options(net.config.compute.dtype),

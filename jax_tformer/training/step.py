@@ -1,5 +1,6 @@
 """The optimizer step and the evaluation step, as pure functions."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import traverse_util
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
@@ -18,12 +20,12 @@ from jax_tformer.model.parameters import accumulator
 from jax_tformer.model.transformer import DecoderOnly, EncoderDecoder, Outputs
 from jax_tformer.training.linear_loss import linear_cross_entropy
 from jax_tformer.training.optimizer import global_norm
-from jax_tformer.training.sharding import name_of, on_mesh, parameter_shardings
+from jax_tformer.training.sharding import name_of, on_mesh, parameter_shardings, replicate
 
 Batch = dict[str, Array]
 """Arrays of one batch: tokens or source and target, their masks, and labels."""
-Sums = tuple[Array, Array, Params]
-"""The summed loss, the number of labels that count, and the summed gradients."""
+Sums = tuple[Array, Array, Params, Array]
+"""The summed loss, the number of labels that count, the summed gradients, and the squared norms of each part's mean."""
 
 
 class TrainState(NamedTuple):
@@ -39,6 +41,8 @@ class TrainState(NamedTuple):
     finite: Bool[Array, ""] | np.bool_ = np.True_
     """False once the loss or the gradients of a step were not finite. That step and later ones change no parameter, and
     are not counted, so that the cause can be found."""
+    average: Params | None = None
+    """The average of what trains, in at least float32 (see `train_step`)."""
 
 
 class StepMetrics(NamedTuple):
@@ -50,6 +54,10 @@ class StepMetrics(NamedTuple):
     """Global norm before clipping."""
     tokens: Int[Array, ""]
     """Tokens that the model read, source and target, without padding."""
+    norms: dict[str, Float[Array, "*L"]]
+    """If asked for, `layer_norms` of gradients and updates."""
+    noise: tuple[Float[Array, ""], Float[Array, ""]] | None
+    """If asked for, unbiased estimates of the true gradient's squared norm, and of the variance of a row's gradient."""
 
 
 def forward(
@@ -124,7 +132,12 @@ def tokens_read(batch: Batch) -> Int[Array, ""]:
 
 
 def init_state(
-    net: AnyTransformer, tx: optax.GradientTransformation, key: Key[Array, ""], given: Params | None = None
+    net: AnyTransformer,
+    tx: optax.GradientTransformation,
+    key: Key[Array, ""],
+    given: Params | None = None,
+    *,
+    averages: bool = False,
 ) -> TrainState:
     """Makes the state of step 0: the `given` parameters (without adapters), or new ones, and the optimizer's state."""
     init_key, dropout_key = jax.random.split(key)
@@ -132,7 +145,16 @@ def init_state(
     if given is not None:
         # Adapters are new.
         params = join_adapters(trained(params), given) if net.config.lora is not None else given
-    return TrainState(params, tx.init(trained(params)), jnp.zeros((), jnp.int32), jax.random.key_data(dropout_key))
+    state = TrainState(params, tx.init(trained(params)), jnp.zeros((), jnp.int32), jax.random.key_data(dropout_key))
+    if not averages:
+        return state
+    return state._replace(average=jax.tree.map(lambda p: jnp.array(p, accumulator(p.dtype)), trained(params)))
+
+
+def average_of(state: TrainState) -> Params:
+    """Returns all parameters with the averages of those that train, in their types."""
+    trains, frozen = split_adapters(state.params)
+    return join_adapters(jax.tree.map(lambda p, mean: mean.astype(p.dtype), trains, state.average), frozen)
 
 
 def state_shardings(mesh: Mesh, tx: optax.GradientTransformation, state: TrainState) -> Any:
@@ -149,7 +171,8 @@ def state_shardings(mesh: Mesh, tx: optax.GradientTransformation, state: TrainSt
         return replicated if parameter is None or parameter.shape != leaf.shape else parameter.sharding
 
     opt_state = jax.tree_util.tree_map_with_path(placing, state.opt_state)
-    return TrainState(parameters, opt_state, replicated, replicated, replicated)  # type: ignore[arg-type]
+    average = None if state.average is None else trained(parameters)
+    return TrainState(parameters, opt_state, replicated, replicated, replicated, average)  # type: ignore[arg-type]
 
 
 def train_step(
@@ -158,50 +181,85 @@ def train_step(
     *,
     accumulation: int = 1,
     loss: LossConfig = CROSS_ENTROPY,
+    average: float = 0.0,
+    norms: bool = False,
+    noise: bool = False,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
     """Makes the function (state, batch) -> (state, metrics); jit it with its state donated.
 
     Gradients are those of the loss summed over the whole batch and divided by the number of labels that count, in
     however many parts (`accumulation`) they are computed. With adapters (`net.config.lora`), only they have gradients
     and change. If the loss or the gradient norm is not finite, see `TrainState.finite`.
+
+    A state that has an average gets that of the parameters after each update so far, where those before the last one
+    weigh `average`, its square ... of it: the first parameters have no part in it.
+
+    `norms` and `noise` ask for those metrics. The gradient noise scale is the mean of `StepMetrics.noise[1]` over many
+    steps, divided by that of `noise[0]` (McCandlish et al., 2018, appendix A.1: a batch against its parts).
     """
 
     def gradients(params: Params, frozen: Params, batch: Batch, keys: Array | None) -> Sums:
         def total_loss(params: Params, part: Batch, dropout_key: Array | None) -> tuple[Array, Array]:
             return batch_loss(net, join_adapters(params, frozen), part, loss, dropout_key=dropout_key)
 
-        differentiate = jax.value_and_grad(total_loss, has_aux=True)
+        def differentiate(params: Params, part: Batch, key: Array | None) -> Sums:
+            (total, counted), grads = jax.value_and_grad(total_loss, has_aux=True)(params, part, key)
+            squared = jnp.square(global_norm(grads) / jnp.maximum(counted, 1)) if noise else jnp.zeros(())
+            return total, counted, grads, squared
+
         if accumulation == 1:
-            (total, counted), grads = differentiate(params, batch, None if keys is None else keys[0])
-            return total, counted, grads
+            return differentiate(params, batch, None if keys is None else keys[0])
         parts = split_batch(batch, accumulation)
 
         def add(sums: Sums, inputs: tuple[Batch, Array | None]) -> tuple[Sums, None]:
-            (total, counted), grads = differentiate(params, *inputs)
-            more: Sums = jax.tree.map(jnp.add, sums, (total, counted, grads))
+            more: Sums = jax.tree.map(jnp.add, sums, differentiate(params, *inputs))
             return more, None
 
         first = jax.tree.map(lambda x: x[0], (parts, keys))
         # In at least float32: sums of parts in bfloat16 would lose precision.
         zeros = jax.tree.map(
             lambda x: jnp.zeros(x.shape, accumulator(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype),
-            jax.eval_shape(lambda: (lambda value, grads: (*value, grads))(*differentiate(params, *first))),
+            jax.eval_shape(lambda: differentiate(params, *first)),
         )
         sums: Sums = jax.lax.scan(add, zeros, (parts, keys))[0]
         return sums
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         before, frozen = split_adapters(state.params)
-        total, counted, grads = gradients(before, frozen, batch, dropout_keys(net, state, accumulation))
+        total, counted, grads, squares = gradients(before, frozen, batch, dropout_keys(net, state, accumulation))
         count = jnp.maximum(counted, 1)
         grads = jax.tree.map(lambda g, p: (g / count).astype(p.dtype), grads, before)
         updates, opt_state = tx.update(grads, state.opt_state, before)
-        metrics = StepMetrics(total / count, global_norm(grads), tokens_read(batch))
+        metrics = StepMetrics(total / count, global_norm(grads), tokens_read(batch), {}, None)
+        if norms:
+            measured = layer_norms("gradient_norm", grads) | layer_norms("update_norm", updates)
+            metrics = metrics._replace(norms=replicate(measured))
+        if noise:
+            whole, part, others = jnp.square(metrics.gradient_norm), squares / accumulation, accumulation - 1
+            signal, spread = accumulation * whole - part, len(batch["labels"]) * (part - whole)
+            metrics = metrics._replace(noise=(signal / others, spread / others))
         finite = jnp.isfinite(metrics.loss) & jnp.isfinite(metrics.gradient_norm) & state.finite
         after = jax.tree.map(lambda p, update: jnp.where(finite, p + update, p).astype(p.dtype), before, updates)
-        return TrainState(join_adapters(after, frozen), opt_state, state.step + finite, state.key, finite), metrics
+        # Adam's correction of its moments, taken into the share of the newest, and exact for a decay near 1.
+        mean = state.average
+        if mean is not None:
+            share = (1 - average) / -jnp.expm1((state.step + 1) * math.log(average))
+            mean = jax.tree.map(lambda mean, p: mean + (share * (p - mean)).astype(mean.dtype), mean, after)
+        params = join_adapters(after, frozen)
+        return TrainState(params, opt_state, state.step + finite, state.key, finite, mean), metrics
 
     return step
+
+
+def layer_norms(name: str, tree: Params) -> dict[str, Array]:
+    """Returns the norms of the layers of each stack, [L], and of each module outside, [], in at least float32."""
+    squares = dict[str, Array]()
+    for path, x in traverse_util.flatten_dict(tree, sep=".").items():
+        stack, layers, _ = path.partition(".blocks.")
+        of = f"{name}/{stack}.blocks" if layers else f"{name}/{path.rpartition('.')[0]}"
+        axes = tuple(range(1 if layers else 0, x.ndim))
+        squares[of] = squares.get(of, 0) + jnp.square(x.astype(accumulator(x.dtype))).sum(axes)
+    return {of: jnp.sqrt(sums) for of, sums in squares.items()}
 
 
 def evaluation_step(net: AnyTransformer) -> Callable[[Params, Batch], tuple[Array, Array]]:

@@ -1,5 +1,6 @@
 """Differences that somebody accepts: theirs goes on with the numbers of ours from there, and the search behind them."""
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,11 +11,12 @@ import numpy as np
 
 from parity.differ.alignment import Start, match
 from parity.differ.answer import Difference
-from parity.differ.element_order import distance, with_axes_as
+from parity.differ.element_order import distance, with_axes_as, without_copies
 from parity.differ.values import Site, Values, short
 from parity.gates.measure import FLOAT64_BAR
 
 _FLOAT32 = 2.0**-24
+_FLOATING = "torch.float64", "torch.float32"
 _TRIED = 16
 """Pairs of values, at most, at which the two sides may come together again."""
 _KINDS = {"epsilon": "another constant is added"}
@@ -43,20 +45,29 @@ class Accepted:
         has fewer digits, theirs goes on with ours."""
         assert self.sides is not None
         ours, theirs = self.sides
-        index = ours.index({i for i in ours.live() if not ours.rows[i].data})
-        near: dict[int, list[int]] = {}
-        for j in theirs.live() - self.put.keys():
+        constants = [i for i in ours.live() if not ours.rows[i].data]
+        index, near = ours.index(set(constants)), dict[int, list[int]]()
+        numbers = {abs(x) for i in ours.live() for x in ours.rows[i].literals}
+        numbers |= {ours.rows[i].largest for i in constants if math.prod(ours.rows[i].shape) == 1}
+        found = {}
+        for j in sorted(theirs.live() - self.put.keys()):
             row = theirs.rows[j]
-            if not row.data and row.features is not None and (row.kind, row.dtype) == ("operation", "torch.float64"):
+            if row.data or row.dtype not in _FLOATING or row.kind not in ("operation", "constant"):
+                continue
+            if row.features is not None:
                 near[j] = index.equals(row.features, 1e-4)
+            elif math.prod(row.shape) == 1 and (there := theirs.array(j)) is not None:
+                equal = [x for x in numbers if _rounds_alike(np.asarray(x), np.abs(there))]
+                if equal:
+                    found[j] = np.full(there.shape, math.copysign(equal[0], there.item()))
         theirs.want(near)
         ours.want(i for numbers in near.values() for i in numbers)
-        found = {}
         for j in sorted(near):
             there, arrays = theirs.arrays[j], [ours.arrays[i] for i in near[j]]
-            moved = [x for array in arrays for x in with_axes_as(there, array)]
-            if moved and _rounds_alike(x := min(moved, key=partial(distance, there)), there):
-                found[j] = x
+            once = without_copies(there)
+            moved = [x for array in arrays for x in with_axes_as(once, without_copies(array))]
+            if moved and _rounds_alike(x := min(moved, key=partial(distance, once)), once):
+                found[j] = np.broadcast_to(x, there.shape).copy()
         self.put |= found
         self.rounded += [theirs.site(j) for j in found]
         return bool(found)
@@ -88,12 +99,13 @@ class Accepted:
 
 def _rounds_alike(here: np.ndarray, there: np.ndarray) -> bool:
     """Whether numbers are as far apart as float32 rounds a few times, and not only as float64 does; in a table, what is
-    rounded is a frequency that counts as often as there are places."""
-    table = max(there.shape) * float(np.abs(there).max()) if there.squeeze().ndim > 1 else 0.0
+    rounded is a frequency that counts as often as there are places. The "minus infinity" of a mask is never rounded."""
+    largest = float(np.abs(there).max())
+    if not largest < 1e30:
+        return False
+    table = max(there.shape) * largest if there.squeeze().ndim > 1 else 0.0
     apart = np.abs(here - there)
-    return bool(
-        apart.max() > 1e-12 * np.abs(there).max() and (apart <= _FLOAT32 * np.maximum(4 * np.abs(there), table)).all()
-    )
+    return bool(apart.max() > 1e-12 * largest and (apart <= _FLOAT32 * np.maximum(4 * np.abs(there), table)).all())
 
 
 def _told(site: Site) -> str:

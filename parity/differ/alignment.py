@@ -15,6 +15,8 @@ _NEAR = 24
 """Values after the start, in the order of execution, among which a kind is looked for."""
 REACH = 40 * _NEAR
 """Values of the program, at most, among which these are found."""
+_JOINS = 4
+"""Ends of branches, at most, that are looked at."""
 _STEPS = 40
 """Values to go on, at most, to one that has an equal."""
 _MOST = 16
@@ -50,6 +52,21 @@ class Start:
             if len(found) >= _NEAR:
                 break
         return found
+
+    @cached_property
+    def joins(self) -> list[int]:
+        """The unmatched values that follow from the start and are made of something agreed as well, of their size: the
+        ends of branches, as where a residual is added."""
+        values, seen, found = self.values, {self.number}, list[int]()
+        for k in range(self.number + 1, min(self.number + REACH, len(values.rows))):
+            row = values.rows[k]
+            if k in values.equal or row.backward or seen.isdisjoint(row.inputs):
+                continue
+            seen.add(k)
+            agreed = [i for i in row.inputs if i in values.equal and values.rows[i].data]
+            if any(values.rows[i].shape == row.shape and values.leaf(i) is None for i in agreed):
+                found.append(k)
+        return found[:_JOINS]
 
 
 def shared(ours: Start, theirs: Start) -> list[tuple[int, int]]:

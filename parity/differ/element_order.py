@@ -49,6 +49,14 @@ def with_axes_as(ours: np.ndarray, theirs: np.ndarray) -> list[np.ndarray]:
     return [array.reshape(ours.shape) for array in moved if array.shape == here.shape]
 
 
+def without_copies(array: np.ndarray) -> np.ndarray:
+    """The array with one entry, the first, on each axis along which it only repeats itself."""
+    for axis in range(array.ndim):
+        first = array.take([0], axis)
+        array = first if (array == first).all() else array
+    return array
+
+
 def _layouts(ours: np.ndarray, theirs: np.ndarray) -> list[np.ndarray]:
     if ours.size != theirs.size:
         return []

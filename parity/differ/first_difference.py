@@ -28,6 +28,7 @@ from parity.gates.pair import Bridge, Tensors, to_torch
 from parity.gates.projection import Inputs, common_outputs, double, named_outputs, projection
 from parity.gates.torch_side import tensors_of
 from parity.gates.weight_map import WeightMap, Weights, paths
+from parity.islands import defaults_of
 
 _Found = TypeVar("_Found")
 _LARGE = 2 << 30
@@ -181,7 +182,8 @@ def followed_pair(
         return named_outputs(given.call(ours, params, arrays=inputs), "ours", jax.Array, left_out)
 
     def run_theirs(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        return named_outputs(given.call(module, arrays=inputs), "theirs", torch.Tensor, left_out)
+        with defaults_of(module):
+            return named_outputs(given.call(module, arrays=inputs), "theirs", torch.Tensor, left_out)
 
     with _tried(module) as tried:
         returned = _outputs(run_ours, run_theirs, tried, made(_shape), given.arrays)

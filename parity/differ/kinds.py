@@ -73,45 +73,43 @@ def _is(row: Value, *names: str) -> bool:
 
 def _mask(ours: Start, theirs: Start) -> str | None:
     """Who sees whom: places that one side masks and the other does not."""
-    here, there = (_first_masked(side, side.near[:4]) for side in (ours, theirs))
-    if here is None and there is None:
+    if not any(_masks(side, side.near[:4]) for side in (ours, theirs)):
         return None
-    here = _first_masked(ours, ours.near) if here is None else here
-    there = _first_masked(theirs, theirs.near) if there is None else there
-    if here is None or there is None:
+    here, there = (_masks(side, side.near) for side in (ours, theirs))
+    if not here or not there:
         # Where what both read is masked already, the largest of a masked row is no mask of its own.
-        if any(_first_masked(ours, [i]) is not None for i in ours.agreed):
+        if _masks(ours, ours.agreed):
             return None
         # Of a side that was recorded, the larger arrays are not there.
         if any(side.values.again is None and not side.values.arrays.keys() >= {*side.near} for side in (ours, theirs)):
             return None
-        name, other = ("theirs", "ours") if here is None else ("ours", "theirs")
+        name, other = ("ours", "theirs") if here else ("theirs", "ours")
         return f"only {name} masks here, {other} does not"
-    moved = in_our_layout(here.astype(float), there.astype(float))
-    if moved is None:
+    # Where some mask of ours is one of theirs, they may have been put together in other steps.
+    apart = [in_our_layout(mine.astype(float), their.astype(float)) for mine, their in product(here, there)]
+    if apart[0] is None or any(
+        moved is not None and not ((moved > 0.5) ^ mine).any()
+        for moved, (mine, _) in zip(apart, product(here, there), strict=True)
+    ):
         return None
-    differing = (moved > 0.5) ^ here
-    if not differing.any():
-        return None
+    differing = (apart[0] > 0.5) ^ here[0]
     place = tuple(int(k) for k in np.argwhere(differing)[0])
-    only = "ours" if here[place] else "theirs"
+    only = "ours" if here[0][place] else "theirs"
     return (
         f"the mask differs at {int(differing.sum())} of {differing.size} places: only {only} masks key {place[-1]} "
         f"from query {place[-2]}, for example"
     )
 
 
-def _first_masked(side: Start, near: Sequence[int]) -> np.ndarray | None:
-    """Which places the first value with a mask's "minus infinity" masks; the value is the start, or soon after it."""
+def _masks(side: Start, near: Sequence[int]) -> list[np.ndarray]:
+    """Which places each of these values masks that has a mask's "minus infinity"; a side may mask in several steps."""
+    found = []
     for i in near:
         array = side.values.array(i) if len(side.values.rows[i].shape) >= 2 else None
-        if array is None:
-            continue
         with np.errstate(invalid="ignore"):
-            closed: np.ndarray = ~(array > -1e30)
-        if closed.any():
-            return closed
-    return None
+            if array is not None and (closed := ~(array > -1e30)).any():
+                found.append(closed)
+    return found
 
 
 def _goes_on_without(ours: Values, theirs: Values, number: int, factor: float) -> bool:

@@ -176,7 +176,8 @@ class _Shown(NamedTuple):
 def _left_out(experiments: Experiments, start: Start, partner: Start | None) -> Iterator[_Shown]:
     """This side does something, and the other goes on with what it is done to."""
     values = experiments.values
-    for k in start.near[:_LEFT_OUT]:
+    near = start.near[:_LEFT_OUT]
+    for k in (*near, *(k for k in start.joins if k not in near)):
         row = values.rows[k]
         if values.copies(k):
             continue

@@ -216,6 +216,8 @@ class Recorder(TorchDispatchMode):
             row.again = itemgetter(same[-1]) if same else None
         else:
             row = Value("constant", "constant")
+            if (given := self._put.get(len(self.values.rows))) is not None:
+                tensor.data = torch.from_numpy(given)
         number = self.values.add(row, tensor)
         self._is(tensor, number)
         return number
@@ -279,7 +281,9 @@ class Recorder(TorchDispatchMode):
             row = Value("operation", str(func.overloadpacket), known, "", module, place, _layer(module), literals)
             row.backward, row.forward = node is not None, forward
             row.again = partial(again, n) if known else None
-            if (given := self._put.get(len(self.values.rows))) is not None:
+            given = self._put.get(len(self.values.rows))
+            # What is expanded holds each number once, and has it from the value that it is a view of.
+            if given is not None and (tensor.numel() < 2 or 0 not in tensor.stride()):
                 tensor.copy_(torch.from_numpy(given))
             number = self.values.add(row, tensor)
             if _is_narrow(tensor) and not any(map(_is_narrow, tensors)):

@@ -220,7 +220,9 @@ class Sides:
             return dict(outputs)
 
         named = [*module.named_parameters(), *module.named_buffers()]
-        constants = frozenset(name for name, _ in named if self.held_by and name not in self.held_by)
+        # No weight, and what is made of it a table: a buffer that is not saved, or what ours does not hold.
+        saved = self.held_by or dict.fromkeys(module.state_dict(keep_vars=True))
+        constants = frozenset(name for name, _ in named if name not in saved)
         wanted = taken if backward else None
         with nullcontext() if self.widen is None else Float64(every=widening):
             return values_of_torch(

@@ -36,6 +36,7 @@ from parity.gates.projection import Inputs, Tensors, Values, rounded, varied
 from parity.gates.pytrees import is_floating
 from parity.gates.torch_side import TorchSide, backward, load, tensors_of, tied_names, torch_loss
 from parity.gates.weight_map import WeightMap, Weights
+from parity.islands import defaults_of
 
 GATES = ("9", "1", "2", "3", "4", "5")
 _LOSS = "random projection of all outputs"
@@ -222,7 +223,8 @@ class OwnPair:
         load(module, self.weights)
 
         def run(arrays: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-            loss, _ = torch_loss(given.call(module, arrays=arrays), set(), {})
+            with defaults_of(module):
+                loss, _ = torch_loss(given.call(module, arrays=arrays), set(), {})
             return loss, {_LOSS: loss}
 
         limit = 0.5 * global_norm(backward(module, given.arrays, run)[1])

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from parity.differ.values import Values as Followed
 from parity.gates.measure import ParityError, failure
 from parity.gates.projection import Inputs, Tensors, Values, known_or_made, named_outputs
+from parity.islands import defaults_of
 
 
 def torch_loss(output: Any, left_out: set[str], known: Mapping[str, np.ndarray]) -> tuple[Tensor, dict[str, Any]]:
@@ -61,11 +62,12 @@ class TorchSide:
         load(module, weights)
         call = self._inputs.call
         try:
-            outputs, gradients = backward(
-                module,
-                inputs.arrays,
-                lambda arrays: torch_loss(call(module, arrays=arrays), self.left_out, known or {}),
-            )
+            with defaults_of(module):
+                outputs, gradients = backward(
+                    module,
+                    inputs.arrays,
+                    lambda arrays: torch_loss(call(module, arrays=arrays), self.left_out, known or {}),
+                )
         except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
             raise failure(
                 "theirs", error, f"inputs {[list(array.shape) for array in inputs.arrays.values()]}"

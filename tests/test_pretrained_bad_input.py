@@ -241,8 +241,8 @@ def test_names_on_the_hub(whole, tmp_path, monkeypatch):
         (snapshot / path.name).symlink_to(Path("../../blobs") / path.name)
     asked = []
 
-    def download(name, *, revision, allow_patterns):
-        asked.append((name, revision))
+    def download(name, *, repo_type, revision, allow_patterns):
+        asked.append((repo_type, name, revision))
         assert {"config.json", "tokenizer.json", "model*.safetensors", INDEX} <= set(allow_patterns)
         return str(snapshot)
 
@@ -251,7 +251,7 @@ def test_names_on_the_hub(whole, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="expected the commit to use; the newest is revision 1234"):
         load_pretrained("some/gpt2")
     net, _, tokenizer = load_pretrained("some/gpt2", revision="1234")
-    assert asked == [("some/gpt2", "1234")]
+    assert asked == [("model", "some/gpt2", "1234")]
     assert tokenizer is not None
     assert net == transformer(net.config)
 

@@ -235,7 +235,7 @@ def test_what_is_no_run_is_named_before_jax_is_imported(tmp_path):
         "generate.py HERE/run --prompt abababab": "expected at most 8 together",
         "train.py dates --run /proc/x": "cannot write to /proc",
         "train.py dates --run HERE/hugging-face": "holds a Hugging Face model",
-        "train.py text --data.path HERE/code": f"--data.path '{tmp_path}/code/**/*.py'",
+        "train.py text --data.path HERE/code": f"are named by a pattern: '{tmp_path}/code/**/*.py'",
         "train.py text --data.path HERE/nowhere.txt": "does not exist",
         "train.py text --data.path HERE/pipe/config.json": "is not a file",
         "train.py pairs --data.path HERE/lines.txt": "is neither .tsv nor .jsonl",

@@ -58,6 +58,10 @@ def test_the_average_is_that_of_the_weights_after_each_step(decay):
         weights = decay ** np.arange(len(seen))[::-1]
         expected = jax.tree.map(lambda *each: np.average(each, axis=0, weights=weights), *seen)
         assert largest_difference(average_of(state), expected) < 1e-12
+        broken = jax.tree.map(lambda p: p.at[0].set(jnp.inf), state.params["embedding"])
+        after, _ = step(state._replace(params={**state.params, "embedding": broken}), batch())
+        assert not after.finite
+        assert largest_difference(after.average["decoder"], state.average["decoder"]) == 0
 
 
 def test_norms_of_each_layer_and_the_noise_scale():

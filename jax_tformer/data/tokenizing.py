@@ -64,7 +64,7 @@ def documents(path: Path, column: str) -> Iterator[str]:
     """
     check_file(path)
     try:
-        if path.suffix == ".parquet":
+        if path.suffix.lower() == ".parquet":
             yield from _parquet(path, column)
         elif path.name.lower().endswith(KINDS[3:6]):
             reader: Any = {".gz": gzip.open, ".zst": _open_zst}.get(path.suffix.lower(), open)

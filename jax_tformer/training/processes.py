@@ -56,7 +56,7 @@ _GRACE = 2
 """Seconds in which processes that end for the same reason come to their ends."""
 _ABORTS = re.compile(r"coordination_service|client\.h:\d+\]")
 """In the first line of what JAX says when it ends a process."""
-_CHATTER = re.compile(r"\[Gloo\]|peer ranks|^\d+$")
+_CHATTER = re.compile(r"\[Gloo\]|peer ranks|^\d*$")
 """In lines that say that all is well. Threads write them at once, so that one may be torn in two."""
 _LOST = re.compile("[Gg]loo|NCCL|[Cc]onnection closed|UNAVAILABLE")
 """In the message of a collective operation that has lost a process."""

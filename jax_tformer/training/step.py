@@ -243,7 +243,7 @@ def train_step(
         # Adam's correction of its moments, taken into the share of the newest, and exact for a decay near 1.
         mean = state.average
         if mean is not None:
-            share = (1 - average) / -jnp.expm1((state.step + 1) * math.log(average))
+            share = finite * (1 - average) / -jnp.expm1((state.step + 1) * math.log(average))
             mean = jax.tree.map(lambda mean, p: mean + (share * (p - mean)).astype(mean.dtype), mean, after)
         params = join_adapters(after, frozen)
         return TrainState(params, opt_state, state.step + finite, state.key, finite, mean), metrics

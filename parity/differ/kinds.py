@@ -86,19 +86,22 @@ def _mask(ours: Start, theirs: Start) -> str | None:
         name, other = ("ours", "theirs") if here else ("theirs", "ours")
         return f"only {name} masks here, {other} does not"
     # Where some mask of ours is one of theirs, they may have been put together in other steps.
-    apart = [in_our_layout(mine.astype(float), their.astype(float)) for mine, their in product(here, there)]
-    if apart[0] is None or any(
-        moved is not None and not ((moved > 0.5) ^ mine).any()
-        for moved, (mine, _) in zip(apart, product(here, there), strict=True)
-    ):
+    found = [_masked_apart(mine, their) for mine, their in product(here, there)]
+    differing = found[0]
+    if differing is None or any(apart is not None and not apart.any() for apart in found):
         return None
-    differing = (apart[0] > 0.5) ^ here[0]
     place = tuple(int(k) for k in np.argwhere(differing)[0])
     only = "ours" if here[0][place] else "theirs"
     return (
         f"the mask differs at {int(differing.sum())} of {differing.size} places: only {only} masks key {place[-1]} "
         f"from query {place[-2]}, for example"
     )
+
+
+def _masked_apart(mine: np.ndarray, their: np.ndarray) -> np.ndarray | None:
+    """Which places only one of two masks has; None for masks of different sizes."""
+    moved = in_our_layout(mine.astype(float), their.astype(float))
+    return None if moved is None else (moved > 0.5) ^ mine
 
 
 def _masks(side: Start, near: Sequence[int]) -> list[np.ndarray]:

@@ -11,10 +11,9 @@ from jax_tformer.cache import Cache, KeyValue
 from jax_tformer.decoding import loop, sampling
 from jax_tformer.decoding.sampling import History
 from jax_tformer.hub import names
-from jax_tformer.model import attention, blocks, embedding, layers
+from jax_tformer.model import attention, blocks, embedding, fast, layers
 from jax_tformer.model.attention import Attention
 from jax_tformer.model.blocks import Stack
-from jax_tformer.model.fast import rows
 from jax_tformer.model.layers import Norm
 from jax_tformer.model.masks import Mask
 from jax_tformer.model.parameters import accumulator
@@ -163,7 +162,7 @@ BLOCKS = (
 """Gates 1 and 2."""
 ONE_PASS = call_fault("LayerNorm: one-pass variance", Norm, "__call__", one_pass_variance)
 """Gate 3."""
-NARROW_SOFTMAX = call_fault("softmax computed in bfloat16", rows, "accumulator", no_higher)
+NARROW_SOFTMAX = call_fault("softmax computed in bfloat16", fast, "accumulator", no_higher)
 NARROW_WEIGHTS = call_fault("captured weights computed in bfloat16", attention, "accumulator", no_higher)
 NARROW_ANGLES = call_fault("rotary angles computed in bfloat16", blocks, "rotary_angles", narrow_where(lambda *_: True))
 """Gate 4."""

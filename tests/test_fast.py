@@ -11,7 +11,7 @@ from jax_tformer.decoding.generate import generate
 from jax_tformer.decoding.loop import layers_apart
 from jax_tformer.decoding.score import score
 from jax_tformer.functional import transformer
-from jax_tformer.model.fast.rows import FEW_ROWS, multiply_by_rows
+from jax_tformer.model.fast import FEW_ROWS, multiply_by_rows
 from tests.test_decoding import GPT, PROMPTS
 
 

@@ -87,8 +87,7 @@ def train(plan: "TrainPlan", started: float) -> int:
     from jax_tformer.functional import transformer
     from jax_tformer.lora import merge_lora, trained
     from jax_tformer.runs.checkpoints import Checkpoints
-    from jax_tformer.runs.diagnosis import find_not_finite
-    from jax_tformer.runs.evaluation import Evaluator, finish, sample_text
+    from jax_tformer.runs.evaluation import Evaluator, find_not_finite, finish, sample_text
     from jax_tformer.runs.huggingface import export_pretrained, given_parameters, new_tokenizer
     from jax_tformer.runs.metrics import MetricsLog, ProgressLine, Reporter
     from jax_tformer.runs.resume import Resumption, permitted_changes, require_same_run

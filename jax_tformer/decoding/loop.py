@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 from jax_tformer.cache import Cache
 from jax_tformer.decoding.sampling import Count, History, Keys, Logits, Padded, Rules, Step, TokenIds, choose, restrict
 from jax_tformer.functional import DecoderTransformer, Params
-from jax_tformer.model.fast.rows import FEW_ROWS, Transposed
+from jax_tformer.model.fast import FEW_ROWS, Transposed
 from jax_tformer.model.transformer import DecoderOnly
 from jax_tformer.training.sharding import replicate, split_rows
 

@@ -42,7 +42,7 @@ _GAP, _NARROWEST_BAR, _WIDEST_BAR = 2, 10, 60
 
 
 class MetricsLog:
-    """Appends rows to metrics.jsonl, TensorBoard and, for a `project`, trackio; of several processes, the first does so.
+    """Appends rows to metrics.jsonl, TensorBoard and, for a `project`, trackio; the first process does so for all.
 
     A run that continues at `step` first drops the rows after it: a killed run may have logged steps after its last
     checkpoint, and will make them again. If lines are damaged, keeps a copy of the file. The constructor and the

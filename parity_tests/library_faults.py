@@ -120,10 +120,9 @@ def hope_again(right, rules, beams, *rest):
     return right(rules, beams._replace(improvable=jnp.ones_like(beams.improvable)), *rest)
 
 
-def said_by_another(right, prompts, tokens, length):
+def said_by_another(right, history, token):
     """What another beam has said last counts as said by this one."""
-    said = jnp.arange(tokens.shape[2]) == length - 1
-    return right(prompts, jnp.where(said, jnp.roll(tokens, 1, axis=1), tokens), length)
+    return right(history, jnp.roll(token, 1))
 
 
 def one_more_before_the_end(right, scores, rules, place):
@@ -242,7 +241,7 @@ BEAMS = (
         lambda right, rules, made, limits: right(rules, made + 1, limits),
     ),
     call_fault("beams: a lost hope comes back", loop, "_extend_beams", hope_again),
-    call_fault("beams: tokens seen by another beam", loop, "_history", said_by_another),
+    call_fault("beams: tokens seen by another beam", History, "append", said_by_another),
 )
 """Gate 8."""
 CHOICES = (

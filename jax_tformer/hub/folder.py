@@ -88,6 +88,16 @@ _KINDS: Mapping[str, _Kind] = {
     **dict.fromkeys(("eos_token_id", "forced_eos_token_id"), _ENDS),
 }
 """Setting that is read -> what it has to be."""
+_SAME = (
+    "length_penalty",
+    "repetition_penalty",
+    *_NGRAMS,
+    "renormalize_logits",
+    "early_stopping",
+    *_NEVER,
+    "bad_words_ids",
+)
+"""Settings that mean the same in a DecodingConfig."""
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "typical_p": (1.0,),
     "epsilon_cutoff": (0.0,),
@@ -234,17 +244,12 @@ def read_defaults(
         for name, neutral in _NEUTRAL.items()
         if name in given and given[name] not in neutral and given[name] != []
     ]
-    decoding: dict[str, Any] = {}
-    # Also without num_beams: a flag may ask for a beam search.
-    if "length_penalty" in given:
-        decoding["length_penalty"] = float(given["length_penalty"])
-    for name in ("repetition_penalty", *_NGRAMS, "renormalize_logits", "early_stopping"):
-        decoding |= {name: given[name]} if name in given else {}
-    drawing: dict[str, Any] = {name: float(given[name]) for name in ("temperature", "top_p", "min_p") if name in given}
+    # Those of beams also without num_beams: a flag may ask for a beam search.
+    decoding = {name: _as_tuple(given[name]) for name in _SAME if name in given}
+    drawing: dict[str, Any] = {name: given[name] for name in ("temperature", "top_p", "min_p") if name in given}
     drawing |= {"top_k": given["top_k"] or None} if "top_k" in given else {}
-    beams = given.get("num_beams", 1)
-    if beams > 1:
-        decoding["num_beams"] = beams
+    if given.get("num_beams", 1) > 1:
+        decoding["num_beams"] = given["num_beams"]
         if given.get("do_sample"):
             ignored.append("do_sample with num_beams")
     elif given.get("do_sample"):
@@ -254,7 +259,21 @@ def read_defaults(
     ends = ends if isinstance(ends, list) else [ends]
     if unknown := [end for end in ends if vocabulary is not None and end >= vocabulary]:
         raise InputError(f"eos_token_id is {unknown[0]} in {where}; expected ids below {vocabulary}, the vocabulary")
-    decoding |= _constraints(given, translates, ignored)
+    fewest = given.get("min_new_tokens", 0)
+    if translates:
+        # Lengths of translations count the start token.
+        fewest = fewest or max(given.get("min_length", 0) - 1, 0)
+    elif given.get("min_length", 0) and not fewest:
+        ignored.append(f"min_length {given['min_length']}")
+    decoding |= {"min_new_tokens": fewest} if fewest else {}
+    if "forced_bos_token_id" in given and translates:
+        decoding["forced_bos_token_id"] = given["forced_bos_token_id"]
+    last = given.get("forced_eos_token_id", [])
+    last = last if isinstance(last, list) else [last]
+    if len(last) == 1:
+        decoding["forced_eos_token_id"] = last[0]
+    elif last:
+        ignored.append(f"forced_eos_token_id {last}")
     return GenerationDefaults(
         decoding,
         drawing,
@@ -267,26 +286,9 @@ def read_defaults(
     )
 
 
-def _constraints(given: Mapping[str, Any], translates: bool, ignored: list[str]) -> dict[str, Any]:
-    """Returns the fields of DecodingConfig that force or forbid tokens; adds to `ignored` what they cannot express."""
-    found: dict[str, Any] = {name: tuple(given[name]) for name in _NEVER if given.get(name)}
-    if words := given.get("bad_words_ids"):
-        found["bad_words_ids"] = tuple(map(tuple, words))
-    fewest = given.get("min_new_tokens", 0)
-    if translates:
-        # Lengths of translations count the start token.
-        fewest = fewest or max(given.get("min_length", 0) - 1, 0)
-    elif given.get("min_length", 0) and not fewest:
-        ignored.append(f"min_length {given['min_length']}")
-    found |= {"min_new_tokens": fewest} if fewest else {}
-    if "forced_bos_token_id" in given and translates:
-        found["forced_bos_token_id"] = given["forced_bos_token_id"]
-    last = given.get("forced_eos_token_id")
-    if isinstance(last, list) and len(last) != 1:
-        ignored.append(f"forced_eos_token_id {last}")
-        last = None
-    last = last[0] if isinstance(last, list) else last
-    return found if last is None else found | {"forced_eos_token_id": last}
+def _as_tuple(value: Any) -> Any:
+    """Returns a list of JSON, and lists in it, as tuples; anything else as it is."""
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
 
 
 def _require_kind(name: str, value: Any, where: str) -> None:

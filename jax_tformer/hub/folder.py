@@ -4,7 +4,7 @@ arrays in safetensors, each of which is read part by part, where somebody asks."
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -16,7 +16,7 @@ import safetensors
 
 from jax_tformer.config import Dtype
 from jax_tformer.config.errors import InputError
-from jax_tformer.files import not_regular, read_json, write_json
+from jax_tformer.files import not_regular, read_json, shortened, write_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TYPES: dict[str, np.dtype[Any]] = {
@@ -354,28 +354,37 @@ def inside(folder: Path, name: str) -> Path:
     return path
 
 
-def _open_shards(folder: Path) -> dict[str, Stored]:
-    index = inside(folder, INDEX)
+def read_index(folder: Path, name: str, ending: str, mend: str = "") -> dict[str, str]:
+    """Reads an index of several files: the name of each array -> that of its file.
+
+    Raises InputError if it is missing or damaged, or if it names anything but files of the folder with this `ending`.
+    """
+    index = inside(folder, name)
     content = read_json(index, _MOST_INDEX)
     files = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(files, dict) or not files:
         raise InputError(f"{index} has no weight_map; expected the name of a file for each array; restore it")
-    for name, file in files.items():
+    for array, file in files.items():
         if not isinstance(file, str) or not file or file in (".", "..") or Path(file).name != file or "\\" in file:
-            raise InputError(f"{index} says that {name} is in {file!r}; expected a file of this folder, by its name")
-    if pickles := sorted({file for file in files.values() if not file.endswith(".safetensors")}):
-        raise InputError(f"{index} names {pickles[0]}; expected files that end in .safetensors; {_CONVERT}")
+            raise InputError(f"{index} says that {array} is in {file!r}; expected a file of this folder, by its name")
+    if others := sorted(file for file in files.values() if not file.endswith(ending)):
+        raise InputError(f"{index} names {others[0]}; expected files that end in {ending}{mend}")
+    return files
+
+
+def _open_shards(folder: Path) -> dict[str, Stored]:
+    files = read_index(folder, INDEX, ".safetensors", f"; {_CONVERT}")
     tensors: dict[str, Stored] = {}
     for file in sorted(set(files.values())):
-        found = open_file(folder, file)
-        listed = {name for name, at in files.items() if at == file}
-        for names, problem in (
-            (listed - found.keys(), "which the index promises"),
-            (found.keys() - listed, "which the index does not list"),
-        ):
-            if names:
-                has = "lacks" if names <= listed else "holds"
-                raise InputError(f"{folder / file} {has} {_few(names)}, {problem}; restore the folder")
+        found, listed = open_file(folder, file), {name for name, at in files.items() if at == file}
+        if lacks := sorted(listed - found.keys()):
+            raise InputError(
+                f"{folder / file} lacks {shortened(lacks, 1)}, which the index promises; restore the folder"
+            )
+        if holds := sorted(found.keys() - listed):
+            raise InputError(
+                f"{folder / file} holds {shortened(holds, 1)}, which the index does not list; restore the folder"
+            )
         tensors |= found
     return tensors
 
@@ -427,8 +436,3 @@ def what_instead(folder: Path) -> str:
             f"code; {_CONVERT}"
         )
     return f"{folder} has neither {WEIGHTS} nor {INDEX}; expected the weights in one of them; restore the folder"
-
-
-def _few(names: Collection[str]) -> str:
-    first, *rest = sorted(names)
-    return f"{first} and {len(rest)} more" if rest else first

@@ -39,7 +39,8 @@ def least_losses(moves: np.ndarray, tokens: np.ndarray, labels: np.ndarray, mask
         return weights * as_it_is[:, place, :, None], chosen
 
     def scaled(weights: np.ndarray) -> np.ndarray:
-        return weights / weights.sum((1, 2), keepdims=True)
+        sums: np.ndarray = weights.sum((1, 2), keepdims=True)
+        return weights / sums
 
     start = np.zeros((rows, len(letters), count + 1))
     start[:, :, 0] = 1 / len(letters)
@@ -54,7 +55,8 @@ def least_losses(moves: np.ndarray, tokens: np.ndarray, labels: np.ndarray, mask
         # As many chosen before and after as there are in all.
         likely = (chosen * after[length - 1 - place][:, :, ::-1]).sum(2)[counts]
         losses[counts, place] = np.log(likely.sum(1) / likely[np.arange(len(likely)), own[counts]])
-    return losses[labels != IGNORED]
+    found: np.ndarray = losses[labels != IGNORED]
+    return found
 
 
 def main() -> None:

@@ -39,8 +39,8 @@ def least_losses(moves: np.ndarray, tokens: np.ndarray, labels: np.ndarray, mask
         return weights * as_it_is[:, place, :, None], chosen
 
     def scaled(weights: np.ndarray) -> np.ndarray:
-        sums: np.ndarray = weights.sum((1, 2), keepdims=True)
-        return weights / sums
+        shares: np.ndarray = weights / weights.sum((1, 2), keepdims=True)
+        return shares
 
     start = np.zeros((rows, len(letters), count + 1))
     start[:, :, 0] = 1 / len(letters)

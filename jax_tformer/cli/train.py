@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Literal
 
 from jax_tformer.config import LoraConfig
 from jax_tformer.config.errors import InputError, require
-from jax_tformer.config.experiment import DistributedConfig, ExperimentConfig, PairData, TextData, TokenizerConfig
+from jax_tformer.config.experiment import (
+    DebugConfig,
+    DistributedConfig,
+    ExperimentConfig,
+    PairData,
+    TextData,
+    TokenizerConfig,
+)
 from jax_tformer.config.presets import DEFAULT_EXPERIMENT, EXPERIMENTS
 from jax_tformer.files import changed_fields, require_new_folder, shortened, to_dict, user_path
 from jax_tformer.startup import set_malloc
@@ -164,7 +171,8 @@ def train(plan: "TrainPlan", started: float) -> int:
 
     # 6. The loop: dispatch a step, then report the previous one.
     evaluate = Evaluator(net, experiment.data, pipeline, tokenizer, mesh)
-    diagnosis = partial(find_not_finite, net, mesh, tokenizer, training.accumulation)
+    nans = plan.options.debug.nans
+    diagnosis = partial(find_not_finite, net, mesh, tokenizer, training.accumulation, operation=nans)
     log, signals = MetricsLog(run, start, plan.options.track, experiment), processes.Signals(mesh)
     with Interruption() as stop, ProgressLine(start, training.steps, stop.unheard) as line, checkpoints:
         line.say(f"{run.path}: {parameters:,} parameters, steps {start} to {training.steps}, {devices}")
@@ -240,6 +248,7 @@ class TrainOptions(ExperimentConfig):
     track: str | None = None
     """Send the metrics to this project of trackio, too."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    debug: DebugConfig = field(default_factory=DebugConfig)
 
 
 @dataclass(frozen=True)

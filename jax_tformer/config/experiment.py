@@ -422,6 +422,14 @@ class DistributedConfig:
 
 
 @dataclass(frozen=True)
+class DebugConfig:
+    """What helps to find a fault, and takes time."""
+
+    nans: bool = False
+    """Compute a step that failed again, one operation after the other, and name the one that made the first NaN."""
+
+
+@dataclass(frozen=True)
 class ExperimentConfig:
     """Everything that decides the numbers of a run; saved in the run folder as config.json."""
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import jax
@@ -51,6 +52,7 @@ DeviceBatch = dict[str, Array]
 DropoutKey = Key[Array, ""] | None
 _SHOWN = 12
 """Tokens shown of a row, so that it can be found in the data."""
+_PACKAGE = f"{Path(__file__).parents[1]}/"
 _PROMPT = 8
 """Held-out tokens that a sample continues if the tokenizer has no start token."""
 _SHARES = ("exact_match", "train_accuracy", "val_accuracy")
@@ -109,12 +111,19 @@ class Evaluator:
 
 
 def find_not_finite(
-    net: AnyTransformer, mesh: Mesh, tokenizer: Tokenizer, accumulation: int, state: TrainState, batch: Batch
+    net: AnyTransformer,
+    mesh: Mesh,
+    tokenizer: Tokenizer,
+    accumulation: int,
+    state: TrainState,
+    batch: Batch,
+    *,
+    operation: bool = False,
 ) -> str:
     """Describes the first parameter, layer or gradient that is not finite in a step of `batch`; "" if none is found.
 
     Runs the model again, as the step did. `state` is that which `train_step` returned for the failed step, or the one
-    whose evaluation failed.
+    whose evaluation failed. `operation`: says as well which one made the first NaN.
     """
 
     def finite_rows(params: Params, part: DeviceBatch, key: DropoutKey) -> dict[str, Bool[Array, " B"]]:
@@ -159,11 +168,29 @@ def find_not_finite(
                         return found
                     row = number * rows + int(np.argmin(finite))
                     begins = tokenizer.decode(ids[row, :_SHOWN])
-                    return f"{found}, in row {row + 1} of {len(ids)}, which begins {begins!r}"
+                    made = first_nan(squared_gradients, state.params, part, key) if operation else ""
+                    return f"{found}, in row {row + 1} of {len(ids)}, which begins {begins!r}{made}"
             gradients = jax.jit(squared_gradients)(state.params, part, key) if trains else {}
             name = _not_finite_in(gradients)
+            made = first_nan(squared_gradients, state.params, part, key) if name and operation else ""
         if name:
-            return f"every layer's output is finite, the norm of the gradient of {name} is not"
+            return f"every layer's output is finite, the norm of the gradient of {name} is not{made}"
+    return ""
+
+
+def first_nan(compute: Callable[..., object], *given: object) -> str:
+    """Computes operation by operation; returns which one makes the first NaN, and its line, or "" if none does."""
+    try:
+        with jax.disable_jit(), jax.debug_nans(True):
+            compute(*given)
+    except FloatingPointError as error:
+        # On the way back, the lines of the way there stand in the cause.
+        frames = [frame for raised in (error, error.__cause__) if raised for frame in extract_tb(raised.__traceback__)]
+        ours = [frame for frame in frames if frame.filename.startswith(_PACKAGE) and frame.filename != __file__]
+        told = "; " + str(error).partition(".")[0]
+        if ours:
+            told += f" in {ours[-1].filename.removeprefix(_PACKAGE)}, line {ours[-1].lineno}: {ours[-1].line}"
+        return told
     return ""
 
 

@@ -192,14 +192,15 @@ def canonical(config: TransformerConfig) -> TransformerConfig:
     def stack(old: StackConfig | None) -> StackConfig | None:
         if old is None:
             return None
-        numbers: dict[str | int, int] = {"none": 1, "model_width": config.d_model, "head_width": config.head_width(old)}
-        words: dict[int, Any] = {number: word for word, number in numbers.items()}
-        scale = numbers.get(old.attention_scale, old.attention_scale)
+        numbers: dict[str, float] = {"none": 1, "model_width": config.d_model, "head_width": config.head_width(old)}
+        words: dict[float, Any] = {number: word for word, number in numbers.items()}
+        given = old.attention_scale
+        scale = numbers[given] if isinstance(given, str) else given
         return replace(
             old,
             key_value_heads=None if old.key_value_heads == old.num_heads else old.key_value_heads,
             head_width=None if old.head_width == config.d_model / old.num_heads else old.head_width,
-            attention_scale=words.get(int(scale), scale),
+            attention_scale=words.get(scale, scale),
         )
 
     return replace(config, encoder=stack(config.encoder), decoder=stack(config.decoder))

@@ -55,8 +55,7 @@ _SHOWN = 12
 _PACKAGE = f"{Path(__file__).parents[1]}/"
 _PROMPT = 8
 """Held-out tokens that a sample continues if the tokenizer has no start token."""
-_SHARES = ("exact_match", "train_accuracy", "val_accuracy")
-_SCORES = (*_SHARES, "bleu", "no_bleu")
+_SCORES = ("train_accuracy", "val_accuracy", "exact_match", "bleu", "no_bleu")
 _LOSSES = ("loss", "val_loss", "average_val_loss", "val_perplexity", "val_bits_per_byte", *_SCORES)
 _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain")
 
@@ -366,33 +365,25 @@ def _find_best(rows: list[Row]) -> tuple[Row, list[str]]:
 
 
 def draw_losses(rows: list[Row], path: Path, title: str) -> None:
-    """Draws the training and held-out losses over steps as a PNG, and below the shares of right answers, if any."""
+    """Draws the training and held-out losses over steps as a PNG."""
     from matplotlib.figure import Figure
 
-    def curve(name: str) -> list[tuple[int, float]]:
-        return [(row["step"], row[name]) for row in rows if name in row]
-
-    shares = [name for name in _SHARES if curve(name)]
-    figure = Figure(figsize=(7, 7.2 if shares else 4.2), dpi=144, layout="constrained")
-    axes, *below = figure.subplots(2 if shares else 1, sharex=True, squeeze=False)[:, 0]
-    if trained := curve("loss"):
+    figure = Figure(figsize=(7, 4.2), dpi=144, layout="constrained")
+    axes = figure.subplots()
+    trained = [(row["step"], row["loss"]) for row in rows if "loss" in row]
+    held_out = [(row["step"], row["val_loss"]) for row in rows if "val_loss" in row]
+    if trained:
         axes.plot(*zip(*trained, strict=True), color="#9db8d9", linewidth=1.2, label="training batch")
-    if held_out := curve("val_loss"):
+    if held_out:
         axes.plot(*zip(*held_out, strict=True), "o-", color="#b3471d", markersize=4, label="held out")
         step, loss = held_out[-1]
         axes.annotate(f"{loss:.3f}", (step, loss), xytext=(0, 8), textcoords="offset points", ha="right")
     axes.set_title(title, parse_math=False)
-    axes.set(ylabel="cross-entropy, nats per token")
-    for name in shares:
-        color = "#9db8d9" if name.startswith("train") else "#b3471d"
-        below[0].plot(*zip(*curve(name), strict=True), "o-", color=color, markersize=4, label=name.replace("_", " "))
-        below[0].set(ylabel="share of right answers")
-    for each in (axes, *below):
-        each.set_ylim(bottom=0)
-        each.grid(alpha=0.3)
-        each.spines[["top", "right"]].set_visible(False)
-        if each.lines:
-            each.legend(frameon=False)
-    each.set(xlabel="step")
+    axes.set(xlabel="step", ylabel="cross-entropy, nats per token")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    if trained or held_out:
+        axes.legend(frameon=False)
     with named_errors(path):
         figure.savefig(path)

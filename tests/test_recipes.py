@@ -1,8 +1,7 @@
-"""The large recipes, which nobody has run here: small ones from the corpus to the score, and the full step, compiled."""
+"""The large recipes, which nobody has run here: small ones from corpus to score, and the full step, compiled."""
 
 import json
 import re
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.functional import transformer
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.prepare import fit_to_devices, prepare
-from jax_tformer.training.sharding import abstract_batch, make_mesh
+from jax_tformer.training.sharding import make_mesh
 
 pytestmark = pytest.mark.deep
 WORDS = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
@@ -55,7 +54,7 @@ def test_from_pairs_to_a_score(name, tmp_path, monkeypatch, capsys):
     narrow += ["--model.d-model", "64", "--data.tokenizer.vocab-size", "320", "--training.batch-size", "32"]
     narrow += ["--data.source-length", "32", "--data.target-length", "32", "--data.path", "source.txt"]
     narrow += ["--optimizer.warmup-steps", "50", "--lr", "4e-3", "--data.target-path", "target.txt"]
-    short = ["--steps", "400", "--training.checkpoint-every", "20", "--training.evaluate-every", "400"]
+    short = ["--steps", "250", "--training.checkpoint-every", "20", "--training.evaluate-every", "250"]
     assert train.main([name, "--run", "run", *narrow, *short]) == 0
     capsys.readouterr()
     score = ["run", "--file", "source.txt", "--reference", "target.txt", "--beam", "4", "--batch-size", "250"]
@@ -67,15 +66,19 @@ def test_from_pairs_to_a_score(name, tmp_path, monkeypatch, capsys):
         found.append(float(re.search(r"BLEU\S* = ([\d.]+)", said)[1]))
         assert ("tok:none|smooth:none" if split else "tok:13a|smooth:exp") in said
     assert all(60 < bleu <= 100 for bleu in found), found
-    assert found[0] != found[1]
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters", "gigabytes"),
-    [("gpt2-124m", 124_439_808, 0), ("modded-nanogpt", 0, 0), ("wmt14-en-de", 0, 0), ("iwslt14-de-en", 0, 0)],
+    ("name", "parameters", "temporary"),
+    [
+        ("gpt2-124m", 124_439_808, 33),
+        ("modded-nanogpt", 162_354_816, 31),
+        ("wmt14-en-de", 63_045_632, 1.4),
+        ("iwslt14-de-en", 36_626_432, 1.0),
+    ],
 )
-def test_the_full_step_is_compiled_and_its_memory_known(name, parameters, gigabytes):
-    """On one device of this processor; of accelerators, docs/recipes.md says what is known."""
+def test_the_full_step_is_compiled_and_its_memory_known(name, parameters, temporary):
+    """GiB beside the state, on one processor: of 64 rows of 1,024 tokens, or 8 of 256 + 256."""
     experiment = EXPERIMENTS[name].config
     data, training = experiment.data, experiment.training
     mesh = make_mesh(MeshConfig(), training.batch_size // training.accumulation)
@@ -84,11 +87,13 @@ def test_the_full_step_is_compiled_and_its_memory_known(name, parameters, gigaby
     batch = {"tokens": ids, "labels": ids}
     if experiment.model.encoder is not None:
         batch = {"source": ids, "target": ids, "labels": ids, "source_mask": marks, "target_mask": marks}
-    whole = {name: jnp.zeros((), x.dtype) for name, x in batch.items()}
     vocabulary = {"gpt2-124m": 50257, "iwslt14-de-en": 10_000}.get(name, 37_000)
     config = experiment.model.with_vocab_size(vocabulary)
     net = transformer(fit_to_devices(config, batch, mesh, training.accumulation))
     prepared = prepare(net, optimizer(experiment.optimizer, training.steps), mesh, training, batch)
     needs = prepared.step.compile().memory_analysis()
-    counted = sum(leaf.size for leaf in jax.tree.leaves(prepared.abstract.params))
-    print(name, f"{counted:,}", needs.argument_size_in_bytes / 2**30, needs.temp_size_in_bytes / 2**30)
+    assert sum(leaf.size for leaf in jax.tree.leaves(prepared.abstract.params)) == parameters
+    # AdamW has two moments of each parameter; Muon has one of those in the layers.
+    state = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(prepared.abstract))
+    assert (2 if name == "modded-nanogpt" else 3) * 4 * parameters <= state <= 3 * 4 * parameters + 100
+    assert needs.temp_size_in_bytes < temporary * 2**30

@@ -186,6 +186,8 @@ def train(plan: "TrainPlan", started: float) -> int:
         with line.during("compiling"):
             step = compiling.result()
         keep_freed_memory(step)
+        if training.log_utilization:
+            reporter.measure_products()
         for note in describe_shards(mesh, prepared.abstract, prepared.abstract.params, step.as_text() or ""):
             line.say(note)
         processes.wait_for_all()

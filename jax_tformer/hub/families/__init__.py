@@ -192,14 +192,13 @@ def canonical(config: TransformerConfig) -> TransformerConfig:
     def stack(old: StackConfig | None) -> StackConfig | None:
         if old is None:
             return None
-        numbers: dict[str | int, int] = {"none": 1, "model_width": config.d_model, "head_width": config.head_width(old)}
-        words: dict[int, Any] = {number: word for word, number in numbers.items()}
-        scale = numbers.get(old.attention_scale, old.attention_scale)
+        words: dict[int, Any] = {1: "none", config.d_model: "model_width", config.head_width(old): "head_width"}
+        scale = config.scale_width(old)
         return replace(
             old,
             key_value_heads=None if old.key_value_heads == old.num_heads else old.key_value_heads,
             head_width=None if old.head_width == config.d_model / old.num_heads else old.head_width,
-            attention_scale=words.get(int(scale), scale),
+            attention_scale=words.get(scale, scale),
         )
 
     return replace(config, encoder=stack(config.encoder), decoder=stack(config.decoder))
@@ -263,11 +262,11 @@ def write_settings(family: Family, config: TransformerConfig) -> dict[str, objec
     """
     flat = traverse_util.flatten_dict(to_dict(config), sep=".")
     for side in ("encoder", "decoder"):
-        if (getattr(config, side) is None) != (getattr(family.template, side) is None):
+        stack = getattr(config, side)
+        if (stack is None) != (getattr(family.template, side) is None):
             raise InputError(f"a model of type {family.model_type!r} and this config do not both have an {side}")
-    # Numbers that None stands for, which not every reader works out.
-    for side in ("encoder", "decoder"):
-        if (stack := getattr(config, side)) is not None:
+        if stack is not None:
+            # Numbers that None stands for, which not every reader works out.
             flat[f"{side}.key_value_heads"] = stack.key_value_heads or stack.num_heads
             flat[f"{side}.head_width"] = config.head_width(stack)
     table: dict[str, object] = {"model_type": family.model_type, **family.fixed}

@@ -1,6 +1,17 @@
 """Train a transformer: `python train.py [EXPERIMENT] [--FIELD VALUE ...]`; `--help` lists the experiments.
 
 `--run FOLDER` continues the run in a folder; with `--report` it only shows the run's results.
+
+`main` and `train` are the whole way of a run, in seven chapters. Where each of them leads, for `train.py dates`:
+
+    1. the config      EXPERIMENTS["dates"] (config/presets.py) and the flags, of the classes in config/experiment.py
+    2. the mesh        make_mesh (training/sharding.py)
+    3. the data        build_pipeline (data/pipeline.py), of the pairs in data/dates.py
+    4. the model       transformer (functional.py); train_step (training/step.py) by optimizer (training/optimizer.py),
+                       compiled by prepare (training/prepare.py)
+    5. the run         RunFolder (runs/folder.py) and, where it goes on, Resumption (runs/resume.py)
+    6. the loop        here; Reporter (runs/metrics.py) logs, Evaluator (runs/evaluation.py) judges, Resumption saves
+    7. the results     sample_text and finish (runs/evaluation.py)
 """
 
 import dataclasses

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from jax_tformer.functional import AnyTransformer, Params
     from jax_tformer.runs.checkpoints import Which
 
-_LONGEST_LINE = 1 << 20
 _SEEN_WITHIN = 90
 """Seconds after which a file that one machine has made is seen by all: NFS keeps what was not there for up to 60."""
 _BEFORE_CONFIG = re.compile(r"lock|origin|tokenizer(_config)?\.json(\.partial)?|config\.json\.partial")
@@ -151,11 +150,8 @@ class RunFolder:
     def began_as(self) -> str | None:
         """Returns the name of the experiment that the run began as; None if unknown."""
         try:
-            if not_regular(self.sessions):
-                return None
-            with open(self.sessions, "rb") as lines:
-                name = parse_json(lines.readline(_LONGEST_LINE).decode())["experiment"]
-        except (OSError, ValueError, LookupError, TypeError):
+            name = parse_json(read_text(self.sessions).partition("\n")[0])["experiment"]
+        except (ValueError, LookupError, TypeError):
             return None
         return name if isinstance(name, str) else None
 

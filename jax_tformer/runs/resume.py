@@ -2,9 +2,9 @@
 
 A checkpoint counts once the next step was finite. A state of finite numbers may still be broken, so that every run from
 it fails at its next step: `Resumption.save` only begins a checkpoint, `Resumption.confirm` keeps it, and what is not
-confirmed by the end of a session is removed. The loop of `jax_tformer.cli.train` calls both, and `Reporter.step` ends
-the session at the first number that is not finite. How the arrays are written, verified and deleted, and which of them
-`generate.py` loads, stands in `jax_tformer.runs.checkpoints`.
+confirmed by the end of a session is removed. The loop of `jax_tformer.cli.train` calls both: `Reporter.step` would have
+ended it at the first number that is not finite. How arrays are written, verified and deleted stands in
+`jax_tformer.runs.checkpoints`.
 """
 
 import json

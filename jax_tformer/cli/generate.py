@@ -459,8 +459,7 @@ def open_prompts(
         return [read(only)]
     if file is None or str(file) == "-":
         return read_standard_input(read, typed=typed)
-    lines = [line for line in _file_lines(file) if line[0].strip()]
-    prompts = (read(*line) for line in lines)
+    prompts = (read(*line) for line in _file_lines(file) if line[0].strip())
     return list(prompts) if at_once else prompts
 
 

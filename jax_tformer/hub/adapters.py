@@ -37,7 +37,7 @@ from jax_tformer.files import (
 from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.hub.families import FAMILIES, Arrays, Row, known_names, places_of
 from jax_tformer.hub.folder import open_file
-from jax_tformer.hub.names import STACKED, WeightsError, from_reference, listed, read, slots, to_reference
+from jax_tformer.hub.names import STACKED, WeightsError, from_reference, listed, read, require_fit, slots, to_reference
 from jax_tformer.lora import join_adapters, split_adapters, without_adapters
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
@@ -320,16 +320,13 @@ def read_adapters(
     Raises WeightsError for adapters of other shapes than the modules that they are for.
     """
     ours: Arrays = {}
-    wrong = []
+    given: Arrays = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for name, (a, b) in theirs.items():
-        for side, array, shape in (
-            ("A", a, (len(a), found[name].inputs)),
-            ("B", b, (found[name].outputs, len(a))),
-        ):
-            if array.shape != shape:
-                wrong.append(f"{name}.lora_{side} is {list(array.shape)}, expected {list(shape)}")
-    if wrong:
-        raise WeightsError(f"{len(wrong)} of another shape ({listed(wrong)})")
+        sides = f"{name}.lora_A", f"{name}.lora_B"
+        given |= zip(sides, (a, b), strict=True)
+        shapes |= zip(sides, ((len(a), found[name].inputs), (found[name].outputs, len(a))), strict=True)
+    require_fit("adapters", given, shapes)
     for name, (a, b) in theirs.items():
         module = found[name]
         adapted = [part for part in module.ours if lora is None or lora.adapts(part.split(".")[-1])]

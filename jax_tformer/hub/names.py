@@ -147,8 +147,7 @@ class Rearranged:
 
 
 def _length(part: slice) -> int:
-    length: int = part.stop - part.start
-    return length
+    return part.stop - part.start
 
 
 def _within(part: slice, span: slice) -> slice:
@@ -182,8 +181,7 @@ class Part:
         self.shape, self.dtype = source.shape[1:], source.dtype
 
     def __getitem__(self, region: Region) -> np.ndarray:
-        part: np.ndarray = self._source[(slice(self._index, self._index + 1), *region)][0]
-        return part
+        return self._source[(slice(self._index, self._index + 1), *region)][0]
 
 
 def _groups(side: str) -> list[list[str]]:
@@ -303,8 +301,7 @@ def from_reference(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayL
     given = once(weights)
     types = {name: slot.dtype for name, slot in slots(shapes).items()}
     views = parameter_views(given, shapes, types=types)
-    params: Params = traverse_util.unflatten_dict({path: read(view) for path, view in views.items()}, sep=".")
-    return params
+    return traverse_util.unflatten_dict({path: read(view) for path, view in views.items()}, sep=".")
 
 
 def parameter_views(

@@ -185,8 +185,7 @@ def _placed(views: Mapping[str, View], shapes: Params, mesh: Mesh | None) -> Par
             placed[path] = jax.device_put(read(view, dtype))
         else:
             placed[path] = _spread(view, dtype, shardings[path])
-    params: Params = traverse_util.unflatten_dict(placed, sep=".")
-    return params
+    return traverse_util.unflatten_dict(placed, sep=".")
 
 
 def _spread(view: View, dtype: np.dtype, sharding: jax.sharding.NamedSharding) -> jax.Array:

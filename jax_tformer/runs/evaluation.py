@@ -116,8 +116,7 @@ def find_not_finite(
             return batch_loss(net, join_adapters(trains, frozen), part, dropout_key=key)[0]
 
         gradients = jax.grad(loss)(trains)
-        squared: Params = jax.tree.map(lambda g: jnp.square(g.astype(accumulator(g.dtype))), gradients)
-        return squared
+        return jax.tree.map(lambda g: jnp.square(g.astype(accumulator(g.dtype))), gradients)
 
     trains = not state.finite
     parts = accumulation if trains else 1

@@ -209,8 +209,7 @@ class RunFolder:
             )
         if extra.get("frozen") != self.frozen_digest():
             raise InputError(f"{self.frozen} is not the one that the checkpoint was made with; put back a copy of that")
-        params: Params = load_parameters(self.frozen, abstract).state
-        return params
+        return load_parameters(self.frozen, abstract).state
 
     def record_session(self, experiment: ExperimentConfig, *, name: str | None, **told: Any) -> None:
         """Adds a line with `name` and `told` to sessions.jsonl, then updates config.json.

@@ -37,7 +37,15 @@ from jax_tformer.startup import compiler_options
 from jax_tformer.terminal import __version__
 from jax_tformer.training.processes import ask_first
 from jax_tformer.training.sharding import place_batch, replicate, use_mesh_of
-from jax_tformer.training.step import TrainState, average_of, batch_loss, dropout_keys, evaluation_step, forward
+from jax_tformer.training.step import (
+    TrainState,
+    average_of,
+    batch_loss,
+    count_right,
+    dropout_keys,
+    evaluation_step,
+    forward,
+)
 
 DeviceBatch = dict[str, Array]
 DropoutKey = Key[Array, ""] | None
@@ -45,7 +53,8 @@ _SHOWN = 12
 """Tokens shown of a row, so that it can be found in the data."""
 _PROMPT = 8
 """Held-out tokens that a sample continues if the tokenizer has no start token."""
-_SCORES = ("exact_match", "bleu", "no_bleu")
+_SHARES = ("exact_match", "train_accuracy", "val_accuracy")
+_SCORES = (*_SHARES, "bleu", "no_bleu")
 _LOSSES = ("loss", "val_loss", "average_val_loss", "val_perplexity", "val_bits_per_byte", *_SCORES)
 _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain")
 
@@ -55,6 +64,7 @@ class Evaluator:
 
     def __init__(self, net: AnyTransformer, data: object, pipeline: Pipeline, tokenizer: Tokenizer, mesh: Mesh) -> None:
         self._step = jax.jit(evaluation_step(net), compiler_options=compiler_options(net.config.compute.dtype))
+        self._right = jax.jit(partial(count_right, net))
         self._data, self._pipeline, self._tokenizer, self._mesh = data, pipeline, tokenizer, mesh
         self._translator = transformer(net.config.for_other_shapes()) if isinstance(data, PairData) else None
 
@@ -69,15 +79,15 @@ class Evaluator:
 
         If the held-out targets are too short for BLEU, no_bleu, a sentence, replaces bleu.
         """
-        # Dispatches all batches before waiting for the first.
-        with jax.set_mesh(self._mesh):
-            dispatched = [self._step(params, place_batch(self._mesh, batch)) for batch in self._pipeline.evaluation]
-        results = jax.device_get(dispatched)
-        total, count = (sum(column) for column in zip(*((float(x), int(n)) for x, n in results), strict=True))
+        total, count = self._sums(self._step, params, self._pipeline.evaluation)
         loss = total / max(count, 1)
         figures: Row = {"val_loss": loss, "val_perplexity": math.exp(min(loss, 700.0))}
         if self._pipeline.bytes_per_token is not None:
             figures["val_bits_per_byte"] = loss / math.log(2) / self._pipeline.bytes_per_token
+        if self._pipeline.seen is not None:
+            for name, batches in (("train", self._pipeline.seen), ("val", self._pipeline.evaluation)):
+                right, labels = self._sums(self._right, params, batches)
+                figures[f"{name}_accuracy"] = right / labels
         if self._translator and isinstance(self._data, PairData) and self._pipeline.examples:
             sources, targets = zip(*self._pipeline.examples, strict=True)
             read = PromptReader.of_run(self._data, self._tokenizer, self._data.target_length)
@@ -87,6 +97,15 @@ class Evaluator:
             figures["exact_match"] = scores.exact_match
             figures |= {"no_bleu": scores.no_bleu or ""} if scores.bleu is None else {"bleu": scores.bleu}
         return figures
+
+    def _sums(
+        self, compute: Callable[[Params, Any], Any], params: Params, batches: Sequence[Batch]
+    ) -> tuple[float, int]:
+        """Adds up what `compute` returns for each batch: a figure, and of how many labels it is."""
+        # Dispatches all batches before waiting for the first.
+        with jax.set_mesh(self._mesh):
+            results = jax.device_get([compute(params, place_batch(self._mesh, batch)) for batch in batches])
+        return sum(float(x) for x, _ in results), sum(int(count) for _, count in results)
 
 
 def find_not_finite(
@@ -315,25 +334,33 @@ def _find_best(rows: list[Row]) -> tuple[Row, list[str]]:
 
 
 def draw_losses(rows: list[Row], path: Path, title: str) -> None:
-    """Draws the training and held-out losses over steps as a PNG."""
+    """Draws the training and held-out losses over steps as a PNG, and below the shares of right answers, if any."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4.2), dpi=144, layout="constrained")
-    axes = figure.subplots()
-    trained = [(row["step"], row["loss"]) for row in rows if "loss" in row]
-    held_out = [(row["step"], row["val_loss"]) for row in rows if "val_loss" in row]
-    if trained:
+    def curve(name: str) -> list[tuple[int, float]]:
+        return [(row["step"], row[name]) for row in rows if name in row]
+
+    shares = [name for name in _SHARES if curve(name)]
+    figure = Figure(figsize=(7, 7.2 if shares else 4.2), dpi=144, layout="constrained")
+    axes, *below = figure.subplots(2 if shares else 1, sharex=True, squeeze=False)[:, 0]
+    if trained := curve("loss"):
         axes.plot(*zip(*trained, strict=True), color="#9db8d9", linewidth=1.2, label="training batch")
-    if held_out:
+    if held_out := curve("val_loss"):
         axes.plot(*zip(*held_out, strict=True), "o-", color="#b3471d", markersize=4, label="held out")
         step, loss = held_out[-1]
         axes.annotate(f"{loss:.3f}", (step, loss), xytext=(0, 8), textcoords="offset points", ha="right")
     axes.set_title(title, parse_math=False)
-    axes.set(xlabel="step", ylabel="cross-entropy, nats per token")
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    if trained or held_out:
-        axes.legend(frameon=False)
+    axes.set(ylabel="cross-entropy, nats per token")
+    for name in shares:
+        color = "#9db8d9" if name.startswith("train") else "#b3471d"
+        below[0].plot(*zip(*curve(name), strict=True), "o-", color=color, markersize=4, label=name.replace("_", " "))
+        below[0].set(ylabel="share of right answers")
+    for each in (axes, *below):
+        each.set_ylim(bottom=0)
+        each.grid(alpha=0.3)
+        each.spines[["top", "right"]].set_visible(False)
+        if each.lines:
+            each.legend(frameon=False)
+    each.set(xlabel="step")
     with named_errors(path):
         figure.savefig(path)

@@ -122,7 +122,7 @@ def read_plan(arguments: Sequence[str]) -> Plan:
     data = with_own_tokenizer(options.data, rest) if options.init is None else options.data
     experiment = ExperimentConfig(model, data, options.optimizer, options.training, init=options.init)
     if experiment.init is not None:
-        from jax_tformer.runs.huggingface import require_same_architecture
+        from jax_tformer.runs.begin import require_same_architecture
 
         require_same_architecture(experiment, config)
     return Plan(
@@ -148,7 +148,7 @@ def _begun(preset: ExperimentConfig, arguments: Sequence[str]) -> ExperimentConf
         first.parse_known_args(list(arguments), found)
     if found.init is None:
         return preset
-    from jax_tformer.runs.huggingface import experiment_from
+    from jax_tformer.runs.begin import experiment_from
 
     return experiment_from(preset, found.init)
 

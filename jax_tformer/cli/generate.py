@@ -411,8 +411,10 @@ def _open_run(
 
     def load() -> Trained:
         trained = load_trained(run, step, devices=options.devices)
-        notes = (*trained.skipped, *([f"the checkpoint of step {trained.step}"] if isinstance(step, int | str) else []))
-        return trained._replace(skipped=notes)
+        named = isinstance(step, int) or step in ("best", "average")
+        return trained._replace(
+            skipped=(*trained.skipped, *([f"the checkpoint of step {trained.step}"] if named else []))
+        )
 
     return tokenizer, load
 

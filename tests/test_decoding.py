@@ -109,7 +109,7 @@ SAMPLES = {"temperature": 1.0, "top_p": 0.95, "repetition_penalty": 1.1, "num_re
 @pytest.mark.parametrize(
     ("settings", "limits", "context"),
     [
-        (SAMPLES, [2, 20, 1, 20], 8),
+        (SAMPLES, [6, 20, 1, 20], 8),
         (SAMPLES, [5, 1, 12, 5, 9], None),
         ({}, [5, 1, 12, 5, 9], None),
         ({"num_beams": 2}, [5, 1, 12, 5, 9], None),

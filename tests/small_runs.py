@@ -1,6 +1,5 @@
-"""A run of two steps on one line of text, the command that makes it, and how files of a folder are told and changed."""
+"""A run of two steps on one line of text, the command that makes it, and what stands in a folder."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -36,17 +35,3 @@ def lose_checkpoints(run):
 def again(*changes):
     """The command that made the run."""
     return ["text", "--data.path", str(Path("text.txt")), "--run", "run", *TINY, *changes]
-
-
-def edit_json(path, **values):
-    """Changes what a JSON file says; None takes a name out."""
-    said = json.loads(path.read_text()) | values
-    path.write_text(json.dumps({name: value for name, value in said.items() if value is not None}))
-
-
-def flip_bit(folder):
-    """Changes the middle of the largest file of a folder."""
-    largest = max(folder.rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
-    content = bytearray(largest.read_bytes())
-    content[len(content) // 2] ^= 1
-    largest.write_bytes(content)

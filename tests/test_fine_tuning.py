@@ -23,7 +23,8 @@ from jax_tformer.functional import transformer
 from jax_tformer.hub.families import t5
 from jax_tformer.runs.folder import RunFolder, load_trained
 from jax_tformer.runs.huggingface import experiment_from
-from tests.small_runs import TEXT, edit_json
+from tests.damages import say, write
+from tests.small_runs import TEXT
 
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
 LAYER = {"num_layers": 2, "num_heads": 2, "feedforward_width": 32, "positions": "learned", "max_positions": 64}
@@ -51,11 +52,6 @@ def save_gpt2(folder):
     )
     save_pretrained(folder, net, net.init(jax.random.key(1)), tokenizer)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-
-
-def put(path, content):
-    """Writes a file; takes it away without content."""
-    path.unlink() if content is None else path.write_text(content)
 
 
 @pytest.fixture(scope="session")
@@ -128,8 +124,8 @@ def test_runs_and_folders_answer_alike(made, capsys):
 )
 def test_what_the_run_keeps_of_the_folder_is_sealed(made, folder, name, content):
     shutil.copytree(made / "run", "run")
-    put(path := Path("run/origin", name), content)
-    told = rf"{path} is not the one that the checkpoint of step 2 was made with; put it back"
+    write(name, content)(Path("run/origin"))
+    told = rf"run/origin/{name} is not the one that the checkpoint of step 2 was made with; put it back"
     for program, *arguments in (
         (export.main, "run", "new", "--huggingface"),
         (generate.main, "run", "--prompt", "It"),
@@ -148,7 +144,7 @@ def test_the_arrays_tell_whether_t5_has_a_head_of_its_own(folder):
     net, tokenizer = transformer(config), build_tokenizer(TokenizerConfig("bytes"), [], {"end": "</s>"})
     save_pretrained("t5", net, net.init(jax.random.key(1)), tokenizer, architecture="T5ForConditionalGeneration")
     assert json.loads(Path("t5/config.json").read_text())["tie_word_embeddings"] is False
-    edit_json(Path("t5/config.json"), tie_word_embeddings=True)
+    say("config.json", tie_word_embeddings=True)(Path("t5"))
     begun = experiment_from(EXPERIMENTS["pairs"].config, "t5").model
     assert begun == load_pretrained("t5")[0].config
     assert not begun.tied_head
@@ -176,9 +172,9 @@ def test_what_cannot_be_fine_tuned(made, folder, refuse, arguments, message):
     subprocess.run(["cp", "-r", *(str(made / name) for name in ("gpt2", "run", "text.txt")), "."], check=True)
     for name in ("unknown", "silent", "broken"):
         shutil.copytree("gpt2", name)
-    edit_json(Path("unknown/config.json"), architectures=["SomeModel"])
-    put(Path("silent/tokenizer.json"), None)
-    put(Path("broken/model.safetensors"), "")
+    say("config.json", architectures=["SomeModel"])(Path("unknown"))
+    write("tokenizer.json", None)(Path("silent"))
+    write("model.safetensors", "")(Path("broken"))
     place = ["--data.path", "text.txt"] if "--init" in arguments else []
     assert message in refuse(*arguments.split(), *place)
 
@@ -206,7 +202,7 @@ ENCODER = '{"architectures": ["BertForMaskedLM"], "model_type": "bert", "vocab_s
 def test_what_cannot_be_asked(made, folder, refuse, changed, arguments, message):
     shutil.copytree(made / "gpt2", "model")
     for name, content in changed.items():
-        put(Path("model", name), content)
+        write(name, content)(Path("model"))
     assert message in refuse("model", *arguments.split(), program="generate.py")
 
 

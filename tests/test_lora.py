@@ -20,7 +20,8 @@ from jax_tformer.lora import add_lora, merge_lora, split_adapters, trained
 from jax_tformer.runs.folder import RunFolder, load_trained
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import init_state, train_step
-from tests.small_runs import TEXT, TINY, flip_bit, losses
+from tests.damages import flip_bit, write
+from tests.small_runs import TEXT, TINY, losses
 from tests.test_fine_tuning import SHORT, save_gpt2
 
 STACK = StackConfig(num_layers=2, num_heads=2, feedforward_width=40, norm_placement="pre", gated=True)
@@ -80,9 +81,9 @@ def test_a_run_speaks_with_its_adapters(runs, capsys):
     ("damage", "said"),
     [
         (shutil.rmtree, "frozen is missing, and holds what the adapters of the run change; put back a copy"),
-        (flip_bit, "has changed since it was written"),
+        (flip_bit(), "has changed since it was written"),
         (
-            lambda frozen: (frozen / "0" / "checksums.json").write_text('{"files": {}}'),
+            write("0/checksums.json", '{"files": {}}'),
             "frozen is not the one that the checkpoint was made with; put back a copy of that",
         ),
     ],

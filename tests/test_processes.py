@@ -145,7 +145,7 @@ def test_a_run_goes_on_in_any_number_of_processes(tmp_path):
 def test_the_two_terminals_of_the_page_train_together():
     page = (ROOT / "docs" / "clusters.md").read_text().replace("\\\n", "")
     commands = [words.split() for words in re.findall(r"python train\.py (.* --distributed\.process .*)", page)]
-    given = [train_options(command).experiment.distributed for command in commands]
+    given = [train_options(command).options.distributed for command in commands]
     assert [asked.process for asked in given] == [0, 1]
     assert {(asked.coordinator, asked.processes) for asked in given} == {("localhost:12345", 2)}
 

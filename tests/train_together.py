@@ -53,8 +53,8 @@ def draw_batch(config, generator, rows, length, source):
         numbers = {"source_segments": segments(source), "target_segments": segments(length)}
         return {"source": ids(source), "target": ids(length), "labels": ids(length), **masks, **numbers}
     prefix = {} if config.decoder is None or config.decoder.window else {"prefix": marks(0, length)}
-    batch = {"tokens": ids(length), "labels": ids(length), "segments": segments(length)}
-    return {**batch, "mask": marks(length // 2, length), **prefix}
+    marked = {"tokens": ids(length), "labels": ids(length), "mask": marks(length // 2, length)}
+    return {**marked, "segments": segments(length), **prefix}
 
 
 def losses(model, mesh, accumulation):

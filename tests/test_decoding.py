@@ -18,7 +18,7 @@ from jax_tformer.decoding.generate import generate, stream
 from jax_tformer.decoding.loop import advance, layers_apart, search, start, start_search
 from jax_tformer.decoding.score import score
 from jax_tformer.functional import transformer
-from jax_tformer.model.fast.rows import FEW_ROWS, multiply_by_rows
+from jax_tformer.model.fast import FEW_ROWS, multiply_by_rows
 
 STACK = StackConfig(num_layers=2, num_heads=2, feedforward_width=32, norm_placement="pre", final_norm=True)
 GPT = TransformerConfig(vocab_size=17, d_model=16, decoder=STACK, initializer_std=0.5)

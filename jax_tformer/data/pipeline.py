@@ -21,6 +21,7 @@ from jax_tformer.data.sources import (
     TABLES,
     Rows,
     held_out_items,
+    held_out_pairs,
     load_pairs,
     load_text,
     shard_files,
@@ -40,7 +41,6 @@ Batch = dict[str, np.ndarray]
 Pair = tuple[str, str]
 PairIds = tuple[np.ndarray, np.ndarray]
 _DATE_SAMPLES = 10_000
-_EXAMPLES = 512
 _TOGETHER = 2**12
 """Texts that are encoded together."""
 _FEW = 0.05
@@ -68,6 +68,8 @@ class Pipeline:
     """Held-out (source, target) pairs; None for text."""
     notes: list[str] = field(default_factory=list)
     """Notes for the user about the data, a line each."""
+    seen: list[Batch] | None = None
+    """Training items, whose right answers are counted beside those of held-out ones; None: neither are."""
 
     def train_iterator(self) -> "grain.DatasetIterator[Batch]":
         """Iterates over the training batches, which a background thread makes.
@@ -82,8 +84,8 @@ class Pipeline:
 def build_tokenizer_for(data: TextData | PairData) -> Tokenizer:
     """Makes the tokenizer for `data`, from its text if its kind needs that.
 
-    BPE is trained on the training part only. A character tokenizer takes the characters of all text, because held-out
-    text must be encodable.
+    BPE is trained on the training part only. A tokenizer of characters or words takes those of all text, because
+    held-out text must be encodable.
 
     Raises InputError if the text cannot be read or the tokenizer cannot be loaded.
     """
@@ -103,6 +105,8 @@ def build_pipeline(
     if isinstance(data, PairData):
         make = _dates_pipeline if data.source == "dates" else _pairs_pipeline
         return make(data, training, PairBatcher(data, tokenizer), rows)
+    if data.source == "modular-addition":
+        return _equations_pipeline(data, training, tokenizer, rows)
     return _windows_pipeline(data, training, tokenizer, rows)
 
 
@@ -113,7 +117,7 @@ def special_tokens_for(data: TextData | PairData) -> Mapping[Role, str]:
     if isinstance(data, MaskedTextData):
         return {"pad": "<|pad|>", "mask": "<|mask|>"}
     # One token begins and ends texts, as in GPT-2. A character tokenizer has characters only, as in nanoGPT.
-    return {} if data.tokenizer.kind == "characters" else {"start": "<|endoftext|>", "end": "<|endoftext|>"}
+    return {} if data.tokenizer.kind in ("characters", "words") else {"start": "<|endoftext|>", "end": "<|endoftext|>"}
 
 
 def _texts(data: TextData | PairData) -> Iterable[str]:
@@ -125,7 +129,7 @@ def _texts(data: TextData | PairData) -> Iterable[str]:
         told = f"{data.path} holds ids; expected the tokenizer that made them: --data.tokenizer.kind huggingface"
         require(not shard_files(data), f"{told} --data.tokenizer.name FOLDER --data.tokenizer.vocab-size None")
         text = load_text(data)
-        return Pieces(text if kind == "characters" else split_text(text, data.held_out)[0])
+        return Pieces(text if kind in ("characters", "words") else split_text(text, data.held_out)[0])
     if data.source == "dates" and kind == "characters":
         return (dates.alphabet(),)
     if data.source == "dates":
@@ -133,7 +137,7 @@ def _texts(data: TextData | PairData) -> Iterable[str]:
         pairs = (dates.make_pair(generator, False, data.held_out) for _ in range(_DATE_SAMPLES))
         return list(chain.from_iterable(pairs))
     texts = load_pairs(data)
-    return training_texts(texts, data.held_out) if kind == "bpe" else texts
+    return training_texts(data, texts) if kind == "bpe" else texts
 
 
 MakeBatch = Callable[[np.ndarray, np.random.Generator, np.ndarray], Batch]
@@ -301,6 +305,37 @@ def _windows_pipeline(data: TextData, training: TrainingConfig, tokenizer: Token
     )
 
 
+def _equations_pipeline(data: TextData, training: TrainingConfig, tokenizer: Tokenizer, rows: np.ndarray) -> Pipeline:
+    """Makes `rows` of batches {"tokens": int32[B, T], "labels": int32[B, T]} of equations without their last word,
+    which is the only label."""
+    text = load_text(data)
+    equations = str(text, "utf-8").splitlines()
+    encoded, length = tokenizer.encode_batch(equations), data.context_length
+    require(
+        {*map(len, encoded)} == {length + 1},
+        f"context_length is {length} and the tokenizer {data.tokenizer.kind!r}; expected 4 and 'words', because "
+        "of an equation's five words the last one is predicted",
+    )
+    ids, held_out = np.stack(encoded), held_out_items(equations, data.held_out)
+
+    def batches_of(chosen: np.ndarray) -> MakeBatch:
+        def make_batch(items: np.ndarray, _: np.random.Generator, rows: np.ndarray) -> Batch:
+            taken = chosen[items[rows]]
+            labels = np.full((len(rows), length), IGNORED, np.int32)
+            labels[:, -1] = taken[:, -1]
+            return {"tokens": taken[:, :-1].copy(), "labels": labels}
+
+        return make_batch
+
+    train, rest = ids[~held_out], ids[held_out]
+    return Pipeline(
+        train=shuffled(batches_of(train), len(train), training, rows),
+        evaluation=thinned_out(batches_of(rest), len(rest), training, rows),
+        fingerprint=fingerprint([text], tokenizer, data, training),
+        seen=thinned_out(batches_of(train), len(train), training, rows),
+    )
+
+
 def _read_corpus(data: TextData, tokenizer: Tokenizer, first: Sequence[int]) -> Corpus:
     """Opens shards, or encodes text, of which each part begins with the ids `first`."""
     if shard_files(data):
@@ -398,12 +433,12 @@ def _pairs_pipeline(data: PairData, training: TrainingConfig, batcher: PairBatch
     lengths = (ids.sizes // np.dtype(tokenizer.id_type).itemsize).reshape(-1, 2)
     left_out = _left_out(lengths, batcher)
     (fitting,) = (lengths <= batcher.lengths).all(axis=1).nonzero()
-    held_out = held_out_items((texts[2 * pair] for pair in fitting), data.held_out)
-    training_pairs, held_out_pairs = fitting[~held_out], fitting[held_out]
+    held_out = held_out_pairs(data, texts, fitting)
+    training_pairs, evaluated = fitting[~held_out], fitting[held_out]
     because = f" ({left_out.removeprefix('warning: ')})" if left_out else ""
     require(
-        bool(len(training_pairs) and len(held_out_pairs)),
-        f"there are {len(training_pairs)} training and {len(held_out_pairs)} held-out pairs{because}; "
+        bool(len(training_pairs) and len(evaluated)),
+        f"there are {len(training_pairs)} training and {len(evaluated)} held-out pairs{because}; "
         "expected one of each at least; give more pairs, or a larger --data.source-length and --data.target-length",
     )
 
@@ -414,9 +449,9 @@ def _pairs_pipeline(data: PairData, training: TrainingConfig, batcher: PairBatch
 
     return Pipeline(
         train=shuffled(batches_of(training_pairs), len(training_pairs), training, rows),
-        evaluation=thinned_out(batches_of(held_out_pairs), len(held_out_pairs), training, rows),
+        evaluation=thinned_out(batches_of(evaluated), len(evaluated), training, rows),
         fingerprint=fingerprint(texts, tokenizer, data, training),
-        examples=[(texts[2 * pair], texts[2 * pair + 1]) for pair in held_out_pairs[:_EXAMPLES]],
+        examples=[(texts[2 * pair], texts[2 * pair + 1]) for pair in evaluated[: training.evaluate_examples]],
         notes=[left_out] if left_out else [],
     )
 
@@ -475,7 +510,7 @@ def _dates_pipeline(data: PairData, training: TrainingConfig, batcher: PairBatch
         return batcher.batch([drawn[row][1] for row in rows])
 
     generator = np.random.default_rng(0)
-    examples = [pair for pair, _ in draw(_EXAMPLES, True, generator)]
+    examples = [pair for pair, _ in draw(training.evaluate_examples, True, generator)]
     return Pipeline(
         train=endless(lambda _, generator: make_batch(False, generator), training.seed),
         evaluation=[make_batch(True, generator) for _ in range(training.evaluate_batches)],

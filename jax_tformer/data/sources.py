@@ -20,6 +20,7 @@ import numpy as np
 
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.config.experiment import PairData, TextData
+from jax_tformer.data import generated, scan
 from jax_tformer.data.tokenizers import Pieces
 from jax_tformer.files import user_path
 
@@ -169,6 +170,10 @@ def load_text(data: TextData) -> memoryview:
 
 def _documents(data: TextData) -> Iterator[bytes]:
     """Yields the documents as UTF-8, always in the same order."""
+    made = {"modular-addition": generated.equations, "markov-chain": generated.chain}.get(data.source)
+    if made is not None:
+        yield made().encode()
+        return
     if data.source == "python-docs":
         yield from _python_docs()
         return
@@ -251,11 +256,12 @@ def packed(texts: Iterable[str]) -> Rows[str]:
 
 
 def load_pairs(data: PairData) -> Rows[str]:
-    """Reads the pairs of the files that `data` names, in order: a source, its target, the next source.
+    """Returns the pairs of SCAN, or of the files that `data` names, in order: a source, its target, the next source.
 
     Raises InputError if the files do not exist, cannot be read, hold no pairs, are not UTF-8, or a line is not a pair.
     """
-    return packed(chain.from_iterable(_read_pairs(data)))
+    pairs = _read_pairs(data) if data.source == "files" else scan.pairs(data.source)
+    return packed(chain.from_iterable(pairs))
 
 
 def _read_pairs(data: PairData) -> Iterator[tuple[str, str]]:
@@ -280,9 +286,20 @@ def _read_pairs(data: PairData) -> Iterator[tuple[str, str]]:
         yield row[0].strip(), row[1].strip()
 
 
-def training_texts(texts: Rows[str], fraction: float) -> Rows[str]:
-    """Returns the pairs without the `fraction` that is held out; pairs with the same source stay together."""
-    held_out = held_out_items((texts[source] for source in range(0, len(texts), 2)), fraction)
+def held_out_pairs(data: PairData, texts: Rows[str], pairs: Iterable[int]) -> np.ndarray:
+    """Returns, bool[N], which of the N `pairs`, numbers of those in `texts`, are held out.
+
+    Pairs with the same source stay together.
+    """
+    rule = scan.HELD_OUT.get(data.source)
+    if rule is None:
+        return held_out_items((texts[2 * pair] for pair in pairs), data.held_out)
+    return np.array([rule(texts[2 * pair], texts[2 * pair + 1]) for pair in pairs])
+
+
+def training_texts(data: PairData, texts: Rows[str]) -> Rows[str]:
+    """Returns the pairs that are not held out."""
+    held_out = held_out_pairs(data, texts, range(len(texts) // 2))
     return packed(text for number, text in enumerate(texts) if not held_out[number // 2])
 
 

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import jax
-import numpy as np
 import pytest
 
 from jax_tformer import ARCHITECTURES, startup
@@ -91,17 +90,6 @@ def test_nothing_but_the_time_depends_on_the_cache(kind, config, keeps, folder, 
     assert start() == cold == warm
 
 
-def test_kept_ids_begin_with_the_first_ones(work):
-    tokenizer = build_tokenizer(BPE, [TEXT], SPECIAL)
-    expected = [299, *tokenizer.encode(TEXT).tolist()]
-    for _ in range(2):
-        ids = token_stream(tokenizer, utf8(TEXT), [299])
-        assert ids.dtype == np.uint16
-        assert ids.tolist() == expected
-    assert work == ["train", "encode"]
-    assert token_stream(tokenizer, utf8("")).tolist() == []
-
-
 def test_whatever_decides_the_result_is_in_the_key(folder, work, monkeypatch):
     texts = [TEXT, "and more"]
     made = [
@@ -174,9 +162,9 @@ def test_a_cache_that_may_only_be_read_is_read(monkeypatch):
     assert kept(["key"], refuse) == MADE
 
 
-@pytest.mark.parametrize("bound", [2**32, 1500], ids=["all has room", "one has room"])
-def test_threads_at_once(folder, bound, monkeypatch):
-    monkeypatch.setenv("JAX_TFORMER_CACHE_BYTES", str(bound))
+def test_threads_at_once(folder, monkeypatch):
+    # One file has room.
+    monkeypatch.setenv("JAX_TFORMER_CACHE_BYTES", "1500")
 
     def start(number):
         # Now and then somebody clears the cache.
@@ -190,7 +178,7 @@ def test_threads_at_once(folder, bound, monkeypatch):
         assert all(pool.map(start, range(100)))
     left = files(folder)
     assert ".partial" not in {path.suffix for path in left}
-    assert sum(path.stat().st_size for path in left) <= bound
+    assert sum(path.stat().st_size for path in left) <= 1500
 
 
 def test_what_was_used_longest_ago_goes_first(folder, monkeypatch):

@@ -88,30 +88,31 @@ def test_fused_attention_is_attention(causal, masked, key_heads, keys, segments,
     assert found < 2e-5
 
 
+BIAS, KEEP = jnp.zeros((1, 1, 128, 128)), jnp.ones((1, 2, 128, 128), bool)
+CAUSAL = Mask(causal=True)
+
+
 @pytest.mark.parametrize(
-    ("implementation", "length", "dtype", "message"),
+    ("implementations", "length", "given", "parts", "message"),
     [
-        ("cudnn", 128, "bfloat16", "attention is 'cudnn', which cannot compute this here"),
-        ("pallas", 100, "float32", "attention is 'pallas', for lengths that 128 divides, and these are 100 and 100"),
+        (["cudnn"], 128, [CAUSAL, 1.0], 1, "which cannot compute this here"),
+        (["pallas"], 100, [CAUSAL, 1.0], 1, "for lengths that 128 divides, and these are 100 and 100"),
+        (["cudnn", "pallas"], 128, [CAUSAL, 1.0, 0.5, KEEP], 1, "which cannot drop"),
+        (["cudnn", "pallas"], 128, [Mask(causal=True, bias=BIAS), 1.0], 1, "which adds no bias; expected"),
+        (["cudnn", "pallas"], 128, [CAUSAL, 1.0], 2, "which computes no rows split over devices .--mesh.context.; "),
     ],
 )
-def test_what_a_kernel_cannot_compute_is_said_in_one_line(implementation, length, dtype, message):
-    if implementation == "cudnn" and jax.default_backend() == "gpu":
+def test_what_a_kernel_cannot_compute_is_said_in_one_line(implementations, length, given, parts, message):
+    if message.endswith("this here") and jax.default_backend() == "gpu":
         pytest.skip("cuDNN can compute this")
-    with jax.enable_x64(dtype == "float64"):
-        query, key, value = draw(*[(1, length, 2, 64)] * 3, dtype=dtype)
-        with pytest.raises(InputError, match=message) as raised:
-            attend_by(implementation, query, key, value, Mask(causal=True), 1.0)
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("implementation", ["cudnn", "pallas"])
-def test_no_kernel_drops_attention_weights(implementation):
-    query, key, value = draw(*[(1, 128, 2, 64)] * 3)
-    keep = jnp.ones((1, 2, 128, 128), bool)
-    with pytest.raises(InputError, match=f"attention is '{implementation}', which cannot drop") as raised:
-        attend_by(implementation, query, key, value, Mask(causal=True), 1.0, 0.5, keep)
-    assert "\n" not in str(raised.value)
+    arrays = [jax.ShapeDtypeStruct((1, length, 2, 64), jnp.bfloat16)] * 3
+    for implementation in implementations:
+        with (
+            jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1, 1, parts), ("data", "fsdp", "context"))),
+            pytest.raises(InputError, match=f"attention is '{implementation}',? {message}") as raised,
+        ):
+            jax.eval_shape(lambda *arrays, by=implementation: attend_by(by, *arrays, *given), *arrays)
+        assert "\n" not in str(raised.value)
 
 
 ON_EIGHT_DEVICES = """

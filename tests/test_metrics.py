@@ -202,19 +202,12 @@ def test_what_there_is_room_for(clock):
     assert re.fullmatch(rf"{whole[0]}  ━+ +{'  '.join(whole[1:])}", shown(line, 80))
 
 
-def test_labels_while_compiling_and_evaluating(clock):
+def test_labels_take_the_place_of_the_time_left(clock):
     line = ProgressLine(0, 1500, pytest.fail, terminal())
     with line.during("compiling"):
         clock[0] += 12
         assert shown(line, 40) == f"step 0/1500{'':13}  compiling 12 s"  # the bar is still empty
-    line.update(100, 3.14159, None)
-    clock[0] += 1
-    line.update(101, 3.14159, 1000)
-    with line.during("evaluating"):
-        clock[0] += 2
-        assert shown(line, 40) == "step 101/1500  evaluating 2 s"
-        assert "evaluating 2 s  loss 3.1416  1,000 tokens/s" in shown(line, 80)
-    assert "ing" not in shown(line, 80)
+    assert "compiling" not in shown(line, 80)
 
 
 def test_plain_lines_now_and_then_without_a_terminal(clock):

@@ -50,23 +50,18 @@ def test_help_says_what_fields_are(capsys):
 def test_a_model_shows_its_shape():
     stack = StackConfig(3, 4, 20, key_value_heads=2, activation="silu", gated=True, positions="rotary")
     net = transformer(TransformerConfig(11, 16, encoder=StackConfig(2, 2, 24, positions="none"), decoder=stack))
-    lines = repr(net).splitlines()
-    assert (lines[0], lines[-1]) == ("EncoderDecoderTransformer(", ")")
-    assert lines[1] == "  encoder: 2 layers of 16, 2 heads of 8, feed-forward 24 relu, post-layernorm, no positions"
-    assert "3 layers of 16, 4 heads of 4 (2 of keys and values), gated feed-forward 20 silu" in lines[2]
-    assert lines[3] == "  head: linear, 11 tokens"
-    assert lines[4] == "  parameters in float32, computed in float32"
-    # A layer: projections 272 + 136 + 136 + 272, feed-forward 3 x 320 + 56, norms 32 each; of the encoder 1,960.
-    assert lines[5].startswith("  12,680 parameters: decoder 8,232, encoder 3,920, ")
-
-
-def test_the_summary_counts_every_parameter():
+    assert repr(net).splitlines()[1:5] == [
+        "  encoder: 2 layers of 16, 2 heads of 8, feed-forward 24 relu, post-layernorm, no positions",
+        "  decoder: 3 layers of 16, 4 heads of 4 (2 of keys and values), gated feed-forward 20 silu, post-layernorm, "
+        "rotary positions",
+        "  head: linear, 11 tokens",
+        "  parameters in float32, computed in float32",
+    ]
     summary = transformer(ARCHITECTURES["gpt2"]).summary().splitlines()
     cells = {line.split()[0]: line.split() for line in summary if line}
     assert "1,024 learned positions" in summary[0]
     assert "tied to the token table" in summary[1]
     assert cells["embedding.tokens.embedding"][1:] == ["[50257,", "768]", "38,597,376", "154,389,504"]
-    assert cells["decoder"][1:] == ["85,056,000", "340,224,000"]
     assert cells["all"][1:] == ["124,439,808", "497,759,232"]
     numbers = [int(line.split()[-2].replace(",", "")) for line in summary if "[" in line]
     assert sum(numbers) == 124_439_808

@@ -315,7 +315,12 @@ EXPERIMENTS: dict[str, Experiment] = {
                 source="modular-addition", context_length=4, held_out=0.75, tokenizer=TokenizerConfig("words")
             ),
             optimizer=OptimizerConfig(
-                learning_rate=1e-3, schedule="constant", warmup_steps=10, beta2=0.98, weight_decay=1.0
+                learning_rate=1e-3,
+                schedule="warmup_stable_decay",
+                warmup_steps=10,
+                final_fraction=0.0,
+                beta2=0.98,
+                weight_decay=1.0,
             ),
             training=TrainingConfig(
                 steps=5000, batch_size=512, evaluate_every=100, checkpoint_every=2000, log_every=100

@@ -13,15 +13,16 @@ import pytest
 from jax_tformer import ARCHITECTURES, startup
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import PairData, TextData, TokenizerConfig, TrainingConfig
-from jax_tformer.data import pipeline, tokenizers
-from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for, token_stream
+from jax_tformer.data import text, tokenizers
+from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
+from jax_tformer.data.text import token_stream
 from jax_tformer.data.tokenizers import Tokenizer, build_tokenizer
 from jax_tformer.files import bound_cache, cache_folder, kept
 
 TEXT = "".join(f"{n} bottles of beer on the wall, “Ça va”, 日本語, take {n * n} down.\n" for n in range(1000))
 BPE = TokenizerConfig("bpe", 300)
 SPECIAL = {"start": "<|endoftext|>", "end": "<|endoftext|>"}
-KEEPERS = (pipeline, tokenizers)
+KEEPERS = (text, tokenizers)
 
 
 def utf8(string):
@@ -50,7 +51,7 @@ def work(monkeypatch):
         return run
 
     monkeypatch.setattr(tokenizers.trainers, "BpeTrainer", noted("train", tokenizers.trainers.BpeTrainer))
-    monkeypatch.setattr(Tokenizer, "encode_text", noted("encode", Tokenizer.encode_text))
+    monkeypatch.setattr(Tokenizer, "encode_texts", noted("encode", Tokenizer.encode_texts))
     return done
 
 
@@ -92,11 +93,11 @@ def test_kept_ids_begin_with_the_first_ones(work):
     expected = [299, *tokenizer.encode(TEXT).tolist()]
     work.clear()
     for _ in range(2):
-        ids = token_stream(tokenizer, utf8(TEXT), [299])
+        ids = token_stream(tokenizer, [utf8(TEXT)], [299])
         assert ids.dtype == np.uint16
         assert ids.tolist() == expected
     assert work == ["encode"]
-    assert token_stream(tokenizer, utf8("")).tolist() == []
+    assert token_stream(tokenizer, [utf8("")]).tolist() == []
 
 
 def test_whatever_decides_the_result_is_in_the_key(folder, work, monkeypatch):
@@ -113,12 +114,12 @@ def test_whatever_decides_the_result_is_in_the_key(folder, work, monkeypatch):
     work.clear()
     a, b, c = made[0], made[3], made[4]
     for tokenizer, string, first in ((a, TEXT, []), (a, TEXT + ".", []), (a, TEXT, [5]), (b, TEXT, []), (c, TEXT, [])):
-        assert token_stream(tokenizer, utf8(string), first).size
+        assert token_stream(tokenizer, [utf8(string)], first).size
     assert work == ["encode"] * 5
     assert len(files(folder)) == 9
     monkeypatch.setattr("tokenizers.__version__", "0")
     work.clear()
-    token_stream(build_tokenizer(BPE, texts, SPECIAL), utf8(TEXT))
+    token_stream(build_tokenizer(BPE, texts, SPECIAL), [utf8(TEXT)])
     assert work == ["train", "encode"]
 
 

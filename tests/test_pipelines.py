@@ -13,7 +13,9 @@ from jax_tformer.config import IGNORED
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import MaskedTextData, PairData, TextData, TokenizerConfig, TrainingConfig
 from jax_tformer.data import dates
-from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for, evaluation_items, mask_tokens, shuffled_items
+from jax_tformer.data.order import Items, Shape, make_batches, permute, shuffled
+from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
+from jax_tformer.data.text import mask_tokens
 from jax_tformer.data.tokenizers import load_tokenizer
 
 TEXT = "".join(f"{n} bottles of beer on the wall, take one down and pass it around.\n" for n in range(60))
@@ -141,21 +143,22 @@ def test_tables_that_a_pattern_finds_are_text_with_a_note(text_path, tmp_path):
 
 
 def test_every_epoch_is_another_permutation_of_all_items():
-    # Batches of 4 cross the borders of epochs of 10.
-    order = np.concatenate([shuffled_items(batch, 4, 10, seed=3) for batch in range(10)]).reshape(4, 10)
-    assert [sorted(epoch) for epoch in order.tolist()] == [list(range(10))] * 4
-    assert len({tuple(epoch) for epoch in order.tolist()}) == 4
-    assert shuffled_items(0, 3, 1, seed=3).tolist() == [0, 0, 0]
+    order = [
+        tuple(permute(number, 10, seed=3)[1] for number in range(10 * epoch, 10 * epoch + 10)) for epoch in range(4)
+    ]
+    assert [sorted(epoch) for epoch in order] == [list(range(10))] * 4
+    assert len(set(order)) == 4
+    assert permute(2, 1, seed=3) == (2, 0)
 
 
 def test_evaluation_items_are_spread_over_all():
-    training = TrainingConfig(batch_size=4, evaluate_batches=3)
-    assert [items.tolist() for items in evaluation_items(5, training)] == [[0, 1, 2, 3], [4]]
-    assert [items.tolist() for items in evaluation_items(24, training)] == [
-        [0, 2, 4, 6],
-        [8, 10, 12, 14],
-        [16, 18, 20, 22],
-    ]
+    def evaluated(count):
+        items = Items(count, lambda numbers: {"item": numbers, "labels": numbers.copy()})
+        _, batches = make_batches([Shape(4, shuffled(items, 0), items)], TRAINING, np.arange(4))
+        return [batch["item"].tolist() for batch in batches]
+
+    assert evaluated(5) == [[0, 1, 2, 3], [4, 4, 4, 4]]
+    assert evaluated(24) == [[0, 2, 4, 6], [8, 10, 12, 14], [16, 18, 20, 22]]
 
 
 # Text

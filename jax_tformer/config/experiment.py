@@ -24,6 +24,7 @@ from jax_tformer.config.errors import (
 TokenizerKind = Literal["bytes", "characters", "bpe", "huggingface"]
 TextSource = Literal["python-docs", "files"]
 PairSource = Literal["dates", "files"]
+Packing = Literal["concatenate", "best_fit", "crop"]
 OptimizerName = Literal["adamw", "lion", "adafactor", "muon", "sgd"]
 Schedule = Literal["constant", "cosine", "inverse_sqrt", "linear", "warmup_stable_decay"]
 LengthPenaltyForm = Literal["paper", "power"]
@@ -81,6 +82,9 @@ class TextData:
     """T, tokens per window."""
     stride: Positive = 1
     """Tokens from the start of one training window to the start of the next."""
+    packing: Packing | None = None
+    """None: rows are windows, which know nothing of documents. Otherwise documents do not see one another: concatenate
+    divides them where rows end, best_fit keeps them whole and pads rows, crop leaves out what does not fit."""
     held_out: Share = 0.1
     """Fraction of the text kept for evaluation, taken from its end; shards may have a held-out part of their own."""
     tokenizer: TokenizerConfig = field(default_factory=lambda: TokenizerConfig("bytes"))
@@ -89,6 +93,10 @@ class TextData:
     def __post_init__(self) -> None:
         check_fields(self)
         _require_path_fits(self.source, self.path)
+        require(
+            self.packing is None or (self.kind == "text" and self.stride == 1),
+            f"packing is {self.packing!r}; expected None for masked text, and no stride, as each document is read once",
+        )
 
 
 @dataclass(frozen=True)

@@ -2,43 +2,39 @@
 
 import dataclasses
 import json
-import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
-import tokenizers
 
 from jax_tformer.config import IGNORED
 from jax_tformer.config.errors import require, require_ids
 from jax_tformer.config.experiment import MaskedTextData, PairData, TextData, TrainingConfig
 from jax_tformer.data import dates
-from jax_tformer.data.shards import Corpus, TokenWindows, open_shards
+from jax_tformer.data.order import Batch, Items, Shape, endless, make_batches, shuffled
 from jax_tformer.data.sources import (
-    TABLES,
     Rows,
     held_out_items,
     load_pairs,
     load_text,
     shard_files,
     split_text,
-    text_files,
     training_texts,
 )
-from jax_tformer.data.tokenizers import Framing, Pieces, Role, Tokenizer, build_tokenizer, pair_framing
-from jax_tformer.files import combined_hash, kept
+from jax_tformer.data.text import text_rows
+from jax_tformer.data.tokenizers import Pieces, Role, Tokenizer, build_tokenizer, pair_framing
+from jax_tformer.files import combined_hash
 
 if TYPE_CHECKING:
     # Imported at first use because it imports JAX, so that errors in the data are reported sooner.
     import grain
 
-Batch = dict[str, np.ndarray]
-"""Arrays of B rows, or of those that one process makes: "tokens", or "source" and "target" with masks, and "labels"."""
 Pair = tuple[str, str]
 PairIds = tuple[np.ndarray, np.ndarray]
+_LATER = ("packing",)
+"""Fields that data of older runs has not."""
 _DATE_SAMPLES = 10_000
 _EXAMPLES = 512
 _TOGETHER = 2**12
@@ -93,7 +89,7 @@ def build_tokenizer_for(data: TextData | PairData) -> Tokenizer:
 def build_pipeline(
     data: TextData | PairData, training: TrainingConfig, tokenizer: Tokenizer, rows: np.ndarray | None = None
 ) -> Pipeline:
-    """Makes the batches of `data`, of windows of text or of pairs: see `_windows_pipeline` and `PairBatcher.batch`.
+    """Makes the batches of `data`, of text or of pairs: see `text_rows` and `PairBatcher.batch`.
 
     `rows`, int[R], are those of each batch that this process makes, in rising order; None: all. They are the same
     numbers whichever others are made. Raises InputError if the text cannot be read, is too short, or does not suit the
@@ -103,7 +99,7 @@ def build_pipeline(
     if isinstance(data, PairData):
         make = _dates_pipeline if data.source == "dates" else _pairs_pipeline
         return make(data, training, PairBatcher(data, tokenizer), rows)
-    return _windows_pipeline(data, training, tokenizer, rows)
+    return _text_pipeline(data, training, tokenizer, rows)
 
 
 def special_tokens_for(data: TextData | PairData) -> Mapping[Role, str]:
@@ -124,8 +120,8 @@ def _texts(data: TextData | PairData) -> Iterable[str]:
     if isinstance(data, TextData):
         told = f"{data.path} holds ids; expected the tokenizer that made them: --data.tokenizer.kind huggingface"
         require(not shard_files(data), f"{told} --data.tokenizer.name FOLDER --data.tokenizer.vocab-size None")
-        text = load_text(data)
-        return Pieces(text if kind == "characters" else split_text(text, data.held_out)[0])
+        text = load_text(data).content
+        return Pieces([text if kind == "characters" else split_text(text, data.held_out)[0]])
     if data.source == "dates" and kind == "characters":
         return (dates.alphabet(),)
     if data.source == "dates":
@@ -136,75 +132,6 @@ def _texts(data: TextData | PairData) -> Iterable[str]:
     return training_texts(texts, data.held_out) if kind == "bpe" else texts
 
 
-MakeBatch = Callable[[np.ndarray, np.random.Generator, np.ndarray], Batch]
-"""Makes some rows, int[R], of the batch of the items with these numbers, int64[B].
-
-Whatever is random is drawn from the generator for all rows, so that a row does not depend on which others are made.
-"""
-
-
-def endless(make_batch: Callable[[int, np.random.Generator], Batch], seed: int) -> "grain.MapDataset[Batch]":
-    """Makes endless training batches: `make_batch(number, generator)`, where number and seed decide the generator.
-
-    Each element is a whole batch, because Grain takes six times as long to gather single rows.
-    """
-    import grain
-
-    return grain.MapDataset.range(sys.maxsize).seed(seed).random_map(make_batch)
-
-
-def shuffled(
-    make_batch: MakeBatch, count: int, training: TrainingConfig, rows: np.ndarray
-) -> "grain.MapDataset[Batch]":
-    """Makes `rows` of endless training batches of `count` items.
-
-    Every epoch reads all items, each in another random order.
-    """
-
-    def make(number: int, generator: np.random.Generator) -> Batch:
-        return make_batch(shuffled_items(number, training.batch_size, count, training.seed), generator, rows)
-
-    return endless(make, training.seed)
-
-
-def shuffled_items(batch: int, batch_size: int, count: int, seed: int) -> np.ndarray:
-    """Returns which of `count` items are in training batch number `batch`, int64[B].
-
-    The order is that of grain.MapDataset.shuffle().repeat(), without an object for every item.
-    """
-    import grain
-
-    positions = (divmod(batch * batch_size + row, count) for row in range(batch_size))
-    return np.array(
-        [
-            grain.experimental.index_shuffle(index, max_index=count - 1, seed=(seed + epoch) % 2**32, rounds=4)
-            for epoch, index in positions
-        ]
-    )
-
-
-def thinned_out(make_batch: MakeBatch, count: int, training: TrainingConfig, rows: np.ndarray) -> list[Batch]:
-    """Makes `rows` of the evaluation batches of `count` held-out items, the same for every seed.
-
-    Rows that fill up the last batch repeat its last item, with labels that the loss ignores.
-    """
-    generator = np.random.default_rng(0)
-
-    def make(items: np.ndarray) -> Batch:
-        batch = make_batch(items, generator, np.minimum(rows, len(items) - 1))
-        batch["labels"][rows >= len(items)] = IGNORED
-        return batch
-
-    return [make(items) for items in evaluation_items(count, training)]
-
-
-def evaluation_items(count: int, training: TrainingConfig) -> list[np.ndarray]:
-    """Chooses the held-out items of each evaluation batch, spread evenly if there are more than needed."""
-    wanted = min(count, training.evaluate_batches * training.batch_size)
-    items = np.arange(wanted) * count // wanted
-    return [items[first : first + training.batch_size] for first in range(0, wanted, training.batch_size)]
-
-
 def fingerprint(
     content: Iterable[str | memoryview], tokenizer: "Tokenizer", data: TextData | PairData, training: TrainingConfig
 ) -> str:
@@ -213,6 +140,8 @@ def fingerprint(
     The paths of files and tokenizer do not count, so that they may be moved.
     """
     settings = dataclasses.asdict(data) | {"path": None, "target_path": None, "kind": type(data).__name__}
+    # A field that came later counts only where it is set, so that older runs go on.
+    settings = {name: value for name, value in settings.items() if value is not None or name not in _LATER}
     settings["tokenizer"]["name"] = None
     del settings["tokenizer"]["revision"]
     settings |= {"batch_size": training.batch_size, "seed": training.seed}
@@ -226,116 +155,15 @@ def check_batch_ids(batch: Batch, vocab_size: int | None) -> None:
             require_ids(batch[name], vocab_size or 0)
 
 
-def windows(stream: np.ndarray | TokenWindows, length: int, stride: int) -> np.ndarray | TokenWindows:
-    """Returns all windows of `stream`, [N, length], as a view; each begins `stride` ids after the previous one."""
-    if isinstance(stream, TokenWindows):
-        return dataclasses.replace(stream, length=length, stride=stride)
-    return np.lib.stride_tricks.sliding_window_view(stream, length)[::stride]
-
-
-def token_stream(tokenizer: Tokenizer, text: memoryview, first: Sequence[int] = ()) -> np.ndarray:
-    """Returns `first` and then the ids of `text`, as `Tokenizer.encode_text` does; caches ids that are slow to make."""
-    if tokenizer.has_table:
-        return tokenizer.encode_text(text, first)
-    key = ("ids of pieces", tokenizers.__version__, tokenizer.to_json(), str(list(first)), text)
-    return np.frombuffer(kept(key, lambda: tokenizer.encode_text(text, first).data), tokenizer.id_type)
-
-
-def _windows_pipeline(data: TextData, training: TrainingConfig, tokenizer: Tokenizer, rows: np.ndarray) -> Pipeline:
-    """Makes `rows` of batches {"tokens": int32[B, T], "labels": int32[B, T]} of windows of text.
-
-    For language models the label of a token is the next token, and the text begins with the start token if the
-    tokenizer has one. For masked data the label is the original token, or IGNORED where nothing was masked. The seed
-    masks each window differently in every epoch; held-out windows are masked alike for all seeds. Held-out windows do
-    not overlap. If there are more than the evaluation batches hold, they are taken at even distances.
-
-    Raises InputError if either part of the text is too short for one window, or if a tokenizer for masked data has no
-    mask token.
-    """
-    start = () if tokenizer.start_id is None else (tokenizer.start_id,)
-    masking, around = None, Framing((), ())
-    first = start if tokenizer.framing is None else tokenizer.framing.before
-    if isinstance(data, MaskedTextData):
-        masking = data.masked, tokenizer.require("mask", "to mask text with"), tokenizer.ordinary_ids
-        # Every window of a checkpoint's tokenizer is framed, like the texts that the checkpoint has read.
-        first, around = (), tokenizer.framing or around
-    inside = data.context_length - around.size
-    require(
-        inside > 0,
-        f"context_length is {data.context_length}; expected more than the {around.size} special tokens of every window",
-    )
-    length = inside if masking else inside + 1
-    corpus = _read_corpus(data, tokenizer, first)
-    for name, part in (("training", corpus.train), ("held-out", corpus.held_out)):
-        require(
-            len(part) >= length,
-            f"the {name} part of the text has {len(part):,} tokens; expected at least {length:,}, for one window; "
-            "give more text, a smaller --data.context-length or another --data.held-out",
-        )
-    train, held_out = windows(corpus.train, length, data.stride), windows(corpus.held_out, length, inside)
-
-    def batches_of(windows: np.ndarray | TokenWindows) -> MakeBatch:
-        def make_batch(items: np.ndarray, generator: np.random.Generator, rows: np.ndarray) -> Batch:
-            chosen = windows[items[rows]].astype(np.int32)
-            if not masking:
-                # Each token but the first is predicted from those before it. Copies, because labels may be changed.
-                return {"tokens": chosen[:, :-1].copy(), "labels": chosen[:, 1:].copy()}
-            batch = mask_tokens(chosen, generator, *masking, rows=rows, of=len(items))
-            before, after = (
-                np.tile(np.array(ids, np.int32), (len(chosen), 1)) for ids in (around.before, around.after)
-            )
-            sides = (0, 0), (len(around.before), len(around.after))
-            return {
-                "tokens": np.concatenate([before, batch["tokens"], after], axis=1),
-                "labels": np.pad(batch["labels"], sides, constant_values=IGNORED),
-            }
-
-        return make_batch
-
+def _text_pipeline(data: TextData, training: TrainingConfig, tokenizer: Tokenizer, rows: np.ndarray) -> Pipeline:
+    text, finish = text_rows(data, tokenizer)
+    shape = Shape(training.batch_size, shuffled(text.train, training.seed), text.held_out)
     return Pipeline(
-        train=shuffled(batches_of(train), len(train), training, rows),
-        evaluation=thinned_out(batches_of(held_out), len(held_out), training, rows),
-        fingerprint=fingerprint(corpus.content, tokenizer, data, training),
-        bytes_per_token=None if masking else corpus.bytes_per_token,
-        notes=corpus.notes,
+        *make_batches([shape], training, rows, finish),
+        fingerprint=fingerprint(text.corpus.content, tokenizer, data, training),
+        bytes_per_token=text.bytes_per_token,
+        notes=text.notes,
     )
-
-
-def _read_corpus(data: TextData, tokenizer: Tokenizer, first: Sequence[int]) -> Corpus:
-    """Opens shards, or encodes text, of which each part begins with the ids `first`."""
-    if shard_files(data):
-        return open_shards(data, tokenizer)
-    text = load_text(data)
-    parts = split_text(text, data.held_out)
-    ids, held_out_ids = (token_stream(tokenizer, part, first) for part in parts)
-    counts = Counter(path.suffix.lower() for path in text_files(data)) if data.source == "files" else Counter[str]()
-    notes = [f"{counts[kind]:,} {kind} files are read as plain text" for kind in TABLES if counts[kind]]
-    bytes_per_token = len(parts[1]) / max(1, len(held_out_ids) - len(first))
-    return Corpus(ids, held_out_ids, [text], bytes_per_token, notes)
-
-
-def mask_tokens(
-    windows: np.ndarray,
-    generator: np.random.Generator,
-    fraction: float,
-    mask_id: int,
-    ordinary_ids: np.ndarray,
-    *,
-    rows: np.ndarray,
-    of: int,
-) -> Batch:
-    """Masks a `fraction` of each of the `windows`, int32[R, T], at least one token; the labels are the original tokens.
-
-    Of those tokens, 80% become the mask token, 10% become a random one of `ordinary_ids`, int32[N], and 10% stay (BERT,
-    section 3.1). The windows are the `rows`, int[R], of a batch `of` B, and all of that is drawn.
-    """
-    length = windows.shape[1]
-    order, fate = generator.random((of, length))[rows], generator.random((of, length))[rows]
-    chosen = order.argsort(axis=1) < max(1, round(fraction * length))
-    tokens = np.where(chosen & (fate < 0.8), np.int32(mask_id), windows)
-    random_ids = generator.choice(ordinary_ids, (of, length))[rows]
-    tokens = np.where(chosen & (fate >= 0.8) & (fate < 0.9), random_ids, tokens)
-    return {"tokens": tokens, "labels": np.where(chosen, windows, np.int32(IGNORED))}
 
 
 class PairBatcher:
@@ -407,14 +235,15 @@ def _pairs_pipeline(data: PairData, training: TrainingConfig, batcher: PairBatch
         "expected one of each at least; give more pairs, or a larger --data.source-length and --data.target-length",
     )
 
-    def batches_of(chosen: np.ndarray) -> MakeBatch:
-        return lambda items, _, rows: batcher.batch(
-            [(ids[2 * pair], ids[2 * pair + 1]) for pair in chosen[items[rows]]]
-        )
+    def items(chosen: np.ndarray) -> Items:
+        def read(numbers: np.ndarray) -> Batch:
+            return batcher.batch([(ids[2 * pair], ids[2 * pair + 1]) for pair in chosen[numbers]])
 
+        return Items(len(chosen), read)
+
+    shape = Shape(training.batch_size, shuffled(items(training_pairs), training.seed), items(held_out_pairs))
     return Pipeline(
-        train=shuffled(batches_of(training_pairs), len(training_pairs), training, rows),
-        evaluation=thinned_out(batches_of(held_out_pairs), len(held_out_pairs), training, rows),
+        *make_batches([shape], training, rows),
         fingerprint=fingerprint(texts, tokenizer, data, training),
         examples=[(texts[2 * pair], texts[2 * pair + 1]) for pair in held_out_pairs[:_EXAMPLES]],
         notes=[left_out] if left_out else [],

@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Key, PyTree
 
-from jax_tformer.data.pipeline import Batch
+from jax_tformer.data.order import Batch
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.lora import join_adapters, split_adapters

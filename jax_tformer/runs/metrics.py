@@ -24,7 +24,7 @@ from rich.text import Text
 
 from jax_tformer.config.errors import InputError, TrainingFailed
 from jax_tformer.config.experiment import ExperimentConfig
-from jax_tformer.data.pipeline import Batch
+from jax_tformer.data.order import Batch
 from jax_tformer.files import not_regular, parse_json, shortened, write_text
 from jax_tformer.runs.folder import RunFolder
 from jax_tformer.terminal import visible

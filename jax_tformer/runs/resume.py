@@ -16,7 +16,7 @@ import jax
 
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import ExperimentConfig
-from jax_tformer.data.pipeline import Batch
+from jax_tformer.data.order import Batch
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.files import changed_fields, combined_hash, shortened, to_dict
 from jax_tformer.functional import Params

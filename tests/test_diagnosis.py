@@ -10,7 +10,7 @@ import pytest
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.config.experiment import MeshConfig, OptimizerConfig
 from jax_tformer.functional import transformer
-from jax_tformer.runs.diagnosis import find_not_finite
+from jax_tformer.runs.evaluation import find_not_finite
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.sharding import make_mesh
 from jax_tformer.training.step import init_state, train_step

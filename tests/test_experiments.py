@@ -5,12 +5,17 @@ import json
 import re
 import sys
 
+import pytest
+
 from jax_tformer.cli import generate, train
+from jax_tformer.config.presets import EXPERIMENTS
 
 SHORT = [
     *("--model.d-model", "16", "--model.encoder.num-layers", "1", "--model.encoder.feedforward-width", "16"),
     *("--training.steps", "4", "--training.batch-size", "4", "--training.evaluate-batches", "2"),
 ]
+
+SMALL = ("num-layers=1", "feedforward-width=16", "num-heads=2")
 
 
 def summary(run):
@@ -27,6 +32,23 @@ def test_masked_docs(tmp_path, capsys):
     assert 5 < figures["val_loss"] < 8  # ln 1024 = 6.9
     assert "val_bits_per_byte" not in figures
     assert "held-out words to restore" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "figures", "sampled"),
+    [
+        ("scan", ["--training.evaluate-examples", "6"], {"exact_match", "bleu"}, "held-out examples, 0 of 6 exact"),
+        ("grokking", [], {"train_accuracy", "val_accuracy"}, "0 + 1 = "),
+        ("masked-chain", [], {"val_perplexity"}, "held-out words to restore"),
+    ],
+)
+def test_generated_tasks(name, flags, figures, sampled, tmp_path, capsys):
+    run = tmp_path / "run"
+    narrow = [f"--model.{side}.{what}" for side in EXPERIMENTS[name].config.model.stacks for what in SMALL]
+    flags += [*narrow, "--model.d-model", "16", "--training.steps", "4", "--training.batch-size", "4"]
+    assert train.main([name, "--run", str(run), *flags, "--training.evaluate-batches", "2"]) == 0
+    assert figures <= summary(run).keys()
+    assert sampled in capsys.readouterr().out
 
 
 def test_pairs_and_translation(tmp_path, capsys, monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 from jax_tformer.config import IGNORED
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import MaskedTextData, PairData, TextData, TokenizerConfig, TrainingConfig
+from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.data import dates
 from jax_tformer.data.order import Items, Shape, make_batches, permute, shuffled
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
@@ -35,7 +36,7 @@ def text_data(text_path, **changes):
     return TextData(path=text_path, context_length=16, **changes)
 
 
-@pytest.fixture(params=["text", "masked", "pairs", "dates"])
+@pytest.fixture(params=["text", "masked", "pairs", "dates", "scan", "chain"])
 def every_data(request, tmp_path, text_path):
     (tmp_path / "pairs.tsv").write_text("".join(f"source {n}\tziel {n}\n" for n in range(40)))
     kinds = {
@@ -43,6 +44,8 @@ def every_data(request, tmp_path, text_path):
         "masked": MaskedTextData(path=text_path, context_length=16),
         "pairs": PairData(path=str(tmp_path / "pairs.tsv"), source_length=12, target_length=8),
         "dates": DATES,
+        "scan": EXPERIMENTS["scan"].config.data,
+        "chain": EXPERIMENTS["masked-chain"].config.data,
     }
     return kinds[request.param]
 
@@ -114,7 +117,7 @@ def test_fingerprint_is_kept_by_a_restart_and_changed_by_what_changes_batches(ev
         pipeline.fingerprint,
         build_pipeline(every_data, dataclasses.replace(TRAINING, seed=6), tokenizer).fingerprint,
         build_pipeline(every_data, dataclasses.replace(TRAINING, batch_size=5), tokenizer).fingerprint,
-        build_pipeline(dataclasses.replace(every_data, held_out=0.2), TRAINING, tokenizer).fingerprint,
+        build_pipeline(dataclasses.replace(every_data, held_out=0.3), TRAINING, tokenizer).fingerprint,
         build_pipeline(longer, TRAINING, tokenizer).fingerprint,
         build_pipeline(wide, TRAINING, other_tokenizer).fingerprint,
     ]

@@ -278,6 +278,13 @@ def test_unknown_character_is_named(text):
         tokenizer.encode(text)
 
 
+@pytest.mark.parametrize("text", ["two", "one two", "one<|end|> two"])
+def test_unknown_word_is_told(text):
+    tokenizer = build_tokenizer(TokenizerConfig("words"), ["one\tthree\n"], PAIR_TOKENS)
+    with pytest.raises(InputError, match=r"a word of '.*two' is not in the tokenizer's vocabulary"):
+        tokenizer.encode(text)
+
+
 def test_input_errors():
     with pytest.raises(InputError, match="lone surrogate \\(U\\+D83D\\) at character 2"):
         build_tokenizer(BYTES, [], {}).encode("ab\ud83d")

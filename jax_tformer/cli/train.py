@@ -9,11 +9,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from jax_tformer.config import LoraConfig
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import InputError, require
 from jax_tformer.config.experiment import DistributedConfig, ExperimentConfig, PairData, TextData, TokenizerConfig
 from jax_tformer.config.presets import DEFAULT_EXPERIMENT, EXPERIMENTS
 from jax_tformer.files import changed_fields, require_new_folder, shortened, to_dict, user_path
@@ -86,12 +87,10 @@ def train(plan: "TrainPlan", started: float) -> int:
     from jax_tformer.functional import transformer
     from jax_tformer.lora import merge_lora, trained
     from jax_tformer.runs.checkpoints import Checkpoints
-    from jax_tformer.runs.diagnosis import find_not_finite
-    from jax_tformer.runs.evaluation import Evaluator, finish, sample_text
+    from jax_tformer.runs.evaluation import Evaluator, find_not_finite, finish, sample_text
     from jax_tformer.runs.huggingface import export_pretrained, given_parameters, new_tokenizer
     from jax_tformer.runs.metrics import MetricsLog, ProgressLine, Reporter
     from jax_tformer.runs.resume import Resumption, permitted_changes, require_same_run
-    from jax_tformer.runs.tracking import open_tracker
     from jax_tformer.startup import keep_freed_memory, set_up_jax
     from jax_tformer.training import processes
     from jax_tformer.training.optimizer import optimizer
@@ -166,9 +165,7 @@ def train(plan: "TrainPlan", started: float) -> int:
     # 6. The loop: dispatch a step, then report the previous one.
     evaluate = Evaluator(net, experiment.data, pipeline, tokenizer, mesh)
     diagnosis = partial(find_not_finite, net, mesh, tokenizer, training.accumulation)
-    project = plan.options.track
-    track = None if project is None else partial(open_tracker, project, run.path.name, to_dict(experiment))
-    log, signals = MetricsLog(run, start, track), processes.Signals(mesh)
+    log, signals = MetricsLog(run, start, plan.options.track, experiment), processes.Signals(mesh)
     with Interruption() as stop, ProgressLine(start, training.steps, stop.unheard) as line, checkpoints:
         line.say(f"{run.path}: {parameters:,} parameters, steps {start} to {training.steps}, {devices}")
         if net.config.lora is not None:
@@ -177,7 +174,7 @@ def train(plan: "TrainPlan", started: float) -> int:
         line.say(f"computed with {describe_compute(net.config, mesh, held_out['labels'].shape[1])}")
         for note in (*plan.notes, *notes, *pipeline.notes, *resumption.notes, *log.notes):
             line.say(note)
-        reporter = Reporter(experiment, log, line, started, diagnosis=diagnosis, confirm=resumption.confirm)
+        reporter = Reporter(experiment, log, line, started, diagnosis=diagnosis)
         with line.during("compiling"):
             step = compiling.result()
         keep_freed_memory(step)
@@ -189,6 +186,7 @@ def train(plan: "TrainPlan", started: float) -> int:
             check_batch_ids(batch, net.config.vocab_size)
             state, metrics = step(state, place_batch(mesh, batch))
             reporter.step(number, metrics, state, batch)
+            resumption.confirm(number - 1)
             signal = signals(stop.signal)
             last = number == training.steps or signal is not None
             held_out_loss = None
@@ -204,13 +202,12 @@ def train(plan: "TrainPlan", started: float) -> int:
             if last:
                 break
         if number < training.steps:
-            # Its numbers do not count: it shows whether those of the step before it do (see `Resumption`).
+            # Its numbers do not count: it shows whether those of the step before it do (see `Resumption`). The last
+            # step of all needs none, for its held-out loss was finite.
             state, metrics = step(state, place_batch(mesh, batch := next(batches)))
             reporter.step(number + 1, metrics, state, batch)
             reporter.flush(discard=True)
-        else:
-            # The last step has no next one, but a finite held-out loss.
-            resumption.confirm(number + 1)
+        resumption.confirm(number + 1)
     log.close()
     run.unlock()
     if number < training.steps:
@@ -296,10 +293,8 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
     experiment = ExperimentConfig(**{field: getattr(options, field) for field in vars(preset.config)})
     if before is None and experiment.init is None:
         experiment = dataclasses.replace(experiment, data=with_own_tokenizer(experiment.data, rest))
-    if options.track is not None:
-        from jax_tformer.runs.tracking import require_tracker
-
-        require_tracker()
+    told = "--track needs trackio; pip install '.[track]' adds it, or leave it out"
+    require(options.track is None or find_spec("trackio") is not None, told)
     if options.report:
         _require_report(folder, before, experiment)
     if before is None and not named:

@@ -21,9 +21,9 @@ from jax_tformer.config.errors import (
     require_field,
 )
 
-TokenizerKind = Literal["bytes", "characters", "bpe", "huggingface"]
-TextSource = Literal["python-docs", "files"]
-PairSource = Literal["dates", "files"]
+TokenizerKind = Literal["bytes", "characters", "words", "bpe", "huggingface"]
+TextSource = Literal["python-docs", "modular-addition", "markov-chain", "files"]
+PairSource = Literal["dates", "scan-simple", "scan-length", "scan-jump", "files"]
 Packing = Literal["concatenate", "best_fit", "crop"]
 OptimizerName = Literal["adamw", "lion", "adafactor", "muon", "sgd"]
 Schedule = Literal["constant", "cosine", "inverse_sqrt", "linear", "warmup_stable_decay"]
@@ -36,7 +36,8 @@ class TokenizerConfig:
     """How text becomes ids. The tokenizer is saved with the run."""
 
     kind: TokenizerKind = "bpe"
-    """UTF-8 bytes, the characters of the corpus, BPE trained on the corpus, or a Hugging Face tokenizer."""
+    """UTF-8 bytes, the characters of the corpus or its words (what white space divides), BPE trained on the corpus, or
+    a Hugging Face tokenizer."""
     vocab_size: int | None = None
     """Vocabulary size of the trained BPE, special tokens included; None for the other kinds."""
     name: str | None = None
@@ -75,7 +76,8 @@ class TextData:
 
     kind = "text"
     source: TextSource = "files"
-    """python-docs: the language reference inside CPython; files: what --data.path names."""
+    """python-docs: the language reference inside CPython; modular-addition: equations, of which the last word is to be
+    predicted; markov-chain: letters, each of which depends on the one before; files: what --data.path names."""
     path: str | None = None
     """A text file, a folder of them, a glob, JSON lines with the text under "text", or shards of ids (.bin)."""
     context_length: Positive = 128
@@ -114,7 +116,8 @@ class PairData:
 
     kind = "pairs"
     source: PairSource = "files"
-    """dates: dates of many locales and styles -> ISO 8601, made as needed; files: what --data.path names."""
+    """dates: dates of many locales and styles -> ISO 8601, made as needed; scan: commands -> actions (Lake & Baroni,
+    2018), held out by chance, by length, or all with jump; files: what --data.path names."""
     path: str | None = None
     """Tab-separated pairs, JSON lines with "source" and "target", or, with target_path, the file of sources."""
     target_path: str | None = None
@@ -124,7 +127,7 @@ class PairData:
     target_length: Positive = 64
     """T, the most target tokens, the start token included."""
     held_out: Share = 0.1
-    """Fraction of the pairs kept for evaluation."""
+    """Fraction of the pairs kept for evaluation; the splits of SCAN have their own."""
     tokenizer: TokenizerConfig = field(default_factory=lambda: TokenizerConfig("characters"))
     """How text becomes ids. The tokenizer is saved with the run."""
 
@@ -247,6 +250,8 @@ class TrainingConfig:
     """Steps between two evaluations on the held-out split; the last step is always evaluated."""
     evaluate_batches: Positive = 20
     """Batches per evaluation, always the same ones."""
+    evaluate_examples: Positive = 512
+    """The most held-out pairs that an evaluation decodes, for exact match and BLEU."""
     checkpoint_every: Positive = 250
     """Steps between checkpoints; a stop, the last step and the best held-out loss so far also save one."""
     keep_checkpoints: Positive = 2

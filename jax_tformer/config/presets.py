@@ -241,6 +241,65 @@ EXPERIMENTS: dict[str, Experiment] = {
             sample=SampleConfig(count=12, temperature=0.0),
         ),
     ),
+    "scan": Experiment(
+        "encoder-decoder: SCAN, commands -> actions; --data.source scan-length or scan-jump for its other splits",
+        ExperimentConfig(
+            model=replace(
+                _DATES_MODEL,
+                d_model=128,
+                encoder=replace(_DATES_STACK, num_heads=8, feedforward_width=256),
+                decoder=replace(_DATES_STACK, num_heads=8, feedforward_width=256),
+                dropout=DropoutConfig(embedding=0.1, residual=0.1),
+            ),
+            data=PairData(
+                source="scan-simple",
+                source_length=10,
+                target_length=49,
+                held_out=0.2,
+                tokenizer=TokenizerConfig("words"),
+            ),
+            optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=200, weight_decay=0.01),
+            training=TrainingConfig(
+                steps=3000, batch_size=64, evaluate_every=1500, evaluate_examples=20910, checkpoint_every=1500
+            ),
+            sample=SampleConfig(count=8, temperature=0.0),
+        ),
+    ),
+    "grokking": Experiment(
+        "decoder-only: addition modulo 97, learnt by heart first and understood much later",
+        ExperimentConfig(
+            model=TransformerConfig(
+                d_model=128,
+                decoder=replace(_SMALL_STACK, num_layers=1, activation="relu", max_positions=4),
+            ),
+            data=TextData(
+                source="modular-addition", context_length=4, held_out=0.75, tokenizer=TokenizerConfig("words")
+            ),
+            optimizer=OptimizerConfig(
+                learning_rate=1e-3, schedule="constant", warmup_steps=10, beta2=0.98, weight_decay=1.0
+            ),
+            training=TrainingConfig(
+                steps=5000, batch_size=512, evaluate_every=100, checkpoint_every=2000, log_every=100
+            ),
+            sample=SampleConfig(count=8, max_new_tokens=1, temperature=0.0),
+        ),
+    ),
+    "masked-chain": Experiment(
+        "encoder-only: restore masked letters of a Markov chain, whose least possible loss is known",
+        replace(
+            _MASKED_DOCS,
+            model=replace(
+                _MASKED_DOCS.model,
+                encoder=replace(
+                    _BERT_STACK, num_layers=4, num_heads=4, feedforward_width=512, max_positions=64, token_types=0
+                ),
+            ),
+            data=replace(
+                _MASKED_DATA, source="markov-chain", context_length=64, tokenizer=TokenizerConfig("characters")
+            ),
+            training=TrainingConfig(steps=3000, batch_size=32, evaluate_every=500, checkpoint_every=1500),
+        ),
+    ),
     "masked-docs": Experiment(
         "encoder-only: restore masked tokens of the Python language reference",
         _MASKED_DOCS,

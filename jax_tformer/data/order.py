@@ -117,12 +117,13 @@ def endless(make_batch: Callable[[int, np.random.Generator], Batch], seed: int) 
     return grain.MapDataset.range(sys.maxsize).seed(seed).random_map(make_batch)
 
 
-def _as_read(batch: Batch, *_: object) -> Batch:
+def as_read(batch: Batch, *_: object) -> Batch:
+    """Leaves the rows of a batch as they are."""
     return batch
 
 
 def make_batches(
-    shapes: Sequence[Shape], training: TrainingConfig, rows: np.ndarray, finish: Finish = _as_read
+    shapes: Sequence[Shape], training: TrainingConfig, rows: np.ndarray, finish: Finish = as_read
 ) -> "tuple[grain.MapDataset[Batch], list[Batch]]":
     """Makes endless training batches, and the evaluation batches, of held-out items at even distances.
 

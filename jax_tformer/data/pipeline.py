@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from jax_tformer.data import dates
 from jax_tformer.data.order import Batch, Items, Shape, endless, make_batches, shuffled
 from jax_tformer.data.sources import (
     Rows,
-    held_out_items,
+    held_out_pairs,
     load_pairs,
     load_text,
     shard_files,
@@ -36,7 +36,6 @@ PairIds = tuple[np.ndarray, np.ndarray]
 _LATER = ("packing",)
 """Fields that data of older runs has not."""
 _DATE_SAMPLES = 10_000
-_EXAMPLES = 512
 _TOGETHER = 2**12
 """Texts that are encoded together."""
 _FEW = 0.05
@@ -62,8 +61,10 @@ class Pipeline:
     """UTF-8 bytes per token of the held-out text; None for pairs and masked text."""
     examples: list[tuple[str, str]] | None = None
     """Held-out (source, target) pairs; None for text."""
-    notes: list[str] = field(default_factory=list)
+    notes: Sequence[str] = ()
     """Notes for the user about the data, a line each."""
+    seen: list[Batch] | None = None
+    """Training items, whose right answers are counted beside those of held-out ones; None: neither are."""
 
     def train_iterator(self) -> "grain.DatasetIterator[Batch]":
         """Iterates over the training batches, which a background thread makes.
@@ -78,8 +79,8 @@ class Pipeline:
 def build_tokenizer_for(data: TextData | PairData) -> Tokenizer:
     """Makes the tokenizer for `data`, from its text if its kind needs that.
 
-    BPE is trained on the training part only. A character tokenizer takes the characters of all text, because held-out
-    text must be encodable.
+    BPE is trained on the training part only. A tokenizer of characters or words takes those of all text, because
+    held-out text must be encodable.
 
     Raises InputError if the text cannot be read or the tokenizer cannot be loaded.
     """
@@ -109,7 +110,7 @@ def special_tokens_for(data: TextData | PairData) -> Mapping[Role, str]:
     if isinstance(data, MaskedTextData):
         return {"pad": "<|pad|>", "mask": "<|mask|>"}
     # One token begins and ends texts, as in GPT-2. A character tokenizer has characters only, as in nanoGPT.
-    return {} if data.tokenizer.kind == "characters" else {"start": "<|endoftext|>", "end": "<|endoftext|>"}
+    return {} if data.tokenizer.kind in ("characters", "words") else {"start": "<|endoftext|>", "end": "<|endoftext|>"}
 
 
 def _texts(data: TextData | PairData) -> Iterable[str]:
@@ -121,7 +122,7 @@ def _texts(data: TextData | PairData) -> Iterable[str]:
         told = f"{data.path} holds ids; expected the tokenizer that made them: --data.tokenizer.kind huggingface"
         require(not shard_files(data), f"{told} --data.tokenizer.name FOLDER --data.tokenizer.vocab-size None")
         text = load_text(data).content
-        return Pieces([text if kind == "characters" else split_text(text, data.held_out)[0]])
+        return Pieces([text if kind in ("characters", "words") else split_text(text, data.held_out)[0]])
     if data.source == "dates" and kind == "characters":
         return (dates.alphabet(),)
     if data.source == "dates":
@@ -129,7 +130,7 @@ def _texts(data: TextData | PairData) -> Iterable[str]:
         pairs = (dates.make_pair(generator, False, data.held_out) for _ in range(_DATE_SAMPLES))
         return list(chain.from_iterable(pairs))
     texts = load_pairs(data)
-    return training_texts(texts, data.held_out) if kind == "bpe" else texts
+    return training_texts(data, texts) if kind == "bpe" else texts
 
 
 def fingerprint(
@@ -158,11 +159,13 @@ def check_batch_ids(batch: Batch, vocab_size: int | None) -> None:
 def _text_pipeline(data: TextData, training: TrainingConfig, tokenizer: Tokenizer, rows: np.ndarray) -> Pipeline:
     text, finish = text_rows(data, tokenizer)
     shape = Shape(training.batch_size, shuffled(text.train, training.seed), text.held_out)
+    seen = replace(shape, held_out=text.train)
     return Pipeline(
         *make_batches([shape], training, rows, finish),
-        fingerprint=fingerprint(text.corpus.content, tokenizer, data, training),
+        fingerprint=fingerprint(text.content, tokenizer, data, training),
         bytes_per_token=text.bytes_per_token,
         notes=text.notes,
+        seen=make_batches([seen], training, rows)[1] if data.source == "modular-addition" else None,
     )
 
 
@@ -226,12 +229,12 @@ def _pairs_pipeline(data: PairData, training: TrainingConfig, batcher: PairBatch
     lengths = (ids.sizes // np.dtype(tokenizer.id_type).itemsize).reshape(-1, 2)
     left_out = _left_out(lengths, batcher)
     (fitting,) = (lengths <= batcher.lengths).all(axis=1).nonzero()
-    held_out = held_out_items((texts[2 * pair] for pair in fitting), data.held_out)
-    training_pairs, held_out_pairs = fitting[~held_out], fitting[held_out]
+    held_out = held_out_pairs(data, texts, fitting)
+    training_pairs, evaluated = fitting[~held_out], fitting[held_out]
     because = f" ({left_out.removeprefix('warning: ')})" if left_out else ""
     require(
-        bool(len(training_pairs) and len(held_out_pairs)),
-        f"there are {len(training_pairs)} training and {len(held_out_pairs)} held-out pairs{because}; "
+        bool(len(training_pairs) and len(evaluated)),
+        f"there are {len(training_pairs)} training and {len(evaluated)} held-out pairs{because}; "
         "expected one of each at least; give more pairs, or a larger --data.source-length and --data.target-length",
     )
 
@@ -241,11 +244,11 @@ def _pairs_pipeline(data: PairData, training: TrainingConfig, batcher: PairBatch
 
         return Items(len(chosen), read)
 
-    shape = Shape(training.batch_size, shuffled(items(training_pairs), training.seed), items(held_out_pairs))
+    shape = Shape(training.batch_size, shuffled(items(training_pairs), training.seed), items(evaluated))
     return Pipeline(
         *make_batches([shape], training, rows),
         fingerprint=fingerprint(texts, tokenizer, data, training),
-        examples=[(texts[2 * pair], texts[2 * pair + 1]) for pair in held_out_pairs[:_EXAMPLES]],
+        examples=[(texts[2 * pair], texts[2 * pair + 1]) for pair in evaluated[: training.evaluate_examples]],
         notes=[left_out] if left_out else [],
     )
 
@@ -304,7 +307,7 @@ def _dates_pipeline(data: PairData, training: TrainingConfig, batcher: PairBatch
         return batcher.batch([drawn[row][1] for row in rows])
 
     generator = np.random.default_rng(0)
-    examples = [pair for pair, _ in draw(_EXAMPLES, True, generator)]
+    examples = [pair for pair, _ in draw(training.evaluate_examples, True, generator)]
     return Pipeline(
         train=endless(lambda _, generator: make_batch(False, generator), training.seed),
         evaluation=[make_batch(True, generator) for _ in range(training.evaluate_batches)],

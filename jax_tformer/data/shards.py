@@ -84,6 +84,10 @@ class Corpus(NamedTuple):
     """UTF-8 bytes of the held-out text, if they are known."""
     notes: list[str]
 
+    def bytes_for(self, labels: int) -> float | None:
+        """Returns the bytes of held-out text for each of so many labels."""
+        return self.held_out_bytes / labels if self.held_out_bytes and labels else None
+
 
 def open_shards(data: TextData, tokenizer: Tokenizer) -> Corpus:
     """Opens the shards that `data` names; those with val, valid, validation or test in their names are held out.

@@ -24,6 +24,7 @@ import numpy as np
 
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.config.experiment import PairData, TextData
+from jax_tformer.data import generated, scan
 from jax_tformer.data.tokenizers import Pieces
 from jax_tformer.files import user_path
 
@@ -247,8 +248,7 @@ def load_text(data: TextData) -> Text:
 
     Raises InputError if the files do not exist, cannot be read, hold no text, or are not UTF-8 or JSON lines.
     """
-    found = _python_docs() if data.source == "python-docs" else chain.from_iterable(map(documents, text_files(data)))
-    written = (b"".join(document.blocks) for document in found if not document.is_empty)
+    written = (b"".join(document.blocks) for document in _documents(data) if not document.is_empty)
     first, second = next(written, None), next(written, None)
     if first is None:
         raise InputError(f"{data.path} holds no text; expected at least one document that is not empty")
@@ -261,6 +261,14 @@ def load_text(data: TextData) -> Text:
         ends.append(len(text))
     text += b"\n"
     return Text(memoryview(text), ends)
+
+
+def _documents(data: TextData) -> Iterator[Document]:
+    """Yields the documents, always in the same order."""
+    made = {"modular-addition": generated.equations, "markov-chain": generated.chain}.get(data.source)
+    if made is not None:
+        return iter([Document(data.source, [made().encode()])])
+    return _python_docs() if data.source == "python-docs" else chain.from_iterable(map(documents, text_files(data)))
 
 
 def _python_docs() -> Iterator[Document]:
@@ -336,11 +344,12 @@ def packed(texts: Iterable[str]) -> Rows[str]:
 
 
 def load_pairs(data: PairData) -> Rows[str]:
-    """Reads the pairs of the files that `data` names, in order: a source, its target, the next source.
+    """Returns the pairs of SCAN, or of the files that `data` names, in order: a source, its target, the next source.
 
     Raises InputError if the files do not exist, cannot be read, hold no pairs, are not UTF-8, or a line is not a pair.
     """
-    return packed(chain.from_iterable(_read_pairs(data)))
+    pairs = _read_pairs(data) if data.source == "files" else scan.pairs(data.source)
+    return packed(chain.from_iterable(pairs))
 
 
 def _read_pairs(data: PairData) -> Iterator[tuple[str, str]]:
@@ -365,9 +374,20 @@ def _read_pairs(data: PairData) -> Iterator[tuple[str, str]]:
         yield row[0].strip(), row[1].strip()
 
 
-def training_texts(texts: Rows[str], fraction: float) -> Rows[str]:
-    """Returns the pairs without the `fraction` that is held out; pairs with the same source stay together."""
-    held_out = held_out_items((texts[source] for source in range(0, len(texts), 2)), fraction)
+def held_out_pairs(data: PairData, texts: Rows[str], pairs: Iterable[int]) -> np.ndarray:
+    """Returns, bool[N], which of the N `pairs`, numbers of those in `texts`, are held out.
+
+    Pairs with the same source stay together.
+    """
+    rule = scan.HELD_OUT.get(data.source)
+    if rule is None:
+        return held_out_items((texts[2 * pair] for pair in pairs), data.held_out)
+    return np.array([rule(texts[2 * pair], texts[2 * pair + 1]) for pair in pairs])
+
+
+def training_texts(data: PairData, texts: Rows[str]) -> Rows[str]:
+    """Returns the pairs that are not held out."""
+    held_out = held_out_pairs(data, texts, range(len(texts) // 2))
     return packed(text for number, text in enumerate(texts) if not held_out[number // 2])
 
 

@@ -12,10 +12,10 @@ import tokenizers
 from jax_tformer.config import IGNORED
 from jax_tformer.config.errors import require
 from jax_tformer.config.experiment import MaskedTextData, TextData
-from jax_tformer.data.order import Batch, Finish, Items
+from jax_tformer.data.order import Batch, Finish, Items, as_read
 from jax_tformer.data.packing import find_documents, pack, packed_rows
 from jax_tformer.data.shards import Corpus, Ids, open_shards
-from jax_tformer.data.sources import TABLES, load_text, shard_files, split_text, text_files
+from jax_tformer.data.sources import TABLES, held_out_items, load_text, shard_files, split_text, text_files
 from jax_tformer.data.tokenizers import Framing, Tokenizer
 from jax_tformer.files import kept
 
@@ -25,16 +25,11 @@ class TextRows(NamedTuple):
 
     train: Items
     held_out: Items
-    corpus: Corpus
-    labels: int
-    """Labels of all that is held out; 0 for masked text."""
-    notes: list[str]
-
-    @property
-    def bytes_per_token(self) -> float | None:
-        """UTF-8 bytes for each label of the held-out text, if they are known."""
-        known = self.corpus.held_out_bytes
-        return known / self.labels if known and self.labels else None
+    content: Sequence[str | memoryview]
+    """What decides them, beside the settings: the text, or the SHA-256 of every file of ids."""
+    bytes_per_token: float | None = None
+    """UTF-8 bytes for each label of all that is held out, if they are known and tokens are predicted in order."""
+    notes: Sequence[str] = ()
 
 
 def text_rows(data: TextData, tokenizer: Tokenizer) -> tuple[TextRows, Finish]:
@@ -48,7 +43,9 @@ def text_rows(data: TextData, tokenizer: Tokenizer) -> tuple[TextRows, Finish]:
     Raises InputError if either part of the text is too short for one row, or if the tokenizer lacks a token.
     """
     if data.packing is not None:
-        return _packed(data, tokenizer), lambda batch, *_: batch
+        return _packed(data, tokenizer), as_read
+    if data.source == "modular-addition":
+        return _equations(data, tokenizer), as_read
     start = () if tokenizer.start_id is None else (tokenizer.start_id,)
     first, around, finish = tokenizer.framing.before if tokenizer.framing else start, Framing((), ()), _shift
     if isinstance(data, MaskedTextData):
@@ -71,7 +68,7 @@ def text_rows(data: TextData, tokenizer: Tokenizer) -> tuple[TextRows, Finish]:
         )
     train, held_out = windows(corpus.train, length, data.stride), windows(corpus.held_out, length, inside)
     labels = len(corpus.held_out) - len(first) if finish is _shift else 0
-    return TextRows(train, held_out, corpus, labels, corpus.notes), finish
+    return TextRows(train, held_out, corpus.content, corpus.bytes_for(labels), corpus.notes), finish
 
 
 def windows(ids: Ids, length: int, stride: int) -> Items:
@@ -158,7 +155,30 @@ def _packed(data: TextData, tokenizer: Tokenizer) -> TextRows:
             f"{1 - held / len(packs) / length:.1%} of the places are padding, {1 - held / tokens:.1%} of the tokens "
             f"are cut off, {inside:,} pieces begin inside a document"
         )
-    return TextRows(made[0], made[1], corpus, tokens, [*corpus.notes, *notes])
+    return TextRows(made[0], made[1], corpus.content, corpus.bytes_for(tokens), [*corpus.notes, *notes])
+
+
+def _equations(data: TextData, tokenizer: Tokenizer) -> TextRows:
+    """Makes rows of equations without their last word, which is the only label."""
+    text, length = load_text(data).content, data.context_length
+    equations = str(text, "utf-8").splitlines()
+    encoded = tokenizer.encode_batch(equations)
+    require(
+        {*map(len, encoded)} == {length + 1},
+        f"context_length is {length} and the tokenizer {data.tokenizer.kind!r}; expected 4 and 'words', because "
+        "of an equation's five words the last one is predicted",
+    )
+    ids, held_out = np.stack(encoded), held_out_items(equations, data.held_out)
+
+    def items(chosen: np.ndarray) -> Items:
+        def read(numbers: np.ndarray) -> Batch:
+            labels = np.full((len(numbers), length), IGNORED, np.int32)
+            labels[:, -1] = chosen[numbers, -1]
+            return {"tokens": chosen[numbers, :-1], "labels": labels}
+
+        return Items(len(chosen), read)
+
+    return TextRows(items(ids[~held_out]), items(ids[held_out]), [text])
 
 
 def read_corpus(data: TextData, tokenizer: Tokenizer, first: Sequence[int]) -> Corpus:

@@ -1,4 +1,4 @@
-"""Tokenizers: those of Hugging Face, of bytes or characters, or BPE trained here; and the tokens around a text."""
+"""Tokenizers: of Hugging Face, of bytes, characters or words, or BPE trained here; and the tokens around a text."""
 
 import dataclasses
 import hashlib
@@ -171,7 +171,7 @@ class Tokenizer:
     def encode(self, text: str) -> np.ndarray:
         """Returns the ids of `text`, int32[N]; adds no special tokens, but recognises those spelled out in it.
 
-        Raises InputError if `text` is not valid Unicode, or contains a character that a character tokenizer lacks.
+        Raises InputError if `text` is not valid Unicode, or has a character or word that a tokenizer of them lacks.
         """
         return self.encode_batch([text])[0]
 
@@ -185,7 +185,13 @@ class Tokenizer:
             ids = self._table.look_up(plain)
             if plain == list(texts):
                 return ids
-        found = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        try:
+            found = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as error:  # the library raises nothing narrower
+            raise InputError(
+                f"a word of {' '.join(texts)!r:.60} is not in the tokenizer's vocabulary; expected words of the text "
+                "that it was made from; leave it out, or train with the bytes tokenizer"
+            ) from error
         return [np.array(each.ids, np.int32) for each in found]
 
     def encode_texts(self, texts: Iterable[memoryview], first: Sequence[int] = ()) -> np.ndarray:
@@ -213,7 +219,8 @@ class Tokenizer:
     @cached_property
     def can_be_cut(self) -> bool:
         """Whether a text has the same ids if it is cut before a space or line end: Llama 2 puts a space before each."""
-        if self._table is not None:
+        words = isinstance(self._backend.pre_tokenizer, pre_tokenizers.WhitespaceSplit)
+        if self._table is not None or (words and self._backend.normalizer is None):
             return True
         one, *rows = (ids.tolist() for ids in self.encode_batch(["a", " a", "a a", "\na", "a\na"]))
         return [one + rows[0], one + rows[2]] == rows[1::2]
@@ -416,12 +423,12 @@ def pair_framing(tokenizer: Tokenizer) -> Framing:
 
 
 def build_tokenizer(config: TokenizerConfig, texts: Iterable[str], special: Mapping[Role, str]) -> Tokenizer:
-    """Makes the tokenizer that `config` describes; characters and BPE come from `texts`.
+    """Makes the tokenizer that `config` describes; characters, words and BPE come from `texts`.
 
     `special` names the token of each role; two roles may share one. Special tokens get the highest ids. A Hugging Face
     tokenizer has its own special tokens and ignores `special`.
 
-    Raises InputError if a character tokenizer gets no text, or the Hugging Face tokenizer cannot be loaded.
+    Raises InputError if characters or words are to come from no text, or if a Hugging Face tokenizer cannot be loaded.
     """
     if config.kind == "huggingface":
         return _load_huggingface(config.name, config.revision)
@@ -430,8 +437,8 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str], special: Mapp
         backend = _byte_level(
             models.BPE({character: byte for byte, character in enumerate(BYTES)}, []), use_regex=False
         )
-    elif config.kind == "characters":
-        backend = _characters(texts)
+    elif config.kind in ("characters", "words"):
+        backend = _word_level(texts, config.kind)
     else:
         assert config.vocab_size is not None  # checked on construction
         backend = _trained_bpe(texts, config.vocab_size - len(tokens))
@@ -446,16 +453,19 @@ def _byte_level(model: models.BPE, use_regex: bool) -> tokenizers.Tokenizer:
     return backend
 
 
-def _characters(texts: Iterable[str]) -> tokenizers.Tokenizer:
+def _word_level(texts: Iterable[str], kind: Literal["characters", "words"]) -> tokenizers.Tokenizer:
     found: set[str] = set()
     for text in texts:
-        found.update(text)
-    characters = sorted(found)
-    if not characters:
-        raise InputError("the text is empty; expected text to take the tokenizer's characters from")
-    backend = tokenizers.Tokenizer(models.WordLevel({character: id for id, character in enumerate(characters)}))
-    backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(ONE_CHARACTER), "isolated")
-    backend.decoder = decoders.Fuse()
+        found.update(text.split() if kind == "words" else text)
+    if not found:
+        raise InputError(f"the text is empty; expected text to take the tokenizer's {kind} from")
+    backend = tokenizers.Tokenizer(models.WordLevel({token: id for id, token in enumerate(sorted(found))}))
+    if kind == "words":
+        # Without a decoder, the library puts spaces between tokens.
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(ONE_CHARACTER), "isolated")
+        backend.decoder = decoders.Fuse()
     return backend
 
 

@@ -243,13 +243,12 @@ def save_pretrained(
     chosen, said = described(net, architecture)
     origin: Origin | None = net.origin if net.origin is not None and net.origin.architecture == chosen else None
     tensors, types = _tensors(net, params, chosen, origin, dtype)
-    changed = _changed_ids(net.origin, tokenizer)
-    config = _config_json(net, chosen, said, tensors, types, tokenizer) | changed
+    config = _config_json(net, chosen, said, tensors, types, tokenizer)
     try:
         with new_folder(out) as whole:
             write_tensors(whole, tensors, types, most)
-            _write_tokenizer(whole, net, tokenizer, changed)
-            write_json(whole / CONFIG, config)
+            changed = _write_tokenizer(whole, net, tokenizer)
+            write_json(whole / CONFIG, config | changed)
     except OSError as error:
         raise InputError(f"cannot write {out}: {error.strerror}; expected a place with room for it") from error
 
@@ -353,50 +352,40 @@ def _config_json(
     return config
 
 
-def _changed_ids(origin: Origin | None, tokenizer: Tokenizer | None) -> dict[str, int | None]:
-    """The special ids of the tokenizer, where they differ from those of the one that came with the model."""
-    loaded = None if origin is None or tokenizer is None else _as_loaded(origin.files)
-    if loaded is None:
-        return {}
-    names = {"bos_token_id": "start_id", "eos_token_id": "end_id", "pad_token_id": "pad_id"}
-    ids = {name: getattr(tokenizer, role) for name, role in names.items()}
-    return {name: id for name, id in ids.items() if id != getattr(loaded, names[name])}
+def _write_tokenizer(folder: Path, net: AnyTransformer, tokenizer: Tokenizer | None) -> dict[str, int | None]:
+    """Writes generation_config.json and the tokenizer, in the files that it came in if the net came with it.
+
+    Returns the special ids of another tokenizer than that one, where they differ.
+    """
+    files: Mapping[str, bytes] = {} if net.origin is None else net.origin.files
+    loaded = None if tokenizer is None else _as_loaded(files)
+    changed = {}
+    if tokenizer is not None and (loaded is None or tokenizer.to_json() != loaded.to_json()):
+        changed = {} if loaded is None else dict(_role_ids(tokenizer).items() - _role_ids(loaded).items())
+        files = {name: content for name, content in files.items() if name == GENERATION}
+        tokenizer.save(folder)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    if GENERATION in files and changed:
+        write_json(folder / GENERATION, {**json.loads(files[GENERATION]), **changed})
+    elif net.origin is None and net.config.decoder is not None and tokenizer is not None:
+        write_json(folder / GENERATION, _special_ids(net, tokenizer))
+    return changed
 
 
 def _special_ids(net: AnyTransformer, tokenizer: Tokenizer | None) -> dict[str, int | None]:
     """The ids of the tokenizer; the defaults of the class would be those of its first checkpoint."""
     if tokenizer is None:
         return {}
-    ids = {"pad_token_id": tokenizer.pad_id}
-    if net.config.decoder is not None:
-        ids |= {"bos_token_id": tokenizer.start_id, "eos_token_id": tokenizer.end_id}
-    # Null is no value of this one in every class.
-    if net.config.encoder is not None and net.config.decoder is not None and tokenizer.start_id is not None:
-        ids["decoder_start_token_id"] = tokenizer.start_id
-    return ids
+    if net.config.decoder is None:
+        return {"pad_token_id": tokenizer.pad_id}
+    # Null is no value of the last one in every class.
+    begins = net.config.encoder is not None and tokenizer.start_id is not None
+    return _role_ids(tokenizer) | ({"decoder_start_token_id": tokenizer.start_id} if begins else {})
 
 
-def _write_tokenizer(
-    folder: Path, net: AnyTransformer, tokenizer: Tokenizer | None, changed: Mapping[str, int | None]
-) -> None:
-    """Writes generation_config.json and the tokenizer, in the files that it came in if the net came with it.
-
-    `changed` are the special ids of another tokenizer.
-    """
-    files = dict(net.origin.files) if net.origin is not None else {}
-    generation = files.pop(GENERATION, None)
-    loaded = _as_loaded(files)
-    if tokenizer is not None and (loaded is None or tokenizer.to_json() != loaded.to_json()):
-        files = {}
-        tokenizer.save(folder)
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    if generation is not None:
-        (folder / GENERATION).write_bytes(generation)
-        if changed:
-            write_json(folder / GENERATION, {**json.loads(generation), **changed})
-    elif net.origin is None and net.config.decoder is not None and tokenizer is not None:
-        write_json(folder / GENERATION, _special_ids(net, tokenizer))
+def _role_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
+    return {"bos_token_id": tokenizer.start_id, "eos_token_id": tokenizer.end_id, "pad_token_id": tokenizer.pad_id}
 
 
 def _as_loaded(files: Mapping[str, bytes]) -> Tokenizer | None:

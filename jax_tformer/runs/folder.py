@@ -326,15 +326,9 @@ class Trained(NamedTuple):
 
 def parse_checkpoint(asked: str) -> "Which":
     """Parses the value of --checkpoint for `load_trained`; raises InputError if it is not valid."""
-    if asked in ("newest", "best", "average"):
-        return None if asked == "newest" else asked  # type: ignore[return-value]
-    if last := re.fullmatch("last-([1-9][0-9]{0,17})", asked):
-        from jax_tformer.runs.checkpoints import Last
-
-        return Last(int(last[1]))
-    if re.fullmatch("[0-9]{1,18}", asked) is None:
+    if re.fullmatch("newest|best|average|last-[1-9][0-9]{0,17}|[0-9]{1,18}", asked) is None:
         raise InputError(f"--checkpoint is {asked!r}; expected newest, best, average, last-N, or the number of a step")
-    return int(asked)
+    return int(asked) if asked.isdecimal() else None if asked == "newest" else asked
 
 
 def load_trained(

@@ -25,7 +25,7 @@ from rich.text import Text
 from jax_tformer.config.errors import InputError, TrainingFailed
 from jax_tformer.config.experiment import ExperimentConfig
 from jax_tformer.data.order import Batch
-from jax_tformer.files import not_regular, parse_json, shortened, write_text
+from jax_tformer.files import not_regular, parse_json, shortened, to_dict, write_text
 from jax_tformer.runs.folder import RunFolder
 from jax_tformer.terminal import visible
 from jax_tformer.training.optimizer import learning_rate
@@ -42,14 +42,14 @@ _GAP, _NARROWEST_BAR, _WIDEST_BAR = 2, 10, 60
 
 
 class MetricsLog:
-    """Appends rows to metrics.jsonl, TensorBoard and what `track` opens; of several processes, the first one does.
+    """Appends rows to metrics.jsonl, TensorBoard and, for a `project`, trackio; the first process does so for all.
 
     A run that continues at `step` first drops the rows after it: a killed run may have logged steps after its last
     checkpoint, and will make them again. If lines are damaged, keeps a copy of the file. The constructor and the
     methods raise InputError if the disk is full.
     """
 
-    def __init__(self, folder: RunFolder, step: int, track: Callable[[], Any] | None = None) -> None:
+    def __init__(self, folder: RunFolder, step: int, project: str | None = None, config: Any = None) -> None:
         self.notes: list[str] = []
         """What is wrong with an existing file."""
         self._path = folder.metrics
@@ -65,7 +65,12 @@ class MetricsLog:
             # Unbuffered, so that a full disk fails here and not again at exit.
             self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
             self._board = _TensorBoard(folder.tensorboard, step + 1)
-        self._tracker = track and track()
+        self._tracker = None
+        if project is not None:
+            import trackio
+
+            # Goes on with the run of this name.
+            self._tracker = trackio.init(project=project, name=folder.path.name, config=to_dict(config), resume="allow")
 
     def write(self, row: Row) -> None:
         """Writes a row; sentences in place of figures go to metrics.jsonl only."""
@@ -329,11 +334,9 @@ class Reporter:
         started: float,
         *,
         diagnosis: Callable[[TrainState, Batch], str],
-        confirm: Callable[[int], None],
     ) -> None:
-        """Calls `diagnosis` to find what is not finite in a failed step, and `confirm` with the number of others."""
-        self._log, self._line, self._started = log, line, started
-        self._diagnosis, self._confirm = diagnosis, confirm
+        """Calls `diagnosis` to find what is not finite in a failed step."""
+        self._log, self._line, self._started, self._diagnosis = log, line, started, diagnosis
         self._every = experiment.training.log_every
         # Compiled as one function, so that the first line does not wait for a dozen compilations.
         self._rate = jax.jit(learning_rate(experiment.optimizer, experiment.training.steps))
@@ -379,7 +382,6 @@ class Reporter:
         self._clock = now
         self._require_finite(f"the loss of step {number}", loss, batch)
         self._require_finite(f"the gradient norm of step {number}", norm, batch)
-        self._confirm(number)
         if discard:
             return
         tokens, seconds = self._tokens - self._logged[0], self._seconds - self._logged[1]

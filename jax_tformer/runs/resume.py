@@ -1,8 +1,10 @@
 """Continues the training of a run as if it had not stopped: its state, its place in the data and its clock.
 
 A checkpoint counts once the next step was finite. A state of finite numbers may still be broken, so that every run from
-it fails at its next step: `Resumption.save` only begins a checkpoint, `confirm` keeps it, and what is not confirmed by
-the end of a session is removed.
+it fails at its next step: `Resumption.save` only begins a checkpoint, `Resumption.confirm` keeps it, and what is not
+confirmed by the end of a session is removed. The loop of `jax_tformer.cli.train` calls both, and `Reporter.step` ends
+the session at the first number that is not finite. How the arrays are written, verified and deleted, and which of them
+`generate.py` loads, stands in `jax_tformer.runs.checkpoints`.
 """
 
 import json
@@ -177,10 +179,11 @@ class Resumption:
     def save(
         self, state: TrainState, batches: grain.DatasetIterator[Batch], held_out_loss: float | None = None
     ) -> None:
-        """Begins to save in the background; `state` may be donated at once. The save is kept once `confirm` is called.
+        """Begins to save in the background a state whose own step was finite; it may be donated at once.
 
         `held_out_loss` is that of this state, if known.
         """
+        self.confirm(int(state.step))
         arrays, frozen = arrays_to_save(state)
         extra = self._unchanging | {
             "batches": batches.get_state(),
@@ -195,7 +198,7 @@ class Resumption:
         self._checkpoints.begin(self._saved, arrays, extra)
 
     def confirm(self, step: int) -> None:
-        """Keeps the state saved before `step`, because the loss and gradients of `step` are finite."""
+        """Keeps a state saved before `step`, because the loss and gradients of all steps up to `step` were finite."""
         if self._saved < step:
             self._checkpoints.keep()
 

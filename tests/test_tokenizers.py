@@ -19,7 +19,8 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, t
 from jax_tformer.config.errors import InputError, require_ids
 from jax_tformer.config.experiment import TextData, TokenizerConfig, TrainingConfig
 from jax_tformer.data import tokenizers as ours
-from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for, shift_right
+from jax_tformer.data.pairs import shift_right
+from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.sources import load_text, split_text
 from jax_tformer.data.text import windows
 from jax_tformer.data.tokenizers import Pieces, Tokenizer, build_tokenizer, check_vocabulary, load_tokenizer

@@ -5,9 +5,9 @@ in a thread. It packs and mixes only from the first element on, so that is done 
 """
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -37,17 +37,45 @@ class Items:
     read: Read
 
 
-@dataclass(frozen=True)
-class Shape:
+class Part(NamedTuple):
+    """The rows of one source: those to train on, and those held out."""
+
+    train: Items
+    held_out: Items
+    share: int = 1
+    """Of as many rows as the shares of all sources add up to, so many are of this one."""
+
+
+class Shape(NamedTuple):
     """What batches of one shape are made of."""
 
     size: int
     """B, rows of a batch: the batch size, or a multiple of it."""
-    draw: Read
-    """Makes the rows of training; draws are numbered without end."""
-    held_out: Items
+    parts: Sequence[Part]
     share: int = 1
     """Of as many batches as the shares of all shapes add up to, so many have this one."""
+
+
+def as_read(batch: Batch, *_: object) -> Batch:
+    """Leaves the rows of a batch as they are."""
+    return batch
+
+
+@dataclass(frozen=True)
+class Source:
+    """What batches are made of, and what is known about it."""
+
+    shapes: Sequence[Shape]
+    """The largest first."""
+    content: Iterable[str | memoryview]
+    """What decides the rows, beside the settings: texts, or the SHA-256 of every file of ids."""
+    finish: Finish = as_read
+    bytes_per_token: float | None = None
+    """UTF-8 bytes for each label of all that is held out, if they are known and tokens are predicted in order."""
+    examples: Sequence[tuple[str, str]] = ()
+    """Held-out (source, target) pairs."""
+    notes: Sequence[str] = ()
+    """Notes for the user, a line each."""
 
 
 def permute(number: int, count: int, seed: int) -> tuple[int, int]:
@@ -67,42 +95,17 @@ def choose(number: int, shares: Sequence[int], seed: int) -> tuple[int, int]:
 
     Of every sum(shares) draws each source has its share, in another order each time.
     """
+    if len(shares) == 1:
+        return 0, number
     epoch, place = permute(number, sum(shares), seed)
     source = int(np.searchsorted(np.cumsum(shares), place, side="right"))
     return source, epoch * shares[source] + place - sum(shares[:source])
 
 
-def shuffled(items: Items, seed: int) -> Read:
-    """Draws all items in every epoch, each time in another order."""
-    return lambda numbers: items.read(np.array([permute(int(n), items.count, seed)[1] for n in numbers]))
-
-
-def mixed(draws: Sequence[Read], shares: Sequence[int], seed: int) -> Read:
-    """Draws from several sources, from each its share."""
-    return lambda numbers: _gather(draws, np.array([choose(int(n), shares, seed) for n in numbers]))
-
-
-def spread(items: Items, most: int) -> Items:
-    """Returns at most so many of the items, at even distances."""
-    count = min(items.count, most)
-    return Items(count, lambda numbers: items.read(numbers * items.count // count))
-
-
-def joined(parts: Sequence[Items]) -> Items:
-    """Returns the items of all parts, in their order."""
-    ends = np.cumsum([part.count for part in parts])
-
-    def read(numbers: np.ndarray) -> Batch:
-        of = np.searchsorted(ends, numbers, side="right")
-        return _gather([part.read for part in parts], np.stack([of, numbers - np.append(0, ends)[of]], axis=1))
-
-    return Items(int(ends[-1]), read)
-
-
-def _gather(reads: Sequence[Read], chosen: np.ndarray) -> Batch:
-    """Makes a row for each (reader, number) that is chosen, int64[R, 2]."""
+def _gather(items: Sequence[Items], chosen: np.ndarray) -> Batch:
+    """Makes a row for each (source, item) that is chosen, int64[R, 2]."""
     sources, numbers = chosen.T
-    found = [reads[source](numbers[sources == source]) for source in np.unique(sources)]
+    found = [items[source].read(numbers[sources == source]) for source in np.unique(sources)]
     places = np.argsort(np.argsort(sources, kind="stable"))
     return {name: np.concatenate([rows[name] for rows in found])[places] for name in found[0]}
 
@@ -117,41 +120,64 @@ def endless(make_batch: Callable[[int, np.random.Generator], Batch], seed: int) 
     return grain.MapDataset.range(sys.maxsize).seed(seed).random_map(make_batch)
 
 
-def as_read(batch: Batch, *_: object) -> Batch:
-    """Leaves the rows of a batch as they are."""
-    return batch
-
-
-def make_batches(
-    shapes: Sequence[Shape], training: TrainingConfig, rows: np.ndarray, finish: Finish = as_read
-) -> "tuple[grain.MapDataset[Batch], list[Batch]]":
-    """Makes endless training batches, and the evaluation batches, of held-out items at even distances.
-
-    Of each batch it makes the rows that are on the devices which have `rows` of one of `batch_size`. Evaluation is the
-    same for every seed; rows that fill up the last batch of a shape repeat its last item, with IGNORED labels.
-    """
-    shares = [shape.share for shape in shapes]
-
-    def rows_of(shape: Shape) -> np.ndarray:
-        times = shape.size // training.batch_size
-        found: np.ndarray = (rows[:, None] * times + np.arange(times)).ravel()
-        return found
+def training_batches(source: Source, training: TrainingConfig, rows: np.ndarray) -> "grain.MapDataset[Batch]":
+    """Makes endless training batches, of each the rows on the devices that have `rows` of a batch of batch_size."""
+    seed = training.seed
 
     def make(number: int, generator: np.random.Generator) -> Batch:
-        which, number = choose(number, shares, training.seed)
-        shape, mine = shapes[which], rows_of(shapes[which])
-        return finish(shape.draw(number * shape.size + mine), generator, mine, shape.size)
+        which, number = choose(number, [shape.share for shape in source.shapes], seed)
+        size, parts, _ = source.shapes[which]
+        mine, shares = _rows_of(size, training, rows), [part.share for part in parts]
+        drawn = (choose(number * size + int(row), shares, seed) for row in mine)
+        chosen = [(of, permute(count, parts[of].train.count, seed)[1]) for of, count in drawn]
+        return source.finish(_gather([part.train for part in parts], np.array(chosen)), generator, mine, size)
 
-    full = np.cumsum([-(-shape.held_out.count // shape.size) for shape in shapes])
+    return endless(make, seed)
+
+
+def evaluation_batches(source: Source, training: TrainingConfig, rows: np.ndarray) -> list[Batch]:
+    """Makes the evaluation batches, as `training_batches` does, of held-out items at even distances, for any seed.
+
+    Rows that fill up the last batch of a shape repeat its last item, with labels that the loss ignores.
+    """
+    full = np.cumsum([-(-sum(part.held_out.count for part in parts) // size) for size, parts, _ in source.shapes])
     wanted = min(training.evaluate_batches, full[-1])
     ends = np.searchsorted(np.arange(wanted) * full[-1] // wanted, full)
-    generator, evaluation = np.random.default_rng(0), list[Batch]()
-    for shape, batches in zip(shapes, np.diff(ends, prepend=0), strict=True):
-        items, mine = spread(shape.held_out, batches * shape.size), rows_of(shape)
-        for first in range(0, items.count, shape.size):
-            left = min(shape.size, items.count - first)
+    generator, made = np.random.default_rng(0), list[Batch]()
+    for (size, parts, _), batches in zip(source.shapes, np.diff(ends, prepend=0), strict=True):
+        mine, shares = _rows_of(size, training, rows), sum(part.share for part in parts)
+        chosen = np.array(
+            [
+                (of, item)
+                for of, part in enumerate(parts)
+                for item in _spread(part.held_out.count, size * batches * part.share // shares)
+            ]
+        )
+        for first in range(0, len(chosen), size):
+            left = min(size, len(chosen) - first)
             there = np.minimum(mine, left - 1)
-            batch = finish(items.read(first + there), generator, there, left)
+            batch = _gather([part.held_out for part in parts], chosen[first + there])
+            batch = source.finish(batch, generator, there, left)
             batch["labels"][mine >= left] = IGNORED
-            evaluation.append(batch)
-    return endless(make, training.seed), evaluation
+            made.append(batch)
+    return made
+
+
+def on_training_items(source: Source) -> Source:
+    """Returns a source whose held-out items are those that are trained on."""
+    shapes = [
+        shape._replace(parts=[part._replace(held_out=part.train) for part in shape.parts]) for shape in source.shapes
+    ]
+    return replace(source, shapes=shapes)
+
+
+def _spread(count: int, most: int) -> np.ndarray:
+    """Returns at most so many of `count` numbers, at even distances."""
+    few = min(count, most)
+    return np.arange(few) * count // max(1, few)
+
+
+def _rows_of(size: int, training: TrainingConfig, rows: np.ndarray) -> np.ndarray:
+    times = size // training.batch_size
+    found: np.ndarray = (rows[:, None] * times + np.arange(times)).ravel()
+    return found

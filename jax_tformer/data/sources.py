@@ -9,13 +9,14 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import zlib
 from array import array
 from codecs import getincrementaldecoder
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -29,6 +30,11 @@ from jax_tformer.data.tokenizers import Pieces
 from jax_tformer.files import user_path
 
 T = TypeVar("T")
+D = TypeVar("D", bound=TextData | PairData)
+_NUMBER = r"[0-9]+\.?[0-9]*|\.[0-9]+"
+_WEIGHTS = re.compile(rf"=({_NUMBER})(,|$)")
+_ROWS = 10_000
+"""Rows of which each source of a mixture has a fixed share."""
 _TEXTS = (".txt", ".md", ".rst", ".jsonl")
 KINDS = (*_TEXTS, *(kind + packer for kind in _TEXTS for packer in (".gz", ".zst")), ".parquet")
 """What is read of a folder."""
@@ -37,11 +43,45 @@ TABLES = (".json", ".csv")
 """Their texts would have to be taken out; as they are, a model learns quotes and commas."""
 
 
+@dataclass(frozen=True)
+class Joined(Iterable[T]):
+    """Iterates over all parts, one after the other."""
+
+    parts: Sequence[Iterable[T]]
+
+    def __iter__(self) -> Iterator[T]:
+        return chain.from_iterable(self.parts)
+
+
+def sources_of(data: D) -> list[tuple[D, int]]:
+    """Returns the sources that `data.path` names ("A=0.7,B=0.3"), each with its share of 10,000 rows; one has all.
+
+    Raises InputError unless all have weights above 0, if one has too little, or is named twice.
+    """
+    path = data.path
+    if path is None or not _WEIGHTS.search(path) or user_path(path).exists():
+        return [(data, _ROWS)]
+    named, weights = zip(*(part.rpartition("=")[::2] for part in path.split(",")), strict=True)
+    good = all(re.fullmatch(_NUMBER, weight) for weight in weights) and all(named) and len({*named}) == len(named)
+    total = sum(map(float, weights)) if good else 0
+    shares = [round(_ROWS * float(weight) / total) for weight in weights] if total else [0]
+    require(
+        min(shares) > 0,
+        f"--data.path is {path!r}; expected sources with weights, such as A=0.7,B=0.3: each once, and each weight at "
+        f"least 1/{_ROWS:,} of their sum",
+    )
+    if isinstance(data, PairData):
+        told = "give a .tsv or .jsonl file of each source, and no --data.target-path or --data.tokens-per-batch"
+        require(data.target_path is None and data.tokens_per_batch is None, f"--data.path is {path!r}; {told}")
+    return [(replace(data, path=name), share) for name, share in zip(named, shares, strict=True)]
+
+
 def check_files(data: TextData | PairData) -> None:
     """Raises InputError unless all files that `data` names are readable; does not open them."""
     if data.source == "files":
-        for path in pair_files(data) if isinstance(data, PairData) else shard_files(data) or text_files(data):
-            check_file(path)
+        for part, _ in sources_of(data):
+            for path in pair_files(part) if isinstance(part, PairData) else shard_files(part) or text_files(part):
+                check_file(path)
 
 
 def check_file(path: Path) -> None:

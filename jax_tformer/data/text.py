@@ -2,17 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import partial
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 import tokenizers
 
 from jax_tformer.config import IGNORED
 from jax_tformer.config.errors import require
-from jax_tformer.config.experiment import MaskedTextData, TextData
-from jax_tformer.data.order import Batch, Finish, Items, as_read
+from jax_tformer.config.experiment import MaskedTextData, TextData, TrainingConfig
+from jax_tformer.data.order import Batch, Items, Part, Shape, Source, as_read
 from jax_tformer.data.packing import find_documents, pack, packed_rows
 from jax_tformer.data.shards import Corpus, Ids, open_shards
 from jax_tformer.data.sources import TABLES, held_out_items, load_text, shard_files, split_text, text_files
@@ -20,116 +18,82 @@ from jax_tformer.data.tokenizers import Framing, Tokenizer
 from jax_tformer.files import kept
 
 
-class TextRows(NamedTuple):
-    """The rows of a text, to train on and held out."""
+def text_source(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) -> Source:
+    """Makes rows {"tokens": int32[B, T], "labels": int32[B, T]} of text.
 
-    train: Items
-    held_out: Items
-    content: Sequence[str | memoryview]
-    """What decides them, beside the settings: the text, or the SHA-256 of every file of ids."""
-    bytes_per_token: float | None = None
-    """UTF-8 bytes for each label of all that is held out, if they are known and tokens are predicted in order."""
-    notes: Sequence[str] = ()
-
-
-def text_rows(data: TextData, tokenizer: Tokenizer) -> tuple[TextRows, Finish]:
-    """Makes rows of T tokens of a text, and what makes a batch of them.
-
-    {"tokens": int32[B, T], "labels": int32[B, T]}: for language models the label of a token is the next token, and the
-    text begins with the start token if the tokenizer has one. For masked data the label is the original token, or
-    IGNORED where nothing was masked. Masks differ in every epoch; held-out windows are masked alike for all seeds, and
-    do not overlap. For `data.packing` see `packed_rows`.
+    For language models the label of a token is the next one, and the text begins with the start token if the tokenizer
+    has one; for `data.packing` see `packed_rows`, and for masked data `Masking`. Held-out windows do not overlap.
 
     Raises InputError if either part of the text is too short for one row, or if the tokenizer lacks a token.
     """
     if data.packing is not None:
-        return _packed(data, tokenizer), as_read
+        return _packed(data, training, tokenizer)
     if data.source == "modular-addition":
-        return _equations(data, tokenizer), as_read
+        return _equations(data, training, tokenizer)
+    masks, framing = isinstance(data, MaskedTextData), tokenizer.framing
+    # Every window of a checkpoint's tokenizer is framed, like the texts that the checkpoint has read.
+    around = framing if masks and framing else Framing((), ())
     start = () if tokenizer.start_id is None else (tokenizer.start_id,)
-    first, around, finish = tokenizer.framing.before if tokenizer.framing else start, Framing((), ()), _shift
-    if isinstance(data, MaskedTextData):
-        # Every window of a checkpoint's tokenizer is framed, like the texts that the checkpoint has read.
-        first, around = (), tokenizer.framing or around
-        mask_id = tokenizer.require("mask", "to mask text with")
-        finish = partial(_mask_and_frame, data.masked, mask_id, tokenizer.ordinary_ids, around)
+    first = () if masks else framing.before if framing else start
+    finish = Masking(data, tokenizer, around) if isinstance(data, MaskedTextData) else as_read
     inside = data.context_length - around.size
     require(
         inside > 0,
         f"context_length is {data.context_length}; expected more than the {around.size} special tokens of every window",
     )
-    corpus = read_corpus(data, tokenizer, first)
-    length = inside + (finish is _shift)
-    for name, part in (("training", corpus.train), ("held-out", corpus.held_out)):
+    corpus, parts = read_corpus(data, tokenizer, first), list[Items]()
+    for name, ids, stride in (("training", corpus.train, data.stride), ("held-out", corpus.held_out, inside)):
         require(
-            len(part) >= length,
-            f"the {name} part of the text has {len(part):,} tokens; expected at least {length:,}, for one window; "
-            "give more text, a smaller --data.context-length or another --data.held-out",
+            len(ids) >= inside + (not masks),
+            f"the {name} part of the text has {len(ids):,} tokens; expected at least {inside + (not masks):,}, for one "
+            "window; give more text, a smaller --data.context-length or another --data.held-out",
         )
-    train, held_out = windows(corpus.train, length, data.stride), windows(corpus.held_out, length, inside)
-    labels = len(corpus.held_out) - len(first) if finish is _shift else 0
-    return TextRows(train, held_out, corpus.content, corpus.bytes_for(labels), corpus.notes), finish
+        parts.append(windows(ids, inside, stride, labels=not masks))
+    bytes_per_token = None if masks else corpus.bytes_for(len(corpus.held_out) - len(first))
+    shape = Shape(training.batch_size, [Part(parts[0], parts[1])])
+    return Source([shape], corpus.content, finish, bytes_per_token, notes=corpus.notes)
 
 
-def windows(ids: Ids, length: int, stride: int) -> Items:
-    """Returns all windows of `ids`, {"ids": int32[R, length]}; each begins `stride` ids after the one before."""
+def windows(ids: Ids, length: int, stride: int, labels: bool) -> Items:
+    """Returns all windows of `ids`, each `stride` ids after the one before; labels are the next tokens."""
 
     def read(numbers: np.ndarray) -> Batch:
-        return {"ids": np.stack([ids[first : first + length] for first in numbers * stride]).astype(np.int32)}
+        rows = np.stack([ids[first : first + length + labels] for first in numbers * stride]).astype(np.int32)
+        # Copies, because labels may be changed.
+        return {"tokens": rows[:, :-1].copy(), "labels": rows[:, 1:].copy()} if labels else {"tokens": rows}
 
-    return Items((len(ids) - length) // stride + 1, read)
-
-
-def _shift(batch: Batch, generator: np.random.Generator, rows: np.ndarray, of: int) -> Batch:
-    """Makes each token but the first the label of those before it. Copies, because labels may be changed."""
-    return {"tokens": batch["ids"][:, :-1].copy(), "labels": batch["ids"][:, 1:].copy()}
+    return Items((len(ids) - length - labels) // stride + 1, read)
 
 
-def _mask_and_frame(
-    fraction: float,
-    mask_id: int,
-    ordinary_ids: np.ndarray,
-    around: Framing,
-    batch: Batch,
-    generator: np.random.Generator,
-    rows: np.ndarray,
-    of: int,
-) -> Batch:
-    """Masks windows with `mask_tokens`, and puts the special tokens of a checkpoint around them."""
-    batch = mask_tokens(batch["ids"], generator, fraction, mask_id, ordinary_ids, rows=rows, of=of)
-    before, after = (np.tile(np.array(ids, np.int32), (len(rows), 1)) for ids in (around.before, around.after))
-    sides = (0, 0), (len(around.before), len(around.after))
-    return {
-        "tokens": np.concatenate([before, batch["tokens"], after], axis=1),
-        "labels": np.pad(batch["labels"], sides, constant_values=IGNORED),
-    }
+class Masking:
+    """Masks a fraction of each row of tokens, at least one; the labels are the original tokens, elsewhere IGNORED.
 
-
-def mask_tokens(
-    windows: np.ndarray,
-    generator: np.random.Generator,
-    fraction: float,
-    mask_id: int,
-    ordinary_ids: np.ndarray,
-    *,
-    rows: np.ndarray,
-    of: int,
-) -> Batch:
-    """Masks a `fraction` of each of the `windows`, int32[R, T], at least one token; the labels are the original tokens.
-
-    Of those tokens, 80% become the mask token, 10% become a random one of `ordinary_ids`, int32[N], and 10% stay (BERT,
-    section 3.1). The windows are the `rows`, int[R], of a batch `of` B, and all of that is drawn.
+    Of those tokens, 80% become the mask token, 10% become a random one that is not special, and 10% stay (BERT, section
+    3.1). Then `around` is put around each row. Masks differ in every epoch; those of held-out rows are always the same.
     """
-    length = windows.shape[1]
-    order, fate = generator.random((of, length))[rows], generator.random((of, length))[rows]
-    chosen = order.argsort(axis=1) < max(1, round(fraction * length))
-    tokens = np.where(chosen & (fate < 0.8), np.int32(mask_id), windows)
-    random_ids = generator.choice(ordinary_ids, (of, length))[rows]
-    tokens = np.where(chosen & (fate >= 0.8) & (fate < 0.9), random_ids, tokens)
-    return {"tokens": tokens, "labels": np.where(chosen, windows, np.int32(IGNORED))}
+
+    def __init__(self, data: MaskedTextData, tokenizer: Tokenizer, around: Framing) -> None:
+        self._fraction, self._mask_id = data.masked, tokenizer.require("mask", "to mask text with")
+        self._ordinary_ids = tokenizer.ordinary_ids
+        self._before, self._after = around.before, around.after
+
+    def __call__(self, batch: Batch, generator: np.random.Generator, rows: np.ndarray, of: int) -> Batch:
+        """Masks the `rows`, int[R], of a batch `of` B: see `Finish`."""
+        original, length = batch["tokens"], batch["tokens"].shape[1]
+        order, fate = generator.random((of, length))[rows], generator.random((of, length))[rows]
+        chosen = order.argsort(axis=1) < max(1, round(self._fraction * length))
+        tokens = np.where(chosen & (fate < 0.8), np.int32(self._mask_id), original)
+        random_ids = generator.choice(self._ordinary_ids, (of, length))[rows]
+        tokens = np.where(chosen & (fate >= 0.8) & (fate < 0.9), random_ids, tokens)
+        labels = np.where(chosen, original, np.int32(IGNORED))
+        before, after = (np.tile(np.array(ids, np.int32), (len(rows), 1)) for ids in (self._before, self._after))
+        return {
+            "tokens": np.concatenate([before, tokens, after], axis=1),
+            "labels": np.concatenate([before * 0 + IGNORED, labels, after * 0 + IGNORED], axis=1),
+        }
 
 
-def _packed(data: TextData, tokenizer: Tokenizer) -> TextRows:
+def _packed(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) -> Source:
     """Makes rows of documents; raises InputError if nothing says where they begin, or if they fill no row."""
     assert data.packing is not None
     length, separator = data.context_length, tokenizer.separator
@@ -155,10 +119,11 @@ def _packed(data: TextData, tokenizer: Tokenizer) -> TextRows:
             f"{1 - held / len(packs) / length:.1%} of the places are padding, {1 - held / tokens:.1%} of the tokens "
             f"are cut off, {inside:,} pieces begin inside a document"
         )
-    return TextRows(made[0], made[1], corpus.content, corpus.bytes_for(tokens), [*corpus.notes, *notes])
+    shape = Shape(training.batch_size, [Part(made[0], made[1])])
+    return Source([shape], corpus.content, bytes_per_token=corpus.bytes_for(tokens), notes=[*corpus.notes, *notes])
 
 
-def _equations(data: TextData, tokenizer: Tokenizer) -> TextRows:
+def _equations(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) -> Source:
     """Makes rows of equations without their last word, which is the only label."""
     text, length = load_text(data).content, data.context_length
     equations = str(text, "utf-8").splitlines()
@@ -178,7 +143,8 @@ def _equations(data: TextData, tokenizer: Tokenizer) -> TextRows:
 
         return Items(len(chosen), read)
 
-    return TextRows(items(ids[~held_out]), items(ids[held_out]), [text])
+    shape = Shape(training.batch_size, [Part(items(ids[~held_out]), items(ids[held_out]))])
+    return Source([shape], [text])
 
 
 def read_corpus(data: TextData, tokenizer: Tokenizer, first: Sequence[int]) -> Corpus:

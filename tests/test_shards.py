@@ -41,10 +41,6 @@ def pipeline_of(data, rows=None):
     return build_pipeline(data, TRAINING, build_tokenizer_for(data), rows)
 
 
-def batches_of(pipeline):
-    return [batch["tokens"].tolist() for batch in [pipeline.train[0], pipeline.train[99], *pipeline.evaluation]]
-
-
 def complaint(data):
     with pytest.raises(InputError) as caught:
         pipeline_of(data)
@@ -71,21 +67,6 @@ def test_what_others_write_is_read_and_cut_into_windows(write, tmp_path):
     assert pipeline.evaluation[0]["tokens"].tolist() == [IDS[at : at + 16].tolist() for at in (900, 916, 932, 948)]
     assert pipeline.bytes_per_token is None
     assert pipeline.notes == ["900 ids to train on, 100 held out"]
-
-
-def test_batches_do_not_depend_on_how_shards_are_split_nor_on_who_makes_their_rows(tmp_path):
-    """The same without a file of its own for what is held out: that is the end."""
-    found = []
-    for name, cuts in {"one": [], "several": [1, 8, 300, 301, 950]}.items():
-        (tmp_path / name).mkdir()
-        for number, ids in enumerate(np.split(IDS, cuts)):
-            write_llm_c(tmp_path / name / f"corpus_{number:06}.bin", ids)
-        for place in (tmp_path / name, tmp_path / name / "*.bin"):
-            found.append(batches_of(pipeline_of(data_at(place))))
-            parts = [batches_of(pipeline_of(data_at(place), rows)) for rows in np.split(np.arange(4), 4)]
-            found.append([[row for rows in batch for row in rows] for batch in zip(*parts, strict=True)])
-    assert [each == found[0] for each in found] == [True] * 8
-    assert found[0][2][0] == IDS[900:916].tolist()
 
 
 def test_masked_text_in_shards(tmp_path):

@@ -130,7 +130,8 @@ def _shapes(
     """
     step = np.ceil(_STEPS * (lengths / batcher.lengths).max(axis=1)).astype(int)
     upto = np.cumsum(np.bincount(step, minlength=_STEPS + 1))
-    longest = np.array([lengths[step <= last].max(axis=0, initial=0) for last in range(_STEPS + 1)])
+    longest = np.array([lengths[step <= last].max(axis=0, initial=1) for last in range(_STEPS + 1)])
+    rows = tokens // longest.max(axis=1) // batch_size * batch_size
     # The last step of shapes so far -> their places and all their last steps.
     best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}
     for _ in range(_SHAPES):
@@ -138,15 +139,14 @@ def _shapes(
             last: min(
                 (places + int((upto[last] - upto[first]) * longest[last].sum()), (*ends, last))
                 for first, (places, ends) in best.items()
-                if first <= last
+                # A shape's pairs fill a batch, so that none comes often in one.
+                if first in (0, last) or upto[last] - upto[first] >= rows[last]
             )
             for last in range(_STEPS + 1)
         }
     ends = sorted({*best[_STEPS][1]})
     for first, last in zip(ends[-2::-1], ends[:0:-1], strict=True):
-        inside = (first < step) & (step <= last)
-        if inside.any():
-            yield tokens // int(longest[last].max()) // batch_size * batch_size, longest[last], inside
+        yield int(rows[last]), longest[last], (first < step) & (step <= last)
 
 
 def _encoded(texts: Iterable[str], batcher: PairBatcher) -> Rows[np.ndarray]:

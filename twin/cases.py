@@ -159,7 +159,9 @@ def batch_for(config: TransformerConfig, kind: str, seed: int = 1, lengths: Leng
     if mask is not None:
         labels[~mask] = -100
     if config.head == "classify_text":
-        labels = _labels_of_texts(rng, config.classes or 1, lengths.batch, mask)
+        labels = rng.integers(0, config.classes or 1, (lengths.batch, 1))
+        if mask is not None:
+            labels[~mask.any(axis=1)] = -100
     for side, name in SEGMENTS.items() if "segments" in masks else ():
         if side in batch:
             batch[name] = _segments(rng, *batch[side].shape)
@@ -179,14 +181,6 @@ def _side(
     places = np.arange(length)[None]
     mask = places < real if padding == "right" else places >= length - real
     return {name: ids, f"{name}_mask": mask}
-
-
-def _labels_of_texts(rng: np.random.Generator, classes: int, rows: int, mask: np.ndarray | None) -> np.ndarray:
-    """`[B, 1]`, one label a row; that of a row of padding alone is ignored."""
-    labels = rng.integers(0, classes, (rows, 1))
-    if mask is not None:
-        labels[~mask.any(axis=1)] = -100
-    return labels
 
 
 def _latest(begins: np.ndarray) -> np.ndarray:

@@ -8,9 +8,9 @@ import pytest
 
 from jax_tformer.config import IGNORED, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.config.experiment import MaskedTextData, TextData, TokenizerConfig
+from jax_tformer.config.experiment import MaskedTextData, TextData, TokenizerConfig, TrainingConfig
 from jax_tformer.data.pipeline import build_tokenizer_for
-from jax_tformer.data.text import text_rows
+from jax_tformer.data.text import text_source
 from jax_tformer.functional import transformer
 from jax_tformer.training.step import evaluation_step
 from tests.test_shards import write_llm_c, write_megatron, write_nanogpt
@@ -32,11 +32,9 @@ def rows_of(folder, packing, write=write_llm_c, ids=IDS, **changes):
     for name in ("val.bin", "train.bin"):
         write(folder / name, np.array(ids))
     data = TextData(path=str(folder), context_length=LENGTH, packing=packing, **changes)
-    return text_rows(data, build_tokenizer_for(data))[0]
-
-
-def batch_of(items):
-    return items.read(np.arange(items.count))
+    source = text_source(data, TrainingConfig(), build_tokenizer_for(data))
+    train = source.shapes[0].parts[0].train
+    return train.read(np.arange(train.count)), source.notes
 
 
 def pieces_of(batch):
@@ -60,16 +58,15 @@ def pieces_of(batch):
 )
 def test_documents_are_the_same_whoever_wrote_them(write, ids, tmp_path):
     """But for the ends of the first and the last one, which a file may not tell."""
-    rows = rows_of(tmp_path, "best_fit", write, ids)
-    found = [piece for row in pieces_of(batch_of(rows.train)) for piece in row if 90 not in piece[1]]
+    batch, _ = rows_of(tmp_path, "best_fit", write, ids)
+    found = [piece for row in pieces_of(batch) for piece in row if 90 not in piece[1]]
     assert len(found) == len(DOCUMENTS)
     assert all(piece in found for piece in WHOLE[1:-1])
 
 
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit", "crop"])
 def test_every_policy_reads_each_document_once(packing, tmp_path):
-    rows = rows_of(tmp_path, packing)
-    batch, left = batch_of(rows.train), list(WHOLE)
+    (batch, _), left = rows_of(tmp_path, packing), list(WHOLE)
     for row in pieces_of(batch):
         lengths = [len(tokens) for tokens, _ in row]
         assert sum(lengths) == LENGTH or packing == "best_fit"
@@ -90,7 +87,7 @@ def test_every_policy_reads_each_document_once(packing, tmp_path):
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit", "crop"])
 def test_losses_of_packed_rows_are_those_of_the_pieces_alone(packing, tmp_path):
     stack = StackConfig(2, 2, 32, positions="learned", max_positions=LENGTH)
-    batch = rows_of(tmp_path, packing).train.read(np.arange(4))
+    batch = {name: rows[:4] for name, rows in rows_of(tmp_path, packing)[0].items()}
     # What stands behind a piece does not matter to it.
     alone = [
         {name: np.pad([ids], ((0, 0), (0, LENGTH - len(ids))), constant_values=fill) for name, ids, fill in sides}
@@ -109,7 +106,7 @@ def test_losses_of_packed_rows_are_those_of_the_pieces_alone(packing, tmp_path):
 
 
 def test_what_is_packed_is_said(tmp_path):
-    assert rows_of(tmp_path, "crop", ids=IDS[:61]).notes == [
+    assert rows_of(tmp_path, "crop", ids=IDS[:61])[1] == [
         "61 ids to train on, 61 held out",
         *(
             f"{part} part, packed by crop: 8 documents in 1 rows of 32; 0.0% of the places are padding, 46.7% of the "

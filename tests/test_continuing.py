@@ -17,10 +17,10 @@ from jax_tformer.cli import generate, train
 from jax_tformer.cli.train import train_options
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import EXPERIMENTS
+from jax_tformer.runs.begin import permitted_changes
 from jax_tformer.runs.evaluation import Evaluator
 from jax_tformer.runs.folder import RunFolder, load_trained, parse_checkpoint
 from jax_tformer.runs.metrics import read_metrics
-from jax_tformer.runs.resume import permitted_changes
 from tests.small_runs import contents, losses
 
 TINY = [

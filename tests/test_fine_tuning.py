@@ -21,8 +21,8 @@ from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.data.tokenizers import build_tokenizer, load_tokenizer
 from jax_tformer.functional import transformer
 from jax_tformer.hub.families import t5
+from jax_tformer.runs.begin import experiment_from
 from jax_tformer.runs.folder import RunFolder, load_trained
-from jax_tformer.runs.huggingface import experiment_from
 from tests.small_runs import TEXT
 
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"

@@ -164,9 +164,9 @@ def runs(tmp_path_factory):
 
 def arrays(run, step):
     """The files of the arrays of a checkpoint."""
+    from jax_tformer.runs.begin import arrays_to_save
     from jax_tformer.runs.checkpoints import restore
     from jax_tformer.runs.folder import RunFolder
-    from jax_tformer.runs.resume import arrays_to_save
 
     config = RunFolder(run).read_config()
     net = transformer(config.model)

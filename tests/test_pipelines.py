@@ -38,7 +38,7 @@ DATES = PairData("dates", source_length=48, target_length=11)
 IDS = np.random.default_rng(0).integers(0, 60, 3000) % 57 + 200
 """With an end token, 256, now and then."""
 SHARDS = ("windows", "concatenate", "best_fit", "crop", "mixed")
-KINDS = (*SHARDS, "text", "masked", "pairs", "tokens", "dates")
+KINDS = (*SHARDS, "text", "masked", "equations", "pairs", "tokens", "dates")
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +63,7 @@ def data_of(kind, place, split="1"):
     return {
         "text": TextData(path=text, context_length=16),
         "masked": MaskedTextData(path=text, context_length=16),
+        "equations": TextData("modular-addition", context_length=4, tokenizer=TokenizerConfig("words")),
         "pairs": PairData(path=str(place / "pairs.tsv"), source_length=14, target_length=10),
         "tokens": PairData(path=str(place / "pairs.tsv"), source_length=14, target_length=10, tokens_per_batch=400),
         "dates": DATES,

@@ -114,7 +114,7 @@ def weights_for(config: TransformerConfig, std: float, seed: int = 0, *, offset:
         if len(shape) > 1:
             weights[name] = rng.normal(offset if name.endswith("tokens.weight") else 0, std, shape)
         else:
-            weights[name] = rng.normal(1.0 if slot.rule.ours == "scale" else 0.0, 0.1, shape)
+            weights[name] = rng.normal(1.0 if slot.path.endswith(".scale") else 0.0, 0.1, shape)
     return weights
 
 

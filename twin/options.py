@@ -106,7 +106,7 @@ def read_plan(arguments: Sequence[str]) -> Plan:
     preset, init = EXPERIMENTS[name], given_flags(rest).get("--init")
     config = preset.config
     if init is not None:
-        from jax_tformer.runs.huggingface import experiment_from
+        from jax_tformer.runs.begin import experiment_from
 
         config = experiment_from(config, init)
     config = with_adapters(config, rest)
@@ -125,7 +125,7 @@ def read_plan(arguments: Sequence[str]) -> Plan:
     data = with_own_tokenizer(options.data, rest) if options.init is None else options.data
     experiment = ExperimentConfig(model, data, options.optimizer, options.training, init=options.init)
     if experiment.init is not None:
-        from jax_tformer.runs.huggingface import require_same_architecture
+        from jax_tformer.runs.begin import require_same_architecture
 
         require_same_architecture(experiment, config)
     return Plan(

@@ -1,6 +1,17 @@
 """Train a transformer: `python train.py [EXPERIMENT] [--FIELD VALUE ...]`; `--help` lists the experiments.
 
 `--run FOLDER` continues the run in a folder; with `--report` it only shows the run's results.
+
+`main` and `train` are the whole way of a run, in seven chapters. Where each of them leads, for `train.py dates`:
+
+    1. the config      EXPERIMENTS["dates"] (config/presets.py) and the flags, of the classes in config/experiment.py
+    2. the mesh        make_mesh (training/sharding.py)
+    3. the data        build_pipeline (data/pipeline.py), of the pairs in data/dates.py
+    4. the model       transformer (functional.py); train_step (training/step.py) by optimizer (training/optimizer.py),
+                       compiled by prepare (training/prepare.py)
+    5. the run         RunFolder (runs/folder.py) and, where it goes on, Resumption (runs/begin.py)
+    6. the loop        here; Reporter (runs/metrics.py) logs, Evaluator (runs/evaluation.py) judges, Resumption saves
+    7. the results     sample_text and finish (runs/evaluation.py)
 """
 
 import dataclasses
@@ -88,11 +99,11 @@ def train(plan: "TrainPlan", started: float) -> int:
     from jax_tformer.data.pipeline import build_pipeline, check_batch_ids
     from jax_tformer.functional import transformer
     from jax_tformer.lora import merge_lora, trained
+    from jax_tformer.runs.begin import Resumption, given_parameters, new_tokenizer, permitted_changes, require_same_run
     from jax_tformer.runs.checkpoints import Checkpoints
     from jax_tformer.runs.evaluation import Evaluator, find_not_finite, finish, sample_text
-    from jax_tformer.runs.huggingface import export_pretrained, given_parameters, new_tokenizer
+    from jax_tformer.runs.folder import export_pretrained
     from jax_tformer.runs.metrics import MetricsLog, ProgressLine, Reporter
-    from jax_tformer.runs.resume import Resumption, permitted_changes, require_same_run
     from jax_tformer.startup import keep_freed_memory, set_up_jax
     from jax_tformer.training import processes
     from jax_tformer.training.optimizer import optimizer
@@ -279,7 +290,7 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
     name, rest = choose_experiment(arguments, DEFAULT_EXPERIMENT, _USAGE)
 
     # Imported here, so that --help is fast.
-    from jax_tformer.runs.folder import RunFolder
+    from jax_tformer.runs.folder import RunFolder, require_expressible
 
     # The run's folder decides what the other flags change.
     flags = given_flags(rest, SHORT_NAMES)
@@ -317,12 +328,10 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
             f"there, as in train.py EXPERIMENT --run {folder.path}"
         )
     if before is None and experiment.init is not None:
-        from jax_tformer.runs.huggingface import require_same_architecture
+        from jax_tformer.runs.begin import require_same_architecture
 
         require_same_architecture(experiment, start)
     if options.export is not None:
-        from jax_tformer.runs.huggingface import require_expressible
-
         require_new_folder(export := user_path(options.export))
         options = dataclasses.replace(options, export=export)
         require_expressible(experiment)
@@ -336,7 +345,7 @@ def _start(
     if init is None or init == "None":
         return before or preset
     if before is None:
-        from jax_tformer.runs.huggingface import experiment_from
+        from jax_tformer.runs.begin import experiment_from
 
         return experiment_from(preset, init)
     if before.init != init:

@@ -136,35 +136,30 @@ def find_not_finite(
             return batch_loss(net, join_adapters(trains, frozen), part, dropout_key=key)[0]
 
         gradients = jax.grad(loss)(trains)
-        squared: Params = jax.tree.map(lambda g: jnp.square(g.astype(accumulator(g.dtype))), gradients)
-        return squared
+        return jax.tree.map(lambda g: jnp.square(g.astype(accumulator(g.dtype))), gradients)
 
-    with jax.set_mesh(mesh):
-        name = _not_finite_in(state.params)
-    if name:
-        return f"{name} was not finite before it"
     trains = not state.finite
     parts = accumulation if trains else 1
     keys = dropout_keys(net, state, parts) if trains else None
     ids = batch["source" if "source" in batch else "tokens"]
     rows = len(ids) // parts
-    for number in range(parts):
-        key = None if keys is None else keys[number]
-        with jax.set_mesh(mesh):
-            part = place_batch(mesh, {name: x[number * rows : (number + 1) * rows] for name, x in batch.items()})
+    with jax.set_mesh(mesh):
+        if name := _not_finite_in(state.params):
+            return f"{name} was not finite before it"
+        for number in range(parts):
+            key, first = None if keys is None else keys[number], number * rows
+            part = place_batch(mesh, {name: x[first : first + rows] for name, x in batch.items()})
             for name, finite in jax.device_get(jax.jit(finite_rows)(state.params, part, key)).items():
                 if not finite.all():
                     found = f"{name} is the first that is not finite"
                     if len(finite) > rows:
                         # Another process may have made this row.
                         return found
-                    row = number * rows + int(np.argmin(finite))
+                    row = first + int(np.argmin(finite))
                     begins = tokenizer.decode(ids[row, :_SHOWN])
                     return f"{found}, in row {row + 1} of {len(ids)}, which begins {begins!r}"
-            gradients = jax.jit(squared_gradients)(state.params, part, key) if trains else {}
-            name = _not_finite_in(gradients)
-        if name:
-            return f"every layer's output is finite, the norm of the gradient of {name} is not"
+            if trains and (name := _not_finite_in(jax.jit(squared_gradients)(state.params, part, key))):
+                return f"every layer's output is finite, the norm of the gradient of {name} is not"
     return ""
 
 

@@ -79,7 +79,7 @@ def pipelines(kind, place, split, count):
     return [build_pipeline(data, EIGHT, tokenizer, each) for each in rows], tokenizer
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=sorted({*KINDS} - {"equations"}))
 def every(request, place):
     """Data of every kind, with its pipeline and tokenizer."""
     (pipeline,), tokenizer = pipelines(request.param, place, "1", 1)

@@ -26,7 +26,14 @@ from typing import TYPE_CHECKING, Literal
 
 from jax_tformer.config import LoraConfig
 from jax_tformer.config.errors import InputError, require
-from jax_tformer.config.experiment import DistributedConfig, ExperimentConfig, PairData, TextData, TokenizerConfig
+from jax_tformer.config.experiment import (
+    DebugConfig,
+    DistributedConfig,
+    ExperimentConfig,
+    PairData,
+    TextData,
+    TokenizerConfig,
+)
 from jax_tformer.config.presets import DEFAULT_EXPERIMENT, EXPERIMENTS
 from jax_tformer.files import changed_fields, require_new_folder, shortened, to_dict, user_path
 from jax_tformer.startup import set_malloc
@@ -178,7 +185,8 @@ def train(plan: "TrainPlan", started: float) -> int:
 
     # 6. The loop: dispatch a step, then report the previous one.
     evaluate = Evaluator(net, experiment.data, pipeline, tokenizer, mesh)
-    diagnosis = partial(find_not_finite, net, mesh, tokenizer, training.accumulation)
+    nans = plan.options.debug.nans
+    diagnosis = partial(find_not_finite, net, mesh, tokenizer, training.accumulation, operation=nans)
     log, signals = MetricsLog(run, start, plan.options.track, experiment), processes.Signals(mesh)
     with Interruption() as stop, ProgressLine(start, training.steps, stop.unheard) as line, checkpoints:
         line.say(f"{run.path}: {parameters:,} parameters, steps {start} to {training.steps}, {devices}")
@@ -192,6 +200,8 @@ def train(plan: "TrainPlan", started: float) -> int:
         with line.during("compiling"):
             compiled = compiling.result()
         keep_freed_memory(compiled)
+        if training.log_utilization:
+            reporter.measure_products()
         for note in describe_shards(mesh, prepared.abstract, prepared.abstract.params, compiled.as_text() or ""):
             line.say(note)
 
@@ -265,6 +275,7 @@ class TrainOptions(ExperimentConfig):
     track: str | None = None
     """Send the metrics to this project of trackio, too."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    debug: DebugConfig = field(default_factory=DebugConfig)
 
 
 @dataclass(frozen=True)

@@ -255,6 +255,8 @@ class TrainingConfig:
     """Log the norm of each layer's gradient and update."""
     log_noise_scale: bool = False
     """Log the gradient noise scale, in rows: a batch of as many is a good one (McCandlish et al., 2018, appendix A)."""
+    log_utilization: bool = False
+    """Log which share of this machine's measured rate of matrix products training reaches, padding counted as work."""
     evaluate_every: Positive = 250
     """Steps between two evaluations on the held-out split; the last step is always evaluated."""
     evaluate_batches: Positive = 20
@@ -439,6 +441,14 @@ class DistributedConfig:
 
 
 @dataclass(frozen=True)
+class DebugConfig:
+    """What helps to find a fault, and takes time."""
+
+    nans: bool = False
+    """Compute a step that failed again, one operation after the other, and name the one that made the first NaN."""
+
+
+@dataclass(frozen=True)
 class ExperimentConfig:
     """Everything that decides the numbers of a run; saved in the run folder as config.json."""
 
@@ -466,6 +476,10 @@ class ExperimentConfig:
         require(
             self.model.predicts_tokens,
             f"head is {self.model.head!r}; training needs a head that predicts tokens: 'linear' or 'transform'",
+        )
+        require(
+            self.model.lora is None or not self.training.log_utilization,
+            "log_utilization counts the work of training all parameters, and with adapters (lora) few train",
         )
         if isinstance(self.data, PairData):
             self._require_length(self.model.encoder, "source_length", self.data.source_length)

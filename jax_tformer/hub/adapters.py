@@ -22,7 +22,7 @@ import numpy as np
 import safetensors
 from safetensors.numpy import save_file
 
-from jax_tformer.config import LoraConfig, LoraTarget, TransformerConfig
+from jax_tformer.config import LoraConfig, LoraTarget
 from jax_tformer.config.errors import InputError
 from jax_tformer.files import (
     from_dict,
@@ -35,9 +35,9 @@ from jax_tformer.files import (
     write_json,
 )
 from jax_tformer.functional import AnyTransformer, Params, transformer
-from jax_tformer.hub.families import FAMILIES, Arrays, Row, known_names, places_of
+from jax_tformer.hub.families import FAMILIES, Arrays, Layout
 from jax_tformer.hub.folder import open_file
-from jax_tformer.hub.names import STACKED, WeightsError, from_reference, listed, read, slots, to_reference
+from jax_tformer.hub.names import STACKED, WeightsError, from_reference, listed, read, require_fit, slots, to_reference
 from jax_tformer.lora import join_adapters, split_adapters, without_adapters
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
@@ -103,12 +103,12 @@ def save_adapters(
     if net.config.lora is None:
         raise InputError("the model has no adapters to save; expected one with TransformerConfig.lora")
     require_new_folder(out)
-    rows = _rows(net, architecture)
-    found = modules(rows, without_adapters(net.config))
+    layout = _layout(net, architecture)
+    found = modules(layout)
     theirs = write_adapters(found, to_reference(split_adapters(params)[0]))
     arrays = {f"{PREFIX}{name}.lora_A.weight": a for name, (a, _) in theirs.items()}
     arrays |= {f"{PREFIX}{name}.lora_B.weight": b for name, (_, b) in theirs.items()}
-    names = {row.theirs.removesuffix(".weight").replace("*", "0") for row in rows} | found.keys()
+    names = {place.theirs.removesuffix(".weight") for place in layout.places}
     inputs_first = any(found[name].inputs_first for name in theirs)
     said = _written(net.config.lora, {name: len(a) for name, (a, _) in theirs.items()}, names, base, inputs_first)
     metadata = {"format": "pt", _KEY: json.dumps(to_dict(net.config.lora))}
@@ -142,11 +142,11 @@ def load_adapters(
             f"{path} holds {PICKLE} and no {WEIGHTS}; such files can run code when they are read, so they are not; "
             "where you trust it, let PEFT write it again with safe_serialization=True"
         )
-    said, rows = _read_config(path / CONFIG), _rows(net, architecture)
+    said, layout = _read_config(path / CONFIG), _layout(net, architecture)
     arrays = {name: read(tensor) for name, tensor in open_file(path, WEIGHTS).items()}
     try:
-        found = modules(rows, net.config)
-        theirs = pairs(rows, net.config, found, arrays)
+        found = modules(layout)
+        theirs = pairs(layout, found, arrays)
         lora, ours = _read(said, found, theirs, _own_config(path / WEIGHTS))
         adapted = transformer(dataclasses.replace(net.config, lora=lora))
         shapes = split_adapters(adapted.shapes)[0]
@@ -160,11 +160,13 @@ def load_adapters(
     return adapted, join_adapters(jax.tree.map(jax.numpy.asarray, adapters), params)
 
 
-def _rows(net: AnyTransformer, architecture: str | None) -> tuple[Row, ...]:
+def _layout(net: AnyTransformer, architecture: str | None) -> Layout:
+    """Returns the layout of the model that adapters are for."""
     chosen = architecture or (None if net.origin is None else net.origin.architecture)
     if chosen not in FAMILIES:
         raise InputError(f"architecture is {chosen!r}; expected one of {', '.join(FAMILIES)}")
-    return FAMILIES[chosen].rows(without_adapters(net.config))
+    config = without_adapters(net.config)
+    return Layout(FAMILIES[chosen].rows(config), config)
 
 
 def _written(
@@ -273,10 +275,10 @@ def _is_own(own: LoraConfig, found: Mapping[str, Module], theirs: Mapping[str, t
     )
 
 
-def modules(rows: tuple[Row, ...], config: TransformerConfig) -> dict[str, Module]:
-    """Returns the modules that are projections of layers, by name; `config` is that of the model without adapters."""
+def modules(layout: Layout) -> dict[str, Module]:
+    """Returns the modules that are projections of layers, by name."""
     found = {}
-    for place in places_of(rows, config):
+    for place in layout.places:
         ours = tuple(name.removesuffix(".weight") for name in place.ours)
         if f".{STACKED}." in ours[0] and place.ours[0].endswith(".weight") and ours[0].split(".")[-1] in _NAMES:
             name = place.theirs.removesuffix(".weight")
@@ -320,16 +322,13 @@ def read_adapters(
     Raises WeightsError for adapters of other shapes than the modules that they are for.
     """
     ours: Arrays = {}
-    wrong = []
+    given: Arrays = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for name, (a, b) in theirs.items():
-        for side, array, shape in (
-            ("A", a, (len(a), found[name].inputs)),
-            ("B", b, (found[name].outputs, len(a))),
-        ):
-            if array.shape != shape:
-                wrong.append(f"{name}.lora_{side} is {list(array.shape)}, expected {list(shape)}")
-    if wrong:
-        raise WeightsError(f"{len(wrong)} of another shape ({listed(wrong)})")
+        sides = f"{name}.lora_A", f"{name}.lora_B"
+        given |= zip(sides, (a, b), strict=True)
+        shapes |= zip(sides, ((len(a), found[name].inputs), (found[name].outputs, len(a))), strict=True)
+    require_fit("adapters", given, shapes)
     for name, (a, b) in theirs.items():
         module = found[name]
         adapted = [part for part in module.ours if lora is None or lora.adapts(part.split(".")[-1])]
@@ -343,7 +342,7 @@ def read_adapters(
 
 
 def pairs(
-    rows: tuple[Row, ...], config: TransformerConfig, found: Collection[str], arrays: Mapping[str, np.ndarray]
+    layout: Layout, found: Collection[str], arrays: Mapping[str, np.ndarray]
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Returns (A, B) by module from the arrays of a file of PEFT.
 
@@ -355,7 +354,7 @@ def pairs(
     for key, array in arrays.items():
         match = _NAMED.fullmatch(key)
         named = f"{match['module']}.weight" if match else key
-        module = (known_names(rows, config, [named])[named] or "").removesuffix(".weight")
+        module = (layout.known([named])[named] or "").removesuffix(".weight")
         if match is None or module not in found:
             others.append(key)
         else:

@@ -78,8 +78,7 @@ def _unpacked(path: Path) -> dict[str, Any]:
     """
     try:
         tree = serialization.msgpack_restore(path.read_bytes())
-        flat: dict[str, Any] = traverse_util.flatten_dict({"": tree}, sep="/")
-        return flat
+        return traverse_util.flatten_dict({"": tree}, sep="/")
     except _DAMAGES as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{path} is truncated or damaged ({reason}); restore it, or load it again") from error

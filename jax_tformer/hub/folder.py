@@ -203,18 +203,17 @@ class GenerationDefaults(NamedTuple):
 
     decoding: dict[str, Any]
     """Fields of DecodingConfig. There is a temperature if tokens are to be drawn."""
-    drawing: dict[str, Any]
+    drawing: dict[str, Any] = {}  # noqa: RUF012 (nobody changes it)
     """More of them, for tokens that are drawn because a flag asks for it."""
-    most: int | None
+    most: int | None = None
     """The most new tokens of an answer."""
-    longest: int | None
-    """The most tokens of a prompt and its answer, or of a translation with its start token."""
-    start_id: int | None
+    longest: int | None = None
+    """The most tokens of a prompt and its answer, or of a translation."""
+    start_id: int | None = None
     """The first token that a decoder reads after an encoder."""
-    end_ids: tuple[int, ...]
+    end_ids: tuple[int, ...] = ()
     """Any of these ends an answer; empty if the checkpoint does not say."""
-    translates: bool
-    ignored: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
     """The settings that we do not have, each with its value."""
 
 
@@ -259,11 +258,12 @@ def read_defaults(
     ends = ends if isinstance(ends, list) else [ends]
     if unknown := [end for end in ends if vocabulary is not None and end >= vocabulary]:
         raise InputError(f"eos_token_id is {unknown[0]} in {where}; expected ids below {vocabulary}, the vocabulary")
+    # Those of translations count the start token.
+    lengths = {name: given[name] - translates for name in ("min_length", "max_length") if given.get(name)}
     fewest = given.get("min_new_tokens", 0)
     if translates:
-        # Lengths of translations count the start token.
-        fewest = fewest or max(given.get("min_length", 0) - 1, 0)
-    elif given.get("min_length", 0) and not fewest:
+        fewest = fewest or lengths.get("min_length", 0)
+    elif "min_length" in lengths and not fewest:
         ignored.append(f"min_length {given['min_length']}")
     decoding |= {"min_new_tokens": fewest} if fewest else {}
     if "forced_bos_token_id" in given and translates:
@@ -274,15 +274,10 @@ def read_defaults(
         decoding["forced_eos_token_id"] = last[0]
     elif last:
         ignored.append(f"forced_eos_token_id {last}")
+    longest = None if "max_new_tokens" in given else lengths.get("max_length")
+    start_id = given.get("decoder_start_token_id", given.get("bos_token_id")) if translates else None
     return GenerationDefaults(
-        decoding,
-        drawing,
-        given.get("max_new_tokens"),
-        None if "max_new_tokens" in given else given.get("max_length"),
-        given.get("decoder_start_token_id", given.get("bos_token_id")) if translates else None,
-        tuple(ends),
-        translates,
-        tuple(ignored),
+        decoding, drawing, given.get("max_new_tokens"), longest, start_id, tuple(ends), tuple(ignored)
     )
 
 

@@ -27,11 +27,9 @@ from jax_tformer.hub.families import (
     FAMILIES,
     CannotExpress,
     Family,
+    Layout,
     config_from_huggingface,
     family_of,
-    known_names,
-    our_views,
-    their_views,
     write_settings,
 )
 from jax_tformer.hub.folder import (
@@ -114,14 +112,14 @@ def assembled(
     `types` are the arrays' types as safetensors calls them.
     """
     config = config_from_huggingface(origin.config, stored)
-    rows = family_of(origin.config).rows(config)
-    used = {name: types[name] for name, known in known_names(rows, config, stored).items() if known is not None}
+    layout = Layout(family_of(origin.config).rows(config), config)
+    used = {name: types[name] for name, known in layout.known(stored).items() if known is not None}
     _require_types(folder, used)
     origin = replace(origin, types=used, converted=dtype is not None)
     config = config.with_dtype(_usable(dtype or origin.dtype))
     net = transformer(config)
     net.origin = origin
-    return net, _placed(parameter_views(our_views(rows, config, stored), net.shapes), net.shapes, mesh)
+    return net, _placed(parameter_views(layout.ours(stored), net.shapes), net.shapes, mesh)
 
 
 def _folder(folder_or_name: str | Path, revision: str | None) -> Path:
@@ -185,8 +183,7 @@ def _placed(views: Mapping[str, View], shapes: Params, mesh: Mesh | None) -> Par
             placed[path] = jax.device_put(read(view, dtype))
         else:
             placed[path] = _spread(view, dtype, shardings[path])
-    params: Params = traverse_util.unflatten_dict(placed, sep=".")
-    return params
+    return traverse_util.unflatten_dict(placed, sep=".")
 
 
 def _spread(view: View, dtype: np.dtype, sharding: jax.sharding.NamedSharding) -> jax.Array:
@@ -299,11 +296,11 @@ def _tensors(
     require_fit("net", given, {path: leaf.shape for path, leaf in declared.items()})
     if odd := sorted({leaf.dtype.name for leaf in given.values()} - STORED.keys()):
         raise WeightsError(f"the parameters hold {odd[0]}; expected {', '.join(STORED)}")
-    rows = FAMILIES[chosen].rows(net.config)
+    layout = Layout(FAMILIES[chosen].rows(net.config), net.config)
     stored = {} if origin is None else origin.types
-    known = known_names(rows, net.config, stored)
+    known = layout.known(stored)
     ours = reference_views({path: _on_host(leaf) for path, leaf in given.items()}, net.shapes)
-    theirs = their_views(rows, net.config, ours, names=None if origin is None else set(filter(None, known.values())))
+    theirs = layout.theirs(ours, None if origin is None else set(filter(None, known.values())))
     spelled = {name: spelling for spelling, name in known.items() if name is not None}
     tensors = {spelled.get(name, name): view for name, view in theirs.items()}
     # As stored, unless the caller has chosen a type since.

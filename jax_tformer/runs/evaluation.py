@@ -24,7 +24,8 @@ from rich.table import Table
 from jax_tformer.config import IGNORED
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import DecodingConfig, ExperimentConfig, MaskedTextData, PairData
-from jax_tformer.data.pipeline import Batch, Pipeline, build_pipeline
+from jax_tformer.data.order import Batch
+from jax_tformer.data.pipeline import Pipeline, build_pipeline
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding.generate import Answerer
 from jax_tformer.decoding.texts import Prompt, PromptReader, translation_scores

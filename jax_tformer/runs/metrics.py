@@ -24,7 +24,7 @@ from rich.text import Text
 
 from jax_tformer.config.errors import InputError, TrainingFailed
 from jax_tformer.config.experiment import ExperimentConfig
-from jax_tformer.data.pipeline import Batch
+from jax_tformer.data.order import Batch
 from jax_tformer.files import not_regular, parse_json, shortened, to_dict, write_text
 from jax_tformer.runs.folder import RunFolder
 from jax_tformer.terminal import visible
@@ -335,10 +335,11 @@ class Reporter:
         started: float,
         *,
         diagnosis: Callable[[TrainState, Batch], str],
+        epochs: Callable[[int], Row],
     ) -> None:
-        """Calls `diagnosis` to find what is not finite in a failed step."""
+        """Calls `diagnosis` to find what is not finite in a failed step; logs the `epochs` after so many steps."""
         self._log, self._line, self._started, self._diagnosis = log, line, started, diagnosis
-        self._every = experiment.training.log_every
+        self._every, self._epochs = experiment.training.log_every, epochs
         # Compiled as one function, so that the first line does not wait for a dozen compilations.
         self._rate = jax.jit(learning_rate(experiment.optimizer, experiment.training.steps))
         self._pending: tuple[int, StepMetrics, Batch] | None = None
@@ -355,7 +356,8 @@ class Reporter:
     def speed(self) -> Row:
         """Speed of this process: tokens_per_second, seconds_to_first_step (since `started`) and, if asked, utilization.
 
-        tokens_per_second leaves out the first step, which also compiles, and each step after an evaluation.
+        tokens_per_second leaves out the first step, and that of each shape of batch, which also compile, and each
+        step after an evaluation.
         """
         tokens_per_second = round(self._tokens / self._seconds, 1) if self._seconds else None
         speed = {"tokens_per_second": tokens_per_second, "seconds_to_first_step": self._first_step}
@@ -409,6 +411,7 @@ class Reporter:
             self._noise.append(jax.device_get(metrics.noise))
         if number % self._every == 0:
             row |= {"gradient_norm": norm, "learning_rate": float(self._rate(number - 1))} | _norms(metrics.norms)
+            row |= self._epochs(number)
             if self._noise:
                 signal, noise = map(float, np.mean(self._noise, axis=0))
                 row |= {"squared_gradient": signal, "gradient_variance": noise}
@@ -420,13 +423,17 @@ class Reporter:
         elif deviations is not None:
             self._log.write(row)
 
+    def pause(self) -> None:
+        """Does not count the time from the last report to the next one."""
+        self._clock = None
+
     def evaluation(self, number: int, figures: Row, batch: Batch) -> None:
         """Reports an evaluation after update `number`; its time does not count as training.
 
         Raises TrainingFailed if the held-out loss is not finite, after a diagnosis with `batch`, an evaluated one.
         """
         self.flush()
-        self._clock = None
+        self.pause()
         self._require_finite(f"the held-out loss after step {number}", figures["val_loss"], batch)
         self._log.write({"step": number, **figures})
         self._line.say(f"step {number}  {format_figures(figures)}")

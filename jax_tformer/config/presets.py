@@ -299,9 +299,9 @@ EXPERIMENTS: dict[str, Experiment] = {
                 tokens_per_batch=2048,
                 tokenizer=TokenizerConfig("words"),
             ),
-            optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=200, weight_decay=0.01),
+            optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=200, weight_decay=0.01),
             training=TrainingConfig(
-                steps=2000, batch_size=8, evaluate_every=1000, evaluate_examples=20910, checkpoint_every=1000
+                steps=2500, batch_size=8, evaluate_every=1250, evaluate_examples=20910, checkpoint_every=1250
             ),
             sample=_GREEDY,
         ),

@@ -17,17 +17,16 @@ from jax.extend.core import jaxprs_in_params
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from benchmarks import decoding, processes, startup, train_step
-from benchmarks.bounds import cache_bytes, training_flops, weight_bytes
-from benchmarks.session import Report, by_turns, run_benchmark, spread
+from benchmarks.session import Report, run_benchmark, spread
 from benchmarks.sides import OURS
 from benchmarks.sides.reference import Reference
-from benchmarks.training_cases import OPTIMIZER, BatchShape, draw_batch, small_gpt, tiny, without_dropout
-from jax_tformer.config import IGNORED
+from benchmarks.training_cases import OPTIMIZER, BatchShape, draw_batch, tiny, without_dropout
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.functional import transformer
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import init_state
 from jax_tformer.training.step import train_step as make_step
+from jax_tformer.training.work import training_flops
 from twin.sides import Alone, SideFailed
 
 ROOT = Path(__file__).parents[1]
@@ -93,14 +92,6 @@ def test_bad_options_get_one_line(program, arguments, said, tmp_path, capsys):
     assert told.err.startswith("python -m benchmarks.")
     assert said in told.err
     assert not list(tmp_path.iterdir())
-
-
-def test_sides_are_measured_by_turns_as_long_as_there_is_time():
-    asked = []
-    calls = {name: lambda name=name: asked.append(name) or len(asked) for name in "ab"}
-    assert by_turns(calls, 3) == {"a": [1, 3, 5], "b": [2, 4, 6]}
-    assert asked == ["a", "b"] * 3
-    assert by_turns(calls, 5, seconds=0.0) == {"a": [7, 9], "b": [8, 10]}
 
 
 def test_what_cannot_be_started_says_why(tmp_path):
@@ -215,24 +206,3 @@ def test_operations_are_those_of_the_program(config, shape):
     stack, length = config.decoder, shape.length
     masked = 6 * stack.num_layers * stack.num_heads * config.head_width(stack) * shape.rows * length**2 if stack else 0
     assert count_products(program) == flops.needed + masked
-
-
-def test_bytes_of_known_models():
-    gpt2, translator = ARCHITECTURES["gpt2"], ARCHITECTURES["vaswani-base"]
-    assert weight_bytes(gpt2) == 4 * (124_439_808 - 1024 * 768)
-    # 12 layers, keys and values of width 768, 128 + 64 tokens on average.
-    assert cache_bytes(gpt2, 8, 128, 128, 1) == 4 * 8 * 12 * 2 * 768 * 192
-    # Table, and in 6 layers: 4 + 2 attention matrices (keys and values of the source are kept), feed-forward, 3 norms.
-    assert weight_bytes(translator) == 4 * (37000 * 512 + 6 * (6 * 512**2 + 2 * 512 * 2048 + 2048 + 512 + 3 * 2 * 512))
-    assert cache_bytes(translator, 2, 64, 64, 4) == 4 * 6 * 2 * 512 * (2 * 4 * 33 + 2 * 64)
-
-
-def test_batches_are_the_same_for_all_and_of_their_kind():
-    text, again = (draw_batch(small_gpt(), BatchShape(2, 300)) for _ in range(2))
-    pairs = draw_batch(ARCHITECTURES["vaswani-base"], BatchShape(2, 300, 3))
-    np.testing.assert_array_equal(text["tokens"], again["tokens"])
-    for read, labels in ((text["tokens"], text["labels"]), (pairs["target"], pairs["labels"])):
-        np.testing.assert_array_equal(read[:, 1:], labels[:, :-1])
-    assert pairs["source"].shape == (2, 3)
-    masked = draw_batch(ARCHITECTURES["bert-base"], BatchShape(10, 500))
-    assert 0.13 < (masked["labels"] != IGNORED).mean() < 0.17

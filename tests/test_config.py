@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import re
 import subprocess
 import sys
 from functools import partial
@@ -189,17 +188,3 @@ def test_reading_a_config_imports_no_framework(statement):
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_the_library_never_imports_torch_nor_the_reference_jax():
-    """Of ours, the reference may know the config alone; of torch, ours knows nothing."""
-    found = {
-        (folder, module)
-        for folder in ("jax_tformer", "torch_ref")
-        for path in (ROOT / folder).rglob("*.py")
-        for module in re.findall(r"^\s*(?:from|import) ([\w.]+)", path.read_text(), re.MULTILINE)
-    }
-    roots = {(folder, module.split(".")[0]) for folder, module in found}
-    assert not roots & {("jax_tformer", "torch"), *(("torch_ref", name) for name in ("jax", "flax", "optax"))}
-    ours = {module for folder, module in found if folder == "torch_ref" and module.startswith("jax_tformer")}
-    assert ours == {"jax_tformer.config", "jax_tformer.config.experiment"}

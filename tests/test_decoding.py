@@ -15,7 +15,7 @@ from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import DecodingConfig
 from jax_tformer.decoding import generate as generation
 from jax_tformer.decoding.generate import generate, stream
-from jax_tformer.decoding.loop import advance, layers_apart, search, start
+from jax_tformer.decoding.loop import advance, layers_apart, search, start, start_search
 from jax_tformer.decoding.score import score
 from jax_tformer.functional import transformer
 from jax_tformer.model.fast import FEW_ROWS, multiply_by_rows
@@ -109,7 +109,7 @@ SAMPLES = {"temperature": 1.0, "top_p": 0.95, "repetition_penalty": 1.1, "num_re
 @pytest.mark.parametrize(
     ("settings", "limits", "context"),
     [
-        (SAMPLES, [2, 20, 1, 20], 8),
+        (SAMPLES, [6, 20, 1, 20], 8),
         (SAMPLES, [5, 1, 12, 5, 9], None),
         ({}, [5, 1, 12, 5, 9], None),
         ({"num_beams": 2}, [5, 1, 12, 5, 9], None),
@@ -183,8 +183,9 @@ def test_settings_lengths_and_equal_models_share_what_is_compiled():
     counts = []
     for length, settings in ((3, {"top_p": 0.5}), (20, {"top_p": 0.7}), (3, {"top_k": 3})):
         prompts = [[5], [6, 7], [8] * length, [9]]
-        generate(transformer(GPT), model("gpt")[1], prompts, DecodingConfig(length, temperature=length / 4, **settings))
-        counts.append(start._cache_size() + advance._cache_size())
+        for ways in ({"temperature": length / 4, **settings}, {"num_beams": 2, "length_penalty": length}):
+            generate(transformer(GPT), model("gpt")[1], prompts, DecodingConfig(length, **ways))
+        counts.append(sum(program._cache_size() for program in (start, advance, start_search, search)))
     assert counts[0] == counts[1] == counts[2] - 2
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.bounds import cache_bytes, fastest, weight_bytes
+from benchmarks.bounds import cache_bytes, weight_bytes
 from benchmarks.session import (
     ModelOptions,
     Report,
@@ -21,6 +21,7 @@ from benchmarks.session import (
     peaks,
     run_benchmark,
     spread,
+    spreads,
 )
 from benchmarks.sides import HUGGING_FACE, OURS, REFERENCE, Decoded, draw_prompts
 from benchmarks.training_cases import tiny
@@ -174,37 +175,36 @@ def _measure_case(config: TransformerConfig, case: Case, sides: Sides, session: 
         first = decode(name, 1)
         return Turn(first, decode(name, count) if count > 1 else first)
 
-    # Ours is compiled for a number of tokens; what the others compile does not depend on it.
-    few = min(4, case.new_tokens)
-    warm = {name: case.new_tokens if name == _OURS else few for name in sides if name not in (_REFERENCE, _READING)}
-    if case.new_tokens == 1:
-        warm.pop(_STATIC, None)
-    first_calls = {}
-    for name, count in warm.items():
+    compile_seconds = {}
+    left_out = (_REFERENCE, _READING, *([_STATIC] if case.new_tokens == 1 else []))
+    for name in [name for name in sides if name not in left_out]:
+        # Ours is compiled for a number of tokens; what the others compile does not depend on it.
+        count = case.new_tokens if name == _OURS else min(4, case.new_tokens)
         try:
-            first_calls[name] = decode(name, count).seconds
+            first = decode(name, count)
             decode(name, 1)
+            compile_seconds[name] = max(first.seconds - decode(name, count).seconds, 0.0)
         except SideFailed as error:
             if name != _STATIC:
                 raise
             absent[name] = str(error)
-    calls = {name: partial(turn, name) for name in first_calls}
-    reading = partial(sides[_READING].call, "measure")
-    turns = by_turns(calls | {_READING: reading}, session.rounds(case.rounds), seconds=_CASE_SECONDS)
-    memory = fastest(turns.pop(_READING))
+    calls: dict[str, Any] = {name: partial(turn, name) for name in compile_seconds}
+    calls[_READING] = partial(sides[_READING].call, "measure")
+    turns = by_turns(calls, session.rounds(case.rounds), seconds=_CASE_SECONDS)
+    reading = spreads(turns.pop(_READING))
+    way = max(reading, key=lambda name: reading[name]["median"])
+    bandwidth = reading[way]["median"]
     if case.reference_tokens:
         # One turn of a few tokens: every one takes the whole forward pass.
-        first_calls[_REFERENCE], warm[_REFERENCE] = decode(_REFERENCE, 1).seconds, 1
+        decode(_REFERENCE, 1)
         turns[_REFERENCE] = [turn(_REFERENCE, case.reference_tokens)]
     read = weight_bytes(config), cache_bytes(config, case.batch, case.prompt, case.new_tokens, case.beams)
-    bound = sum(read) / memory.rate if case.new_tokens > 1 else None
+    bound = sum(read) / bandwidth if case.new_tokens > 1 else None
     found = {name: _figures(name, taken, bound) | peaks(sides[name]) for name, taken in turns.items()}
-    theirs = next(figures["step_seconds"]["median"] for name, figures in found.items() if "HF" in name)
+    theirs = found[_DYNAMIC if _DYNAMIC in found else _OWN_WEIGHTS]["step_seconds"]["median"]
     for name, figures in found.items():
-        step = figures["step_seconds"]["median"]
-        figures["times_theirs"] = theirs / step
-        usual = figures["first_token_seconds"]["median"] + (warm[name] - 1) * step
-        figures["compile_seconds"] = max(first_calls[name] - usual, 0.0)
+        figures["times_theirs"] = theirs / figures["step_seconds"]["median"]
+        figures["compile_seconds"] = compile_seconds.get(name)
     tokens = {name: taken[0].whole.tokens for name, taken in turns.items()}
     agreement = {
         name: _agreement(prompts, tokens[_OURS], theirs, sides[_REFERENCE])
@@ -214,7 +214,7 @@ def _measure_case(config: TransformerConfig, case: Case, sides: Sides, session: 
     return asdict(case) | {
         "weight_bytes": read[0],
         "cache_bytes": read[1],
-        "memory": memory._asdict(),
+        "bandwidth": {"way": way, "bytes_per_second": bandwidth},
         "bound_seconds": bound,
         "sides": found,
         "absent": absent,
@@ -283,7 +283,7 @@ def _shown(name: str, case: Mapping[str, Any]) -> list[Any]:
             milliseconds(side["step_seconds"]),
             f"{side['times_theirs']:.2f}",
             "" if side["of_bound"] is None else f"{side['of_bound']:.0%}",
-            f"{side['compile_seconds']:.1f}",
+            "" if side["compile_seconds"] is None else f"{side['compile_seconds']:.1f}",
             megabytes(side),
         )
         for label, side in case["sides"].items()
@@ -293,8 +293,8 @@ def _shown(name: str, case: Mapping[str, Any]) -> list[Any]:
     if case["bound_seconds"] is not None:
         lines.append(
             f"bound: {1000 * case['bound_seconds']:.2f} ms/step for {case['weight_bytes'] / 1e6:.1f} MB of weights "
-            f"and {case['cache_bytes'] / 1e6:.1f} MB of cache at {case['memory']['rate'] / 1e9:.1f} GB/s "
-            f"({case['memory']['name']})"
+            f"and {case['cache_bytes'] / 1e6:.1f} MB of cache at "
+            f"{case['bandwidth']['bytes_per_second'] / 1e9:.1f} GB/s ({case['bandwidth']['way']})"
         )
     for other, found in case["agreement"].items():
         line = f"the same tokens as {other}: {found['equal_rows']} of {found['rows']} rows"

@@ -71,15 +71,7 @@ class TransformersSide(TorchSide):
         """Resets the training to `weights`, which are named as torch_ref's."""
         if weights is None:
             raise ValueError("the transformers side starts from given weights only")
-        _, theirs = to_huggingface(self._architecture, self._config, weights)
-        inner: nn.Module = self._model.inner
-        own = inner.state_dict()
-        if unknown := theirs.keys() - own.keys():
-            raise ParityError(f"transformers has no {sorted(unknown)[0]}, which our tables write")
-        with torch.no_grad():
-            for name, array in theirs.items():
-                own[name].copy_(torch.from_numpy(array.astype("float64")).view(own[name].shape))
-        inner.tie_weights()  # type: ignore[operator]
+        load_arrays(self._model.inner, to_huggingface(self._architecture, self._config, weights)[1])
         self._train(seed)
 
     def step(self, batch: Tensors, masks: Masks | None) -> StepFigures:
@@ -103,6 +95,17 @@ class TransformersSide(TorchSide):
     def _whole(self) -> AbstractContextManager[object]:
         """In a comparison in float64 nothing is computed in float32, as `transformers` would with some constants."""
         return Float64() if self._config.compute.dtype == "float64" else nullcontext()
+
+
+def load_arrays(model: Any, arrays: Tensors) -> None:
+    """Gives a model of `transformers` its weights; raises ParityError for one that it lacks."""
+    own = model.state_dict()
+    if unknown := arrays.keys() - own.keys():
+        raise ParityError(f"transformers has no {sorted(unknown)[0]}, which our tables write")
+    with torch.no_grad():
+        for name, array in arrays.items():
+            own[name].copy_(torch.from_numpy(array.astype("float64")).view(own[name].shape))
+    model.tie_weights()
 
 
 class _Adapter(nn.Module):

@@ -38,14 +38,20 @@ class Training:
         self.device_memory = side.device_memory
         side.start(0, draw_weights(side.shapes()))
 
-    def steps(self, count: int) -> list[StepFigures]:
-        """Makes `count` updates, each waited for; the very first compiles.
+    def first_step(self) -> StepFigures:
+        """Makes the first update, which also compiles."""
+        return self._side.step(self._batch, None)
 
-        On a GPU the memory for PyTorch's activations is handed back afterwards.
+    def turn(self, steps: int, size: int) -> tuple[list[StepFigures], float]:
+        """Makes one update that does not count, then `steps` that do; and the rate of a product of this size.
+
+        The first one finds caches cold and memory handed back, as no step does that follows another. On a GPU the
+        memory for PyTorch's activations is handed back afterwards.
         """
-        taken = [self._side.step(self._batch, None) for _ in range(count)]
+        taken = [self._side.step(self._batch, None) for _ in range(1 + steps)]
+        rate = self._side.product_rate(size)
         free_torch_memory()
-        return taken
+        return taken, rate
 
 
 def draw_weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
